@@ -1,0 +1,63 @@
+# Everything starts from a bare clone: each target builds the environment it needs (.venv) and keeps it until
+# pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+PYTHON312 ?= python3.12
+BIN := .venv/bin
+PIP_FLAGS := --quiet --quiet --disable-pip-version-check
+# Exactly one version: an open range may pull several GB of GPU libraries.
+TORCH := $(shell grep '^torch==' constraints.txt)
+EXTRAS := dev,classic,mujoco,video
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test312 check format bench clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv312/.ready: PYTHON := $(PYTHON312)
+.venv/.ready .venv312/.ready: %/.ready: pyproject.toml constraints.txt
+	@echo "setting up $* (once; a few minutes)"
+	@$(PYTHON) -m venv $*
+	@$*/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt $(TORCH)
+	@$*/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+.venv/.bench: .venv/.ready
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+demo: .venv/.ready ## train PPO on CartPole in lockstep for about a minute, then play 20 greedy episodes
+	@n=1; while [ -e runs/demo-$$n ]; do n=$$((n + 1)); done; set -ex; \
+	$(BIN)/freewheel train CartPole-v1 --mode lockstep --num-envs 8 --steps 150000 --seed 1 --run demo-$$n; \
+	$(BIN)/freewheel eval runs/demo-$$n --episodes 20
+
+# One thread a process: the same sums in the same order, and no fight for the cores.
+test test312: export OMP_NUM_THREADS := 1
+test test312: export OPENBLAS_NUM_THREADS := 1
+
+test: .venv/.ready ## every test
+	$(BIN)/python -m pytest
+
+test312: .venv312/.ready ## every test under Python 3.12 (PYTHON312 says where it is)
+	.venv312/bin/python -m pytest
+
+check: .venv/.ready ## style, types, floors and the size table
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/sizes.py
+
+format: .venv/.ready ## mend what can be mended by machine
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: .venv/.bench ## speed beside stable-baselines3, and what is learned on five seeds
+	$(BIN)/python benchmarks/versus_sb3.py
+	$(BIN)/python benchmarks/learns.py
+
+clean: ## remove the environments and every cache; runs stay
+	rm -rf .venv .venv312 dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find freewheel tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
