@@ -1,0 +1,46 @@
+"""Freewheel: reinforcement learning with acting and learning uncoupled.
+
+import freewheel
+result = freewheel.train("CartPole-v1", mode="lockstep", num_envs=8, steps=100_000)
+print(result.summary["best_eval"], result.path)
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from freewheel.evaluate import Score
+    from freewheel.run import Result
+
+__all__ = ["score", "train"]
+
+
+def train(env: str | Callable[..., Any], *, quiet: bool = False, **options: Any) -> Result:
+    """Train on a Gymnasium id, 'package.module:Factory', or a class or function that returns an environment.
+
+    Options are those of `freewheel train --help`, with underscores: steps=..., mode=..., ppo={"lr": 1e-3},
+    env_args={"gravity": 9.8}. The run directory is complete when this returns or raises; Ctrl-C raises as usual.
+    """
+    from freewheel.config import from_options
+    from freewheel.run import run
+
+    result = run(from_options(env, options), quiet=quiet)
+    if result.exit_code == 130:
+        raise KeyboardInterrupt
+    return result
+
+
+def score(run: str, *, episodes: int = 20, which: str = "best", seed: int | None = None) -> Score:
+    """Greedy episodes of a finished run's weights: `which` is best, latest or a step."""
+    import warnings
+
+    from freewheel.saved import open_run
+
+    saved = open_run(run)
+    actor, passed_over = saved.actor(which)
+    for text in passed_over:
+        warnings.warn(text, stacklevel=2)
+    return saved.score(actor, episodes, seed)

@@ -1,0 +1,268 @@
+"""The values that flow and the nouns that move them: read this first.
+
+    env → Runner → Channel → Collector → Learner → Snapshot → Mailbox → Runner
+
+Words. A *row* is one transition of one env. A *lane* is one env, numbered 0..num_envs-1 over the whole run. A *chunk* is a
+fragment of consecutive rows by one author. *S* is the number of rows one on-policy update consumes. *version* counts finished
+updates; *lag* is the version at the start of an update minus the version that chose the action. T is time, B lanes, D the
+columns of an observation, A those of an action.
+
+Values are frozen: whoever receives one may keep it. Arrays are numpy from CPU workers and torch on a device; a bare `Env`,
+`Step` or `Chunk` is the numpy kind, `Env[torch.Tensor]` the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    Array: TypeAlias = npt.NDArray[Any] | torch.Tensor
+else:
+    Array: TypeAlias = npt.NDArray[Any]
+
+NDArray: TypeAlias = npt.NDArray[Any]
+A = TypeVar("A", bound="Array", default=NDArray)
+Metrics: TypeAlias = Mapping[str, float]
+
+#: Every worker-second is one of these (ns, in this order, in `Chunk.time`).
+WORKER_TIME = (
+    "step", "reset", "infer", "write", "wait-credit", "wait-slot", "wait-gate", "load", "down", "other",
+)  # fmt: skip
+#: Every learner-second is one of these.
+LEARNER_TIME = ("observe", "update", "publish", "wait-data", "eval", "save", "other")
+#: Why a row may be dropped: a closed list.
+CAUSES = ("stale", "overflow", "nan", "shape", "env_error", "worker_death", "shutdown", "quarantine")
+
+
+# ---------------------------------------------------------------------------------------------------------- what a world is
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A named run of columns of the observation: `obs[..., start:stop]`, of this shape before it was flattened."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What an action is inside the house. Bounded Box columns are scaled to [-1, 1] by the adapter; unbounded ones are raw."""
+
+    kind: Literal["discrete", "box"]
+    size: int  # discrete: number of choices; box: columns
+    low: tuple[float, ...] = ()  # box only, inside the house: -1 or -inf a column
+    high: tuple[float, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return () if self.kind == "discrete" else (self.size,)
+
+    @property
+    def dtype(self) -> str:
+        return "int64" if self.kind == "discrete" else "float32"
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """All that the rest of the house may know about a world."""
+
+    name: str
+    lanes: int
+    obs_size: int  # D: every observation space becomes D columns
+    obs_dtype: Literal["float32", "uint8"]
+    slices: tuple[
+        Slice, ...
+    ]  # "policy", "critic", "action_mask" (0/1) and "context" have a meaning; other names are the env's
+    action: ActionSpec
+    device: str = "cpu"
+    measures: tuple[str, ...] = ()  # floats that ride with every finished episode
+    single: bool = False  # only one simulation can live in a process
+
+    def slice(self, name: str) -> Slice | None:
+        return next((part for part in self.slices if part.name == name), None)
+
+
+# ------------------------------------------------------------------------------------------------------- the values that flow
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[A]):
+    """What B lanes answered to B actions. The arrays are the env's own and live until its next step."""
+
+    obs: A  # [B, D] what to act on next: after an end, the first observation of the next episode
+    reward: A  # [B] float32, raw
+    terminated: A  # [B] bool
+    truncated: A  # [B] bool
+    next_obs: A  # [B, D] the true successor, never a reset observation
+    valid: A  # [B] bool: False where no transition happened (a reset that took a step, an env that failed)
+    measures: A  # [B, M] float32, read where the episode has just ended
+    reset_ns: int = 0  # how much of this step went into resets
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions(Generic[A]):
+    """Aligned rows [T, B, ...]. Where `valid` is False the row is a gap and its other fields mean nothing."""
+
+    obs: A  # [T, B, D]
+    action: A  # [T, B] int64 or [T, B, A] float32, as chosen (before any clipping)
+    log_prob: A  # [T, B] float32 of the policy that chose it
+    reward: A  # [T, B] float32, raw
+    terminated: A  # [T, B] bool: the world ended; the future is worth nothing
+    truncated: A  # [T, B] bool: the clock ended; the future is worth V(next_obs)
+    next_obs: A  # [T, B, D]
+    valid: A  # [T, B] bool
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who wrote a chunk. `sequence` has no gaps within one incarnation; lanes are lane0 .. lane0 + B - 1."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+    lane0: int
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A finished episode, as its author saw it."""
+
+    lane: int
+    number: int
+    seed: int
+    context: tuple[float, ...]
+    ret: float
+    length: int
+    seconds: float
+    measures: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Generic[A]):
+    """Experience by ONE author under ONE version of the policy."""
+
+    data: Transitions[A]
+    version: int
+    origin: Origin
+    episodes: tuple[Episode, ...]
+    state: A  # [B, H] the actor's memory before row 0; H = 0 for policies without one
+    time: NDArray  # [len(WORKER_TIME)] int64, ns since the author's previous chunk
+    rows: int  # valid rows in data
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Weights as a value."""
+
+    version: int
+    params: Mapping[str, Array]
+    context: NDArray = field(
+        default_factory=lambda: np.zeros((0, 0), np.float32)
+    )  # [K, C]: an episode draws its row by its seed
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[A]):
+    """What an actor chose for B lanes."""
+
+    action: A
+    log_prob: A
+    state: A
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One party's account of its rows; the ledger adds the parties up and checks that they balance."""
+
+    produced: int = 0  # a step returned and its row was counted
+    trained: int = 0  # used by an update, or stored in replay
+    queued: int = 0  # committed, not yet used
+    open: int = 0  # in a fragment that is still being written
+    dropped: Mapping[str, int] = field(default_factory=dict)  # by cause, see CAUSES
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one turn of the loop did."""
+
+    chunks: Sequence[Chunk[Any]]  # delivered to the learner in this turn
+    env_steps: int  # rows delivered so far
+    version: int  # updates finished so far
+    metrics: Metrics | None  # of the update, if there was one
+
+
+# -------------------------------------------------------------------------------------------------------------- the nouns
+
+
+class SeedStream(Protocol):
+    """The seeds of one lane's episodes, in order; small and picklable."""
+
+    def number(self, k: int) -> int: ...  # what the k-th episode of this stream is called
+    def seed(self, k: int) -> int: ...  # and the seed it starts from
+
+
+class Env(Protocol[A]):
+    """B lanes stepped as one; the only place that knows a simulator. Finished lanes start their next episode by themselves."""
+
+    @property
+    def spec(self) -> EnvSpec: ...
+    def reset(
+        self, seeds: Sequence[SeedStream]
+    ) -> A: ...  # one stream a lane; the k-th (auto)reset of a lane takes seed(k)
+    def step(self, action: A) -> Step[A]: ...
+    def render(self) -> NDArray | str | None: ...  # lane 0 for a person: RGB [H, W, 3], text, or nothing
+    def close(self) -> None: ...
+
+
+class Actor(Protocol[A]):
+    """A private copy of the policy, refreshed only by snapshots."""
+
+    def act(self, obs: A, rng: np.random.Generator, *, greedy: bool = False) -> Decision[A]: ...
+    def load(self, snapshot: Snapshot) -> None: ...
+
+
+class Collector(AbstractContextManager["Collector"], Protocol):
+    """One mode of collection: weights in, chunks out. Leaving the `with` block leaves nothing running."""
+
+    def publish(self, snapshot: Snapshot) -> None: ...  # latest wins; never waits for a worker
+    def collect(self, wait: bool) -> Sequence[Chunk[Any]]: ...  # wait: at least one, or raise; else what is there
+    def oldest(self) -> int | None: ...  # smallest version still open or queued here; None: nothing is
+    def rows(self) -> Rows: ...
+    def stats(self) -> Mapping[str, float | None]: ...
+
+
+class Learner(Protocol):
+    """One algorithm: chunks in, snapshots out. It cannot tell how its data arrived."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def ready(self) -> bool: ...  # may update now
+    @property
+    def hungry(self) -> bool: ...  # wants chunks now; never neither
+    def observe(self, chunk: Chunk[Any]) -> None: ...
+    def update(self) -> Metrics: ...
+    def snapshot(self) -> Snapshot: ...
+    def rows(self) -> Rows: ...
+    def state_dict(self) -> dict[str, Array]: ...
+    def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
+
+
+class Sink(Protocol):
+    """Somewhere a run is written to."""
+
+    def write(self, row: Mapping[str, Any]) -> None: ...  # one row of metrics
+    def note(self, text: str) -> None: ...  # something a person should read
+    def close(self, summary: Mapping[str, Any]) -> None: ...

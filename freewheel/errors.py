@@ -1,0 +1,58 @@
+"""Everything that can go wrong, as one tree.
+
+    FreewheelError                exit 1
+    ├── UsageError                exit 2   a flag, a file or an argument is wrong: nothing was started
+    ├── SetupError                exit 1   the request is well formed, this machine cannot serve it: nothing was started
+    ├── EnvError                  exit 1   the user's environment failed; carries who, where and its own traceback
+    ├── LedgerError               exit 1   rows were lost or doubled: a fault of ours, never to be ignored
+    └── CheckpointError           exit 1   no file on disk verifies
+
+The first line of every message says what is wrong and what to do about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FreewheelError(Exception):
+    """The root: catch this to catch all of ours."""
+
+    exit_code = 1
+
+
+class UsageError(FreewheelError):
+    """The command line, a config file or an argument asks for something that does not exist."""
+
+    exit_code = 2
+
+
+class SetupError(FreewheelError):
+    """A sound request that this machine, this package set or this environment cannot serve."""
+
+
+class LedgerError(FreewheelError):
+    """produced = trained + queued + open + dropped did not hold."""
+
+
+class CheckpointError(FreewheelError):
+    """Nothing on disk verifies."""
+
+
+class EnvError(FreewheelError):
+    """The user's environment raised, lied, hung or died. `report` holds all that is known."""
+
+    def __init__(self, report: str) -> None:
+        super().__init__(report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return self.report
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for a misspelt name, else the list of valid ones."""
+    names = sorted(valid)
+    match = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"; did you mean '{match[0]}'?" if match else f"; choose from {', '.join(names)}"

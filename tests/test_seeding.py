@@ -1,0 +1,135 @@
+"""The tree of seeds: always the same, in every process, and apart from every other branch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freewheel.core import SeedStream
+from freewheel.seeding import (
+    EpisodeSeeds,
+    evaluation_episodes,
+    generator,
+    generator_state,
+    restore_generator,
+    training_episodes,
+    tree,
+)
+
+#: A change of these changes every run that was ever made: results could no longer be repeated.
+GOLDEN = {
+    (): 1844803038,
+    (0,): 127352378,
+    (1, "env", 0, 0): 1106785040,
+    (1, "env", 3, 17): 902062649,
+    (7, "eval", 5): 1905805625,
+    ("learner",): 1580304456,
+}
+GOLDEN_BITS = [0x11C819F99CA6ECF8, 0x2AE7AB0711881E6B, 0x4EB99C3FB411BBF9]
+
+
+@pytest.mark.parametrize(("path", "seed"), GOLDEN.items(), ids=str)
+def test_seeds_never_change(path: tuple[int | str, ...], seed: int) -> None:
+    assert tree(*path) == seed
+
+
+def test_generators_never_change() -> None:
+    assert generator(1, "actor", 0).bit_generator.random_raw(3).tolist() == GOLDEN_BITS
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "random"])
+def test_seeds_are_the_same_in_every_process(hash_seed: str) -> None:
+    script = f"from freewheel.seeding import tree; print([tree(*path) for path in {list(GOLDEN)!r}])"
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert found.stdout.strip() == str(list(GOLDEN.values()))
+
+
+paths = st.lists(st.integers(-10, 10**12) | st.text(max_size=5), max_size=4)
+
+
+@given(one=paths, other=paths)
+def test_branches_are_apart(one: list[int | str], other: list[int | str]) -> None:
+    assert 0 <= tree(*one) < 2**31
+    assert (tree(*one) == tree(*other)) == (one == other)
+    same = generator(*one).integers(2**63, size=2).tolist() == generator(*other).integers(2**63, size=2).tolist()
+    assert same == (one == other)
+
+
+def test_a_number_and_its_name_are_different_branches() -> None:
+    assert tree(1, 2) != tree(1, "2") != tree("1, 2")
+
+
+# ------------------------------------------------------------------------------------------------------------------ generators
+
+
+@given(before=st.integers(0, 5), narrow=st.booleans())
+def test_a_generator_is_put_where_it_stood(before: int, narrow: bool) -> None:
+    rng = generator("run", 1)
+    rng.normal(size=before)
+    if narrow:
+        rng.integers(2**32, dtype=np.uint32)  # leaves half a word behind
+    state = generator_state(rng)
+    other = generator("elsewhere")
+    restore_generator(other, state)
+    for _ in range(3):
+        assert rng.integers(2**32, dtype=np.uint32) == other.integers(2**32, dtype=np.uint32)
+        assert rng.random() == other.random()
+    assert np.array_equal(generator_state(rng), generator_state(other))
+    assert not np.array_equal(generator_state(rng), state)
+
+
+# -------------------------------------------------------------------------------------------------------------------- episodes
+
+
+def test_a_lanes_episodes_are_the_same_wherever_one_starts() -> None:
+    whole: SeedStream = training_episodes(5, lane=2)
+    later = training_episodes(5, lane=2, start=3)
+    assert [whole.number(k) for k in range(6)] == list(range(6))
+    assert [later.number(k) for k in range(3)] == [3, 4, 5]
+    assert [later.seed(k) for k in range(3)] == [whole.seed(k) for k in range(3, 6)]
+    assert whole.seed(4) == tree(5, "env", 2, 4)
+
+
+@given(lanes=st.integers(1, 12))
+def test_evaluation_plays_the_same_episodes_on_any_number_of_lanes(lanes: int) -> None:
+    played = {
+        stream.number(k): stream.seed(k)
+        for stream in (evaluation_episodes(9, lane, lanes) for lane in range(lanes))
+        for k in range(24 // lanes + 1)
+    }
+    assert set(range(24)) <= set(played)
+    for number in range(24):
+        assert played[number] == tree(9, "eval", number)
+
+
+def test_training_and_evaluation_never_meet() -> None:
+    trained = {training_episodes(9, lane).seed(k) for lane in range(8) for k in range(100)}
+    assert not trained & {evaluation_episodes(9, 0, 1).seed(k) for k in range(100)}
+    assert len(trained) == 800
+
+
+def test_a_count_from_an_array_is_a_count() -> None:
+    stream = training_episodes(5, lane=2)
+    (k,) = np.array([4])
+    assert type(stream.number(k)) is int
+    assert stream.seed(k) == stream.seed(4)
+
+
+def test_a_stream_is_a_value() -> None:
+    assert EpisodeSeeds((1, "x"), 2, 3) == EpisodeSeeds((1, "x"), 2, 3)
+    assert [EpisodeSeeds((1, "x"), 2, 3).number(k) for k in range(3)] == [2, 5, 8]
