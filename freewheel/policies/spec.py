@@ -1,0 +1,211 @@
+"""What a policy network is, said once: numpy workers and torch learners both build from this description."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from freewheel.core import EnvSpec, NDArray, Slice
+from freewheel.errors import SetupError
+
+Activation = Literal["tanh", "relu", "elu", "silu"]
+Head = Literal["categorical", "gaussian", "squashed"]
+Columns = tuple[tuple[int, int], ...]  # runs [start, stop) of observation columns
+
+UNNORMALISED = ("action_mask", "context")
+CLIP = 10.0  # normalised observations stay within ± CLIP
+LOG_STD = (-5.0, 2.0)  # bounds of a squashed head's log standard deviation
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """The policy network."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers, of the actor and of the critic alike."""
+    activation: Activation = "tanh"
+    """Non-linearity after each hidden layer."""
+    head: Literal["auto", "categorical", "gaussian", "squashed"] = "auto"
+    """Distribution of the actions: categorical for discrete ones, gaussian or squashed (tanh) for boxes."""
+    log_std: float = 0.0
+    """Where a gaussian head's log standard deviation starts."""
+    normalize_obs: bool = False
+    """Scale observations by their running mean and deviation (statistics are weights: only the learner changes them)."""
+    module: str = ""
+    """Your own network instead of the MLP: 'package.module:Factory' (see docs/architecture.md). Actors then import torch."""
+
+    def resolve(self, env: EnvSpec) -> PolicySpec:
+        """The network for this world."""
+        if any(size < 1 for size in self.hidden):
+            raise SetupError(f"policy.hidden must be positive sizes, not {self.hidden}")
+        discrete = env.action.kind == "discrete"
+        head: Head = ("categorical" if discrete else "gaussian") if self.head == "auto" else self.head
+        if (head == "categorical") != discrete:
+            raise SetupError(f"policy.head {head} does not fit the {env.action.kind} actions of {env.name}; use auto")
+        if head == "squashed" and not all(math.isfinite(bound) for bound in (*env.action.low, *env.action.high)):
+            raise SetupError(f"policy.head squashed needs finite action bounds; those of {env.name} are infinite")
+        mask = env.slice("action_mask")
+        plain = [part for part in env.slices if part.name not in UNNORMALISED]
+        context = [part for part in env.slices if part.name == "context"]
+        critic = [part for part in plain if part.name == "critic"] or plain
+        public = [part for part in plain if part.name != "critic"]  # a critic may see what an actor must not
+        actor = [part for part in public if part.name == "policy"] or public
+        return PolicySpec(
+            obs_size=env.obs_size,
+            obs_dtype=env.obs_dtype,
+            actor_columns=_runs(actor + context),
+            critic_columns=_runs(critic + context),
+            normalised=_runs(plain) if self.normalize_obs else (),
+            mask=(mask.start, mask.stop) if mask else None,
+            head=head,
+            action_size=env.action.size,
+            hidden=tuple(self.hidden),
+            activation=self.activation,
+            log_std=self.log_std,
+            module=self.module,
+        )
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """A network, resolved for one world; plain data, kept as JSON beside the weights."""
+
+    obs_size: int
+    obs_dtype: Literal["float32", "uint8"]
+    actor_columns: Columns
+    critic_columns: Columns
+    normalised: Columns
+    mask: tuple[int, int] | None
+    head: Head
+    action_size: int
+    hidden: tuple[int, ...]
+    activation: Activation
+    log_std: float
+    module: str
+
+    @property
+    def outputs(self) -> int:
+        """K: what the actor's last layer gives (a squashed head: means, then log deviations)."""
+        return 2 * self.action_size if self.head == "squashed" else self.action_size
+
+    @property
+    def rescales(self) -> bool:
+        """Whether observations differ from the network's inputs."""
+        return bool(self.normalised) or self.obs_dtype != "float32"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PolicySpec:
+        return cls(**{key: _tuples(value) for key, value in data.items()})
+
+
+def statistics_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
+    """The normaliser: inputs = clip((obs - mean) × scale)."""
+    return {"norm.mean": (spec.obs_size,), "norm.scale": (spec.obs_size,)}
+
+
+def actor_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of what acting needs, statistics first: the published prefix of the flat vector."""
+    shapes = statistics_layout(spec)
+    shapes |= _mlp("actor", _width(spec.actor_columns), spec.hidden, spec.outputs)
+    if spec.head == "gaussian":
+        shapes["actor.log_std"] = (spec.action_size,)
+    return shapes
+
+
+def full_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
+    """The actor's, then the critic's."""
+    return actor_layout(spec) | _mlp("critic", _width(spec.critic_columns), spec.hidden, 1)
+
+
+class FlatParams:
+    """One flat float32 vector with a named view for every parameter."""
+
+    def __init__(self, layout: Mapping[str, tuple[int, ...]], vector: NDArray | None = None) -> None:
+        sizes = [math.prod(shape) for shape in layout.values()]
+        self.vector = np.zeros(sum(sizes), np.float32) if vector is None else vector
+        ends = np.cumsum(sizes)
+        self.views: dict[str, NDArray] = {
+            name: self.vector[end - size : end].reshape(shape)
+            for (name, shape), size, end in zip(layout.items(), sizes, ends, strict=True)
+        }
+
+
+def initialise(spec: PolicySpec, params: FlatParams, rng: np.random.Generator) -> None:
+    """Identity statistics; the MLP: orthogonal weights of gain √2 (last layers: actor 0.01, critic 1), zero biases."""
+    params.views["norm.scale"][...] = 1.0 / 255.0 if spec.obs_dtype == "uint8" else 1.0
+    if spec.head == "gaussian":
+        params.views["actor.log_std"][...] = spec.log_std
+    if spec.module:
+        return
+    for part, last_gain in (("actor", 0.01), ("critic", 1.0)):
+        *hidden, (last, _) = layers(params.views, part)
+        for weight, _ in hidden:
+            weight[...] = math.sqrt(2) * _orthogonal(weight.shape, rng)
+        last[...] = last_gain * _orthogonal(last.shape, rng)
+
+
+def layers(params: Mapping[str, NDArray], part: str) -> list[tuple[NDArray, NDArray]]:
+    """(weight [in, out], bias [out]) of "actor" or "critic", in order."""
+    count = sum(name.startswith(f"{part}.") and name.endswith(".weight") for name in params)
+    return [(params[f"{part}.{i}.weight"], params[f"{part}.{i}.bias"]) for i in range(count)]
+
+
+def network_inputs(spec: PolicySpec, params: Mapping[str, NDArray], obs: NDArray) -> NDArray:
+    """obs [..., D] as the network sees it: float32, normalised with these parameters' statistics."""
+    if not spec.rescales:
+        return obs
+    scaled = (obs - params["norm.mean"]) * params["norm.scale"]
+    for start, stop in spec.normalised:
+        np.clip(scaled[..., start:stop], -CLIP, CLIP, out=scaled[..., start:stop])
+    return scaled
+
+
+def select(columns: Columns, inputs: NDArray) -> NDArray:
+    """The columns a part of the network reads; a view wherever they are contiguous."""
+    if len(columns) == 1:
+        start, stop = columns[0]
+        return inputs if (start, stop) == (0, inputs.shape[-1]) else inputs[..., start:stop]
+    return np.concatenate([inputs[..., start:stop] for start, stop in columns], axis=-1)
+
+
+def _width(columns: Columns) -> int:
+    return sum(stop - start for start, stop in columns)
+
+
+def _runs(parts: Iterable[Slice]) -> Columns:
+    """The columns of these slices as the fewest runs."""
+    runs: list[tuple[int, int]] = []
+    for part in sorted(parts, key=lambda part: part.start):
+        if runs and runs[-1][1] == part.start:
+            runs[-1] = (runs[-1][0], part.stop)
+        else:
+            runs.append((part.start, part.stop))
+    return tuple(runs)
+
+
+def _mlp(part: str, inputs: int, hidden: tuple[int, ...], outputs: int) -> dict[str, tuple[int, ...]]:
+    sizes = (inputs, *hidden, outputs)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+        shapes[f"{part}.{i}.weight"] = (fan_in, fan_out)
+        shapes[f"{part}.{i}.bias"] = (fan_out,)
+    return shapes
+
+
+def _orthogonal(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray:
+    rows, columns = shape
+    q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
+    q *= np.sign(np.diag(r))
+    return np.asarray(q if rows >= columns else q.T)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

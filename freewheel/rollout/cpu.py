@@ -1,0 +1,169 @@
+"""Runner: drives one Env of B lanes with a private policy and writes signed chunks, in numpy."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+
+import numpy as np
+
+from freewheel.core import WORKER_TIME, Chunk, Env, EnvSpec, Episode, NDArray, Origin, Snapshot, Transitions
+from freewheel.errors import EnvError
+from freewheel.rollout.recipe import Recipe
+from freewheel.seeding import generator, training_episodes
+
+STEP, RESET, INFER, WRITE, LOAD, OTHER = (
+    WORKER_TIME.index(kind) for kind in ("step", "reset", "infer", "write", "load", "other")
+)
+
+
+def empty_transitions(steps: int, spec: EnvSpec) -> Transitions:
+    """Room for [T, B] rows of this world."""
+    rows = (steps, spec.lanes)
+    return Transitions(
+        obs=np.empty((*rows, spec.obs_size), spec.obs_dtype),
+        action=np.empty((*rows, *spec.action.shape), spec.action.dtype),
+        log_prob=np.empty(rows, np.float32),
+        reward=np.empty(rows, np.float32),
+        terminated=np.empty(rows, np.bool_),
+        truncated=np.empty(rows, np.bool_),
+        next_obs=np.empty((*rows, spec.obs_size), spec.obs_dtype),
+        valid=np.empty(rows, np.bool_),
+    )
+
+
+class Runner:
+    """One author of experience: worker `worker` driving these global lanes. Weights change only between chunks."""
+
+    def __init__(self, recipe: Recipe, lanes: range, *, worker: int = 0, env: Env | None = None) -> None:
+        self.env = recipe.make(lanes) if env is None else env
+        self.produced = 0  # rows whose step returned
+        self.open = 0  # of these, in a chunk that is still being written
+        self.version = 0
+        self._actor = recipe.actor()
+        self._rng = generator(recipe.seed, "actor", worker)
+        self._worker, self._lanes, self._sequence = worker, lanes, 0
+        self._time = np.zeros(len(WORKER_TIME), np.int64)
+        self._streams = [training_episodes(recipe.seed, lane) for lane in lanes]
+        self._played = [0] * len(lanes)
+        self._return = np.zeros(len(lanes), np.float64)
+        self._length = np.zeros(len(lanes), np.int64)
+        self._carried = self._length  # lengths at the start of the chunk
+        self._began = [0] * len(lanes)
+        self._obs: NDArray | None = None
+        self._no_state = np.zeros((len(lanes), 0), np.float32)
+
+    def load(self, snapshot: Snapshot) -> None:
+        began = perf_counter_ns()
+        self._actor.load(snapshot)
+        self.version = snapshot.version
+        self._time[LOAD] += perf_counter_ns() - began
+
+    def spend(self, kind: int, ns: int) -> None:
+        """Account time that passed outside the Runner (waits) to the next chunk."""
+        self._time[kind] += ns
+
+    def unroll(self, steps: int) -> Chunk:
+        """The next `steps` rows of every lane."""
+        began = perf_counter_ns()
+        if self._obs is None:
+            self._obs = self._first_reset()
+        data = empty_transitions(steps, self.env.spec)
+        self._carried = self._length.copy()
+        episodes: list[Episode] = []
+        for t in range(steps):
+            self._step(data, t, episodes)
+        self._check(data)
+        rows, self.open = self.open, 0
+        elapsed = perf_counter_ns() - began
+        time, self._time = self._time, np.zeros_like(self._time)
+        time[OTHER] += max(0, elapsed - int(time[[STEP, RESET, INFER, WRITE]].sum()))
+        origin = Origin(self._worker, 0, self._sequence, self._lanes.start)
+        self._sequence += 1
+        return Chunk(data, self.version, origin, tuple(episodes), self._no_state, time, rows)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _first_reset(self) -> NDArray:
+        began = perf_counter_ns()
+        obs = self.env.reset(self._streams)
+        now = perf_counter_ns()
+        self._time[RESET] += now - began
+        self._began = [now] * len(self._lanes)
+        return obs
+
+    def _step(self, data: Transitions, t: int, episodes: list[Episode]) -> None:
+        obs, time = self._obs, self._time
+        assert obs is not None
+        clock0 = perf_counter_ns()
+        data.obs[t] = obs
+        decision = self._actor.act(obs, self._rng)
+        clock1 = perf_counter_ns()
+        step = self.env.step(decision.action)
+        clock2 = perf_counter_ns()
+        data.action[t] = decision.action
+        data.log_prob[t] = decision.log_prob
+        data.reward[t] = step.reward
+        data.terminated[t] = step.terminated
+        data.truncated[t] = step.truncated
+        data.next_obs[t] = step.next_obs
+        data.valid[t] = step.valid
+        self._obs = step.obs
+        rows = int(np.count_nonzero(step.valid))
+        self.produced += rows
+        self.open += rows
+        np.add(self._return, step.reward, out=self._return, where=step.valid)
+        self._length += step.valid
+        done = step.terminated | step.truncated
+        if done.any():
+            episodes.extend(self._finish(int(i), step.measures[i], clock2) for i in done.nonzero()[0])
+        clock3 = perf_counter_ns()
+        time[INFER] += clock1 - clock0
+        time[STEP] += clock2 - clock1 - step.reset_ns
+        time[RESET] += step.reset_ns
+        time[WRITE] += clock3 - clock2
+
+    def _finish(self, i: int, measures: NDArray, now: int) -> Episode:
+        stream, k = self._streams[i], self._played[i]
+        episode = Episode(
+            lane=self._lanes[i],
+            number=stream.number(k),
+            seed=stream.seed(k),
+            context=(),
+            ret=float(self._return[i]),
+            length=int(self._length[i]),
+            seconds=(now - self._began[i]) * 1e-9,
+            measures=tuple(float(value) for value in measures),
+        )
+        self._played[i] += 1
+        self._return[i], self._length[i], self._began[i] = 0.0, 0, now
+        return episode
+
+    def _check(self, data: Transitions) -> None:
+        """EnvError if any row holds a number that is not finite."""
+        fields = (("reward", data.reward), ("observation", data.next_obs), ("observation", data.obs))
+        with np.errstate(invalid="ignore"):
+            for name, values in fields:
+                # one sum over the chunk is far cheaper than a test a value, and is finite unless a value is not
+                if values.dtype != np.uint8 and not np.isfinite(values.sum(dtype=np.float64)):
+                    self._accuse(name, values, data)
+
+    def _accuse(self, name: str, values: NDArray, data: Transitions) -> None:
+        bad = data.valid & ~np.isfinite(values).reshape(*data.valid.shape, -1).all(axis=-1)
+        if not bad.any():  # only gaps, where anything may stand
+            return
+        t, i = (int(axis[0]) for axis in bad.nonzero())
+        raise EnvError(
+            f"lane {self._lanes[i]} of {self.env.spec.name} returned a {name} that is not finite "
+            f"({values[t, i]}) at row {t} of chunk {self._sequence} ({self._whereabouts(data, t, i)}, "
+            f"last action {data.action[t, i]}); check the env for NaN and inf"
+        )
+
+    def _whereabouts(self, data: Transitions, t: int, i: int) -> str:
+        """Which step of which episode row t of the chunk just written is."""
+        over = data.terminated[:, i] | data.truncated[:, i]
+        k = self._played[i] - int(np.count_nonzero(over[t:]))
+        ends = np.flatnonzero(over[:t])
+        begun, carried = (int(ends[-1]) + 1, 0) if len(ends) else (0, self._carried[i])
+        steps = carried + np.count_nonzero(data.valid[begun : t + 1, i])
+        return f"episode {self._streams[i].number(k)}, seed {self._streams[i].seed(k)}, step {steps}"

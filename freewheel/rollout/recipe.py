@@ -1,0 +1,29 @@
+"""Recipe: all a process needs to start acting, as one picklable value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from freewheel.core import Actor, Env
+
+
+class MakeEnv(Protocol):
+    """Builds an Env of these lanes: a loop in this process, or (processes=True) one process a lane behind a barrier."""
+
+    def __call__(self, lanes: range, *, processes: bool = False) -> Env: ...
+
+
+class MakeActor(Protocol):
+    """Builds a private copy of the policy, with weights still to be loaded."""
+
+    def __call__(self) -> Actor: ...
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Worlds and policy are built where they are used; nothing but this value ever travels."""
+
+    make: MakeEnv
+    actor: MakeActor
+    seed: int

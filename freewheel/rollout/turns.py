@@ -1,0 +1,52 @@
+"""Turns: acting in the caller's own process, whenever it asks; what sequential and lockstep share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Self
+
+from freewheel.core import WORKER_TIME, Chunk, Rows, Snapshot
+from freewheel.rollout.cpu import Runner
+
+WAIT_CREDIT = WORKER_TIME.index("wait-credit")
+
+
+class Turns:
+    """A Collector over one Runner: act, then learn, then act. Lag is 0 because nobody acts during an update."""
+
+    def __init__(self, runner: Runner, steps: int) -> None:
+        self._runner, self._steps = runner, steps
+        self._idle_since = perf_counter_ns()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._runner.close()
+
+    def publish(self, snapshot: Snapshot) -> None:
+        self._waited()
+        self._runner.load(snapshot)
+        self._idle_since = perf_counter_ns()
+
+    def collect(self, wait: bool) -> Sequence[Chunk]:
+        if not wait:
+            return ()
+        self._waited()
+        chunk = self._runner.unroll(self._steps)
+        self._idle_since = perf_counter_ns()
+        return (chunk,)
+
+    def oldest(self) -> int | None:
+        return None  # nothing is ever left open or queued between two calls
+
+    def rows(self) -> Rows:
+        return Rows(produced=self._runner.produced, open=self._runner.open)
+
+    def stats(self) -> Mapping[str, float | None]:
+        return {"queue_util": None}
+
+    def _waited(self) -> None:
+        self._runner.spend(WAIT_CREDIT, perf_counter_ns() - self._idle_since)

@@ -1,0 +1,219 @@
+"""What a network is: resolved from a world, laid out in one flat vector, kept as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from freewheel.core import ActionSpec, EnvSpec, Slice
+from freewheel.errors import SetupError
+from freewheel.policies.spec import (
+    FlatParams,
+    Head,
+    PolicyConfig,
+    PolicySpec,
+    actor_layout,
+    full_layout,
+    initialise,
+    layers,
+    network_inputs,
+    select,
+)
+
+DISCRETE = ActionSpec("discrete", 3)
+BOX = ActionSpec("box", 2, (-1.0, -1.0), (1.0, 1.0))
+PLAIN = PolicySpec(
+    obs_size=5,
+    obs_dtype="float32",
+    actor_columns=((0, 5),),
+    critic_columns=((0, 5),),
+    normalised=(),
+    mask=None,
+    head="categorical",
+    action_size=3,
+    hidden=(8, 4),
+    activation="tanh",
+    log_std=0.0,
+    module="",
+)
+
+
+def world(action: ActionSpec, *names: str) -> EnvSpec:
+    """Slices of these names, the first of one column, the next of two, and so on."""
+    ends = np.cumsum(range(1, len(names) + 1)).tolist()
+    parts = [
+        Slice(name, end - width, end, (width,)) for width, (name, end) in enumerate(zip(names, ends, strict=True), 1)
+    ]
+    return EnvSpec("Toy-v0", 1, ends[-1], "float32", tuple(parts), action)
+
+
+# --------------------------------------------------------------------------------------------------------------- resolving
+
+
+@pytest.mark.parametrize(
+    ("action", "head", "outputs"), [(DISCRETE, "categorical", 3), (BOX, "gaussian", 2)], ids=["discrete", "box"]
+)
+def test_auto_chooses_the_head_that_fits_the_actions(action: ActionSpec, head: str, outputs: int) -> None:
+    spec = PolicyConfig().resolve(world(action, "obs"))
+    assert (spec.head, spec.outputs, spec.action_size) == (head, outputs, action.size)
+
+
+def test_a_squashed_head_gives_means_and_deviations() -> None:
+    assert PolicyConfig(head="squashed").resolve(world(BOX, "obs")).outputs == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "action", "complaint"),
+    [
+        (PolicyConfig(head="gaussian"), DISCRETE, "gaussian does not fit the discrete actions of Toy-v0; use auto"),
+        (PolicyConfig(head="categorical"), BOX, "categorical does not fit the box actions of Toy-v0; use auto"),
+        (
+            PolicyConfig(head="squashed"),
+            replace(BOX, high=(1.0, math.inf)),
+            "needs finite action bounds; those of Toy-v0",
+        ),
+        (PolicyConfig(hidden=(64, 0)), BOX, "policy.hidden must be positive sizes"),
+    ],
+    ids=["gaussian", "categorical", "unbounded", "empty layer"],
+)
+def test_what_does_not_fit_is_refused(config: PolicyConfig, action: ActionSpec, complaint: str) -> None:
+    with pytest.raises(SetupError, match=complaint):
+        config.resolve(world(action, "obs"))
+
+
+@pytest.mark.parametrize(
+    ("names", "actor", "critic", "normalised"),
+    [
+        (["a", "b"], ((0, 3),), ((0, 3),), ((0, 3),)),
+        (["policy", "critic"], ((0, 1),), ((1, 3),), ((0, 3),)),
+        (["camera", "critic"], ((0, 1),), ((1, 3),), ((0, 3),)),
+        (["policy", "other"], ((0, 1),), ((0, 3),), ((0, 3),)),
+        (["critic", "policy", "context"], ((1, 6),), ((0, 1), (3, 6)), ((0, 3),)),
+        (["a", "action_mask", "b"], ((0, 1), (3, 6)), ((0, 1), (3, 6)), ((0, 1), (3, 6))),
+        (["context", "policy", "action_mask", "critic"], ((0, 3),), ((0, 1), (6, 10)), ((1, 3), (6, 10))),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_named_slices_say_who_reads_what(
+    names: list[str],
+    actor: tuple[tuple[int, int], ...],
+    critic: tuple[tuple[int, int], ...],
+    normalised: tuple[tuple[int, int], ...],
+) -> None:
+    spec = PolicyConfig(normalize_obs=True).resolve(world(DISCRETE, *names))
+    assert (spec.actor_columns, spec.critic_columns, spec.normalised) == (actor, critic, normalised)
+    mask = world(DISCRETE, *names).slice("action_mask")
+    assert spec.mask == ((mask.start, mask.stop) if mask else None)
+    assert PolicyConfig().resolve(world(DISCRETE, *names)).normalised == ()
+
+
+def test_a_spec_is_kept_as_json() -> None:
+    config = PolicyConfig(hidden=(7,), activation="elu", log_std=-0.5, normalize_obs=True, module="a.b:C")
+    for spec in (PLAIN, config.resolve(world(DISCRETE, "policy", "action_mask", "critic", "context"))):
+        assert PolicySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+# ------------------------------------------------------------------------------------------------------------- the flat vector
+
+
+@pytest.mark.parametrize("head", ["categorical", "gaussian", "squashed"])
+def test_what_acting_needs_is_a_prefix_statistics_first(head: Head) -> None:
+    spec = replace(PLAIN, head=head, critic_columns=((0, 2), (4, 5)), hidden=(8,))
+    acting, everything = list(actor_layout(spec).items()), list(full_layout(spec).items())
+    assert everything[: len(acting)] == acting
+    outputs = 6 if head == "squashed" else 3
+    assert acting == [
+        ("norm.mean", (5,)),
+        ("norm.scale", (5,)),
+        ("actor.0.weight", (5, 8)),
+        ("actor.0.bias", (8,)),
+        ("actor.1.weight", (8, outputs)),
+        ("actor.1.bias", (outputs,)),
+        *([("actor.log_std", (3,))] if head == "gaussian" else []),
+    ]
+    critic = [
+        ("critic.0.weight", (3, 8)),
+        ("critic.0.bias", (8,)),
+        ("critic.1.weight", (8, 1)),
+        ("critic.1.bias", (1,)),
+    ]
+    assert everything[len(acting) :] == critic
+
+
+def test_views_lie_end_to_end_in_the_vector() -> None:
+    params = FlatParams({"a": (2, 3), "b": (), "c": (4,)})
+    assert params.vector.dtype == np.float32
+    params.vector[:] = np.arange(11)
+    assert params.views["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert params.views["b"].item() == 6
+    params.views["c"][:] = -1
+    assert params.vector.tolist() == [0, 1, 2, 3, 4, 5, 6, -1, -1, -1, -1]
+    given = np.zeros(6, np.float32)
+    assert np.shares_memory(FlatParams({"a": (2, 3)}, given).views["a"], given)
+
+
+def test_weights_start_orthogonal() -> None:
+    spec = replace(PLAIN, head="gaussian", log_std=-0.7)
+    params = FlatParams(full_layout(spec))
+    initialise(spec, params, np.random.default_rng(0))
+    for part, last_gain in (("actor", 0.01), ("critic", 1.0)):
+        parts = layers(params.views, part)
+        assert [weight.shape for weight, _ in parts][:2] == [(5, 8), (8, 4)]
+        for (weight, bias), gain in zip(parts, (math.sqrt(2), math.sqrt(2), last_gain), strict=True):
+            square = weight @ weight.T if weight.shape[0] < weight.shape[1] else weight.T @ weight
+            np.testing.assert_allclose(square, gain**2 * np.eye(len(square)), atol=1e-6 * gain)
+            assert not bias.any()
+    assert (params.views["actor.log_std"] == np.float32(-0.7)).all()
+    assert not params.views["norm.mean"].any()
+    assert (params.views["norm.scale"] == 1).all()
+
+
+def test_orthogonal_weights_prefer_no_sign() -> None:
+    """QR alone gives a diagonal of one sign, whatever the draw."""
+    spec = replace(PLAIN, hidden=(5,))
+    firsts = []
+    for seed in range(40):
+        params = FlatParams(full_layout(spec))
+        initialise(spec, params, np.random.default_rng(seed))
+        firsts.append(params.views["actor.0.weight"][0, 0] > 0)
+    assert 8 < sum(firsts) < 32
+
+
+# ------------------------------------------------------------------------------------------------------------ what it is fed
+
+
+def test_plain_observations_are_fed_as_they_are() -> None:
+    obs = np.ones((2, 5), np.float32)
+    assert network_inputs(PLAIN, {}, obs) is obs
+
+
+def test_bytes_become_fractions() -> None:
+    spec = replace(PLAIN, obs_dtype="uint8")
+    params = FlatParams(full_layout(spec))
+    initialise(spec, params, np.random.default_rng(0))
+    inputs = network_inputs(spec, params.views, np.array([[0, 51, 255, 1, 2]], np.uint8))
+    assert inputs.dtype == np.float32
+    np.testing.assert_allclose(inputs, [[0.0, 0.2, 1.0, 1 / 255, 2 / 255]], rtol=1e-6)
+
+
+def test_only_normalised_columns_are_clipped() -> None:
+    spec = replace(PLAIN, normalised=((1, 3),))
+    statistics = {
+        "norm.mean": np.array([0, 1, 2, 0, 0], np.float32),
+        "norm.scale": np.array([1, 2, 5, 1, 1], np.float32),
+    }
+    obs = np.array([[[50, 3, 9, -50, 1]]], np.float32)
+    assert network_inputs(spec, statistics, obs).tolist() == [[[50, 4, 10, -50, 1]]]
+    assert obs.tolist() == [[[50, 3, 9, -50, 1]]]
+
+
+def test_columns_are_selected_without_a_copy_where_possible() -> None:
+    inputs = np.arange(10).reshape(2, 5)
+    assert select(((0, 5),), inputs) is inputs
+    assert np.shares_memory(select(((1, 3),), inputs), inputs)
+    assert select(((1, 3),), inputs).tolist() == [[1, 2], [6, 7]]
+    assert select(((0, 1), (3, 5)), inputs).tolist() == [[0, 3, 4], [5, 8, 9]]

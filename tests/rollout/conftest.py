@@ -1,0 +1,145 @@
+"""A world one can compute by hand, an actor that follows from what it sees, and a clock that moves when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from freewheel.core import ActionSpec, Decision, EnvSpec, NDArray, SeedStream, Slice, Snapshot, Step
+from freewheel.rollout.recipe import Recipe
+
+#: (step of the run, lane) -> what stands in which fields of the Step instead, or "raise"; step -1 is the first reset.
+Tricks = dict[tuple[int, int], dict[str, float]]
+
+
+class Clock:
+    """Nanoseconds that pass when told to, and one with every look."""
+
+    def __init__(self) -> None:
+        self.now = 1_000
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+class CountingWorld:
+    """Lane i plays episodes of i + 2 steps: even ones are terminated, odd ones truncated. An observation is (lane, episode,
+    step), the reward is 100 × lane + 10 × episode + step. The arrays are written anew at every step, as an env may do."""
+
+    def __init__(self, lanes: int, clock: Clock, tricks: Tricks | None = None) -> None:
+        everything = Slice("obs", 0, 3, (3,))
+        self.spec = EnvSpec(
+            "Counting-v0", lanes, 3, "float32", (everything,), ActionSpec("discrete", 4), measures=("number",)
+        )
+        self.seeds: list[list[int]] = []
+        self.actions: list[list[int]] = []
+        self.closed = 0
+        self.step_ns, self.reset_ns = 700, 90
+        self.steps = 0
+        self._clock, self._tricks = clock, tricks or {}
+        self._episode, self._count = [0] * lanes, [0] * lanes
+        self._obs, self._next_obs = np.zeros((2, lanes, 3), np.float32)
+        self._reward = np.zeros(lanes, np.float32)
+        self._terminated, self._truncated, self._valid = np.zeros((3, lanes), np.bool_)
+        self._measures = np.zeros((lanes, 1), np.float32)
+
+    def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
+        self._streams = list(seeds)
+        self.seeds = [[stream.seed(0)] for stream in seeds]
+        self._clock.now += self.reset_ns
+        self._obs[:] = [(lane, 0, 0) for lane in range(self.spec.lanes)]
+        self._play_tricks(-1, "reset")
+        return self._obs
+
+    def step(self, action: NDArray) -> Step:
+        self.actions.append(action.tolist())
+        self._clock.now += self.step_ns
+        resets = 0
+        for lane in range(self.spec.lanes):
+            episode, count = self._episode[lane], self._count[lane]
+            over = count + 1 == lane + 2
+            self._reward[lane] = 100 * lane + 10 * episode + count
+            self._terminated[lane], self._truncated[lane] = over and episode % 2 == 0, over and episode % 2 == 1
+            self._measures[lane] = episode
+            self._next_obs[lane] = (lane, episode, count + 1)
+            self._count[lane] += 1
+            if over:
+                self._episode[lane], self._count[lane] = episode + 1, 0
+                self.seeds[lane].append(self._streams[lane].seed(episode + 1))
+                resets += 1
+            self._obs[lane] = (lane, self._episode[lane], self._count[lane])
+        self._valid[:] = True
+        self._clock.now += resets * self.reset_ns
+        self._play_tricks(self.steps, "step")
+        self.steps += 1
+        return Step(
+            self._obs, self._reward, self._terminated, self._truncated, self._next_obs, self._valid, self._measures,
+            reset_ns=resets * self.reset_ns,
+        )  # fmt: skip
+
+    def _play_tricks(self, step: int, method: str) -> None:
+        for lane in range(self.spec.lanes):
+            for name, value in self._tricks.get((step, lane), {}).items():
+                if name == "raise":
+                    raise RuntimeError(f"broken in {method}")
+                getattr(self, f"_{name}")[lane] = value
+
+    def render(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Follower:
+    """Chooses the step number, says minus the version, and remembers what its generator gave."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.version, self.draws = -1, list[float]()
+        self._clock = clock
+
+    def load(self, snapshot: Snapshot) -> None:
+        self._clock.now += 30
+        self.version = snapshot.version
+
+    def act(self, obs: NDArray, rng: np.random.Generator, *, greedy: bool = False) -> Decision:
+        self._clock.now += 50
+        self.draws.append(rng.random())
+        log_prob = np.full(len(obs), -self.version, np.float32)
+        action = np.nan_to_num(obs[:, 2], posinf=0, neginf=0).astype(np.int64)
+        return Decision(action, log_prob, np.zeros((0, 0)))
+
+
+class Stage:
+    """A world and an actor as a Recipe makes them, within the test's reach."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.worlds: list[CountingWorld] = []
+        self.actors: list[Follower] = []
+        self.tricks: Tricks = {}
+        self.recipe = Recipe(make=self._make, actor=self._actor, seed=11)
+
+    @property
+    def world(self) -> CountingWorld:
+        (only,) = self.worlds
+        return only
+
+    def _make(self, lanes: range, *, processes: bool = False) -> CountingWorld:
+        self.worlds.append(CountingWorld(len(lanes), self.clock, self.tricks))
+        return self.worlds[-1]
+
+    def _actor(self) -> Follower:
+        self.actors.append(Follower(self.clock))
+        return self.actors[-1]
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    clock = Clock()
+    for module in ("cpu", "turns"):
+        monkeypatch.setattr(f"freewheel.rollout.{module}.perf_counter_ns", clock)
+    return Stage(clock)
