@@ -1,0 +1,267 @@
+"""Kits that tell whether an implementation keeps the promises of core.py: one for each noun, raising AssertionError if not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+import numpy as np
+
+from freewheel.core import Chunk, Collector, Env, EnvSpec, Learner, NDArray, Snapshot, Step
+from freewheel.rollout.probe import random_actions
+from freewheel.seeding import generator, training_episodes
+
+# --------------------------------------------------------------------------------------------------------------- check_env
+
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Story:
+    """What lanes lived through: their first observations [B, D] and, field by field, their Steps [T, B, ...]."""
+
+    first: NDArray
+    obs: NDArray
+    reward: NDArray
+    terminated: NDArray
+    truncated: NDArray
+    next_obs: NDArray
+    valid: NDArray
+    measures: NDArray
+
+    @property
+    def over(self) -> NDArray:
+        return self.terminated | self.truncated
+
+    def starts(self, lane: int) -> Iterator[tuple[int, NDArray]]:
+        """Row of each end that another row follows, and the next episode's first observation."""
+        for row in np.flatnonzero(self.over[:-1, lane]):
+            yield int(row), self.obs[row if self.valid[row + 1, lane] else row + 1, lane]
+
+
+def check_env(make: Callable[[range], Env], *, steps: int = 200) -> None:
+    """Raise AssertionError unless what `make(lanes)` builds keeps the promises of core.Env over `steps` random steps."""
+    lanes = range(2, 5)
+    with closing(make(lanes)) as env:
+        story = _play(env, lanes, steps)
+        _check_rows(env.spec.name, story)
+        env.close()
+    with closing(make(lanes)) as env:
+        _check_same(env.spec.name, story, _play(env, lanes, steps), "a second instance with the same seeds and actions")
+        _check_starts(env, lanes, story)
+        _check_clipping(env, lanes)
+    with closing(make(lanes[1:2])) as env:
+        alone = _play(env, lanes[1:2], steps)
+        beside = Story(story.first[1:2], **{name: getattr(story, name)[:, 1:2] for name in _STEP})
+        _check_same(env.spec.name, beside, alone, "the same lane without its neighbours")
+
+
+_STEP = tuple(field.name for field in fields(Story) if field.name != "first")
+
+
+def _play(env: Env, lanes: range, steps: int) -> Story:
+    """Random actions, drawn lane by lane so that a lane's do not depend on who is beside it."""
+    spec, draws = env.spec, [generator(SEED, "check_env", lane) for lane in lanes]
+    alone = replace(spec, lanes=1)
+    first = obs = _seen(spec, "reset", env.reset([training_episodes(SEED, lane) for lane in lanes]).copy())
+    rows: dict[str, list[NDArray]] = {name: [] for name in _STEP}
+    for _ in range(steps + 1):  # one more, because an end shows its new episode only with the row after it
+        actions = [random_actions(alone, row[None], draw) for row, draw in zip(obs, draws, strict=True)]
+        step = env.step(np.concatenate(actions))
+        _check_shapes(spec, step)
+        for name in _STEP:
+            rows[name].append(getattr(step, name).copy())
+        obs = rows["obs"][-1]
+    return Story(first, **{name: np.stack(values) for name, values in rows.items()})
+
+
+def _expect(holds: bool | np.bool_, text: str) -> None:
+    if not holds:
+        raise AssertionError(text)
+
+
+def _seen(spec: EnvSpec, what: str, array: NDArray) -> NDArray:
+    _expect_array(spec, what, array, (spec.lanes, spec.obs_size), spec.obs_dtype)
+    return array
+
+
+def _expect_array(spec: EnvSpec, what: str, array: NDArray, shape: tuple[int, ...], dtype: str) -> None:
+    got = f"{getattr(array, 'dtype', type(array).__name__)} {getattr(array, 'shape', '')}"
+    _expect(got == f"{dtype} {shape}", f"{spec.name}: {what} is {got}, its spec says {dtype} {shape}")
+
+
+def _check_shapes(spec: EnvSpec, step: Step) -> None:
+    for name in ("obs", "next_obs"):
+        _seen(spec, name, getattr(step, name))
+    for name, dtype in (("reward", "float32"), ("terminated", "bool"), ("truncated", "bool"), ("valid", "bool")):
+        _expect_array(spec, name, getattr(step, name), (spec.lanes,), dtype)
+    _expect_array(spec, "measures", step.measures, (spec.lanes, len(spec.measures)), "float32")
+
+
+def _check_rows(name: str, story: Story) -> None:
+    """Successors are true ones and gaps are empty."""
+    going = story.valid & ~story.over
+    same = (story.next_obs == story.obs).all(-1) | np.isnan(story.obs).any(-1)
+    _expect(same[going].all(), f"{name}: within an episode, next_obs is not what is acted on next")
+    gap = ~story.valid
+    _expect(not (gap & story.over).any(), f"{name}: a row that is not valid ends an episode")
+    _expect(not story.reward[gap].any(), f"{name}: a row that is not valid has a reward")
+    after_end = np.concatenate([np.zeros_like(story.over[:1]), story.over[:-1]])
+    _expect(not (gap & ~after_end).any(), f"{name}: a row is not valid although no episode had just ended")
+    ends = [
+        (story.next_obs[row, lane], start) for lane in range(story.over.shape[1]) for row, start in story.starts(lane)
+    ]
+    _expect(
+        bool(ends), f"{name}: no episode ended in {len(story.over) - 1} steps: check it over more, or shorter episodes"
+    )
+    confused = bool((story.obs != story.obs[0, 0]).any()) and all(np.array_equal(final, start) for final, start in ends)
+    _expect(
+        not confused, f"{name}: at an end, next_obs is the next episode's first observation, not the last of its own"
+    )
+
+
+def _check_same(name: str, one: Story, other: Story, who: str) -> None:
+    for field in fields(Story):
+        here, there = getattr(one, field.name), getattr(other, field.name)
+        if field.name == "measures":
+            here, there = here[one.over], there[one.over]
+        equal = np.array_equal(here, there, equal_nan=here.dtype.kind == "f")
+        _expect(equal, f"{name}: '{field.name}' is not the same for {who}")
+
+
+def _check_starts(env: Env, lanes: Sequence[int], story: Story) -> None:
+    """Episode k of a lane begins as a stream that starts at k does, whatever was played before."""
+    starts = [[start for _, start in story.starts(lane)] for lane in range(len(lanes))]
+    for k in range(1, min(4, 1 + max(map(len, starts)))):
+        first = env.reset([training_episodes(SEED, lane, start=k) for lane in lanes])
+        for lane, begun in enumerate(starts):
+            agrees = len(begun) < k or np.array_equal(begun[k - 1], first[lane], equal_nan=True)
+            _expect(agrees, f"{env.spec.name}: episode {k} of lane {lanes[lane]} does not begin as its seed says")
+
+
+def _check_clipping(env: Env, lanes: range) -> None:
+    action = env.spec.action
+    if action.kind == "discrete" or not np.isfinite(action.low).any():
+        return
+    bounded = np.isfinite(action.low)
+    inside, outside = np.where(bounded, 1.0, 0.0), np.where(bounded, 5.0, 0.0)
+    for sign in (-1, 1):
+        seen = []
+        for columns in (inside, outside):
+            env.reset([training_episodes(SEED, lane) for lane in lanes])
+            step = env.step(np.tile(np.float32(sign * columns), (len(lanes), 1)))
+            seen.append((step.next_obs.copy(), step.reward.copy()))
+        (obs, reward), (far_obs, far_reward) = seen
+        agrees = np.array_equal(obs, far_obs, equal_nan=True) and np.array_equal(reward, far_reward, equal_nan=True)
+        _expect(agrees, f"{env.spec.name}: actions outside [-1, 1] are not clipped")
+
+
+# ---------------------------------------------------------------------------------- check_runner, check_collector, check_learner
+
+
+class AnyRunner(Protocol):
+    """What rollout/cpu.py and its siblings have in common."""
+
+    produced: int
+    open: int
+
+    def load(self, snapshot: Snapshot) -> None: ...
+    def unroll(self, steps: int) -> Chunk: ...
+    def close(self) -> None: ...
+
+
+def check_runner(make: Callable[[], AnyRunner], snapshot: Snapshot) -> None:
+    """Raise AssertionError unless chunks are signed, whole, continuous and repeatable. The snapshot may be of any version."""
+    stories = []
+    for _ in range(2):
+        with closing(make()) as runner:
+            runner.load(snapshot)
+            chunks = [runner.unroll(steps) for steps in (5, 1, 7)]
+            _expect(runner.open == 0, "rows are still open after the chunk was handed over")
+            _expect(runner.produced == sum(chunk.rows for chunk in chunks), "produced is not the rows of all chunks")
+        for number, chunk in enumerate(chunks):
+            _expect(chunk.version == snapshot.version, "a chunk is not signed with the version that was loaded")
+            _expect(chunk.origin.sequence == number, "sequence numbers have a gap")
+            _expect(chunk.rows == np.count_nonzero(chunk.data.valid), "rows is not the number of valid rows")
+        _check_joints(chunks)
+        stories.append(chunks)
+    for one, other in zip(*stories, strict=True):
+        same = all(np.array_equal(getattr(one.data, f.name), getattr(other.data, f.name)) for f in fields(one.data))
+        _expect(same, "two runners with the same seed and weights wrote different rows")
+
+
+def check_collector(make: Callable[[], Collector], snapshot: Callable[[int], Snapshot], *, chunks: int = 20) -> None:
+    """Raise AssertionError unless a mode signs, orders, counts and versions what it delivers, and can be left at any time."""
+    with make() as collector:
+        collector.publish(snapshot(0))
+        seen: dict[tuple[int, int], list[Chunk]] = {}
+        delivered, published = 0, 0
+        for turn in range(chunks):
+            got = [*collector.collect(wait=True), *collector.collect(wait=False)]
+            _expect(bool(got), "collect(wait=True) came back with nothing")
+            for chunk in got:
+                seen.setdefault((chunk.origin.worker, chunk.origin.incarnation), []).append(chunk)
+                delivered += chunk.rows
+                _expect(chunk.version <= published, "a chunk is newer than the weights that were published")
+            rows = collector.rows()
+            elsewhere = rows.queued + rows.open + sum(rows.dropped.values())
+            _expect(rows.produced == delivered + elsewhere, f"{rows} does not balance with {delivered} delivered")
+            if turn % 3 == 2:
+                published += 1
+                collector.publish(snapshot(published))
+        for author, written in seen.items():
+            numbers = [chunk.origin.sequence for chunk in written]
+            _expect(numbers == list(range(len(numbers))), f"{author}: sequence numbers {numbers} are not in order")
+            versions = [chunk.version for chunk in written]
+            _expect(versions == sorted(versions), f"{author}: versions {versions} go back")
+            _check_joints(written)
+        _expect(published == 0 or any(written[-1].version > 0 for written in seen.values()), "new weights never arrive")
+        oldest = collector.oldest()
+        _expect(oldest is None or oldest <= published, "oldest() is newer than what was published")
+
+
+def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chunk]) -> None:
+    """Raise AssertionError unless an algorithm counts its rows, moves its version, and restores from its own state."""
+    learner, twin = make(), make()
+    observed = 0
+    for turn in range(3):
+        while not learner.ready:
+            _expect(learner.hungry, "neither ready nor hungry: the loop would stand still")
+            chunk = collect(learner.snapshot())
+            learner.observe(chunk)
+            observed += chunk.rows
+        before = learner.snapshot()
+        held = {name: np.array(value) for name, value in before.params.items()}
+        metrics = learner.update()
+        _expect(all(np.isfinite(float(value)) for value in metrics.values()), f"metrics are not finite: {metrics}")
+        _expect(learner.version == before.version + 1, "an update did not move the version by one")
+        unchanged = all(np.array_equal(held[name], np.asarray(value)) for name, value in before.params.items())
+        _expect(unchanged, "an update changed a snapshot that had been handed out")
+        _expect(learner.snapshot().version == learner.version, "a snapshot is not of the learner's version")
+        rows = learner.rows()
+        accounted = rows.trained + rows.queued + sum(rows.dropped.values())
+        _expect(accounted == observed, f"turn {turn}: {rows} does not account for {observed} rows observed")
+    twin.load_state_dict(learner.state_dict())
+    while not learner.ready:
+        chunk = collect(learner.snapshot())
+        learner.observe(chunk)
+        twin.observe(chunk)
+    learner.update()
+    twin.update()
+    ours, theirs = learner.snapshot(), twin.snapshot()
+    same = all(np.array_equal(np.asarray(ours.params[name]), np.asarray(theirs.params[name])) for name in ours.params)
+    _expect(same and ours.version == theirs.version, "a learner restored from state_dict goes another way")
+
+
+def _check_joints(chunks: Sequence[Chunk]) -> None:
+    """Where no episode ends, a row's successor is what the lane acts on next: within chunks and from one to the next."""
+    for here, there in itertools.pairwise(chunks):
+        _expect(here.origin.sequence + 1 == there.origin.sequence, "chunks of one author are not consecutive")
+    data = [chunk.data for chunk in chunks]
+    obs, successor, valid = (np.concatenate([getattr(d, name) for d in data]) for name in ("obs", "next_obs", "valid"))
+    over = np.concatenate([d.terminated | d.truncated for d in data])
+    going = valid[:-1] & valid[1:] & ~over[:-1]
+    _expect(np.array_equal(successor[:-1][going], obs[1:][going]), "a row does not follow from the row before it")

@@ -1,0 +1,238 @@
+"""Any Gymnasium env as an Env: in this process, in a process a lane, or as a vector env of its own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredEnv
+
+from freewheel.core import Env, EnvSpec, NDArray, SeedStream, Step
+from freewheel.envs.lane import Lane, Rows, blank_step, raised, survey
+from freewheel.envs.processes import GymProcesses, Patience, in_processes
+from freewheel.envs.vector import GymVector
+from freewheel.errors import FreewheelError, SetupError, UsageError, nearest
+
+__all__ = ["GymConfig", "GymLoop", "GymProcesses", "GymVector"]
+
+
+@dataclass(frozen=True)
+class GymConfig:
+    """Any Gymnasium environment."""
+
+    id: str = ""
+    """A registered Gymnasium id (CartPole-v1), or package.module:Factory, where Factory(**args) returns a gymnasium.Env."""
+
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment."""
+
+    max_episode_steps: int | None = None
+    """Time limit of an episode in steps; None keeps the id's own."""
+
+    measures: tuple[str, ...] = ()
+    """Keys of an episode's last info that ride with the episode as numbers."""
+
+    construct_timeout: float = 120.0
+    """Seconds that an environment in a process of its own has to come up."""
+
+    reset_timeout: float = 60.0
+    """Seconds that an environment in a process of its own has to reset."""
+
+    step_timeout: float = 30.0
+    """Seconds that an environment in a process of its own has to answer a step."""
+
+    factory: Callable[..., gymnasium.Env[Any, Any]] | None = None
+    """From Python only: a class or function to call instead of looking up an id; `id` is then just a name."""
+
+    def __post_init__(self) -> None:
+        if not self.id and self.factory is None:
+            raise UsageError(
+                "no environment given: set id to a Gymnasium id such as CartPole-v1 or to package.module:Factory"
+            )
+        if self.max_episode_steps is not None and self.max_episode_steps < 1:
+            raise UsageError(
+                f"max_episode_steps is {self.max_episode_steps}: give at least 1, or None for the id's own limit"
+            )
+        if min(self.construct_timeout, self.reset_timeout, self.step_timeout) <= 0:
+            raise UsageError("time-outs are in seconds and above 0")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """An id that the caller's script has registered goes along: workers do not run that script."""
+        return {**vars(self), "registered": gymnasium.registry.get(self.id)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if (registered := state.pop("registered")) is not None:
+            gymnasium.registry.setdefault(registered.id, registered)
+        vars(self).update(state)
+
+    @property
+    def name(self) -> str:
+        return self.id or str(getattr(self.factory, "__qualname__", self.factory))
+
+    def make(self, lanes: range, *, processes: bool = False, render_mode: str | None = None) -> Env:
+        """An Env of these lanes; `render_mode` is for the first of them, in this process."""
+        if processes:
+            patience = Patience(self.construct_timeout, self.reset_timeout, self.step_timeout)
+            return in_processes(self.open, self.name, lanes, self.measures, patience)
+        if render_mode is None and (vector := self._vector(len(lanes))) is not None:
+            return GymVector(vector, self.name, self.measures)
+        with ExitStack() as undo:
+            envs = []
+            for lane in lanes:
+                envs.append(self.open(lane, render_mode if lane == lanes[0] else None))
+                undo.callback(envs[-1].close)
+            loop = GymLoop(envs, self.name, lanes, self.measures)
+            undo.pop_all()
+        return loop
+
+    def open(self, lane: int, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+        """One env of this kind, or a SetupError or EnvError that says why there is none."""
+        args = dict(self.args) if render_mode is None else {**self.args, "render_mode": render_mode}
+        with self._explaining(f"lane {lane} of {self.name}"):
+            factory = self.factory or self._find()
+            if factory is None:
+                return gymnasium.make(
+                    self.id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **args
+                )
+            env = factory(**args)
+            if not isinstance(env, gymnasium.Env):
+                raise SetupError(f"{self.name} returned {type(env).__name__}: it has to return a gymnasium.Env")
+            if self.max_episode_steps is None:
+                return env
+            return gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
+
+    def _find(self) -> Callable[..., Any] | None:
+        """What package.module:Factory names; None for a registered id, with or without the module that registers it."""
+        module, colon, attribute = self.id.rpartition(":")
+        if not colon:
+            return None
+        try:
+            found = importlib.import_module(module)
+        except Exception as error:
+            why = f"{type(error).__name__}: {_line(error)}"
+            raise SetupError(
+                f"cannot import '{module}' of '{self.id}' ({why}): install it or set PYTHONPATH"
+            ) from error
+        if not attribute.isidentifier():
+            return None
+        factory: Callable[..., Any] | None = getattr(found, attribute, None)
+        if not callable(factory):
+            factories = [name for name, value in vars(found).items() if callable(value)]
+            raise SetupError(f"'{module}' has no factory '{attribute}'{_hint(attribute, factories, '')}")
+        return factory
+
+    def _vector(self, lanes: int) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
+        """The id's own vector env, if it can seed lanes apart. Gymnasium's take one seed for all lanes and for the first
+        episode only, so with those an episode would depend on who plays beside it: B single envs are used instead.
+        """
+        if self.factory or self._find():
+            return None
+        spec = gymnasium.registry.get(self.id.rpartition(":")[2])
+        if spec is None or spec.vector_entry_point is None:
+            return None
+        with self._explaining(self.name):
+            entry = spec.vector_entry_point
+            creator = load_env_creator(entry) if isinstance(entry, str) else entry
+            if not getattr(creator, "metadata", {}).get("lane_seeds"):
+                return None
+            limit = {} if self.max_episode_steps is None else {"max_episode_steps": self.max_episode_steps}
+            args: dict[str, Any] = {**self.args, **limit}
+            return gymnasium.make_vec(spec, lanes, "vector_entry_point", **args)
+
+    @contextmanager
+    def _explaining(self, who: str) -> Iterator[None]:
+        try:
+            yield
+        except FreewheelError:
+            raise
+        except (UnregisteredEnv, DeprecatedEnv) as error:
+            listing = "; python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
+            raise SetupError(f"unknown environment '{self.id}'{_hint(self.id, gymnasium.registry, listing)}") from error
+        except DependencyNotInstalled as error:
+            raise SetupError(f"{self.name} needs a package that is missing: {_line(error)}") from error
+        except ImportError as error:
+            package = f": pip install {error.name}" if error.name else ""
+            raise SetupError(f"{self.name} cannot be imported ({_line(error)}){package}") from error
+        except TypeError as error:
+            if not re.search(r"unexpected keyword|missing \d+ required|takes no arguments", str(error)):
+                raise raised(who, error, "in its constructor") from error
+            raise SetupError(f"{self.name} does not take args {dict(self.args)}: {_line(error)}") from error
+        except gymnasium.error.Error as error:
+            raise SetupError(f"cannot make '{self.name}': {_line(error)}") from error
+        except Exception as error:
+            raise raised(who, error, "in its constructor") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _hint(name: str, valid: Iterable[str], otherwise: str) -> str:
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return nearest(name, close) if close else otherwise
+
+
+class GymLoop:
+    """B envs in this process, stepped in turn. After an EnvError it can be reset and used again."""
+
+    def __init__(
+        self, envs: Sequence[gymnasium.Env[Any, Any]], name: str, lanes: range, measures: tuple[str, ...] = ()
+    ) -> None:
+        who = [f"lane {lane} of {name}" for lane in lanes]
+        layout = survey(envs[0], who[0])
+        self._spec = layout.spec(name, len(envs), measures)
+        self._step = step = blank_step(self._spec)
+        rows = zip(step.obs, step.next_obs, step.measures, strict=True)
+        self._lanes = [
+            Lane(env, own, layout, measures, Rows(*row)) for env, own, row in zip(envs, who, rows, strict=True)
+        ]
+        self._advance = [lane.step for lane in self._lanes]
+        self._encode = layout.action.encoder()
+        self._split: Callable[[NDArray], Sequence[Any]] = (
+            list if layout.action.spec.kind == "box" else np.ndarray.tolist
+        )
+        self._arrays = step.obs, step.reward, step.terminated, step.truncated, step.next_obs, step.valid, step.measures
+        self._closed = False
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
+        for lane, stream in zip(self._lanes, seeds, strict=True):
+            lane.begin(stream)
+        return self._step.obs
+
+    def step(self, action: NDArray) -> Step:
+        step, ended = self._step, []
+        reward = step.reward
+        step.terminated.fill(False)
+        step.truncated.fill(False)
+        for lane, (advance, own) in enumerate(zip(self._advance, self._split(self._encode(action)), strict=True)):
+            reward[lane], terminated, truncated = advance(own)
+            if terminated or truncated:
+                step.terminated[lane], step.truncated[lane] = terminated, truncated
+                ended.append(self._lanes[lane])
+        np.copyto(step.obs, step.next_obs)
+        return Step(*self._arrays, sum([lane.reset() for lane in ended])) if ended else step
+
+    def render(self) -> NDArray | str | None:
+        env = self._lanes[0].env
+        picture = env.render() if env.render_mode else None
+        return picture if isinstance(picture, np.ndarray | str) else None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as stack:  # so that an env that cannot be closed does not keep the others open
+            for lane in self._lanes:
+                stack.callback(lane.env.close)

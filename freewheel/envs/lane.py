@@ -1,0 +1,152 @@
+"""One env with its stream of seeds, the rows it writes to, and an account of itself for when it fails."""
+
+from __future__ import annotations
+
+import traceback
+from textwrap import shorten
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Discrete, Space
+
+from freewheel.core import EnvSpec, NDArray, SeedStream, Step
+from freewheel.envs.spaces import MASK, BadObservationError, Layout
+from freewheel.errors import EnvError, SetupError
+
+
+class Rows(NamedTuple):
+    """Where a lane writes."""
+
+    first: NDArray  # [D] the first observation of the next episode
+    successor: NDArray  # [D] the observation after a step
+    measures: NDArray  # [M] of an episode that has just ended
+
+
+def blank_step(spec: EnvSpec) -> Step:
+    """The arrays of a Step, to be written again at every step."""
+    lanes, dtype = spec.lanes, np.dtype(spec.obs_dtype)
+    return Step(
+        obs=np.zeros((lanes, spec.obs_size), dtype),
+        reward=np.zeros(lanes, np.float32),
+        terminated=np.zeros(lanes, np.bool_),
+        truncated=np.zeros(lanes, np.bool_),
+        next_obs=np.zeros((lanes, spec.obs_size), dtype),
+        valid=np.ones(lanes, np.bool_),
+        measures=np.zeros((lanes, len(spec.measures)), np.float32),
+    )
+
+
+def raised(who: str, error: BaseException, where: str) -> EnvError:
+    """The env's own exception: a first line for people in a hurry, then its full traceback, less our frames."""
+    kind, message = type(error).__name__, " ".join(str(error).split())
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_globals.get("__name__", "").startswith("freewheel.envs."):
+        trace = trace.tb_next
+    full = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    return EnvError(f"{who} raised {kind}: {message} ({where})\n{full}")
+
+
+def survey(env: gymnasium.Env[Any, Any], who: str) -> Layout:
+    """The env's spaces; whether it reports an action mask in its info shows in a reset."""
+    spaces, info_mask = _spaces(env, who), False
+    if isinstance(spaces[1], Discrete):
+        try:
+            info_mask = MASK in env.reset(seed=0)[1]
+        except Exception as error:
+            raise raised(who, error, "in its first reset, seed 0") from error
+    return Layout.of(*spaces, info_mask=info_mask)
+
+
+def _spaces(env: gymnasium.Env[Any, Any], who: str) -> tuple[Space[Any], Space[Any]]:
+    try:
+        return env.observation_space, env.action_space
+    except AttributeError as error:
+        raise SetupError(f"{who} does not say what its spaces are: {error}") from error
+
+
+def whereabouts(stream: SeedStream | None, episode: int, steps: int, action: object) -> str:
+    """Where a lane is, so that its failure can be repeated."""
+    if stream is None:
+        return "before its first episode"
+    place = f"step {steps}, last action {shorten(str(action), 80)}" if steps else "in reset"
+    return f"episode {stream.number(episode)}, seed {stream.seed(episode)}, {place}"
+
+
+class Lane:
+    """One env. Its answers are checked and written to its rows; whatever goes wrong becomes an EnvError that names it."""
+
+    __slots__ = (
+        "_action", "_allowed", "_env_step", "_episode", "_mask_first", "_mask_successor", "_measures", "_names", "_steps",
+        "_stream", "_write_first", "_write_successor", "env", "who",
+    )  # fmt: skip
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], who: str, layout: Layout, measures: tuple[str, ...], rows: Rows
+    ) -> None:
+        columns, mask = layout.observation, layout.observation.mask
+        if Layout.of(*_spaces(env, who), info_mask=mask is not None) != layout:
+            raise SetupError(f"{who} has other spaces than the lanes before it: every lane needs the same")
+        self.env, self.who = env, who
+        self._env_step = env.step
+        self._write_first, self._write_successor = columns.writer(rows.first), columns.writer(rows.successor)
+        self._mask_first = mask.writer(rows.first) if mask else None
+        self._mask_successor = mask.writer(rows.successor) if mask else None
+        self._allowed = np.ones(layout.action.spec.size, np.bool_) if mask else None
+        self._names, self._measures = measures, rows.measures
+        self._stream: SeedStream | None = None
+        self._action: object = None
+        self._episode = self._steps = 0
+
+    def begin(self, stream: SeedStream) -> int:
+        """Start the stream's first episode; the ns it took."""
+        self._stream, self._episode = stream, -1
+        return self.reset()
+
+    def reset(self) -> int:
+        """Start the next episode; the ns it took."""
+        begun = perf_counter_ns()
+        assert self._stream is not None, "begin comes first"
+        self._episode += 1
+        self._steps = 0
+        try:
+            answer = self.env.reset(seed=self._stream.seed(self._episode))
+        except Exception as error:
+            raise raised(self.who, error, self._where()) from error
+        try:
+            observation, info = answer
+            self._write_first(observation)
+            if self._mask_first is not None:
+                self._mask_first(info[MASK])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._lied("reset", error) from None
+        return perf_counter_ns() - begun
+
+    def step(self, action: object) -> tuple[float, bool, bool]:
+        """Reward, terminated, truncated; the successor is in its row, an ended episode's measures in theirs."""
+        self._action = action
+        self._steps += 1
+        try:
+            answer = self._env_step(action)
+        except Exception as error:
+            raise raised(self.who, error, self._where()) from error
+        try:
+            observation, reward, terminated, truncated, info = answer
+            self._write_successor(observation)
+            over = terminated or truncated
+            if self._mask_successor is not None:
+                self._mask_successor(self._allowed if over and MASK not in info else info[MASK])
+            if over and self._names:
+                self._measures[:] = [float(info[name]) for name in self._names]
+            return float(reward), terminated, truncated
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._lied("step", error) from None
+
+    def _where(self) -> str:
+        return whereabouts(self._stream, self._episode, self._steps, self._action)
+
+    def _lied(self, method: str, error: Exception) -> EnvError:
+        complaint = f"no {error} in info" if isinstance(error, KeyError) else str(error)
+        what = "observation" if isinstance(error, BadObservationError) else "answer"
+        return EnvError(f"{self.who} gave a wrong {what} in {method}(): {complaint} ({self._where()})")

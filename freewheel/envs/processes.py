@@ -1,0 +1,293 @@
+"""One process a lane behind a barrier: Gymnasium's AsyncVectorEnv, with time limits, names for the dead, and an end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any, TypeAlias
+
+import cloudpickle  # type: ignore[import-untyped]
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from typing_extensions import override
+
+from freewheel.core import NDArray, SeedStream
+from freewheel.envs.lane import Lane, Rows, survey, whereabouts
+from freewheel.envs.spaces import Layout
+from freewheel.envs.vector import GymVector
+from freewheel.errors import EnvError, FreewheelError, SetupError
+
+Open: TypeAlias = Callable[[int], gymnasium.Env[Any, Any]]  # lane number in, env out
+
+GRACE = 3.0  # seconds for envs to close when all is well
+SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, as long again, then SIGKILL
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How many seconds a lane has to answer."""
+
+    construct: float
+    reset: float
+    step: float
+
+
+def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, ...], patience: Patience) -> GymVector:
+    """An Env of a process a lane. No code of the env's ever runs in this process: a scout reports its spaces."""
+    try:
+        recipe = cloudpickle.dumps(open_env)
+    except Exception as error:
+        raise SetupError(f"{name} cannot be sent to another process ({error}): pass an importable factory") from error
+    who = [f"lane {lane} of {name}" for lane in lanes]
+    with closing(GymProcesses([partial(_Scout, recipe, lanes[0], who[0])], who[:1], patience)) as scout:
+        layout: Layout = scout.ask("survey")[0]
+    makers = [partial(_Worker, recipe, lane, own, layout, measures) for lane, own in zip(lanes, who, strict=True)]
+    workers = GymProcesses([partial(maker, index) for index, maker in enumerate(makers)], who, patience)
+    try:
+        workers.ask("build")
+    except BaseException:
+        workers.close(terminate=True)
+        raise
+    return GymVector(workers, name, measures, layout.flattened())
+
+
+# --------------------------------------------------------------------------------------------------------- in the parent
+
+
+class GymProcesses(AsyncVectorEnv[Any, Any]):
+    """Workers that answer in time or are named and ended; none is left when this is closed, and none after a failure."""
+
+    def __init__(
+        self, makers: Sequence[Callable[[], gymnasium.Env[Any, Any]]], who: Sequence[str], patience: Patience
+    ) -> None:
+        self._who, self._patience = who, patience
+        self._streams: Sequence[SeedStream] = ()
+        self._episodes, self._steps = np.zeros(len(who), np.int64), np.zeros(len(who), np.int64)
+        self._actions: NDArray | None = None
+        self.parent_pipes, self.processes, self._polls = [], [], []
+        self._leash = os.pipe()
+        try:
+            with _no_main():
+                super().__init__(makers, copy=False, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
+        except (EOFError, ConnectionError):
+            raise self._ended([], patience.construct) from None
+        except BaseException as error:
+            self.close(terminate=True)
+            if isinstance(error, OSError):
+                raise SetupError(f"cannot start {len(who)} processes ({error}): use fewer environments") from error
+            raise
+        # One select.poll a pipe: Connection.poll makes a selector at every call.
+        pollers = [select.poll() for _ in who]
+        for poller, pipe in zip(pollers, self.parent_pipes, strict=True):
+            poller.register(pipe.fileno(), select.POLLIN)
+        self._polls = [poller.poll for poller in pollers]
+
+    def ask(self, method: str) -> tuple[Any, ...]:
+        """Have every worker open its env by this method; raises the first error among the answers."""
+        call = partial(self.call_async, method, f"/proc/{os.getpid()}/fd/{self._leash[0]}")
+        answers: tuple[Any, ...] = self._exchange(call, self.call_wait, self._patience.construct)
+        for answer in answers:
+            if isinstance(answer, FreewheelError):
+                raise answer
+        return answers
+
+    @override
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[NDArray, dict[str, Any]]:
+        self._streams = options["seeds"] if options else ()
+        self._episodes[:] = self._steps[:] = 0
+        observations, info = self._exchange(
+            partial(self.reset_async, seed, options), self.reset_wait, self._patience.reset
+        )
+        _raise_reported(info)
+        return observations, info
+
+    @override
+    def step(self, actions: NDArray) -> tuple[NDArray, NDArray, NDArray, NDArray, dict[str, Any]]:
+        self._actions = actions
+        self._steps += 1
+        answer: Any = self._exchange(partial(self.step_async, actions), self.step_wait, self._patience.step)
+        observations, rewards, terminated, truncated, info = answer
+        _raise_reported(info)
+        over = terminated | truncated
+        self._episodes += over
+        self._steps[over] = 0
+        return observations, rewards, terminated, truncated, info
+
+    def _exchange(self, send: Callable[[], None], receive: Callable[[], Any], seconds: float) -> Any:
+        deadline = monotonic() + seconds
+        try:
+            send()
+            late = [lane for lane, poll in enumerate(self._polls) if not poll(max(0.0, deadline - monotonic()) * 1000)]
+            if not late:
+                return receive()
+        except (EOFError, ConnectionError):
+            late = []
+        raise self._ended(late, seconds)
+
+    def _ended(self, late: Sequence[int], seconds: float) -> EnvError:
+        """End all workers; the error names a lane that is dead or, if none is, one of the late."""
+        sentinels = {process.sentinel: index for index, process in enumerate(self.processes) if process.pid is not None}
+        poller = select.poll()
+        for sentinel in sentinels:
+            poller.register(sentinel, select.POLLIN)
+        dead = [sentinels[sentinel] for sentinel, _ in poller.poll(0 if late else 500)]
+        lane = min(dead or late, default=0)
+        what = f"died (exit code {self.processes[lane].exitcode})" if dead else f"did not answer within {seconds:g} s"
+        others = f" and {len(dead or late) - 1} others" if len(dead or late) > 1 else ""
+        self.close(terminate=True)
+        return EnvError(f"{self._who[lane]}{others} {what} ({self._where(lane)})")
+
+    def _where(self, lane: int) -> str:
+        stream = self._streams[lane] if self._streams else None
+        action = self._actions[lane] if self._actions is not None else None
+        return whereabouts(stream, int(self._episodes[lane]), int(self._steps[lane]), action)
+
+    @override
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        started = [process for process in self.processes if process.pid is not None]
+        for pipe in self.parent_pipes:
+            with suppress(OSError):
+                pipe.send(("close", None))
+        _join(started, SHORT_GRACE if terminate else timeout or GRACE)
+        for process in started:
+            process.terminate()
+        _join(started, SHORT_GRACE)
+        for process in started:
+            process.kill()
+            process.join()
+            process.close()
+        for pipe in self.parent_pipes:
+            pipe.close()
+        for end in self._leash:
+            os.close(end)
+        self.processes, self.parent_pipes, self._polls = [], [], []
+        vars(self).pop("error_queue", None)  # its descriptors go with it
+
+
+def _join(processes: Sequence[Any], seconds: float) -> None:
+    deadline = monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - monotonic()))
+
+
+def _raise_reported(info: dict[str, Any]) -> None:
+    for report in info.get("error", ()):
+        if report is not None:
+            raise EnvError(report)
+
+
+@contextmanager
+def _no_main() -> Iterator[None]:
+    """Hide the caller's script while workers start: they would run it again, and it may have no `if __name__` guard."""
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    vars(main).pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(hidden)
+
+
+# --------------------------------------------------------------------------------------------------------- in the workers
+
+
+def _opened(recipe: bytes, lane: int, who: str, leash: str) -> gymnasium.Env[Any, Any]:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the trainer to answer
+    with suppress(OSError):  # there is no /proc
+        _tie(leash)
+    try:
+        open_env: Open = cloudpickle.loads(recipe)
+    except Exception as error:
+        raise SetupError(f"{who} cannot be loaded in another process ({type(error).__name__}: {error})") from error
+    return open_env(lane)
+
+
+def _tie(leash: str) -> None:
+    """Have the kernel kill this process when the trainer lets go of its pipe, by dying for instance: a hung env cannot."""
+    end = os.open(leash, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(end, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+
+
+class _Scout(gymnasium.Env[Any, Any]):
+    """Opens an env to see what its spaces are."""
+
+    observation_space = action_space = spaces.Discrete(1)
+
+    def __init__(self, recipe: bytes, lane: int, who: str) -> None:
+        self._recipe, self._lane, self._who = recipe, lane, who
+
+    def survey(self, leash: str) -> Layout | FreewheelError:
+        try:
+            with closing(_opened(self._recipe, self._lane, self._who, leash)) as env:
+                return survey(env, self._who)
+        except FreewheelError as error:
+            return error
+
+
+class _Worker(gymnasium.Env[NDArray, Any]):
+    """A Lane as AsyncVectorEnv takes it, flat and never raising: what goes wrong is told in `info`."""
+
+    def __init__(
+        self, recipe: bytes, lane: int, who: str, layout: Layout, measures: tuple[str, ...], index: int
+    ) -> None:
+        self._recipe, self._number, self._who, self._layout, self._names = recipe, lane, who, layout, measures
+        self._index = index  # among the lanes of this Env
+        self._lane: Lane | None = None
+        self.metadata = {"render_modes": [], "lane_seeds": True}
+        columns = layout.observation
+        first, successor = np.zeros((2, columns.size), columns.dtype)
+        self._rows = Rows(first, successor, np.zeros(len(measures), np.float32))
+        self._plain: Callable[[Any], Any] = int if layout.action.spec.kind == "discrete" else lambda action: action
+        low, high = (0, 255) if columns.dtype == "uint8" else (-np.inf, np.inf)
+        self.observation_space = spaces.Box(low, high, (columns.size,), np.dtype(columns.dtype).type)
+        self.action_space = spaces.Box(-np.inf, np.inf, layout.action.shape)  # of the right shape: nobody looks closer
+
+    def build(self, leash: str) -> FreewheelError | None:
+        try:
+            with warnings.catch_warnings(action="ignore"):  # the scout has passed them on
+                env = _opened(self._recipe, self._number, self._who, leash)
+            self._lane = Lane(env, self._who, self._layout, self._names, self._rows)
+        except FreewheelError as error:
+            return error
+        return None
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray, dict[str, Any]]:
+        assert self._lane is not None, "build comes first"
+        try:
+            reset_ns = self._lane.begin(options["seeds"][self._index]) if options else self._lane.reset()
+        except EnvError as error:
+            return self._rows.first, {"error": error.report}
+        return self._rows.first, {"reset_ns": reset_ns}
+
+    @override
+    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
+        assert self._lane is not None, "build comes first"
+        try:
+            reward, terminated, truncated = self._lane.step(self._plain(action))
+        except EnvError as error:
+            return self._rows.successor, 0.0, False, False, {"error": error.report}
+        over = terminated or truncated
+        measures = dict(zip(self._names, self._rows.measures.tolist(), strict=True)) if over else {}
+        return self._rows.successor, reward, terminated, truncated, measures
+
+    @override
+    def close(self) -> None:
+        if self._lane is not None:
+            self._lane.env.close()

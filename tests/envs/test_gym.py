@@ -1,0 +1,509 @@
+"""Gymnasium envs in this process: rows, seeds, masks, measures, and what is said when an env fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from freewheel import testing
+from freewheel.core import Env, NDArray, Slice
+from freewheel.envs.gym import GymConfig, GymLoop, GymVector
+from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
+from freewheel.seeding import training_episodes
+from freewheel.testing import Counter, check_env
+
+WORLDS = ["CartPole-v1", "Pendulum-v1"] + [
+    f"freewheel.testing:{name}"
+    for name in ("Identity", "IdentityBox", "Drifting", "Counter", "MutatesBuffer", "Crawls")
+]
+
+
+def streams(lanes: range) -> list[Any]:
+    return [training_episodes(0, lane) for lane in lanes]
+
+
+def zeros(env: Env) -> NDArray:
+    return np.zeros((env.spec.lanes, *env.spec.action.shape), env.spec.action.dtype)
+
+
+def counter(lanes: range = range(1), **args: Any) -> Env:
+    return GymConfig("freewheel.testing:Counter", args).make(lanes)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_worlds_conform(world: str) -> None:
+    args = {"seconds": 0.0} if world.endswith("Crawls") else {}
+    check_env(GymConfig(world, args).make)
+
+
+# ---------------------------------------------------------------------------------------------------------------- golden rows
+
+
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+def test_rows_of_a_counter(ends: str) -> None:
+    """Two lanes, episodes of 2 steps: every field written out."""
+    lanes = range(4, 6)
+    env = GymConfig("freewheel.testing:Counter", {"length": 2, "ends": ends}, measures=("count",)).make(lanes)
+    seed = [[training_episodes(0, lane).seed(k) % 1000 for lane in lanes] for k in range(3)]
+    assert env.reset(streams(lanes)).tolist() == [[seed[0][0], 0], [seed[0][1], 0]]
+    for k, (count, over) in enumerate([(1, False), (2, True), (1, False), (2, True)]):
+        here, after = seed[k // 2], seed[k // 2 + over]
+        step = env.step(np.zeros(2, np.int64))
+        assert step.next_obs.tolist() == [[here[0], count], [here[1], count]]
+        assert step.obs.tolist() == [[after[0], 0 if over else count], [after[1], 0 if over else count]]
+        assert step.reward.tolist() == [count, count]
+        assert step.terminated.tolist() == [over and ends == "terminated"] * 2
+        assert step.truncated.tolist() == [over and ends == "truncated"] * 2
+        assert step.valid.tolist() == [True, True]
+        assert step.measures.tolist() == [[2], [2]] or not over
+        assert (step.reset_ns > 0) is over
+
+
+def test_one_lane_ends_while_another_goes_on() -> None:
+    lanes = range(2)
+    lengths = iter([1, 3])
+    env = GymConfig("Uneven", factory=lambda: Counter(next(lengths))).make(lanes)
+    env.reset(streams(lanes))
+    rows = []
+    for _ in range(3):
+        step = env.step(np.zeros(2, np.int64))
+        rows.append((step.next_obs[:, 1].tolist(), step.obs[:, 1].tolist(), step.terminated.tolist()))
+    assert rows == [
+        ([1, 1], [0, 1], [True, False]),
+        ([1, 2], [0, 2], [True, False]),
+        ([1, 3], [0, 0], [True, True]),
+    ]
+
+
+def test_a_time_limit_truncates_and_none_keeps_the_ids_own() -> None:
+    for config in (
+        GymConfig("freewheel.testing:Counter", {"length": 9}, max_episode_steps=2),
+        GymConfig("CartPole-v1", max_episode_steps=2),
+    ):
+        env = config.make(range(1))
+        env.reset(streams(range(1)))
+        assert [env.step(zeros(env)).truncated.tolist() for _ in range(3)] == [[False], [True], [False]]
+    env = GymConfig("Pendulum-v1").make(range(1))
+    env.reset(streams(range(1)))
+    assert np.flatnonzero([env.step(zeros(env)).truncated[0] for _ in range(400)]).tolist() == [199, 399]
+
+
+def test_reset_starts_the_streams_again() -> None:
+    env = counter(length=1)
+    first = env.reset(streams(range(1))).copy()
+    assert env.step(zeros(env)).obs.tolist() != first.tolist()
+    assert env.reset(streams(range(1))).tolist() == first.tolist()
+
+
+def test_a_step_without_an_end_allocates_no_step() -> None:
+    env = counter(length=9)
+    env.reset(streams(range(1)))
+    assert env.step(zeros(env)) is env.step(zeros(env))
+
+
+def test_the_spec_names_the_world() -> None:
+    spec = GymConfig("CartPole-v1", measures=()).make(range(3)).spec
+    assert (spec.name, spec.lanes, spec.obs_size, spec.obs_dtype) == ("CartPole-v1", 3, 4, "float32")
+    assert spec.slices == (Slice("obs", 0, 4, (4,)),)
+    assert (spec.action.kind, spec.action.size, spec.device, spec.single) == ("discrete", 2, "cpu", False)
+
+
+# -------------------------------------------------------------------------------------------------------- actions and masks
+
+
+class Recorder(testing.IdentityBox):
+    """Keeps the very action objects it was given, as envs with a memory do."""
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        super().__init__()
+        self.action_space = space
+        self.kept: list[Any] = []
+
+    def judge(self, action: Any) -> float:
+        self.kept.append(action)
+        return 0.0
+
+
+def recorded(space: gymnasium.Space[Any], *actions: Any) -> list[Any]:
+    env = Recorder(space)
+    loop = GymLoop([env], "Recorder", range(1))
+    loop.reset(streams(range(1)))
+    for action in actions:
+        loop.step(np.array([action], loop.spec.action.dtype))
+    return env.kept
+
+
+def test_discrete_actions_arrive_as_ints_from_start_on() -> None:
+    kept = recorded(Discrete(3, start=2), 0, 2)
+    assert kept == [2, 4]
+    assert [type(action) for action in kept] == [int, int]
+
+
+def test_box_actions_arrive_scaled_in_the_envs_shape_and_stay_what_they_were() -> None:
+    space = Box(np.array([[-2.0], [0.0]]), np.array([[2.0], [10.0]]), dtype=np.float64)
+    kept = recorded(space, [0.5, 0.5], [-5.0, 5.0], [0.0, 0.0])
+    assert [action.tolist() for action in kept] == [[[1.0], [7.5]], [[-2.0], [10.0]], [[0.0], [5.0]]]
+    assert all(space.contains(action) for action in kept)
+
+
+class Masked(Counter):
+    """Allows action 0 on even counts and 1 on odd ones; says so in info, or in the observation."""
+
+    def __init__(self, where: str, forget_at: int = -1) -> None:
+        super().__init__(length=3)
+        self.where, self.forget_at = where, forget_at
+        if where == "obs":
+            self.observation_space: gymnasium.Space[Any] = Dict(
+                action_mask=Box(0, 1, (2,), np.int8), count=Box(0, 1000, (2,), np.float32)
+            )
+
+    def told(self, observation: NDArray, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        mask = np.array([self.count % 2 == 0, self.count % 2 == 1], np.int8)
+        if self.where == "obs":
+            return {"action_mask": mask, "count": observation}, info
+        return observation, info if self.count == self.forget_at else {**info, "action_mask": mask}
+
+    def reset(self, **given: Any) -> Any:
+        return self.told(*super().reset(**given))
+
+    def step(self, action: Any) -> Any:
+        observation, *rest, info = super().step(action)
+        observation, info = self.told(observation, info)
+        return observation, *rest, info
+
+
+@pytest.mark.parametrize("where", ["obs", "info"])
+def test_a_mask_is_the_last_slice(where: str) -> None:
+    env = GymConfig("Masked", factory=lambda: Masked(where)).make(range(1))
+    assert env.spec.slices[-1] == Slice("action_mask", 2, 4, (2,))
+    assert env.reset(streams(range(1)))[0, 1:].tolist() == [0, 1, 0]
+    assert env.step(zeros(env)).obs[0, 1:].tolist() == [1, 0, 1]
+    env.step(zeros(env))
+    end = env.step(zeros(env))
+    assert (end.next_obs[0, 1:].tolist(), end.obs[0, 1:].tolist()) == ([3, 0, 1], [0, 1, 0])
+    check_env(GymConfig("Masked", factory=lambda: Masked(where)).make)
+
+
+def test_a_mask_may_be_missing_at_the_end_only() -> None:
+    env = GymConfig("Masked", factory=lambda: Masked("info", forget_at=3)).make(range(1))
+    env.reset(streams(range(1)))
+    assert [env.step(zeros(env)).next_obs[0, 2:].tolist() for _ in range(3)] == [[0, 1], [1, 0], [1, 1]]
+    env = GymConfig("Masked", factory=lambda: Masked("info", forget_at=1)).make(range(1))
+    env.reset(streams(range(1)))
+    with pytest.raises(EnvError, match=r"gave a wrong answer in step\(\): no 'action_mask' in info"):
+        env.step(zeros(env))
+
+
+# ----------------------------------------------------------------------------------------------------------------- failures
+
+
+def failing(world: str, args: dict[str, Any], **options: Any) -> Env:
+    return GymConfig(f"freewheel.testing:{world}", args, **options).make(range(1, 4))
+
+
+def failure(env: Env, steps: int = 9) -> list[str]:
+    def play() -> None:
+        env.reset(streams(range(1, 4)))
+        for _ in range(steps):
+            env.step(np.ones(3, np.int64))
+
+    with pytest.raises(EnvError) as caught:
+        play()
+    assert str(caught.value) == caught.value.report
+    return caught.value.report.splitlines()
+
+
+def test_an_env_that_raises_is_named_with_its_traceback() -> None:
+    seed = training_episodes(0, 2).seed(1)  # lane 2's second episode
+    report = failure(failing("Raises", {"at": 3, "only_seed": seed, "length": 4}), steps=8)
+    where = f"(episode 1, seed {seed}, step 3, last action 1)"
+    assert report[0] == f"lane 2 of freewheel.testing:Raises raised ValueError: boom {where}"
+    assert report[1] == "Traceback (most recent call last):"
+    assert 'raise ValueError("boom")' in "\n".join(report)
+    assert report[-1] == "ValueError: boom"
+    assert not [line for line in report if "freewheel/envs" in line], "our own frames are of no use to the reader"
+
+
+def test_an_env_that_raises_in_reset_is_named() -> None:
+    seed = training_episodes(0, 3).seed(0)
+    report = failure(failing("Raises", {"at": 0, "only_seed": seed}))
+    assert report[0] == f"lane 3 of freewheel.testing:Raises raised ValueError: boom (episode 0, seed {seed}, in reset)"
+
+
+def test_a_loop_can_be_used_again_after_a_failure() -> None:
+    env = failing("Raises", {"at": 2, "only_seed": training_episodes(0, 2).seed(0)})
+    failure(env)
+    first = env.reset([training_episodes(0, lane, start=5) for lane in range(1, 4)])
+    assert first.tolist() == [[training_episodes(0, lane, start=5).seed(0) % 1000, 0] for lane in range(1, 4)]
+    assert env.step(np.ones(3, np.int64)).reward.tolist() == [1, 1, 1]
+
+
+def test_an_observation_of_the_wrong_shape_is_named() -> None:
+    seed = training_episodes(0, 1).seed(0)
+    report = failure(failing("WrongShape", {"at": 2, "only_seed": seed}))
+    where = f"(episode 0, seed {seed}, step 2, last action 1)"
+    complaint = "gave a wrong observation in step(): obs: expected shape (2,), got (1,)"
+    assert report == [f"lane 1 of freewheel.testing:WrongShape {complaint} {where}"]
+
+
+def test_numbers_that_are_not_finite_pass_through() -> None:
+    env = failing("ReturnsNaN", {"at": 1})
+    env.reset(streams(range(1, 4)))
+    assert np.isnan(env.step(np.ones(3, np.int64)).next_obs).all()
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (
+            (np.zeros(2, np.float32), 1.0, True, {}),
+            "a wrong answer in step(): not enough values to unpack (expected 5, got 4)",
+        ),
+        ((np.zeros(2, np.float32), None, False, False, {}), "a wrong answer in step(): float() argument must be"),
+        (
+            (None, 1.0, False, False, {}),
+            "a wrong observation in step(): obs: expected an array of shape (2,), got None",
+        ),
+        ((np.zeros(2, np.float32), 1.0, True, False, {}), "a wrong answer in step(): no 'score' in info"),
+    ],
+)
+def test_an_answer_that_breaks_the_api_is_named(answer: Any, text: str) -> None:
+    class Odd(Counter):
+        def step(self, action: Any) -> Any:
+            return answer
+
+    env = GymConfig("Odd", factory=Odd, measures=("score",)).make(range(1))
+    env.reset(streams(range(1)))
+    with pytest.raises(EnvError) as caught:
+        env.step(zeros(env))
+    assert caught.value.report.startswith(f"lane 0 of Odd gave {text}")
+
+
+def test_an_env_that_keeps_its_buffer_does_no_harm() -> None:
+    env = GymConfig("freewheel.testing:MutatesBuffer", {"length": 2}).make(range(1))
+    env.reset(streams(range(1)))
+    env.step(zeros(env))
+    end = env.step(zeros(env))
+    assert (end.next_obs[0, 1], end.obs[0, 1]) == (2, 0)
+
+
+def test_lanes_must_be_alike() -> None:
+    sizes = iter([2, 3])
+    with pytest.raises(SetupError, match="lane 8 of Odd has other spaces than the lanes before it"):
+        GymConfig("Odd", factory=lambda: testing.Identity(next(sizes))).make(range(7, 9))
+
+
+# ------------------------------------------------------------------------------------------------------------- construction
+
+
+class Broken(Counter):
+    def __init__(self, error: Exception) -> None:
+        raise error
+
+
+MISSING = gymnasium.error.DependencyNotInstalled('Box2D is not installed, run `pip install "gymnasium[box2d]"`')
+LISTING = "python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (GymConfig("CartPol-v1"), "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        (GymConfig("CartPole-v9"), "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
+        (GymConfig("qqqqqqqq"), f"unknown environment 'qqqqqqqq'; {LISTING}"),
+        (GymConfig("not an id!"), "cannot make 'not an id!': Malformed environment ID: not an id!."),
+        (
+            GymConfig("nowhere.at.all:Env"),
+            "cannot import 'nowhere.at.all' of 'nowhere.at.all:Env' (ModuleNotFoundError: No module named 'nowhere'): install",
+        ),
+        (GymConfig("nowhere:Env-v0"), "cannot import 'nowhere' of 'nowhere:Env-v0' (ModuleNotFoundError: No module"),
+        (GymConfig("freewheel.testing:Countr"), "'freewheel.testing' has no factory 'Countr'; did you mean 'Counter'?"),
+        (GymConfig("freewheel.testing:zzzzzz"), "'freewheel.testing' has no factory 'zzzzzz'"),
+        (
+            GymConfig("CartPole-v1", {"nonsense": 1}),
+            "CartPole-v1 does not take args {'nonsense': 1}: CartPoleEnv.__init__() got",
+        ),
+        (
+            GymConfig("freewheel.testing:Counter", {"nonsense": 1}),
+            "freewheel.testing:Counter does not take args {'nonsense': 1}: Counter.__init__() got an unexpected keyword",
+        ),
+        (
+            GymConfig("X", factory=Broken),
+            "X does not take args {}: Broken.__init__() missing 1 required positional argument",
+        ),
+        (GymConfig("X", {"error": MISSING}, factory=Broken), f"X needs a package that is missing: {MISSING}"),
+        (
+            GymConfig("X", {"error": ModuleNotFoundError("No module named 'box'", name="box")}, factory=Broken),
+            "X cannot be imported (No module named 'box'): pip install box",
+        ),
+        (GymConfig("X", {"n": 2}, factory=lambda n: n), "X returned int: it has to return a gymnasium.Env"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_what_cannot_be_made_is_explained_in_a_line(config: GymConfig, text: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        config.make(range(2))
+    assert str(caught.value).startswith(text)
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no licence"), TypeError("no licence")])
+def test_a_constructor_that_raises_is_quoted(error: Exception) -> None:
+    with pytest.raises(EnvError) as caught:
+        GymConfig("X", {"error": error}, factory=Broken).make(range(3, 4))
+    kind = type(error).__name__
+    lines = caught.value.report.splitlines()
+    assert lines[0] == f"lane 3 of X raised {kind}: no licence (in its constructor)"
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[-1] == f"{kind}: no licence"
+
+
+def test_an_unsupported_action_space_is_refused() -> None:
+    with pytest.raises(SetupError) as caught:
+        GymLoop([Recorder(MultiDiscrete([3, 2]))], "Recorder", range(1))
+    assert str(caught.value).startswith("action space MultiDiscrete([3 2]) is not supported: use Box or Discrete")
+
+
+def test_envs_made_before_a_failure_are_closed() -> None:
+    closed = []
+
+    class Third(Counter):
+        made = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            Third.made += 1
+            self.number = Third.made
+            if self.number == 3:
+                raise RuntimeError("enough")
+
+        def close(self) -> None:
+            closed.append(self.number)
+
+    with pytest.raises(EnvError, match="lane 2 of Third"):
+        GymConfig("Third", factory=Third).make(range(5))
+    assert sorted(closed) == [1, 2]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"id": "X", "max_episode_steps": 0}, {"id": "X", "step_timeout": 0.0}], ids=str)
+def test_nonsense_is_refused_before_anything_starts(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        GymConfig(**wrong)
+
+
+def test_close_closes_every_env_once_even_if_one_refuses() -> None:
+    closed = []
+
+    class Stubborn(Counter):
+        def close(self) -> None:
+            closed.append(self)
+            if len(closed) == 1:
+                raise OSError("no")
+
+    env = GymConfig("Stubborn", factory=Stubborn).make(range(3))
+    with pytest.raises(OSError, match="no"):
+        env.close()
+    env.close()
+    assert len(closed) == len(set(map(id, closed))) == 3
+
+
+def test_only_the_first_lane_is_rendered() -> None:
+    env = GymConfig("CartPole-v1").make(range(4, 6), render_mode="rgb_array")
+    env.reset(streams(range(4, 6)))
+    picture = env.render()
+    assert isinstance(picture, np.ndarray)
+    assert (picture.shape, str(picture.dtype)) == ((400, 600, 3), "uint8")
+    assert isinstance(env, GymLoop)
+    assert [lane.env.render_mode for lane in env._lanes] == ["rgb_array", None]
+    env.close()
+    plain = GymConfig("CartPole-v1").make(range(1))
+    plain.reset(streams(range(1)))
+    assert plain.render() is None
+
+
+# ------------------------------------------------------------------------------------------------------------- the registry
+
+
+@pytest.fixture
+def registry() -> Iterator[dict[str, Any]]:
+    before = dict(gymnasium.registry)
+    yield gymnasium.registry
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
+
+
+class SeededVector(VectorEnv[NDArray, NDArray, NDArray]):
+    """B Counters that take a stream a lane."""
+
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP, "lane_seeds": True}  # noqa: RUF012
+
+    def __init__(self, num_envs: int, length: int = 3) -> None:
+        self.num_envs = num_envs
+        self.envs = [Counter(length) for _ in range(num_envs)]
+        self.single_observation_space, self.single_action_space = (
+            self.envs[0].observation_space,
+            self.envs[0].action_space,
+        )
+        self.played = [0] * num_envs
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if options is None:
+            return np.zeros((self.num_envs, 2), np.float32), {}
+        self.streams, self.played = options["seeds"], [0] * self.num_envs
+        return np.stack([self.begin(lane) for lane in range(self.num_envs)]), {}
+
+    def begin(self, lane: int) -> NDArray:
+        return self.envs[lane].reset(seed=self.streams[lane].seed(self.played[lane]))[0]
+
+    def step(self, actions: NDArray) -> Any:
+        seen, rewards, terminated, truncated, _ = map(np.stack, zip(*(env.step(0) for env in self.envs), strict=True))
+        first = seen.copy()
+        for lane in np.flatnonzero(terminated).tolist():
+            self.played[lane] += 1
+            first[lane] = self.begin(lane)
+        return first, rewards, terminated, truncated, {"final_obs": seen}
+
+
+def test_an_ids_own_vector_env_is_used_if_it_seeds_lanes_apart(registry: dict[str, Any]) -> None:
+    make_one: Any = Counter
+    make_many: Any = SeededVector
+    gymnasium.register("Seeded-v0", entry_point=make_one, vector_entry_point=make_many)
+    env = GymConfig("Seeded-v0").make(range(3))
+    assert isinstance(env, GymVector)
+    check_env(GymConfig("Seeded-v0", {"length": 4}).make)
+    assert isinstance(GymConfig("CartPole-v1").make(range(3)), GymLoop), "Gymnasium's own takes one seed for all lanes"
+
+
+def test_an_id_may_name_the_module_that_registers_it(
+    registry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registers_itself.py").write_text(
+        "import gymnasium\ngymnasium.register('Late-v0', entry_point='freewheel.testing:Counter', max_episode_steps=2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    env = GymConfig("registers_itself:Late-v0").make(range(1))
+    env.reset(streams(range(1)))
+    assert [env.step(zeros(env)).truncated.tolist() for _ in range(2)] == [[False], [True]]
+
+
+def test_an_id_that_a_script_registered_travels_with_the_config(registry: dict[str, Any]) -> None:
+    make_one: Any = Counter
+    gymnasium.register("Mine-v0", entry_point=make_one, max_episode_steps=2)
+    sent = cloudpickle.dumps(GymConfig("Mine-v0", measures=("count",)))
+    del registry["Mine-v0"]
+    with pytest.raises(FreewheelError):
+        GymConfig("Mine-v0").make(range(1))
+    arrived = cloudpickle.loads(sent)
+    assert arrived == GymConfig("Mine-v0", measures=("count",))
+    env = arrived.make(range(1))
+    env.reset(streams(range(1)))
+    assert [env.step(zeros(env)).truncated.tolist() for _ in range(2)] == [[False], [True]]

@@ -1,0 +1,364 @@
+"""A process a lane: the same rows as in one process, and the dead and the hung are named and gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
+
+from freewheel.core import Env, NDArray, Step
+from freewheel.envs.gym import GymConfig, GymVector
+from freewheel.envs.processes import GymProcesses
+from freewheel.errors import EnvError, SetupError
+from freewheel.seeding import training_episodes
+from freewheel.testing import Counter, Identity, check_env
+
+LANES = range(2, 5)
+ONES = np.ones(3, np.int64)
+
+
+def streams(lanes: range = LANES) -> list[Any]:
+    return [training_episodes(0, lane) for lane in lanes]
+
+
+def config(world: str, args: dict[str, Any], **options: Any) -> GymConfig:
+    return GymConfig(f"freewheel.testing:{world}", args, **options)
+
+
+def vector(env: Env) -> GymProcesses:
+    assert isinstance(env, GymVector)
+    assert isinstance(env._vector, GymProcesses)
+    return env._vector
+
+
+def workers(env: Env) -> list[psutil.Process]:
+    return [psutil.Process(process.pid) for process in vector(env).processes]
+
+
+@contextmanager
+def takes_at_most(seconds: float) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    assert time.monotonic() - begun < seconds
+
+
+# -------------------------------------------------------------------------------------------------------------- the same rows
+
+
+def nested() -> gymnasium.Env[Any, Any]:
+    """A world of its own spaces, a mask in info, a shaped and scaled action or a shifted one: made here, so sent by value."""
+
+    class Nested(Counter):
+        def __init__(self) -> None:
+            super().__init__(length=4)
+            self.observation_space: gymnasium.Space[Any] = Dict(
+                pair=Tuple([Box(0, 1000, (1,), np.float64), Discrete(9)]), noise=Box(-9, 9, (2, 1), np.float32)
+            )
+            self.action_space: gymnasium.Space[Any] = Discrete(3, start=5)
+
+        def shown(self, seen: NDArray, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            noise = self.np_random.normal(size=(2, 1)).astype(np.float32)
+            mask = np.array([1, self.count % 2, 1], np.int8)
+            return {"pair": (seen[:1].astype(np.float64) / 3, int(seen[1])), "noise": noise}, {
+                **info,
+                "action_mask": mask,
+            }
+
+        def reset(self, **given: Any) -> Any:
+            return self.shown(*super().reset(**given))
+
+        def step(self, action: Any) -> Any:
+            seen, _, *ends, info = super().step(action)
+            assert type(action) is int
+            observation, info = self.shown(seen, {**info, "sum": action / 3})
+            return observation, action / 7, *ends, info
+
+    return Nested()
+
+
+def roll(env: Env, steps: int) -> list[dict[str, Any]]:
+    """All that an Env says, as bytes."""
+    rng = np.random.default_rng(0)
+    said: list[dict[str, Any]] = [{"first": env.reset(streams()).tobytes()}]
+    for _ in range(steps):
+        action = env.spec.action
+        box = rng.uniform(-1.5, 1.5, (3, action.size)).astype(np.float32)
+        step = env.step(box if action.kind == "box" else rng.integers(action.size, size=3))
+        row = {name: getattr(step, name).tobytes() for name in Step.__slots__ if name not in ("measures", "reset_ns")}
+        over = step.terminated | step.truncated
+        said.append({**row, "measures": step.measures[over].tobytes(), "resets": step.reset_ns > 0})
+    return said
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        GymConfig("CartPole-v1"),
+        GymConfig("Pendulum-v1", max_episode_steps=30),
+        GymConfig("Nested", factory=nested, measures=("sum", "count")),
+    ],
+    ids=lambda world: world.name,
+)
+def test_processes_say_the_same_as_a_loop_bit_for_bit(world: GymConfig) -> None:
+    with closing(world.make(LANES)) as loop, closing(world.make(LANES, processes=True)) as processes:
+        assert processes.spec == loop.spec
+        assert roll(processes, 70) == roll(loop, 70)
+
+
+@pytest.mark.parametrize("world", ["CartPole-v1", "Pendulum-v1"])
+def test_worlds_in_processes_conform(world: str) -> None:
+    check_env(lambda lanes: GymConfig(world).make(lanes, processes=True))
+
+
+def test_an_ended_episode_brings_its_measures_and_its_successor() -> None:
+    world = config("Counter", {"length": 2}, measures=("count",))
+    with closing(world.make(LANES, processes=True)) as env:
+        env.reset(streams())
+        env.step(ONES)
+        end = env.step(ONES)
+        assert end.next_obs.tolist() == [[stream.seed(0) % 1000, 2] for stream in streams()]
+        assert end.obs.tolist() == [[stream.seed(1) % 1000, 0] for stream in streams()]
+        assert end.measures.tolist() == [[2], [2], [2]]
+        assert env.render() is None
+
+
+# ---------------------------------------------------------------------------------------------------------------- failures
+
+
+def fails(env: Env, steps: int = 4) -> list[str]:
+    """The report of the EnvError that a few steps end in."""
+
+    def play() -> None:
+        env.reset(streams())
+        for _ in range(steps):
+            env.step(ONES)
+
+    with closing(env), pytest.raises(EnvError) as caught:
+        play()
+    assert type(caught.value.report) is str
+    assert str(caught.value) == caught.value.report
+    return caught.value.report.splitlines()
+
+
+def test_a_worker_that_dies_is_named_and_takes_the_others_along() -> None:
+    seed = training_episodes(0, 3).seed(0)
+    env = config("Dies", {"at": 2, "only_seed": seed}).make(LANES, processes=True)
+    alive = workers(env)
+    with takes_at_most(2.0):
+        report = fails(env)
+    where = f"(episode 0, seed {seed}, step 2, last action 1)"
+    assert report == [f"lane 3 of freewheel.testing:Dies died (exit code -9) {where}"]
+    assert not [process for process in alive if process.is_running()]
+
+
+def test_a_worker_that_is_killed_between_steps_is_named() -> None:
+    env = config("Counter", {"length": 3}).make(LANES, processes=True)
+    env.reset(streams())
+    for _ in range(4):
+        env.step(ONES)
+    victim = workers(env)[1]
+    victim.kill()
+    psutil.wait_procs([victim], timeout=5)
+    with closing(env), takes_at_most(2.0), pytest.raises(EnvError) as caught:
+        env.step(ONES)
+    where = f"(episode 1, seed {training_episodes(0, 3).seed(1)}, step 2, last action 1)"
+    assert caught.value.report == f"lane 3 of freewheel.testing:Counter died (exit code -9) {where}"
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["", "deaf to SIGTERM"])
+@pytest.mark.parametrize(
+    ("at", "limits"), [(2, {"step_timeout": 0.5}), (0, {"reset_timeout": 0.5})], ids=["step", "reset"]
+)
+def test_a_worker_that_hangs_is_named_and_killed(at: int, limits: dict[str, float], deaf: bool) -> None:
+    seed = training_episodes(0, 4).seed(0)
+    env = config("Hangs", {"at": at, "only_seed": seed, "deaf": deaf}, **limits).make(LANES, processes=True)
+    alive = workers(env)
+    with takes_at_most(0.5 + 1.0):
+        report = fails(env)
+    place = "step 2, last action 1" if at else "in reset"
+    where = f"(episode 0, seed {seed}, {place})"
+    assert report == [f"lane 4 of freewheel.testing:Hangs did not answer within 0.5 s {where}"]
+    assert not [process for process in alive if process.is_running()]
+
+
+def test_a_constructor_that_hangs_or_dies_is_named() -> None:
+    def hangs() -> Any:
+        time.sleep(60)
+
+    def dies() -> Any:
+        os._exit(3)
+
+    with takes_at_most(3.0 + 1.0), pytest.raises(EnvError) as caught:
+        GymConfig("Slow", factory=hangs, construct_timeout=3.0).make(LANES, processes=True)
+    assert caught.value.report == "lane 2 of Slow did not answer within 3 s (before its first episode)"
+    with pytest.raises(EnvError) as caught:
+        GymConfig("Gone", factory=dies).make(LANES, processes=True)
+    assert caught.value.report == "lane 2 of Gone died (exit code 3) (before its first episode)"
+
+
+def test_a_lane_that_comes_up_differently_is_named(tmp_path: Path) -> None:
+    def differs(seen: str) -> gymnasium.Env[Any, Any]:
+        size = 3 if os.path.exists(seen) else 4
+        open(seen, "w").close()
+        return Identity(size)
+
+    with pytest.raises(SetupError, match=r"^lane 2 of Odd has other spaces than the lanes before it"):
+        GymConfig("Odd", {"seen": str(tmp_path / "seen")}, factory=differs).make(LANES, processes=True)
+
+
+def test_an_env_that_raises_reports_from_its_process_and_the_others_live_on() -> None:
+    seed = training_episodes(0, 3).seed(1)
+    env = config("Raises", {"at": 1, "only_seed": seed, "length": 2}).make(LANES, processes=True)
+    with closing(env):
+        env.reset(streams())
+        for _ in range(2):
+            env.step(ONES)
+        with pytest.raises(EnvError) as caught:
+            env.step(ONES)
+        report = caught.value.report.splitlines()
+        where = f"(episode 1, seed {seed}, step 1, last action 1)"
+        assert report[0] == f"lane 3 of freewheel.testing:Raises raised ValueError: boom {where}"
+        assert report[1] == "Traceback (most recent call last):"
+        assert report[-1] == "ValueError: boom"
+        env.reset([training_episodes(0, lane, start=7) for lane in LANES])
+        assert env.step(ONES).reward.tolist() == [1, 1, 1]
+
+
+def test_an_env_that_raises_in_its_own_reset_or_lies_reports_too() -> None:
+    seed = training_episodes(0, 2).seed(1)
+    report = fails(config("Raises", {"at": 0, "only_seed": seed, "length": 2}).make(LANES, processes=True))
+    assert report[0] == f"lane 2 of freewheel.testing:Raises raised ValueError: boom (episode 1, seed {seed}, in reset)"
+    report = fails(config("WrongShape", {"at": 2}).make(LANES, processes=True))
+    assert "gave a wrong observation in step(): obs: expected shape (2,), got (1,)" in report[0]
+
+
+@pytest.mark.parametrize(
+    ("world", "text"),
+    [
+        (GymConfig("CartPol-v1"), "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        (GymConfig("freewheel.testing:Countr"), "'freewheel.testing' has no factory 'Countr'; did you mean 'Counter'?"),
+        (
+            GymConfig("Sealed", {"ends": (end for end in "no generator can be pickled")}, factory=Counter),
+            "Sealed cannot be sent to another process",
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_what_cannot_be_made_is_explained_in_a_line(world: GymConfig, text: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        world.make(LANES, processes=True)
+    assert str(caught.value).startswith(text)
+    assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------ comings, goings
+
+
+def test_close_twice_and_nothing_is_left() -> None:
+    env = config("Counter", {}).make(LANES, processes=True)
+    alive = workers(env)
+    assert len(alive) == 3
+    with takes_at_most(3.0):
+        env.close()
+    env.close()
+    assert not [process for process in alive if process.is_running()]
+
+
+def test_descriptors_do_not_pile_up() -> None:
+    closed = []
+
+    def cycle() -> int:
+        closed.append(config("Counter", {}).make(range(2), processes=True))
+        closed[-1].close()
+        return len(os.listdir("/proc/self/fd"))
+
+    assert cycle() == cycle()
+
+
+def test_an_interrupt_is_left_to_the_trainer() -> None:
+    with closing(config("Counter", {"length": 99}).make(LANES, processes=True)) as env:
+        env.reset(streams())
+        for process in workers(env):
+            process.send_signal(signal.SIGINT)
+        assert [env.step(ONES).reward.tolist() for _ in range(3)] == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
+
+
+def test_workers_do_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # a worker must not inherit it either
+
+    def witness() -> gymnasium.Env[Any, Any]:
+        class Witness(Counter):
+            def judge(self, action: Any) -> float:
+                return float("torch" in sys.modules)
+
+        return Witness()
+
+    with closing(GymConfig("Witness", factory=witness).make(range(2), processes=True)) as env:
+        env.reset(streams(range(2)))
+        assert env.step(np.ones(2, np.int64)).reward.tolist() == [0, 0]
+
+
+SCRIPT = """
+import os, sys, time
+import numpy as np
+from freewheel.envs.gym import GymConfig
+from freewheel.seeding import training_episodes
+from freewheel.testing import Counter
+
+print("script", flush=True)
+
+class Mine(Counter):
+    def judge(self, action):
+        if HANG:
+            os.write(1, b"hung\\n")
+            time.sleep(600)
+        return 42.0
+
+env = GymConfig(factory=Mine).make(range(2), processes=True)
+env.reset([training_episodes(0, lane) for lane in range(2)])
+print(env.spec.name, env.step(np.zeros(2, np.int64)).reward.tolist(), __file__ == sys.argv[0], __spec__)
+env.close()
+"""
+
+
+@contextmanager
+def script(folder: Path, *, hang: bool) -> Iterator[subprocess.Popen[str]]:
+    path = folder / "unguarded.py"
+    path.write_text(SCRIPT.replace("HANG", str(hang)))
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, str(path)]
+    with subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    with script(tmp_path, hang=False) as process:
+        out, err = process.communicate(timeout=30)
+    assert (out, err, process.returncode) == ("script\nMine [42.0, 42.0] True None\n", "", 0)
+
+
+def test_the_death_of_the_trainer_takes_hung_workers_along(tmp_path: Path) -> None:
+    with script(tmp_path, hang=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(3)] == ["script\n", "hung\n", "hung\n"]
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        _, alive = psutil.wait_procs(family, timeout=5)
+    assert len(family) >= 2
+    assert alive == []

@@ -1,0 +1,205 @@
+"""The three ways of autoreset become one: rows written out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from freewheel.core import NDArray, Slice, Step
+from freewheel.envs.vector import GymVector
+from freewheel.errors import EnvError, SetupError
+from freewheel.seeding import training_episodes
+from freewheel.testing import Counter
+
+SEEDS = [training_episodes(0, lane) for lane in range(2)]
+ZEROS = np.zeros(2, np.int64)
+
+
+class CounterVector(VectorEnv[Any, NDArray, NDArray]):
+    """Lane 0 ends after 2 steps and lane 1 after 3. It shows 100 × lane + 10 × episode + steps; the reward is the steps."""
+
+    def __init__(self, mode: AutoresetMode | None, *, batched: bool = False, masked: bool = False) -> None:
+        self.metadata = {"render_modes": [], "autoreset_mode": mode} if mode else {"render_modes": []}
+        self.mode, self.batched, self.masked = mode, batched, masked
+        self.num_envs, self.lengths = 2, np.array([2, 3])
+        self.single_observation_space, self.single_action_space = Box(0, 1000, (1,), np.float32), Discrete(2)
+        self.reset_calls: list[Any] = []
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[NDArray, dict[str, Any]]:
+        self.reset_calls.append((seed, options))
+        if options is None:
+            self.episode, self.count, self.ended = np.zeros(2, int), np.zeros(2, int), np.zeros(2, bool)
+        else:
+            self.begin(options["reset_mask"])
+        return self.seen(), self.info()
+
+    def begin(self, lanes: NDArray) -> None:
+        self.episode[lanes] += 1
+        self.count[lanes] = 0
+
+    def seen(self) -> NDArray:
+        return np.array(100 * np.arange(2) + 10 * self.episode + self.count, np.float32)[:, None]
+
+    def info(self) -> dict[str, Any]:
+        steps = {"steps": self.count.copy()}
+        return {**steps, "action_mask": np.stack([self.count % 2 == 0, self.count >= 0], 1)} if self.masked else steps
+
+    def step(self, actions: NDArray) -> Any:
+        skip = self.ended if self.mode is AutoresetMode.NEXT_STEP else np.zeros(2, bool)
+        self.count[~skip] += 1
+        self.begin(skip)
+        over = (self.count >= self.lengths) & ~skip
+        reward, info = np.where(skip, 5.0, self.count), self.info()  # a reward on a reset row, which must not count
+        self.ended = over
+        if self.mode is AutoresetMode.SAME_STEP and over.any():
+            final = self.seen()
+            self.begin(over)
+            several = np.full(2, None, object)
+            for lane in np.flatnonzero(over):
+                several[lane] = final[lane]
+            info = {**self.info(), "final_info": info, "final_obs": final if self.batched else several}
+        return self.seen(), reward, over, np.zeros(2, bool), info
+
+
+def play(env: GymVector, steps: int) -> dict[str, list[Any]]:
+    """Each field of the Steps, [T][B]."""
+    taken: list[dict[str, Any]] = []
+    for _ in range(steps):
+        step = env.step(ZEROS)
+        taken.append({name: np.squeeze(getattr(step, name)).tolist() for name in Step.__slots__ if name != "reset_ns"})
+    return {name: [row[name] for row in taken] for name in taken[0]}
+
+
+T, F = True, False
+AT_ONCE = {  # the new episode is there in the row of the end
+    "obs": [[1, 101], [10, 102], [11, 110], [20, 111], [21, 112], [30, 120]],
+    "next_obs": [[1, 101], [2, 102], [11, 103], [12, 111], [21, 112], [22, 113]],
+    "reward": [[1, 1], [2, 2], [1, 3], [2, 1], [1, 2], [2, 3]],
+    "terminated": [[F, F], [T, F], [F, T], [T, F], [F, F], [T, T]],
+    "truncated": [[F, F]] * 6,
+    "valid": [[T, T]] * 6,
+}
+NEXT_ROW = {  # a row of its own brings it, which is no transition
+    "obs": [[1, 101], [2, 102], [10, 103], [11, 110], [12, 111], [20, 112]],
+    "next_obs": [[1, 101], [2, 102], [10, 103], [11, 110], [12, 111], [20, 112]],
+    "reward": [[1, 1], [2, 2], [0, 3], [1, 0], [2, 1], [0, 2]],
+    "terminated": [[F, F], [T, F], [F, T], [F, F], [T, F], [F, F]],
+    "truncated": [[F, F]] * 6,
+    "valid": [[T, T], [T, T], [F, T], [T, F], [T, T], [F, T]],
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "batched", "rows"),
+    [
+        (AutoresetMode.SAME_STEP, False, AT_ONCE),
+        (AutoresetMode.SAME_STEP, True, AT_ONCE),
+        (AutoresetMode.DISABLED, False, AT_ONCE),
+        (AutoresetMode.NEXT_STEP, False, NEXT_ROW),
+    ],
+)
+def test_golden_rows(mode: AutoresetMode, batched: bool, rows: dict[str, list[Any]]) -> None:
+    env = GymVector(CounterVector(mode, batched=batched), "Counters", ("steps",))
+    assert env.reset(SEEDS).tolist() == [[0], [100]]
+    played = play(env, 6)
+    over, measures = np.array(played["terminated"]), np.array(played.pop("measures"))
+    assert played == rows
+    lanes = np.nonzero(over)[1]
+    assert measures[over].tolist() == [[2, 3][lane] for lane in lanes], "the last info of the episode that ended"
+
+
+def test_a_reset_forgets_which_lanes_had_ended() -> None:
+    env = GymVector(CounterVector(AutoresetMode.NEXT_STEP), "Counters")
+    env.reset(SEEDS)
+    play(env, 2)  # lane 0 has just ended
+    env.reset(SEEDS)
+    assert env.step(ZEROS).valid.tolist() == [True, True]
+
+
+def test_only_ended_lanes_are_reset_where_autoreset_is_disabled() -> None:
+    vector = CounterVector(AutoresetMode.DISABLED)
+    env = GymVector(vector, "Counters")
+    env.reset(SEEDS)
+    vector.reset_calls.clear()
+    play(env, 3)
+    assert [options["reset_mask"].tolist() for _, options in vector.reset_calls] == [[True, False], [False, True]]
+
+
+def test_resets_are_timed_where_we_make_them() -> None:
+    env = GymVector(CounterVector(AutoresetMode.DISABLED), "Counters")
+    env.reset(SEEDS)
+    assert [env.step(ZEROS).reset_ns > 0 for _ in range(4)] == [False, True, True, True]
+
+
+def test_one_seed_for_all_lanes_unless_the_vector_env_can_do_better() -> None:
+    vector = CounterVector(AutoresetMode.DISABLED)
+    GymVector(vector, "Counters").reset(SEEDS)
+    assert vector.reset_calls[-1] == (SEEDS[0].seed(0), None)
+
+
+def test_a_vector_env_that_does_not_say_how_it_resets_is_refused() -> None:
+    with pytest.raises(SetupError, match=r"^Counters does not say how it resets: set metadata\['autoreset_mode'\]"):
+        GymVector(CounterVector(None), "Counters")
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_masks_in_info_are_the_last_columns(mode: AutoresetMode, batched: bool) -> None:
+    env = GymVector(CounterVector(mode, batched=batched, masked=True), "Counters")
+    assert env.spec.slices == (Slice("obs", 0, 1, (1,)), Slice("action_mask", 1, 3, (2,)))
+    assert env.reset(SEEDS).tolist() == [[0, 1, 1], [100, 1, 1]]
+    assert env.step(ZEROS).obs.tolist() == [[1, 0, 1], [101, 0, 1]]
+    assert env.step(ZEROS).next_obs.tolist() == [[2, 1, 1], [102, 1, 1]]
+    end = env.step(ZEROS)
+    assert end.next_obs[1].tolist() == [103, 0, 1], "the mask of the episode that ended"
+    assert end.obs[1].tolist() == ([103, 0, 1] if mode is AutoresetMode.NEXT_STEP else [110, 1, 1])
+
+
+class Pair(Counter):
+    """A Counter in a Dict."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.observation_space: Space[Any] = Dict(origin=Box(0, 1000, (1,), np.float32), steps=Discrete(4))
+
+    def reset(self, **given: Any) -> Any:
+        observation, info = super().reset(**given)
+        return {"origin": observation[:1], "steps": int(observation[1])}, info
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return {"origin": observation[:1], "steps": int(observation[1])}, *rest
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_gymnasiums_own_vector_env_of_nested_observations(mode: AutoresetMode) -> None:
+    env = GymVector(SyncVectorEnv([lambda: Pair(2), lambda: Pair(3)], autoreset_mode=mode), "Pairs", ("count",))
+    first = SEEDS[0].seed(0)
+    assert env.reset(SEEDS)[:, 1:].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
+    env.step(ZEROS)
+    end = env.step(ZEROS)
+    assert end.next_obs.tolist() == [[first % 1000, 0, 0, 1, 0], [(first + 1) % 1000, 0, 0, 1, 0]]
+    assert end.terminated.tolist() == [True, False]
+    assert end.measures[0].tolist() == [2]
+    after = end if mode is not AutoresetMode.NEXT_STEP else env.step(ZEROS)
+    assert after.obs[0, 1:].tolist() == [1, 0, 0, 0]
+    env.close()
+
+
+def test_a_vector_env_that_raises_or_lies_is_named() -> None:
+    vector = CounterVector(AutoresetMode.SAME_STEP)
+    env = GymVector(vector, "Counters")
+    env.reset(SEEDS)
+    vector.seen = lambda: np.zeros((2, 3), np.float32)  # type: ignore[method-assign]
+    with pytest.raises(
+        EnvError, match=r"^Counters gave a wrong observation in step\(\): obs: expected shape \(2, 1\), got \(2, 3\)$"
+    ):
+        env.step(ZEROS)
+    del vector.count
+    with pytest.raises(EnvError, match=r"^Counters raised AttributeError: .* \(in step\(\)\)\nTraceback"):
+        env.step(ZEROS)
