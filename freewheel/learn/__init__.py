@@ -1,0 +1,1 @@
+"""Learning: one file is one algorithm is one Learner, beside the pure functions they share."""

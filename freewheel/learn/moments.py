@@ -1,0 +1,63 @@
+"""Running means and deviations in float64: of observations, and of the discounted return that rewards are scaled by."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from freewheel.core import NDArray, Transitions
+
+
+class Moments:
+    """Mean and variance of all rows ever added, a column each."""
+
+    def __init__(self, columns: int) -> None:
+        self.count = 0.0
+        self.mean = np.zeros(columns)
+        self.square = np.zeros(columns)  # sum of squared distances from the mean
+
+    def add(self, rows: NDArray) -> None:
+        """rows [N, columns], joined by Chan's formula: exact for any grouping."""
+        if not len(rows):
+            return
+        mean = rows.mean(axis=0, dtype=np.float64)
+        distance = mean - self.mean
+        total = self.count + len(rows)
+        self.square += np.square(rows - mean).sum(axis=0) + np.square(distance) * self.count * len(rows) / total
+        self.mean += distance * len(rows) / total
+        self.count = total
+
+    @property
+    def deviation(self) -> NDArray:
+        return np.sqrt(self.square / max(self.count, 1.0) + 1e-8)
+
+    def state(self) -> NDArray:
+        """Mean, square and count in a row, float64."""
+        return np.concatenate([self.mean, self.square, [self.count]])
+
+    def restore(self, state: NDArray) -> None:
+        columns = len(self.mean)
+        self.mean[...], self.square[...], self.count = state[:columns], state[columns:-1], float(state[-1])
+
+
+class ReturnScale:
+    """How large discounted returns are: every lane's running return, followed over its rows in order."""
+
+    def __init__(self, lanes: int, gamma: float) -> None:
+        self.moments = Moments(1)
+        self._gamma = gamma
+        self.running = np.zeros(lanes)
+
+    def add(self, data: Transitions, lane0: int) -> None:
+        running = self.running[lane0 : lane0 + data.reward.shape[1]]
+        seen = np.empty(data.reward.shape)
+        going_on = data.valid & ~(data.terminated | data.truncated)
+        for t in range(len(seen)):
+            running *= self._gamma
+            running += np.where(data.valid[t], data.reward[t], 0)
+            seen[t] = running
+            running *= going_on[t]
+        self.moments.add(seen[data.valid][:, None])
+
+    @property
+    def factor(self) -> float:
+        return 1.0 / float(self.moments.deviation[0]) if self.moments.count else 1.0

@@ -1,0 +1,99 @@
+"""PPO's objective on one minibatch, by autograd: the general path, for any module on any device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from freewheel.core import NDArray
+from freewheel.policies.nets import Distribution, PolicyNet
+
+
+class Minibatch(NamedTuple):
+    """Rows to learn from, [N, ...]."""
+
+    inputs: NDArray  # [N, D] observations as the network sees them
+    action: NDArray
+    reference: NDArray  # [N] log-probability that the ratio is taken against
+    weight: NDArray | None  # [N] ρ of rows that an older version chose; None: all 1
+    advantage: NDArray  # [N]
+    value: NDArray  # [N] value target
+
+    def take(self, rows: NDArray | slice) -> Minibatch:
+        weight = None if self.weight is None else self.weight[rows]
+        return Minibatch(
+            self.inputs[rows], self.action[rows], self.reference[rows], weight, self.advantage[rows], self.value[rows]
+        )
+
+
+class Coefficients(NamedTuple):
+    """Weights of the loss: policy + value × value loss - entropy × entropy."""
+
+    clip: float
+    value: float
+    entropy: float
+
+
+class Losses(NamedTuple):
+    """What a minibatch showed."""
+
+    policy: float
+    value: float
+    entropy: float
+    kl: float  # of the policy now from the reference, estimated
+    clipped: float  # share of rows beyond the clip
+
+
+class Objective(Protocol):
+    """Evaluates a PolicyNet and fills its flat gradient."""
+
+    def evaluate(self, inputs: NDArray, action: NDArray) -> tuple[NDArray, NDArray]: ...  # values [N], log-probs [N]
+    def values(self, inputs: NDArray) -> NDArray: ...
+    def gradient(self, batch: Minibatch, weights: Coefficients) -> Losses: ...
+
+
+class Autograd:
+    """Implements Objective for every PolicyNet."""
+
+    def __init__(self, net: PolicyNet) -> None:
+        self.net = net
+        self._device = net.vector.device
+
+    @torch.no_grad()
+    def evaluate(self, inputs: NDArray, action: NDArray) -> tuple[NDArray, NDArray]:
+        x = self._tensor(inputs)
+        output = self.net(x)
+        return output.value.cpu().numpy(), self._law(x, output.head).log_prob(self._tensor(action)).cpu().numpy()
+
+    @torch.no_grad()
+    def values(self, inputs: NDArray) -> NDArray:
+        values: NDArray = self.net(self._tensor(inputs)).value.cpu().numpy()
+        return values
+
+    def gradient(self, batch: Minibatch, weights: Coefficients) -> Losses:
+        x = self._tensor(batch.inputs)
+        output = self.net(x)
+        law = self._law(x, output.head)
+        log_ratio = law.log_prob(self._tensor(batch.action)) - self._tensor(batch.reference)
+        ratio = log_ratio.exp()
+        advantage = self._tensor(batch.advantage)
+        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - weights.clip, 1 + weights.clip) * advantage)
+        if batch.weight is not None:
+            gain = gain * self._tensor(batch.weight)
+        policy, entropy = -gain.mean(), law.entropy().mean()
+        value = (output.value - self._tensor(batch.value)).square().mean()
+        self.net.grad.zero_()
+        (policy + weights.value * value - weights.entropy * entropy).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            kl = ((ratio - 1) - log_ratio).mean()
+            clipped = ((ratio - 1).abs() > weights.clip).float().mean()
+            return Losses(*torch.stack([policy, value, entropy, kl, clipped]).tolist())
+
+    def _law(self, inputs: Tensor, head: Tensor) -> Distribution:
+        mask = self.net.spec.mask
+        return self.net.distribution(head, None if mask is None else inputs[:, slice(*mask)])
+
+    def _tensor(self, values: NDArray) -> Tensor:
+        return torch.from_numpy(values).to(self._device)

@@ -1,0 +1,64 @@
+"""Adam is torch's, over one flat vector, and can be taken back."""
+
+from __future__ import annotations
+
+import torch
+
+from freewheel.learn.adam import EPS, MEAN_DECAY, SQUARE_DECAY, Adam
+
+
+def gradients(count: int, size: int = 40) -> torch.Tensor:
+    """Of all sizes, from rounding errors to explosions."""
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(count, size, generator=rng) * torch.logspace(-8, 3, size)
+
+
+def test_fifty_steps_are_those_of_torch() -> None:
+    start = torch.linspace(-1, 1, 40)
+    theirs = torch.nn.Parameter(start.clone())
+    optimizer = torch.optim.Adam([theirs], lr=1e-2, betas=(MEAN_DECAY, SQUARE_DECAY), eps=EPS)
+    ours, grad = start.clone(), torch.zeros(40)
+    adam = Adam(ours, grad)
+    for step, gradient in enumerate(gradients(50)):
+        lr = 1e-2 * (1 - step / 50)
+        optimizer.param_groups[0]["lr"] = lr
+        theirs.grad = gradient
+        optimizer.step()
+        grad.copy_(gradient)
+        adam.step(lr)
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-7)
+    assert adam.steps == 50
+    assert (ours - start).abs().min() > 1e-5
+
+
+def test_the_first_step_is_one_learning_rate_long() -> None:
+    vector, grad = torch.zeros(3), torch.tensor([4.0, -4.0, 0.0])
+    Adam(vector, grad).step(0.5)
+    torch.testing.assert_close(vector, torch.tensor([-0.5, 0.5, 0.0]), rtol=1e-5, atol=0)
+
+
+def test_what_is_remembered_is_recalled_bit_for_bit() -> None:
+    vector, grad = torch.linspace(-1, 1, 40), torch.zeros(40)
+    adam = Adam(vector, grad)
+
+    def run(parts: torch.Tensor) -> torch.Tensor:
+        for gradient in parts:
+            grad.copy_(gradient)
+            adam.step(1e-2)
+        return vector.clone()
+
+    parts = gradients(12)
+    run(parts[:5])
+    before = adam.remember()
+    once = run(parts[5:])
+    adam.recall(*before)
+    assert torch.equal(vector, before[0])
+    assert adam.steps == 5
+    assert torch.equal(run(parts[5:]), once)
+
+
+def test_recall_writes_into_the_vector_it_moves() -> None:
+    vector = torch.ones(2)
+    adam = Adam(vector, torch.zeros(2))
+    adam.recall(torch.full((2,), 3.0), torch.ones(2), torch.ones(2), 4)
+    assert vector.tolist() == [3.0, 3.0]

@@ -1,0 +1,118 @@
+"""Running statistics: exact for any grouping, and returns followed across chunks."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freewheel.core import Transitions
+from freewheel.learn.moments import Moments, ReturnScale
+
+if TYPE_CHECKING:
+    from tests.learn.conftest import Sign
+
+GAMMA = 0.9
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
+    offset=st.sampled_from([0.0, 1e4]),
+    dtype=st.sampled_from(["float32", "float64", "uint8"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_mean_and_variance_do_not_depend_on_the_grouping(
+    sizes: list[int], offset: float, dtype: str, seed: int
+) -> None:
+    rows = np.random.default_rng(seed).normal(offset if dtype != "uint8" else 100, 10, (sum(sizes), 3)).astype(dtype)
+    moments = Moments(3)
+    for part in np.split(rows, np.cumsum(sizes)[:-1]):
+        moments.add(part)
+    wide = rows.astype(np.float64)
+    assert moments.count == len(rows)
+    np.testing.assert_allclose(moments.mean, wide.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(moments.square / len(rows), wide.var(axis=0), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(moments.deviation, np.sqrt(wide.var(axis=0) + 1e-8), rtol=1e-9)
+
+
+def test_a_state_is_restored() -> None:
+    moments, copy, rng = Moments(2), Moments(2), np.random.default_rng(0)
+    moments.add(rng.normal(size=(5, 2)))
+    copy.restore(moments.state())
+    more = rng.normal(size=(4, 2))
+    for each in (moments, copy):
+        each.add(more)
+    assert np.array_equal(moments.state(), copy.state())
+    assert copy.count == 9
+
+
+def test_a_state_is_a_copy() -> None:
+    moments = Moments(1)
+    moments.add(np.ones((2, 1)))
+    state = moments.state()
+    moments.add(np.full((2, 1), 9.0))
+    assert state.tolist() == [1, 0, 2]
+
+
+# ------------------------------------------------------------------------------------------------- discounted returns
+
+
+def rewards(steps: int, lanes: int, seed: int) -> Transitions:
+    """Random rewards with ends and gaps; what stands in a gap means nothing, so it is the worst that could stand there."""
+    rng = np.random.default_rng(seed)
+    shape = (steps, lanes)
+    terminated, truncated, gap = rng.random((3, *shape)) < 0.15
+    nothing = np.zeros((*shape, 1), np.float32)
+    reward = np.where(gap, np.nan, rng.normal(size=shape)).astype(np.float32)
+    return Transitions(nothing, nothing, reward, reward, terminated, truncated, nothing, ~gap)
+
+
+def slow(data: Transitions) -> list[float]:
+    """The discounted return so far at every valid row: the sum over the rows of its episode since the last gap."""
+    seen = []
+    for t, lane in zip(*data.valid.nonzero(), strict=True):
+        start = t
+        while (
+            start > 0
+            and data.valid[start - 1, lane]
+            and not (data.terminated[start - 1, lane] or data.truncated[start - 1, lane])
+        ):
+            start -= 1
+        seen.append(sum(GAMMA ** (t - k) * float(data.reward[k, lane]) for k in range(start, t + 1)))
+    return seen
+
+
+@given(steps=st.integers(1, 12), lanes=st.integers(1, 3), seed=st.integers(0, 2**32 - 1), data=st.data())
+def test_returns_are_followed_across_chunks(sign: Sign, steps: int, lanes: int, seed: int, data: st.DataObject) -> None:
+    rows = rewards(steps, lanes, seed)
+    cuts = sorted(data.draw(st.sets(st.integers(1, steps)))) if steps > 1 else []
+    scale = ReturnScale(5, GAMMA)
+    for start, stop in zip([0, *cuts], [*cuts, steps], strict=True):
+        scale.add(sign(rows, slice(start, stop)).data, lane0=2)
+    seen = slow(rows)
+    assert scale.moments.count == len(seen)
+    assert not scale.running[:2].any()
+    if seen:
+        assert scale.factor == pytest.approx(1 / np.sqrt(np.var(seen) + 1e-8), rel=1e-6)
+
+
+def test_lanes_are_followed_apart() -> None:
+    together, apart = ReturnScale(3, GAMMA), ReturnScale(3, GAMMA)
+    rows = rewards(8, 3, 1)
+    together.add(rows, lane0=0)
+    for lane in (2, 0, 1):
+        apart.add(Transitions(*(getattr(rows, field.name)[:, [lane]] for field in fields(rows))), lane0=lane)
+    assert np.array_equal(together.running, apart.running)
+    assert together.factor == pytest.approx(apart.factor, rel=1e-12)
+
+
+def test_before_anything_was_seen_rewards_are_left_alone() -> None:
+    scale = ReturnScale(1, GAMMA)
+    assert scale.factor == 1.0
+    rows = rewards(3, 1, 0)
+    scale.add(replace(rows, valid=np.zeros_like(rows.valid)), lane0=0)
+    assert scale.factor == 1.0

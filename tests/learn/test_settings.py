@@ -1,0 +1,57 @@
+"""Settings refuse what cannot work, and stay light."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from freewheel.errors import UsageError
+from freewheel.learn.ppo import PPO
+from freewheel.learn.settings import Assignment, PPOConfig
+from freewheel.policies.spec import PolicySpec
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "complaint"),
+    [
+        ("lr", (0, -1e-3, math.nan), "must be positive"),
+        ("epochs", (0,), "must be positive"),
+        ("minibatch", (0, -1), "must be positive"),
+        ("clip", (0.0,), "must be positive"),
+        ("max_grad_norm", (0.0,), "must be positive"),
+        ("rho_bar", (0.0,), "must be positive"),
+        ("c_bar", (-1.0,), "must be positive"),
+        ("target_kl", (0.0, -0.1, math.nan), "must be positive"),
+        ("gamma", (-0.1, 1.1, math.nan), "must lie in 0..1"),
+        ("gae_lambda", (-0.1, 1.1), "must lie in 0..1"),
+        ("entropy", (-0.1, math.nan), "must not be negative"),
+        ("value", (-0.1,), "must not be negative"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(name: str, values: tuple[float, ...], complaint: str) -> None:
+    for value in values:
+        with pytest.raises(UsageError, match=rf"ppo\.{name} {complaint}.*{value}"):
+            PPOConfig(**{name: value})  # type: ignore[arg-type]
+
+
+def test_the_edges_are_allowed() -> None:
+    PPOConfig(gamma=0, gae_lambda=1, entropy=0, value=0, target_kl=None)
+    PPOConfig(gamma=1, gae_lambda=0, target_kl=0.01)
+
+
+def test_a_config_builds_its_learner() -> None:
+    policy = PolicySpec(2, "float32", ((0, 2),), ((0, 2),), (), None, "categorical", 3, (4,), "tanh", 0.0, "")
+    config = PPOConfig(lr=1e-3)
+    learner = config.build(Assignment(policy, rows=8, lanes=2, seed=0, total_steps=None))
+    assert isinstance(learner, PPO)
+    assert learner.config is config
+    assert (learner.version, learner.ready, learner.hungry) == (0, False, True)
+
+
+def test_settings_are_read_without_torch() -> None:
+    script = "import sys, freewheel.learn.settings as s; s.PPOConfig(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True, timeout=30)
