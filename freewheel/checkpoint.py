@@ -1,0 +1,262 @@
+"""Checkpoints that are whole or absent: written aside, hashed, renamed; read only if every byte verifies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from freewheel.core import NDArray
+from freewheel.errors import CheckpointError, UsageError
+
+WEIGHTS, POLICY, MANIFEST = "weights.safetensors", "policy.json", "manifest.json"
+FORMAT = 1
+PART = ".part-"  # what is being written or removed; readers look at names made of digits alone
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved, every byte of it verified. `warnings` tell what had to be passed over to find it."""
+
+    step: int
+    params: dict[str, NDArray]
+    about: dict[str, Any]
+    path: Path
+    warnings: tuple[str, ...] = ()
+
+
+def fingerprint(params: Mapping[str, NDArray]) -> str:
+    """SHA-256 over names, types, shapes and bytes: equal if and only if the weights are."""
+    digest = hashlib.sha256()
+    for name, array in sorted(params.items()):
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def make_private(folder: Path) -> Path:
+    """Create a folder and its missing parents for the owner's eyes only (0700)."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _sync(folder.parent)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------------------ save
+
+
+def save(
+    root: Path,
+    step: int,
+    params: Mapping[str, NDArray],
+    about: Mapping[str, Any],
+    *,
+    tag: Literal["best"] | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write `root/<step>` and point `latest` (and the tag) at it; one writer at a time.
+
+    Killed at any moment, the disk holds the old checkpoint or the new one. The newest `keep` stay, and what a link points to.
+    """
+    files = {WEIGHTS: _tensors(params), POLICY: _json(about)}
+    listed = {name: _entry(data) for name, data in files.items()}
+    files[MANIFEST] = _json({"format": FORMAT, "files": listed})  # last
+    folder = make_private(root) / str(step)
+    if not _holds(folder, files):
+        _publish(folder, files)
+    for link in ("latest", tag):
+        if link is not None:
+            _point(root, link, step)
+    _prune(root, keep)
+    return folder
+
+
+def _tensors(params: Mapping[str, NDArray]) -> bytes:
+    # In C order: safetensors copies memory as it lies, whatever the strides say.
+    return safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in params.items()})
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
+def _entry(data: bytes) -> dict[str, Any]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
+    """Whether exactly these files are there already, undamaged."""
+    try:
+        return all(_bytes(folder / name) == data for name, data in files.items())
+    except CheckpointError:
+        return False
+
+
+def _publish(folder: Path, files: Mapping[str, bytes]) -> None:
+    part, old = (folder.with_name(f"{PART}{folder.name}{suffix}") for suffix in ("", "-old"))
+    _remove(part)
+    try:
+        part.mkdir(mode=0o700)
+        for name, data in files.items():
+            _write(part / name, data)
+        _sync(part)
+        if folder.exists():  # damaged, or saved before with other contents: a directory cannot be replaced in one call
+            _remove(old)
+            os.rename(folder, old)
+        os.rename(part, folder)
+    finally:
+        if old.exists() and not folder.exists():
+            os.rename(old, folder)
+        _remove(part)
+    _sync(folder.parent)
+
+
+def _point(root: Path, link: str, step: int) -> None:
+    part = root / f"{PART}{link}"
+    part.unlink(missing_ok=True)
+    os.symlink(str(step), part)
+    os.replace(part, root / link)
+    _sync(root)
+
+
+def _prune(root: Path, keep: int) -> None:
+    """Renamed before it is emptied, so that no reader meets half a checkpoint."""
+    kept = {_target(root, "latest"), _target(root, "best"), *_steps(root)[:keep]}
+    for step in _steps(root):
+        if step not in kept:
+            os.rename(root / str(step), root / f"{PART}{step}")
+    for leftover in root.glob(f"{PART}*"):
+        _remove(leftover)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------------------------------ load
+
+
+def load(root: Path, which: str = "latest") -> Checkpoint:
+    """What `which` names ("latest", "best" or a step), else the newest that verifies, with warnings for the caller to show."""
+    if which not in ("latest", "best") and not _is_step(which):
+        raise UsageError(f"there is no checkpoint '{which}': ask for latest, best or the number of a step")
+    if _is_step(which) and int(which) not in (steps := _steps(root)):
+        raise UsageError(
+            f"there is no checkpoint of step {which} in {root}; there is {', '.join(map(str, steps)) or 'none'}"
+        )
+    problems: list[str] = []
+    for step in _candidates(root, which, problems):
+        try:
+            found = _read(root / str(step))
+        except CheckpointError as error:
+            problems.append(str(error))
+        else:
+            fallback = [f"using step {step} instead of '{which}'"] if problems else []
+            return replace(found, warnings=(*problems, *fallback))
+    raise CheckpointError(
+        f"no checkpoint under {root} verifies: restore one from a copy, or start a new run\n"
+        + "\n".join(f"  {problem}" for problem in problems)
+    )
+
+
+def _candidates(root: Path, which: str, problems: list[str]) -> Iterator[int]:
+    """The step asked for, then all others from the newest down."""
+    wanted = int(which) if _is_step(which) else _target(root, which)
+    if wanted is None:
+        problems.append(f"{root / which} is missing or is not a link to a step")
+    else:
+        yield wanted
+    yield from (step for step in _steps(root) if step != wanted)
+
+
+def _read(folder: Path) -> Checkpoint:
+    """One checkpoint, or CheckpointError naming the file that is not what the manifest says."""
+    listed = _listed(folder / MANIFEST)
+    files: dict[str, bytes] = {}
+    for name in (WEIGHTS, POLICY):
+        files[name] = _bytes(folder / name)
+        if _entry(files[name]) != listed[name]:
+            raise CheckpointError(f"{folder / name} is damaged: its size or hash is not the manifest's")
+    try:
+        params = safetensors.numpy.load(files[WEIGHTS])
+    except (SafetensorError, KeyError) as error:  # KeyError: a type that numpy has not got
+        raise CheckpointError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    return Checkpoint(int(folder.name), params, _parse(folder / POLICY, files[POLICY]), folder)
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    """The manifest's files: the two that a checkpoint has and no other name, wherever that may lead."""
+    manifest = _parse(path, _bytes(path))
+    files = manifest.get("files")
+    if manifest.get("format") != FORMAT or not isinstance(files, dict):
+        raise CheckpointError(f"{path} is not a manifest of format {FORMAT}")
+    if files.keys() != {WEIGHTS, POLICY}:
+        raise CheckpointError(f"{path} should list {WEIGHTS} and {POLICY}, yet it lists {sorted(files)}")
+    return files
+
+
+def _bytes(path: Path) -> bytes:
+    """The content of a plain file; never follows a link or waits on a pipe."""
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError(f"{path} is missing")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _parse(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: it is not JSON") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    return value
+
+
+def _is_step(name: str) -> bool:
+    return re.fullmatch("0|[1-9][0-9]{0,18}", name) is not None
+
+
+def _steps(root: Path) -> list[int]:
+    """Steps there are directories for, from the newest down."""
+    folders = root.iterdir() if root.is_dir() else ()
+    return sorted((int(folder.name) for folder in folders if _is_step(folder.name) and folder.is_dir()), reverse=True)
+
+
+def _target(root: Path, link: str) -> int | None:
+    try:
+        name = os.readlink(root / link)
+    except OSError:
+        return None
+    return int(name) if _is_step(name) else None

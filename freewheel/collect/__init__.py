@@ -1,0 +1,1 @@
+"""Collection: one file is one mode is one Collector."""

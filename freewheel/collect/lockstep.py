@@ -1,0 +1,49 @@
+"""lockstep: N envs and a barrier every step, as most libraries do today; inline for cheap envs, in processes for dear ones."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Literal
+
+from freewheel.core import Collector, Env
+from freewheel.rollout.cpu import Runner
+from freewheel.rollout.probe import StepCost, step_cost, usable_cores
+from freewheel.rollout.recipe import MakeEnv, Recipe
+from freewheel.rollout.turns import Turns
+
+#: Seconds a lane-step that a barrier over processes costs beyond the steps themselves (0.2 for sleeping worlds to 0.6 ms for
+#: burning ones, 8 lanes on 2 cores).
+BARRIER = 450e-6
+
+
+@dataclass(frozen=True)
+class LockstepConfig:
+    """N envs, a barrier every step."""
+
+    num_envs: int = 8
+    """Lanes: environments stepped side by side."""
+    placement: Literal["auto", "inline", "processes"] = "auto"
+    """Where lanes live: in this process, in one process each, or (auto) whichever their measured step time suggests."""
+
+    def build(self, recipe: Recipe, steps: int) -> Collector:
+        lanes = range(self.num_envs)
+        return Turns(Runner(recipe, lanes, env=self.place(recipe.make, lanes)), steps)
+
+    def place(self, make: MakeEnv, lanes: range) -> Env:
+        """These lanes where they run best."""
+        if self.placement == "inline" or (self.placement == "auto" and not self._dear(make, lanes)):
+            return make(lanes)
+        return make(lanes, processes=True)
+
+    def _dear(self, make: MakeEnv, lanes: range) -> bool:
+        """Whether these lanes are worth a process each, judged by their first; twice, for a busy machine may look dear once."""
+        if len(lanes) == 1:
+            return False
+        with closing(make(lanes[:1])) as env:
+            return all(processes_pay(step_cost(env, seed), len(lanes)) for seed in range(2))
+
+
+def processes_pay(cost: StepCost, lanes: int) -> bool:
+    """Lanes in processes overlap: their waiting over all lanes, their computing over the cores. Is that worth the barrier?"""
+    return cost.wall > BARRIER + max(cost.wall / lanes, cost.cpu / usable_cores())

@@ -1,0 +1,61 @@
+"""Every row accounted for: produced = trained + queued + open + dropped, exactly, or the run stops."""
+
+from __future__ import annotations
+
+from freewheel.core import CAUSES, Rows
+from freewheel.errors import LedgerError, nearest
+
+
+class Drops:
+    """Rows given up, counted by cause."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+
+    def add(self, cause: str, rows: int) -> None:
+        if cause not in CAUSES:
+            raise LedgerError(f"rows were dropped for an unknown cause '{cause}'{nearest(cause, CAUSES)}")
+        if rows < 0:
+            raise LedgerError(f"dropped[{cause}] cannot shrink, yet {rows} rows were added to it")
+        if rows:
+            self._rows[cause] = self._rows.get(cause, 0) + int(rows)
+
+    @property
+    def by_cause(self) -> dict[str, int]:
+        """Causes that took rows, in the order of core.CAUSES."""
+        return {cause: self._rows[cause] for cause in CAUSES if cause in self._rows}
+
+
+def balance(*accounts: Rows) -> Rows:
+    """The parties' accounts as one; raises unless every row produced is found in exactly one place."""
+    drops = Drops()
+    for account in accounts:
+        for cause, rows in account.dropped.items():
+            drops.add(cause, rows)
+    total = Rows(
+        produced=sum(int(account.produced) for account in accounts),
+        trained=sum(int(account.trained) for account in accounts),
+        queued=sum(int(account.queued) for account in accounts),
+        open=sum(int(account.open) for account in accounts),
+        dropped=drops.by_cause,
+    )
+    found = total.trained + total.queued + total.open + sum(total.dropped.values())
+    negative = any(min(account.produced, account.trained, account.queued, account.open) < 0 for account in accounts)
+    if negative or total.produced != found:
+        raise LedgerError(_complaint(total, found, accounts))
+    return total
+
+
+def _complaint(total: Rows, found: int, accounts: tuple[Rows, ...]) -> str:
+    surplus = found - total.produced
+    verdict = f"{abs(surplus)} rows were {'doubled' if surplus > 0 else 'lost'}" if surplus else "a count is negative"
+    parties = "\n".join(f"  account {number}: {_terms(account)}" for number, account in enumerate(accounts, start=1))
+    return (
+        f"the ledger does not balance: {verdict}; please report this, results cannot be trusted\n"
+        f"  {_terms(total)} = {found} found\n{parties}"
+    )
+
+
+def _terms(rows: Rows) -> str:
+    dropped = " + ".join(f"dropped[{cause}] {count}" for cause, count in rows.dropped.items()) or "dropped 0"
+    return f"produced {rows.produced} : trained {rows.trained} + queued {rows.queued} + open {rows.open} + {dropped}"

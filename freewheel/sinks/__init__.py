@@ -1,0 +1,1 @@
+"""Where a run is written to: one file = one Sink."""

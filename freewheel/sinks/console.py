@@ -1,0 +1,228 @@
+"""The run on a screen: a live panel on a terminal, one plain line per interval elsewhere, and a summary at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from freewheel.meter import WINDOW, Budget
+
+WIDTH = 88  # of the panel, where the terminal is wider
+BAR = 60  # cells of a bar of shares
+SMALL = 0.02  # what takes less of the time is told as a rest
+SHADES, ASCII_SHADES = "█▓▒░·", "#=+-."  # from the greatest share to the small ones
+ENDINGS = {"steps": "all steps taken", "minutes": "time is up", "episodes": "all episodes played"}
+
+
+class ConsoleSink:
+    """For the person who waits. Implements core.Sink."""
+
+    def __init__(self, title: str, budget: Budget, out: Console | None = None) -> None:
+        self._title = title
+        self._budget = budget
+        self._out = Console() if out is None else out
+        self._live: Live | None = None
+        self._best: float | None = None
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        evaluated = row.get("eval_return")
+        if evaluated is not None:
+            self._best = evaluated if self._best is None else max(self._best, evaluated)
+        if self._out.is_terminal and not self._out.is_dumb_terminal:
+            self._show(row)
+        else:
+            self._say(Text(_line(self._budget, row)))
+
+    def note(self, text: str) -> None:
+        self._say(Text(text))
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        for line in _summary(self._title, summary, ASCII_SHADES if self._out.options.ascii_only else SHADES):
+            self._say(line)
+
+    def _show(self, row: Mapping[str, Any]) -> None:
+        if self._live is None:
+            # Refreshed by hand, so that it needs no thread.
+            self._live = Live(console=self._out, auto_refresh=False, transient=True)
+            self._live.start()
+        body = Group(_progress(self._budget, row), "", _figures(row, self._best), "", *_ledger(row))
+        title, elapsed = Text(self._title, "bold"), Text(_clock(row["wall_s"]), "dim")
+        width = min(self._out.width, WIDTH)
+        self._live.update(Panel(body, title=title, subtitle=elapsed, padding=(0, 1), width=width), refresh=True)
+
+    def _say(self, text: Text) -> None:
+        # Lines go out whole, for `grep`; above a panel they are folded, or the panel would be cut as well.
+        self._out.print(text, soft_wrap=self._live is None)
+
+
+# ----------------------------------------------------------------------------------------------------------- while it runs
+
+
+def _line(budget: Budget, row: Mapping[str, Any]) -> str:
+    progress, left = _progress_and_left(budget, row)
+    steps = str(row["env_steps"])
+    if budget.steps is not None:
+        steps = f"{steps:>{len(str(budget.steps))}}/{budget.steps}"
+    parts = [
+        f"step {steps}" + ("" if progress is None else f" {_percent(progress):>4}"),
+        f"{_rate(row['steps_per_s']):>5} steps/s",
+        f"return {_number(row['return_mean']):>7}",
+        f"length {_number(row['length_mean'], 0):>5}",
+        f"updates {row['updates']:>5}",
+        f"lag {_number(row['lag_mean']):>3}",
+        f"learner {_percent(row['learner_busy']):>4} env {_percent(row['env_busy']):>4}",
+    ]
+    if progress is not None:
+        parts.append(f"eta {_clock(left):>5}")
+    if row.get("eval_return") is not None:
+        parts.append(f"eval {_number(row['eval_return'])}")
+    if row["dropped"]:
+        parts.append(f"dropped {sum(row['dropped'].values())} ({_causes(row)})")
+    return "  ".join(parts)
+
+
+def _progress(budget: Budget, row: Mapping[str, Any]) -> RenderableType:
+    progress, left = _progress_and_left(budget, row)
+    steps = f"{row['env_steps']:,}" + ("" if budget.steps is None else f" / {budget.steps:,}") + " steps"
+    if progress is None:
+        return Text(steps, "bold")
+    line = Table.grid(padding=(0, 2), expand=True)
+    line.add_column(ratio=1)
+    bar = ProgressBar(total=1.0, completed=progress, complete_style="green")
+    line.add_row(bar, Text(_percent(progress), "bold"), steps, Text(f"eta {_clock(left)}", "cyan"))
+    return line
+
+
+def _progress_and_left(budget: Budget, row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """How far, 0 to 1, and the seconds to go; unknown for a run without a limit."""
+    if budget == Budget():
+        return None, None
+    progress = budget.progress(row["env_steps"], row["wall_s"], row["episodes"])
+    return progress, row["wall_s"] * (1 - progress) / progress if progress > 0 else None
+
+
+def _figures(row: Mapping[str, Any], best: float | None) -> Columns:
+    busy = {kind: _percent(row[f"{kind}_busy"]) for kind in ("learner", "env")}
+    used = {part: _percent(row[f"{part}_util"]) for part in ("queue", "buffer", "cpu", "gpu")}
+    groups = (
+        {f"{noun}/s": _rate(row[f"{noun}_per_s"]) for noun in ("steps", "updates", "episodes")},
+        {"return": _number(row["return_mean"]), "length": _number(row["length_mean"], 0), "best eval": _number(best)},
+        {"lag": _number(row["lag_mean"]), "lag max": _number(row["lag_max"], 0), "queue": used["queue"]},
+        {"learner": busy["learner"], "env": busy["env"], "buffer": used["buffer"]},
+        {"cpu": used["cpu"], "gpu": used["gpu"]},
+    )
+    return Columns([_group(figures) for figures in groups], padding=(0, 2))
+
+
+def _group(figures: Mapping[str, str]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="dim")
+    table.add_column(style="bold", justify="right", min_width=5)
+    for pair in figures.items():
+        table.add_row(*pair)
+    return table
+
+
+# ---------------------------------------------------------------------------------------------------------------- after it
+
+
+def _summary(title: str, summary: Mapping[str, Any], shades: str) -> list[Text]:
+    """All that is known at the end; what a run that failed early never got to know is a dash."""
+    ended = summary["ended"]
+    colour = {0: "green", 3: "yellow"}.get(summary["exit_code"], "red")
+    lines = [Text.assemble((title, "bold"), ": ", (ENDINGS.get(ended, ended), colour))]
+
+    def add(label: str, *parts: Text | str) -> None:
+        lines.append(Text.assemble((f"  {label:<9}", "dim"), *parts))
+
+    counts = ", ".join(f"{summary[key]:,} {key.replace('env_', '')}" for key in ("env_steps", "updates", "episodes"))
+    add("work", f"{counts} in {_clock(summary['wall_s'])}")
+    add("speed", ", ".join(f"{_rate(summary[f'{noun}_per_s'])} {noun}/s" for noun in ("steps", "updates", "episodes")))
+    recent, best = _number(summary["return_mean"]), _number(summary["best_eval"])
+    add("return", f"{recent} (the last {WINDOW} episodes), best eval {best}")
+    for party, shares in summary["shares"].items():
+        bar, legend = _bar(shares, shades)
+        add(party, bar)
+        add("", legend)
+    for label, text in zip(("rows", ""), _ledger(summary), strict=False):
+        add(label, text)
+    if summary["worker_restarts"]:
+        add("restarts", f"{summary['worker_restarts']:,} workers replaced")
+    add("saved in", summary["path"])
+    return lines
+
+
+def _bar(shares: Mapping[str, float], shades: str) -> tuple[Text, Text]:
+    """Shares as one bar, the greatest first, and what its shades mean; the percentages add to 100."""
+    ranked = sorted(((kind, share) for kind, share in shares.items() if share >= SMALL), key=lambda pair: -pair[1])
+    ranked.append(("rest", 1.0 - sum(share for _, share in ranked)))
+    cells, percents = (_apportion([share for _, share in ranked], whole) for whole in (BAR, 100))
+    bar, legend = Text(), []
+    for rank, (kind, _) in enumerate(ranked):
+        shade = shades[-1 if kind == "rest" else min(rank, len(shades) - 2)]
+        waiting = kind.startswith("wait") or kind == "down"
+        colour = "yellow" if waiting else "dim" if kind in ("other", "rest") else "green"
+        bar.append(shade * cells[rank], colour)
+        if percents[rank]:
+            legend.append(Text.assemble((shade, colour), f" {kind} {percents[rank]}%"))
+    return bar, Text("  ").join(legend)
+
+
+def _apportion(shares: list[float], whole: int) -> list[int]:
+    """Whole numbers in proportion to shares that add to 1, and adding up themselves: the largest fractions round up."""
+    exact = [share * whole for share in shares]
+    parts = [int(value) for value in exact]
+    by_fraction = sorted(range(len(exact)), key=lambda index: parts[index] - exact[index])
+    for index in by_fraction[: whole - sum(parts)]:
+        parts[index] += 1
+    return parts
+
+
+# ---------------------------------------------------------------------------------------------------------------- in words
+
+
+def _ledger(rows: Mapping[str, Any]) -> list[Text]:
+    dropped = sum(rows["dropped"].values())
+    terms = " + ".join(f"{rows[term]:,} {term}" for term in ("trained", "queued", "open"))
+    balance = Text(f"{rows['produced']:,} produced = {terms} + {dropped:,} dropped")
+    return [balance, Text(f"dropped: {_causes(rows)}", "yellow")] if dropped else [balance]
+
+
+def _causes(rows: Mapping[str, Any]) -> str:
+    return ", ".join(f"{cause} {count:,}" for cause, count in rows["dropped"].items())
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _rate(value: float | None) -> str:
+    """Three figures: 0.25, 24.1, 980, 12.4k, 1.25M."""
+    if value is None:
+        return "-"
+    units = ((1e6, "M"), (1e3, "k"))
+    unit, name = next((unit for unit in units if value >= 0.9995 * unit[0]), (1.0, ""))  # 999.6 rounds to 1k
+    return f"{value / unit:.3g}{name}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

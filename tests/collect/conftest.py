@@ -1,0 +1,40 @@
+"""A world that certifies its own rows, and weights for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from freewheel.core import Snapshot
+from freewheel.envs.gym import GymConfig
+from freewheel.policies.build import make_actor
+from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
+from freewheel.rollout.recipe import Recipe
+from freewheel.seeding import generator
+
+WORLD = GymConfig(id="freewheel.testing:Drifting", args={"n": 4, "length": 5})
+
+
+@pytest.fixture(scope="session")
+def policy() -> PolicySpec:
+    env = WORLD.make(range(1))
+    env.close()
+    return PolicyConfig(hidden=(8,)).resolve(env.spec)
+
+
+@pytest.fixture
+def recipe(policy: PolicySpec) -> Recipe:
+    return Recipe(WORLD.make, make_actor(policy), seed=3)
+
+
+@pytest.fixture
+def snapshot(policy: PolicySpec) -> Callable[[int], Snapshot]:
+    """The weights of a version."""
+
+    def weights(version: int) -> Snapshot:
+        params = FlatParams(full_layout(policy))
+        initialise(policy, params, generator(version))
+        return Snapshot(version, params.views)
+
+    return weights

@@ -1,0 +1,316 @@
+"""The console, line by line: plain, live, and at the end."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from freewheel.core import Sink
+from freewheel.meter import Budget
+from freewheel.sinks import console
+from freewheel.sinks.console import ConsoleSink
+
+TITLE = "CartPole-v1  ppo  lockstep"
+ROW: dict[str, Any] = {
+    "wall_s": 4.0,
+    "env_steps": 51200,
+    "episodes": 220,
+    "updates": 100,
+    "steps_per_s": 12412.3,
+    "episodes_per_s": 53.25,
+    "updates_per_s": 24.1,
+    "return_mean": 231.512,
+    "length_mean": 231.4,
+    "lag_mean": 0.0,
+    "lag_max": 0.0,
+    "queue_util": None,
+    "buffer_util": 0.5,
+    "cpu_util": 0.834,
+    "gpu_util": None,
+    "env_busy": 0.21,
+    "learner_busy": 0.62,
+    "produced": 51300,
+    "trained": 51200,
+    "queued": 64,
+    "open": 36,
+    "dropped": {},
+}
+EMPTY = ROW | dict.fromkeys(("return_mean", "length_mean", "lag_mean", "lag_max", "env_busy", "steps_per_s"))
+WORKER = {"step": 0.6204, "reset": 0.012, "infer": 0.2, "write": 0.008, "wait-gate": 0.1, "down": 0.0, "other": 0.0596}
+LEARNER = {"observe": 0.04, "update": 0.6, "publish": 0.01, "wait-data": 0.35, "eval": 0.0, "save": 0.0, "other": 0.0}
+SUMMARY: dict[str, Any] = {
+    "ended": "steps",
+    "exit_code": 0,
+    "wall_s": 3725.4,
+    "env_steps": 100000,
+    "episodes": 500,
+    "updates": 195,
+    "steps_per_s": 26.84,
+    "episodes_per_s": 0.1342,
+    "updates_per_s": 0.05234,
+    "return_mean": 487.36,
+    "lag_max": 0.0,
+    "best_eval": 500.0,
+    "produced": 100100,
+    "trained": 100000,
+    "queued": 0,
+    "open": 0,
+    "dropped": {"nan": 36, "shutdown": 64},
+    "shares": {"worker": WORKER, "learner": LEARNER},
+    "worker_restarts": 0,
+    "path": "runs/cartpole",
+}
+
+
+def plain(budget: Budget) -> tuple[ConsoleSink, io.StringIO]:
+    file = io.StringIO()
+    return ConsoleSink(TITLE, budget, Console(file=file, force_terminal=False, width=40)), file
+
+
+def terminal(budget: Budget, width: int = 80) -> tuple[ConsoleSink, io.StringIO]:
+    file = io.StringIO()
+    out = Console(file=file, force_terminal=True, width=width, color_system="standard", no_color=False, _environ={})
+    return ConsoleSink(TITLE, budget, out), file
+
+
+def frame(file: io.StringIO) -> list[str]:
+    """The panel that was drawn last, without colours."""
+    text = Text.from_ansi(file.getvalue()).plain
+    return text[text.rindex("╭") :].splitlines()
+
+
+# ----------------------------------------------------------------------------------------------------------------- plain
+
+
+def test_a_plain_line_says_all_and_is_never_folded() -> None:
+    sink, file = plain(Budget(steps=100000))
+    sink.write(ROW)
+    assert file.getvalue() == (
+        "step  51200/100000  51%  12.4k steps/s  return   231.5  length   231  updates   100  "
+        "lag 0.0  learner  62% env  21%  eta  0:04\n"
+    )
+
+
+def test_a_plain_line_before_anything_is_known() -> None:
+    sink, file = plain(Budget(minutes=1.0))
+    sink.write(EMPTY | {"env_steps": 0, "wall_s": 0.0, "updates": 0})
+    assert file.getvalue() == (
+        "step 0   0%      - steps/s  return       -  length     -  updates     0  "
+        "lag   -  learner  62% env    -  eta     -\n"
+    )
+
+
+def test_a_plain_line_tells_evaluations_and_losses_and_no_eta_without_a_limit() -> None:
+    sink, file = plain(Budget())
+    sink.write(ROW | {"eval_return": 450.25, "dropped": {"stale": 12, "worker_death": 1201}})
+    line = file.getvalue()
+    assert line.startswith("step 51200  12.4k steps/s")
+    assert line.endswith("env  21%  eval 450.2  dropped 1213 (stale 12, worker_death 1,201)\n")
+    assert "eta" not in line
+
+
+def test_plain_text_has_no_markup_and_no_colours() -> None:
+    sink, file = plain(Budget())
+    sink.note("[bold]worker 3[/bold] died: see [/tmp/x]")
+    assert file.getvalue() == "[bold]worker 3[/bold] died: see [/tmp/x]\n"
+    sink.write(ROW)
+    sink.close(SUMMARY)
+    assert "\x1b" not in file.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------------------ live
+
+
+def test_the_panel() -> None:
+    sink, file = terminal(Budget(steps=100000))
+    sink.write(ROW | {"eval_return": 480.0})
+    sink.write(ROW | {"eval_return": 450.0, "lag_mean": 1.25, "lag_max": 2.0, "dropped": {"stale": 12}})
+    assert frame(file) == [
+        "╭───────────────────────── CartPole-v1  ppo  lockstep ─────────────────────────╮",
+        "│ ━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━  51%  51,200 / 100,000 steps  eta 0:04 │",
+        "│                                                                              │",
+        "│ steps/s    12.4k  return    231.5  lag       1.2  learner   62%  cpu   83%   │",
+        "│ updates/s   24.1  length      231  lag max     2  env       21%  gpu     -   │",
+        "│ episodes/s  53.2  best eval 480.0  queue       -  buffer    50%              │",
+        "│                                                                              │",
+        "│ 51,300 produced = 51,200 trained + 64 queued + 36 open + 12 dropped          │",
+        "│ dropped: stale 12                                                            │",
+        "╰──────────────────────────────────── 0:04 ────────────────────────────────────╯",
+    ]
+    sink.close(SUMMARY)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+def test_the_panel_fits_any_terminal(width: int) -> None:
+    sink, file = terminal(Budget(episodes=300), width)
+    sink.write(EMPTY)
+    assert {len(line) for line in frame(file)} == {min(width, console.WIDTH)}
+    sink.close(SUMMARY)
+
+
+def test_without_a_limit_there_is_no_bar() -> None:
+    sink, file = terminal(Budget())
+    sink.write(ROW)
+    assert frame(file)[1].strip("│ ") == "51,200 steps"
+    sink.close(SUMMARY)
+
+
+def test_notes_stand_above_the_panel_and_leave_it_whole() -> None:
+    sink, file = terminal(Budget(steps=100000))
+    sink.note("before")
+    sink.write(ROW)
+    before = frame(file)
+    sink.note("worker 3 died [SIGKILL]")
+    text = Text.from_ansi(file.getvalue()).plain
+    assert "worker 3 died [SIGKILL]\n╭" in text
+    assert frame(file) == before
+    sink.close(SUMMARY)
+
+
+def test_many_rows_in_no_time_and_nothing_left_running() -> None:
+    threads = threading.enumerate()
+    sink, file = terminal(Budget(steps=100000))
+    for step in range(100):
+        sink.write(ROW | {"env_steps": step})
+    assert threading.enumerate() == threads
+    assert any(" 99 / 100,000 steps" in line for line in frame(file))
+    sink.close(SUMMARY)
+    assert threading.enumerate() == threads
+    assert file.getvalue().count("\x1b[?25l") == file.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:
+    file = io.StringIO()
+    sink = ConsoleSink(TITLE, Budget(), Console(file=file, force_terminal=True, _environ={"TERM": "dumb"}))
+    sink.write(ROW)
+    assert file.getvalue().startswith("step 51200  12.4k steps/s")
+
+
+def test_no_color_is_honoured() -> None:
+    file = io.StringIO()
+    environment = {"NO_COLOR": "1", "TERM": "xterm"}
+    sink = ConsoleSink(TITLE, Budget(steps=10), Console(file=file, force_terminal=True, _environ=environment))
+    sink.write(ROW | {"dropped": {"nan": 1}})
+    sink.close(SUMMARY)
+    assert not re.search(r"\x1b\[[\d;]*3[0-7][;m]", file.getvalue())
+
+
+# ------------------------------------------------------------------------------------------------------------------- end
+
+
+def test_the_summary() -> None:
+    sink: Sink
+    sink, file = plain(Budget(steps=100000))
+    sink.close(SUMMARY)
+    assert file.getvalue().splitlines() == [
+        "CartPole-v1  ppo  lockstep: all steps taken",
+        "  work     100,000 steps, 195 updates, 500 episodes in 1:02:05",
+        "  speed    26.8 steps/s, 0.0523 updates/s, 0.134 episodes/s",
+        "  return   487.4 (the last 100 episodes), best eval 500.0",
+        "  worker   " + "█" * 37 + "▓" * 12 + "▒" * 6 + "░" * 4 + "·",
+        "           █ step 62%  ▓ infer 20%  ▒ wait-gate 10%  ░ other 6%  · rest 2%",
+        "  learner  " + "█" * 36 + "▓" * 21 + "▒" * 2 + "·",
+        "           █ update 60%  ▓ wait-data 35%  ▒ observe 4%  · rest 1%",
+        "  rows     100,100 produced = 100,000 trained + 0 queued + 0 open + 100 dropped",
+        "           dropped: nan 36, shutdown 64",
+        "  saved in runs/cartpole",
+    ]
+
+
+def test_the_summary_replaces_the_panel() -> None:
+    sink, file = terminal(Budget(steps=100000))
+    sink.write(ROW)
+    height = len(frame(file))
+    sink.close(SUMMARY)
+    rest = file.getvalue()[file.getvalue().rindex("╯") :]
+    assert rest[: rest.index("all steps taken")].count("\x1b[1A\x1b[2K") == height  # up and erase, line by line
+
+
+@pytest.mark.parametrize(
+    ("summary", "first", "colour"),
+    [
+        ({"ended": "minutes"}, "time is up", "32"),
+        ({"ended": "episodes"}, "all episodes played", "32"),
+        ({"ended": "steps", "exit_code": 3}, "all steps taken", "33"),
+        ({"ended": "interrupted (SIGINT)", "exit_code": 130}, "interrupted (SIGINT)", "31"),
+        ({"ended": "failed", "exit_code": 1}, "failed", "31"),
+    ],
+)
+def test_why_it_ended(summary: dict[str, Any], first: str, colour: str) -> None:
+    sink, file = terminal(Budget())
+    sink.close(SUMMARY | summary)
+    assert file.getvalue().splitlines()[0].endswith(f"\x1b[{colour}m{first}\x1b[0m")
+
+
+def test_a_run_that_failed_before_it_began_and_one_with_restarts() -> None:
+    sink, file = plain(Budget())
+    nothing = dict.fromkeys(("steps_per_s", "updates_per_s", "episodes_per_s", "return_mean", "best_eval"))
+    idle = {"worker": {"step": 0.0, "other": 1.0}, "learner": {"update": 0.0, "other": 1.0}}
+    ledger = {"produced": 0, "trained": 0, "queued": 0, "open": 0, "dropped": {}}
+    sink.close(SUMMARY | nothing | {"shares": idle, "worker_restarts": 1204} | ledger)
+    lines = file.getvalue().splitlines()
+    assert lines[2:4] == [
+        "  speed    - steps/s, - updates/s, - episodes/s",
+        "  return   - (the last 100 episodes), best eval -",
+    ]
+    assert lines[4:6] == ["  worker   " + "█" * 60, "           █ other 100%"]
+    assert lines[8:10] == [
+        "  rows     0 produced = 0 trained + 0 queued + 0 open + 0 dropped",
+        "  restarts 1,204 workers replaced",
+    ]
+
+
+def test_a_terminal_without_unicode_gets_other_shades() -> None:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii")
+    sink = ConsoleSink(TITLE, Budget(steps=10), Console(file=file, force_terminal=True, _environ={}))
+    sink.write(ROW)
+    sink.close(SUMMARY)
+    file.flush()
+    assert b"# step 62%  = infer 20%  + wait-gate 10%  - other 6%  . rest 2%" in re.sub(
+        rb"\x1b\[\d+m", b"", raw.getvalue()
+    )
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=10).filter(lambda parts: sum(parts) > 0), st.integers(1, 200))
+def test_whole_parts_add_up(parts: list[float], whole: int) -> None:
+    shares = [part / math.fsum(parts) for part in parts]
+    found = console._apportion(shares, whole)
+    assert sum(found) == whole
+    assert all(abs(count - share * whole) < 1 for count, share in zip(found, shares, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "clock"),
+    [(None, "-"), (0.4, "0:00"), (59.6, "1:00"), (3599.4, "59:59"), (3599.6, "1:00:00"), (360000.0, "100:00:00")],
+)
+def test_clock(seconds: float | None, clock: str) -> None:
+    assert console._clock(seconds) == clock
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (0.0523, "0.0523"),
+        (24.14, "24.1"),
+        (980.4, "980"),
+        (999.4, "999"),
+        (999.6, "1k"),
+        (999700.0, "1M"),
+        (12437.0, "12.4k"),
+        (1.25e6, "1.25M"),
+    ],
+)
+def test_rate(value: float | None, text: str) -> None:
+    assert console._rate(value) == text

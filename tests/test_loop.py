@@ -1,0 +1,205 @@
+"""The loop: who is called when, what the gate holds back, what is published."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pytest
+
+from freewheel.core import Array, Chunk, Metrics, Origin, Rows, Snapshot, Tick, Transitions
+from freewheel.loop import loop
+from freewheel.meter import Meter
+
+
+def chunk(rows: int) -> Chunk:
+    nothing = np.zeros((0, 1))
+    return Chunk(Transitions(*[nothing] * 8), 0, Origin(0, 0, 0, 0), (), nothing, np.zeros(10, np.int64), rows)
+
+
+class Tape:
+    """What was called, in order, each with what the learner's time was spent on meanwhile."""
+
+    def __init__(self) -> None:
+        self.meter = Meter(workers=1)
+        self.calls: list[str] = []
+        self.kinds: set[tuple[str, str]] = set()
+
+    def note(self, name: str, *details: object) -> None:
+        self.calls.append(" ".join(map(str, (name, *details))))
+        self.kinds.add((name, self.meter.doing))
+
+    def cut(self) -> list[str]:
+        """The calls since the last cut."""
+        calls, self.calls = self.calls, []
+        return calls
+
+
+class Source:
+    """A Collector that has chunks of these rows at every call, and whose oldest version is told."""
+
+    def __init__(self, tape: Tape, *rows: int) -> None:
+        self.tape, self.deliveries = tape, rows
+        self.oldest_version = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+    def publish(self, snapshot: Snapshot) -> None:
+        self.tape.note("publish", snapshot.version)
+
+    def collect(self, wait: bool) -> Sequence[Chunk]:
+        self.tape.note("collect", "waiting" if wait else "glancing")
+        return [chunk(rows) for rows in self.deliveries]
+
+    def oldest(self) -> int:
+        return self.oldest_version
+
+    def rows(self) -> Rows:
+        return Rows()
+
+    def stats(self) -> Mapping[str, float | None]:
+        return {}
+
+
+class Pupil:
+    """A Learner that is ready with so many rows, and hungry while it is not, or always."""
+
+    def __init__(self, tape: Tape, needed: int, *, always_hungry: bool = False) -> None:
+        self.tape, self.needed, self.always_hungry = tape, needed, always_hungry
+        self.version = self.held = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.held >= self.needed
+
+    @property
+    def hungry(self) -> bool:
+        return self.always_hungry or not self.ready
+
+    def observe(self, chunk: Chunk) -> None:
+        self.tape.note("observe", chunk.rows)
+        self.held += chunk.rows
+
+    def update(self) -> Metrics:
+        self.tape.note("update", self.version)
+        self.held -= self.needed
+        self.version += 1
+        return {"loss/policy": float(self.version)}
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.version, {})
+
+    def rows(self) -> Rows:
+        return Rows()
+
+    def state_dict(self) -> dict[str, Array]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
+
+
+@pytest.fixture
+def tape() -> Tape:
+    return Tape()
+
+
+def turns(ticks: Iterator[Tick], count: int, tape: Tape) -> list[list[str]]:
+    return [tape.cut() for _ in itertools.islice(ticks, count)]
+
+
+def test_it_collects_until_the_learner_is_ready_then_updates_and_publishes(tape: Tape) -> None:
+    ticks = loop(Source(tape, 5), Pupil(tape, needed=10), tape.meter)
+    assert tape.cut() == []  # nothing happens before the first tick is asked for
+    assert turns(ticks, 4, tape) == [
+        ["publish 0", "collect waiting", "observe 5"],
+        ["collect waiting", "observe 5", "update 0", "publish 1"],
+        ["collect waiting", "observe 5"],
+        ["collect waiting", "observe 5", "update 1", "publish 2"],
+    ]
+
+
+def test_a_tick_says_what_its_turn_did(tape: Tape) -> None:
+    first, second = itertools.islice(loop(Source(tape, 2, 3), Pupil(tape, needed=10), tape.meter), 2)
+    assert [part.rows for part in first.chunks] == [2, 3]
+    assert (first.env_steps, first.version, first.metrics) == (5, 0, None)
+    assert (second.env_steps, second.version, second.metrics) == (10, 1, {"loss/policy": 1.0})
+
+
+def test_a_learner_that_is_full_is_not_fed(tape: Tape) -> None:
+    ticks = loop(Source(tape, 25), Pupil(tape, needed=10), tape.meter)
+    assert turns(ticks, 3, tape) == [
+        ["publish 0", "collect waiting", "observe 25", "update 0", "publish 1"],
+        ["update 1", "publish 2"],
+        ["collect waiting", "observe 25", "update 2", "publish 3"],
+    ]
+
+
+def test_a_learner_that_may_go_on_and_wants_more_never_waits(tape: Tape) -> None:
+    ticks = loop(Source(tape, 10), Pupil(tape, needed=10, always_hungry=True), tape.meter)
+    assert turns(ticks, 2, tape)[0] == ["publish 0", "collect waiting", "observe 10", "update 0", "publish 1"]
+    pupil = Pupil(tape, needed=0, always_hungry=True)
+    assert turns(loop(Source(tape), pupil, tape.meter), 2, tape) == [
+        ["publish 0", "collect glancing", "update 0", "publish 1"],
+        ["collect glancing", "update 1", "publish 2"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "oldest", "version", "goes"),
+    [
+        (0, 3, 3, False),
+        (0, 4, 3, True),
+        (1, 2, 3, False),
+        (1, 3, 3, True),
+        (2, 1, 3, False),
+        (2, 2, 3, True),
+        (None, 0, 3, True),
+    ],
+)
+def test_an_update_waits_for_rows_that_would_be_too_old_after_it(
+    tape: Tape, max_lag: int | None, oldest: int, version: int, goes: bool
+) -> None:
+    """Update v waits while anything of version ≤ v - max_lag is open or queued."""
+    source, pupil = Source(tape), Pupil(tape, needed=0)
+    source.oldest_version, pupil.version = oldest, version
+    (calls,) = turns(loop(source, pupil, tape.meter, max_lag=max_lag), 1, tape)
+    assert calls == [
+        f"publish {version}",
+        *([f"update {version}", f"publish {version + 1}"] if goes else ["collect waiting"]),
+    ]
+
+
+def test_the_gate_opens_within_the_turn_in_which_the_old_rows_arrive(tape: Tape) -> None:
+    source, pupil = Source(tape, 1), Pupil(tape, needed=1)
+    source.oldest_version, pupil.version, pupil.held = 1, 3, 1
+    deliver = source.collect
+
+    def collect(wait: bool) -> Sequence[Chunk]:
+        source.oldest_version += 1
+        return deliver(wait)
+
+    source.collect = collect  # type: ignore[method-assign]
+    assert turns(loop(source, pupil, tape.meter, max_lag=1), 2, tape) == [
+        ["publish 3", "collect waiting", "observe 1"],
+        ["collect waiting", "observe 1", "update 3", "publish 4"],
+    ]
+
+
+def test_time_is_spent_on_what_is_done(tape: Tape) -> None:
+    turns(loop(Source(tape, 5), Pupil(tape, needed=5), tape.meter), 2, tape)
+    assert tape.kinds == {
+        ("publish", "other"),  # the first one
+        ("collect", "wait-data"),
+        ("observe", "observe"),
+        ("update", "update"),
+        ("publish", "publish"),
+    }
+    assert tape.meter.doing == "other"

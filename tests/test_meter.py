@@ -1,0 +1,392 @@
+"""The meter: rates and shares in closed form, under a clock that the test moves."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freewheel import meter as meter_module
+from freewheel.core import LEARNER_TIME, WORKER_TIME, Chunk, Episode, Metrics, Origin, Rows, Tick, Transitions
+from freewheel.meter import Budget, Meter
+
+KEYS = [
+    *("wall_s", "env_steps", "episodes", "updates", "steps_per_s", "episodes_per_s", "updates_per_s"),
+    *("return_mean", "length_mean", "lag_mean", "lag_max", "queue_util", "buffer_util", "cpu_util", "gpu_util"),
+    *("env_busy", "learner_busy", "produced", "trained", "queued", "open", "dropped"),
+]
+ROWS = Rows(produced=10, trained=6, queued=1, open=1, dropped={"stale": 2})
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def pass_by(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def meter(clock: Clock) -> Meter:
+    return Meter(workers=2, now=clock)
+
+
+def chunk(rows: int, *ends: tuple[float, int], **ns: int) -> Chunk:
+    """A chunk of so many rows with episodes of (return, length); time in ns by kind, `_` for `-`."""
+    nothing = np.zeros((0, 1))
+    data = Transitions(*[nothing] * 8)
+    episodes = tuple(Episode(0, k, 0, (), ret, length, 0.0, ()) for k, (ret, length) in enumerate(ends))
+    spent = np.array([ns.get(kind.replace("-", "_"), 0) for kind in WORKER_TIME], np.int64)
+    return Chunk(data, 0, Origin(0, 0, 0, 0), episodes, nothing, spent, rows)
+
+
+def tick(*chunks: Chunk, metrics: Mapping[str, object] | None = None) -> Tick:
+    values: Metrics | None = metrics  # type: ignore[assignment] # learners may hand over tensors
+    return Tick(chunks, sum(part.rows for part in chunks), 0, values)
+
+
+def row(meter: Meter) -> dict[str, object]:
+    return meter.row(ROWS, {}, None)
+
+
+# ------------------------------------------------------------------------------------------------------------------ rows
+
+
+def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Meter, clock: Clock) -> None:
+    clock.pass_by(2.0)
+    first = row(meter)
+    assert list(first) == KEYS
+    nulls = ["return_mean", "length_mean", "lag_mean", "lag_max", "queue_util", "buffer_util", "gpu_util", "env_busy"]
+    assert [key for key in KEYS if first[key] is None] == nulls
+    assert first["wall_s"] == 2.0
+    assert (first["produced"], first["trained"], first["queued"], first["open"]) == (10, 6, 1, 1)
+    assert first["dropped"] == {"stale": 2}
+    json.dumps(first, allow_nan=False)
+
+
+def test_rates_are_over_the_wall_time_of_the_interval(meter: Meter, clock: Clock) -> None:
+    meter.take(tick(chunk(64, (10.0, 20)), chunk(36), metrics={}))
+    clock.pass_by(4.0)
+    first = row(meter)
+    assert (first["env_steps"], first["episodes"], first["updates"]) == (100, 1, 1)
+    assert (first["steps_per_s"], first["episodes_per_s"], first["updates_per_s"]) == (25.0, 0.25, 0.25)
+    meter.take(tick(chunk(10), metrics={}))
+    meter.take(tick())
+    meter.take(tick(metrics={}))
+    clock.pass_by(0.5)
+    second = row(meter)
+    assert (second["wall_s"], second["env_steps"], second["episodes"], second["updates"]) == (4.5, 110, 1, 3)
+    assert (second["steps_per_s"], second["episodes_per_s"], second["updates_per_s"]) == (20.0, 0.0, 4.0)
+    assert row(meter)["steps_per_s"] is None  # no time has passed: no rate to tell
+
+
+def test_returns_and_lengths_are_means_over_the_last_hundred_episodes(meter: Meter) -> None:
+    meter.take(tick(chunk(1, *[(float(k), 2 * k) for k in range(150)])))
+    assert row(meter)["return_mean"] == np.mean(range(50, 150))
+    meter.take(tick(chunk(1, (1050.0, 7))))
+    later = row(meter)
+    assert later["return_mean"] == np.mean([*range(51, 150), 1050])
+    assert later["length_mean"] == np.mean([*range(102, 300, 2), 7])
+
+
+def test_losses_are_averaged_over_the_updates_that_report_them(meter: Meter) -> None:
+    meter.take(tick(metrics={"loss/policy": np.float32(1.0), "loss/rare": 5, "ignored": 1.0}))
+    meter.take(tick(metrics={"loss/policy": np.float32(2.0)}))
+    both = row(meter)
+    assert list(both) == [*KEYS, "loss/policy", "loss/rare"]
+    assert (both["loss/policy"], both["loss/rare"]) == (1.5, 5.0)
+    assert "loss/policy" not in row(meter)  # no update, no loss
+
+
+def test_a_tensor_that_its_learner_overwrites_was_already_booked(meter: Meter) -> None:
+    loss = torch.tensor(1.0)
+    meter.take(tick(metrics={"loss/value": loss}))
+    loss.fill_(3.0)
+    meter.take(tick(metrics={"loss/value": loss}))
+    loss.fill_(99.0)
+    value = row(meter)["loss/value"]
+    assert (type(value), value) == (float, 2.0)
+
+
+def test_lag_comes_from_the_learner(meter: Meter) -> None:
+    meter.take(tick(metrics={"lag_mean": 0.5, "lag_max": 2}))
+    meter.take(tick(metrics={"lag_mean": np.float64(1.5), "lag_max": np.int64(1)}))
+    first = row(meter)
+    assert (first["lag_mean"], first["lag_max"]) == (1.0, 2.0)
+    meter.take(tick(metrics={"lag_mean": 1.0, "lag_max": 1.0}))
+    assert row(meter)["lag_max"] == 1.0
+    assert row(meter)["lag_max"] is None
+    assert meter.totals()["lag_max"] == 2.0
+
+
+def test_what_is_not_finite_is_null(meter: Meter, clock: Clock) -> None:
+    ends = (math.inf, 3), (-math.inf, 4)
+    meter.take(tick(chunk(1, *ends), metrics={"loss/value": math.nan, "loss/policy": torch.tensor(math.inf)}))
+    clock.pass_by(1.0)
+    broken = meter.row(ROWS, {"queue_util": math.nan}, np.float32(0.25))  # type: ignore[arg-type] # what buffers may hold
+    assert [broken[key] for key in ("return_mean", "loss/value", "loss/policy", "queue_util")] == [None] * 4
+    assert broken["length_mean"] == 3.5
+    assert json.loads(json.dumps(broken, allow_nan=False))["buffer_util"] == 0.25
+
+
+def test_utilisation_of_queue_and_buffer_is_passed_on(meter: Meter) -> None:
+    full = meter.row(ROWS, {"queue_util": 0.5, "worker_restarts": 3.0}, 0.75)
+    assert (full["queue_util"], full["buffer_util"], list(full)) == (0.5, 0.75, KEYS)
+
+
+def test_rows_after_an_evaluation_carry_it_and_the_totals_keep_the_best(meter: Meter) -> None:
+    meter.eval_result(200.0)
+    assert row(meter)["eval_return"] == 200.0
+    meter.eval_result(np.float32(150.0))  # type: ignore[arg-type] # a mean by numpy
+    assert [row(meter)["eval_return"], row(meter)["eval_return"]] == [150.0, 150.0]
+    assert meter.totals()["best_eval"] == 200.0
+    meter.eval_result(math.nan)
+    assert "eval_return" not in row(meter)
+    assert meter.totals()["best_eval"] == 200.0
+
+
+# ------------------------------------------------------------------------------------------------------------------ time
+
+
+def test_spans_split_the_learner_time_and_inner_time_is_not_counted_twice(meter: Meter, clock: Clock) -> None:
+    clock.pass_by(1.0)
+    with meter.span("wait-data"):
+        clock.pass_by(2.0)
+        with meter.span("eval"):
+            clock.pass_by(3.0)
+            with meter.span("eval"):
+                clock.pass_by(1.0)
+        clock.pass_by(1.0)
+    with meter.span("update"):
+        clock.pass_by(4.0)
+        busy = row(meter)["learner_busy"]  # closed within a span: the open part counts
+        clock.pass_by(4.0)
+    assert busy == 4.0 / 12.0
+    assert meter.shares()["learner"] == {
+        "observe": 0.0,
+        "update": 8.0 / 16.0,
+        "publish": 0.0,
+        "wait-data": 3.0 / 16.0,
+        "eval": 4.0 / 16.0,
+        "save": 0.0,
+        "other": 1.0 / 16.0,
+    }
+
+
+def test_learner_busy_is_observe_update_and_publish_of_the_interval(meter: Meter, clock: Clock) -> None:
+    row(meter)
+    for kind in LEARNER_TIME:
+        with meter.span(kind):
+            clock.pass_by(2.0)
+    assert row(meter)["learner_busy"] == 6.0 / 14.0
+    clock.pass_by(1.0)
+    assert row(meter)["learner_busy"] == 0.0
+
+
+def test_a_span_ends_with_its_block_whatever_happens(meter: Meter, clock: Clock) -> None:
+    def fail() -> None:
+        with meter.span("save"):
+            clock.pass_by(1.0)
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    clock.pass_by(3.0)
+    assert meter.shares()["learner"]["save"] == 0.25
+
+
+def test_an_unknown_kind_of_span_is_refused(meter: Meter) -> None:
+    with pytest.raises(KeyError):
+        meter.span("tea")
+
+
+def test_spans_are_cheap() -> None:
+    span = Meter(workers=1).span("update")
+    cost = []
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(1000):
+            with span:
+                pass
+        cost.append((time.perf_counter() - began) / 1000)
+    assert min(cost) < 3e-6  # measured 0.6 us; the rest is room for slow machines
+
+
+def test_env_busy_is_step_and_reset_of_all_worker_time(meter: Meter) -> None:
+    meter.take(tick(chunk(1, step=30, reset=10, infer=40), chunk(1, wait_gate=20)))
+    assert row(meter)["env_busy"] == 0.4
+    meter.take(tick(chunk(1, step=1)))
+    assert row(meter)["env_busy"] == 1.0
+
+
+def test_worker_shares_are_of_all_workers_and_the_rest_is_other(meter: Meter, clock: Clock) -> None:
+    second = 1_000_000_000
+    meter.take(tick(chunk(1, step=3 * second, other=second)))
+    row(meter)
+    meter.take(tick(chunk(1, step=1 * second, wait_slot=2 * second)))
+    clock.pass_by(5.0)  # two workers: 10 s
+    shares = meter.shares()["worker"]
+    assert tuple(shares) == WORKER_TIME
+    assert {kind: share for kind, share in shares.items() if share} == {"step": 0.4, "wait-slot": 0.2, "other": 0.4}
+
+
+def test_workers_that_report_more_than_the_wall_are_normalised(meter: Meter, clock: Clock) -> None:
+    meter.take(tick(chunk(1, step=3_000_000_000, infer=1_000_000_000)))
+    clock.pass_by(1.0)
+    shares = meter.shares()["worker"]
+    assert (shares["step"], shares["infer"], shares["other"]) == (0.75, 0.25, 0.0)
+
+
+def test_before_any_time_has_passed_all_of_it_is_other(meter: Meter) -> None:
+    assert {party: share["other"] for party, share in meter.shares().items()} == {"worker": 1.0, "learner": 1.0}
+
+
+seconds = st.floats(0.0, 1e6)
+nested = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(LEARNER_TIME), seconds), max_size=20)
+nanoseconds = st.lists(st.lists(st.integers(0, 10**15), min_size=10, max_size=10), max_size=5)
+
+
+@given(spans=nested, spent=nanoseconds, workers=st.integers(0, 64))
+def test_shares_always_add_to_one(
+    spans: Sequence[tuple[int, str, float]], spent: Sequence[Sequence[int]], workers: int
+) -> None:
+    clock = Clock()
+    meter = Meter(workers, clock)
+    for ns in spent:
+        kinds = {kind.replace("-", "_"): amount for kind, amount in zip(WORKER_TIME, ns, strict=True)}
+        meter.take(tick(chunk(1, **kinds)))
+    for depth, kind, length in spans:
+        inner = meter.span(LEARNER_TIME[depth])
+        with meter.span(kind):
+            clock.pass_by(length)
+            with inner:
+                clock.pass_by(length / 2)
+        clock.pass_by(length / 3)
+    for shares in meter.shares().values():
+        assert math.fsum(shares.values()) == pytest.approx(1.0, abs=1e-12)
+        assert all(0.0 <= share <= 1.0 for share in shares.values())
+
+
+# ---------------------------------------------------------------------------------------------------------------- totals
+
+
+def test_totals(meter: Meter, clock: Clock) -> None:
+    meter.take(tick(chunk(30, (1.0, 5), (2.0, 10)), metrics={"lag_mean": 1.0, "lag_max": 3}))
+    clock.pass_by(1.0)
+    row(meter)
+    meter.take(tick(chunk(10)))
+    clock.pass_by(3.0)
+    assert meter.totals() == {
+        "wall_s": 4.0,
+        "env_steps": 40,
+        "episodes": 2,
+        "updates": 1,
+        "steps_per_s": 10.0,
+        "episodes_per_s": 0.5,
+        "updates_per_s": 0.25,
+        "return_mean": 1.5,
+        "lag_max": 3.0,
+        "best_eval": None,
+    }
+
+
+def test_what_the_run_asks_between_rows(meter: Meter, clock: Clock) -> None:
+    meter.take(tick(chunk(1, (1.0, 1), (2.0, 1))))
+    clock.pass_by(7.0)
+    assert (meter.wall_s, meter.episodes, meter.doing) == (7.0, 2, "other")
+    with meter.span("wait-data"), meter.span("eval"):
+        assert meter.doing == "eval"
+    assert meter.doing == "other"
+
+
+# -------------------------------------------------------------------------------------------------------------- hardware
+
+
+def test_cpu_util_is_cpu_time_over_all_cores(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = iter([10.0, 13.0, 12.0])
+    monkeypatch.setattr(meter_module, "_cpu_seconds", lambda: next(used))
+    monkeypatch.setattr(meter_module, "usable_cores", lambda: 4)
+    meter = Meter(workers=1, now=clock)
+    clock.pass_by(1.0)
+    assert row(meter)["cpu_util"] == 0.75
+    clock.pass_by(1.0)
+    assert row(meter)["cpu_util"] == 0.0  # a child took its time along: not negative
+
+
+def test_cpu_time_of_children_counts_while_they_run_and_after_they_ended() -> None:
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
+    before = meter_module._cpu_seconds()
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"done\n"
+        running = meter_module._cpu_seconds()
+        child.communicate(b"\n", timeout=10)
+    ended = meter_module._cpu_seconds()
+    assert running - before >= 0.25
+    assert ended - before >= 0.25
+
+
+def test_gpu_util_is_null_without_torch_or_cuda_and_a_share_with_it(
+    meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown() -> float:
+        raise ModuleNotFoundError("pynvml")
+
+    def fake(initialised: bool, utilisation: object) -> None:
+        module = ModuleType("torch")
+        module.__dict__["cuda"] = SimpleNamespace(is_initialized=lambda: initialised, utilization=utilisation)
+        monkeypatch.setitem(sys.modules, "torch", module)
+
+    monkeypatch.delitem(sys.modules, "torch")
+    assert row(meter)["gpu_util"] is None
+    assert "torch" not in sys.modules
+    fake(False, lambda: 50)
+    assert row(meter)["gpu_util"] is None
+    fake(True, lambda: 42)
+    assert row(meter)["gpu_util"] == 0.42
+    fake(True, unknown)
+    assert row(meter)["gpu_util"] is None
+
+
+def test_the_meter_does_not_import_torch() -> None:
+    check = "import sys, freewheel.meter, freewheel.ledger; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=30)
+
+
+# ---------------------------------------------------------------------------------------------------------------- budget
+
+
+@pytest.mark.parametrize(
+    ("budget", "progress"),
+    [
+        (Budget(), 0.0),
+        (Budget(steps=1000), 0.25),
+        (Budget(minutes=2.0), 0.5),
+        (Budget(episodes=10), 0.7),
+        (Budget(steps=1000, minutes=2.0, episodes=10), 0.7),
+        (Budget(steps=100), 1.0),
+        (Budget(steps=0), 1.0),
+    ],
+)
+def test_progress_is_the_limit_that_comes_first(budget: Budget, progress: float) -> None:
+    assert budget.progress(env_steps=250, wall_s=60.0, episodes=7) == progress
