@@ -1,0 +1,296 @@
+"""Config: a run as one value, world × algorithm × mode × run, layered from defaults, preset, file and flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from freewheel import flags
+from freewheel.collect.lockstep import LockstepConfig
+from freewheel.collect.sequential import SequentialConfig
+from freewheel.envs.gym import GymConfig
+from freewheel.errors import UsageError, nearest
+from freewheel.learn.settings import PPOConfig
+from freewheel.meter import Budget
+from freewheel.policies.spec import PolicyConfig
+
+ALGORITHMS: Mapping[str, type[PPOConfig]] = {"ppo": PPOConfig}
+MODES: Mapping[str, type[SequentialConfig | LockstepConfig]] = {
+    "sequential": SequentialConfig,
+    "lockstep": LockstepConfig,
+}
+DEFAULT_STEPS = 100_000
+FREE = "env."  # --env.KEY VALUE goes to the environment's constructor
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The run."""
+
+    steps: int | None = None
+    """Stop after this many environment steps (100000 if no other budget is given)."""
+    minutes: float | None = None
+    """Stop after this many minutes."""
+    episodes: int | None = None
+    """Stop after this many finished episodes."""
+    seed: int = 0
+    """The one seed that everything random grows from."""
+    num_steps_per_env: int = 64
+    """Steps of each lane an on-policy update learns from."""
+    run: str = ""
+    """Name of the run: its directory under --runs-dir (default: env-algo-mode, numbered)."""
+    runs_dir: str = "runs"
+    """Where runs are kept."""
+    log_every: float = 1.0
+    """Seconds between two rows of metrics."""
+    evals: int = 5
+    """Evaluations over the run, evenly spaced, the last at its end; 0: none."""
+    eval_episodes: int = 20
+    """Greedy episodes an evaluation."""
+    eval_seed: int = 1000
+    """Seed of the evaluation episodes: the same ones for every mode and algorithm."""
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    """Where the learner computes; auto: on a GPU if there is one."""
+    threads: int = 1
+    """CPU threads of the learner; small networks are fastest with one."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "minutes", "episodes", "num_steps_per_env", "log_every", "eval_episodes", "threads"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        for name in ("seed", "eval_seed", "evals"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(self, name)}")
+        if "/" in self.run or self.run.startswith("."):
+            raise UsageError(f"--run '{self.run}' must be a plain name; --runs-dir says where it is kept")
+
+    @property
+    def budget(self) -> Budget:
+        given = any(limit is not None for limit in (self.steps, self.minutes, self.episodes))
+        return Budget(self.steps if given else DEFAULT_STEPS, self.minutes, self.episodes)
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """The world."""
+
+    max_episode_steps: int | None = None
+    """Time limit of an episode (default: the environment's own)."""
+    measures: tuple[str, ...] = ()
+    """Numbers of an episode's last info to report with it."""
+    construct_timeout: float = 120.0
+    """Seconds an environment in a process of its own may take to be built."""
+    reset_timeout: float = 60.0
+    """Seconds it may take to reset."""
+    step_timeout: float = 30.0
+    """Seconds it may take to step."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_episode_steps", "construct_timeout", "reset_timeout", "step_timeout"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What to run."""
+
+    env: str = ""
+    """The environment: a Gymnasium id, or package.module:Factory. Also the first or last word."""
+    algo: Literal["ppo"] = "ppo"
+    """The algorithm."""
+    mode: Literal["sequential", "lockstep"] = "lockstep"
+    """How experience is collected."""
+    preset: str = ""
+    """Named settings to start from: cartpole, pendulum, halfcheetah."""
+    config: str = ""
+    """A JSON or TOML file of options, e.g. another run's config.json."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of a run. `sources` says where each value came from, unless it is a default."""
+
+    algo: str
+    mode: str
+    env: GymConfig
+    run: RunConfig
+    learner: PPOConfig
+    policy: PolicyConfig
+    collector: SequentialConfig | LockstepConfig
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.collector.num_envs < 1:
+            raise UsageError(f"--num-envs must be positive, not {self.collector.num_envs}")
+        fading = [name for name in ("lr", "clip", "entropy") if getattr(self.learner, f"{name}_schedule") == "linear"]
+        if fading and self.run.budget.steps is None:
+            raise UsageError(
+                f"{self.algo}.{fading[0]}_schedule linear needs --steps to fade over; give it, or set the schedule to constant"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Every option by name, as `--config` reads it back."""
+        world = {name: getattr(self.env, name) for name in flags.option_types(WorldConfig)}
+        return {
+            "env": self.env.id,
+            "env_args": dict(self.env.args),
+            "algo": self.algo,
+            "mode": self.mode,
+            **world,
+            **dataclasses.asdict(self.collector),
+            **dataclasses.asdict(self.run),
+            self.algo: dataclasses.asdict(self.learner),
+            "policy": dataclasses.asdict(self.policy),
+            "sources": dict(self.sources),
+        }
+
+
+def from_argv(argv: Sequence[str]) -> Config:
+    """The run that a command line asks for."""
+    positional, given = flags.read_argv(argv, _all_options(), FREE)
+    if len(positional) > 1:
+        raise UsageError(f"one environment at a time, not {' '.join(positional)}")
+    if positional and "env" in given:
+        raise UsageError(f"which environment, {positional[0]} or {given['env'][0]}? leave out one of them")
+    if positional:
+        given["env"] = (positional[0],)
+    return _resolve(flags.Layer("flag", given))
+
+
+def from_options(env: str | Callable[..., Any], options: Mapping[str, Any]) -> Config:
+    """The run that Python arguments ask for; nested mappings and dotted names both work."""
+    name = env if isinstance(env, str) else f"{env.__module__}:{getattr(env, '__qualname__', type(env).__qualname__)}"
+    config = _resolve(flags.Layer("argument", {"env": (name,), **_flags(options, "train()")}))
+    if isinstance(env, str):
+        return config
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, factory=env))
+
+
+def from_file(path: Path) -> Config:
+    """The run that a config.json describes."""
+    return _resolve(_file(path))
+
+
+def show_help() -> None:
+    """Print the options of train, and leave."""
+    description = (
+        "Train an agent on ENV. --env.KEY VALUE goes to the environment's constructor. "
+        "--dry-run shows the plan and --print-config the resolved options, without starting anything."
+    )
+    flags.show_help(_options("ppo", "lockstep"), "freewheel train ENV", description)
+
+
+def _resolve(given: flags.Layer) -> Config:
+    """defaults < preset < file < given."""
+    layers = [given]
+    if path := _last(layers, "config"):
+        layers.insert(0, _file(Path(path)))
+    if name := _last(layers, "preset"):
+        layers.insert(0, flags.Layer(f"preset {name}", _flags(_preset(name), f"preset {name}")))
+    algo = _choice(layers, "algo", ALGORITHMS, "ppo")
+    mode = _choice(layers, "mode", MODES, "lockstep")
+    options = _options(algo, mode)
+    known = flags.option_types(options)
+    for name in given.flags:
+        if name not in known and not name.startswith(FREE):
+            raise UsageError(f"--{name.replace('_', '-')} does not belong to {algo} in mode {mode}; leave it out")
+    merged, sources = flags.merge(layers)
+    args = {name.removeprefix(FREE): _literal(words[0]) for name, words in merged.items() if name.startswith(FREE)}
+    merged = {name: words for name, words in merged.items() if name in known}
+    if not merged.get("env", ("",))[0]:
+        raise UsageError("which environment? e.g. freewheel train CartPole-v1")
+    built = flags.build(options, merged)
+    parts = {item.name: getattr(built, item.name) for item in dataclasses.fields(built)}
+    world = GymConfig(id=parts["choices"].env, args=args, **dataclasses.asdict(parts["world"]))
+    kept = {name: source for name, source in sources.items() if name in known or name.startswith(FREE)}
+    return Config(algo, mode, world, parts["run"], parts[algo], parts["policy"], parts["collector"], kept)
+
+
+def _options(algo: str, mode: str) -> type[Any]:
+    """The dataclass of all options of this algorithm in this mode: flat names, but for ppo.* and policy.*."""
+
+    def flat(kind: type[Any]) -> Any:
+        return Annotated[kind, tyro.conf.OmitArgPrefixes]
+
+    parts = [("choices", flat(Choices), Choices), ("run", flat(RunConfig), RunConfig)]
+    parts += [("collector", flat(MODES[mode]), MODES[mode]), (algo, ALGORITHMS[algo], ALGORITHMS[algo])]
+    parts += [("policy", PolicyConfig, PolicyConfig), ("world", flat(WorldConfig), WorldConfig)]
+    return dataclasses.make_dataclass(
+        "Options", [(name, kind, field(default_factory=make)) for name, kind, make in parts]
+    )
+
+
+def _all_options() -> dict[str, Any]:
+    """Every option of any algorithm in any mode."""
+    known: dict[str, Any] = {}
+    for algo in ALGORITHMS:
+        for mode in MODES:
+            known |= flags.option_types(_options(algo, mode))
+    return known
+
+
+def _file(path: Path) -> flags.Layer:
+    return flags.Layer(f"file {path}", _flags(flags.read_file(path), str(path)))
+
+
+def _flags(data: Mapping[str, Any], where: str) -> flags.Flags:
+    """Options as they stand in a file or in Python: nested or dotted, the environment's own under env_args."""
+    args = data.get("env_args", {})
+    if not isinstance(args, Mapping):
+        raise UsageError(f"env_args in {where} must be a table of the environment's arguments, not {args!r}")
+    plain = {key: value for key, value in data.items() if key not in ("sources", "env_args")}
+    flat = flags.flatten(plain | {f"{FREE}{key}": value for key, value in args.items()}, FREE)
+    flags.check_names((name for name in flat if not name.startswith(FREE)), _all_options(), where)
+    return {name: _tokens(name, value) for name, value in flat.items()}
+
+
+def _tokens(name: str, value: Any) -> flags.Tokens:
+    if not name.startswith(FREE):
+        return flags.tokens(value)
+    try:
+        return (json.dumps(value),)
+    except TypeError:
+        what = f"{name.removeprefix(FREE)}={value!r}"
+        raise UsageError(
+            f"the environment's argument {what} is not JSON; pass a function that makes the environment"
+        ) from None
+
+
+def _literal(word: str) -> Any:
+    """An environment's argument: JSON where it is JSON, else the word itself."""
+    try:
+        return json.loads(word)
+    except json.JSONDecodeError:
+        return {"True": True, "False": False, "None": None}.get(word, word)
+
+
+def _preset(name: str) -> dict[str, Any]:
+    known: dict[str, Any] = tomllib.loads(resources.files("freewheel").joinpath("presets.toml").read_text())
+    if name not in known:
+        raise UsageError(f"unknown preset '{name}'{nearest(name, known)}")
+    preset: dict[str, Any] = known[name]
+    return preset
+
+
+def _last(layers: Sequence[flags.Layer], name: str, default: str = "") -> str:
+    found = [layer.flags[name][0] for layer in layers if layer.flags.get(name)]
+    return found[-1] if found else default
+
+
+def _choice(layers: Sequence[flags.Layer], name: str, table: Mapping[str, Any], default: str) -> str:
+    chosen = _last(layers, name, default)
+    if chosen not in table:
+        raise UsageError(f"unknown {name} '{chosen}'{nearest(chosen, table)}")
+    return chosen

@@ -1,0 +1,67 @@
+"""A run on disk: its config, its weights, and its policy playing again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from freewheel import checkpoint, config
+from freewheel.config import Config
+from freewheel.core import Actor, Snapshot
+from freewheel.errors import SetupError, UsageError, nearest
+from freewheel.evaluate import Score, Show, evaluate, play
+from freewheel.policies.build import make_actor
+from freewheel.policies.spec import PolicySpec
+
+LANES = 8
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run directory, opened for reading."""
+
+    path: Path
+    config: Config
+
+    def actor(self, which: str = "best") -> tuple[Actor, list[str]]:
+        """The policy of a checkpoint (best, latest or a step), and what had to be passed over to find it."""
+        found = checkpoint.load(self.path / "checkpoints", which)
+        actor = make_actor(PolicySpec.from_json(found.about["policy"]))()
+        actor.load(Snapshot(int(found.about["version"]), found.params))
+        return actor, list(found.warnings)
+
+    def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
+        """Greedy episodes; by default those the run itself was evaluated on."""
+        env = self.config.env.make(range(min(episodes, LANES)))
+        try:
+            return evaluate(env, actor, episodes, self.config.run.eval_seed if seed is None else seed)
+        finally:
+            env.close()
+
+    def play(self, actor: Actor, episode: tuple[int, int], render_mode: str | None, show: Show) -> Sequence[float]:
+        """One greedy episode, (evaluation seed, number), shown."""
+        env = self.config.env.make(range(1), render_mode=render_mode)
+        try:
+            return play(env, actor, episode, show)
+        finally:
+            env.close()
+
+
+def open_run(name: str, runs_dir: str = "runs") -> SavedRun:
+    """The run of this name under runs_dir, or at this path."""
+    path = next((place for place in (Path(runs_dir) / name, Path(name)) if (place / "config.json").is_file()), None)
+    if path is None:
+        folder = Path(runs_dir)
+        known = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
+        raise UsageError(f"no run '{name}' in {runs_dir}" + (nearest(name, known) if known else "; train one first"))
+    try:
+        resolved = config.from_file(path / "config.json")
+    except UsageError as error:
+        raise SetupError(f"{path / 'config.json'} is damaged ({error}); restore it from a copy") from None
+    if resolved.env.id.startswith("__main__:") or "<" in resolved.env.id:  # <lambda>, <locals>
+        raise SetupError(
+            f"{resolved.env.id} was defined in a script and cannot be found again; put it in a module and train on module:Name"
+        )
+    return SavedRun(path, resolved)
