@@ -28,10 +28,11 @@ help: ## this list
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-demo: .venv/.ready ## train PPO on CartPole in lockstep for about a minute, then play 20 greedy episodes
+demo: .venv/.ready ## train PPO on CartPole in lockstep, score 20 greedy episodes, and draw one
 	@n=1; while [ -e runs/demo-$$n ]; do n=$$((n + 1)); done; set -ex; \
-	$(BIN)/freewheel train CartPole-v1 --mode lockstep --num-envs 8 --steps 150000 --seed 1 --run demo-$$n; \
-	$(BIN)/freewheel eval runs/demo-$$n --episodes 20
+	$(BIN)/freewheel train CartPole-v1 --preset cartpole --steps 200000 --seed 1 --run demo-$$n; \
+	$(BIN)/freewheel eval demo-$$n --episodes 20; \
+	$(BIN)/freewheel play demo-$$n --render gif
 
 # One thread a process: the same sums in the same order, and no fight for the cores.
 test test312: export OMP_NUM_THREADS := 1

@@ -56,6 +56,8 @@ class RunConfig:
     """Evaluations over the run, evenly spaced, the last at its end; 0: none."""
     eval_episodes: int = 20
     """Greedy episodes an evaluation."""
+    eval_max_steps: int = 10_000
+    """Steps after which an evaluation episode is cut, for worlds without a time limit."""
     eval_seed: int = 1000
     """Seed of the evaluation episodes: the same ones for every mode and algorithm."""
     device: Literal["auto", "cpu", "cuda"] = "cpu"
@@ -64,7 +66,8 @@ class RunConfig:
     """CPU threads of the learner; small networks are fastest with one."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "minutes", "episodes", "num_steps_per_env", "log_every", "eval_episodes", "threads"):
+        positive = ("steps", "minutes", "episodes", "num_steps_per_env", "log_every", "threads")
+        for name in (*positive, "eval_episodes", "eval_max_steps"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")

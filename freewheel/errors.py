@@ -51,8 +51,10 @@ class EnvError(FreewheelError):
         return self.report
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a misspelt name, else the list of valid ones."""
+def nearest(name: str, valid: Iterable[str], otherwise: str | None = None) -> str:
+    """`; did you mean 'x'?` for a misspelt name; else what to say otherwise, or the list of valid names."""
     names = sorted(valid)
     match = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"; did you mean '{match[0]}'?" if match else f"; choose from {', '.join(names)}"
+    if match:
+        return f"; did you mean '{match[0]}'?"
+    return f"; choose from {', '.join(names)}" if otherwise is None else otherwise

@@ -11,6 +11,8 @@ from freewheel.core import Actor, Env, NDArray
 from freewheel.errors import EnvError
 from freewheel.seeding import evaluation_episodes, generator
 
+LIMIT = 10_000  # steps: a greedy policy may go round in circles for ever in a world without a time limit
+
 
 @dataclass(frozen=True)
 class Score:
@@ -18,6 +20,7 @@ class Score:
 
     returns: tuple[float, ...]  # by episode number
     lengths: tuple[int, ...]
+    cut: int = 0  # episodes that had not ended at the limit and count as far as they went
 
     @property
     def mean(self) -> float:
@@ -28,47 +31,59 @@ class Score:
         return float(np.std(self.returns))
 
 
-def evaluate(env: Env, actor: Actor, episodes: int, seed: int) -> Score:
+def evaluate(env: Env, actor: Actor, episodes: int, seed: int, limit: int = LIMIT) -> Score:
     """Episodes 0 .. episodes-1 of this evaluation seed: the same worlds for every mode, algorithm and number of lanes."""
-    lanes = env.spec.lanes
-    share = [len(range(lane, episodes, lanes)) for lane in range(lanes)]  # lane plays episodes lane, lane + lanes, ...
-    played: list[list[tuple[float, int]]] = [[] for _ in range(lanes)]
-    total, length = np.zeros(lanes), np.zeros(lanes, np.int64)
-    rng = generator(seed, "greedy")
-    obs = env.reset([evaluation_episodes(seed, lane, lanes) for lane in range(lanes)])
-    while any(len(done) < quota for done, quota in zip(played, share, strict=True)):
-        step = env.step(actor.act(obs, rng, greedy=True).action)
-        obs = step.obs
-        total += np.where(step.valid, step.reward, 0)
-        length += step.valid
-        for lane in (step.terminated | step.truncated).nonzero()[0]:
-            played[lane].append((float(total[lane]), int(length[lane])))
-            total[lane], length[lane] = 0, 0
-    outcomes = [played[number % lanes][number // lanes] for number in range(episodes)]
-    score = Score(tuple(ret for ret, _ in outcomes), tuple(steps for _, steps in outcomes))
-    if not np.isfinite(score.returns).all():
-        number = int(np.argmin(np.isfinite(score.returns)))
+    returns: list[float] = []
+    lengths: list[int] = []
+    cut = 0
+    for first in range(0, episodes, env.spec.lanes):
+        wanted = min(env.spec.lanes, episodes - first)
+        ret, length, playing = _round(env, actor, (seed, first), wanted, limit)
+        returns += ret[:wanted].tolist()
+        lengths += length[:wanted].tolist()
+        cut += int(np.count_nonzero(playing[:wanted]))
+    if not np.isfinite(returns).all():
+        number = int(np.argmin(np.isfinite(returns)))
         who = f"evaluation episode {number} of {env.spec.name}, seed {evaluation_episodes(seed, number, 1).seed(0)},"
-        raise EnvError(f"{who} has return {score.returns[number]}: check the env for NaN and inf")
-    return score
+        raise EnvError(f"{who} has return {returns[number]}: check the env for NaN and inf")
+    return Score(tuple(returns), tuple(lengths), cut)
+
+
+def _round(env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: int) -> tuple[NDArray, NDArray, NDArray]:
+    """One episode a lane, from number start[1] of seed start[0] on, until the first `wanted` have ended or are at the limit.
+
+    Returns [B] each: return, length, and whether the episode still goes on.
+    """
+    lanes, (seed, first) = env.spec.lanes, start
+    total, length, playing = np.zeros(lanes), np.zeros(lanes, np.int64), np.ones(lanes, np.bool_)
+    rng = generator(seed, "greedy")
+    obs = env.reset([evaluation_episodes(seed, first + lane, lanes) for lane in range(lanes)])
+    for _ in range(limit):
+        step = env.step(actor.act(obs, rng, greedy=True).action)
+        obs, counts = step.obs, playing & step.valid
+        np.add(total, step.reward, out=total, where=counts)
+        length += counts
+        playing &= ~(step.terminated | step.truncated)
+        if not playing[:wanted].any():
+            break
+    return total, length, playing
 
 
 Show = Callable[["NDArray | str | None"], None]
 
 
-def play(env: Env, actor: Actor, episode: tuple[int, int], show: Show) -> Sequence[float]:
+def play(env: Env, actor: Actor, episode: tuple[int, int], show: Show, limit: int = LIMIT) -> Sequence[float]:
     """Episode (evaluation seed, number) in a one-lane env, every picture of it shown; returns the rewards."""
     seed, number = episode
     rng = generator(seed, "greedy")
     obs = env.reset([evaluation_episodes(seed, number, 1)])
     rewards: list[float] = []
-    ended = False
     show(env.render())
-    while not ended:
+    while len(rewards) < limit:
         step = env.step(actor.act(obs, rng, greedy=True).action)
         obs = step.obs
         rewards.append(float(step.reward[0]))
-        ended = bool(step.terminated[0] or step.truncated[0])
-        if not ended:  # afterwards the env already shows its next episode
-            show(env.render())
+        if step.terminated[0] or step.truncated[0]:  # the env already shows its next episode
+            break
+        show(env.render())
     return rewards

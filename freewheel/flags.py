@@ -82,9 +82,10 @@ def check_names(names: Iterable[str], known: Mapping[str, Any], where: str = "")
     """UsageError about the first name that is no option; `where` it stands, unless on the command line."""
     for name in names:
         if name not in known:
-            hint = nearest(_flag(name), map(_flag, known)) if not where else nearest(name, known)
+            as_written = str if where else _flag
             place = f"{name} in {where}" if where else _flag(name)
-            raise UsageError(f"unknown option {place}{hint if len(hint) < 60 else '; see --help'}")
+            hint = nearest(as_written(name), map(as_written, known), "; see --help")
+            raise UsageError(f"unknown option {place}{hint}")
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -261,8 +261,14 @@ class _Trainer:
         self._evaluations = due
         with self._meter.span("eval"):
             self._actor.load(self._learner.snapshot())
-            score = evaluate(env, self._actor, self._options.eval_episodes, self._options.eval_seed)
+            options = self._options
+            score = evaluate(env, self._actor, options.eval_episodes, options.eval_seed, options.eval_max_steps)
         self._meter.eval_result(score.mean)
+        if score.cut:
+            for sink in self._sinks:
+                sink.note(
+                    f"{score.cut} evaluation episodes were cut at {options.eval_max_steps} steps (--eval-max-steps)"
+                )
         self._final = score
         if self._best is None or score.mean > self._best.mean:
             self._best = score

@@ -36,7 +36,8 @@ class SavedRun:
         """Greedy episodes; by default those the run itself was evaluated on."""
         env = self.config.env.make(range(min(episodes, LANES)))
         try:
-            return evaluate(env, actor, episodes, self.config.run.eval_seed if seed is None else seed)
+            options = self.config.run
+            return evaluate(env, actor, episodes, options.eval_seed if seed is None else seed, options.eval_max_steps)
         finally:
             env.close()
 
@@ -44,7 +45,7 @@ class SavedRun:
         """One greedy episode, (evaluation seed, number), shown."""
         env = self.config.env.make(range(1), render_mode=render_mode)
         try:
-            return play(env, actor, episode, show)
+            return play(env, actor, episode, show, self.config.run.eval_max_steps)
         finally:
             env.close()
 

@@ -112,6 +112,27 @@ def test_rows_that_are_none_count_for_nothing() -> None:
     assert evaluate(Gaps(), Greedy(), 3, SEED) == Score((2.0,) * 3, (2,) * 3)
 
 
+class Circles(BySeed):
+    """Seeds that are even never end."""
+
+    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
+        seen, _, ended, _, _ = super().step(action)
+        return seen, 1.0, ended and self.seed % 2 == 1, False, {}
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+def test_an_episode_that_never_ends_is_cut_and_the_next_one_is_its_own(lanes: int) -> None:
+    env = GymConfig(id="Circles", factory=Circles).make(range(lanes))
+    score = evaluate(env, Greedy(), 7, SEED, limit=50)
+    seeds = [tree(SEED, "eval", number) for number in range(7)]
+    lengths = [1 + seed % 5 if seed % 2 else 50 for seed in seeds]
+    assert score == Score(tuple(map(float, lengths)), tuple(lengths), cut=sum(seed % 2 == 0 for seed in seeds))
+    assert 0 < score.cut < 7
+    number = next(number for number, seed in enumerate(seeds) if seed % 2 == 0)
+    one = GymConfig(id="Circles", factory=Circles).make(range(1))
+    assert len(play(one, Greedy(), (SEED, number), lambda picture: None, limit=20)) == 20
+
+
 def test_a_return_that_is_no_number_is_the_worlds_fault() -> None:
     with pytest.raises(EnvError) as caught:
         evaluate(world(2, fault=float("nan")), Greedy(), 3, SEED)

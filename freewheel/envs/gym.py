@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,7 +126,7 @@ class GymConfig:
         factory: Callable[..., Any] | None = getattr(found, attribute, None)
         if not callable(factory):
             factories = [name for name, value in vars(found).items() if callable(value)]
-            raise SetupError(f"'{module}' has no factory '{attribute}'{_hint(attribute, factories, '')}")
+            raise SetupError(f"'{module}' has no factory '{attribute}'{nearest(attribute, factories, '')}")
         return factory
 
     def _vector(self, lanes: int) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
@@ -149,13 +149,19 @@ class GymConfig:
 
     @contextmanager
     def _explaining(self, who: str) -> Iterator[None]:
+        """One line for what goes wrong; what Gymnasium warns of on the way is told only if nothing does."""
         try:
-            yield
+            with warnings.catch_warnings(record=True, action="always") as told:
+                yield
+            for warning in told:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         except FreewheelError:
             raise
         except (UnregisteredEnv, DeprecatedEnv) as error:
             listing = "; python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
-            raise SetupError(f"unknown environment '{self.id}'{_hint(self.id, gymnasium.registry, listing)}") from error
+            raise SetupError(
+                f"unknown environment '{self.id}'{nearest(self.id, gymnasium.registry, listing)}"
+            ) from error
         except DependencyNotInstalled as error:
             raise SetupError(f"{self.name} needs a package that is missing: {_line(error)}") from error
         except ImportError as error:
@@ -173,11 +179,6 @@ class GymConfig:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _hint(name: str, valid: Iterable[str], otherwise: str) -> str:
-    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
-    return nearest(name, close) if close else otherwise
 
 
 class GymLoop:

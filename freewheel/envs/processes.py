@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 import gymnasium
@@ -27,6 +27,11 @@ from freewheel.envs.lane import Lane, Rows, survey, whereabouts
 from freewheel.envs.spaces import Layout
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
+
+if TYPE_CHECKING:
+    _Workers = AsyncVectorEnv[Any, Any]
+else:
+    _Workers = AsyncVectorEnv  # generic only in later releases
 
 Open: TypeAlias = Callable[[int], gymnasium.Env[Any, Any]]  # lane number in, env out
 
@@ -65,7 +70,7 @@ def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, .
 # --------------------------------------------------------------------------------------------------------- in the parent
 
 
-class GymProcesses(AsyncVectorEnv[Any, Any]):
+class GymProcesses(_Workers):
     """Workers that answer in time or are named and ended; none is left when this is closed, and none after a failure."""
 
     def __init__(

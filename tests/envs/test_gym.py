@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -392,6 +393,20 @@ def test_envs_made_before_a_failure_are_closed() -> None:
     with pytest.raises(EnvError, match="lane 2 of Third"):
         GymConfig("Third", factory=Third).make(range(5))
     assert sorted(closed) == [1, 2]
+
+
+def test_an_outdated_id_is_one_error_and_no_warning_beside_it() -> None:
+    with pytest.raises(SetupError, match="unknown environment 'Taxi-v3'; did you mean 'Taxi-v4'"):
+        GymConfig("Taxi-v3").make(range(1))
+
+
+def test_a_warning_on_the_way_to_an_env_is_passed_on() -> None:
+    def warns() -> Counter:
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        return Counter()
+
+    with pytest.warns(DeprecationWarning, match="old"):
+        GymConfig("Warns", factory=warns).make(range(1)).close()
 
 
 @pytest.mark.parametrize("wrong", [{}, {"id": "X", "max_episode_steps": 0}, {"id": "X", "step_timeout": 0.0}], ids=str)
