@@ -56,8 +56,8 @@ format: .venv/.ready ## mend what can be mended by machine
 	$(BIN)/ruff format
 
 bench: .venv/.bench ## speed beside stable-baselines3, and what is learned on five seeds
-	$(BIN)/python benchmarks/versus_sb3.py
-	$(BIN)/python benchmarks/learns.py
+	$(BIN)/python -m benchmarks.versus_sb3
+	$(BIN)/python -m benchmarks.learns
 
 clean: ## remove the environments and every cache; runs stay
 	rm -rf .venv .venv312 dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
