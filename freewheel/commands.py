@@ -129,12 +129,14 @@ def _render_mode(wanted: str, run: SavedRun) -> str | None:
     """The env's render_mode for what the person asked for."""
     if wanted == "none":
         return None
+    screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if not screen:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame complains before it draws into memory
     probe = run.config.env.open(0)
     offered = list(probe.metadata.get("render_modes", []))
     probe.close()
     modes = {"human": "human", "ansi": "ansi", "gif": "rgb_array"}
     if wanted == "auto":
-        screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
         preferred = ["human", "ansi", "rgb_array"] if screen else ["ansi", "rgb_array"]
         return next((mode for mode in preferred if mode in offered), None)
     if modes[wanted] not in offered:
