@@ -224,7 +224,10 @@ def check_collector(make: Callable[[], Collector], snapshot: Callable[[int], Sna
 
 
 def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chunk]) -> None:
-    """Raise AssertionError unless an algorithm counts its rows, moves its version, and restores from its own state."""
+    """Raise AssertionError unless an algorithm counts its rows, moves its version, and restores from its own state.
+
+    A state holds all but the rows that still wait, so chunks must fill batches exactly.
+    """
     learner, twin = make(), make()
     observed = 0
     for turn in range(3):
@@ -244,6 +247,7 @@ def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chu
         rows = learner.rows()
         accounted = rows.trained + rows.queued + sum(rows.dropped.values())
         _expect(accounted == observed, f"turn {turn}: {rows} does not account for {observed} rows observed")
+    _expect(learner.rows().queued == 0, "rows still wait: give the kit chunks that fill batches exactly")
     twin.load_state_dict(learner.state_dict())
     while not learner.ready:
         chunk = collect(learner.snapshot())

@@ -43,7 +43,7 @@ class Source:
 
     def __init__(self, tape: Tape, *rows: int) -> None:
         self.tape, self.deliveries = tape, rows
-        self.oldest_version = 0
+        self.oldest_version: int | None = 0
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +59,7 @@ class Source:
         self.tape.note("collect", "waiting" if wait else "glancing")
         return [chunk(rows) for rows in self.deliveries]
 
-    def oldest(self) -> int:
+    def oldest(self) -> int | None:
         return self.oldest_version
 
     def rows(self) -> Rows:
@@ -161,11 +161,12 @@ def test_a_learner_that_may_go_on_and_wants_more_never_waits(tape: Tape) -> None
         (1, 3, 3, True),
         (2, 1, 3, False),
         (2, 2, 3, True),
+        (0, None, 3, True),
         (None, 0, 3, True),
     ],
 )
 def test_an_update_waits_for_rows_that_would_be_too_old_after_it(
-    tape: Tape, max_lag: int | None, oldest: int, version: int, goes: bool
+    tape: Tape, max_lag: int | None, oldest: int | None, version: int, goes: bool
 ) -> None:
     """Update v waits while anything of version ≤ v - max_lag is open or queued."""
     source, pupil = Source(tape), Pupil(tape, needed=0)
@@ -183,6 +184,7 @@ def test_the_gate_opens_within_the_turn_in_which_the_old_rows_arrive(tape: Tape)
     deliver = source.collect
 
     def collect(wait: bool) -> Sequence[Chunk]:
+        assert source.oldest_version is not None
         source.oldest_version += 1
         return deliver(wait)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -23,6 +24,7 @@ from freewheel.config import from_file, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME, NDArray
 from freewheel.evaluate import Score
 from freewheel.run import Result
+from freewheel.testing import Counter
 
 ALWAYS = set(
     """wall_s env_steps episodes updates steps_per_s episodes_per_s updates_per_s return_mean length_mean lag_mean lag_max
@@ -344,3 +346,21 @@ def test_runs_without_a_name_are_numbered(tmp_path: Path) -> None:
     names = [train(tmp_path, steps=64, evals=0).path.name for _ in range(3)]
     base = "freewheel.testing_Identity-ppo-lockstep"
     assert names == [base, f"{base}-2", f"{base}-3"]
+
+
+class Interrupts(Counter):
+    """Presses Ctrl-C in its third step."""
+
+    def judge(self, action: Any) -> float:
+        if self.count == 2:
+            signal.raise_signal(signal.SIGINT)
+        return super().judge(action)
+
+
+def test_ctrl_c_ends_a_python_script_too_and_leaves_a_whole_run(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        freewheel.train(
+            Interrupts, quiet=True, mode="sequential", steps=500, run="cut", runs_dir=str(tmp_path), evals=0
+        )
+    summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
+    assert (summary["exit_code"], summary["ended"]) == (130, "interrupted (SIGINT)")
