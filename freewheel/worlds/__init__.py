@@ -1,0 +1,1 @@
+"""Worlds of our own, which registry.py makes known to Gymnasium."""

@@ -1,0 +1,238 @@
+"""A Straggler takes the time its law says, gives the same episode for the same seed, and rewards what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
+
+from freewheel.core import NDArray
+from freewheel.errors import UsageError
+from freewheel.worlds.registry import WORLDS, register
+from freewheel.worlds.straggler import ACTIONS, TARGETS, Law, Straggler, relative_times, right_action
+
+ID = "freewheel/Straggler-v0"
+#: The deviation of each law of mean 1, in closed form: e^(σ²) − 1 at σ = 0.7, and p(1 − p)(long − short)².
+DEVIATION = {
+    "lognormal": np.sqrt(np.exp(0.49) - 1),
+    "ninety_ten": np.sqrt(0.1 * 0.9) * 9 / 1.9,
+    "rare": np.sqrt(0.001 * 0.999) * 999 / 1.999,
+    "constant": 0.0,
+}
+
+
+def play(env: Straggler, choose: Callable[[NDArray], Any], seed: int | None = None) -> tuple[NDArray, float, Any]:
+    """An episode: its observations [length + 1, 52], its return, its last info."""
+    obs, info = env.reset(seed=seed)
+    seen, total, over = [obs], 0.0, False
+    while not over:
+        assert info == {}, "nothing is told before the end"
+        obs, reward, over, truncated, info = env.step(choose(obs))
+        assert not truncated
+        seen.append(obs)
+        total += reward
+    return np.stack(seen), total, info
+
+
+def at_random(seed: int) -> Callable[[NDArray], int]:
+    rng = np.random.default_rng(seed)
+    return lambda obs: int(rng.integers(ACTIONS))
+
+
+# -------------------------------------------------------------------------------------------------------------------- times
+
+
+@pytest.mark.parametrize("law", get_args(Law))
+def test_a_law_keeps_its_mean(law: Law) -> None:
+    count = 400_000
+    sample = relative_times(law, count, np.random.default_rng(3), sigma=0.7)
+    assert (sample > 0).all()
+    assert abs(sample.mean() - 1) <= 4 * DEVIATION[law] / np.sqrt(count)
+    assert sample.std() == pytest.approx(DEVIATION[law], rel=0.1)
+
+
+def test_the_logarithm_of_a_lognormal_has_deviation_sigma() -> None:
+    sample = np.log(relative_times("lognormal", 100_000, np.random.default_rng(3), sigma=0.4))
+    assert sample.std() == pytest.approx(0.4, rel=0.02)
+    assert sample.mean() == pytest.approx(-0.08, abs=4 * 0.4 / np.sqrt(100_000))
+
+
+@pytest.mark.parametrize(
+    ("law", "values"),
+    [("ninety_ten", [0.02 / 1.9, 0.2 / 1.9]), ("rare", [0.02 / 1.999, 20 / 1.999]), ("constant", [0.02])],
+)
+def test_the_other_laws_have_few_values(law: Law, values: list[float]) -> None:
+    env = Straggler(length=5_000, law=law, mean=0.02)
+    env.reset(seed=2)
+    assert sorted(set(env.seconds[1:])) == pytest.approx(values)
+
+
+def test_steps_and_reset_are_drawn_around_their_own_means() -> None:
+    env = Straggler(length=4, law="constant", mean=0.25, reset_mean=0.001)
+    env.reset(seed=1)
+    assert env.seconds == [0.001, 0.25, 0.25, 0.25, 0.25]
+
+
+def test_times_come_from_a_generator_of_their_own() -> None:
+    """The second child of the seed's generator; another law leaves what is seen alone."""
+    env = Straggler(length=30, mean=0.002)
+    observation, _ = env.reset(seed=11)
+    _, times = np.random.default_rng(11).spawn(2)
+    expected = relative_times("lognormal", 31, times, 0.7)[1:] * 0.002
+    assert env.seconds == [0.0, *expected]
+    for law in get_args(Law):
+        seen, *_ = play(Straggler(length=30, law=law, mean=0), at_random(0), seed=11)
+        np.testing.assert_array_equal(seen[0], observation)
+        np.testing.assert_array_equal(seen, play(Straggler(length=30, mean=0), at_random(0), seed=11)[0])
+
+
+def test_a_sleeping_world_takes_the_drawn_time_and_says_so() -> None:
+    env = Straggler(length=20, mean=0.002, reset_mean=0.02)
+    begun, busy = time.perf_counter(), time.thread_time()
+    *_, info = play(env, at_random(0), seed=5)
+    passed, busy = time.perf_counter() - begun, time.thread_time() - busy
+    assert info["drawn_s"] == pytest.approx(sum(env.seconds))
+    assert min(env.seconds) > 0
+    assert info["drawn_s"] <= info["slept_s"] <= passed
+    assert busy < info["drawn_s"]
+    assert [type(value) for value in info.values()] == [float, float]
+
+
+def test_a_burning_world_takes_the_drawn_time_of_a_cpu() -> None:
+    env = Straggler(length=20, mean=0.002, reset_mean=0.02, kind="burn")
+    begun, busy = time.perf_counter(), time.thread_time()
+    *_, info = play(env, at_random(0), seed=5)
+    passed, busy = time.perf_counter() - begun, time.thread_time() - busy
+    assert info["drawn_s"] == pytest.approx(sum(env.seconds))
+    assert info["drawn_s"] <= busy
+    assert info["slept_s"] <= passed
+
+
+@pytest.mark.parametrize("kind", ["sleep", "burn"])
+def test_a_mean_of_zero_is_no_time_at_all(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "sleep", "thread_time":
+        monkeypatch.setattr(time, name, lambda *_: pytest.fail("time was spent"))
+    *_, info = play(Straggler(mean=0, kind=kind), at_random(0), seed=1)
+    assert info == {"drawn_s": 0.0, "slept_s": 0.0}
+
+
+def test_a_step_costs_little_beside_its_time() -> None:
+    env = Straggler(mean=0)
+
+    def microseconds() -> float:
+        env.reset(seed=1)
+        begun = time.perf_counter()
+        for _ in range(100):
+            env.step(3)
+        return (time.perf_counter() - begun) * 1e6 / 100
+
+    assert min(microseconds() for _ in range(10)) < 30
+
+
+# ----------------------------------------------------------------------------------------------------------------- episodes
+
+
+def test_a_seed_sets_the_episode_whatever_is_done() -> None:
+    env = Straggler(mean=1e-6)
+    seen, random_return, told = play(env, at_random(0), seed=8)
+    seconds = env.seconds
+    play(env, at_random(1), seed=9)
+    assert env.seconds != seconds
+    again, best_return, told_again = play(env, right_action, seed=8)
+    np.testing.assert_array_equal(again, seen)
+    assert env.seconds == seconds
+    assert told_again["drawn_s"] == told["drawn_s"]
+    assert best_return == 100 > random_return
+
+
+def test_episodes_without_a_seed_go_on_from_the_last_one() -> None:
+    env, twin = Straggler(mean=0), Straggler(mean=0)
+    episodes = [play(env, at_random(0), seed)[0] for seed in (8, None, None)]
+    twins = [play(twin, right_action, seed)[0] for seed in (8, None, None)]
+    np.testing.assert_array_equal(episodes, twins)
+    assert len({episode.tobytes() for episode in episodes}) == 3
+
+
+def test_an_episode_ends_at_its_length_and_not_later() -> None:
+    env = Straggler(length=7, mean=0)
+    with pytest.raises(ResetNeeded):
+        env.step(0)
+    assert len(play(env, at_random(0), seed=1)[0]) == 8
+    with pytest.raises(ResetNeeded):
+        env.step(0)
+
+
+def test_the_right_actions_earn_everything() -> None:
+    env = Straggler(mean=0)
+    named = set()
+
+    def note(obs: NDArray) -> int:
+        named.add(right_action(obs))
+        return right_action(obs)
+
+    assert [play(env, note, seed)[1] for seed in range(10)] == [100.0] * 10
+    assert named == set(TARGETS.tolist()) == {4 + 9 * context for context in range(16)}
+
+
+def test_chance_earns_next_to_nothing() -> None:
+    episodes, p = 200, 1 / ACTIONS
+    env, choose = Straggler(mean=0), at_random(4)
+    mean = np.mean([play(env, choose, seed)[1] for seed in range(episodes)])
+    assert mean == pytest.approx(100 * p, abs=4 * np.sqrt(100 * p * (1 - p) / episodes))
+
+
+def test_one_action_for_all_earns_its_share() -> None:
+    env = Straggler(length=20_000, mean=0)
+    assert play(env, lambda obs: 13, seed=1)[1] / 20_000 == pytest.approx(1 / 16, abs=4 * np.sqrt(15 / 256 / 20_000))
+
+
+# ------------------------------------------------------------------------------------------------------------ a good citizen
+
+
+def test_it_keeps_to_gymnasiums_api() -> None:
+    check_env(Straggler(mean=0), skip_render_check=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"law": "log_normal"}, "no law 'log_normal'; did you mean 'lognormal'"),
+        ({"kind": "wait"}, "no kind 'wait'; choose from burn, sleep"),
+        ({"length": 0}, "length 1 or more"),
+        ({"mean": -0.1}, "mean, reset_mean and sigma 0 or more"),
+    ],
+)
+def test_what_it_cannot_be_is_refused(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Straggler(**args)
+
+
+def test_registering_twice_is_quiet_and_leaves_the_world_bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WORLDS:
+        monkeypatch.delitem(gymnasium.registry, name, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        register()
+        spec = gymnasium.registry[ID]
+        register()
+        env = gymnasium.make(ID, mean=0, length=3)
+    assert gymnasium.registry[ID] is spec
+    assert (spec.id, spec.max_episode_steps) == (ID, None)
+    assert type(env) is Straggler, "no wrapper costs time"
+    assert len(play(env, at_random(0), seed=1)[0]) == 4
+
+
+@pytest.mark.parametrize(("module", "absent"), [("straggler", "torch"), ("registry", "gymnasium")])
+def test_importing_is_light(module: str, absent: str) -> None:
+    script = f"import sys, freewheel.worlds.{module}; assert {absent!r} not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], timeout=30, check=True)
