@@ -98,22 +98,32 @@ class EnvSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """A lane that raised or lied and was cut short; its next episode begins in its place."""
+
+    lane: int  # 0 .. B - 1 within its Env
+    cause: str  # env_error, nan or shape
+    report: str  # who, where, and the env's own traceback
+    in_reset: bool = False  # then no row was lost
+
+
+@dataclass(frozen=True, slots=True)
 class Step(Generic[A]):
     """What B lanes answered to B actions. The arrays are the env's own and live until its next step."""
 
-    obs: A  # [B, D] what to act on next: after an end, the first observation of the next episode
     reward: A  # [B] float32, raw
     terminated: A  # [B] bool
     truncated: A  # [B] bool
     next_obs: A  # [B, D] the true successor, never a reset observation
     valid: A  # [B] bool: False where no transition happened (a reset that took a step, an env that failed)
     measures: A  # [B, M] float32, read where the episode has just ended
-    reset_ns: int = 0  # how much of this step went into resets
+    reset_ns: int = 0  # how much of this step went into resets, where the env cannot keep them for `renew`
+    failures: tuple[Failure, ...] = ()  # only of an Env that was made tolerant; another raises
 
 
 @dataclass(frozen=True, slots=True)
 class Transitions(Generic[A]):
-    """Aligned rows [T, B, ...]. Where `valid` is False the row is a gap and its other fields mean nothing."""
+    """Aligned rows [T, B, ...]. Where `valid` is False the row is a gap and its other fields mean nothing to a learner."""
 
     obs: A  # [T, B, D]
     action: A  # [T, B] int64 or [T, B, A] float32, as chosen (before any clipping)
@@ -192,6 +202,11 @@ class Rows:
     open: int = 0  # in a fragment that is still being written
     dropped: Mapping[str, int] = field(default_factory=dict)  # by cause, see CAUSES
 
+    @property
+    def done(self) -> int:
+        """Rows that nobody waits for any more: this is what makes room for others."""
+        return self.trained + sum(self.dropped.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Tick:
@@ -214,14 +229,16 @@ class SeedStream(Protocol):
 
 
 class Env(Protocol[A]):
-    """B lanes stepped as one; the only place that knows a simulator. Finished lanes start their next episode by themselves."""
+    """B lanes stepped as one; the only place that knows a simulator.
+
+    After a step in which a lane ended or failed comes `renew`, so that a row can be shipped before a slow reset.
+    """
 
     @property
     def spec(self) -> EnvSpec: ...
-    def reset(
-        self, seeds: Sequence[SeedStream]
-    ) -> A: ...  # one stream a lane; the k-th (auto)reset of a lane takes seed(k)
+    def reset(self, seeds: Sequence[SeedStream]) -> A: ...  # one stream a lane; the k-th reset of a lane takes seed(k)
     def step(self, action: A) -> Step[A]: ...
+    def renew(self) -> A: ...  # begin what has to begin; [B, D] what to act on next
     def render(self) -> NDArray | str | None: ...  # lane 0 for a person: RGB [H, W, 3], text, or nothing
     def close(self) -> None: ...
 
@@ -236,11 +253,15 @@ class Actor(Protocol[A]):
 class Collector(AbstractContextManager["Collector"], Protocol):
     """One mode of collection: weights in, chunks out. Leaving the `with` block leaves nothing running."""
 
-    def publish(self, snapshot: Snapshot) -> None: ...  # latest wins; never waits for a worker
-    def collect(self, wait: bool) -> Sequence[Chunk[Any]]: ...  # wait: at least one, or raise; else what is there
+    def publish(
+        self, snapshot: Snapshot, done: int
+    ) -> None: ...  # latest wins; never waits for a worker. done: see Rows
+    def collect(self, wait: bool) -> Sequence[Chunk[Any]]: ...  # wait: until there is one or oldest() moves, or raise
     def oldest(self) -> int | None: ...  # smallest version still open or queued here; None: nothing is
     def rows(self) -> Rows: ...
     def stats(self) -> Mapping[str, float | None]: ...
+    def news(self) -> Sequence[str]: ...  # what a person should read, each once
+    def report(self) -> Mapping[str, Any]: ...  # what summary.json should know; also after the end
 
 
 class Learner(Protocol):

@@ -41,11 +41,11 @@ class CheckpointError(FreewheelError):
 
 
 class EnvError(FreewheelError):
-    """The user's environment raised, lied, hung or died. `report` holds all that is known."""
+    """The user's environment raised, lied, hung or died. `report` holds all that is known, `cause` is one of core.CAUSES."""
 
-    def __init__(self, report: str) -> None:
-        super().__init__(report)
-        self.report = report
+    def __init__(self, report: str, cause: str = "env_error") -> None:
+        super().__init__(report, cause)
+        self.report, self.cause = report, cause
 
     def __str__(self) -> str:
         return self.report

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freewheel.core import Actor, Env, NDArray
+from freewheel.core import Actor, Env, NDArray, Snapshot
 from freewheel.errors import EnvError
+from freewheel.rollout.recipe import Recipe
 from freewheel.seeding import evaluation_episodes, generator
 
 LIMIT = 10_000  # steps: a greedy policy may go round in circles for ever in a world without a time limit
@@ -45,7 +46,7 @@ def evaluate(env: Env, actor: Actor, episodes: int, seed: int, limit: int = LIMI
     if not np.isfinite(returns).all():
         number = int(np.argmin(np.isfinite(returns)))
         who = f"evaluation episode {number} of {env.spec.name}, seed {evaluation_episodes(seed, number, 1).seed(0)},"
-        raise EnvError(f"{who} has return {returns[number]}: check the env for NaN and inf")
+        raise EnvError(f"{who} has return {returns[number]}: check the env for NaN and inf", "nan")
     return Score(tuple(returns), tuple(lengths), cut)
 
 
@@ -60,30 +61,51 @@ def _round(env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: i
     obs = env.reset([evaluation_episodes(seed, first + lane, lanes) for lane in range(lanes)])
     for _ in range(limit):
         step = env.step(actor.act(obs, rng, greedy=True).action)
-        obs, counts = step.obs, playing & step.valid
+        counts = playing & step.valid
         np.add(total, step.reward, out=total, where=counts)
         length += counts
         playing &= ~(step.terminated | step.truncated)
         if not playing[:wanted].any():
             break
+        obs = env.renew()
     return total, length, playing
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What an evaluation plays."""
+
+    episodes: int
+    seed: int
+    limit: int = LIMIT
+    lanes: int = 8
+
+
+def examiner(recipe: Recipe, exam: Exam) -> Callable[[Snapshot], Score]:
+    """Plays snapshots, in whatever process this is called in."""
+    env, actor = recipe.make(range(min(exam.episodes, exam.lanes))), recipe.actor()
+
+    def score(snapshot: Snapshot) -> Score:
+        actor.load(snapshot)
+        return evaluate(env, actor, exam.episodes, exam.seed, exam.limit)
+
+    return score
 
 
 Show = Callable[["NDArray | str | None"], None]
 
 
 def play(env: Env, actor: Actor, episode: tuple[int, int], show: Show, limit: int = LIMIT) -> Sequence[float]:
-    """Episode (evaluation seed, number) in a one-lane env, every picture of it shown; returns the rewards."""
+    """Episode (evaluation seed, number) in a one-lane env, a picture shown before every action; returns the rewards."""
     seed, number = episode
     rng = generator(seed, "greedy")
     obs = env.reset([evaluation_episodes(seed, number, 1)])
     rewards: list[float] = []
-    show(env.render())
     while len(rewards) < limit:
-        step = env.step(actor.act(obs, rng, greedy=True).action)
-        obs = step.obs
-        rewards.append(float(step.reward[0]))
-        if step.terminated[0] or step.truncated[0]:  # the env already shows its next episode
-            break
         show(env.render())
+        step = env.step(actor.act(obs, rng, greedy=True).action)
+        rewards.append(float(step.reward[0]))
+        if step.terminated[0] or step.truncated[0]:
+            break
+        obs = step.next_obs
     return rewards

@@ -123,13 +123,18 @@ class Counter(Toy):
 
 
 class Faulty(Counter):
-    """A Counter that fails at step `at` (0: in reset) of every episode or, given `only_seed`, of the one with that seed."""
+    """A Counter that fails at step `at` (0: in reset) of every episode or, given `only_seed`, of the one with that seed.
 
-    def __init__(self, at: int = 3, only_seed: int | None = None, length: int = 8) -> None:
+    Given a `rate`, it fails at any step with that probability instead; the seed says at which.
+    """
+
+    def __init__(self, at: int = 3, only_seed: int | None = None, length: int = 8, rate: float | None = None) -> None:
         super().__init__(length)
-        self.at, self.only_seed = at, only_seed
+        self.at, self.only_seed, self.rate = at, only_seed, rate
 
     def due(self) -> bool:
+        if self.rate is not None:
+            return self.count > 0 and self.np_random.random() < self.rate
         return self.count == self.at and self.only_seed in (None, self.seed)
 
     def observe(self) -> NDArray:
@@ -157,8 +162,15 @@ class Dies(Faulty):
 class Hangs(Faulty):
     """Never answers; `deaf` to SIGTERM too."""
 
-    def __init__(self, at: int = 3, only_seed: int | None = None, length: int = 8, deaf: bool = False) -> None:
-        super().__init__(at, only_seed, length)
+    def __init__(
+        self,
+        at: int = 3,
+        only_seed: int | None = None,
+        length: int = 8,
+        deaf: bool = False,
+        rate: float | None = None,
+    ) -> None:
+        super().__init__(at, only_seed, length, rate)
         self.deaf = deaf
 
     def fail(self, observation: NDArray) -> NDArray:

@@ -99,7 +99,10 @@ class Gaps:
         phase, self.count = self.count % 3, self.count + 1
         obs, no = np.zeros((1, 1), np.float32), np.zeros(1, np.bool_)
         reward = np.array([100.0 if phase == 2 else 1.0], np.float32)
-        return Step(obs, reward, np.array([phase == 1]), no, obs, np.array([phase != 2]), np.zeros((1, 0), np.float32))
+        return Step(reward, np.array([phase == 1]), no, obs, np.array([phase != 2]), np.zeros((1, 0), np.float32))
+
+    def renew(self) -> NDArray:
+        return np.zeros((1, 1), np.float32)
 
     def render(self) -> None:
         return None
@@ -138,6 +141,7 @@ def test_a_return_that_is_no_number_is_the_worlds_fault() -> None:
         evaluate(world(2, fault=float("nan")), Greedy(), 3, SEED)
     seed = tree(SEED, "eval", 0)
     assert str(caught.value).startswith(f"evaluation episode 0 of BySeed, seed {seed}, has return nan: ")
+    assert caught.value.cause == "nan"
 
 
 @pytest.mark.parametrize("number", [0, 3])

@@ -15,7 +15,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env as check_gymnasium_env
 
 from freewheel import testing
-from freewheel.core import Env, EnvSpec, NDArray, SeedStream, Step
+from freewheel.core import Env, EnvSpec, Failure, NDArray, SeedStream, Step
 from freewheel.envs.gym import GymConfig
 from freewheel.testing import check_env
 
@@ -101,6 +101,19 @@ def test_returns_nan_and_wrong_shape_at_their_step() -> None:
     assert [seen.shape for seen in played(testing.WrongShape(at=2))] == [(2,), (2,), (1,), (2,), (2,)]
 
 
+def test_a_rate_is_the_share_of_steps_that_fail_and_the_seed_says_which() -> None:
+    def failing_steps(seed: int) -> list[int]:
+        env = testing.ReturnsNaN(rate=0.1, length=2000)
+        assert not np.isnan(env.reset(seed=seed)[0]).any()
+        return [step for step in range(2000) if np.isnan(env.step(0)[0]).any()]
+
+    assert len(failing_steps(1)) == pytest.approx(200, abs=4 * np.sqrt(200 * 0.9))
+    assert failing_steps(1) == failing_steps(1) != failing_steps(2)
+    assert len(played(testing.Raises(rate=0.0))) == 5
+    assert [type(seen) for seen in played(testing.Raises(rate=1.0))] == [np.ndarray, ValueError]
+    assert testing.Hangs(3, 7, 8, True, 0.5).rate == 0.5
+
+
 def test_mutates_buffer_returns_one_array() -> None:
     assert len({id(seen) for seen in played(testing.MutatesBuffer())}) == 1
     assert len({id(seen) for seen in played(testing.Counter())}) == 5
@@ -158,6 +171,9 @@ class Honest:
     def spoilt(self, step: Step) -> Step:
         return step
 
+    def renew(self) -> NDArray:
+        return self.env.renew()
+
     def render(self) -> NDArray | str | None:
         return None
 
@@ -167,7 +183,12 @@ class Honest:
 
 class WrongWidth(Honest):
     def spoilt(self, step: Step) -> Step:
-        return dataclasses.replace(step, obs=step.obs[:, :1])
+        return dataclasses.replace(step, next_obs=step.next_obs[:, :1])
+
+
+class WrongStart(Honest):
+    def renew(self) -> NDArray:
+        return super().renew()[:, :1]
 
 
 class DoubleReward(Honest):
@@ -177,7 +198,54 @@ class DoubleReward(Honest):
 
 class ResetAsSuccessor(Honest):
     def spoilt(self, step: Step) -> Step:
-        return dataclasses.replace(step, next_obs=step.obs)
+        return dataclasses.replace(step, next_obs=self.env.renew())
+
+
+class NoStart(Honest):
+    """Ended lanes go on from where they ended."""
+
+    last: NDArray
+
+    def spoilt(self, step: Step) -> Step:
+        self.last = step.next_obs.copy()
+        return step
+
+    def renew(self) -> NDArray:
+        super().renew()
+        return self.last
+
+
+class BeginsAlways(Honest):
+    """Shows the first observation again, whether an episode ended or not."""
+
+    first: NDArray
+
+    def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
+        self.first = super().reset(seeds).copy()
+        return self.first
+
+    def renew(self) -> NDArray:
+        super().renew()
+        return self.first
+
+
+class OneBuffer(Honest):
+    """The observations of a Step become those of renew."""
+
+    shown: NDArray
+
+    def spoilt(self, step: Step) -> Step:
+        self.shown = step.next_obs
+        return step
+
+    def renew(self) -> NDArray:
+        np.copyto(self.shown, super().renew())
+        return self.shown
+
+
+class Failing(Honest):
+    def spoilt(self, step: Step) -> Step:
+        return dataclasses.replace(step, failures=(Failure(1, "nan", "lane 1 of it is nan"),))
 
 
 class StaleSuccessor(Honest):
@@ -275,10 +343,15 @@ def test_check_env_accepts_an_honest_env() -> None:
 @pytest.mark.parametrize(
     ("cheat", "text"),
     [
-        (WrongWidth, "obs is float32 (3, 1), its spec says float32 (3, 2)"),
+        (WrongWidth, "next_obs is float32 (3, 1), its spec says float32 (3, 2)"),
+        (WrongStart, "renew is float32 (3, 1), its spec says float32 (3, 2)"),
         (DoubleReward, "reward is float64 (3,), its spec says float32 (3,)"),
         (ResetAsSuccessor, "at an end, next_obs is the next episode's first observation"),
+        (NoStart, "at an end, next_obs is the next episode's first observation"),
         (StaleSuccessor, "within an episode, next_obs is not what is acted on next"),
+        (BeginsAlways, "within an episode, next_obs is not what is acted on next"),
+        (OneBuffer, "renew changes ['next_obs'] of the step before it"),
+        (Failing, "failed with ['lane 1 of it is nan']"),
         (Gap, "a row is not valid although no episode had just ended"),
         (EndInGap, "a row that is not valid ends an episode"),
         (Moody, "'reward' is not the same for a second instance"),
@@ -316,17 +389,20 @@ def test_check_env_accepts_rows_that_only_reset() -> None:
 
         def step(self, action: NDArray) -> Step:
             rows = [self.row(lane, action[lane : lane + 1]) for lane in range(len(self.lanes))]
-            obs, reward, terminated, truncated, next_obs, valid, none = map(np.concatenate, zip(*rows, strict=True))
-            return Step(obs, reward, terminated, truncated, next_obs, valid, none)
+            reward, terminated, truncated, self.seen, valid, none = map(np.concatenate, zip(*rows, strict=True))
+            return Step(reward, terminated, truncated, self.seen, valid, none)
 
         def row(self, lane: int, action: NDArray) -> tuple[NDArray, ...]:
             first, self.held[lane] = self.held[lane], None
             no, none = np.zeros(1, np.bool_), np.zeros((1, 0), np.float32)
             if first is not None:
-                return first, np.zeros(1, np.float32), no, no, first, no, none
+                return np.zeros(1, np.float32), no, no, first, no, none
             step = self.parts[lane].step(action)
             if step.terminated[0]:
-                self.held[lane] = step.obs.copy()
-            return step.next_obs.copy(), step.reward, step.terminated, step.truncated, step.next_obs, ~no, none
+                self.held[lane] = self.parts[lane].renew().copy()
+            return step.reward, step.terminated, step.truncated, step.next_obs, ~no, none
+
+        def renew(self) -> NDArray:
+            return self.seen
 
     check_env(NextStep, steps=20)

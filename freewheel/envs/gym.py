@@ -18,6 +18,7 @@ from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredE
 from freewheel.core import Env, EnvSpec, NDArray, SeedStream, Step
 from freewheel.envs.lane import Lane, Rows, blank_step, raised, survey
 from freewheel.envs.processes import GymProcesses, Patience, in_processes
+from freewheel.envs.tolerant import Ward, Watch
 from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, SetupError, UsageError, nearest
 
@@ -77,19 +78,22 @@ class GymConfig:
     def name(self) -> str:
         return self.id or str(getattr(self.factory, "__qualname__", self.factory))
 
-    def make(self, lanes: range, *, processes: bool = False, render_mode: str | None = None) -> Env:
-        """An Env of these lanes; `render_mode` is for the first of them, in this process."""
+    def make(
+        self, lanes: range, *, processes: bool = False, tolerant: bool = False, render_mode: str | None = None
+    ) -> Env:
+        """An Env of these lanes. `tolerant` is for single envs in this process, `render_mode` for the first of them; a vector
+        env cannot begin one lane anew, so there all that goes wrong is raised at once."""
         if processes:
             patience = Patience(self.construct_timeout, self.reset_timeout, self.step_timeout)
             return in_processes(self.open, self.name, lanes, self.measures, patience)
         if render_mode is None and (vector := self._vector(len(lanes))) is not None:
-            return GymVector(vector, self.name, self.measures)
+            return GymVector(vector, self.name, self.measures, wary=tolerant)
         with ExitStack() as undo:
             envs = []
             for lane in lanes:
                 envs.append(self.open(lane, render_mode if lane == lanes[0] else None))
                 undo.callback(envs[-1].close)
-            loop = GymLoop(envs, self.name, lanes, self.measures)
+            loop = GymLoop(envs, self.name, lanes, self.measures, tolerant=tolerant)
             undo.pop_all()
         return loop
 
@@ -182,25 +186,35 @@ def _line(error: Exception) -> str:
 
 
 class GymLoop:
-    """B envs in this process, stepped in turn. After an EnvError it can be reset and used again."""
+    """B envs in this process, stepped in turn. It raises where one fails and can then be reset and used again; or,
+    made tolerant, it reports the failure in its Step and begins the lane anew.
+    """
 
     def __init__(
-        self, envs: Sequence[gymnasium.Env[Any, Any]], name: str, lanes: range, measures: tuple[str, ...] = ()
+        self,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        name: str,
+        lanes: range,
+        measures: tuple[str, ...] = (),
+        *,
+        tolerant: bool = False,
     ) -> None:
         who = [f"lane {lane} of {name}" for lane in lanes]
         layout = survey(envs[0], who[0])
         self._spec = layout.spec(name, len(envs), measures)
         self._step = step = blank_step(self._spec)
-        rows = zip(step.obs, step.next_obs, step.measures, strict=True)
-        self._lanes = [
-            Lane(env, own, layout, measures, Rows(*row)) for env, own, row in zip(envs, who, rows, strict=True)
-        ]
-        self._advance = [lane.step for lane in self._lanes]
+        self._first = np.zeros_like(step.next_obs)  # [B, D] what `renew` shows
+        self._obs = self._first  # what to act on: the above, or step.next_obs
+        rows = map(Rows, self._first, step.next_obs, step.measures)
+        self._lanes = [Lane(env, own, layout, measures, row) for env, own, row in zip(envs, who, rows, strict=True)]
+        self._watch = Watch(name, self._lanes, step, self._first) if tolerant else None
+        self._players: Sequence[Lane | Ward] = self._watch.wards if self._watch else self._lanes
+        self._ended: Sequence[Lane | Ward] = self._players  # whose next episode is still to begin
+        self._advance = [player.step for player in self._players]
         self._encode = layout.action.encoder()
         self._split: Callable[[NDArray], Sequence[Any]] = (
             list if layout.action.spec.kind == "box" else np.ndarray.tolist
         )
-        self._arrays = step.obs, step.reward, step.terminated, step.truncated, step.next_obs, step.valid, step.measures
         self._closed = False
 
     @property
@@ -209,21 +223,33 @@ class GymLoop:
 
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
         for lane, stream in zip(self._lanes, seeds, strict=True):
-            lane.begin(stream)
-        return self._step.obs
+            lane.follow(stream)
+        self._ended = self._players
+        return self.renew()
 
     def step(self, action: NDArray) -> Step:
-        step, ended = self._step, []
+        step = self._step
         reward = step.reward
+        ended: list[Lane | Ward] = []
         step.terminated.fill(False)
         step.truncated.fill(False)
         for lane, (advance, own) in enumerate(zip(self._advance, self._split(self._encode(action)), strict=True)):
             reward[lane], terminated, truncated = advance(own)
             if terminated or truncated:
                 step.terminated[lane], step.truncated[lane] = terminated, truncated
-                ended.append(self._lanes[lane])
-        np.copyto(step.obs, step.next_obs)
-        return Step(*self._arrays, sum([lane.reset() for lane in ended])) if ended else step
+                ended.append(self._players[lane])
+        self._ended, self._obs = ended, step.next_obs
+        return step if self._watch is None else self._watch.judge(step, ended)
+
+    def renew(self) -> NDArray:
+        if self._ended:
+            np.copyto(self._first, self._step.next_obs)
+            for player in self._ended:
+                player.reset()
+            if self._watch is not None:
+                self._watch.insist()
+            self._ended, self._obs = [], self._first
+        return self._obs
 
     def render(self) -> NDArray | str | None:
         env = self._lanes[0].env

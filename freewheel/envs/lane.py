@@ -28,7 +28,6 @@ def blank_step(spec: EnvSpec) -> Step:
     """The arrays of a Step, to be written again at every step."""
     lanes, dtype = spec.lanes, np.dtype(spec.obs_dtype)
     return Step(
-        obs=np.zeros((lanes, spec.obs_size), dtype),
         reward=np.zeros(lanes, np.float32),
         terminated=np.zeros(lanes, np.bool_),
         truncated=np.zeros(lanes, np.bool_),
@@ -99,15 +98,14 @@ class Lane:
         self._action: object = None
         self._episode = self._steps = 0
 
-    def begin(self, stream: SeedStream) -> int:
-        """Start the stream's first episode; the ns it took."""
+    def follow(self, stream: SeedStream) -> None:
+        """Play the episodes of this stream, from its first on."""
         self._stream, self._episode = stream, -1
-        return self.reset()
 
     def reset(self) -> int:
         """Start the next episode; the ns it took."""
         begun = perf_counter_ns()
-        assert self._stream is not None, "begin comes first"
+        assert self._stream is not None, "follow comes first"
         self._episode += 1
         self._steps = 0
         try:
@@ -149,4 +147,10 @@ class Lane:
     def _lied(self, method: str, error: Exception) -> EnvError:
         complaint = f"no {error} in info" if isinstance(error, KeyError) else str(error)
         what = "observation" if isinstance(error, BadObservationError) else "answer"
-        return EnvError(f"{self.who} gave a wrong {what} in {method}(): {complaint} ({self._where()})")
+        return EnvError(f"{self.who} gave a wrong {what} in {method}(): {complaint} ({self._where()})", "shape")
+
+    def not_finite(self, what: str, values: NDArray) -> EnvError:
+        """What to say of an observation or a reward that was well formed and yet no number."""
+        return EnvError(
+            f"{self.who} gave {what} that is not finite: {shorten(str(values), 80)} ({self._where()})", "nan"
+        )

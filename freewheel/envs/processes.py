@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
-import signal
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -27,6 +24,7 @@ from freewheel.envs.lane import Lane, Rows, survey, whereabouts
 from freewheel.envs.spaces import Layout
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.rollout.child import ignore_interrupts, tie, without_main
 
 if TYPE_CHECKING:
     _Workers = AsyncVectorEnv[Any, Any]
@@ -83,7 +81,7 @@ class GymProcesses(_Workers):
         self.parent_pipes, self.processes, self._polls = [], [], []
         self._leash = os.pipe()
         try:
-            with _no_main():
+            with without_main():
                 super().__init__(makers, copy=False, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
         except (EOFError, ConnectionError):
             raise self._ended([], patience.construct) from None
@@ -151,7 +149,7 @@ class GymProcesses(_Workers):
         what = f"died (exit code {self.processes[lane].exitcode})" if dead else f"did not answer within {seconds:g} s"
         others = f" and {len(dead or late) - 1} others" if len(dead or late) > 1 else ""
         self.close(terminate=True)
-        return EnvError(f"{self._who[lane]}{others} {what} ({self._where(lane)})")
+        return EnvError(f"{self._who[lane]}{others} {what} ({self._where(lane)})", "worker_death")
 
     def _where(self, lane: int) -> str:
         stream = self._streams[lane] if self._streams else None
@@ -187,44 +185,23 @@ def _join(processes: Sequence[Any], seconds: float) -> None:
 
 
 def _raise_reported(info: dict[str, Any]) -> None:
-    for report in info.get("error", ()):
-        if report is not None:
-            raise EnvError(report)
-
-
-@contextmanager
-def _no_main() -> Iterator[None]:
-    """Hide the caller's script while workers start: they would run it again, and it may have no `if __name__` guard."""
-    main = sys.modules["__main__"]
-    hidden: dict[str, Any] = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
-    vars(main).pop("__file__", None)
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        vars(main).update(hidden)
+    for error in info.get("error", ()):
+        if error is not None:
+            raise error
 
 
 # --------------------------------------------------------------------------------------------------------- in the workers
 
 
 def _opened(recipe: bytes, lane: int, who: str, leash: str) -> gymnasium.Env[Any, Any]:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the trainer to answer
+    ignore_interrupts()
     with suppress(OSError):  # there is no /proc
-        _tie(leash)
+        tie(os.open(leash, os.O_RDONLY | os.O_NONBLOCK))
     try:
         open_env: Open = cloudpickle.loads(recipe)
     except Exception as error:
         raise SetupError(f"{who} cannot be loaded in another process ({type(error).__name__}: {error})") from error
     return open_env(lane)
-
-
-def _tie(leash: str) -> None:
-    """Have the kernel kill this process when the trainer lets go of its pipe, by dying for instance: a hung env cannot."""
-    end = os.open(leash, os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(end, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
 
 
 class _Scout(gymnasium.Env[Any, Any]):
@@ -275,11 +252,12 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray, dict[str, Any]]:
         assert self._lane is not None, "build comes first"
+        if options:
+            self._lane.follow(options["seeds"][self._index])
         try:
-            reset_ns = self._lane.begin(options["seeds"][self._index]) if options else self._lane.reset()
+            return self._rows.first, {"reset_ns": self._lane.reset()}
         except EnvError as error:
-            return self._rows.first, {"error": error.report}
-        return self._rows.first, {"reset_ns": reset_ns}
+            return self._rows.first, {"error": error}
 
     @override
     def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
@@ -287,7 +265,7 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         try:
             reward, terminated, truncated = self._lane.step(self._plain(action))
         except EnvError as error:
-            return self._rows.successor, 0.0, False, False, {"error": error.report}
+            return self._rows.successor, 0.0, False, False, {"error": error}
         over = terminated or truncated
         measures = dict(zip(self._names, self._rows.measures.tolist(), strict=True)) if over else {}
         return self._rows.successor, reward, terminated, truncated, measures

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,15 @@ class GymVector:
     """
 
     def __init__(
-        self, vector: VectorEnv[Any, Any, Any], name: str, measures: tuple[str, ...] = (), layout: Layout | None = None
+        self,
+        vector: VectorEnv[Any, Any, Any],
+        name: str,
+        measures: tuple[str, ...] = (),
+        layout: Layout | None = None,
+        *,
+        wary: bool = False,
     ) -> None:
-        self._vector, self._name = vector, name
+        self._vector, self._name, self._wary = vector, name, wary
         mode = vector.metadata.get("autoreset_mode")
         if mode is None:
             raise SetupError(f"{name} does not say how it resets: set metadata['autoreset_mode'] in its class")
@@ -35,9 +40,10 @@ class GymVector:
         self._spec = layout.spec(name, vector.num_envs, measures)
         self._encode = layout.action.encoder()
         self._step = blank_step(self._spec)
-        self._rows = _Rows(layout, self._step.obs)
-        self._some = _Rows(layout, np.zeros_like(self._step.obs))  # of which only ended lanes are wanted
-        self._ended = np.zeros(vector.num_envs, np.bool_)  # NEXT_STEP: the lanes whose next step is a reset
+        self._obs = np.zeros_like(self._step.next_obs)  # [B, D] what to act on next
+        self._rows = _Rows(layout, self._obs)
+        self._some = _Rows(layout, np.zeros_like(self._obs))  # of which only ended lanes are wanted
+        self._ended = np.zeros(vector.num_envs, np.bool_)  # whose episode is over and no other has begun
 
     def _survey(self) -> Layout:
         vector, info = self._vector, dict[str, Any]()
@@ -57,20 +63,30 @@ class GymVector:
             else:
                 self._rows.put(*self._vector.reset(seed=seeds[0].seed(0)))
         self._ended[:] = False
-        return self._step.obs
+        return self._obs
 
     def step(self, action: NDArray) -> Step:
         with self._blaming("step"):
             reset_ns = self._convert(*self._vector.step(self._encode(action)))
+            if self._wary:
+                self._insist_on_numbers()
         return replace(self._step, reset_ns=reset_ns) if reset_ns else self._step
+
+    def renew(self) -> NDArray:
+        if self._mode is AutoresetMode.DISABLED and self._ended.any():
+            with self._blaming("reset"):
+                self._some.put(*self._vector.reset(options={"reset_mask": self._ended.copy()}))
+            np.copyto(self._obs, self._some.out, where=self._ended[:, None])
+            self._ended[:] = False
+        return self._obs
 
     def _convert(
         self, observation: Any, reward: NDArray, terminated: NDArray, truncated: NDArray, info: Mapping[str, Any]
     ) -> int:
-        """Write an answer as rows; the ns that went into resets. All that is known about autoreset is here."""
-        step, reset_ns = self._step, 0
+        """Write an answer as rows; the ns that went into resets."""
+        step, final, reset_ns = self._step, info, 0
         self._rows.put(observation, info)
-        np.copyto(step.next_obs, step.obs)
+        np.copyto(step.next_obs, self._obs)
         np.copyto(step.reward, reward, casting="same_kind")
         np.copyto(step.terminated, terminated)
         np.copyto(step.truncated, truncated)
@@ -78,21 +94,23 @@ class GymVector:
         if self._mode is AutoresetMode.NEXT_STEP:
             np.logical_not(self._ended, out=step.valid)
             step.reward[self._ended] = 0.0
-            self._ended[:] = over
-            self._measure(info, over)
         elif self._mode is AutoresetMode.SAME_STEP and over.any():
             final = info.get("final_info", {})
             self._some.put(info["final_obs"], final)
             np.copyto(step.next_obs, self._some.out, where=over[:, None])
-            self._measure(final, over)
             reset_ns = int(np.max(info.get("reset_ns", 0)))
-        elif over.any():
-            self._measure(info, over)
-            begun = perf_counter_ns()
-            self._some.put(*self._vector.reset(options={"reset_mask": over}))
-            np.copyto(step.obs, self._some.out, where=over[:, None])
-            reset_ns = perf_counter_ns() - begun
+        self._measure(final, over)
+        self._ended[:] = over
         return reset_ns
+
+    def _insist_on_numbers(self) -> None:
+        """Raise at a number that is not finite, before the row is shown to anybody."""
+        step = self._step
+        for what, values in (("an observation", step.next_obs), ("a reward", step.reward)):
+            finite = np.isfinite(values).reshape(len(values), -1).all(axis=1) | ~step.valid
+            if not finite.all():
+                lane = int(np.argmin(finite))
+                raise EnvError(f"{self._name} gave {what} that is not finite in its lane {lane}: {values[lane]}", "nan")
 
     def _measure(self, info: Mapping[str, Any], lanes: NDArray) -> None:
         for column, name in enumerate(self._spec.measures if lanes.any() else ()):
@@ -105,7 +123,7 @@ class GymVector:
         except FreewheelError:
             raise
         except BadObservationError as error:
-            raise EnvError(f"{self._name} gave a wrong observation in {method}(): {error}") from error
+            raise EnvError(f"{self._name} gave a wrong observation in {method}(): {error}", "shape") from error
         except Exception as error:
             raise raised(self._name, error, f"in {method}()") from error
 

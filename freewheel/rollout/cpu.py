@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter_ns
 
 import numpy as np
 
-from freewheel.core import WORKER_TIME, Chunk, Env, EnvSpec, Episode, NDArray, Origin, Snapshot, Transitions
+from freewheel.core import (
+    WORKER_TIME,
+    Chunk,
+    Env,
+    EnvSpec,
+    Episode,
+    Failure,
+    NDArray,
+    Origin,
+    SeedStream,
+    Snapshot,
+    Transitions,
+)  # fmt: skip
 from freewheel.errors import EnvError
 from freewheel.rollout.recipe import Recipe
 from freewheel.seeding import generator, training_episodes
@@ -31,19 +44,36 @@ def empty_transitions(steps: int, spec: EnvSpec) -> Transitions:
     )
 
 
+class Author:
+    """Who acts: its number, its dice, and the episodes its lanes play; a later incarnation goes on where an earlier one ended."""
+
+    def __init__(
+        self, seed: int, lanes: range, *, worker: int = 0, incarnation: int = 0, streams: Sequence[SeedStream] = ()
+    ) -> None:
+        self.worker = worker
+        self.streams = streams or [training_episodes(seed, lane) for lane in lanes]
+        self._path = (seed, "actor", worker, incarnation) if incarnation else (seed, "actor", worker)
+
+    def rng(self) -> np.random.Generator:
+        return generator(*self._path)
+
+
 class Runner:
     """One author of experience: worker `worker` driving these global lanes. Weights change only between chunks."""
 
-    def __init__(self, recipe: Recipe, lanes: range, *, worker: int = 0, env: Env | None = None) -> None:
+    def __init__(self, recipe: Recipe, lanes: range, *, env: Env | None = None, author: Author | None = None) -> None:
+        author = author or Author(recipe.seed, lanes)
         self.env = recipe.make(lanes) if env is None else env
         self.produced = 0  # rows whose step returned
         self.open = 0  # of these, in a chunk that is still being written
         self.version = 0
+        self.failures: tuple[Failure, ...] = ()  # of the last step
+        self.over = False  # the last step ended an episode: `renew` comes next
         self._actor = recipe.actor()
-        self._rng = generator(recipe.seed, "actor", worker)
-        self._worker, self._lanes, self._sequence = worker, lanes, 0
+        self._rng = author.rng()
+        self._worker, self._lanes, self._sequence = author.worker, lanes, 0
         self._time = np.zeros(len(WORKER_TIME), np.int64)
-        self._streams = [training_episodes(recipe.seed, lane) for lane in lanes]
+        self._streams = author.streams
         self._played = [0] * len(lanes)
         self._return = np.zeros(len(lanes), np.float64)
         self._length = np.zeros(len(lanes), np.int64)
@@ -62,20 +92,27 @@ class Runner:
         """Account time that passed outside the Runner (waits) to the next chunk."""
         self._time[kind] += ns
 
+    def spent(self) -> NDArray:
+        """[len(WORKER_TIME)] ns since this was last asked."""
+        time, self._time = self._time, np.zeros_like(self._time)
+        return time
+
     def unroll(self, steps: int) -> Chunk:
         """The next `steps` rows of every lane."""
         began = perf_counter_ns()
         if self._obs is None:
-            self._obs = self._first_reset()
+            self.begin()
         data = empty_transitions(steps, self.env.spec)
         self._carried = self._length.copy()
         episodes: list[Episode] = []
         for t in range(steps):
-            self._step(data, t, episodes)
+            episodes += self.step(data, t)
+            if self.over:
+                self.renew()
         self._check(data)
         rows, self.open = self.open, 0
         elapsed = perf_counter_ns() - began
-        time, self._time = self._time, np.zeros_like(self._time)
+        time = self.spent()
         time[OTHER] += max(0, elapsed - int(time[[STEP, RESET, INFER, WRITE]].sum()))
         origin = Origin(self._worker, 0, self._sequence, self._lanes.start)
         self._sequence += 1
@@ -84,17 +121,17 @@ class Runner:
     def close(self) -> None:
         self.env.close()
 
-    def _first_reset(self) -> NDArray:
+    def begin(self) -> None:
+        """Start the first episode of every lane."""
         began = perf_counter_ns()
-        obs = self.env.reset(self._streams)
-        now = perf_counter_ns()
-        self._time[RESET] += now - began
-        self._began = [now] * len(self._lanes)
-        return obs
+        self._obs = self.env.reset(self._streams)
+        self._time[RESET] += perf_counter_ns() - began
+        self._began = [began] * len(self._lanes)
 
-    def _step(self, data: Transitions, t: int, episodes: list[Episode]) -> None:
+    def step(self, data: Transitions, t: int) -> Sequence[Episode]:
+        """Act once in every lane and write row t; the episodes it ended. If it is `over`, `renew` comes next."""
         obs, time = self._obs, self._time
-        assert obs is not None
+        assert obs is not None, "begin comes first"
         clock0 = perf_counter_ns()
         data.obs[t] = obs
         decision = self._actor.act(obs, self._rng)
@@ -106,22 +143,38 @@ class Runner:
         data.reward[t] = step.reward
         data.terminated[t] = step.terminated
         data.truncated[t] = step.truncated
-        data.next_obs[t] = step.next_obs
+        data.next_obs[t] = self._obs = step.next_obs
         data.valid[t] = step.valid
-        self._obs = step.obs
         rows = int(np.count_nonzero(step.valid))
         self.produced += rows
         self.open += rows
         np.add(self._return, step.reward, out=self._return, where=step.valid)
         self._length += step.valid
         done = step.terminated | step.truncated
-        if done.any():
-            episodes.extend(self._finish(int(i), step.measures[i], clock2) for i in done.nonzero()[0])
-        clock3 = perf_counter_ns()
+        self.over, self.failures = bool(done.any()), step.failures
+        for failure in step.failures:
+            if failure.in_reset:  # the episode after it took its place
+                self._played[failure.lane] += 1
+            elif failure.cause != "quarantine":
+                self.over = True
+                self._forget(failure.lane, clock2)
+        episodes = [self._finish(int(i), step.measures[i], clock2) for i in done.nonzero()[0]] if self.over else ()
         time[INFER] += clock1 - clock0
         time[STEP] += clock2 - clock1 - step.reset_ns
         time[RESET] += step.reset_ns
-        time[WRITE] += clock3 - clock2
+        time[WRITE] += perf_counter_ns() - clock2
+        return episodes
+
+    def renew(self) -> None:
+        """Begin the next episodes of the lanes that the last step ended."""
+        began = perf_counter_ns()
+        self._obs = self.env.renew()
+        self._time[RESET] += perf_counter_ns() - began
+
+    def _forget(self, i: int, now: int) -> None:
+        """The episode of lane i was cut short; the next one begins."""
+        self._played[i] += 1
+        self._return[i], self._length[i], self._began[i] = 0.0, 0, now
 
     def _finish(self, i: int, measures: NDArray, now: int) -> Episode:
         stream, k = self._streams[i], self._played[i]
@@ -135,8 +188,7 @@ class Runner:
             seconds=(now - self._began[i]) * 1e-9,
             measures=tuple(float(value) for value in measures),
         )
-        self._played[i] += 1
-        self._return[i], self._length[i], self._began[i] = 0.0, 0, now
+        self._forget(i, now)
         return episode
 
     def _check(self, data: Transitions) -> None:

@@ -33,10 +33,10 @@ def step_cost(env: Env, seed: int, *, steps: int = 50, limit: float = 0.3) -> St
     """The mean of `steps` steps of random actions, or of as many as fit in `limit` seconds."""
     rng = generator(seed, "probe")
     obs = env.reset([training_episodes(seed, lane) for lane in range(env.spec.lanes)])
-    obs = env.step(random_actions(env.spec, obs, rng)).obs  # warm-up
+    env.step(random_actions(env.spec, obs, rng))  # warm-up
     taken, wall, began, cpu_began = 0, 0.0, perf_counter(), process_time()
     while taken < steps and wall < limit:
-        obs = env.step(random_actions(env.spec, obs, rng)).obs
+        env.step(random_actions(env.spec, env.renew(), rng))
         taken, wall = taken + 1, perf_counter() - began
     rows = taken * env.spec.lanes
     return StepCost(wall / rows, (process_time() - cpu_began) / rows)

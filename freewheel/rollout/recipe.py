@@ -9,9 +9,12 @@ from freewheel.core import Actor, Env
 
 
 class MakeEnv(Protocol):
-    """Builds an Env of these lanes: a loop in this process, or (processes=True) one process a lane behind a barrier."""
+    """Builds an Env of these lanes: a loop in this process, or (processes=True) one process a lane behind a barrier.
 
-    def __call__(self, lanes: range, *, processes: bool = False) -> Env: ...
+    In a tolerant loop a lane that fails is reported in its Step and begun anew; elsewhere a failure raises.
+    """
+
+    def __call__(self, lanes: range, *, processes: bool = False, tolerant: bool = False) -> Env: ...
 
 
 class MakeActor(Protocol):

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from freewheel.core import WORKER_TIME, Chunk, Rows, Snapshot
+from freewheel.core import WORKER_TIME, Chunk, Env, EnvSpec, Rows, Snapshot
 from freewheel.rollout.cpu import Runner
+from freewheel.rollout.job import Limits
+from freewheel.rollout.probe import StepCost
+from freewheel.rollout.recipe import MakeEnv
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
+
+
+class InTurn(ABC):
+    """What the configs of modes that act in turn share."""
+
+    num_envs: int
+
+    @abstractmethod
+    def place(self, make: MakeEnv, lanes: range) -> Env: ...
+
+    def survey(self, make: MakeEnv, limits: Limits) -> tuple[EnvSpec, StepCost]:
+        """What the world is; nothing depends on what its steps cost."""
+        with closing(self.place(make, range(1))) as env:
+            return env.spec, StepCost(0.0, 0.0)
+
+    def planned(self, cost: StepCost) -> Self:
+        return self
+
+    @property
+    def lanes(self) -> int:
+        return self.num_envs
 
 
 class Turns:
@@ -26,7 +52,7 @@ class Turns:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._runner.close()
 
-    def publish(self, snapshot: Snapshot) -> None:
+    def publish(self, snapshot: Snapshot, done: int) -> None:
         self._waited()
         self._runner.load(snapshot)
         self._idle_since = perf_counter_ns()
@@ -47,6 +73,12 @@ class Turns:
 
     def stats(self) -> Mapping[str, float | None]:
         return {"queue_util": None}
+
+    def news(self) -> Sequence[str]:
+        return ()
+
+    def report(self) -> Mapping[str, Any]:
+        return {}
 
     def _waited(self) -> None:
         self._runner.spend(WAIT_CREDIT, perf_counter_ns() - self._idle_since)

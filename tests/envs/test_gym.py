@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from freewheel import testing
-from freewheel.core import Env, NDArray, Slice
+from freewheel.core import Env, NDArray, Slice, Step
 from freewheel.envs.gym import GymConfig, GymLoop, GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
 from freewheel.seeding import training_episodes
@@ -33,6 +33,12 @@ def streams(lanes: range) -> list[Any]:
 
 def zeros(env: Env) -> NDArray:
     return np.zeros((env.spec.lanes, *env.spec.action.shape), env.spec.action.dtype)
+
+
+def turn(env: Env) -> tuple[Step, NDArray]:
+    """A step and what to act on next."""
+    step = env.step(zeros(env))
+    return step, env.renew()
 
 
 def counter(lanes: range = range(1), **args: Any) -> Env:
@@ -57,15 +63,15 @@ def test_rows_of_a_counter(ends: str) -> None:
     assert env.reset(streams(lanes)).tolist() == [[seed[0][0], 0], [seed[0][1], 0]]
     for k, (count, over) in enumerate([(1, False), (2, True), (1, False), (2, True)]):
         here, after = seed[k // 2], seed[k // 2 + over]
-        step = env.step(np.zeros(2, np.int64))
+        step, obs = turn(env)
         assert step.next_obs.tolist() == [[here[0], count], [here[1], count]]
-        assert step.obs.tolist() == [[after[0], 0 if over else count], [after[1], 0 if over else count]]
+        assert obs.tolist() == [[after[0], 0 if over else count], [after[1], 0 if over else count]]
         assert step.reward.tolist() == [count, count]
         assert step.terminated.tolist() == [over and ends == "terminated"] * 2
         assert step.truncated.tolist() == [over and ends == "truncated"] * 2
         assert step.valid.tolist() == [True, True]
         assert step.measures.tolist() == [[2], [2]] or not over
-        assert (step.reset_ns > 0) is over
+        assert (step.reset_ns, step.failures) == (0, ())
 
 
 def test_one_lane_ends_while_another_goes_on() -> None:
@@ -75,8 +81,8 @@ def test_one_lane_ends_while_another_goes_on() -> None:
     env.reset(streams(lanes))
     rows = []
     for _ in range(3):
-        step = env.step(np.zeros(2, np.int64))
-        rows.append((step.next_obs[:, 1].tolist(), step.obs[:, 1].tolist(), step.terminated.tolist()))
+        step, obs = turn(env)
+        rows.append((step.next_obs[:, 1].tolist(), obs[:, 1].tolist(), step.terminated.tolist()))
     assert rows == [
         ([1, 1], [0, 1], [True, False]),
         ([1, 2], [0, 2], [True, False]),
@@ -91,23 +97,47 @@ def test_a_time_limit_truncates_and_none_keeps_the_ids_own() -> None:
     ):
         env = config.make(range(1))
         env.reset(streams(range(1)))
-        assert [env.step(zeros(env)).truncated.tolist() for _ in range(3)] == [[False], [True], [False]]
+        assert [turn(env)[0].truncated.tolist() for _ in range(3)] == [[False], [True], [False]]
     env = GymConfig("Pendulum-v1").make(range(1))
     env.reset(streams(range(1)))
-    assert np.flatnonzero([env.step(zeros(env)).truncated[0] for _ in range(400)]).tolist() == [199, 399]
+    assert np.flatnonzero([turn(env)[0].truncated[0] for _ in range(400)]).tolist() == [199, 399]
 
 
 def test_reset_starts_the_streams_again() -> None:
     env = counter(length=1)
     first = env.reset(streams(range(1))).copy()
-    assert env.step(zeros(env)).obs.tolist() != first.tolist()
+    assert turn(env)[1].tolist() != first.tolist()
     assert env.reset(streams(range(1))).tolist() == first.tolist()
+    env.step(zeros(env))  # an end that nobody renews
+    assert env.reset(streams(range(1))).tolist() == env.renew().tolist() == first.tolist()
 
 
-def test_a_step_without_an_end_allocates_no_step() -> None:
-    env = counter(length=9)
+def test_a_step_allocates_no_step() -> None:
+    env = counter(length=1)
     env.reset(streams(range(1)))
-    assert env.step(zeros(env)) is env.step(zeros(env))
+    assert turn(env)[0] is turn(env)[0]
+
+
+def test_the_next_episode_begins_when_asked_for_and_once() -> None:
+    begun: list[int | None] = []
+
+    class Noted(Counter):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            begun.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    lengths = iter([1, 3])
+    env = GymConfig("Noted", factory=lambda: Noted(next(lengths))).make(range(2))
+    one, other = streams(range(2))
+    env.reset([one, other])
+    begun.clear()
+    step = env.step(zeros(env))
+    assert begun == [], "the row can be shipped before a slow reset"
+    told = step.next_obs.tolist()
+    for _ in range(2):
+        assert env.renew().tolist() == [[one.seed(1) % 1000, 0], [other.seed(0) % 1000, 1]]
+        assert begun == [one.seed(1)]
+        assert step.next_obs.tolist() == told == [[one.seed(0) % 1000, 1], [other.seed(0) % 1000, 1]]
 
 
 def test_the_spec_names_the_world() -> None:
@@ -186,10 +216,10 @@ def test_a_mask_is_the_last_slice(where: str) -> None:
     env = GymConfig("Masked", factory=lambda: Masked(where)).make(range(1))
     assert env.spec.slices[-1] == Slice("action_mask", 2, 4, (2,))
     assert env.reset(streams(range(1)))[0, 1:].tolist() == [0, 1, 0]
-    assert env.step(zeros(env)).obs[0, 1:].tolist() == [1, 0, 1]
+    assert turn(env)[1][0, 1:].tolist() == [1, 0, 1]
     env.step(zeros(env))
-    end = env.step(zeros(env))
-    assert (end.next_obs[0, 1:].tolist(), end.obs[0, 1:].tolist()) == ([3, 0, 1], [0, 1, 0])
+    end, obs = turn(env)
+    assert (end.next_obs[0, 1:].tolist(), obs[0, 1:].tolist()) == ([3, 0, 1], [0, 1, 0])
     check_env(GymConfig("Masked", factory=lambda: Masked(where)).make)
 
 
@@ -199,8 +229,9 @@ def test_a_mask_may_be_missing_at_the_end_only() -> None:
     assert [env.step(zeros(env)).next_obs[0, 2:].tolist() for _ in range(3)] == [[0, 1], [1, 0], [1, 1]]
     env = GymConfig("Masked", factory=lambda: Masked("info", forget_at=1)).make(range(1))
     env.reset(streams(range(1)))
-    with pytest.raises(EnvError, match=r"gave a wrong answer in step\(\): no 'action_mask' in info"):
+    with pytest.raises(EnvError, match=r"gave a wrong answer in step\(\): no 'action_mask' in info") as caught:
         env.step(zeros(env))
+    assert caught.value.cause == "shape"
 
 
 # ----------------------------------------------------------------------------------------------------------------- failures
@@ -210,15 +241,17 @@ def failing(world: str, args: dict[str, Any], **options: Any) -> Env:
     return GymConfig(f"freewheel.testing:{world}", args, **options).make(range(1, 4))
 
 
-def failure(env: Env, steps: int = 9) -> list[str]:
+def failure(env: Env, steps: int = 9, cause: str = "env_error") -> list[str]:
     def play() -> None:
         env.reset(streams(range(1, 4)))
         for _ in range(steps):
             env.step(np.ones(3, np.int64))
+            env.renew()
 
     with pytest.raises(EnvError) as caught:
         play()
     assert str(caught.value) == caught.value.report
+    assert caught.value.cause == cause
     return caught.value.report.splitlines()
 
 
@@ -249,7 +282,7 @@ def test_a_loop_can_be_used_again_after_a_failure() -> None:
 
 def test_an_observation_of_the_wrong_shape_is_named() -> None:
     seed = training_episodes(0, 1).seed(0)
-    report = failure(failing("WrongShape", {"at": 2, "only_seed": seed}))
+    report = failure(failing("WrongShape", {"at": 2, "only_seed": seed}), cause="shape")
     where = f"(episode 0, seed {seed}, step 2, last action 1)"
     complaint = "gave a wrong observation in step(): obs: expected shape (2,), got (1,)"
     assert report == [f"lane 1 of freewheel.testing:WrongShape {complaint} {where}"]
@@ -286,14 +319,15 @@ def test_an_answer_that_breaks_the_api_is_named(answer: Any, text: str) -> None:
     with pytest.raises(EnvError) as caught:
         env.step(zeros(env))
     assert caught.value.report.startswith(f"lane 0 of Odd gave {text}")
+    assert caught.value.cause == "shape"
 
 
 def test_an_env_that_keeps_its_buffer_does_no_harm() -> None:
     env = GymConfig("freewheel.testing:MutatesBuffer", {"length": 2}).make(range(1))
     env.reset(streams(range(1)))
     env.step(zeros(env))
-    end = env.step(zeros(env))
-    assert (end.next_obs[0, 1], end.obs[0, 1]) == (2, 0)
+    end, obs = turn(env)
+    assert (end.next_obs[0, 1], obs[0, 1]) == (2, 0)
 
 
 def test_lanes_must_be_alike() -> None:
@@ -494,6 +528,7 @@ def test_an_ids_own_vector_env_is_used_if_it_seeds_lanes_apart(registry: dict[st
     gymnasium.register("Seeded-v0", entry_point=make_one, vector_entry_point=make_many)
     env = GymConfig("Seeded-v0").make(range(3))
     assert isinstance(env, GymVector)
+    assert isinstance(GymConfig("Seeded-v0").make(range(3), tolerant=True), GymVector)
     check_env(GymConfig("Seeded-v0", {"length": 4}).make)
     assert isinstance(GymConfig("CartPole-v1").make(range(3)), GymLoop), "Gymnasium's own takes one seed for all lanes"
 

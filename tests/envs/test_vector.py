@@ -10,7 +10,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from freewheel.core import NDArray, Slice, Step
+from freewheel.core import NDArray, Slice
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import training_episodes
@@ -66,12 +66,16 @@ class CounterVector(VectorEnv[Any, NDArray, NDArray]):
         return self.seen(), reward, over, np.zeros(2, bool), info
 
 
+FIELDS = "next_obs", "reward", "terminated", "truncated", "valid", "measures"
+
+
 def play(env: GymVector, steps: int) -> dict[str, list[Any]]:
-    """Each field of the Steps, [T][B]."""
+    """Each field of the Steps and what to act on next, [T][B]."""
     taken: list[dict[str, Any]] = []
     for _ in range(steps):
-        step = env.step(ZEROS)
-        taken.append({name: np.squeeze(getattr(step, name)).tolist() for name in Step.__slots__ if name != "reset_ns"})
+        step, obs = env.step(ZEROS), env.renew()
+        told = {name: np.squeeze(getattr(step, name)).tolist() for name in FIELDS}
+        taken.append({**told, "obs": np.squeeze(obs).tolist()})
     return {name: [row[name] for row in taken] for name in taken[0]}
 
 
@@ -121,19 +125,39 @@ def test_a_reset_forgets_which_lanes_had_ended() -> None:
     assert env.step(ZEROS).valid.tolist() == [True, True]
 
 
-def test_only_ended_lanes_are_reset_where_autoreset_is_disabled() -> None:
+def test_only_ended_lanes_are_reset_where_autoreset_is_disabled_and_once_when_asked_for() -> None:
     vector = CounterVector(AutoresetMode.DISABLED)
     env = GymVector(vector, "Counters")
     env.reset(SEEDS)
     vector.reset_calls.clear()
-    play(env, 3)
+    env.step(ZEROS)
+    env.renew()
+    env.step(ZEROS)
+    assert vector.reset_calls == [], "the row can be shipped before a slow reset"
+    assert [env.renew().tolist() for _ in range(2)] == [[[10], [102]]] * 2
+    play(env, 1)
     assert [options["reset_mask"].tolist() for _, options in vector.reset_calls] == [[True, False], [False, True]]
 
 
-def test_resets_are_timed_where_we_make_them() -> None:
-    env = GymVector(CounterVector(AutoresetMode.DISABLED), "Counters")
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_an_end_is_shown_as_often_as_asked_for(mode: AutoresetMode) -> None:
+    env = GymVector(CounterVector(mode), "Counters")
     env.reset(SEEDS)
-    assert [env.step(ZEROS).reset_ns > 0 for _ in range(4)] == [False, True, True, True]
+    play(env, 1)
+    end = env.step(ZEROS)
+    shown = [[2 if mode is AutoresetMode.NEXT_STEP else 10], [102]]
+    assert [env.renew().tolist() for _ in range(2)] == [shown] * 2
+    assert end.next_obs.tolist() == [[2], [102]]
+
+
+def test_resets_within_a_step_are_timed_as_the_vector_env_says() -> None:
+    class Timed(CounterVector):
+        def info(self) -> dict[str, Any]:
+            return {**super().info(), "reset_ns": np.array([30, 70])}
+
+    env = GymVector(Timed(AutoresetMode.SAME_STEP), "Counters")
+    env.reset(SEEDS)
+    assert [env.step(ZEROS).reset_ns for _ in range(4)] == [0, 70, 70, 70]
 
 
 def test_one_seed_for_all_lanes_unless_the_vector_env_can_do_better() -> None:
@@ -153,11 +177,13 @@ def test_masks_in_info_are_the_last_columns(mode: AutoresetMode, batched: bool) 
     env = GymVector(CounterVector(mode, batched=batched, masked=True), "Counters")
     assert env.spec.slices == (Slice("obs", 0, 1, (1,)), Slice("action_mask", 1, 3, (2,)))
     assert env.reset(SEEDS).tolist() == [[0, 1, 1], [100, 1, 1]]
-    assert env.step(ZEROS).obs.tolist() == [[1, 0, 1], [101, 0, 1]]
+    env.step(ZEROS)
+    assert env.renew().tolist() == [[1, 0, 1], [101, 0, 1]]
     assert env.step(ZEROS).next_obs.tolist() == [[2, 1, 1], [102, 1, 1]]
+    env.renew()
     end = env.step(ZEROS)
     assert end.next_obs[1].tolist() == [103, 0, 1], "the mask of the episode that ended"
-    assert end.obs[1].tolist() == ([103, 0, 1] if mode is AutoresetMode.NEXT_STEP else [110, 1, 1])
+    assert env.renew()[1].tolist() == ([103, 0, 1] if mode is AutoresetMode.NEXT_STEP else [110, 1, 1])
 
 
 class Pair(Counter):
@@ -186,8 +212,10 @@ def test_gymnasiums_own_vector_env_of_nested_observations(mode: AutoresetMode) -
     assert end.next_obs.tolist() == [[first % 1000, 0, 0, 1, 0], [(first + 1) % 1000, 0, 0, 1, 0]]
     assert end.terminated.tolist() == [True, False]
     assert end.measures[0].tolist() == [2]
-    after = end if mode is not AutoresetMode.NEXT_STEP else env.step(ZEROS)
-    assert after.obs[0, 1:].tolist() == [1, 0, 0, 0]
+    if mode is AutoresetMode.NEXT_STEP:
+        assert env.renew()[0, 1:].tolist() == [0, 0, 1, 0]
+        assert env.step(ZEROS).valid.tolist() == [False, True]
+    assert env.renew()[0, 1:].tolist() == [1, 0, 0, 0]
     env.close()
 
 
@@ -198,8 +226,9 @@ def test_a_vector_env_that_raises_or_lies_is_named() -> None:
     vector.seen = lambda: np.zeros((2, 3), np.float32)  # type: ignore[method-assign]
     with pytest.raises(
         EnvError, match=r"^Counters gave a wrong observation in step\(\): obs: expected shape \(2, 1\), got \(2, 3\)$"
-    ):
+    ) as caught:
         env.step(ZEROS)
+    assert caught.value.cause == "shape"
     del vector.count
     with pytest.raises(EnvError, match=r"^Counters raised AttributeError: .* \(in step\(\)\)\nTraceback"):
         env.step(ZEROS)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from freewheel.core import ActionSpec, Decision, EnvSpec, NDArray, SeedStream, Slice, Snapshot, Step
+from freewheel.core import ActionSpec, Decision, EnvSpec, Failure, NDArray, SeedStream, Slice, Snapshot, Step
 from freewheel.rollout.recipe import Recipe
 
 #: (step of the run, lane) -> what stands in which fields of the Step instead, or "raise"; step -1 is the first reset.
@@ -37,6 +37,7 @@ class CountingWorld:
         self.seeds: list[list[int]] = []
         self.actions: list[list[int]] = []
         self.closed = 0
+        self.failures = [Failure(lane, "env_error", "boom") for lane in range(lanes)]
         self.step_ns, self.reset_ns = 700, 90
         self.steps = 0
         self._clock, self._tricks = clock, tricks or {}
@@ -51,13 +52,12 @@ class CountingWorld:
         self.seeds = [[stream.seed(0)] for stream in seeds]
         self._clock.now += self.reset_ns
         self._obs[:] = [(lane, 0, 0) for lane in range(self.spec.lanes)]
-        self._play_tricks(-1, "reset")
+        self._play_tricks(-1, "reset", ("obs",))
         return self._obs
 
     def step(self, action: NDArray) -> Step:
         self.actions.append(action.tolist())
         self._clock.now += self.step_ns
-        resets = 0
         for lane in range(self.spec.lanes):
             episode, count = self._episode[lane], self._count[lane]
             over = count + 1 == lane + 2
@@ -66,26 +66,49 @@ class CountingWorld:
             self._measures[lane] = episode
             self._next_obs[lane] = (lane, episode, count + 1)
             self._count[lane] += 1
-            if over:
-                self._episode[lane], self._count[lane] = episode + 1, 0
-                self.seeds[lane].append(self._streams[lane].seed(episode + 1))
-                resets += 1
-            self._obs[lane] = (lane, self._episode[lane], self._count[lane])
         self._valid[:] = True
-        self._clock.now += resets * self.reset_ns
         self._play_tricks(self.steps, "step")
         self.steps += 1
+        failed = tuple(failure for failure in self.failures if failure.lane in self._failing(self.steps - 1))
         return Step(
-            self._obs, self._reward, self._terminated, self._truncated, self._next_obs, self._valid, self._measures,
-            reset_ns=resets * self.reset_ns,
-        )  # fmt: skip
+            self._reward,
+            self._terminated,
+            self._truncated,
+            self._next_obs,
+            self._valid,
+            self._measures,
+            failures=failed,
+        )
 
-    def _play_tricks(self, step: int, method: str) -> None:
+    def renew(self) -> NDArray:
+        self._obs[:] = self._next_obs
+        failed = self._failing(self.steps - 1)
+        for lane in range(self.spec.lanes):
+            if self._terminated[lane] or self._truncated[lane] or lane in failed:
+                self._episode[lane], self._count[lane] = self._episode[lane] + 1, 0
+                self.seeds[lane].append(self._streams[lane].seed(self._episode[lane]))
+                self._clock.now += self.reset_ns
+                self._obs[lane] = (lane, self._episode[lane], 0)
+        self._play_tricks(self.steps - 1, "renew", ("obs",))
+        return self._obs
+
+    def _failing(self, step: int) -> set[int]:
+        return {lane for lane in range(self.spec.lanes) if "fail" in self._tricks.get((step, lane), {})}
+
+    def _play_tricks(
+        self, step: int, method: str, names: Sequence[str] = ("raise", "fail", "reward", "next_obs", "valid")
+    ) -> None:
         for lane in range(self.spec.lanes):
             for name, value in self._tricks.get((step, lane), {}).items():
+                if name not in names:
+                    continue
                 if name == "raise":
                     raise RuntimeError(f"broken in {method}")
-                getattr(self, f"_{name}")[lane] = value
+                if name == "fail":
+                    self._valid[lane] = self._terminated[lane] = self._truncated[lane] = False
+                    self._reward[lane] = 0
+                else:
+                    getattr(self, f"_{name}")[lane] = value
 
     def render(self) -> None:
         return None
@@ -128,7 +151,7 @@ class Stage:
         (only,) = self.worlds
         return only
 
-    def _make(self, lanes: range, *, processes: bool = False) -> CountingWorld:
+    def _make(self, lanes: range, *, processes: bool = False, tolerant: bool = False) -> CountingWorld:
         self.worlds.append(CountingWorld(len(lanes), self.clock, self.tricks))
         return self.worlds[-1]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from freewheel.core import WORKER_TIME, Chunk, Origin, Snapshot
+from freewheel.core import WORKER_TIME, Chunk, Episode, Origin, Snapshot
 from freewheel.errors import EnvError
-from freewheel.rollout.cpu import Runner, empty_transitions
+from freewheel.rollout.cpu import Author, Runner, empty_transitions
 from freewheel.seeding import generator, training_episodes
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_episodes_ride_with_the_chunk_they_end_in(stage: Stage) -> None:
 
 
 def test_chunks_are_signed(stage: Stage) -> None:
-    runner = Runner(stage.recipe, LANES, worker=7)
+    runner = Runner(stage.recipe, LANES, author=Author(11, LANES, worker=7))
     runner.load(Snapshot(2, {}))
     chunks = [runner.unroll(1), runner.unroll(2)]
     runner.load(Snapshot(5, {}))
@@ -89,9 +89,15 @@ def test_chunks_are_signed(stage: Stage) -> None:
 
 
 def test_each_worker_draws_from_its_own_branch(stage: Stage) -> None:
-    for worker in (0, 1):
-        Runner(stage.recipe, LANES, worker=worker).unroll(3)
-        assert stage.actors[worker].draws == generator(11, "actor", worker).random(3).tolist()
+    for number, (author, path) in enumerate(
+        [
+            (Author(11, LANES), (11, "actor", 0)),
+            (Author(11, LANES, worker=1), (11, "actor", 1)),
+            (Author(11, LANES, worker=1, incarnation=2), (11, "actor", 1, 2)),
+        ]
+    ):
+        Runner(stage.recipe, LANES, author=author).unroll(3)
+        assert stage.actors[number].draws == generator(*path).random(3).tolist()
 
 
 def test_a_given_env_is_driven_and_closed(stage: Stage) -> None:
@@ -115,7 +121,7 @@ def test_time_adds_up(stage: Stage) -> None:
     assert int(chunk.time.sum()) - 5_000 == pytest.approx(stage.clock.now - began, abs=4)
     # three ends in lane 0, two in lane 1, and the first reset; a look at the clock takes a nanosecond
     assert spent["step"] == pytest.approx(6 * 700, abs=6)
-    assert spent["reset"] == pytest.approx(90 + 5 * 90, abs=1)
+    assert spent["reset"] == pytest.approx(90 + 5 * 90, abs=6)
     assert spent["infer"] == pytest.approx(6 * 50, abs=6)
     assert spent["load"] == pytest.approx(30, abs=1)
     assert spent["wait-credit"] == 5_000
@@ -151,7 +157,7 @@ def test_a_slow_computation_of_ours_is_other(stage: Stage, monkeypatch: pytest.M
         (2, "reward", 1, 0, 0, 3),
         (3, "reward", 1, 1, 1, 1),
         (3, "next_obs", 1, 1, 1, 1),
-        (3, "obs", 1, 2, 1, 2),
+        (2, "obs", 1, 1, 1, 1),
         (-1, "obs", 0, 0, 0, 1),
     ],
     ids=["reward", "reward of a later episode", "successor", "to act on", "first of all"],
@@ -207,9 +213,32 @@ def test_rows_that_are_not_valid_do_not_count(stage: Stage) -> None:
 
 
 def test_what_stands_in_a_gap_is_no_lie(stage: Stage) -> None:
-    rubbish = {"valid": False, "reward": math.nan, "next_obs": math.inf}
+    rubbish = {"valid": False, "reward": math.nan}
     stage.tricks |= {(step, 0): rubbish for step in (0, 2, 4)}
     chunk = Runner(stage.recipe, LANES).unroll(6)
     assert chunk.rows == 9
     assert [episode.ret for episode in chunk.episodes if episode.lane == 4] == [1, 11, 21]
     assert np.isfinite(chunk.data.reward[chunk.data.valid]).all()
+
+
+def test_a_lane_that_failed_begins_its_next_episode(stage: Stage) -> None:
+    """Lane 1 fails at its second step: the row is a gap, the episode is nobody's, and the next one has the next seed."""
+    stage.tricks[(1, 1)] = {"fail": 1}
+    runner = Runner(stage.recipe, LANES)
+    data = empty_transitions(5, runner.env.spec)
+    runner.begin()
+    ended: list[Episode] = []
+    failed, over = [], []
+    for t in range(5):
+        ended += runner.step(data, t)
+        failed.append([failure.lane for failure in runner.failures])
+        over.append(runner.over)
+        if runner.over:
+            runner.renew()
+    assert failed == [[], [1], [], [], []]
+    assert over == [False, True, False, True, True]
+    assert data.valid[:, 1].tolist() == [True, False, True, True, True]
+    assert data.obs[:, 1].tolist() == [[1, 0, 0], [1, 0, 1], [1, 1, 0], [1, 1, 1], [1, 1, 2]]
+    (episode,) = (episode for episode in ended if episode.lane == 5)
+    assert (episode.number, episode.ret, episode.length) == (1, 110 + 111 + 112, 3)
+    assert episode.seed == training_episodes(11, 5).seed(1)

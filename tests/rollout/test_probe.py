@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from freewheel.core import ActionSpec, EnvSpec, NDArray, Slice, Step
+from freewheel.core import ActionSpec, EnvSpec, NDArray, SeedStream, Slice, Step
+from freewheel.envs.gym import GymConfig
 from freewheel.rollout.probe import random_actions, step_cost
-
-if TYPE_CHECKING:
-    from tests.rollout.conftest import Stage
 
 LANES = 30_000
 
@@ -46,21 +44,47 @@ def test_choices_without_a_mask_are_all_allowed() -> None:
     assert np.bincount(action, minlength=4) == pytest.approx(LANES / 4, abs=4 * np.sqrt(LANES / 4))
 
 
-@pytest.mark.parametrize(("cost", "limit", "steps"), [(0.001, 1.0, 20), (0.1, 0.25, 3), (9.0, 0.3, 1)])
+class Timed:
+    """A world of four lanes whose steps take `cost` seconds, the first one 100, and whose resets, every second step, 7 more."""
+
+    def __init__(self, cost: float) -> None:
+        self.env = GymConfig("freewheel.testing:Counter", {"length": 2}).make(range(4))
+        self.cost, self.seconds, self.steps, self.ended = cost, 50.0, 0, False
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.env.spec
+
+    def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
+        return self.env.reset(seeds)
+
+    def step(self, action: NDArray) -> Step:
+        self.seconds += self.cost if self.steps else 100.0
+        self.steps += 1
+        step = self.env.step(action)
+        self.ended = bool(step.terminated.all())
+        return step
+
+    def renew(self) -> NDArray:
+        self.seconds, self.ended = self.seconds + 7.0 * self.ended, False
+        return self.env.renew()
+
+    def render(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.env.close()
+
+
+@pytest.mark.parametrize(
+    ("cost", "limit", "steps", "resets"), [(0.001, 99.0, 20, 10), (0.1, 7.25, 3, 1), (0.1, 0.2, 2, 1), (9.0, 0.3, 1, 0)]
+)
 def test_a_steps_cost_is_measured_after_a_first_one_and_within_a_limit(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, cost: float, limit: float, steps: int
+    monkeypatch: pytest.MonkeyPatch, cost: float, limit: float, steps: int, resets: int
 ) -> None:
-    seconds = 50.0
-    world = stage.recipe.make(range(4))
-    take = world.step
-
-    def step(action: NDArray) -> Step:
-        nonlocal seconds
-        seconds += 100.0 if stage.world.steps == 0 else cost
-        return take(action)
-
-    monkeypatch.setattr(world, "step", step)
-    monkeypatch.setattr("freewheel.rollout.probe.perf_counter", lambda: seconds)
-    monkeypatch.setattr("freewheel.rollout.probe.process_time", lambda: seconds / 2)
-    assert step_cost(world, seed=3, steps=20, limit=limit) == pytest.approx((cost / 4, cost / 8))
-    assert stage.world.steps == steps + 1
+    world = Timed(cost)
+    monkeypatch.setattr("freewheel.rollout.probe.perf_counter", lambda: world.seconds)
+    monkeypatch.setattr("freewheel.rollout.probe.process_time", lambda: world.seconds / 2)
+    mean = (steps * cost + resets * 7.0) / (steps * 4)
+    assert step_cost(world, seed=3, steps=20, limit=limit) == pytest.approx((mean, mean / 2))
+    assert world.steps == steps + 1

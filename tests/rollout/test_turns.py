@@ -18,8 +18,8 @@ WAIT, LOAD = (WORKER_TIME.index(kind) for kind in ("wait-credit", "load"))
 
 def test_it_acts_when_waited_for_with_what_was_published_last(stage: Stage) -> None:
     with Turns(Runner(stage.recipe, range(2)), steps=3) as turns:
-        turns.publish(Snapshot(4, {}))
-        turns.publish(Snapshot(5, {}))
+        turns.publish(Snapshot(4, {}), done=0)
+        turns.publish(Snapshot(5, {}), done=0)
         assert turns.oldest() is None
         assert turns.collect(wait=False) == ()
         assert stage.world.steps == 0
@@ -29,6 +29,7 @@ def test_it_acts_when_waited_for_with_what_was_published_last(stage: Stage) -> N
     assert [chunk.origin.sequence for chunk in (first, second)] == [0, 1]
     assert turns.rows() == Rows(produced=12)
     assert turns.stats() == {"queue_util": None}
+    assert (turns.news(), turns.report()) == ((), {})
 
 
 def test_time_between_turns_is_waiting_apart_from_loading(stage: Stage) -> None:
@@ -37,7 +38,7 @@ def test_time_between_turns_is_waiting_apart_from_loading(stage: Stage) -> None:
         (first,) = turns.collect(wait=True)
         began = stage.clock.now
         stage.clock.now += 9_000
-        turns.publish(Snapshot(1, {}))
+        turns.publish(Snapshot(1, {}), done=0)
         stage.clock.now += 500
         (second,) = turns.collect(wait=True)
     assert first.time[WAIT] == pytest.approx(4_000, abs=2)
