@@ -1,0 +1,223 @@
+"""Fleet: workers, their channel, their mail and their supervisor as one thing that the worker modes collect from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from multiprocessing.context import ForkServerProcess
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+
+from freewheel.core import Chunk, Origin, Rows, Snapshot
+from freewheel.errors import EnvError, SetupError
+from freewheel.rollout.job import Job
+from freewheel.rollout.recipe import Recipe
+from freewheel.transport import nursery
+from freewheel.transport.channel import Channel, Fragment, Reader, Shape, Tally
+from freewheel.transport.crew import Crew
+from freewheel.transport.lock import ProcessLock
+from freewheel.transport.mailbox import Mailbox
+from freewheel.transport.memory import require_room
+from freewheel.transport.pulse import Pulse, kind
+from freewheel.transport.stragglers import Stragglers
+from freewheel.transport.worker import Desk, Permits, Post, work
+
+
+class Pacing(Permits, Protocol):
+    """The learner's side of a mode's permits."""
+
+    @property
+    def lock(self) -> ProcessLock | None: ...
+    def settle(self, worker: int, tally: Tally, *, for_good: bool) -> None: ...  # it died, having come so far
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many workers, and what each can hold."""
+
+    workers: int
+    slots: int  # fragments a worker may have waiting
+    steps: int  # of a fragment at most
+    drop_oldest: bool = False
+
+
+class Fleet:
+    """Leaving the `with` block leaves nothing running."""
+
+    def __init__(self, recipe: Recipe, job: Job, pacing: Pacing, size: Size) -> None:
+        self.workers, self._pacing, self._modules = size.workers, pacing, job.modules
+        self._waiting = job.waiting
+        self._each = job.spec.lanes // size.workers
+        shape = Shape(replace(job.spec, lanes=self._each), size.workers, size.slots, size.steps)
+        with ExitStack() as undo:
+            undo.callback(pacing.close)
+            require_room(shape.size, f"a queue of {size.workers} x {size.slots} fragments")
+            self._recipe = _pickled(recipe)
+            self.channel = _kept(undo, Channel(shape, drop_oldest=size.drop_oldest))
+            self.mailbox = _kept(undo, Mailbox(job.weights))
+            self.pulse = _kept(undo, Pulse(size.workers, self._each))
+            self._leash = _kept(undo, nursery.Leash())
+            self._resources = undo.pop_all()
+        self.reader = Reader(self.channel)
+        locks = [lock for lock in (pacing.lock, self.channel.overflow) if lock is not None]
+        self.crew = Crew(size.workers, self.pulse, job.limits, self._spawn, self._settle, locks)
+        self.stragglers = Stragglers(self.pulse, self.channel.memory["time"])
+        self.dropped: Counter[str] = Counter()
+        self._signed = [(0, 0)] * size.workers  # incarnation and next sequence
+        self._unsigned = np.zeros_like(self.channel.memory["time"])  # time of fragments without rows
+        self._last_rows: Rows | None = None
+        self._last_report: Mapping[str, Any] = {}
+        self._last_news: list[str] = []
+        self._told, self._heard = 0, [0] * size.workers  # losses, and what each worker said
+        self._complaints: set[str] = set()  # that were told
+        self._no_state = np.zeros((self._each, 0), np.float32)
+
+    def __enter__(self) -> Self:
+        nursery.prepare(self._modules)
+        self._resources.callback(self._close_the_books)
+        self._resources.callback(self.crew.stop)
+        self.crew.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._resources.close()
+
+    def post(self, snapshot: Snapshot) -> None:
+        self.mailbox.post(snapshot)
+
+    def wait(self, seconds: float) -> None:
+        """Until something was committed, at most so long; raises when nobody is left to commit anything."""
+        self._waiting()
+        if not self.channel.bell.wait(seconds):
+            self.check()
+
+    def check(self) -> None:
+        if self.crew.error is not None:
+            raise self.crew.error
+        if self.crew.given_up == self.workers:
+            last = self.crew.losses[-1]
+            raise EnvError(f"every worker was given up, the last one because it {last.reason}\n{last.report}".rstrip())
+
+    def take(self) -> Iterator[Fragment]:
+        """All fragments that are closed by now."""
+        committed, taken = self.channel.memory["committed"], self.channel.memory["taken"]
+        for worker in self.reader.ready():
+            end = int(committed[worker])
+            while taken[worker] < end:  # a full ring may move it too
+                yield self.book(self.reader.take(worker))
+
+    def book(self, fragment: Fragment) -> Fragment:
+        self.dropped.update(fragment.lost)
+        self.stragglers.take(fragment.worker, fragment.episodes)
+        return fragment
+
+    def sign(self, fragment: Fragment) -> Chunk | None:
+        """The fragment as a chunk of its author; None if no step was taken in it."""
+        worker = fragment.worker
+        self._unsigned[worker] += fragment.time
+        if not len(fragment.data.valid):
+            return None
+        incarnation, sequence = self._signed[worker]
+        if fragment.incarnation != incarnation:
+            sequence = 0
+        sequence += fragment.gap
+        self._signed[worker] = (fragment.incarnation, sequence + 1)
+        time, self._unsigned[worker] = self._unsigned[worker].copy(), 0
+        origin = Origin(worker, fragment.incarnation, sequence, worker * self._each)
+        return Chunk(fragment.data, fragment.version, origin, fragment.episodes, self._no_state, time, fragment.rows)
+
+    def drop(self, fragment: Fragment, cause: str) -> None:
+        """Give a fragment up, counted; what comes after it does not follow from what came before."""
+        self._unsigned[fragment.worker] += fragment.time
+        if fragment.rows:
+            self.dropped[cause] += fragment.rows
+            incarnation, sequence = self._signed[fragment.worker]
+            self._signed[fragment.worker] = (incarnation, sequence + 1)
+
+    @property
+    def done(self) -> int:
+        """Rows dropped on this side."""
+        return self.dropped.total() + self.reader.overflowed
+
+    def _close_the_books(self) -> None:
+        """All workers have ended; what is known of them outlives their memory."""
+        for worker in range(self.workers):
+            self.reader.settle(worker)
+        self._last_news = self.news()
+        self._last_report = self.report()
+        self._last_rows = self.rows()
+
+    def rows(self) -> Rows:
+        if self._last_rows is not None:
+            return self._last_rows
+        accounts = [self.reader.account(worker) for worker in range(self.workers)]
+        produced, queued, opened = (sum(column) for column in zip(*accounts, strict=True))
+        overflow = {"overflow": self.reader.overflowed} if self.reader.overflowed else {}
+        return Rows(produced=produced, queued=queued, open=opened, dropped={**self.dropped, **overflow})
+
+    def stats(self) -> Mapping[str, float | None]:
+        memory, shape = self.channel.memory, self.channel.shape
+        waiting = int((memory["committed"] - memory["taken"]).sum())
+        return {"queue_util": waiting / (shape.workers * shape.slots)}
+
+    def news(self) -> list[str]:
+        """Deaths, complaints of envs, and stragglers, each once."""
+        if self._last_rows is not None:
+            news, self._last_news = self._last_news, []
+            return news
+        losses, self._told = self.crew.losses[self._told :], len(self.crew.losses)
+        self._complaints.update(kind(loss.report) for loss in losses)
+        complaints = []
+        for worker, since in enumerate(self._heard):
+            for report in self.pulse.heard(worker, since):
+                self._heard[worker] += 1
+                if (about := kind(report)) not in self._complaints:
+                    self._complaints.add(about)
+                    complaints.append(report)
+        return [*map(str, losses), *complaints, *self.stragglers.slow()]
+
+    def report(self) -> Mapping[str, Any]:
+        return self._last_report or {
+            "worker_restarts": self.crew.restarts,
+            "workers_lost": self.crew.given_up,
+            "episodes_produced": self.stragglers.produced(),
+            "workers": self.stragglers.table(),
+        }
+
+    def _spawn(self, worker: int, incarnation: int) -> ForkServerProcess:
+        first = worker * self._each
+        post = Post(worker, incarnation, range(first, first + self._each))
+        desk = Desk(self._recipe, self.channel.ports[worker], self.mailbox, self.pulse, self._pacing)
+        return self._leash.process(work, desk, post, name=f"freewheel-worker-{worker}")
+
+    def _settle(self, worker: int, for_good: bool) -> None:
+        self._pacing.settle(worker, self.reader.settle(worker), for_good=for_good)
+        self.channel.bell.ring()
+
+
+def _pickled(recipe: Recipe) -> bytes:
+    try:
+        blob: bytes = cloudpickle.dumps(recipe)
+    except Exception as error:
+        raise SetupError(
+            f"the world cannot be sent to another process ({error}): pass an importable factory"
+        ) from error
+    return blob
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+Part = TypeVar("Part", bound=_Closable)
+
+
+def _kept(stack: ExitStack, part: Part) -> Part:
+    stack.callback(part.close)
+    return part

@@ -1,0 +1,190 @@
+"""Tickets: which episode is whose; every one is played once, to its end, by whoever is free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from freewheel.core import NDArray, SeedStream
+from freewheel.seeding import training_episodes
+from freewheel.transport.bell import Bells
+from freewheel.transport.channel import Tally
+from freewheel.transport.lock import ProcessLock
+from freewheel.transport.memory import SharedArrays
+from freewheel.transport.worker import KEEP, Grant
+
+NOBODY = NONE = -1
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How ticket t becomes an episode: number t div lanes of lane t mod lanes."""
+
+    seed: int
+    lanes: int
+
+    def episode(self, ticket: int) -> tuple[int, int]:
+        """(lane, number)."""
+        return ticket % self.lanes, ticket // self.lanes
+
+    def episode_seed(self, ticket: int) -> int:
+        lane, number = self.episode(ticket)
+        return training_episodes(self.seed, lane).seed(number)
+
+
+class Tickets:
+    """One version an episode. A worker may begin one while less is under way than `limit` allows: in rows, an episode counting
+    as `expected` until it has ended, or in episodes (`expected` = 1)."""
+
+    def __init__(self, workers: int, steps: int, draw: Draw, *, in_episodes: bool) -> None:
+        one, each = ((1,), "i8"), ((workers,), "i8")
+        self.memory = SharedArrays(
+            {
+                "limit": one,
+                "posted": one,
+                "expected": one,  # what an episode is likely to take
+                "issued": one,  # tickets 0 .. issued - 1
+                "wave": one,  # only tickets below this may be played
+                "ticket": each,  # what a worker plays, or will play next; -1: none
+                "base": each,  # rows it had produced when it began that
+                "reserved": each,
+                "announced": each,
+                "revoked": each,
+                "waiting": each,
+            }
+        )
+        for name in ("posted", "ticket", "announced"):
+            self.memory[name][:] = NONE
+        self.memory["expected"][0] = 1
+        self.memory["wave"][0] = 2**62
+        self.lock = ProcessLock()
+        self.bells = Bells(workers)
+        self._steps, self._draw, self._in_episodes = steps, draw, in_episodes
+
+    # ------------------------------------------------------------------------------------------------------- the learner's
+
+    def post(self, version: int, limit: int, expected: int) -> None:
+        with self.lock:
+            self.memory["posted"][0] = version
+            self.memory["limit"][0], self.memory["expected"][0] = limit, expected
+            self._wake()
+
+    def allow(self, limit: int) -> None:
+        with self.lock:
+            self.memory["limit"][0] = limit
+            self._wake()
+
+    def release(self, wave: int) -> None:
+        """Tickets below `wave` may be played."""
+        with self.lock:
+            self.memory["wave"][0] = wave
+            self._wake()
+
+    def wave_is_over(self) -> bool:
+        """Every ticket that was released has been played."""
+        with self.lock:
+            wave, tickets = self.memory["wave"][0], self.memory["ticket"]
+            return bool(self.memory["issued"][0] >= wave and not ((tickets != NONE) & (tickets < wave)).any())
+
+    def announced(self) -> NDArray:
+        """[W] the version of the episode that each worker plays, -1 for none; those nobody waits for do not count."""
+        with self.lock:
+            return np.where(self.memory["revoked"] > 0, NOBODY, self.memory["announced"])
+
+    def revoke(self, worker: int, version: int) -> bool:
+        """Wait no longer for this worker's episode."""
+        with self.lock:
+            held = version != NOBODY and bool(self.memory["announced"][worker] == version)
+            self.memory["revoked"][worker] |= held
+            return held
+
+    def settle(self, worker: int, tally: Tally, *, for_good: bool) -> None:
+        """A worker has died: whoever replaces it plays its ticket again, unless the end had been written."""
+        with self.lock:
+            memory = self.memory
+            begun = memory["announced"][worker] != NOBODY
+            if begun and tally.ended and tally.produced > memory["base"][worker]:
+                memory["ticket"][worker] = NONE
+            elif begun and self._in_episodes:
+                memory["reserved"][worker] -= 1
+            self._end(worker, tally)
+            memory["waiting"][worker] = 0
+            self._wake()
+
+    def _end(self, worker: int, tally: Tally) -> None:
+        if not self._in_episodes:
+            self.memory["reserved"][worker] = tally.produced
+        self.memory["announced"][worker] = NOBODY
+        self.memory["revoked"][worker] = 0
+
+    def _wake(self) -> None:
+        if waiting := np.flatnonzero(self.memory["waiting"]).tolist():
+            self.bells.ring(waiting)  # first: who dies here leaves a ring too many, not a sleeper
+            self.memory["waiting"][:] = 0
+
+    # -------------------------------------------------------------------------------------------------------- a worker's
+
+    def issue(self, worker: int) -> int:
+        """The next ticket, for this worker to play."""
+        with self.lock:
+            held = int(self.memory["ticket"].max())  # perhaps by one who died before it could move `issued`
+            ticket = max(int(self.memory["issued"][0]), held + 1)
+            self.memory["ticket"][worker] = ticket
+            self.memory["issued"][0] = ticket + 1
+            return ticket
+
+    def take(self, worker: int, tally: Tally) -> Grant | None:
+        memory = self.memory
+        with self.lock:
+            if memory["announced"][worker] != NOBODY:  # in the middle of an episode
+                return Grant(self._steps, KEEP)
+            free = memory["limit"][0] - memory["reserved"].sum()
+            posted = int(memory["posted"][0])
+            if free <= 0 or posted == NONE or memory["ticket"][worker] >= memory["wave"][0]:
+                memory["waiting"][worker] = 1
+                return None
+            memory["base"][worker] = tally.produced
+            memory["announced"][worker] = posted
+            begun = memory["reserved"][worker] if self._in_episodes else tally.produced
+            memory["reserved"][worker] = begun + memory["expected"][0]
+            memory["waiting"][worker] = 0
+            return Grant(self._steps, posted)
+
+    def over(self, worker: int, version: int, ended: bool) -> bool:
+        return ended
+
+    def give_back(self, worker: int, tally: Tally) -> None:
+        if not tally.ended:
+            return
+        with self.lock:
+            self.memory["ticket"][worker] = NONE
+            self._end(worker, tally)
+            self._wake()
+
+    def streams(self, worker: int) -> Sequence[SeedStream]:
+        return [_Ticketed(self, worker, self._draw)]
+
+    def close(self) -> None:
+        self.memory.close()
+        self.lock.close()
+        self.bells.close()
+
+
+class _Ticketed:
+    """A worker's episodes as they are issued: the k-th reset takes the k-th ticket. Implements core.SeedStream."""
+
+    def __init__(self, tickets: Tickets, worker: int, draw: Draw) -> None:
+        self._tickets, self._worker, self._draw = tickets, worker, draw
+        self._issued: dict[int, int] = {}
+        if (left := int(tickets.memory["ticket"][worker])) != NONE:
+            self._issued[0] = left
+
+    def number(self, k: int) -> int:
+        if k not in self._issued:
+            self._issued = {k - 1: self._issued.get(k - 1, NONE), k: self._tickets.issue(self._worker)}
+        return self._issued[k]
+
+    def seed(self, k: int) -> int:
+        return self._draw.episode_seed(self.number(k))

@@ -1,0 +1,215 @@
+"""What a worker process does: act within its grants, write rows into its slots, say what happens, end when told."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import NamedTuple, Protocol
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from freewheel.core import WORKER_TIME, Failure, SeedStream, Transitions
+from freewheel.errors import FreewheelError
+from freewheel.rollout.cpu import Author, Runner
+from freewheel.rollout.recipe import Recipe
+from freewheel.seeding import training_episodes
+from freewheel.transport import pulse as phase
+from freewheel.transport.bell import Bells
+from freewheel.transport.channel import Port, Tally, Writer
+from freewheel.transport.mailbox import NEVER, Mailbox
+from freewheel.transport.pulse import Pulse
+
+WAIT_CREDIT, WAIT_SLOT, DOWN, OTHER = (
+    WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "down", "other")
+)
+
+KEEP = -2  # no other weights than those already loaded
+
+
+class Grant(NamedTuple):
+    """Leave to act."""
+
+    steps: int
+    version: int  # at least
+    exact: bool = False  # this version and no newer
+
+
+class Permits(Protocol):
+    """How a mode paces its workers."""
+
+    def take(self, worker: int, tally: Tally) -> Grant | None: ...  # None: wait at its bell
+    def over(self, worker: int, version: int, ended: bool) -> bool: ...  # after each step: close the fragment?
+    def give_back(self, worker: int, tally: Tally) -> None: ...  # it is closed and queued
+    @property
+    def bells(self) -> Bells: ...  # a worker's rings when there may be a grant for it
+    def streams(self, worker: int) -> Sequence[SeedStream]: ...  # the episodes its lanes play; () for the lanes' own
+
+
+@dataclass(frozen=True)
+class Desk:
+    """All that a worker shares with the learner."""
+
+    recipe: bytes  # a cloudpickled Recipe
+    port: Port
+    mailbox: Mailbox
+    pulse: Pulse
+    permits: Permits
+
+
+@dataclass(frozen=True)
+class Post:
+    """Which worker this is."""
+
+    worker: int
+    incarnation: int
+    lanes: range
+
+
+def work(desk: Desk, post: Post) -> None:
+    """The main function of a worker process."""
+    try:
+        _Worker(desk, post).run()
+    except FreewheelError as error:
+        desk.pulse.say(post.worker, str(error))
+        sys.exit(1)
+    except MemoryError:
+        desk.pulse.say(post.worker, f"out of memory, peak {_peak() // 1024} MB")
+        sys.exit(1)
+
+
+class _Worker:
+    def __init__(self, desk: Desk, post: Post) -> None:
+        self._desk, self._post, self._pulse = desk, post, desk.pulse
+        worker, memory = post.worker, desk.pulse.memory
+        recipe: Recipe = cloudpickle.loads(desk.recipe)
+        begun = memory["begun"][worker].tolist()
+        streams = desk.permits.streams(worker) or [
+            training_episodes(recipe.seed, lane, start=start) for lane, start in zip(post.lanes, begun, strict=True)
+        ]
+        author = Author(recipe.seed, post.lanes, worker=worker, incarnation=post.incarnation, streams=streams)
+        self._begun = memory["begun"][worker]
+        self._steps, self._since = memory.cells("steps", worker), memory.cells("since", worker)
+        self._complaints: set[str] = set()
+        self._loaded = NEVER
+        self._pulse.enter(worker, phase.CONSTRUCT)
+        self._runner = Runner(recipe, post.lanes, env=recipe.make(post.lanes, tolerant=True), author=author)
+        self._writer = Writer(desk.port, worker, post.incarnation)
+
+    def run(self) -> None:
+        self._pulse.enter(self._post.worker, phase.RESET)
+        self._runner.begin()
+        self._begun += 1
+        gc.collect()
+        gc.freeze()
+        self._report_ready()
+        self._mark = perf_counter_ns()
+        while self._fragment():
+            pass
+        self._runner.close()
+
+    def _report_ready(self) -> None:
+        self._runner.spent()
+        died = int(self._pulse.memory["died"][self._post.worker])
+        if died:
+            self._runner.spend(DOWN, perf_counter_ns() - died)
+
+    def _fragment(self) -> bool:
+        """Write the next fragment; False when told to end."""
+        permits, writer, worker = self._desk.permits, self._writer, self._post.worker
+        grant = self._await_grant()
+        if grant is None:
+            return False
+        self._load(grant)
+        data = writer.begin(self._runner.version)
+        self._act(data, grant.steps)
+        self._commit()
+        permits.give_back(worker, writer.tally)
+        writer.ring()
+        if self._runner.over:
+            self._renew()
+        return not self._pulse.stopping
+
+    def _load(self, grant: Grant) -> None:
+        if grant.version == KEEP:
+            return
+        mailbox = self._desk.mailbox
+        wanted = grant.version if grant.exact else mailbox.version
+        if wanted != self._loaded:
+            self._runner.load(mailbox.read(grant.version if grant.exact else None))
+            self._loaded = self._runner.version
+
+    def _act(self, data: Transitions, steps: int) -> None:
+        runner, writer, permits, worker = self._runner, self._writer, self._desk.permits, self._post.worker
+        version, since, counted = runner.version, self._since, self._steps
+        self._pulse.enter(worker, phase.STEP)
+        for t in range(steps):
+            if runner.over:
+                self._renew()
+                self._pulse.enter(worker, phase.STEP)
+            since[0] = perf_counter_ns()
+            episodes = runner.step(data, t)
+            writer.row(t, episodes, runner.failures)
+            counted[0] += 1
+            for episode in episodes:
+                self._begun[episode.lane - self._post.lanes.start] += 1
+            if runner.failures:
+                self._complain(runner.failures)
+            if permits.over(worker, version, runner.over):
+                break
+
+    def _renew(self) -> None:
+        self._pulse.enter(self._post.worker, phase.RESET)
+        self._runner.renew()
+        self._runner.over = False
+
+    def _commit(self) -> None:
+        now = perf_counter_ns()
+        time = self._runner.spent()
+        time[OTHER] += max(0, now - self._mark - int(time.sum()))
+        self._mark = now
+        self._pulse.memory["peak"][self._post.worker] = _peak()
+        self._writer.commit(time)
+
+    def _await_grant(self) -> Grant | None:
+        """A slot, then leave to act; None when told to end."""
+        writer, permits, worker, pulse = self._writer, self._desk.permits, self._post.worker, self._pulse
+        room = self._desk.port.room
+        began = perf_counter_ns()
+        waited, kind = False, WAIT_SLOT
+        while not pulse.stopping:
+            if writer.full():
+                bell, kind = room, WAIT_SLOT
+            else:
+                pulse.enter(worker, phase.STEP)  # before it announces: whoever is announced can be timed out
+                grant = permits.take(worker, writer.tally)
+                if grant is not None:
+                    if waited:
+                        self._runner.spend(kind, perf_counter_ns() - began)
+                    return grant
+                bell, kind = permits.bells[worker], WAIT_CREDIT
+            waited = True
+            pulse.enter(worker, phase.WAIT)
+            bell.wait(phase.TURN)
+        return None
+
+    def _complain(self, failures: Sequence[Failure]) -> None:
+        """Say what went wrong, each thing once."""
+        for failure in failures:
+            self._begun[failure.lane] += 1
+            about = phase.kind(failure.report)
+            if about.startswith("MemoryError"):
+                raise MemoryError
+            if failure.cause == "quarantine":  # what it failed of has been said
+                self._pulse.say(self._post.worker, failure.report.split("\n", 1)[0])
+            elif about not in self._complaints:
+                self._complaints.add(about)
+                self._pulse.say(self._post.worker, failure.report)
+
+
+def _peak() -> int:
+    """kB of memory this process has had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
