@@ -80,7 +80,8 @@ def _train(argv: list[str]) -> int:
 
         sys.stdout.write(json.dumps(resolved.to_json(), indent=2) + "\n")
         return 0
-    from freewheel.run import plan, run
+    from freewheel.plan import plan
+    from freewheel.run import run
 
     if dry:
         sys.stdout.write("\n".join(plan(resolved).lines()) + "\n")

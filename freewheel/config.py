@@ -15,6 +15,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from freewheel import flags
+from freewheel.collect.batch import BatchConfig
+from freewheel.collect.continuous import ContinuousConfig
+from freewheel.collect.episodes import EpisodesConfig
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.envs.gym import GymConfig
@@ -22,12 +25,20 @@ from freewheel.errors import UsageError, nearest
 from freewheel.learn.settings import PPOConfig
 from freewheel.meter import Budget
 from freewheel.policies.spec import PolicyConfig
+from freewheel.worlds import registry
+
+registry.register()
 
 ALGORITHMS: Mapping[str, type[PPOConfig]] = {"ppo": PPOConfig}
-MODES: Mapping[str, type[SequentialConfig | LockstepConfig]] = {
+ModeConfig = SequentialConfig | LockstepConfig | BatchConfig | ContinuousConfig | EpisodesConfig
+MODES: Mapping[str, type[ModeConfig]] = {
     "sequential": SequentialConfig,
     "lockstep": LockstepConfig,
+    "batch": BatchConfig,
+    "continuous": ContinuousConfig,
+    "episodes": EpisodesConfig,
 }
+ALIASES = {"num_collectors": "workers", "n_workers": "workers"}  # names that people know from elsewhere
 DEFAULT_STEPS = 100_000
 FREE = "env."  # --env.KEY VALUE goes to the environment's constructor
 
@@ -113,7 +124,7 @@ class Choices:
     """The environment: a Gymnasium id, or package.module:Factory. Also the first or last word."""
     algo: Literal["ppo"] = "ppo"
     """The algorithm."""
-    mode: Literal["sequential", "lockstep"] = "lockstep"
+    mode: Literal["sequential", "lockstep", "batch", "continuous", "episodes"] = "lockstep"
     """How experience is collected."""
     preset: str = ""
     """Named settings to start from: cartpole, pendulum, halfcheetah."""
@@ -131,12 +142,10 @@ class Config:
     run: RunConfig
     learner: PPOConfig
     policy: PolicyConfig
-    collector: SequentialConfig | LockstepConfig
+    collector: ModeConfig
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        if self.collector.num_envs < 1:
-            raise UsageError(f"--num-envs must be positive, not {self.collector.num_envs}")
         fading = [name for name in ("lr", "clip", "entropy") if getattr(self.learner, f"{name}_schedule") == "linear"]
         if fading and self.run.budget.steps is None:
             raise UsageError(
@@ -162,7 +171,7 @@ class Config:
 
 def from_argv(argv: Sequence[str]) -> Config:
     """The run that a command line asks for."""
-    positional, given = flags.read_argv(argv, _all_options(), FREE)
+    positional, given = flags.read_argv([_known_as(word) for word in argv], _all_options(), FREE)
     if len(positional) > 1:
         raise UsageError(f"one environment at a time, not {' '.join(positional)}")
     if positional and "env" in given:
@@ -253,10 +262,17 @@ def _flags(data: Mapping[str, Any], where: str) -> flags.Flags:
     args = data.get("env_args", {})
     if not isinstance(args, Mapping):
         raise UsageError(f"env_args in {where} must be a table of the environment's arguments, not {args!r}")
-    plain = {key: value for key, value in data.items() if key not in ("sources", "env_args")}
+    plain = {ALIASES.get(flags.canonical(key), key): value for key, value in data.items() if key not in ("sources", "env_args")}
     flat = flags.flatten(plain | {f"{FREE}{key}": value for key, value in args.items()}, FREE)
     flags.check_names((name for name in flat if not name.startswith(FREE)), _all_options(), where)
     return {name: _tokens(name, value) for name, value in flat.items()}
+
+
+def _known_as(word: str) -> str:
+    """A flag by the name it has here."""
+    name, equals, value = word.removeprefix("--").partition("=")
+    alias = ALIASES.get(name.replace("-", "_")) if word.startswith("--") else None
+    return word if alias is None else f"--{alias}{equals}{value}"
 
 
 def _tokens(name: str, value: Any) -> flags.Tokens:

@@ -23,7 +23,7 @@ def loop(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int |
         oldest = collector.oldest()
         return oldest is None or oldest > learner.version - max_lag
 
-    collector.publish(learner.snapshot())
+    collector.publish(learner.snapshot(), learner.rows().done)
     while True:
         chunks: Sequence[Chunk[Any]] = ()
         metrics: Metrics | None = None
@@ -39,5 +39,5 @@ def loop(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int |
             with meter.span("update"):
                 metrics = learner.update()
             with meter.span("publish"):
-                collector.publish(learner.snapshot())
+                collector.publish(learner.snapshot(), learner.rows().done)
         yield Tick(chunks, env_steps, learner.version, metrics)

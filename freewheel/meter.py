@@ -106,6 +106,7 @@ class Meter:
         self._episodes = 0
         self._updates = 0
         self._worker = np.zeros(len(WORKER_TIME), np.int64)
+        self._played = np.zeros(2)  # steps and seconds of all finished episodes
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[float] = deque(maxlen=WINDOW)
         self._lag_max: float | None = None
@@ -143,6 +144,7 @@ class Meter:
             for episode in chunk.episodes:
                 self._returns.append(episode.ret)
                 self._lengths.append(episode.length)
+                self._played += episode.length, episode.seconds
         if tick.metrics is not None:
             interval.updates += 1
             self._updates += 1
@@ -221,6 +223,11 @@ class Meter:
             "return_mean": _mean(self._returns),
             "lag_max": self._lag_max,
             "best_eval": self._best,
+            "episodes_trained": {
+                "count": self._episodes,
+                "length_mean": _ratio(float(self._played[0]), self._episodes),
+                "seconds_mean": _ratio(float(self._played[1]), self._episodes),
+            },
         }
 
     def _open(self, now: float) -> _Interval:

@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
-import re
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from freewheel import checkpoint
 from freewheel.config import Config
-from freewheel.core import Collector, Env, EnvSpec, Learner, Rows, Sink, Tick
+from freewheel.core import Collector, Env, Learner, Rows, Sink, Snapshot, Tick
 from freewheel.errors import FreewheelError, SetupError
-from freewheel.evaluate import Score, evaluate
-from freewheel.learn.settings import Assignment
+from freewheel.evaluate import Exam, Score, evaluate, examiner
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.meter import Meter
-from freewheel.policies.build import make_actor
-from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.recipe import Recipe
+from freewheel.plan import Plan, plan
+from freewheel.rollout.probe import usable_cores
 from freewheel.sinks.console import ConsoleSink
 from freewheel.sinks.jsonl import JsonlSink
+from freewheel.stopping import Interrupted, Interruptible, Stop
+from freewheel.transport.aside import Aside
+from freewheel.transport.staff import StaffConfig
 
-EVAL_LANES = 8
-
-In = TypeVar("In")
-Out = TypeVar("Out")
+DEGRADED = 3  # exit code: finished, but workers were lost for good
+NICE = 5  # how far the learner stands back where workers want the same cores
 
 
 @dataclass(frozen=True)
@@ -50,135 +47,67 @@ class Result:
         return int(self.summary["exit_code"])
 
 
-class Interrupted(BaseException):
-    """A signal asked for the end."""
-
-
-class _Stop:
-    """The signal that asked for the end. It cuts the calls of envs short, where no row is half counted; all else is finished."""
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-        self.over = False  # how it went is being written down, which is not for cutting
-        self._in_env = False
-
-    def ask(self, number: int, frame: FrameType | None) -> None:
-        """The handler: the first signal ends the run in order, the second at once."""
-        first, self.signal = self.signal is None, self.signal or signal.Signals(number)
-        if not self.over and (self._in_env or not first):
-            raise Interrupted
-
-    def check(self) -> None:
-        if self.signal is not None:
-            raise Interrupted
-
-    def guard(self, call: Callable[[In], Out]) -> Callable[[In], Out]:
-        def guarded(argument: In) -> Out:
-            self._in_env = True
-            try:
-                self.check()
-                return call(argument)
-            finally:
-                self._in_env = False
-
-        return guarded
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        try:
-            before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: whoever is there decides about signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-class _Interruptible:
-    """An Env whose calls a signal may cut short."""
-
-    def __init__(self, env: Env, stop: _Stop) -> None:
-        self.reset, self.step = stop.guard(env.reset), stop.guard(env.step)
-        self.render, self.close = env.render, env.close
-        self.spec = env.spec
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a Config means on this machine for this world; nothing is started yet."""
-
-    config: Config
-    spec: EnvSpec
-    policy: PolicySpec
-    path: Path
-    device: str
-
-    @property
-    def rows(self) -> int:
-        """S: rows an on-policy update consumes."""
-        return self.config.run.num_steps_per_env * self.config.collector.num_envs
-
-    @property
-    def assignment(self) -> Assignment:
-        return Assignment(
-            policy=self.policy,
-            rows=self.rows,
-            lanes=self.config.collector.num_envs,
-            seed=self.config.run.seed,
-            total_steps=self.config.run.budget.steps,
-            device=self.device,
-        )
-
-    @property
-    def recipe(self) -> Recipe:
-        return Recipe(self.config.env.make, make_actor(self.policy), self.config.run.seed)
-
-    def lines(self) -> list[str]:
-        """The plan for a person."""
-        config, spec = self.config, self.spec
-        action = "actions to choose from" if spec.action.kind == "discrete" else "action columns"
-        world = f"{spec.obs_size} observation columns ({', '.join(part.name for part in spec.slices)})"
-        network = self.policy.module or f"MLP {' - '.join(map(str, self.policy.hidden))} {self.policy.activation}"
-        batch = f"{config.collector.num_envs} envs x {config.run.num_steps_per_env} steps = {self.rows} rows an update"
-        passes = f"{config.learner.epochs} epochs of minibatches of {min(config.learner.minibatch, self.rows)}"
-        budget = config.run.budget
-        limits = [f"{value:,} {name}" for name, value in vars(budget).items() if value is not None]
-        lines = [
-            f"world    {spec.name}: {world}, {spec.action.size} {action}",
-            f"policy   {network}, {self.policy.head} head",
-            f"collect  {config.mode}: {batch}",
-            f"learn    {config.algo} on {self.device}, {passes}",
-            f"budget   {' or '.join(limits)}",
-            f"run      {self.path}",
-        ]
-        if budget.steps:
-            lines.insert(5, f"updates  {-(-budget.steps // self.rows):,}")
-        return lines
-
-
-def plan(config: Config) -> Plan:
-    """Look before starting: every mistake that can be known now is reported now."""
-    path = _run_path(config)
-    env = config.collector.place(config.env.make, range(1))
-    spec = replace(env.spec, lanes=config.collector.num_envs)
-    env.close()
-    return Plan(config, spec, config.policy.resolve(spec), path, _device(config.run.device))
-
-
 def run(config: Config, *, quiet: bool = False) -> Result:
     """Train. Whatever the end, the run directory is complete and nothing is left running; failures are raised after that."""
     planned = plan(config)
-    with _torch_threads(config.run.threads):
+    config = planned.config
+    with _torch_threads(config.run.threads), _standing_back(planned):
         learner = config.learner.build(planned.assignment)
         _create(planned.path)
         _write_json(planned.path / "config.json", config.to_json())
         sinks: list[Sink] = [JsonlSink(planned.path / "metrics.jsonl")]
         if not quiet:
             sinks.append(ConsoleSink(f"{config.env.id}  {config.algo}  {config.mode}", config.run.budget))
+            if isinstance(config.collector, StaffConfig):
+                sinks[-1].note(config.collector.plan_line())
         return _Trainer(planned, learner, sinks).train()
+
+
+class _Examiner(Protocol):
+    """Whoever evaluates: here and now, or aside while training goes on."""
+
+    def ask(self, step: int, snapshot: Snapshot) -> None: ...
+    def results(self, wait: bool) -> Iterator[tuple[int, Snapshot, Score | FreewheelError]]: ...
+
+
+class _Here:
+    """In this process, in turn with training."""
+
+    def __init__(self, env: Env, trainer: _Trainer, exam: Exam) -> None:
+        self._env, self._trainer, self._exam = env, trainer, exam
+        self._actor = trainer.recipe.actor()
+        self._done: list[tuple[int, Snapshot, Score | FreewheelError]] = []
+
+    def ask(self, step: int, snapshot: Snapshot) -> None:
+        with self._trainer.meter.span("eval"):
+            self._actor.load(snapshot)
+            score = evaluate(self._env, self._actor, self._exam.episodes, self._exam.seed, self._exam.limit)
+        self._done.append((step, snapshot, score))
+
+    def results(self, wait: bool) -> Iterator[tuple[int, Snapshot, Score | FreewheelError]]:
+        done, self._done = self._done, []
+        yield from done
+
+
+class _There:
+    """In a process of its own."""
+
+    def __init__(self, aside: Aside[Snapshot, Score], stop: Stop) -> None:
+        self._aside, self._stop = aside, stop
+        self._asked: list[tuple[int, Snapshot]] = []
+
+    def ask(self, step: int, snapshot: Snapshot) -> None:
+        self._asked.append((step, snapshot))
+        self._aside.ask(snapshot)
+
+    def results(self, wait: bool) -> Iterator[tuple[int, Snapshot, Score | FreewheelError]]:
+        while self._asked:
+            self._stop.check()
+            answer = self._aside.answer(0.1 if wait else 0.0)
+            if answer is not None:
+                yield *self._asked.pop(0), answer
+            elif not wait:
+                return
 
 
 class _Trainer:
@@ -187,15 +116,15 @@ class _Trainer:
     def __init__(self, planned: Plan, learner: Learner, sinks: Sequence[Sink]) -> None:
         self._plan, self._learner, self._sinks = planned, learner, sinks
         self._options, self._budget = planned.config.run, planned.config.run.budget
-        self._meter = Meter(workers=1)
+        self.meter = Meter(workers=planned.workers)
         self._collector: Collector | None = None
-        self._stop = _Stop()
-        self._recipe = replace(planned.recipe, make=self._make)
+        self._stop = Stop()
+        in_workers = isinstance(planned.config.collector, StaffConfig)
+        self.recipe = planned.recipe if in_workers else replace(planned.recipe, make=self._make)
         self._next_log = self._options.log_every
         self._evaluations = 0
         self._best: Score | None = None
         self._final: Score | None = None
-        self._actor = self._recipe.actor()
 
     def train(self) -> Result:
         failure: BaseException | None = None
@@ -212,21 +141,22 @@ class _Trainer:
             raise failure
         return Result(self._plan.path, summary)
 
-    def _make(self, lanes: range, *, processes: bool = False) -> Env:
-        return _Interruptible(self._plan.config.env.make(lanes, processes=processes), self._stop)
+    def _make(self, lanes: range, *, processes: bool = False, tolerant: bool = False) -> Env:
+        return Interruptible(self._plan.config.env.make(lanes, processes=processes, tolerant=tolerant), self._stop)
 
     def _run(self) -> str:
         """Train until the budget is spent; why it ended."""
-        collect = self._plan.config.collector
-        with collect.build(self._recipe, self._options.num_steps_per_env) as collector, ExitStack() as stack:
+        job = self._plan.job(self._learner.snapshot(), self._stop.check)
+        with ExitStack() as stack:
+            examiner = self._examiner(stack)
+            collector = stack.enter_context(self._plan.config.collector.build(self.recipe, job))
             self._collector = collector
-            eval_env = self._evaluation_env(stack)
-            for tick in loop(collector, self._learner, self._meter):
-                self._meter.take(tick)
+            for tick in loop(collector, self._learner, self.meter, max_lag=self._plan.max_lag):
+                self.meter.take(tick)
                 ended = self._ended(tick)
-                if eval_env is not None:
-                    self._evaluate_if_due(eval_env, tick, last=bool(ended))
-                if self._meter.wall_s >= self._next_log or ended:
+                if examiner is not None:
+                    self._evaluate_if_due(examiner, tick, last=bool(ended))
+                if self.meter.wall_s >= self._next_log or ended:
                     self._log(collector)
                 if ended:
                     return ended
@@ -234,60 +164,72 @@ class _Trainer:
 
     def _ended(self, tick: Tick) -> str:
         self._stop.check()
-        spent = {"steps": tick.env_steps, "minutes": self._meter.wall_s / 60, "episodes": self._meter.episodes}
+        spent = {"steps": tick.env_steps, "minutes": self.meter.wall_s / 60, "episodes": self.meter.episodes}
         limits = vars(self._budget)
         return next((name for name, used in spent.items() if limits[name] is not None and used >= limits[name]), "")
 
     def _log(self, collector: Collector) -> None:
         rows = balance(collector.rows(), self._learner.rows())
-        row = self._meter.row(rows, collector.stats(), self._learner.rows().queued / self._plan.rows)
+        row = self.meter.row(rows, collector.stats(), self._learner.rows().queued / self._plan.rows)
+        self._tell(*collector.news())
         for sink in self._sinks:
             sink.write(row)
-        self._next_log = self._meter.wall_s + self._options.log_every
+        self._next_log = self.meter.wall_s + self._options.log_every
 
-    def _evaluation_env(self, stack: ExitStack) -> Env | None:
-        if not self._options.evals:
+    def _tell(self, *texts: str) -> None:
+        for sink in self._sinks:
+            for text in texts:
+                sink.note(text)
+
+    def _examiner(self, stack: ExitStack) -> _Examiner | None:
+        options = self._options
+        if not options.evals:
             return None
-        lanes = range(min(self._options.eval_episodes, EVAL_LANES))
-        env = self._plan.config.collector.place(self._make, lanes)
+        exam = Exam(options.eval_episodes, options.eval_seed, options.eval_max_steps)
+        collect = self._plan.config.collector
+        if isinstance(collect, StaffConfig):
+            return _There(stack.enter_context(Aside(partial(examiner, self.recipe, exam), "evaluation")), self._stop)
+        env = collect.place(self._make, range(min(exam.episodes, exam.lanes)))
         stack.callback(env.close)
-        return env
+        return _Here(env, self, exam)
 
-    def _evaluate_if_due(self, env: Env, tick: Tick, *, last: bool) -> None:
-        progress = self._budget.progress(tick.env_steps, self._meter.wall_s, self._meter.episodes)
+    def _evaluate_if_due(self, examiner: _Examiner, tick: Tick, *, last: bool) -> None:
+        progress = self._budget.progress(tick.env_steps, self.meter.wall_s, self.meter.episodes)
         due = self._options.evals if last else int(progress * self._options.evals)
-        if due <= self._evaluations or (due == self._options.evals and not last):
-            return
-        self._evaluations = due
-        with self._meter.span("eval"):
-            self._actor.load(self._learner.snapshot())
-            options = self._options
-            score = evaluate(env, self._actor, options.eval_episodes, options.eval_seed, options.eval_max_steps)
-        self._meter.eval_result(score.mean)
+        if due > self._evaluations and (last or due < self._options.evals):
+            self._evaluations = due
+            examiner.ask(tick.env_steps, self._learner.snapshot())
+        with self.meter.span("eval"):
+            for step, snapshot, score in examiner.results(wait=last):
+                if isinstance(score, FreewheelError):
+                    self._tell(f"no evaluation at step {step}: {score}")
+                else:
+                    self._scored(step, snapshot, score)
+
+    def _scored(self, step: int, snapshot: Snapshot, score: Score) -> None:
+        self.meter.eval_result(score.mean)
         if score.cut:
-            for sink in self._sinks:
-                sink.note(
-                    f"{score.cut} evaluation episodes were cut at {options.eval_max_steps} steps (--eval-max-steps)"
-                )
+            limit = self._options.eval_max_steps
+            self._tell(f"{score.cut} evaluation episodes were cut at {limit} steps (--eval-max-steps)")
         self._final = score
         if self._best is None or score.mean > self._best.mean:
             self._best = score
-            self._save(tick.env_steps, best=True)
+            self._save(step, snapshot, best=True)
 
-    def _save(self, step: int, *, best: bool = False) -> str:
-        """The weights as they are now; their fingerprint."""
-        with self._meter.span("save"):
-            params = {name: np.asarray(value) for name, value in self._learner.snapshot().params.items()}
-            about = {"policy": self._plan.policy.to_json(), "version": self._learner.version}
+    def _save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> str:
+        """These weights; their fingerprint."""
+        with self.meter.span("save"):
+            params = {name: np.asarray(value) for name, value in snapshot.params.items()}
+            about = {"policy": self._plan.policy.to_json(), "version": snapshot.version}
             checkpoint.save(self._plan.path / "checkpoints", step, params, about, tag="best" if best else None)
         return checkpoint.fingerprint(params)
 
     def _finish(self, ended: str, failure: BaseException | None) -> dict[str, Any]:
         """Save, settle the accounts and write down how it went."""
-        totals = self._meter.totals()
-        sha256 = self._save(totals["env_steps"])
-        rows = self._settled()
-        exit_code, stopped_by = 0, self._stop.signal
+        totals = self.meter.totals()
+        sha256 = self._save(totals["env_steps"], self._learner.snapshot())
+        rows, report = self._settled(), {} if self._collector is None else self._collector.report()
+        exit_code, stopped_by = DEGRADED if report.get("workers_lost") else 0, self._stop.signal
         if failure is not None:
             exit_code = failure.exit_code if isinstance(failure, FreewheelError) else 1
         elif stopped_by is not None:
@@ -300,12 +242,15 @@ class _Trainer:
             **totals,
             "final_eval": None if self._final is None else self._final.mean,
             **dataclasses.asdict(rows),
-            "shares": self._meter.shares(),
+            "shares": self.meter.shares(),
             "worker_restarts": 0,
+            **report,
             "weights_sha256": sha256,
             "path": str(self._plan.path),
         }
         _write_json(self._plan.path / "summary.json", summary)
+        if self._collector is not None:
+            self._tell(*self._collector.news())
         for sink in self._sinks:
             sink.close(summary)
         return summary
@@ -318,23 +263,6 @@ class _Trainer:
         unused = rows.queued + rows.open
         dropped = {**rows.dropped, "shutdown": unused} if unused else rows.dropped
         return replace(rows, queued=0, open=0, dropped=dropped)
-
-
-def _run_path(config: Config) -> Path:
-    """Where the run will live; refused if it exists or could not be written."""
-    folder = Path(config.run.runs_dir)
-    parent = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise SetupError(
-            f"cannot write runs under {folder}: {parent} is not a writable directory; choose another --runs-dir"
-        )
-    if config.run.run:
-        if (folder / config.run.run).exists():
-            raise SetupError(f"run '{config.run.run}' exists in {folder}; choose another --run or remove it")
-        return folder / config.run.run
-    base = re.sub(r"[^\w.-]+", "_", f"{config.env.id}-{config.algo}-{config.mode}")
-    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
-    return next(folder / name for name in names if not (folder / name).exists())
 
 
 def _create(path: Path) -> None:
@@ -354,18 +282,6 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     os.replace(part, path)
 
 
-def _device(wanted: str) -> str:
-    if wanted == "cpu":
-        return "cpu"
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    if wanted == "cuda":
-        raise SetupError("--device cuda: torch sees no GPU here; use --device cpu")
-    return "cpu"
-
-
 @contextmanager
 def _torch_threads(count: int) -> Iterator[None]:
     import torch
@@ -376,3 +292,19 @@ def _torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _standing_back(planned: Plan) -> Iterator[None]:
+    """The learner yields to workers that share its cores; taken back at the end, where the system lets us."""
+    if not isinstance(planned.config.collector, StaffConfig) or planned.workers < usable_cores():
+        yield
+        return
+    thread = threading.get_native_id()
+    before = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, before + NICE))
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, thread, before)

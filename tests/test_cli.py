@@ -76,7 +76,7 @@ USAGE = [
     (["train", "A-v0", "B-v0"], "one environment at a time, not A-v0 B-v0"),
     (
         ["train", "CartPole-v1", "--mode", "asynchronous"],
-        "unknown mode 'asynchronous'; choose from lockstep, sequential",
+        "unknown mode 'asynchronous'; choose from batch, continuous, episodes, lockstep, sequential",
     ),
     (["train", "CartPole-v1", "--algo", "pp"], "unknown algo 'pp'; did you mean 'ppo'?"),
     (["train", "CartPole-v1", "--preset", "pendullum"], "unknown preset 'pendullum'; did you mean 'pendulum'?"),

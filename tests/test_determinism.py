@@ -48,6 +48,15 @@ def test_other_seeds_and_other_lanes_give_other_weights(tmp_path: Path, world: d
     assert len({weights(tmp_path, world, mode="sequential", **change) for change in changes}) == 3
 
 
+@pytest.mark.parametrize("world", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_batch_is_repeatable(tmp_path: Path, world: dict[str, Any]) -> None:
+    """Whoever is faster, in how many fragments it travels, and beside evaluations in a process of their own."""
+    changes: list[dict[str, Any]] = [{}, {"collection_batch_size": 7}, {"evals": 2, "eval_episodes": 2}]
+    found = [weights(tmp_path, world, mode="batch", workers=3, **change) for change in changes]
+    assert len(set(found)) == 1
+    assert found[0] != weights(tmp_path, world, mode="batch", workers=1), "other dice"
+
+
 def test_evaluations_and_logs_do_not_disturb_training(tmp_path: Path) -> None:
     plain = weights(tmp_path, DISCRETE)
     assert plain == weights(tmp_path, DISCRETE, evals=3, eval_episodes=5, log_every=1e-9)
@@ -60,6 +69,7 @@ sys.path.insert(0, sys.argv[1])
 from test_determinism import CONTINUOUS, DISCRETE, PLACES, weights
 found = {f"{name} {place}": weights(Path(sys.argv[2]), world, **PLACES[place])
          for name, world in (("discrete", DISCRETE), ("continuous", CONTINUOUS)) for place in PLACES}
+found["batch"] = weights(Path(sys.argv[2]), DISCRETE, mode="batch", workers=3)
 print(json.dumps(found))
 """
 
@@ -81,6 +91,6 @@ def test_another_process_with_other_hashes_gives_the_same_weights(tmp_path: Path
 
     one, other = found("1"), found("2")
     assert one == other
-    assert len(one) == 6
-    assert len(set(one.values())) == 2
+    assert len(one) == 7
+    assert len(set(one.values())) == 3
     assert one["discrete inline"] == weights(tmp_path, DISCRETE)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import freewheel
-from freewheel import checkpoint, cli, run
+from freewheel import checkpoint, cli
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.core import Chunk, Rows, Snapshot
 from freewheel.envs.gym import GymConfig
@@ -28,10 +28,11 @@ from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
+from freewheel.rollout.job import Job
 from freewheel.rollout.recipe import Recipe
-from freewheel.run import Interrupted
 from freewheel.saved import open_run
 from freewheel.seeding import tree
+from freewheel.stopping import Interrupted, Interruptible, Stop
 
 ROOT = Path(freewheel.__file__).parents[1]
 SEED = 9
@@ -356,10 +357,10 @@ def test_a_signal_loses_no_row_wherever_it_strikes() -> None:
     snapshot = Snapshot(0, FlatParams(full_layout(policy)).views)
 
     def strike(line: int) -> tuple[bool, int, Rows]:
-        stop = run._Stop()
-        env = run._Interruptible(world.make(range(2)), stop)
-        recipe = Recipe(lambda lanes, processes=False: env, make_actor(policy), 0)
-        collector, learner = SequentialConfig(2).build(recipe, 2), Counting(snapshot)
+        stop = Stop()
+        env = Interruptible(world.make(range(2)), stop)
+        recipe = Recipe(lambda lanes, processes=False, tolerant=False: env, make_actor(policy), 0)
+        collector, learner = SequentialConfig(2).build(recipe, Job(env.spec, 2)), Counting(snapshot)
         with (
             stop.listening(),
             interrupted_at(line, ["rollout/cpu.py", "rollout/turns.py", "freewheel/loop.py"]) as seen,

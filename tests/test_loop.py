@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -52,8 +52,9 @@ class Source:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None: ...
 
-    def publish(self, snapshot: Snapshot) -> None:
+    def publish(self, snapshot: Snapshot, done: int) -> None:
         self.tape.note("publish", snapshot.version)
+        self.done = done
 
     def collect(self, wait: bool) -> Sequence[Chunk]:
         self.tape.note("collect", "waiting" if wait else "glancing")
@@ -66,6 +67,12 @@ class Source:
         return Rows()
 
     def stats(self) -> Mapping[str, float | None]:
+        return {}
+
+    def news(self) -> Sequence[str]:
+        return ()
+
+    def report(self) -> Mapping[str, Any]:
         return {}
 
 
@@ -98,7 +105,7 @@ class Pupil:
         return Snapshot(self.version, {})
 
     def rows(self) -> Rows:
-        return Rows()
+        return Rows(trained=self.needed * self.version, queued=self.held, dropped={"stale": self.version})
 
     def state_dict(self) -> dict[str, Array]:
         return {}
@@ -124,6 +131,12 @@ def test_it_collects_until_the_learner_is_ready_then_updates_and_publishes(tape:
         ["collect waiting", "observe 5"],
         ["collect waiting", "observe 5", "update 1", "publish 2"],
     ]
+
+
+def test_the_collector_is_told_what_the_learner_is_through_with(tape: Tape) -> None:
+    source = Source(tape, 10)
+    seen = [source.done for _ in itertools.islice(loop(source, Pupil(tape, needed=10), tape.meter), 3)]
+    assert seen == [11, 22, 33]  # ten trained and one dropped an update
 
 
 def test_a_tick_says_what_its_turn_did(tape: Tape) -> None:

@@ -307,6 +307,7 @@ def test_totals(meter: Meter, clock: Clock) -> None:
         "return_mean": 1.5,
         "lag_max": 3.0,
         "best_eval": None,
+        "episodes_trained": {"count": 2, "length_mean": 7.5, "seconds_mean": 0.0},
     }
 
 

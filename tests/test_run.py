@@ -23,6 +23,7 @@ from freewheel import checkpoint, run
 from freewheel.config import from_file, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME, NDArray
 from freewheel.evaluate import Score
+from freewheel.plan import plan
 from freewheel.run import Result
 from freewheel.testing import Counter
 
@@ -32,7 +33,7 @@ ALWAYS = set(
 )
 SUMMARY = set(
     """run ended exit_code error wall_s env_steps episodes updates steps_per_s episodes_per_s updates_per_s return_mean lag_max
-    best_eval final_eval produced trained queued open dropped shares worker_restarts weights_sha256 path""".split()  # noqa: SIM905
+    best_eval episodes_trained final_eval produced trained queued open dropped shares worker_restarts weights_sha256 path""".split()  # noqa: SIM905
 )
 IDENTITY = "freewheel.testing:Identity"  # episodes of 16 steps, at most 1 a step
 
@@ -329,7 +330,7 @@ def test_a_plan_tells_what_would_happen(tmp_path: Path) -> None:
         "runs_dir": tmp_path,
         "run": "x",
     }
-    planned = run.plan(from_options(IDENTITY, {**options, "policy.hidden": [3, 4]}))
+    planned = plan(from_options(IDENTITY, {**options, "policy.hidden": [3, 4]}))
     assert planned.lines() == [
         "world    freewheel.testing:Identity: 4 observation columns (obs), 4 actions to choose from",
         "policy   MLP 3 - 4 tanh, categorical head",

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from freewheel.core import Collector, Env
+from freewheel.errors import UsageError
 from freewheel.rollout.cpu import Runner
+from freewheel.rollout.job import Job
 from freewheel.rollout.probe import StepCost, step_cost, usable_cores
 from freewheel.rollout.recipe import MakeEnv, Recipe
-from freewheel.rollout.turns import Turns
+from freewheel.rollout.turns import InTurn, Turns
 
 #: Seconds a lane-step that a barrier over processes costs beyond the steps themselves (0.2 for sleeping worlds to 0.6 ms for
 #: burning ones, 8 lanes on 2 cores).
@@ -18,7 +20,7 @@ BARRIER = 450e-6
 
 
 @dataclass(frozen=True)
-class LockstepConfig:
+class LockstepConfig(InTurn):
     """N envs, a barrier every step."""
 
     num_envs: int = 8
@@ -26,9 +28,13 @@ class LockstepConfig:
     placement: Literal["auto", "inline", "processes"] = "auto"
     """Where lanes live: in this process, in one process each, or (auto) whichever their measured step time suggests."""
 
-    def build(self, recipe: Recipe, steps: int) -> Collector:
+    def build(self, recipe: Recipe, job: Job) -> Collector:
         lanes = range(self.num_envs)
-        return Turns(Runner(recipe, lanes, env=self.place(recipe.make, lanes)), steps)
+        return Turns(Runner(recipe, lanes, env=self.place(recipe.make, lanes)), job.steps)
+
+    def __post_init__(self) -> None:
+        if self.num_envs < 1:
+            raise UsageError(f"--num-envs must be positive, not {self.num_envs}")
 
     def place(self, make: MakeEnv, lanes: range) -> Env:
         """These lanes where they run best."""

@@ -62,6 +62,24 @@ class Held:
         self.rows -= rows
         return join(taken)
 
+    @property
+    def chunks(self) -> int:
+        return len(self._chunks)
+
+    def seal_chunks(self, count: int) -> Sealed:
+        """Take this many whole chunks."""
+        self._chunks.sort(key=lambda chunk: chunk.version)
+        return self.seal(sum(chunk.rows for chunk in self._chunks[:count]))
+
+    def expire(self, oldest: int) -> int:
+        """Give up what was chosen by a version older than this; how many rows that is."""
+        if all(chunk.version >= oldest for chunk in self._chunks):
+            return 0
+        before = self.rows
+        self._chunks = [chunk for chunk in self._chunks if chunk.version >= oldest]
+        self.rows = sum(chunk.rows for chunk in self._chunks)
+        return before - self.rows
+
 
 def cut(chunk: Chunk, rows: int) -> tuple[Chunk, Chunk]:
     """Its first `rows` valid rows in order of time, and the rest. The step that the cut goes through is in both, each

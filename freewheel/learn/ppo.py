@@ -33,13 +33,15 @@ class PPO:
         self._objective = _choose_objective(config, self.net, task.device)
         self._adam = Adam(self.net.vector, self.net.grad)
         self._held = Held()
-        self._trained = self._skipped = 0
+        self._trained = self._skipped = self._stale = 0
         self._in_use = 0  # rows of an update that is under way, or was cut short
         self._moments = Moments(task.policy.obs_size) if task.policy.normalised else None
         self._scale = ReturnScale(task.lanes, config.gamma) if config.reward_scale == "returns" else None
 
     @property
     def ready(self) -> bool:
+        if self._task.episodes is not None:
+            return self._held.chunks >= self._task.episodes
         return self._held.rows >= self._task.rows
 
     @property
@@ -47,6 +49,9 @@ class PPO:
         return not self.ready
 
     def observe(self, chunk: Chunk) -> None:
+        if self._task.max_lag is not None and chunk.version < self.version - self._task.max_lag:
+            self._stale += chunk.rows
+            return
         self._held.add(chunk)
         if self._moments is not None:
             self._moments.add(chunk.data.obs[chunk.data.valid])
@@ -56,21 +61,26 @@ class PPO:
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is seen in the gradient, not told by a warning
     def update(self) -> Metrics:
         """All epochs over exactly S rows; if a number stops being finite, as if it had never been."""
-        sealed, self._in_use = self._held.seal(self._task.rows), self._task.rows
+        before = self._held.rows
+        episodes = self._task.episodes
+        sealed = self._held.seal(self._task.rows) if episodes is None else self._held.seal_chunks(episodes)
+        self._in_use = rows = before - self._held.rows
         batch, about = self._prepare(sealed)
-        before = self._adam.remember()
+        weights = self._adam.remember()
         losses = self._improve(batch)
         if losses is None:
-            self._adam.recall(*before)
-            self._skipped += self._task.rows
+            self._adam.recall(*weights)
+            self._skipped += rows
         else:
-            self._trained += self._task.rows
+            self._trained += rows
             about |= losses
         about["loss/skipped"] = float(losses is None)
         self._in_use = 0
         self.net.pull()
         self._renew_statistics()
         self.version += 1
+        if self._task.max_lag is not None:
+            self._stale += self._held.expire(self.version - self._task.max_lag)
         return about
 
     def snapshot(self) -> Snapshot:
@@ -78,7 +88,7 @@ class PPO:
         return Snapshot(self.version, FlatParams(layout, self.net.params.vector.copy()).views)
 
     def rows(self) -> Rows:
-        dropped = {"nan": self._skipped} if self._skipped else {}
+        dropped = {cause: rows for cause, rows in (("stale", self._stale), ("nan", self._skipped)) if rows}
         return Rows(trained=self._trained, queued=self._held.rows + self._in_use, dropped=dropped)
 
     def state_dict(self) -> dict[str, Array]:
@@ -87,7 +97,7 @@ class PPO:
             "params": self.net.params.vector.copy(),
             "adam.mean": mean.cpu().numpy(),
             "adam.square": square.cpu().numpy(),
-            "counts": np.array([self.version, self._trained, self._skipped, steps], np.int64),
+            "counts": np.array([self.version, self._trained, self._skipped, steps, self._stale], np.int64),
             "rng": generator_state(self._rng),
         }
         if self._moments is not None:
@@ -98,7 +108,7 @@ class PPO:
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         arrays = {name: np.array(value) for name, value in state.items()}
-        self.version, self._trained, self._skipped, steps = (int(count) for count in arrays["counts"])
+        self.version, self._trained, self._skipped, steps, self._stale = (int(count) for count in arrays["counts"])
         self.net.params.vector[...] = arrays["params"]
         self.net.push()
         mean, square = (torch.from_numpy(arrays[f"adam.{name}"]) for name in ("mean", "square"))

@@ -24,6 +24,8 @@ class Assignment:
     seed: int
     total_steps: int | None  # rows of the whole run, where the budget is in steps
     device: str = "cpu"
+    max_lag: int | None = None  # rows older than this are never learned from
+    episodes: int | None = None  # learn from this many chunks, each a whole episode, instead of from S rows
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from freewheel.core import Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.policies.build import make_actor
-from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
+from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, actor_layout, full_layout, initialise
+from freewheel.rollout.job import Job, Limits
 from freewheel.rollout.recipe import Recipe
 from freewheel.seeding import generator
 
@@ -26,6 +28,18 @@ def policy() -> PolicySpec:
 @pytest.fixture
 def recipe(policy: PolicySpec) -> Recipe:
     return Recipe(WORLD.make, make_actor(policy), seed=3)
+
+
+@pytest.fixture
+def job(policy: PolicySpec) -> Callable[..., Job]:
+    """So many steps of each of so many lanes an update."""
+
+    def work(steps: int, lanes: int = 1, limits: Limits | None = None) -> Job:
+        env = WORLD.make(range(1))
+        env.close()
+        return Job(replace(env.spec, lanes=lanes), steps, actor_layout(policy), limits or Limits())
+
+    return work
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from freewheel.conformance import check_collector
 from freewheel.core import Chunk, Env, Snapshot
 from freewheel.envs.gym import GymConfig, GymLoop
 from freewheel.errors import EnvError
+from freewheel.rollout.job import Job
 from freewheel.rollout.probe import StepCost
 from freewheel.rollout.recipe import Recipe
 from freewheel.testing import Counter, Crawls, Raises
@@ -24,17 +25,22 @@ from freewheel.testing import Counter, Crawls, Raises
 
 @pytest.mark.parametrize("placement", ["inline", "processes"])
 def test_it_keeps_the_promises_of_a_collector(
-    recipe: Recipe, snapshot: Callable[[int], Snapshot], placement: Literal["inline", "processes"]
+    recipe: Recipe,
+    snapshot: Callable[[int], Snapshot],
+    job: Callable[[int], Job],
+    placement: Literal["inline", "processes"],
 ) -> None:
-    check_collector(lambda: LockstepConfig(3, placement).build(recipe, steps=7), snapshot)
+    check_collector(lambda: LockstepConfig(3, placement).build(recipe, job(7)), snapshot)
 
 
-def test_it_collects_what_sequential_collects(recipe: Recipe, snapshot: Callable[[int], Snapshot]) -> None:
+def test_it_collects_what_sequential_collects(
+    recipe: Recipe, snapshot: Callable[[int], Snapshot], job: Callable[[int], Job]
+) -> None:
     def collected(config: SequentialConfig | LockstepConfig) -> list[Chunk[Any]]:
-        with config.build(recipe, steps=6) as collector:
+        with config.build(recipe, job(6)) as collector:
             chunks: list[Chunk[Any]] = []
             for version in range(3):
-                collector.publish(snapshot(version))
+                collector.publish(snapshot(version), 0)
                 chunks += collector.collect(wait=True)
             return chunks
 
@@ -55,7 +61,7 @@ class Asked:
         self.calls: list[tuple[int, bool]] = []
         self.open = 0
 
-    def __call__(self, lanes: range, *, processes: bool = False) -> Env:
+    def __call__(self, lanes: range, *, processes: bool = False, tolerant: bool = False) -> Env:
         self.calls.append((len(lanes), processes))
         env = self.config.make(lanes)  # never in processes: who asked is all that matters here
         assert isinstance(env, GymLoop)

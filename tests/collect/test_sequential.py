@@ -11,33 +11,36 @@ from freewheel.collect.sequential import SequentialConfig
 from freewheel.conformance import check_collector
 from freewheel.core import Env, Snapshot
 from freewheel.envs.gym import GymLoop
+from freewheel.rollout.job import Job
 from freewheel.rollout.recipe import Recipe
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_it_keeps_the_promises_of_a_collector(
-    recipe: Recipe, snapshot: Callable[[int], Snapshot], num_envs: int
+    recipe: Recipe, snapshot: Callable[[int], Snapshot], job: Callable[[int], Job], num_envs: int
 ) -> None:
-    check_collector(lambda: SequentialConfig(num_envs).build(recipe, steps=7), snapshot)
+    check_collector(lambda: SequentialConfig(num_envs).build(recipe, job(7)), snapshot)
 
 
-def test_a_chunk_holds_these_steps_of_all_lanes(recipe: Recipe, snapshot: Callable[[int], Snapshot]) -> None:
-    with SequentialConfig(3).build(recipe, steps=7) as collector:
-        collector.publish(snapshot(0))
+def test_a_chunk_holds_these_steps_of_all_lanes(
+    recipe: Recipe, snapshot: Callable[[int], Snapshot], job: Callable[[int], Job]
+) -> None:
+    with SequentialConfig(3).build(recipe, job(7)) as collector:
+        collector.publish(snapshot(0), 0)
         (chunk,) = collector.collect(wait=True)
     assert chunk.data.obs.shape == (7, 3, 5)
     assert (chunk.rows, chunk.origin.lane0) == (21, 0)
     assert [(episode.lane, episode.length) for episode in chunk.episodes] == [(0, 5), (1, 5), (2, 5)]
 
 
-def test_lanes_stay_in_this_process(recipe: Recipe) -> None:
+def test_lanes_stay_in_this_process(recipe: Recipe, job: Callable[[int], Job]) -> None:
     asked: list[tuple[range, bool]] = []
 
-    def make(lanes: range, *, processes: bool = False) -> Env:
+    def make(lanes: range, *, processes: bool = False, tolerant: bool = False) -> Env:
         asked.append((lanes, processes))
         return recipe.make(lanes)
 
-    with SequentialConfig(num_envs=3).build(replace(recipe, make=make), steps=1):
+    with SequentialConfig(num_envs=3).build(replace(recipe, make=make), job(1)):
         pass
     assert isinstance(SequentialConfig().place(make, range(2)), GymLoop)
     assert asked == [(range(3), False), (range(2), False)]

@@ -213,3 +213,26 @@ def test_workers_of_different_widths_stand_side_by_side(sign: Sign) -> None:
     batch = join(parts)
     assert columns(batch) == [[0, 20, -1], [1, 21, -1], [10, 11, 12]]
     check_fields(batch.data)
+
+
+# ---------------------------------------------------------------------------------------------------------- age and episodes
+
+
+def test_what_is_too_old_is_given_up_and_counted(sign: Sign) -> None:
+    held = Held()
+    for version, first in ((3, 0), (1, 10), (2, 20)):
+        held.add(sign(numbered(first, 2, 2), version=version))
+    assert held.expire(1) == 0
+    assert held.expire(2) == 4
+    assert held.rows == 8
+    assert sorted(check_fields(held.seal(8).data)) == [0, 1, 2, 3, 20, 21, 22, 23]
+
+
+def test_whole_chunks_are_sealed_oldest_version_first(sign: Sign) -> None:
+    held = Held()
+    for sequence, (version, steps) in enumerate([(2, 3), (1, 5), (1, 2)]):
+        held.add(sign(numbered(100 * sequence, steps, 1), version=version, worker=sequence))
+    assert held.chunks == 3
+    sealed = held.seal_chunks(2)
+    assert columns(sealed) == [[100, 101, 102, 103, 104], [200, 201, -1, -1, -1]]
+    assert (held.chunks, held.rows) == (1, 3)

@@ -28,10 +28,10 @@ ROWS = 24
 
 
 def learner_for(
-    spec: PolicySpec = SPEC, config: PPOConfig | None = None, *, seed: int = 0, total: int | None = None
+    spec: PolicySpec = SPEC, config: PPOConfig | None = None, *, seed: int = 0, total: int | None = None, **task: int
 ) -> PPO:
     config = config or PPOConfig(lr=1e-2, epochs=2, minibatch=8)
-    return PPO(config, Assignment(spec, rows=ROWS, lanes=3, seed=seed, total_steps=total))
+    return PPO(config, Assignment(spec, rows=ROWS, lanes=3, seed=seed, total_steps=total, **task))
 
 
 def weights_and_adam(learner: PPO) -> dict[str, NDArray]:
@@ -127,6 +127,51 @@ def test_it_is_hungry_until_it_is_ready(play: Play, sign: Sign) -> None:
     assert learner.rows() == Rows(queued=ROWS)
     learner.update()
     assert (learner.ready, learner.hungry) == (False, True)
+
+
+def test_nothing_older_than_the_lag_is_ever_learned_from(play: Play, sign: Sign) -> None:
+    """Neither what comes too late, nor what was held too long: both are on the books as stale."""
+    learner = learner_for(config=PPOConfig(epochs=1), max_lag=1)
+    data = play(SPEC, learner.snapshot(), (10, 3), 0)
+    learner.observe(sign(data, version=0))  # six rows more than the update takes
+    learner.update()
+    assert learner.rows() == Rows(trained=ROWS, queued=6)
+    learner.observe(sign(data, slice(0, 7), version=1, sequence=1))
+    assert learner.update()["lag_max"] == 1
+    assert learner.rows() == Rows(trained=2 * ROWS, queued=3)
+    learner.observe(sign(data, slice(0, 8), version=0, sequence=2))
+    assert learner.rows() == Rows(trained=2 * ROWS, queued=3, dropped={"stale": 24})
+    learner.observe(sign(data, slice(0, 9), version=2, sequence=3))
+    assert learner.update()["lag_max"] == 1
+    learner.observe(sign(data, slice(0, 8), version=3, sequence=4))
+    learner.update()
+    assert learner.version == 4
+    assert learner.rows().queued == 6
+
+
+def test_held_rows_that_grow_too_old_are_dropped(play: Play, sign: Sign) -> None:
+    learner = learner_for(config=PPOConfig(epochs=1), max_lag=0)
+    data = play(SPEC, learner.snapshot(), (10, 3), 0)
+    learner.observe(sign(data, version=0))
+    learner.update()
+    assert learner.rows() == Rows(trained=ROWS, dropped={"stale": 6})
+    twin = learner_for(config=PPOConfig(epochs=1), max_lag=0)
+    twin.load_state_dict(learner.state_dict())
+    assert twin.rows() == learner.rows()
+
+
+def test_an_update_may_be_of_whole_chunks(play: Play, sign: Sign) -> None:
+    learner = learner_for(config=PPOConfig(epochs=1), episodes=2)
+    trained = 0
+    for sequence, steps in enumerate((3, 5, 2, 9)):
+        assert not learner.ready
+        learner.observe(sign(play(SPEC, learner.snapshot(), (steps, 1), sequence), sequence=sequence))
+        if sequence % 2:
+            assert learner.ready
+            learner.update()
+            trained = learner.rows().trained
+            assert learner.rows().queued == 0
+    assert trained == 19
 
 
 # ------------------------------------------------------------------------------------------------------------------ snapshots

@@ -1,0 +1,146 @@
+"""continuous: workers that act all the time on the newest weights they may use; the learner overlaps with them for ever."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from freewheel.core import Chunk, Collector, Rows, Snapshot
+from freewheel.errors import UsageError
+from freewheel.rollout.job import Job
+from freewheel.rollout.recipe import Recipe
+from freewheel.transport.credits import NOBODY, Credits
+from freewheel.transport.fleet import Fleet, Size
+from freewheel.transport.staff import StaffConfig
+
+LOOK = 0.1  # seconds between two looks at the workers while the learner waits
+SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for a while, whatever its steps take
+
+
+@dataclass(frozen=True)
+class ContinuousConfig(StaffConfig):
+    """Free-running workers; the learner trains on what they bring, at most max_lag versions old."""
+
+    collection_batch_size: int | None = None
+    """Steps of a fragment (default: half of --num-steps-per-env, at most 32)."""
+    max_queue_size: int | None = None
+    """Fragments that may wait for the learner, over all workers (default: what max_lag allows)."""
+    overflow: Literal["block", "drop-oldest"] = "block"
+    """When the queue is full: workers wait, or the oldest fragment is dropped and counted."""
+    max_lag: int = 2
+    """Updates that may lie between choosing an action and starting the update that learns from it: a hard bound."""
+    patience: float = 20.0
+    """Mean steps after which the learner no longer waits for a step; if it comes too late, its row is dropped and counted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("collection_batch_size", "max_queue_size"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        if self.max_lag < 0 or self.patience <= 0:
+            raise UsageError("--max-lag must not be negative and --patience must be positive")
+
+    def build(self, recipe: Recipe, job: Job) -> Collector:
+        return Continuous(recipe, job, self)
+
+    def size(self, job: Job) -> Size:
+        steps = self.collection_batch_size or max(1, min(32, job.steps // 2))
+        allowed = -(-(self.max_lag + 1) * job.steps // steps) + 1
+        slots = allowed if self.max_queue_size is None else max(2, self.max_queue_size // self.staff)
+        return Size(self.staff, slots, steps, self.overflow == "drop-oldest")
+
+
+class Continuous:
+    """Implements core.Collector."""
+
+    def __init__(self, recipe: Recipe, job: Job, config: ContinuousConfig) -> None:
+        size = config.size(job)
+        self._credits = Credits(size.workers, job.spec.lanes // size.workers, size.steps)
+        self.fleet = Fleet(recipe, job, self._credits, size)
+        self._patience, self._max_lag = config.patience, config.max_lag
+        self._allowance = (config.max_lag + 1) * job.rows
+        self._done = self._granted = 0  # rows that the learner is through with; the limit of credits
+        self._version = NOBODY
+        self._expired: set[int] = set()  # workers whose open fragment is not waited for: the rest of it is dropped
+
+    def __enter__(self) -> Self:
+        self.fleet.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.fleet.__exit__(kind, error, tb)
+
+    def publish(self, snapshot: Snapshot, done: int) -> None:
+        self.fleet.post(snapshot)
+        self._version, self._done = snapshot.version, done
+        self._granted = self._limit()
+        self._credits.post(snapshot.version, self._granted)
+
+    def collect(self, wait: bool) -> Sequence[Chunk]:
+        """Waiting ends with a chunk, or when `oldest` has moved: a step that takes too long is no longer waited for."""
+        chunks, oldest = self._take(), self.oldest()
+        while wait and not chunks and self.oldest() == oldest:
+            patience = self._patience_s()
+            self.fleet.wait(min(LOOK, patience / 4))
+            chunks = self._take() or [chunk for worker in self._late(patience) for chunk in self._expire(worker)]
+        return chunks
+
+    def oldest(self) -> int | None:
+        announced = self._credits.announced()  # before the queue: rows are queued before an announcement is cleared
+        versions = [*announced[announced != NOBODY].tolist(), *self.fleet.reader.queued_versions()]
+        return min(versions, default=None)
+
+    def rows(self) -> Rows:
+        return self.fleet.rows()
+
+    def stats(self) -> Mapping[str, float | None]:
+        return self.fleet.stats()
+
+    def news(self) -> Sequence[str]:
+        return self.fleet.news()
+
+    def report(self) -> Mapping[str, Any]:
+        return self.fleet.report()
+
+    def _limit(self) -> int:
+        return self._allowance + self._done + self.fleet.done
+
+    def _take(self) -> list[Chunk]:
+        chunks = []
+        for fragment in self.fleet.take():
+            if fragment.worker in self._expired:
+                self._expired.remove(fragment.worker)
+                self.fleet.drop(fragment, "stale")
+            elif (chunk := self.fleet.sign(fragment)) is not None:
+                chunks.append(chunk)
+        if self._limit() > self._granted:
+            self._granted = self._limit()
+            self._credits.allow(self._granted)
+        return chunks
+
+    def _patience_s(self) -> float:
+        mean = self.fleet.stragglers.mean_step()
+        return max(SHORTEST_PATIENCE, self._patience * mean) if mean else math.inf
+
+    def _late(self, patience: float) -> list[int]:
+        """Workers that keep the next update from being sealed, by a step that has used up its patience."""
+        announced = self._credits.announced()
+        blocking = (announced != NOBODY) & (announced <= self._version - self._max_lag)
+        return np.flatnonzero(blocking & (self.fleet.pulse.age() > patience)).tolist()
+
+    def _expire(self, worker: int) -> Iterator[Chunk]:
+        """The finished rows of a worker's open fragment; what else comes of it will be dropped."""
+        version = int(self._credits.memory["announced"][worker])
+        fragment = self.fleet.reader.take_open(worker)
+        if fragment is None:  # it has just been closed
+            return
+        produced = self.fleet.reader.account(worker).produced
+        if self._credits.revoke(worker, version, produced):
+            self._expired.add(worker)
+        if (chunk := self.fleet.sign(self.fleet.book(fragment))) is not None:
+            yield chunk

@@ -1,0 +1,183 @@
+"""episodes: whole episodes from a pool that is kept busy, taken in the order in which they end; one version each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from freewheel.core import Chunk, Collector, Rows, Snapshot, Transitions
+from freewheel.errors import UsageError
+from freewheel.rollout.job import Job
+from freewheel.rollout.recipe import Recipe
+from freewheel.transport.channel import COLUMNS, Fragment
+from freewheel.transport.fleet import Fleet, Size
+from freewheel.transport.staff import Auto, StaffConfig
+from freewheel.transport.tickets import NOBODY, Draw, Tickets
+
+LOOK = 0.1  # seconds between two looks at the workers while the learner waits
+SLOTS = 4  # fragments of a worker that may wait; an episode is put together on this side
+AHEAD = 2  # updates' worth of episodes begun ahead of the learner, where no lag was asked for
+SHORTEST_PATIENCE = 0.05  # seconds
+
+
+@dataclass(frozen=True)
+class EpisodesConfig(StaffConfig):
+    """Workers play whole episodes on their own; the learner takes them as they end."""
+
+    envs_per_worker: int | Auto = 1
+    """A worker plays one episode at a time."""
+    episodes_per_update: int | None = None
+    """Learn from this many whole episodes at a time (default: from --num-steps-per-env × envs rows)."""
+    wave: bool = False
+    """Begin as many episodes as there are envs and wait for all of them: the barrier that this mode does without."""
+    collection_batch_size: int = 128
+    """Steps of an episode that travel together."""
+    max_lag: int | None = None
+    """Hold the lag of every row below this, at the price of waiting for long episodes (default: it is corrected, not bounded)."""
+    patience: float = 20.0
+    """With --max-lag: mean steps that one step may take before its episode is no longer waited for; then it is dropped."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("episodes_per_update", "collection_batch_size"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        if (self.max_lag or 0) < 0 or self.patience <= 0:
+            raise UsageError("--max-lag must not be negative and --patience must be positive")
+        if self.envs_per_worker != 1:
+            raise UsageError("in mode episodes every worker plays one episode at a time; leave out --envs-per-worker")
+
+    def build(self, recipe: Recipe, job: Job) -> Collector:
+        return Episodes(recipe, job, self)
+
+
+class Episodes:
+    """Implements core.Collector."""
+
+    def __init__(self, recipe: Recipe, job: Job, config: EpisodesConfig) -> None:
+        self._draw = Draw(recipe.seed, job.spec.lanes)
+        steps, in_episodes = config.collection_batch_size, config.episodes_per_update is not None
+        self._tickets = Tickets(config.staff, steps, self._draw, in_episodes=in_episodes)
+        self.fleet = Fleet(recipe, job, self._tickets, Size(config.staff, SLOTS, steps))
+        self._config, self._job = config, job
+        self._parts: list[list[Fragment]] = [[] for _ in range(config.staff)]  # of the episode each worker plays
+        self._expired: set[int] = set()  # workers whose episode is not waited for
+        self._version, self._done, self._granted = NOBODY, 0, 0
+        self._finished = self._finished_rows = self._cut = 0  # episodes delivered, their rows, episodes dropped
+        self._wave = (config.episodes_per_update or config.staff) if config.wave else 0
+        if self._wave:
+            self._tickets.release(self._wave)
+
+    def __enter__(self) -> Self:
+        self.fleet.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.fleet.__exit__(kind, error, tb)
+
+    def publish(self, snapshot: Snapshot, done: int) -> None:
+        self.fleet.post(snapshot)
+        self._version, self._done = snapshot.version, done
+        self._granted = self._limit()
+        length = self._finished_rows // self._finished if self._finished else 1
+        self._tickets.post(snapshot.version, self._granted, 1 if self._config.episodes_per_update else max(1, length))
+
+    def collect(self, wait: bool) -> Sequence[Chunk]:
+        """Waiting ends with an episode, or when `oldest` has moved: one that takes too long is no longer waited for."""
+        chunks, oldest = self._take(), self.oldest()
+        while wait and not chunks and (self._config.max_lag is None or self.oldest() == oldest):
+            if self._wave and self._tickets.wave_is_over():
+                self._tickets.release(int(self._tickets.memory["wave"][0]) + self._wave)
+            patience = self._patience_s()
+            self.fleet.wait(min(LOOK, patience / 4))
+            chunks = self._take()
+            self._expire(patience)
+        return chunks
+
+    def oldest(self) -> int | None:
+        announced = self._tickets.announced()  # before the queue: rows are queued before an announcement is cleared
+        versions = [*announced[announced != NOBODY].tolist(), *self.fleet.reader.queued_versions()]
+        return min(versions, default=None)
+
+    def rows(self) -> Rows:
+        rows = self.fleet.rows()
+        held = sum(fragment.rows for parts in self._parts for fragment in parts)
+        return replace(rows, queued=rows.queued + held)
+
+    def stats(self) -> Mapping[str, float | None]:
+        return self.fleet.stats()
+
+    def news(self) -> Sequence[str]:
+        return self.fleet.news()
+
+    def report(self) -> Mapping[str, Any]:
+        return self.fleet.report()
+
+    def _limit(self) -> int:
+        ahead = (AHEAD if self._config.max_lag is None else self._config.max_lag) + 1
+        if self._config.episodes_per_update:
+            return (ahead + max(self._version, 0)) * self._config.episodes_per_update + self._cut
+        return ahead * self._job.rows + self._done + self.fleet.done
+
+    def _take(self) -> list[Chunk]:
+        chunks = [chunk for fragment in self.fleet.take() for chunk in self._put(fragment)]
+        if self._limit() > self._granted >= 0 and self._version != NOBODY:
+            self._granted = self._limit()
+            self._tickets.allow(self._granted)
+        return chunks
+
+    def _put(self, fragment: Fragment) -> Iterator[Chunk]:
+        """Add a fragment to its episode; the episode, when that was its end."""
+        parts = self._parts[fragment.worker]
+        if parts and parts[0].incarnation != fragment.incarnation:
+            self._drop(fragment.worker, "worker_death")
+        parts.append(fragment)
+        if fragment.lost:
+            self._cut += 1
+            self._drop(fragment.worker, next(iter(fragment.lost)))
+        elif fragment.episodes:
+            if fragment.worker in self._expired:
+                self._cut += 1
+                self._drop(fragment.worker, "stale")
+                return
+            whole = self._whole(parts)
+            parts.clear()
+            self._finished, self._finished_rows = self._finished + 1, self._finished_rows + whole.rows
+            if (chunk := self.fleet.sign(whole)) is not None:
+                yield chunk
+
+    def _whole(self, parts: Sequence[Fragment]) -> Fragment:
+        lane, number = self._draw.episode(parts[-1].episodes[0].number)
+        data = parts[0].data if len(parts) == 1 else Transitions(
+            *(np.concatenate([getattr(part.data, name) for part in parts]) for name in COLUMNS)
+        )  # fmt: skip
+        return parts[0]._replace(
+            data=data,
+            episodes=(replace(parts[-1].episodes[0], lane=lane, number=number),),
+            rows=sum(part.rows for part in parts),
+            time=np.sum([part.time for part in parts], axis=0),
+        )
+
+    def _drop(self, worker: int, cause: str) -> None:
+        for part in self._parts[worker]:
+            self.fleet.drop(part, cause)
+        self._parts[worker].clear()
+        self._expired.discard(worker)
+
+    def _patience_s(self) -> float:
+        mean = self.fleet.stragglers.mean_step()
+        return max(SHORTEST_PATIENCE, self._config.patience * mean) if mean else math.inf
+
+    def _expire(self, patience: float) -> None:
+        """Give up waiting for episodes that keep the next update from being sealed by a step that has used up its patience."""
+        if self._config.max_lag is None:
+            return
+        announced = self._tickets.announced()
+        blocking = (announced != NOBODY) & (announced <= self._version - self._config.max_lag)
+        late = np.flatnonzero(blocking & (self.fleet.pulse.age() > patience)).tolist()
+        self._expired.update(worker for worker in late if self._tickets.revoke(worker, int(announced[worker])))

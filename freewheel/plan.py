@@ -1,0 +1,149 @@
+"""Plan: what a Config means on this machine for this world, worked out before anything is started."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gymnasium
+
+from freewheel.config import Config
+from freewheel.core import EnvSpec, Snapshot
+from freewheel.envs.gym import GymConfig
+from freewheel.errors import SetupError
+from freewheel.learn.settings import Assignment
+from freewheel.policies.build import make_actor
+from freewheel.policies.spec import PolicySpec, actor_layout
+from freewheel.rollout.job import Job, Limits
+from freewheel.rollout.recipe import Recipe
+from freewheel.transport.staff import StaffConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a Config means on this machine for this world; nothing is started yet."""
+
+    config: Config
+    spec: EnvSpec
+    policy: PolicySpec
+    path: Path
+    device: str
+
+    @property
+    def rows(self) -> int:
+        """S: rows an on-policy update consumes."""
+        return self.config.run.num_steps_per_env * self.spec.lanes
+
+    @property
+    def assignment(self) -> Assignment:
+        return Assignment(
+            policy=self.policy,
+            rows=self.rows,
+            lanes=self.spec.lanes,
+            seed=self.config.run.seed,
+            total_steps=self.config.run.budget.steps,
+            device=self.device,
+            max_lag=self.max_lag,
+            episodes=getattr(self.config.collector, "episodes_per_update", None),
+        )
+
+    @property
+    def max_lag(self) -> int | None:
+        """The bound that the mode holds by a gate, if it does."""
+        return getattr(self.config.collector, "max_lag", None)
+
+    @property
+    def workers(self) -> int:
+        """Processes that act; the trainer itself where none do."""
+        return self.config.collector.staff if isinstance(self.config.collector, StaffConfig) else 1
+
+    def job(self, snapshot: Snapshot, waiting: Callable[[], None]) -> Job:
+        """What the collector has to do. An actor of ours loads its own part of a snapshot, a user's module all of it."""
+        needed = snapshot.params if self.policy.module else actor_layout(self.policy)
+        weights = {name: tuple(snapshot.params[name].shape) for name in needed}
+        modules = ("freewheel.envs.gym", "freewheel.policies.actor", *_modules(self.config.env))
+        return Job(self.spec, self.config.run.num_steps_per_env, weights, _limits(self.config.env), modules, waiting)
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.config.env.make, make_actor(self.policy), self.config.run.seed)
+
+    def lines(self) -> list[str]:
+        """The plan for a person."""
+        config, spec = self.config, self.spec
+        action = "actions to choose from" if spec.action.kind == "discrete" else "action columns"
+        world = f"{spec.obs_size} observation columns ({', '.join(part.name for part in spec.slices)})"
+        network = self.policy.module or f"MLP {' - '.join(map(str, self.policy.hidden))} {self.policy.activation}"
+        batch = f"{spec.lanes} envs x {config.run.num_steps_per_env} steps = {self.rows} rows an update"
+        if self.assignment.episodes is not None:
+            batch = f"{spec.lanes} envs, {self.assignment.episodes} episodes an update"
+        passes = f"{config.learner.epochs} epochs of minibatches of {min(config.learner.minibatch, self.rows)}"
+        budget = config.run.budget
+        limits = [f"{value:,} {name}" for name, value in vars(budget).items() if value is not None]
+        lines = [
+            f"world    {spec.name}: {world}, {spec.action.size} {action}",
+            f"policy   {network}, {self.policy.head} head",
+            f"collect  {config.mode}: {batch}",
+            f"learn    {config.algo} on {self.device}, {passes}",
+            f"budget   {' or '.join(limits)}",
+            f"run      {self.path}",
+        ]
+        if isinstance(config.collector, StaffConfig):
+            lines.insert(3, f"workers  {config.collector.plan_line()}")
+        if budget.steps and self.assignment.episodes is None:
+            lines.insert(-1, f"updates  {-(-budget.steps // self.rows):,}")
+        return lines
+
+
+def plan(config: Config) -> Plan:
+    """Look before starting: every mistake that can be known now is reported now."""
+    path = _run_path(config)
+    spec, cost = config.collector.survey(config.env.make, _limits(config.env))
+    config = replace(config, collector=config.collector.planned(cost))
+    spec = replace(spec, lanes=config.collector.lanes)
+    return Plan(config, spec, config.policy.resolve(spec), path, _device(config.run.device))
+
+
+def _limits(env: GymConfig) -> Limits:
+    return Limits(env.construct_timeout, env.reset_timeout, env.step_timeout)
+
+
+def _modules(env: GymConfig) -> tuple[str, ...]:
+    """Where the world's code lives, if that is known without loading it."""
+    registered = gymnasium.registry.get(env.id)
+    where = registered.entry_point if registered is not None else env.id if env.factory is None else None
+    module, colon, _ = where.rpartition(":") if isinstance(where, str) else ("", "", "")
+    return (module,) if colon else ()
+
+
+def _run_path(config: Config) -> Path:
+    """Where the run will live; refused if it exists or could not be written."""
+    folder = Path(config.run.runs_dir)
+    parent = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise SetupError(
+            f"cannot write runs under {folder}: {parent} is not a writable directory; choose another --runs-dir"
+        )
+    if config.run.run:
+        if (folder / config.run.run).exists():
+            raise SetupError(f"run '{config.run.run}' exists in {folder}; choose another --run or remove it")
+        return folder / config.run.run
+    base = re.sub(r"[^\w.-]+", "_", f"{config.env.id}-{config.algo}-{config.mode}")
+    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+    return next(folder / name for name in names if not (folder / name).exists())
+
+
+def _device(wanted: str) -> str:
+    if wanted == "cpu":
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if wanted == "cuda":
+        raise SetupError("--device cuda: torch sees no GPU here; use --device cpu")
+    return "cpu"

@@ -1,0 +1,109 @@
+"""episodes: whole ones, each by one version, each played once; waves as the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from freewheel.collect.episodes import Episodes, EpisodesConfig
+from freewheel.core import Chunk, Snapshot
+from freewheel.errors import UsageError
+from freewheel.learn.settings import Assignment, PPOConfig
+from freewheel.loop import loop
+from freewheel.meter import Meter
+from freewheel.policies.spec import PolicySpec
+from freewheel.rollout.job import Job
+from freewheel.rollout.recipe import Recipe
+from freewheel.seeding import training_episodes
+
+Weights = Callable[[int], Snapshot]
+
+
+@pytest.mark.parametrize("fragment", [2, 128])
+def test_a_chunk_is_one_whole_episode_and_none_is_played_twice(
+    recipe: Recipe, snapshot: Weights, job: Callable[..., Job], fragment: int
+) -> None:
+    config = EpisodesConfig(workers=3, num_envs=3, collection_batch_size=fragment)
+    chunks: list[Chunk[Any]] = []
+    with config.build(recipe, job(7, lanes=3)) as collector:
+        done = 0
+        for version in range(8):
+            collector.publish(snapshot(version), done)
+            while done < 21 * (version + 1):
+                got = collector.collect(wait=True)
+                done += sum(chunk.rows for chunk in got)
+                chunks += got
+    tickets = set()
+    for chunk in chunks:
+        (episode,) = chunk.episodes
+        assert (chunk.rows, episode.length) == (5, 5)
+        assert chunk.data.truncated[:, 0].tolist() == [False] * 4 + [True]
+        assert chunk.data.obs[0, 0, 4] == 0, "it begins at its beginning"
+        assert episode.seed == training_episodes(3, episode.lane).seed(episode.number)
+        assert chunk.data.obs[0, 0, :4].argmax() == episode.seed % 4
+        tickets.add(episode.number * 3 + episode.lane)
+    assert len(tickets) == len(chunks)
+    assert max(tickets) < len(chunks) + 6, "tickets are played in the order of their numbers, up to who is on the way"
+
+
+def test_one_version_an_episode_though_it_travels_in_parts(
+    recipe: Recipe, snapshot: Weights, job: Callable[..., Job]
+) -> None:
+    config = EpisodesConfig(workers=3, num_envs=3, collection_batch_size=1)
+    with config.build(recipe, job(700, lanes=3)) as collector:
+        versions = []
+        for version in range(30):
+            collector.publish(snapshot(version), 0)
+            versions += [chunk.version for chunk in collector.collect(wait=True)]
+    assert len(set(versions)) > 3
+    assert versions[-1] > 3
+
+
+def test_a_wave_begins_when_the_last_one_has_ended(recipe: Recipe, snapshot: Weights, job: Callable[..., Job]) -> None:
+    with EpisodesConfig(workers=3, num_envs=3, wave=True).build(recipe, job(7, lanes=3)) as collector:
+        collector.publish(snapshot(0), 0)
+        for wave in range(4):
+            numbers: list[int] = []
+            while len(numbers) < 3:
+                numbers += [chunk.episodes[0].number for chunk in collector.collect(wait=True)]
+            assert numbers == [wave] * 3
+            assert collector.rows().produced == 15 * (wave + 1), "nobody has begun the next one"
+
+
+def test_an_update_may_be_so_many_episodes(recipe: Recipe, policy: PolicySpec, job: Callable[..., Job]) -> None:
+    config = EpisodesConfig(workers=3, num_envs=3, episodes_per_update=4)
+    task = Assignment(policy=policy, rows=21, lanes=3, seed=0, total_steps=None, episodes=4)
+    learner = PPOConfig(epochs=1).build(task)
+    with config.build(recipe, job(7, lanes=3)) as collector:
+        for tick in loop(collector, learner, Meter(workers=3)):
+            assert learner.rows().trained == 20 * learner.version
+            if tick.version == 10:
+                break
+        assert isinstance(collector, Episodes)
+        begun = int(collector._tickets.memory["reserved"].sum())
+        assert begun <= (3 + 10) * 4, "credits are episodes: three updates' worth ahead"
+
+
+def test_a_lag_that_was_asked_for_is_held(recipe: Recipe, policy: PolicySpec, job: Callable[..., Job]) -> None:
+    config = EpisodesConfig(workers=4, num_envs=4, max_lag=1, collection_batch_size=2)
+    task = Assignment(policy=policy, rows=28, lanes=4, seed=0, total_steps=None, max_lag=1)
+    learner = PPOConfig(epochs=1).build(task)
+    lags = []
+    with config.build(recipe, job(7, lanes=4)) as collector:
+        for tick in loop(collector, learner, Meter(workers=4), max_lag=1):
+            if tick.metrics is not None:
+                lags.append(tick.metrics["lag_max"])
+            if tick.version == 30:
+                break
+    assert max(lags) <= 1
+
+
+def test_every_env_has_its_worker() -> None:
+    with pytest.raises(UsageError, match="leave out --envs-per-worker"):
+        EpisodesConfig(envs_per_worker=2)
+    with pytest.raises(UsageError, match="--episodes-per-update must be positive"):
+        EpisodesConfig(episodes_per_update=0)
+    with pytest.raises(UsageError):
+        EpisodesConfig(workers=4, num_envs=8)

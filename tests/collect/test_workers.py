@@ -1,0 +1,130 @@
+"""What continuous, batch and episodes have in common: the promises of a collector, over real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freewheel.collect.batch import BatchConfig
+from freewheel.collect.continuous import ContinuousConfig
+from freewheel.collect.episodes import EpisodesConfig
+from freewheel.conformance import check_collector
+from freewheel.core import Chunk, Collector, Snapshot
+from freewheel.errors import SetupError, UsageError
+from freewheel.learn.settings import Assignment, PPOConfig
+from freewheel.ledger import balance
+from freewheel.loop import loop
+from freewheel.meter import Meter
+from freewheel.policies.spec import PolicySpec
+from freewheel.rollout.job import Job
+from freewheel.rollout.recipe import Recipe
+from freewheel.rollout.turns import InTurn
+from freewheel.transport.staff import StaffConfig
+
+Weights = Callable[[int], Snapshot]
+MODES: dict[str, ContinuousConfig | BatchConfig | EpisodesConfig] = {
+    "continuous": ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4),
+    "continuous, lag 0": ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4, max_lag=0),
+    "continuous, odd fragments": ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4, collection_batch_size=3),
+    "continuous, dropping": ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4, overflow="drop-oldest"),
+    "batch": BatchConfig(workers=2, envs_per_worker=2, num_envs=4),
+    "batch, in fragments": BatchConfig(workers=2, envs_per_worker=2, num_envs=4, collection_batch_size=3),
+    "episodes": EpisodesConfig(workers=4, num_envs=4),
+    "episodes, in fragments": EpisodesConfig(workers=4, num_envs=4, collection_batch_size=2),
+    "episodes, in waves": EpisodesConfig(workers=4, num_envs=4, wave=True),
+}
+
+
+@pytest.mark.parametrize("config", MODES.values(), ids=MODES.keys())
+def test_it_keeps_the_promises_of_a_collector(
+    recipe: Recipe, snapshot: Weights, job: Callable[..., Job], config: ContinuousConfig | BatchConfig | EpisodesConfig
+) -> None:
+    check_collector(lambda: config.build(recipe, job(7, lanes=4)), snapshot, turns=30, every=1)
+
+
+@pytest.mark.parametrize("config", MODES.values(), ids=MODES.keys())
+def test_every_row_certifies_itself_and_every_update_has_its_rows(
+    recipe: Recipe,
+    policy: PolicySpec,
+    job: Callable[..., Job],
+    config: ContinuousConfig | BatchConfig | EpisodesConfig,
+) -> None:
+    """Drifting: the right action moves on by one at every step, so rows that are torn, mixed or repeated show."""
+    task = Assignment(
+        policy=policy, rows=28, lanes=4, seed=0, total_steps=None, max_lag=getattr(config, "max_lag", None)
+    )
+    learner, meter = PPOConfig(epochs=1).build(task), Meter(workers=4)
+    seen: set[tuple[int, ...]] = set()
+    with config.build(recipe, job(7, lanes=4)) as collector:
+        for tick in loop(collector, learner, meter, max_lag=task.max_lag):
+            for chunk in tick.chunks:
+                certify(chunk)
+                origin = (chunk.origin.worker, chunk.origin.incarnation, chunk.origin.sequence)
+                assert origin not in seen, "a chunk was delivered twice"
+                seen.add(origin)
+            rows = balance(collector.rows(), learner.rows())
+            assert rows.trained == 28 * learner.version
+            if tick.metrics is not None and task.max_lag is not None:
+                assert tick.metrics["lag_max"] <= task.max_lag
+            if learner.version == 12:
+                break
+    rows = balance(collector.rows(), learner.rows())
+    assert rows.trained == 12 * 28
+    assert set(rows.dropped) <= {"overflow"}
+
+
+def certify(chunk: Chunk[Any]) -> None:
+    data, n = chunk.data, 4
+    assert data.valid.all()
+    shown, after = data.obs[..., :n].argmax(-1), data.next_obs[..., :n].argmax(-1)
+    np.testing.assert_array_equal(data.reward, data.action == shown)
+    np.testing.assert_array_equal(after, (shown + 1) % n)
+    steps = np.rint(data.obs[..., n] * 5).astype(int)
+    np.testing.assert_array_equal(np.rint(data.next_obs[..., n] * 5).astype(int), steps + 1)
+    over = data.terminated | data.truncated
+    np.testing.assert_array_equal(over, steps == 4)
+    np.testing.assert_array_equal(steps[1:], np.where(over[:-1], 0, steps[:-1] + 1))
+
+
+def test_a_queue_that_cannot_fit_is_refused_before_anything_starts(recipe: Recipe, job: Callable[..., Job]) -> None:
+    config = ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4, max_queue_size=10**9)
+    with pytest.raises(SetupError, match=r"a queue of 2 x 500000000 fragments takes .* GB of memory"):
+        config.build(recipe, job(7, lanes=4))
+
+
+def test_a_recipe_that_cannot_travel_is_refused(recipe: Recipe, job: Callable[..., Job]) -> None:
+    class Stuck:
+        def __reduce__(self) -> Any:
+            raise TypeError("cannot pickle this")
+
+        def __call__(self, lanes: range, *, processes: bool = False, tolerant: bool = False) -> Any: ...
+
+    with pytest.raises(SetupError, match="cannot be sent to another process"):
+        MODES["batch"].build(Recipe(Stuck(), recipe.actor, 0), job(7, lanes=4))
+
+
+@pytest.mark.parametrize("mode", [ContinuousConfig, BatchConfig, EpisodesConfig])
+def test_sizes_must_be_positive(mode: type[Any]) -> None:
+    with pytest.raises(UsageError, match="--collection-batch-size must be positive"):
+        mode(collection_batch_size=0)
+
+
+def test_every_mode_knows_its_place() -> None:
+    """In turn, or on workers; the composition root tells them apart by this alone."""
+    from freewheel.config import MODES as ALL
+
+    assert {name: issubclass(mode, StaffConfig) for name, mode in ALL.items()} == {
+        name: not issubclass(mode, InTurn) for name, mode in ALL.items()
+    }
+
+
+def test_leaving_early_and_twice(recipe: Recipe, job: Callable[..., Job]) -> None:
+    """Before anything was published, nothing is produced, and the books are still there afterwards."""
+    collector: Collector = MODES["continuous"].build(recipe, job(7, lanes=4))
+    with collector:
+        assert collector.collect(wait=False) == []
+    assert collector.rows().produced == 0
+    assert collector.report()["worker_restarts"] == 0
