@@ -8,9 +8,10 @@ PIP_FLAGS := --quiet --quiet --disable-pip-version-check
 # Exactly one version: an open range may pull several GB of GPU libraries.
 TORCH := $(shell grep '^torch==' constraints.txt)
 EXTRAS := dev,classic,mujoco,video
+ONE_BENCH := bench-straggler bench-burn bench-lag bench-startup bench-versus bench-lag-learning bench-storm bench-solves
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test312 check format bench clean
+.PHONY: help demo test test312 check format bench $(ONE_BENCH) clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -55,9 +56,15 @@ format: .venv/.ready ## mend what can be mended by machine
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: .venv/.bench ## speed beside stable-baselines3, and what is learned on five seeds
-	$(BIN)/python -m benchmarks.versus_sb3
-	$(BIN)/python -m benchmarks.learns
+bench: .venv/.bench ## every benchmark, one after the other (2 to 3 hours); fails at the end if a target was missed
+	@missed=; for name in versus_sb3 learns straggler burn lag startup versus_modes lag_learning storm solves; do \
+	echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name || missed="$$missed $$name"; \
+	done; if [ -n "$$missed" ]; then echo "targets missed in:$$missed"; exit 1; fi
+
+$(ONE_BENCH): module = $(subst -,_,$(@:bench-%=%))
+bench-versus: module = versus_modes
+$(ONE_BENCH): .venv/.bench # one of them (benchmarks/README.md); FLAGS=--quick shows in a minute that it works
+	$(BIN)/python -m benchmarks.$(module) $(FLAGS)
 
 clean: ## remove the environments and every cache; runs stay
 	rm -rf .venv .venv312 dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+if TYPE_CHECKING:
+    from freewheel.run import Result
+
 HIDDEN = (64, 64)  # tanh, of the actor and of the critic apart
-GAMMA, GAE_LAMBDA, CLIP, ENTROPY, VALUE, MAX_GRAD_NORM = 0.99, 0.95, 0.2, 0.0, 0.5, 0.5
+CLIP, ENTROPY, VALUE, MAX_GRAD_NORM = 0.2, 0.0, 0.5, 0.5
 WINDOW = 20  # training episodes that a goal is judged by
+CURVE_S = 0.05  # seconds between two points of a learning curve
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,45 @@ class Task:
     num_envs: int = 8
     minibatch: int = 256
     goal: float | None = None  # mean training return that counts as solved
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    lr_fades: bool = False  # to 0 over the run
+    clip_fades: bool = False
+    normalize_obs: bool = False
 
 
 TASKS: Mapping[str, Task] = {
     "cartpole": Task("CartPole-v1", steps=100_000, num_steps=32, epochs=20, lr=1e-3, goal=475.0),
     "halfcheetah": Task("HalfCheetah-v5", steps=150_000, num_steps=256, epochs=10, lr=3e-4),
 }
+PRESETS: Mapping[str, tuple[str, str]] = {  # tasks whose settings are those of a preset
+    "cartpole-preset": ("CartPole-v1", "cartpole"),
+    "halfcheetah-preset": ("HalfCheetah-v5", "halfcheetah"),
+}
+
+
+def find_task(name: str) -> Task:
+    """A task by its name; that of a preset is read from the preset."""
+    if name in TASKS:
+        return TASKS[name]
+    from freewheel.config import from_options
+
+    env, preset = PRESETS[name]
+    config = from_options(env, {"preset": preset})
+    ppo, run = config.learner, config.run
+    return Task(
+        env=env,
+        steps=150_000,
+        num_steps=run.num_steps_per_env,
+        epochs=ppo.epochs,
+        lr=ppo.lr,
+        minibatch=ppo.minibatch,
+        gamma=ppo.gamma,
+        gae_lambda=ppo.gae_lambda,
+        lr_fades=ppo.lr_schedule == "linear",
+        clip_fades=ppo.clip_schedule == "linear",
+        normalize_obs=config.policy.normalize_obs,
+    )
 
 
 @dataclass
@@ -49,6 +86,7 @@ class Watch:
     steps: int = 0
     returns: list[float] = field(default_factory=list)
     reached: tuple[float, int] | None = None  # seconds and env steps at the goal
+    curve: list[tuple[float, int, float | None]] = field(default_factory=list)  # seconds, env steps, return_100
 
     def start(self) -> None:
         self.began = perf_counter()
@@ -57,6 +95,8 @@ class Watch:
         """An update has ended after so many env steps; episodes with these returns ended since the one before."""
         self.seconds, self.steps = perf_counter() - self.began, steps
         self.returns += returns
+        if not self.curve or self.seconds - self.curve[-1][0] >= CURVE_S:
+            self.curve.append((round(self.seconds, 3), steps, _tail_mean(self.returns, 100)))
         if self.goal is None or self.reached is not None or len(self.returns) < WINDOW:
             return
         if sum(self.returns[-WINDOW:]) >= WINDOW * self.goal:
@@ -76,7 +116,7 @@ class Watch:
         }
 
 
-def freewheel(task: Task, seed: int, steps: int, watch: Watch) -> None:
+def train(env: str, options: Mapping[str, Any], watch: Watch) -> Result:
     """The product as it is: a whole run with its directory, meter and ledger, only its loop looked at from outside."""
     from freewheel import run
     from freewheel.config import from_options
@@ -84,28 +124,39 @@ def freewheel(task: Task, seed: int, steps: int, watch: Watch) -> None:
     from freewheel.loop import loop
     from freewheel.meter import Meter
 
-    def watched(collector: Collector, learner: Learner, meter: Meter) -> Iterator[Tick]:
+    def watched(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int | None = None) -> Iterator[Tick]:
         watch.start()
-        for tick in loop(collector, learner, meter):
-            watch.updated(tick.env_steps, [episode.ret for chunk in tick.chunks for episode in chunk.episodes])
+        returns: list[float] = []
+        for tick in loop(collector, learner, meter, max_lag=max_lag):
+            returns += [episode.ret for chunk in tick.chunks for episode in chunk.episodes]
+            if tick.metrics is not None:
+                watch.updated(learner.rows().trained, returns)
+                returns = []
             yield tick
 
+    with TemporaryDirectory() as folder, mock.patch.object(run, "loop", watched):
+        return run.run(from_options(env, {"runs_dir": folder, **options}), quiet=True)
+
+
+def freewheel(task: Task, seed: int, steps: int, watch: Watch) -> None:
+    """Lockstep, every env in this process."""
     ppo = {
         "lr": task.lr,
+        "lr_schedule": "linear" if task.lr_fades else "constant",
         "epochs": task.epochs,
         "minibatch": task.minibatch,
-        "gamma": GAMMA,
-        "gae_lambda": GAE_LAMBDA,
+        "gamma": task.gamma,
+        "gae_lambda": task.gae_lambda,
         "clip": CLIP,
+        "clip_schedule": "linear" if task.clip_fades else "constant",
         "entropy": ENTROPY,
         "value": VALUE,
         "max_grad_norm": MAX_GRAD_NORM,
     }
-    with TemporaryDirectory() as folder, mock.patch.object(run, "loop", watched):
-        options = {"mode": "lockstep", "placement": "inline", "evals": 0, "runs_dir": folder, "threads": 1}
-        options |= {"num_envs": task.num_envs, "num_steps_per_env": task.num_steps, "steps": steps, "seed": seed}
-        policy = {"hidden": HIDDEN, "activation": "tanh"}
-        run.run(from_options(task.env, {**options, "ppo": ppo, "policy": policy}), quiet=True)
+    policy = {"hidden": HIDDEN, "activation": "tanh", "normalize_obs": task.normalize_obs}
+    options = {"mode": "lockstep", "placement": "inline", "evals": 0, "threads": 1, "ppo": ppo, "policy": policy}
+    options |= {"num_envs": task.num_envs, "num_steps_per_env": task.num_steps, "steps": steps, "seed": seed}
+    train(task.env, options, watch)
 
 
 def stable_baselines3(task: Task, seed: int, steps: int, watch: Watch) -> None:
@@ -113,18 +164,23 @@ def stable_baselines3(task: Task, seed: int, steps: int, watch: Watch) -> None:
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    def faded(value: float, fades: bool) -> float | Callable[[float], float]:
+        return (lambda left: value * left) if fades else value
 
     torch.set_num_threads(1)
+    envs = make_vec_env(task.env, n_envs=task.num_envs, seed=seed)
     model = PPO(
         "MlpPolicy",
-        make_vec_env(task.env, n_envs=task.num_envs, seed=seed),
-        learning_rate=task.lr,
+        VecNormalize(envs, norm_reward=False) if task.normalize_obs else envs,
+        learning_rate=faded(task.lr, task.lr_fades),
         n_steps=task.num_steps,
         batch_size=task.minibatch,
         n_epochs=task.epochs,
-        gamma=GAMMA,
-        gae_lambda=GAE_LAMBDA,
-        clip_range=CLIP,
+        gamma=task.gamma,
+        gae_lambda=task.gae_lambda,
+        clip_range=faded(CLIP, task.clip_fades),
         ent_coef=ENTROPY,
         vf_coef=VALUE,
         max_grad_norm=MAX_GRAD_NORM,
@@ -157,12 +213,13 @@ LIBRARIES: Mapping[str, Callable[[Task, int, int, Watch], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", choices=LIBRARIES)
-    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("task", choices=[*TASKS, *PRESETS])
     parser.add_argument("seed", type=int)
     parser.add_argument("steps", type=int)
     given = parser.parse_args()
-    watch = Watch(TASKS[given.task].goal)
-    LIBRARIES[given.library](TASKS[given.task], given.seed, given.steps, watch)
+    task = find_task(given.task)
+    watch = Watch(task.goal)
+    LIBRARIES[given.library](task, given.seed, given.steps, watch)
     print(json.dumps(vars(given) | watch.result()))
 
 

@@ -35,12 +35,12 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def learn(name: str, seed: int, steps: int) -> dict[str, Any]:
-    """One run by the command line, and what its weights are worth."""
+def learn(name: str, seed: int, steps: int, *flags: str) -> dict[str, Any]:
+    """One run by the command line, with these flags besides, and what its weights are worth."""
     task = TASKS[name]
     with TemporaryDirectory() as folder:
         given = (task.env, "--preset", name, "--steps", steps, "--seed", seed, "--runs-dir", folder, "--run", "once")
-        run_python("-m", "freewheel", "train", *given, cwd=folder)
+        run_python("-m", "freewheel", "train", *given, *flags, cwd=folder)
         path = Path(folder) / "once"
         summary = json.loads((path / "summary.json").read_text())
         best = freewheel.score(str(path), episodes=MANY, which="best", seed=EVAL_SEED).returns

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._common import append, bootstrap, context, number, report, run_python, spread, table
+from benchmarks._common import Row, Verdict, append, bootstrap, context, number, report, run_python, spread, table
 from benchmarks._ppo_once import LIBRARIES, TASKS, WINDOW
 
 NAME = "versus_sb3"
@@ -21,19 +21,6 @@ OURS, THEIRS = LIBRARIES
 LEAST_SPEED = {"cartpole": 4.0, "halfcheetah": 2.0}  # times their env steps/s
 MOST_TIME = 1 / 3  # of their time to the goal
 QUICK_SEEDS, QUICK_STEPS = 2, {"cartpole": 5_000, "halfcheetah": 8_192}
-
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A target, and whether it is met."""
-
-    text: str
-    met: bool
-
-    def __str__(self) -> str:
-        return f"{'PASS' if self.met else 'FAIL'}: {self.text}"
 
 
 @dataclass(frozen=True)

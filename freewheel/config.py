@@ -262,7 +262,11 @@ def _flags(data: Mapping[str, Any], where: str) -> flags.Flags:
     args = data.get("env_args", {})
     if not isinstance(args, Mapping):
         raise UsageError(f"env_args in {where} must be a table of the environment's arguments, not {args!r}")
-    plain = {ALIASES.get(flags.canonical(key), key): value for key, value in data.items() if key not in ("sources", "env_args")}
+    plain = {
+        ALIASES.get(flags.canonical(key), key): value
+        for key, value in data.items()
+        if key not in ("sources", "env_args")
+    }
     flat = flags.flatten(plain | {f"{FREE}{key}": value for key, value in args.items()}, FREE)
     flags.check_names((name for name in flat if not name.startswith(FREE)), _all_options(), where)
     return {name: _tokens(name, value) for name, value in flat.items()}

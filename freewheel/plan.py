@@ -65,8 +65,8 @@ class Plan:
         """What the collector has to do. An actor of ours loads its own part of a snapshot, a user's module all of it."""
         needed = snapshot.params if self.policy.module else actor_layout(self.policy)
         weights = {name: tuple(snapshot.params[name].shape) for name in needed}
-        modules = ("freewheel.envs.gym", "freewheel.policies.actor", *_modules(self.config.env))
-        return Job(self.spec, self.config.run.num_steps_per_env, weights, _limits(self.config.env), modules, waiting)
+        env, steps = self.config.env, self.config.run.num_steps_per_env
+        return Job(self.spec, steps, weights, _limits(env), _modules(env), waiting)
 
     @property
     def recipe(self) -> Recipe:
@@ -102,7 +102,7 @@ class Plan:
 def plan(config: Config) -> Plan:
     """Look before starting: every mistake that can be known now is reported now."""
     path = _run_path(config)
-    spec, cost = config.collector.survey(config.env.make, _limits(config.env))
+    spec, cost = config.collector.survey(config.env.make, _limits(config.env), _modules(config.env))
     config = replace(config, collector=config.collector.planned(cost))
     spec = replace(spec, lanes=config.collector.lanes)
     return Plan(config, spec, config.policy.resolve(spec), path, _device(config.run.device))
@@ -113,11 +113,12 @@ def _limits(env: GymConfig) -> Limits:
 
 
 def _modules(env: GymConfig) -> tuple[str, ...]:
-    """Where the world's code lives, if that is known without loading it."""
+    """What a worker loads: ours, and where the world's code lives, if that is known without loading it."""
     registered = gymnasium.registry.get(env.id)
     where = registered.entry_point if registered is not None else env.id if env.factory is None else None
     module, colon, _ = where.rpartition(":") if isinstance(where, str) else ("", "", "")
-    return (module,) if colon else ()
+    ours = ("freewheel.envs.gym", "freewheel.policies.actor")
+    return (*ours, module) if colon else ours
 
 
 def _run_path(config: Config) -> Path:

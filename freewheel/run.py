@@ -164,7 +164,7 @@ class _Trainer:
 
     def _ended(self, tick: Tick) -> str:
         self._stop.check()
-        spent = {"steps": tick.env_steps, "minutes": self.meter.wall_s / 60, "episodes": self.meter.episodes}
+        spent = {"steps": self._learner.rows().done, "minutes": self.meter.wall_s / 60, "episodes": self.meter.episodes}
         limits = vars(self._budget)
         return next((name for name, used in spent.items() if limits[name] is not None and used >= limits[name]), "")
 
@@ -296,8 +296,9 @@ def _torch_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _standing_back(planned: Plan) -> Iterator[None]:
-    """The learner yields to workers that share its cores; taken back at the end, where the system lets us."""
-    if not isinstance(planned.config.collector, StaffConfig) or planned.workers < usable_cores():
+    """The learner yields to a crowd of workers, which is how sleeping ones wake in time; to a few that never sleep it would
+    yield for ever. Taken back at the end, where the system lets us."""
+    if not isinstance(planned.config.collector, StaffConfig) or planned.workers <= usable_cores():
         yield
         return
     thread = threading.get_native_id()

@@ -51,6 +51,7 @@ class Releases:
     has finished its share of batch k - 1 goes on as soon as version k - 1 is posted, whatever the others do."""
 
     lock: ProcessLock | None = None
+    gated = False  # batches are handed over in order: there is no gate
 
     def __init__(self, workers: int, lanes: int, job: Job, steps: int) -> None:
         each = ((workers,), "i8")

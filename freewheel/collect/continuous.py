@@ -83,9 +83,10 @@ class Continuous:
 
     def collect(self, wait: bool) -> Sequence[Chunk]:
         """Waiting ends with a chunk, or when `oldest` has moved: a step that takes too long is no longer waited for."""
-        chunks, oldest = self._take(), self.oldest()
+        oldest, chunks = self.oldest(), self._take()  # in this order: what is dropped while it is taken has moved it
         while wait and not chunks and self.oldest() == oldest:
             patience = self._patience_s()
+            self._credits.memory["gated"][0] = oldest is not None and oldest <= self._version - self._max_lag
             self.fleet.wait(min(LOOK, patience / 4))
             chunks = self._take() or [chunk for worker in self._late(patience) for chunk in self._expire(worker)]
         return chunks

@@ -89,11 +89,12 @@ class Episodes:
 
     def collect(self, wait: bool) -> Sequence[Chunk]:
         """Waiting ends with an episode, or when `oldest` has moved: one that takes too long is no longer waited for."""
-        chunks, oldest = self._take(), self.oldest()
+        oldest, chunks = self.oldest(), self._take()  # in this order: what is dropped while it is taken has moved it
         while wait and not chunks and (self._config.max_lag is None or self.oldest() == oldest):
             if self._wave and self._tickets.wave_is_over():
                 self._tickets.release(int(self._tickets.memory["wave"][0]) + self._wave)
             patience = self._patience_s()
+            self._tickets.memory["gated"][0] = self._blocks(oldest)
             self.fleet.wait(min(LOOK, patience / 4))
             chunks = self._take()
             self._expire(patience)
@@ -168,6 +169,11 @@ class Episodes:
             self.fleet.drop(part, cause)
         self._parts[worker].clear()
         self._expired.discard(worker)
+
+    def _blocks(self, version: int | None) -> bool:
+        """Whether a row of this version, still under way, keeps the next update from being sealed."""
+        limit = self._config.max_lag
+        return version is not None and limit is not None and version <= self._version - limit
 
     def _patience_s(self) -> float:
         mean = self.fleet.stragglers.mean_step()

@@ -138,6 +138,8 @@ class PPO:
                 reference, weight = start, np.minimum(self.config.rho_bar, ratio)
         else:  # the policy that chose these rows is the one about to be improved
             value = self._objective.values(inputs)
+        if self.config.targets == "plain":
+            ratio = None
         targets = self._targets(sealed, sealed.spread(value), None if ratio is None else sealed.spread(ratio))
         goal = flat(targets.value)
         about["loss/explained_variance"] = 1.0 - float(np.var(goal - value) / (np.var(goal) + 1e-8))

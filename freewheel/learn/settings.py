@@ -66,6 +66,8 @@ class PPOConfig:
     """Bound of the importance weight on each row's own error, for rows of older versions."""
     c_bar: float = 1.0
     """Bound of the importance weight on what flows back through a row, for rows of older versions."""
+    targets: Literal["corrected", "plain"] = "corrected"
+    """corrected: targets weigh rows of older versions by how likely the present policy would act so; plain: as if it had."""
     surrogate: Literal["decoupled", "behaviour"] = "decoupled"
     """decoupled: clip against the policy at the update's start, weighted by rho once; behaviour: against the one that acted."""
     gradient: Literal["auto", "autograd", "analytic"] = "auto"

@@ -26,7 +26,7 @@ class InTurn(ABC):
     @abstractmethod
     def place(self, make: MakeEnv, lanes: range) -> Env: ...
 
-    def survey(self, make: MakeEnv, limits: Limits) -> tuple[EnvSpec, StepCost]:
+    def survey(self, make: MakeEnv, limits: Limits, modules: Sequence[str] = ()) -> tuple[EnvSpec, StepCost]:
         """What the world is; nothing depends on what its steps cost."""
         with closing(self.place(make, range(1))) as env:
             return env.spec, StepCost(0.0, 0.0)

@@ -73,8 +73,9 @@ class Aside(Generic[Question, Answer]):
     def _start(self) -> None:
         nursery.prepare()
         self._pipe, theirs = multiprocessing.get_context("forkserver").Pipe()
-        self._process = self._leash.process(_serve, self._build, theirs, name="freewheel-aside")
-        nursery.start(self._process)
+        process = self._leash.process(_serve, self._build, theirs, name="freewheel-aside")
+        nursery.start(process)
+        self._process = process
         theirs.close()
 
     def _end(self) -> str:

@@ -37,6 +37,7 @@ class Credits:
                 "announced": each,  # the version a worker acts on
                 "revoked": each,  # nobody waits for the row this worker is stepping: close
                 "waiting": each,
+                "gated": ((1,), "i8"),  # the learner has its rows and waits for older ones that are still under way
             }
         )
         self.memory["announced"][:] = self.memory["posted"][:] = NOBODY
@@ -117,6 +118,10 @@ class Credits:
             memory["revoked"][worker] = 0
             if unused > 0:
                 self._wake()
+
+    @property
+    def gated(self) -> bool:
+        return bool(self.memory["gated"][0])
 
     def streams(self, worker: int) -> Sequence[SeedStream]:
         return ()

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
@@ -16,13 +16,14 @@ from freewheel.errors import SetupError
 from freewheel.rollout.job import Limits
 from freewheel.transport import nursery
 from freewheel.transport.lock import ProcessLock
-from freewheel.transport.pulse import CONSTRUCT, PHASES, TURN, Pulse
+from freewheel.transport.pulse import CONSTRUCT, HOPELESS, PHASES, TURN, WAIT, Pulse
 
 GOOD_STEPS, FAILURES = 10, 3  # a worker that fails three times running with fewer good steps between is given up
 BACKOFF = (0.0, 0.1, 0.5)  # seconds before a restart, by failures running
 LOOK = 0.05  # seconds between two looks at the heartbeats
 STUCK = 1.0  # seconds after which whoever holds the lock must have been stopped
 JOIN = 30.0  # seconds within which the kernel ends a process that was killed
+ORPHANED = 255  # the exit code where the server that workers are born from has died: the worker may well live
 GRACE = 1.0  # seconds for workers to end by themselves, and again after SIGTERM
 
 
@@ -74,6 +75,7 @@ class Crew:
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="freewheel-crew", daemon=True)
         self._holders: dict[ProcessLock, tuple[int | None, float]] = {}  # who was last seen with each, since when
+        self._looked = self._returned = time.monotonic()  # the last look, and the first after a longer absence
         self.error: BaseException | None = None  # of the thread itself
 
     def start(self) -> None:
@@ -115,17 +117,22 @@ class Crew:
         for ready in connection.wait([*running, self._wake_read], LOOK):
             if isinstance(ready, int) and ready in running:
                 self._bury(running[ready], "")
-        self._kill_silent()
-        self._free_locks()
         now = time.monotonic()
+        if now - self._looked > STUCK:  # this process was stopped, and perhaps the workers with it
+            self._returned = now
+            self._holders.clear()
+        self._looked = now
+        self._kill_silent(now - self._returned)
+        self._free_locks()
         for seat in self.seats:
             if seat.process is None and not seat.given_up and now >= seat.due and not self.pulse.stopping:
                 self.restarts += 1
                 self._start(seat)
 
-    def _kill_silent(self) -> None:
+    def _kill_silent(self, watched: float) -> None:
+        """Silence counts only while it was watched, for so many seconds now."""
         limits = (self.limits.construct, self.limits.reset, self.limits.step, self.limits.step + 2 * TURN)
-        phases, ages = self.pulse.memory["phase"].tolist(), self.pulse.age().tolist()
+        phases, ages = self.pulse.memory["phase"].tolist(), self.pulse.age().clip(max=watched).tolist()
         for seat in self.seats:
             phase = phases[seat.worker]
             if seat.process is not None and ages[seat.worker] > (limit := limits[phase]):
@@ -170,13 +177,14 @@ class Crew:
         if process.exitcode is None:
             raise SetupError(f"worker {seat.worker} (process {process.pid}) cannot be killed; the machine needs a look")
         code = process.exitcode
-        process.close()
+        _close(process)
         seat.process = None
+        self.pulse.enter(seat.worker, WAIT)
         self.pulse.memory["died"][seat.worker] = time.monotonic_ns()
         if self.pulse.stopping:
             return
         good = int(self.pulse.memory["steps"][seat.worker]) - seat.steps
-        seat.failures = 1 if good >= GOOD_STEPS else seat.failures + 1
+        seat.failures = 1 if good >= GOOD_STEPS and code != HOPELESS else seat.failures + 1
         seat.given_up = seat.failures >= FAILURES
         seat.due = time.monotonic() + BACKOFF[seat.failures - 1] if not seat.given_up else 0.0
         with self._holding_locks():
@@ -186,6 +194,8 @@ class Crew:
         self.losses.append(Loss(seat.worker, seat.incarnation, why, report, seat.given_up, time.monotonic()))
 
     def _cause(self, worker: int, code: int) -> str:
+        if code == ORPHANED:
+            return "lost the server that it was born from"
         if code >= 0:
             return f"ended (exit code {code})"
         peak = int(self.pulse.memory["peak"][worker]) // 1024
@@ -203,4 +213,17 @@ def _end(processes: list[ForkServerProcess]) -> None:
         for process in processes:
             process.join(max(0.0, deadline - time.monotonic()) if strike is not ForkServerProcess.kill else None)
     for process in processes:
-        process.close()
+        _close(process)
+
+
+def _close(process: ForkServerProcess) -> None:
+    """Forget a process that has ended, or see to it that it does: there must never be two of a worker."""
+    if process.exitcode == ORPHANED:
+        with suppress(ProcessLookupError):
+            handle = os.pidfd_open(process.pid or 0)
+            try:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                connection.wait([handle], JOIN)
+            finally:
+                os.close(handle)
+    process.close()

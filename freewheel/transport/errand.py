@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any, TypeVar
 
@@ -15,13 +15,13 @@ from freewheel.transport import nursery
 Out = TypeVar("Out")
 
 
-def ask(call: Callable[[], Out], what: str, limit: float) -> Out:
-    """What `call` returns over there. `what` names the errand where it goes wrong."""
+def ask(call: Callable[[], Out], what: str, limit: float, modules: Sequence[str] = ()) -> Out:
+    """What `call` returns over there. `what` names the errand where it goes wrong; `modules` see nursery.prepare."""
     try:
         blob = cloudpickle.dumps(call)
     except Exception as error:
         raise SetupError(f"{what} cannot be sent to another process ({error}): pass an importable factory") from error
-    nursery.prepare()
+    nursery.prepare(modules)
     ours, theirs = multiprocessing.get_context("forkserver").Pipe(duplex=False)
     leash = nursery.Leash()
     process = leash.process(_run, blob, theirs, name="freewheel-errand")

@@ -79,10 +79,13 @@ class Fleet:
         self._no_state = np.zeros((self._each, 0), np.float32)
 
     def __enter__(self) -> Self:
-        nursery.prepare(self._modules)
-        self._resources.callback(self._close_the_books)
-        self._resources.callback(self.crew.stop)
-        self.crew.start()
+        with ExitStack() as undo:
+            undo.push(self)
+            nursery.prepare(self._modules)
+            self._resources.callback(self._close_the_books)
+            self._resources.callback(self._stop)
+            self.crew.start()
+            undo.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -144,6 +147,14 @@ class Fleet:
     def done(self) -> int:
         """Rows dropped on this side."""
         return self.dropped.total() + self.reader.overflowed
+
+    def _stop(self) -> None:
+        """Whoever waits is woken to see that it is over."""
+        self.pulse.stop()
+        self._pacing.bells.ring(range(self.workers))
+        for port in self.channel.ports:
+            port.room.ring()
+        self.crew.stop()
 
     def _close_the_books(self) -> None:
         """All workers have ended; what is known of them outlives their memory."""

@@ -44,12 +44,8 @@ class Leash:
 
 
 def start(process: ForkServerProcess) -> None:
-    """Start it without running the caller's script again."""
-    with (
-        _starting,
-        _environment(ONE_THREAD),
-        without_main(),
-    ):  # the first one starts the server, unless that was prepared
+    """Start it without running the caller's script again. The first one starts the server, unless that was prepared."""
+    with _starting, _environment(ONE_THREAD), without_main():
         process.start()
 
 

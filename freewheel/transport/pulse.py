@@ -14,6 +14,7 @@ from freewheel.transport.memory import SharedArrays
 PHASES = ("construct", "reset", "step", "wait")
 CONSTRUCT, RESET, STEP, WAIT = range(4)
 TURN = 0.5  # seconds: no wait is longer, after which a worker looks around and shows that it lives
+HOPELESS = 4  # exit code of a worker whose every lane was given up, however many steps that took
 REPORT = 16384  # bytes of what a worker says: an env's traceback
 SAYINGS = 8  # what a worker can say before it is heard; then the oldest is lost
 NUMBERS = re.compile(r"(?<!\S)(?<!lane )\S*\d\S*")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from freewheel.transport.errand import ask
 
 Auto = Literal["auto"]
 ENVS = 8  # where nothing is said
+CHEAP = 25e-6  # seconds of a step that one worker brings faster than a learner can use it
 CROWD = 256  # workers at most, where none are asked for
 
 
@@ -57,9 +59,9 @@ class StaffConfig:
         assert self.workers != "auto", "planned comes first"
         return self.workers
 
-    def survey(self, make: MakeEnv, limits: Limits) -> tuple[EnvSpec, StepCost]:
+    def survey(self, make: MakeEnv, limits: Limits, modules: Sequence[str] = ()) -> tuple[EnvSpec, StepCost]:
         """What the world is and what its steps cost, found out in a process of its own."""
-        return ask(partial(_try_out, make), "the world", limits.construct + limits.reset + limits.step)
+        return ask(partial(_try_out, make), "the world", limits.construct + limits.reset + limits.step, modules)
 
     def planned(self, cost: StepCost) -> Self:
         """The same with every number known."""
@@ -80,16 +82,18 @@ class StaffConfig:
     def plan_line(self) -> str:
         """The plan for a person."""
         cores = usable_cores()
-        learner = "the learner has a core" if self.staff < cores else "the learner shares them at lower priority"
+        shares = "the learner shares them" + (" at lower priority" if self.staff > cores else "")
+        learner = "the learner has a core" if self.staff < cores else shares
         return f"{self.staff} workers x {self.envs_per_worker} envs, a thread each, on {cores} cores; {learner}"
 
 
 def useful_workers(cost: StepCost) -> int:
-    """How many workers keep the cores busy: more than cores where steps sleep, one less where there is one for the learner."""
+    """How many workers keep the cores busy: more than cores where steps sleep, one less where the learner can have its own or
+    will be the slower one anyway."""
     cores = usable_cores()
     duty = min(1.0, max(cost.cpu / cost.wall, 1 / CROWD)) if cost.wall > 0 else 1.0
     if duty > 0.5:
-        return max(1, cores - 1) if cores > 2 else cores
+        return max(1, cores - 1) if cores > 2 or cost.cpu < CHEAP else cores
     return min(CROWD, round(cores / duty))
 
 

@@ -13,7 +13,8 @@ from freewheel.core import WORKER_TIME, Episode, NDArray
 from freewheel.transport.pulse import RESET, STEP, Pulse
 
 WINDOW = 5.0  # seconds over which steps are averaged
-SLOW = 10.0  # times the median of all workers
+SLOW = 10.0  # times the median of the others
+NOTICE = 1.0  # seconds: a step that has not lasted so long yet says nothing, its worker may have lost the processor
 BUSY = [WORKER_TIME.index("step"), WORKER_TIME.index("reset")]
 
 
@@ -26,6 +27,7 @@ class Stragglers:
         self._past: deque[tuple[float, NDArray, NDArray]] = deque()
         self._named: set[int] = set()
         self._episodes = np.zeros((workers, 3))  # count, steps, seconds
+        self._steps, self._busy = np.zeros(workers, np.int64), np.zeros(workers, np.int64)  # ns
         self._look()
 
     def take(self, worker: int, episodes: Sequence[Episode]) -> None:
@@ -37,11 +39,14 @@ class Stragglers:
         """A line for every worker that has become slow since this was last asked."""
         self._look()
         mean = self._recent()
-        median = float(np.median(mean))
-        slow = set(np.flatnonzero(mean > SLOW * median).tolist()) if median > 0 else set()
+        known = mean > 0
+        suspects = np.flatnonzero(mean > SLOW * mean[known].min()).tolist() if known.any() else []
+        others = {worker: _median(np.delete(mean, worker)) for worker in suspects}
+        slow = {worker for worker, median in others.items() if 0 < SLOW * median < mean[worker]}
         new, self._named = sorted(slow - self._named), slow
         return [
-            f"worker {worker} is slow: {_seconds(mean[worker])} a step, the others {_seconds(median)}" for worker in new
+            f"worker {worker} is slow: {_seconds(mean[worker])} a step, the others {_seconds(others[worker])}"
+            for worker in new
         ]
 
     def table(self) -> list[dict[str, Any]]:
@@ -68,22 +73,35 @@ class Stragglers:
 
     def mean_step(self) -> float:
         """Seconds of a step, resets included, over all workers and the whole run; 0 before the first fragment."""
-        steps = int(self._pulse.memory["steps"].sum())
-        return float(self._times[:, BUSY].sum() * 1e-9 / steps) if steps else 0.0
+        self._align()
+        return float(self._busy.sum() * 1e-9 / max(1, int(self._steps.sum())))
+
+    def _align(self) -> None:
+        """Time is booked when a fragment is closed: only then are steps counted, or the two would not belong together."""
+        busy = self._times[:, BUSY].sum(axis=1)
+        booked = busy != self._busy
+        self._busy[booked], self._steps[booked] = busy[booked], self._pulse.memory["steps"][booked]
 
     def _look(self) -> None:
+        self._align()
         now = time.monotonic()
-        self._past.append((now, self._pulse.memory["steps"].copy(), self._times[:, BUSY].sum(axis=1)))
+        self._past.append((now, self._steps.copy(), self._busy.copy()))
         while len(self._past) > 2 and self._past[1][0] < now - WINDOW:
             self._past.popleft()
 
     def _recent(self) -> NDArray:
-        """[W] seconds a step lately; a step that is still going on counts as long as it has lasted."""
+        """[W] seconds a step lately, or ever where none ended lately; one that is going on counts as long as it has lasted."""
         (_, steps_then, busy_then), (_, steps, busy) = self._past[0], self._past[-1]
-        taken = np.maximum(steps - steps_then, 1)
-        mean = (busy - busy_then) * 1e-9 / taken
-        at_it = np.isin(self._pulse.memory["phase"], (STEP, RESET))
-        return np.asarray(np.maximum(mean, np.where(at_it, self._pulse.age() / taken, 0.0)))
+        taken = steps - steps_then
+        mean = np.where(taken > 0, (busy - busy_then) / np.maximum(taken, 1), busy / np.maximum(steps, 1)) * 1e-9
+        phase, age = self._pulse.memory["phase"].copy(), self._pulse.age()
+        lasting = np.where(((phase == STEP) | (phase == RESET)) & (age >= NOTICE), age, 0.0)
+        return np.asarray(np.maximum(mean, lasting / (taken + 1)))
+
+
+def _median(means: NDArray) -> float:
+    """Of those that are known."""
+    return float(np.median(means[means > 0])) if (means > 0).any() else 0.0
 
 
 def _seconds(value: float) -> str:

@@ -16,6 +16,7 @@ from freewheel.transport.memory import SharedArrays
 from freewheel.transport.worker import KEEP, Grant
 
 NOBODY = NONE = -1
+DEATHS = 2  # workers that may die of one episode: perhaps it kills whoever plays it
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ class Tickets:
                 "wave": one,  # only tickets below this may be played
                 "ticket": each,  # what a worker plays, or will play next; -1: none
                 "base": each,  # rows it had produced when it began that
+                "deaths": each,  # while it had this ticket
                 "reserved": each,
                 "announced": each,
                 "revoked": each,
                 "waiting": each,
+                "gated": ((1,), "i8"),  # the learner has its rows and waits for older ones that are still under way
             }
         )
         for name in ("posted", "ticket", "announced"):
@@ -101,14 +104,17 @@ class Tickets:
             return held
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> None:
-        """A worker has died: whoever replaces it plays its ticket again, unless the end had been written."""
+        """A worker has died: who replaces it plays its ticket again, unless it was played to its end or several died of it."""
         with self.lock:
             memory = self.memory
             begun = memory["announced"][worker] != NOBODY
+            memory["deaths"][worker] += 1
             if begun and tally.ended and tally.produced > memory["base"][worker]:
                 memory["ticket"][worker] = NONE
             elif begun and self._in_episodes:
                 memory["reserved"][worker] -= 1
+            if for_good or memory["deaths"][worker] >= DEATHS:
+                memory["ticket"][worker] = NONE
             self._end(worker, tally)
             memory["waiting"][worker] = 0
             self._wake()
@@ -131,7 +137,7 @@ class Tickets:
         with self.lock:
             held = int(self.memory["ticket"].max())  # perhaps by one who died before it could move `issued`
             ticket = max(int(self.memory["issued"][0]), held + 1)
-            self.memory["ticket"][worker] = ticket
+            self.memory["ticket"][worker], self.memory["deaths"][worker] = ticket, 0
             self.memory["issued"][0] = ticket + 1
             return ticket
 
@@ -162,6 +168,10 @@ class Tickets:
             self.memory["ticket"][worker] = NONE
             self._end(worker, tally)
             self._wake()
+
+    @property
+    def gated(self) -> bool:
+        return bool(self.memory["gated"][0])
 
     def streams(self, worker: int) -> Sequence[SeedStream]:
         return [_Ticketed(self, worker, self._draw)]

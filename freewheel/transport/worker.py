@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.core import WORKER_TIME, Failure, SeedStream, Transitions
-from freewheel.errors import FreewheelError
+from freewheel.errors import EnvError, FreewheelError
 from freewheel.rollout.cpu import Author, Runner
 from freewheel.rollout.recipe import Recipe
 from freewheel.seeding import training_episodes
@@ -23,8 +23,8 @@ from freewheel.transport.channel import Port, Tally, Writer
 from freewheel.transport.mailbox import NEVER, Mailbox
 from freewheel.transport.pulse import Pulse
 
-WAIT_CREDIT, WAIT_SLOT, DOWN, OTHER = (
-    WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "down", "other")
+WAIT_CREDIT, WAIT_SLOT, WAIT_GATE, DOWN, OTHER = (
+    WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "wait-gate", "down", "other")
 )
 
 KEEP = -2  # no other weights than those already loaded
@@ -46,6 +46,8 @@ class Permits(Protocol):
     def give_back(self, worker: int, tally: Tally) -> None: ...  # it is closed and queued
     @property
     def bells(self) -> Bells: ...  # a worker's rings when there may be a grant for it
+    @property
+    def gated(self) -> bool: ...  # it is the gate that they wait for
     def streams(self, worker: int) -> Sequence[SeedStream]: ...  # the episodes its lanes play; () for the lanes' own
 
 
@@ -75,7 +77,7 @@ def work(desk: Desk, post: Post) -> None:
         _Worker(desk, post).run()
     except FreewheelError as error:
         desk.pulse.say(post.worker, str(error))
-        sys.exit(1)
+        sys.exit(phase.HOPELESS if isinstance(error, EnvError) and error.cause == "quarantine" else 1)
     except MemoryError:
         desk.pulse.say(post.worker, f"out of memory, peak {_peak() // 1024} MB")
         sys.exit(1)
@@ -190,7 +192,7 @@ class _Worker:
                     if waited:
                         self._runner.spend(kind, perf_counter_ns() - began)
                     return grant
-                bell, kind = permits.bells[worker], WAIT_CREDIT
+                bell, kind = permits.bells[worker], WAIT_GATE if permits.gated else WAIT_CREDIT
             waited = True
             pulse.enter(worker, phase.WAIT)
             bell.wait(phase.TURN)
@@ -201,7 +203,7 @@ class _Worker:
         for failure in failures:
             self._begun[failure.lane] += 1
             about = phase.kind(failure.report)
-            if about.startswith("MemoryError"):
+            if about.split(":")[0].endswith("MemoryError"):  # numpy has one of its own
                 raise MemoryError
             if failure.cause == "quarantine":  # what it failed of has been said
                 self._pulse.say(self._post.worker, failure.report.split("\n", 1)[0])

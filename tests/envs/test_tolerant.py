@@ -297,7 +297,9 @@ def test_good_steps_wipe_the_slate() -> None:
     assert rows[-1].valid == [True] * 3
     rows = play(world({**faults, (11, 1): "raise"}, length=99), 40)
     assert [cause for _, _, cause, _ in told(rows)] == ["env_error"] * 12 + ["quarantine"]
-    assert f"given up after {TRUSTED} failures running" in next(row for row in rows if row.failures[1:]).failures[1].report
+    assert (
+        f"given up after {TRUSTED} failures running" in next(row for row in rows if row.failures[1:]).failures[1].report
+    )
 
 
 @pytest.mark.parametrize("step", [0, 1])

@@ -88,6 +88,7 @@ class Plain:
                 delta = data.reward[t, lane] + gamma * future - value[t, lane].item()
                 carried = gamma * lam * following if going_on else 0.0
                 rho, c = (min(bound, ratio[t, lane]) for bound in (self.config.rho_bar, self.config.c_bar))
+                rho, c = (rho, c) if self.config.targets == "corrected" else (1.0, 1.0)
                 advantage[t, lane] = delta + carried
                 following, joined = rho * delta + c * carried, True
                 target[t, lane] = value[t, lane].item() + following
@@ -151,13 +152,19 @@ def test_without_lag_it_is_plain_ppo(
     assert np.abs(learner.net.host - first).max() > 0.02
 
 
+@pytest.mark.parametrize("targets", ["corrected", "plain"])
 @pytest.mark.parametrize("surrogate", ["decoupled", "behaviour"])
 @pytest.mark.parametrize("bounds", [(1.0, 1.0), (0.8, 1.5)], ids=str)
 @pytest.mark.parametrize("spec", [MASKED, GAUSSIAN], ids=["masked", "gaussian"])
 def test_under_lag_rows_are_weighted_once_and_the_clip_starts_where_the_update_does(
-    play: Play, sign: Sign, spec: PolicySpec, bounds: tuple[float, float], surrogate: Literal["decoupled", "behaviour"]
+    play: Play,
+    sign: Sign,
+    spec: PolicySpec,
+    bounds: tuple[float, float],
+    surrogate: Literal["decoupled", "behaviour"],
+    targets: Literal["corrected", "plain"],
 ) -> None:
-    config = replace(CONFIG, surrogate=surrogate, rho_bar=bounds[0], c_bar=bounds[1])
+    config = replace(CONFIG, surrogate=surrogate, targets=targets, rho_bar=bounds[0], c_bar=bounds[1])
     learner = learner_for(spec, config)
     learner.version = 7
     plain = Plain(spec, config, learner.snapshot(), seed=5)

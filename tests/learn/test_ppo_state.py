@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ ROWS = 24
 
 
 def learner_for(
-    spec: PolicySpec = SPEC, config: PPOConfig | None = None, *, seed: int = 0, total: int | None = None, **task: int
+    spec: PolicySpec = SPEC, config: PPOConfig | None = None, *, seed: int = 0, total: int | None = None, **task: Any
 ) -> PPO:
     config = config or PPOConfig(lr=1e-2, epochs=2, minibatch=8)
     return PPO(config, Assignment(spec, rows=ROWS, lanes=3, seed=seed, total_steps=total, **task))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from freewheel.core import NDArray, Snapshot
+from freewheel.core import ActionSpec, EnvSpec, NDArray, Slice, Snapshot
 from freewheel.policies.actor import ACTIVATIONS, EDGE, NumpyActor, squashed_log_prob
-from freewheel.policies.spec import LOG_STD, FlatParams, PolicySpec, actor_layout
+from freewheel.policies.spec import LOG_STD, FlatParams, PolicyConfig, PolicySpec, actor_layout, full_layout
 
 DRAWS = 100_000
 #: A linear policy of three choices that reads one column of ones: its biases are its logits.
@@ -232,3 +232,21 @@ def test_activations(name: str) -> None:
     }[name]
     ACTIVATIONS[name](x, out=x)
     np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_one_lane_alone_acts_as_it_would_beside_others(greedy: bool) -> None:
+    """The path for one lane draws the same number, takes the same action and says the same log-probability, bit for bit."""
+    space = EnvSpec("any", 2, 3, "float32", (Slice("obs", 0, 3, (3,)),), ActionSpec("discrete", 7))
+    policy = PolicyConfig(hidden=(8,)).resolve(space)
+    params = FlatParams(full_layout(policy))
+    params.vector[:] = np.random.default_rng(1).standard_normal(len(params.vector))
+    actor = NumpyActor(policy)
+    actor.load(Snapshot(0, params.views))
+    for seed in range(200):
+        obs = np.random.default_rng(seed).standard_normal((1, 3)).astype(np.float32)
+        alone = actor.act(obs, np.random.default_rng(seed), greedy=greedy)
+        beside = actor.act(np.repeat(obs, 2, axis=0), np.random.default_rng(seed), greedy=greedy)
+        assert alone.action[0] == beside.action[0]
+        assert alone.log_prob[0] == pytest.approx(beside.log_prob[0], abs=1e-6)
+        assert (alone.action.dtype, alone.log_prob.dtype) == (beside.action.dtype, beside.log_prob.dtype)

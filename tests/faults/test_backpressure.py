@@ -1,0 +1,103 @@
+"""A learner that stops or is slow: workers stop too, where they were told to, or the oldest rows are dropped and counted."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+from tests.faults.chaos import LONG, Killer, Trial, idle, trial, wait_until, world
+
+WORKERS, STEPS, ROWS = 4, 16, 64  # ROWS = WORKERS x STEPS is S
+PAUSE_S = 60.0 if LONG else 0.3
+
+
+def standstill(on: Trial) -> int:
+    """Rows produced when all workers wait, which they still do some time later."""
+    wait_until(lambda: idle(on), what="the workers do not stop")
+    memory, produced = footprint(on), on.balance().produced
+    time.sleep(PAUSE_S)
+    assert on.balance().produced == produced
+    assert footprint(on) < 1.05 * memory
+    return produced
+
+
+def footprint(on: Trial) -> int:
+    """Bytes of memory that the workers and this process have to themselves."""
+    processes = [seat.process for seat in on.crew.seats]
+    pids = [process.pid for process in processes if process is not None]
+    return sum(psutil.Process(pid).memory_full_info().uss for pid in (None, *pids))
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "capacity"),
+    [
+        ("batch", {}, 2 * ROWS),  # one batch, and the next
+        ("batch", {"collection_batch_size": 5}, 2 * ROWS),
+        ("continuous", {"max_lag": 0}, ROWS),  # (max_lag + 1) x S credits
+        ("continuous", {"max_lag": 2}, 3 * ROWS),
+        ("continuous", {"max_lag": 50, "collection_batch_size": 8, "max_queue_size": 12}, 12 * 8),  # fragments
+    ],
+)
+def test_when_the_learner_stops_the_workers_stop(mode: str, options: dict[str, int], capacity: int) -> None:
+    """Exactly where the settings say; and when it goes on, they go on."""
+    with trial(world("Certified"), mode, workers=WORKERS, num_envs=WORKERS, **options) as on:
+        on.publish()
+        assert standstill(on) == capacity
+        on.learn(5)
+        assert on.dropped == {}
+        assert on.audit.gaps == 0
+        on.publish()  # the newest weights once more: nothing new is allowed by it
+        assert standstill(on) - on.learner.rows().done <= capacity
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_the_last_step_may_overdraw_by_less_than_its_lanes(lanes: int) -> None:
+    envs = WORKERS * lanes
+    with trial(world("Certified"), "continuous", workers=WORKERS, num_envs=envs, num_steps_per_env=7, max_lag=1) as on:
+        on.publish()
+        assert 0 <= standstill(on) - 2 * 7 * envs < lanes
+
+
+@pytest.mark.parametrize(("max_lag", "updates"), [(None, 3), (1, 2)])
+def test_when_the_learner_stops_no_more_episodes_are_begun(max_lag: int | None, updates: int) -> None:
+    """So many updates' worth of rows; what is being played then is played to its end, of 25 steps at most."""
+    options = {} if max_lag is None else {"max_lag": max_lag}
+    with trial(world("Certified"), "episodes", workers=WORKERS, num_envs=WORKERS, **options) as on:
+        on.publish()
+        assert updates * ROWS <= standstill(on) < updates * ROWS + WORKERS * 25
+        on.learn(5)
+        assert on.dropped.keys() <= (set() if max_lag is None else {"stale"})  # of the last episodes begun
+
+
+def test_no_worker_has_more_episodes_waiting_than_it_has_room_for() -> None:
+    """Long before the credits are used up: four fragments of two steps a worker."""
+    options = {"num_steps_per_env": 1000, "collection_batch_size": 2}
+    with trial(world("Certified"), "episodes", workers=WORKERS, num_envs=WORKERS, **options) as on:
+        on.publish()
+        assert standstill(on) <= WORKERS * 4 * 2
+        on.run_for(0.3)
+        assert on.dropped == {}
+
+
+@pytest.mark.parametrize("storm", [False, True], ids=["calm", "storm"])
+def test_where_the_oldest_is_to_be_dropped_it_is_counted(storm: bool) -> None:
+    """A learner that looks only now and then; and the same while workers are killed."""
+    options = {"max_queue_size": 8, "collection_batch_size": 4, "max_lag": 30, "overflow": "drop-oldest"}
+    args = {"seconds": 0.0002}
+    with trial(world("Certified"), "continuous", workers=WORKERS, num_envs=WORKERS, env_args=args, **options) as on:
+        on.wait_for_workers()
+        with Killer(on.crew, rate=4.0 if storm else 1e-9) as killer:
+            end = time.monotonic() + (30.0 if LONG else 2.0)
+            while time.monotonic() < end:
+                time.sleep(0.02)
+                rows = on.balance()
+                assert rows.queued + rows.open <= on.learner.rows().queued + WORKERS * 2 * 4
+                on.tick()
+        on.run(lambda: on.crew.restarts == len(killer.kills))
+        on.learn(3)
+        assert on.dropped["overflow"] > 100
+        assert on.dropped.keys() <= {"overflow", "stale"}
+        assert 0 < on.audit.gaps  # what was lost shows in the sequence
+        assert bool(killer.kills) == storm

@@ -1,0 +1,72 @@
+"""Threads and locks of the caller's process are not inherited: workers are born from a server that has none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.chaos import MODES, ROOT, trial, world
+
+#: A script without `if __name__ == "__main__"`, as people write them; it holds locks in threads of several kinds.
+SCRIPT = """
+import json, sys, threading
+import torch
+
+torch.set_num_threads(4)
+a = torch.ones(512, 512)
+for _ in range(5):
+    a = a @ a / 512
+lock = threading.Lock()
+lock.acquire()
+waiting = threading.Thread(target=lock.acquire, daemon=True)
+waiting.start()
+
+import freewheel
+
+for mode in ("batch", "continuous", "episodes"):
+    result = freewheel.train(
+        "tests.faults.worlds:Certified", mode=mode, workers=2, num_envs=2, num_steps_per_env=16, steps=500, evals=1,
+        eval_episodes=1, runs_dir=sys.argv[1], quiet=True,
+    )
+    print(json.dumps([mode, result.exit_code, torch.get_num_threads()]))
+"""
+
+
+def test_a_caller_with_threads_can_train(tmp_path: Path) -> None:
+    """And finds its own settings as they were."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "runs")],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert [json.loads(line) for line in ran.stdout.splitlines()] == [[mode, 0, 4] for mode in MODES]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_are_children_of_the_server_with_one_thread_and_without_torch(mode: str) -> None:
+    with trial(world("Certified"), mode, workers=2, num_envs=2) as on:
+        on.wait_for_workers()
+        for seat in on.crew.seats:
+            assert isinstance(seat.process, ForkServerProcess)
+            process = psutil.Process(seat.process.pid)
+            server = process.parent()
+            assert server is not None
+            assert "multiprocessing.forkserver" in " ".join(server.cmdline())
+            assert server.num_threads() == process.num_threads() == 1
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            assert "torch" not in maps
+            assert "numpy" in maps

@@ -1,0 +1,149 @@
+"""Workers that hang or are stopped: seen in time, replaced, and never heard again; the others go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from freewheel.transport.crew import Seat
+from tests.faults.chaos import (
+    LONG, MODES, Trial, command, every, harms, has_logged, idle, kill, tokens, trial, wait_until, world,
+)  # fmt: skip
+
+STEP_S = 1.0
+LIMITS = {"step_timeout": STEP_S, "reset_timeout": 1.5, "construct_timeout": 20.0}
+
+
+@pytest.mark.parametrize(("mode", "at", "phase", "limit"), every((3, "step", STEP_S), (0, "reset", 1.5)))
+def test_an_env_that_hangs_is_replaced_in_time(mode: str, at: int, phase: str, limit: float, tmp_path: Path) -> None:
+    """Deaf to SIGTERM, too."""
+    args = {"how": "hangs", "only": 1, "at": at, "folder": tokens(tmp_path, 0)}
+    with trial(world("Mishap"), mode, workers=4, num_envs=4, env_args=args, **LIMITS) as on:
+        on.wait_for_workers()
+        on.learn(2)
+        tokens(tmp_path, 1)
+        on.run(lambda: bool(on.crew.losses))
+        (loss,), (harm,) = on.crew.losses, harms(tmp_path)
+        assert limit <= loss.seen - harm.at < limit + 1.0
+        assert (loss.worker, loss.reason) == (1, f"did not answer within {limit:g} s of {phase}")
+        on.run(lambda: on.audit.incarnations().get(1) == 1)
+        assert time.monotonic() - loss.seen < 3.0
+        assert not psutil.pid_exists(harm.pid)
+        meanwhile = Counter(one.origin.worker for one in on.audit.deliveries if harm.at + 0.2 < one.at < loss.seen)
+        if mode != "batch":  # whose next batch needs all of them
+            assert meanwhile.keys() == {0, 2, 3}
+        on.run(lambda: f"worker 1 did not answer within {limit:g} s of {phase} and is replaced" in on.news)
+
+
+def stopped(seat: Seat) -> psutil.Process:
+    """The process that sits here, stopped."""
+    assert seat.process is not None
+    process = psutil.Process(seat.process.pid)
+    process.suspend()
+    return process
+
+
+def assert_replaced(on: Trial, victim: psutil.Process, worker: int, limit: float) -> None:
+    """Within the limit and a little; the one that was stopped is gone, so it cannot come back to life."""
+    began = time.monotonic()
+    on.run(lambda: bool(on.crew.losses))
+    assert on.crew.losses[0].worker == worker
+    assert on.crew.losses[0].seen - began < limit + 1.0
+    assert not victim.is_running()
+    with pytest.raises(psutil.NoSuchProcess):
+        victim.resume()
+    on.run(lambda: on.audit.incarnations().get(worker) == 1)
+    on.learn(2)
+    assert on.audit.incarnations()[worker] == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_was_stopped_is_replaced(mode: str) -> None:
+    with trial(world("Certified"), mode, workers=4, num_envs=4, **LIMITS) as on:
+        on.wait_for_workers()
+        assert_replaced(on, stopped(on.crew.seats[2]), 2, STEP_S)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_was_stopped_while_it_waited_is_replaced(mode: str) -> None:
+    """All are waiting for the learner. Nobody misses the one that is stopped until the learner goes on."""
+    with trial(world("Certified"), mode, workers=4, num_envs=4, **LIMITS) as on:
+        on.wait_for_workers()
+        wait_until(lambda: idle(on))
+        victim = stopped(on.crew.seats[2])
+        assert_replaced(on, victim, 2, STEP_S)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_that_was_stopped_for_a_while_goes_on(mode: str) -> None:
+    """At any moment, for less than the limit: no row is lost or doubled, and the books are right all the while."""
+    rng = np.random.default_rng(3)
+    with trial(world("Certified"), mode, workers=4, num_envs=4, env_args={"seconds": 0.0}, **LIMITS) as on:
+        on.wait_for_workers()
+        for _ in range(500 if LONG else 25):
+            victim = stopped(on.crew.seats[rng.integers(4)])
+            time.sleep(0.01)
+            on.balance()
+            victim.resume()
+            on.tick()
+        on.learn(2)
+        assert on.crew.losses == []
+        assert on.dropped.keys() <= {"stale"}
+
+
+@pytest.mark.parametrize("mode", ["continuous", "episodes"])
+def test_a_worker_that_was_stopped_with_the_lock_stops_nobody_else(mode: str, tmp_path: Path) -> None:
+    """Even if another one dies in the meantime. (In batch there is no lock.)"""
+    args = {"how": "stops with the lock", "only": 1, "folder": tokens(tmp_path, 0)}
+    with trial(world("Mishap"), mode, workers=4, num_envs=4, env_args=args, step_timeout=20.0) as on:
+        on.wait_for_workers()
+        tokens(tmp_path, 1)
+        wait_until(lambda: bool(harms(tmp_path)))
+        (harm,) = harms(tmp_path)
+        wait_until(lambda: psutil.Process(harm.pid).status() == psutil.STATUS_STOPPED)
+        assert kill(on.crew.seats[2], [])
+        on.run(lambda: len(on.crew.losses) == 2)
+        assert {loss.worker for loss in on.crew.losses} == {1, 2}
+        assert max(loss.seen for loss in on.crew.losses) - harm.at < 4.0
+        on.run(lambda: on.audit.incarnations().items() >= {1: 1, 2: 1}.items())
+
+
+@pytest.mark.parametrize("mode", MODES if LONG else ["batch"])
+def test_the_stopped_and_the_killed_together(mode: str) -> None:
+    """Half of the workers stopped, the other half killed: all of them are back in time."""
+    with trial(world("Certified"), mode, workers=6, num_envs=6, **LIMITS) as on:
+        on.wait_for_workers()
+        victims = [stopped(seat) for seat in on.crew.seats[::2]]
+        for seat in on.crew.seats[1::2]:
+            assert kill(seat, [])
+        on.run(lambda: on.audit.incarnations() == dict.fromkeys(range(6), 1))
+        assert len(on.crew.losses) == on.crew.restarts == 6
+        assert not any(victim.is_running() for victim in victims)
+        for victim in victims:
+            with pytest.raises(ProcessLookupError):
+                os.kill(victim.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("mode", MODES if LONG else ["continuous"])
+def test_a_training_that_was_stopped_as_a_whole_goes_on_as_if_nothing_had_been(mode: str, tmp_path: Path) -> None:
+    """Ctrl-Z, a coffee that takes longer than any limit, and fg: nobody has failed to answer."""
+    runs = tmp_path / "runs"
+    argv = [world("Certified"), "--mode", mode, "--workers", "3", "--num-envs", "3", "--steps", "1000000000"]
+    with command(runs, *argv, "--step-timeout", "0.5", "--reset-timeout", "0.5", "--log-every", "0.05") as process:
+        wait_until(lambda: has_logged(runs), limit=40.0)
+        os.killpg(process.pid, signal.SIGSTOP)
+        time.sleep(1.7)
+        os.killpg(process.pid, signal.SIGCONT)
+        logged = (runs / "cut" / "metrics.jsonl").stat().st_size
+        wait_until(lambda: (runs / "cut" / "metrics.jsonl").stat().st_size > logged + 5000)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(timeout=10) == 143
+    assert json.loads((runs / "cut" / "summary.json").read_text())["worker_restarts"] == 0

@@ -1,0 +1,112 @@
+"""Envs that raise or lie: the row is dropped and counted, the lane named and begun anew or given up, and nobody learns from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from freewheel import cli
+from tests.faults.chaos import LONG, MODES, every, finite, tokens, trial, world
+
+PLACE = r"episode \d+, seed \d+, step \d+, last action [01]"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_env_that_raises_now_and_then_does_not_stop_training(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two kinds of error in 1 % of all steps: each told once with its traceback, all of them counted."""
+    argv = [
+        "train",
+        world("Mishap"),
+        "--mode",
+        mode,
+        "--workers",
+        "3",
+        "--num-envs",
+        "3",
+        "--seed",
+        "5",
+        "--evals",
+        "0",
+    ]
+    argv += ["--env.how", "raises variously", "--env.rate", "0.01", "--policy.hidden", "8", "--log-every", "0.2"]
+    argv += ["--steps", "200000" if LONG else "4000", "--runs-dir", str(tmp_path), "--run", "bumpy"]
+    assert cli.main(argv) == 0
+    said = capsys.readouterr().out
+    summary = json.loads((tmp_path / "bumpy" / "summary.json").read_text())
+    assert (summary["ended"], summary["exit_code"], summary["workers_lost"], summary["worker_restarts"]) == (
+        "steps",
+        0,
+        0,
+        0,
+    )
+    assert summary["dropped"]["env_error"] > 0.004 * summary["produced"]
+    assert summary["produced"] == summary["trained"] + sum(summary["dropped"].values())
+    for error in ("ValueError: boom", "KeyError: 'bang'"):
+        first = re.findall(rf"^lane [0-2] of \S+:Mishap raised {error} \(({PLACE})\)$", said, re.MULTILINE)
+        assert len(first) == said.count(f"\n{error}\n") == 1, said
+    assert said.count("Traceback (most recent call last)") == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "how", "cause", "complaint"),
+    every(
+        ("nan", "nan", r"gave an observation that is not finite: \[nan nan nan\]"),
+        ("reward inf", "nan", r"gave a reward that is not finite: inf"),
+        ("-inf", "nan", r"gave an observation that is not finite: \[.*-inf.*\]"),
+        ("wrong shape", "shape", r"gave a wrong observation in step\(\): .*\(3,\).*\(2,\)"),
+        ("one column", "shape", r"gave a wrong observation in step\(\): .*\(3,\).*\(1,\)"),
+        ("None", "shape", r"gave a wrong observation in step\(\): .*None"),
+        ("text", "shape", r"gave a wrong observation in step\(\): .*float32.*<U1"),
+        ("complex", "shape", r"gave a wrong observation in step\(\): .*float32.*complex"),
+    ),
+)
+def test_a_lie_reaches_nobody(mode: str, how: str, cause: str, complaint: str, tmp_path: Path) -> None:
+    """Five lies are five rows dropped (in episodes, with the rows of their episodes that came before)."""
+    args = {"how": how, "at": 12, "folder": tokens(tmp_path, 5)}
+    with trial(world("Mishap"), mode, workers=2, num_envs=4 if mode != "episodes" else 2, env_args=args) as on:
+        on.run(lambda: not list(tmp_path.glob("token-*")))
+        lost = 5 * 12 if mode == "episodes" else 5
+        on.run(lambda: on.dropped.get(cause) == lost)
+        on.learn(2)
+        assert on.dropped == {cause: lost}
+        assert (on.crew.losses, on.audit.gaps > 0) == ([], mode == "episodes")
+        assert finite(on.learner.snapshot())
+        on.run(lambda: re.search(rf"lane \d of \S+:Mishap {complaint}.* \({PLACE}\)", on.told) is not None)
+
+
+@pytest.mark.parametrize(("mode", "how", "cause"), [("batch", "nan", "nan"), ("continuous", "raises", "env_error")])
+def test_a_lane_that_does_little_but_fail_is_given_up(mode: str, how: str, cause: str) -> None:
+    """The first of two envs of worker 1, that is lane 2, at the fourth step of every episode; its neighbour goes on."""
+    args = {"how": how, "only": 1, "envs": 1, "at": 4}
+    with trial(world("Mishap"), mode, workers=2, num_envs=4, env_args=args) as on:
+        on.run(lambda: "given up" in on.told)
+        on.learn(5)
+        assert on.dropped == {cause: 3}
+        assert on.crew.losses == []
+        (told,) = re.findall(r"^lane 2 of .* was given up after 3 failures running.*$", on.told, re.MULTILINE)
+        assert re.search(PLACE, told)
+        assert finite(on.learner.snapshot())
+
+
+def test_a_worker_whose_only_lane_was_given_up_is_given_up() -> None:
+    """In episodes a worker has one lane: it is tried in three processes before its place is left empty."""
+    args = {"how": "nan", "only": 1, "at": 4}
+    with trial(world("Mishap"), "episodes", workers=3, num_envs=3, env_args=args) as on:
+        on.run(lambda: on.crew.given_up == 1)
+        on.learn(3)
+        # Each process ends in its third step that failed; the three good ones before it go when another takes its place.
+        assert on.dropped == {"nan": 3 * 2 * 4, "worker_death": 2 * 3}
+        assert on.told.count("worker 1 ended (exit code 4) and is replaced\nno lane of") == 2
+        assert on.told.count("worker 1 ended (exit code 4) and is given up\nno lane of") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_env_that_writes_into_what_it_returned_harms_nobody(mode: str) -> None:
+    with trial(world("Scribbles"), mode, workers=2, num_envs=2) as on:
+        on.learn(10)
+        assert on.dropped == {}

@@ -1,0 +1,46 @@
+"""One world that is far slower than the rest: the others do not wait for it, and it is named, and nobody else is."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.faults.chaos import LONG, MODES, trial, world
+
+WORKERS = 8
+FAIR = (WORKERS - 1) / WORKERS
+#: Share of what the others could do, at least; in the short form the machine may be busy with other things.
+SHARE, TWIN_S = (0.95, 15.0) if LONG else (0.7, 1.5)
+
+
+@pytest.mark.parametrize("mode", ["continuous", "episodes"])
+def test_the_others_do_not_wait_for_the_slow_one(mode: str) -> None:
+    speed = {}
+    for factor in (1.0, 100.0):
+        args = {"seconds": 0.005, "factor": factor}
+        with trial(world("Slow"), mode, workers=WORKERS, num_envs=WORKERS, env_args=args) as on:
+            on.run(lambda: len(on.audit.incarnations()) >= WORKERS - 1)
+            on.learn(2)
+            speed[factor] = on.run_for(TWIN_S)
+    assert speed[100.0] > SHARE * FAIR * speed[1.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_slow_one_is_named_soon_and_nobody_else(mode: str) -> None:
+    with trial(world("Slow"), mode, workers=4, num_envs=4, env_args={"seconds": 0.001, "only": 2}) as on:
+        began = time.monotonic()
+        on.run(lambda: "slow" in on.told)
+        assert time.monotonic() - began < 10.0
+        on.run_for(1.0)
+        named = [text for text in on.news if "slow" in text]
+        assert [text.startswith("worker 2 is slow: ") for text in named] == [True]
+
+
+@pytest.mark.parametrize("mode", MODES if LONG else ["continuous"])
+def test_where_all_are_alike_nobody_is_called_slow(mode: str) -> None:
+    """Though a fragment takes longer than the window that steps are averaged over."""
+    args = {"seconds": 0.4 if LONG else 0.1}
+    with trial(world("Certified"), mode, workers=6, num_envs=6, env_args=args) as on:
+        on.run_for(20.0 if LONG else 2.5)
+        assert on.news == []

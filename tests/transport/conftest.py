@@ -1,0 +1,70 @@
+"""Processes for tests that need real ones: born in the nursery, gone when the test is over."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:  # child processes import tests.transport.children
+    sys.path.append(str(ROOT))
+
+from freewheel.transport import nursery  # noqa: E402
+
+LIMIT = 20.0  # seconds that anything waited for here may take, on a machine with other things to do
+
+
+class Start(Protocol):
+    """Runs a function in a process of its own."""
+
+    def __call__(self, target: Callable[..., None], *args: Any) -> ForkServerProcess: ...
+
+
+class Eventually(Protocol):
+    """Waits until something is true, and fails if that takes too long."""
+
+    def __call__(self, condition: Callable[[], object], limit: float = LIMIT) -> float: ...
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prepared() -> None:
+    nursery.prepare(["tests.transport.children"])
+
+
+@pytest.fixture
+def start(prepared: None) -> Iterator[Start]:
+    leash = nursery.Leash()
+    processes: list[ForkServerProcess] = []
+
+    def run(target: Callable[..., None], *args: Any) -> ForkServerProcess:
+        process = leash.process(target, *args, name=f"test-{target.__name__}")
+        nursery.start(process)
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.join(LIMIT)
+        process.close()
+    leash.close()
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    """Seconds until the condition held."""
+
+    def wait(condition: Callable[[], object], limit: float = LIMIT) -> float:
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < limit, "it did not come true in time"
+            time.sleep(0.001)
+        return time.monotonic() - began
+
+    return wait

@@ -1,0 +1,124 @@
+"""Stragglers: who is far slower than the rest is named, once; and the means of everyone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from freewheel.core import WORKER_TIME, Episode
+from freewheel.transport.pulse import RESET, STEP, WAIT, Pulse
+from freewheel.transport.stragglers import WINDOW, Stragglers
+
+
+class Scene:
+    """Workers whose steps take what the test says, under a clock that moves when it is told to."""
+
+    def __init__(self, pulse: Pulse, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: round(self.now * 1e9))
+        for module in ("stragglers", "pulse"):
+            monkeypatch.setattr(f"freewheel.transport.{module}.time", clock)
+        self.pulse, self.workers = pulse, len(pulse.memory["steps"])
+        self.times = np.zeros((self.workers, len(WORKER_TIME)), np.int64)
+        for worker in range(self.workers):
+            pulse.enter(worker, WAIT)
+        self.stragglers = Stragglers(pulse, self.times)
+
+    def play(self, seconds: float, step_s: Sequence[float], reset_share: float = 0.0) -> list[str]:
+        """Everyone steps for this long, a step taking so many seconds; who is newly slow."""
+        self.now += seconds
+        for worker, each in enumerate(step_s):
+            steps = round(seconds / each)
+            self.pulse.memory["steps"][worker] += steps
+            busy = steps * each * 1e9
+            self.times[worker, WORKER_TIME.index("step")] += round(busy * (1 - reset_share))
+            self.times[worker, WORKER_TIME.index("reset")] += round(busy * reset_share)
+        return self.stragglers.slow()
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    with closing(Pulse(4, 1)) as pulse:
+        yield Scene(pulse, monkeypatch)
+
+
+EVEN = (0.01, 0.01, 0.01, 0.01)
+UNEVEN = (0.01, 0.01, 0.5, 0.01)
+
+
+def test_nobody_is_slow_at_first(scene: Scene) -> None:
+    assert scene.stragglers.slow() == []
+    assert scene.stragglers.mean_step() == 0.0
+    assert scene.play(1.0, EVEN) == []
+
+
+def test_the_slow_one_is_named_once_and_again_after_it_recovered(scene: Scene) -> None:
+    assert scene.play(10.0, UNEVEN) == ["worker 2 is slow: 500 ms a step, the others 10 ms"]
+    assert scene.play(10.0, UNEVEN) == []
+    for _ in range(4):
+        assert scene.play(WINDOW, EVEN) == []
+    assert scene.play(10.0, UNEVEN, reset_share=1.0) == ["worker 2 is slow: 500 ms a step, the others 10 ms"]
+
+
+def test_ten_times_the_median_is_where_slow_begins(scene: Scene) -> None:
+    assert scene.play(10.0, (0.01, 0.01, 0.1, 0.01)) == []
+    assert scene.play(30.0, (0.01, 0.01, 0.125, 0.01)) == ["worker 2 is slow: 125 ms a step, the others 10 ms"]
+
+
+@pytest.mark.parametrize(("phase", "slow"), [(STEP, True), (RESET, True), (WAIT, False)])
+def test_a_step_that_goes_on_and_on_counts_though_it_has_not_ended(scene: Scene, phase: int, slow: bool) -> None:
+    scene.pulse.enter(1, phase)
+    named = scene.play(3.0, (0.01, 100.0, 0.01, 0.01))
+    assert named == (["worker 1 is slow: 3 s a step, the others 10 ms"] if slow else [])
+
+
+def test_a_step_that_has_not_lasted_long_says_nothing(scene: Scene) -> None:
+    scene.play(3.0, EVEN)
+    scene.pulse.enter(1, STEP)
+    assert scene.play(0.9, (0.01, 100.0, 0.01, 0.01)) == [], "it may have lost the processor"
+
+
+def test_of_two_workers_one_can_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Pulse(2, 1)) as pulse:
+        scene = Scene(pulse, monkeypatch)
+        assert scene.play(10.0, (0.5, 0.01)) == ["worker 0 is slow: 500 ms a step, the others 10 ms"]
+
+
+def test_only_the_last_seconds_count(scene: Scene) -> None:
+    scene.play(1000.0, EVEN)
+    for _ in range(2):
+        scene.now += WINDOW
+        scene.stragglers.slow()
+    assert scene.play(2.0, UNEVEN) == ["worker 2 is slow: 500 ms a step, the others 10 ms"]
+
+
+def test_the_table_has_everyones_means(scene: Scene) -> None:
+    scene.play(2.0, UNEVEN, reset_share=0.25)
+    for seconds in (1.0, 2.0):
+        scene.stragglers.take(2, [Episode(0, 0, 0, (), 0.0, 1, seconds, ())])
+    scene.stragglers.take(2, ())
+    table = scene.stragglers.table()
+    assert [row["worker"] for row in table] == [0, 1, 2, 3]
+    assert table[2] == {
+        "worker": 2,
+        "steps": 4,
+        "step_s": pytest.approx(0.375),
+        "reset_s": pytest.approx(0.25),  # a quarter of 2 s in 2 episodes
+        "episodes": 2,
+        "episode_s": pytest.approx(1.5),
+    }
+    assert (table[0]["steps"], table[0]["episodes"], table[0]["episode_s"]) == (200, 0, None)
+    assert scene.stragglers.mean_step() == pytest.approx(8.0 / 604)
+    scene.pulse.memory["steps"][:] += 50  # of fragments that are still open: their time is not known yet
+    assert scene.stragglers.mean_step() == pytest.approx(8.0 / 604)
+
+
+def test_all_episodes_count_whatever_became_of_their_rows(scene: Scene) -> None:
+    assert scene.stragglers.produced() == {"count": 0, "length_mean": None, "seconds_mean": None}
+    for worker, length, seconds in ((0, 10, 1.0), (3, 30, 4.0)):
+        scene.stragglers.take(worker, [Episode(0, 0, 0, (), 0.0, length, seconds, ())])
+    assert scene.stragglers.produced() == {"count": 2, "length_mean": 20.0, "seconds_mean": 2.5}
