@@ -11,7 +11,7 @@ EXTRAS := dev,classic,mujoco,video
 ONE_BENCH := bench-straggler bench-burn bench-lag bench-startup bench-versus bench-lag-learning bench-storm bench-solves
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test312 check format bench $(ONE_BENCH) clean
+.PHONY: help demo test test312 soak chaos check format bench $(ONE_BENCH) clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -36,14 +36,22 @@ demo: .venv/.ready ## train PPO on CartPole in lockstep, score 20 greedy episode
 	$(BIN)/freewheel play demo-$$n --render gif
 
 # One thread a process: the same sums in the same order, and no fight for the cores.
-test test312: export OMP_NUM_THREADS := 1
-test test312: export OPENBLAS_NUM_THREADS := 1
+test test312 soak chaos: export OMP_NUM_THREADS := 1
+test test312 soak chaos: export OPENBLAS_NUM_THREADS := 1
 
 test: .venv/.ready ## every test
 	$(BIN)/python -m pytest
 
 test312: .venv312/.ready ## every test under Python 3.12 (PYTHON312 says where it is)
 	.venv312/bin/python -m pytest
+
+soak chaos: export FREEWHEEL_LONG := 1
+
+soak: .venv/.ready ## every fault that workers are tested for, in its long form (more than an hour)
+	$(BIN)/python -m pytest tests/faults tests/transport -p no:cacheprovider --timeout 3600
+
+chaos: .venv/.ready ## of these, the storms: workers that are killed, envs that fail in every way (half an hour)
+	$(BIN)/python -m pytest tests/faults -p no:cacheprovider --timeout 3600 -k "storm or everything"
 
 check: .venv/.ready ## style, types, floors and the size table
 	$(BIN)/ruff check

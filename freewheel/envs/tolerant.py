@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
@@ -77,14 +78,14 @@ class Watch:
     def __init__(self, name: str, lanes: Sequence[Lane], step: Step, first: NDArray) -> None:
         self._name, self._notes = name, list[Failure]()
         self.wards = [Ward(lane, index, first[index], self._notes) for index, lane in enumerate(lanes)]
-        floats = [values for values in (step.next_obs, step.reward) if values.dtype != np.uint8]
-        self._floats = [(values, np.ones(values.shape, np.bool_)) for values in floats]
+        self._floats = [values.reshape(-1) for values in (step.next_obs, step.reward) if values.dtype != np.uint8]
         self._whole = True  # the last step had no gap
 
     def judge(self, step: Step, ended: list[Lane | Ward]) -> Step:
         """The step as it may be shown: failed lanes have an empty row and are among those that ended."""
-        for values, finite in self._floats:
-            if np.count_nonzero(np.isfinite(values, finite)) < values.size:
+        for values in self._floats:
+            # The cheapest look there is: finite unless a value is not, or so large that its square is not.
+            if not math.isfinite(values.dot(values)):
                 self._inspect(step)
         if self._whole and not self._notes:
             return step

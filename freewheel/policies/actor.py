@@ -20,6 +20,7 @@ from freewheel.policies.spec import (
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 MASKED = np.float32(-1e9)  # logit of an action that is not allowed
+BLOCK = 256  # random numbers drawn at a time
 EDGE = 1.0 - 1e-6  # a squashed action is kept inside (-EDGE, EDGE), so that it can be unsquashed
 
 
@@ -51,6 +52,8 @@ class NumpyActor:
         ]
         self._no_state = np.zeros((0, 0), np.float32)
         self._lanes = np.arange(0)
+        self._rng: np.random.Generator | None = None
+        self._numbers: list[float] = []  # drawn, and not yet used; the next is the last
 
     def load(self, snapshot: Snapshot) -> None:
         for name, view in self.params.views.items():
@@ -74,7 +77,7 @@ class NumpyActor:
             start, stop = self.spec.mask
             logits = np.where(obs[:, start:stop] > 0, logits, MASKED)
         if len(logits) == 1:
-            return _choose_one(logits[0], rng, greedy)
+            return _choose_one(logits[0], None if greedy else self._draw(rng, 1)[0])
         lanes = self._lanes
         if len(lanes) != len(logits):
             lanes = self._lanes = np.arange(len(logits))
@@ -85,9 +88,17 @@ class NumpyActor:
             action = logits.argmax(axis=1)
         else:
             # float64, so that a draw below 1 stays below the total and never lands on an action of probability 0
-            draw = rng.random(len(lanes)) * total
+            draw = np.array(self._draw(rng, len(lanes))) * total
             action = (cumulated <= draw[:, None]).sum(axis=1)
         return action, logits[lanes, action] - np.log(total)
+
+    def _draw(self, rng: np.random.Generator, count: int) -> list[float]:
+        """The generator's next numbers, as it would give them one by one; a block at a time, for a call of it is dear."""
+        if rng is not self._rng:
+            self._rng, self._numbers = rng, []
+        while len(self._numbers) < count:
+            self._numbers = rng.random(BLOCK)[::-1].tolist() + self._numbers
+        return [self._numbers.pop() for _ in range(count)]
 
     def _gaussian(self, mean: NDArray, obs: NDArray, rng: np.random.Generator, greedy: bool) -> tuple[NDArray, NDArray]:
         log_std = self.params.views["actor.log_std"]
@@ -105,12 +116,12 @@ class NumpyActor:
         return action, squashed_log_prob(mean, log_std, action)
 
 
-def _choose_one(logits: NDArray, rng: np.random.Generator, greedy: bool) -> tuple[NDArray, NDArray]:
+def _choose_one(logits: NDArray, draw: float | None) -> tuple[NDArray, NDArray]:
     """The same for one lane, at half the cost: that is what a worker with one slow env does all the time."""
-    logits = logits - logits.max()
+    logits = logits - logits[logits.argmax()]
     cumulated = np.exp(logits).cumsum()
     total = cumulated[-1]
-    action = int(logits.argmax() if greedy else cumulated.searchsorted(rng.random() * total, side="right"))
+    action = int(logits.argmax() if draw is None else cumulated.searchsorted(draw * total, side="right"))
     return np.array([action]), np.array([logits[action] - np.log(total)])
 
 

@@ -18,8 +18,9 @@ from freewheel.core import (
     Origin,
     SeedStream,
     Snapshot,
+    Step,
     Transitions,
-)  # fmt: skip
+)
 from freewheel.errors import EnvError
 from freewheel.rollout.recipe import Recipe
 from freewheel.seeding import generator, training_episodes
@@ -42,6 +43,12 @@ def empty_transitions(steps: int, spec: EnvSpec) -> Transitions:
         next_obs=np.empty((*rows, spec.obs_size), spec.obs_dtype),
         valid=np.empty(rows, np.bool_),
     )
+
+
+def _ended(step: Step) -> list[int]:
+    """The lanes whose episode is over."""
+    lanes: list[int] = (step.terminated | step.truncated).nonzero()[0].tolist()
+    return lanes
 
 
 class Author:
@@ -72,7 +79,7 @@ class Runner:
         self._actor = recipe.actor()
         self._rng = author.rng()
         self._worker, self._lanes, self._sequence = author.worker, lanes, 0
-        self._time = np.zeros(len(WORKER_TIME), np.int64)
+        self._time = [0] * len(WORKER_TIME)
         self._streams = author.streams
         self._played = [0] * len(lanes)
         self._return = np.zeros(len(lanes), np.float64)
@@ -94,7 +101,7 @@ class Runner:
 
     def spent(self) -> NDArray:
         """[len(WORKER_TIME)] ns since this was last asked."""
-        time, self._time = self._time, np.zeros_like(self._time)
+        time, self._time = np.array(self._time), [0] * len(WORKER_TIME)
         return time
 
     def unroll(self, steps: int) -> Chunk:
@@ -145,20 +152,24 @@ class Runner:
         data.truncated[t] = step.truncated
         data.next_obs[t] = self._obs = step.next_obs
         data.valid[t] = step.valid
-        rows = int(np.count_nonzero(step.valid))
+        rows = step.valid.tobytes().count(1)  # looking at bytes is several times cheaper than any reduction of numpy's
         self.produced += rows
         self.open += rows
-        np.add(self._return, step.reward, out=self._return, where=step.valid)
-        self._length += step.valid
-        done = step.terminated | step.truncated
-        self.over, self.failures = bool(done.any()), step.failures
+        if rows == len(self._lanes):
+            self._return += step.reward
+            self._length += 1
+        else:
+            np.add(self._return, step.reward, out=self._return, where=step.valid)
+            self._length += step.valid
+        self.over = 1 in step.terminated.tobytes() or 1 in step.truncated.tobytes()
+        self.failures = step.failures
         for failure in step.failures:
             if failure.in_reset:  # the episode after it took its place
                 self._played[failure.lane] += 1
             elif failure.cause != "quarantine":
                 self.over = True
                 self._forget(failure.lane, clock2)
-        episodes = [self._finish(int(i), step.measures[i], clock2) for i in done.nonzero()[0]] if self.over else ()
+        episodes = [self._finish(i, step.measures[i], clock2) for i in _ended(step)] if self.over else ()
         time[INFER] += clock1 - clock0
         time[STEP] += clock2 - clock1 - step.reset_ns
         time[RESET] += step.reset_ns

@@ -49,7 +49,7 @@ class Tally(NamedTuple):
 
     produced: int  # rows
     failed: int  # of these, taken by env failures
-    ended: bool  # the last row ended an episode, or cut it short
+    ended: bool  # the last row ended an episode, or cut it short; False where a slot was begun and is still empty
 
 
 class Account(NamedTuple):
@@ -173,8 +173,11 @@ class Writer:
         self._ring, self._incarnation = _Ring(port.memory, port.shape, worker), incarnation
         self._data = [Transitions(*columns) for columns in self._ring.slots]
         self._bell, self._overflow = port.bell, port.overflow
-        self.tally = self._ring.reached()._replace(ended=True)
         self.slot = NONE
+
+    @property
+    def tally(self) -> Tally:
+        return self._ring.reached()
 
     def full(self) -> bool:
         """No slot is free: the learner has not kept up."""
@@ -193,7 +196,7 @@ class Writer:
         ring, number = self._ring, self._ring.committed[0]
         self.slot = slot = number % ring.size
         self._at = at = ring.at(number, 0)
-        ring.tally[at], ring.tally[at + FAILED], ring.tally[at + ENDED] = self.tally.produced, self.tally.failed, 0
+        ring.tally[at], ring.tally[at + FAILED], ring.tally[at + ENDED] = *ring.reached()[:2], 0
         ring.count[slot] = 0
         ring.version[slot], ring.incarnation[slot] = version, self._incarnation
         ring.opened[0] = number
@@ -209,9 +212,9 @@ class Writer:
             ring.episodes[slot, ended] = (*head, *episode.measures)
             ended += 1
         failed = self._mark_lost(ring.lost[slot, t], failures) if failures else 0
-        produced = tally[at] + int(np.count_nonzero(self._data[slot].valid[t])) + failed
-        self.tally = Tally(produced, tally[at + FAILED] + failed, bool(episodes) or failed > 0)
-        tally[at + 3], tally[at + 3 + FAILED], tally[at + 3 + ENDED] = produced, self.tally.failed, ended
+        tally[at + 3] = tally[at] + self._data[slot].valid[t].tobytes().count(1) + failed
+        tally[at + 3 + FAILED] = tally[at + FAILED] + failed
+        tally[at + 3 + ENDED] = ended
         ring.count[slot] = t + 1
 
     def commit(self, time: NDArray) -> None:
@@ -243,7 +246,7 @@ class Reader:
         self._begun = [0] * shape.workers  # steps taken of it
         self._read = [0] * shape.workers  # rows taken or known to be dropped, lost ones included
         self._gap = [False] * shape.workers
-        self._time = np.zeros((shape.workers, len(WORKER_TIME)), np.int64)
+        self._time = [np.zeros(len(WORKER_TIME), np.int64) for _ in range(shape.workers)]
         self._lock: AbstractContextManager[None] = channel.overflow or nullcontext()
         self.overflowed = 0  # rows that full rings have dropped
 
@@ -318,7 +321,7 @@ class Reader:
             return
         ring, number = self._rings[worker], self._rings[worker].taken[0]
         before = ring.tally[ring.at(number, 0)] if number <= ring.opened[0] else ring.reached().produced
-        dropped = before + self._seen(worker, number) - self._read[worker]
+        dropped = before - self._read[worker]  # negative where this slot was read in part
         if dropped > 0:
             self._read[worker] += dropped
             self.overflowed += dropped
@@ -328,7 +331,8 @@ class Reader:
         ring, slot = self._rings[worker], number % self._rings[worker].size
         begin = self._begun[worker] if self._number[worker] == number else 0
         end = ring.count[slot]
-        first, last = ring.at(number, begin), ring.at(number, end)
+        first = ring.at(number, begin)
+        last = first + 3 * (end - begin)
         data = Transitions(*[column[begin:end].copy() for column in ring.slots[slot]])
         lost = _lost(ring, slot, begin, end) if ring.tally[last + FAILED] > ring.tally[first + FAILED] else {}
         ended = ring.tally[first + ENDED], ring.tally[last + ENDED]

@@ -131,7 +131,7 @@ class Crew:
 
     def _kill_silent(self, watched: float) -> None:
         """Silence counts only while it was watched, for so many seconds now."""
-        limits = (self.limits.construct, self.limits.reset, self.limits.step, self.limits.step + 2 * TURN)
+        limits = (self.limits.construct, self.limits.reset, self.limits.step, max(self.limits.step, 2 * TURN))
         phases, ages = self.pulse.memory["phase"].tolist(), self.pulse.age().clip(max=watched).tolist()
         for seat in self.seats:
             phase = phases[seat.worker]
@@ -185,13 +185,14 @@ class Crew:
             return
         good = int(self.pulse.memory["steps"][seat.worker]) - seat.steps
         seat.failures = 1 if good >= GOOD_STEPS and code != HOPELESS else seat.failures + 1
-        seat.given_up = seat.failures >= FAILURES
-        seat.due = time.monotonic() + BACKOFF[seat.failures - 1] if not seat.given_up else 0.0
+        given_up = seat.failures >= FAILURES
+        seat.due = time.monotonic() + BACKOFF[seat.failures - 1] if not given_up else 0.0
         with self._holding_locks():
-            self.settle(seat.worker, seat.given_up)
+            self.settle(seat.worker, given_up)
         report = self.pulse.last_words(seat.worker) if code > 0 else ""
         why = reason or self._cause(seat.worker, code)
-        self.losses.append(Loss(seat.worker, seat.incarnation, why, report, seat.given_up, time.monotonic()))
+        self.losses.append(Loss(seat.worker, seat.incarnation, why, report, given_up, time.monotonic()))
+        seat.given_up = given_up  # last: who finds nobody left finds out why
 
     def _cause(self, worker: int, code: int) -> str:
         if code == ORPHANED:

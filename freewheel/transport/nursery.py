@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
@@ -15,6 +17,7 @@ from freewheel.rollout.child import ignore_interrupts, tie, without_main
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 PRELOAD = ("freewheel.transport.worker", "freewheel.transport.preload")
+REBIRTH = 5.0  # seconds for a server that was killed to be replaced
 _starting = threading.Lock()  # hiding the caller's script is for one thread at a time
 
 
@@ -22,7 +25,9 @@ def prepare(modules: Sequence[str] = ()) -> None:
     """Start the server, unless it runs; what it has loaded, no worker has to load."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*modules, *PRELOAD])
-    with _starting, _environment(ONE_THREAD), without_main():
+    # The server does not take over our sys.path before it loads (python/cpython#117378), and says nothing of what it missed.
+    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+    with _starting, _environment(ONE_THREAD | {"PYTHONPATH": path}), without_main():
         forkserver.ensure_running()
 
 
@@ -45,8 +50,15 @@ class Leash:
 
 def start(process: ForkServerProcess) -> None:
     """Start it without running the caller's script again. The first one starts the server, unless that was prepared."""
+    deadline = time.monotonic() + REBIRTH
     with _starting, _environment(ONE_THREAD), without_main():
-        process.start()
+        while True:
+            try:
+                return process.start()
+            except (ConnectionError, EOFError):  # a server that was killed is not started anew before it is quite dead
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
 
 def _tied(end: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:

@@ -68,7 +68,7 @@ class StaffConfig:
         workers, each, lanes = self._given()
         if workers is None:
             useful = useful_workers(cost)
-            lanes = lanes or (useful * each if each else max(ENVS, useful))
+            lanes = lanes or useful * (each or -(-ENVS // useful))
             workers = lanes // each if each else _divisor(lanes, useful)
         each = each or (lanes // workers if lanes else max(1, ENVS // workers))
         return replace(self, workers=workers, envs_per_worker=each, num_envs=workers * each)

@@ -257,7 +257,7 @@ def test_bytes_are_not_asked_whether_they_are_finite_but_rewards_are() -> None:
     assert told(rows) == [(1, SICK, "nan", False)]
     assert isinstance(env, GymLoop)
     assert env._watch is not None
-    assert [values.dtype for values, _ in env._watch._floats] == [np.float32]
+    assert [values.dtype for values in env._watch._floats] == [np.float32]
 
 
 # ---------------------------------------------------------------------------------------------------------------- quarantine

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -49,7 +49,8 @@ SMALL = {
     "evals": 0,
     "policy": {"hidden": [8]},
     "ppo": {"epochs": 1},
-}  # fmt: skip
+}
+SMALL_ARGV = ["--num-steps-per-env", "16", "--policy.hidden", "8", "--evals", "0", "--seed", str(SEED)]
 
 
 def world(name: str) -> str:
@@ -175,16 +176,31 @@ def follows_itself(chunk: Chunk) -> None:
 # -------------------------------------------------------------------------------------------------------------- the training
 
 
+@dataclass
+class Limit:
+    """No wait without one."""
+
+    at: float = float("inf")  # time.monotonic()
+
+    def set(self, seconds: float) -> None:
+        self.at = time.monotonic() + seconds
+
+    def check(self) -> None:
+        assert time.monotonic() < self.at, "it takes too long"
+
+
 class Trial:
     """A training whose books are balanced at every tick and whose rows are audited."""
 
-    def __init__(self, collector: Batch | Continuous | Episodes, learner: PPO, max_lag: int | None) -> None:
+    def __init__(
+        self, collector: Batch | Continuous | Episodes, learner: PPO, max_lag: int | None, limit: Limit
+    ) -> None:
         self.collector, self.learner, self.max_lag = collector, learner, max_lag
+        self._limit = limit
         self.witness = learner._held = Witness(learner)
         self.audit, self.meter = Audit(), Meter(workers=collector.fleet.workers)
         self.news: list[str] = []
         self.longest_wait = 0.0
-        self.deadline = float("inf")
         self._ticks: Iterator[Tick] | None = None
         self._next_news = 0.0
 
@@ -208,9 +224,9 @@ class Trial:
 
     def run(self, until: Callable[[], bool], limit: float = 20.0) -> None:
         """Train until then."""
-        self.deadline = time.monotonic() + limit
+        self._limit.set(limit)
         while not until():
-            assert time.monotonic() < self.deadline, f"not within {limit} s"
+            self._limit.check()
             self.tick()
 
     def run_for(self, seconds: float) -> int:
@@ -239,17 +255,22 @@ class Trial:
     def crew(self) -> Crew:
         return self.collector.fleet.crew
 
+    def processes(self) -> list[psutil.Process]:
+        """Of all workers that have one."""
+        return [psutil.Process(seat.process.pid) for seat in self.crew.seats if seat.process is not None]
+
     @property
     def told(self) -> str:
         return "\n".join(self.news)
 
-    def look(self) -> None:
-        """Called while the collector waits."""
-        assert time.monotonic() < self.deadline, "it waits for ever"
-
     def wait_for_workers(self) -> None:
-        """Train until all of them act."""
-        self.run(lambda: bool((self.collector.fleet.pulse.memory["steps"] > 0).all()))
+        """Train until all of them act, and have for so long that one more death is not the last."""
+        self.run(lambda: all(good_steps(self.crew, seat) >= GOOD_STEPS for seat in self.crew.seats))
+
+
+def good_steps(crew: Crew, seat: Seat) -> int:
+    """Of the incarnation that sits here."""
+    return int(crew.pulse.memory["steps"][seat.worker]) - seat.steps
 
 
 @contextmanager
@@ -258,12 +279,11 @@ def trial(env: str, mode: str, **options: Any) -> Iterator[Trial]:
     planned = _planned(from_options(env, {**SMALL, "mode": mode, **options}))
     learner = planned.config.learner.build(planned.assignment)
     assert isinstance(learner, PPO)
-    looks: list[Callable[[], None]] = []
-    job = planned.job(learner.snapshot(), lambda: looks[0]())
+    limit = Limit()
+    job = planned.job(learner.snapshot(), limit.check)
     with planned.config.collector.build(planned.recipe, job) as collector:
         assert isinstance(collector, Batch | Continuous | Episodes)
-        on = Trial(collector, learner, planned.max_lag)
-        looks.append(on.look)
+        on = Trial(collector, learner, planned.max_lag, limit)
         yield on
     on.news += collector.news()
     rows = on.balance()
@@ -275,6 +295,7 @@ def trial(env: str, mode: str, **options: Any) -> Iterator[Trial]:
 def _planned(config: Config) -> Plan:
     """What plan() would find out, without trying the world out: those of this folder look alike."""
     collector = config.collector.planned(StepCost(0.0, 0.0))
+    assert collector.num_envs != "auto", "planned"
     spec = replace(_look_of_the_worlds(), name=config.env.id, lanes=collector.num_envs)
     return Plan(replace(config, collector=collector), spec, config.policy.resolve(spec), Path("never made"), "cpu")
 
@@ -319,7 +340,7 @@ class Killer:
         self._thread = threading.Thread(target=self._prowl, name="killer")
         self.kills: list[Kill] = []
 
-    def __enter__(self) -> Killer:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -335,8 +356,7 @@ class Killer:
 
     def _on_its_last_life(self, seat: Seat) -> bool:
         """Whether one more death would be the end of it: a worker that fails at once three times is given up."""
-        good = int(self._crew.pulse.memory["steps"][seat.worker]) - seat.steps
-        return seat.failures >= 2 and good < GOOD_STEPS
+        return seat.failures >= 2 and good_steps(self._crew, seat) < GOOD_STEPS
 
 
 def kill(seat: Seat, kills: list[Kill]) -> bool:
@@ -381,10 +401,9 @@ def harms(folder: Path) -> list[Harm]:
 @contextmanager
 def command(runs: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
     """`freewheel train`, in a session of its own as a terminal would have it, killed if it does not end."""
-    options = ["--num-steps-per-env", "16", "--policy.hidden", "8", "--evals", "0", "--seed", str(SEED)]
     where = ["--runs-dir", str(runs), "--run", "cut"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "freewheel", "train", *argv, *options, *where],
+        [sys.executable, "-m", "freewheel", "train", *SMALL_ARGV, *argv, *where],
         cwd=runs.parent,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

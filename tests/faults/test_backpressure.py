@@ -25,9 +25,7 @@ def standstill(on: Trial) -> int:
 
 def footprint(on: Trial) -> int:
     """Bytes of memory that the workers and this process have to themselves."""
-    processes = [seat.process for seat in on.crew.seats]
-    pids = [process.pid for process in processes if process is not None]
-    return sum(psutil.Process(pid).memory_full_info().uss for pid in (None, *pids))
+    return sum(process.memory_full_info().uss for process in (psutil.Process(), *on.processes()))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +47,7 @@ def test_when_the_learner_stops_the_workers_stop(mode: str, options: dict[str, i
         assert on.dropped == {}
         assert on.audit.gaps == 0
         on.publish()  # the newest weights once more: nothing new is allowed by it
-        assert standstill(on) - on.learner.rows().done <= capacity
+        assert standstill(on) - on.delivered <= capacity
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -99,5 +97,5 @@ def test_where_the_oldest_is_to_be_dropped_it_is_counted(storm: bool) -> None:
         on.learn(3)
         assert on.dropped["overflow"] > 100
         assert on.dropped.keys() <= {"overflow", "stale"}
-        assert 0 < on.audit.gaps  # what was lost shows in the sequence
+        assert on.audit.gaps > 0  # what was lost shows in the sequence
         assert bool(killer.kills) == storm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,16 +14,28 @@ import numpy as np
 import psutil
 import pytest
 
-from freewheel.transport.crew import Seat
+from freewheel.transport.crew import Loss, Seat
 from tests.faults.chaos import (
-    LONG, MODES, Trial, command, every, harms, has_logged, idle, kill, tokens, trial, wait_until, world,
-)  # fmt: skip
+    LONG,
+    MODES,
+    Trial,
+    command,
+    every,
+    harms,
+    has_logged,
+    idle,
+    kill,
+    tokens,
+    trial,
+    wait_until,
+    world,
+)
 
-STEP_S = 1.0
-LIMITS = {"step_timeout": STEP_S, "reset_timeout": 1.5, "construct_timeout": 20.0}
+STEP_S, RESET_S = 1.0, 1.2  # a healthy step takes 1 ms, but the machine may be busy with other things
+LIMITS = {"step_timeout": STEP_S, "reset_timeout": RESET_S, "construct_timeout": 20.0}
 
 
-@pytest.mark.parametrize(("mode", "at", "phase", "limit"), every((3, "step", STEP_S), (0, "reset", 1.5)))
+@pytest.mark.parametrize(("mode", "at", "phase", "limit"), every((3, "step", STEP_S), (0, "reset", RESET_S)))
 def test_an_env_that_hangs_is_replaced_in_time(mode: str, at: int, phase: str, limit: float, tmp_path: Path) -> None:
     """Deaf to SIGTERM, too."""
     args = {"how": "hangs", "only": 1, "at": at, "folder": tokens(tmp_path, 0)}
@@ -30,8 +43,8 @@ def test_an_env_that_hangs_is_replaced_in_time(mode: str, at: int, phase: str, l
         on.wait_for_workers()
         on.learn(2)
         tokens(tmp_path, 1)
-        on.run(lambda: bool(on.crew.losses))
-        (loss,), (harm,) = on.crew.losses, harms(tmp_path)
+        on.run(lambda: bool(losses(on, 1)))
+        (loss,), (harm,) = losses(on, 1), harms(tmp_path)
         assert limit <= loss.seen - harm.at < limit + 1.0
         assert (loss.worker, loss.reason) == (1, f"did not answer within {limit:g} s of {phase}")
         on.run(lambda: on.audit.incarnations().get(1) == 1)
@@ -41,6 +54,10 @@ def test_an_env_that_hangs_is_replaced_in_time(mode: str, at: int, phase: str, l
         if mode != "batch":  # whose next batch needs all of them
             assert meanwhile.keys() == {0, 2, 3}
         on.run(lambda: f"worker 1 did not answer within {limit:g} s of {phase} and is replaced" in on.news)
+
+
+def losses(on: Trial, worker: int) -> list[Loss]:
+    return [loss for loss in on.crew.losses if loss.worker == worker]
 
 
 def stopped(seat: Seat) -> psutil.Process:
@@ -54,9 +71,8 @@ def stopped(seat: Seat) -> psutil.Process:
 def assert_replaced(on: Trial, victim: psutil.Process, worker: int, limit: float) -> None:
     """Within the limit and a little; the one that was stopped is gone, so it cannot come back to life."""
     began = time.monotonic()
-    on.run(lambda: bool(on.crew.losses))
-    assert on.crew.losses[0].worker == worker
-    assert on.crew.losses[0].seen - began < limit + 1.0
+    on.run(lambda: bool(losses(on, worker)))
+    assert losses(on, worker)[0].seen - began < limit + 1.0
     assert not victim.is_running()
     with pytest.raises(psutil.NoSuchProcess):
         victim.resume()
@@ -106,14 +122,19 @@ def test_a_worker_that_was_stopped_with_the_lock_stops_nobody_else(mode: str, tm
     with trial(world("Mishap"), mode, workers=4, num_envs=4, env_args=args, step_timeout=20.0) as on:
         on.wait_for_workers()
         tokens(tmp_path, 1)
-        wait_until(lambda: bool(harms(tmp_path)))
-        (harm,) = harms(tmp_path)
-        wait_until(lambda: psutil.Process(harm.pid).status() == psutil.STATUS_STOPPED)
-        assert kill(on.crew.seats[2], [])
+        accomplice = threading.Thread(target=kill_when_one_stands_still, args=(on, tmp_path))
+        accomplice.start()
         on.run(lambda: len(on.crew.losses) == 2)
+        accomplice.join()
         assert {loss.worker for loss in on.crew.losses} == {1, 2}
-        assert max(loss.seen for loss in on.crew.losses) - harm.at < 4.0
+        assert max(loss.seen for loss in on.crew.losses) - harms(tmp_path)[0].at < 5.0
         on.run(lambda: on.audit.incarnations().items() >= {1: 1, 2: 1}.items())
+
+
+def kill_when_one_stands_still(on: Trial, folder: Path) -> None:
+    wait_until(lambda: bool(harms(folder)))
+    wait_until(lambda: psutil.Process(harms(folder)[0].pid).status() == psutil.STATUS_STOPPED)
+    assert kill(on.crew.seats[2], [])
 
 
 @pytest.mark.parametrize("mode", MODES if LONG else ["batch"])

@@ -1,4 +1,4 @@
-"""Envs that raise or lie: the row is dropped and counted, the lane named and begun anew or given up, and nobody learns from it."""
+"""Envs that raise or lie: the row is dropped and counted, the lane named and begun anew or given up; nobody learns from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from freewheel import cli
-from tests.faults.chaos import LONG, MODES, every, finite, tokens, trial, world
+from tests.faults.chaos import LONG, MODES, SMALL_ARGV, every, finite, tokens, trial, world
 
 PLACE = r"episode \d+, seed \d+, step \d+, last action [01]"
 
@@ -19,31 +19,14 @@ def test_an_env_that_raises_now_and_then_does_not_stop_training(
     mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two kinds of error in 1 % of all steps: each told once with its traceback, all of them counted."""
-    argv = [
-        "train",
-        world("Mishap"),
-        "--mode",
-        mode,
-        "--workers",
-        "3",
-        "--num-envs",
-        "3",
-        "--seed",
-        "5",
-        "--evals",
-        "0",
-    ]
-    argv += ["--env.how", "raises variously", "--env.rate", "0.01", "--policy.hidden", "8", "--log-every", "0.2"]
+    argv = ["train", world("Mishap"), "--env.how", "raises variously", "--env.rate", "0.01", *SMALL_ARGV]
+    argv += ["--mode", mode, "--workers", "3", "--num-envs", "3", "--log-every", "0.2"]
     argv += ["--steps", "200000" if LONG else "4000", "--runs-dir", str(tmp_path), "--run", "bumpy"]
     assert cli.main(argv) == 0
     said = capsys.readouterr().out
     summary = json.loads((tmp_path / "bumpy" / "summary.json").read_text())
-    assert (summary["ended"], summary["exit_code"], summary["workers_lost"], summary["worker_restarts"]) == (
-        "steps",
-        0,
-        0,
-        0,
-    )
+    assert (summary["ended"], summary["exit_code"]) == ("steps", 0)
+    assert (summary["workers_lost"], summary["worker_restarts"]) == (0, 0)
     assert summary["dropped"]["env_error"] > 0.004 * summary["produced"]
     assert summary["produced"] == summary["trained"] + sum(summary["dropped"].values())
     for error in ("ValueError: boom", "KeyError: 'bang'"):
@@ -101,8 +84,8 @@ def test_a_worker_whose_only_lane_was_given_up_is_given_up() -> None:
         on.learn(3)
         # Each process ends in its third step that failed; the three good ones before it go when another takes its place.
         assert on.dropped == {"nan": 3 * 2 * 4, "worker_death": 2 * 3}
+        on.run(lambda: on.told.count("worker 1 ended (exit code 4) and is given up\nno lane of") == 1)
         assert on.told.count("worker 1 ended (exit code 4) and is replaced\nno lane of") == 2
-        assert on.told.count("worker 1 ended (exit code 4) and is given up\nno lane of") == 1
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from freewheel import cli
-from tests.faults.chaos import SEED, every, harms, tokens, world
+from tests.faults.chaos import SMALL_ARGV, every, harms, tokens, world
 
 WORKERS = 3
 MANY = 100  # tokens: more than anyone will take
@@ -20,10 +20,9 @@ def train(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str, *argv: str, steps: int = 400
 ) -> tuple[int, str, float]:
     """The exit code of a training, what it says on stderr, and how long it took."""
-    options = ["--mode", mode, "--workers", str(WORKERS), "--num-envs", str(WORKERS), "--num-steps-per-env", "16"]
-    options += ["--policy.hidden", "8", "--seed", str(SEED), "--steps", str(steps), "--evals", "0"]
+    options = ["--mode", mode, "--workers", str(WORKERS), "--num-envs", str(WORKERS), "--steps", str(steps)]
     began = time.monotonic()
-    code = cli.main(["train", *argv, *options, "--runs-dir", str(tmp_path / "runs"), "--run", "x"])
+    code = cli.main(["train", *argv, *options, *SMALL_ARGV, "--runs-dir", str(tmp_path / "runs"), "--run", "x"])
     return code, capfd.readouterr().err, time.monotonic() - began
 
 

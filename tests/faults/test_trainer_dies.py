@@ -28,7 +28,7 @@ def test_every_child_goes_with_the_trainer(mode: str, tmp_path: Path) -> None:
     argv = [world("Mishap"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(mishaps, 1)]
     argv += ["--mode", mode, "--workers", "3", "--num-envs", "3", "--steps", "1000000000"]
     with command(tmp_path / "runs", *argv) as process:
-        wait_until(lambda: (mishaps / "used-token-0").exists(), limit=40.0)
+        wait_until((mishaps / "used-token-0").exists, limit=40.0)
         children, workers = family(process.pid), workers_of(process.pid)
         assert len(workers) == 3
         workers[2].suspend()

@@ -111,9 +111,9 @@ class Mishap(Certified):
         return self.how(self, observation) if self._due(self.count) else observation
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, reward, *rest = super().step(action)
+        observation, reward, terminated, truncated, info = super().step(action)
         reward, self.poisoned = float("inf") if self.poisoned else reward, False
-        return observation, reward, *rest
+        return observation, reward, terminated, truncated, info
 
     def _due(self, step: int) -> bool:
         if not self.prone or self.in_seed not in (None, self.seed):

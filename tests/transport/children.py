@@ -24,7 +24,7 @@ from freewheel.transport.mailbox import Mailbox
 from freewheel.transport.memory import SharedArrays
 from freewheel.transport.pulse import HOPELESS, RESET, STEP, WAIT, Pulse
 from freewheel.transport.tickets import Tickets
-from tests.transport.rows import Pen
+from tests.transport.rows import NO_TIME, Pen
 
 LIMIT = 20.0  # seconds
 
@@ -121,6 +121,19 @@ def write_for_ever(port: Port, incarnation: int) -> None:
                 port.room.wait(LIMIT)
             author.fragment(steps, version=author.number)
             writer.ring()
+
+
+def write_blanks_for_ever(port: Port) -> None:
+    """Full fragments of rows that say nothing: all the time goes into the channel."""
+    writer = Writer(port, 0, 0)
+    port.memory["valid"][0] = True
+    while True:
+        while writer.full():
+            port.room.wait(LIMIT)
+        writer.begin(0)
+        for t in range(port.shape.steps):
+            writer.row(t)
+        writer.commit(NO_TIME)
 
 
 # ------------------------------------------------------------------------------------------------------------------- permits

@@ -70,8 +70,11 @@ def test_a_process_that_dies_is_named_and_replaced() -> None:
 
 @pytest.mark.parametrize("asked", [0, 1])
 def test_leaving_leaves_nothing(asked: int) -> None:
-    with Aside(lambda: lambda _: time.sleep(600), "sleep") as aside:
-        for _ in range(asked):
-            aside.ask(None)
+    def sleeper() -> Callable[[int], None]:
+        return lambda _: time.sleep(600)
+
+    with Aside(sleeper, "sleep") as aside:
+        for question in range(asked):
+            aside.ask(question)
         began = time.monotonic()
     assert time.monotonic() - began < 5
