@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from freewheel.core import Actor, Env, NDArray, Snapshot
 from freewheel.errors import EnvError
 from freewheel.rollout.recipe import Recipe
 from freewheel.seeding import evaluation_episodes, generator
+
+In = ParamSpec("In")
+Out = TypeVar("Out")
 
 LIMIT = 10_000  # steps: a greedy policy may go round in circles for ever in a world without a time limit
 
@@ -79,17 +84,42 @@ class Exam:
     seed: int
     limit: int = LIMIT
     lanes: int = 8
+    patience: tuple[float, float] | None = (
+        None  # seconds that a reset and a step may take; only where that may be deadly
+    )
 
 
 def examiner(recipe: Recipe, exam: Exam) -> Callable[[Snapshot], Score]:
     """Plays snapshots, in whatever process this is called in."""
     env, actor = recipe.make(range(min(exam.episodes, exam.lanes))), recipe.actor()
+    if exam.patience is not None:
+        env = _Timed(env, *exam.patience)
 
     def score(snapshot: Snapshot) -> Score:
         actor.load(snapshot)
         return evaluate(env, actor, exam.episodes, exam.seed, exam.limit)
 
     return score
+
+
+class _Timed:
+    """An Env that takes its process along when it hangs: the kernel's alarm ends it, whatever it is doing."""
+
+    def __init__(self, env: Env, reset: float, step: float) -> None:
+        self.spec, self.render, self.close = env.spec, env.render, env.close
+        self.reset, self.renew = self._within(env.reset, reset), self._within(env.renew, reset)
+        self.step = self._within(env.step, step)
+
+    @staticmethod
+    def _within(call: Callable[In, Out], seconds: float) -> Callable[In, Out]:
+        def timed(*args: In.args, **kwargs: In.kwargs) -> Out:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+        return timed
 
 
 Show = Callable[["NDArray | str | None"], None]

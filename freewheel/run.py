@@ -188,6 +188,8 @@ class _Trainer:
         exam = Exam(options.eval_episodes, options.eval_seed, options.eval_max_steps)
         collect = self._plan.config.collector
         if isinstance(collect, StaffConfig):
+            limits = self._plan.config.env
+            exam = replace(exam, lanes=1, patience=(limits.reset_timeout, limits.step_timeout))
             return _There(stack.enter_context(Aside(partial(examiner, self.recipe, exam), "evaluation")), self._stop)
         env = collect.place(self._make, range(min(exam.episodes, exam.lanes)))
         stack.callback(env.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -87,7 +88,7 @@ class Aside(Generic[Question, Answer]):
         process.join(0.0 if self._asked else GRACE)
         process.kill()
         process.join()
-        how = f"exit code {process.exitcode}"
+        how = "it took too long" if process.exitcode == -signal.SIGALRM else f"exit code {process.exitcode}"
         process.close()
         return how
 

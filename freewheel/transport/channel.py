@@ -212,7 +212,7 @@ class Writer:
             ring.episodes[slot, ended] = (*head, *episode.measures)
             ended += 1
         failed = self._mark_lost(ring.lost[slot, t], failures) if failures else 0
-        tally[at + 3] = tally[at] + self._data[slot].valid[t].tobytes().count(1) + failed
+        tally[at + 3] = tally[at] + int(np.count_nonzero(self._data[slot].valid[t])) + failed
         tally[at + 3 + FAILED] = tally[at + FAILED] + failed
         tally[at + 3 + ENDED] = ended
         ring.count[slot] = t + 1

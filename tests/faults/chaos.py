@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -417,6 +417,24 @@ def command(runs: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def every_mode(folder: Path, *argv: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """One such command for every mode, with three workers, all at the same time and in the middle of training."""
+    options = ["--workers", "3", "--num-envs", "3", "--steps", "1000000000", "--log-every", "0.05"]
+    with ExitStack() as stack:
+        processes = {
+            mode: stack.enter_context(command(folder / mode, *argv, *options, "--mode", mode)) for mode in MODES
+        }
+        wait_until(lambda: all(has_logged(folder / mode) for mode in MODES), limit=40.0)
+        yield processes
+
+
+def hang_one_of_each(mishaps: Path) -> None:
+    """Give every command's Mishaps in worker 1 leave to hang."""
+    tokens(mishaps, len(MODES))
+    wait_until(lambda: len(harms(mishaps)) == len(MODES))
 
 
 def has_logged(runs: Path) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.chaos import MODES, ROOT, trial, world
+from tests.faults.chaos import LONG, MODES, ROOT, trial, world
 
 #: A script without `if __name__ == "__main__"`, as people write them; it holds locks in threads of several kinds.
 SCRIPT = """
@@ -56,7 +56,7 @@ def test_a_caller_with_threads_can_train(tmp_path: Path) -> None:
     assert [json.loads(line) for line in ran.stdout.splitlines()] == [[mode, 0, 4] for mode in MODES]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES if LONG else ["batch"])
 def test_workers_are_children_of_the_server_with_one_thread_and_without_torch(mode: str) -> None:
     with trial(world("Certified"), mode, workers=2, num_envs=2) as on:
         on.wait_for_workers()

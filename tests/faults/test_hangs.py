@@ -81,7 +81,7 @@ def assert_replaced(on: Trial, victim: psutil.Process, worker: int, limit: float
     assert on.audit.incarnations()[worker] == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES if LONG else ["episodes"])
 def test_a_worker_that_was_stopped_is_replaced(mode: str) -> None:
     with trial(world("Certified"), mode, workers=4, num_envs=4, **LIMITS) as on:
         on.wait_for_workers()
@@ -137,7 +137,8 @@ def kill_when_one_stands_still(on: Trial, folder: Path) -> None:
     assert kill(on.crew.seats[2], [])
 
 
-@pytest.mark.parametrize("mode", MODES if LONG else ["batch"])
+@pytest.mark.skipif(not LONG, reason="in the long form")
+@pytest.mark.parametrize("mode", MODES)
 def test_the_stopped_and_the_killed_together(mode: str) -> None:
     """Half of the workers stopped, the other half killed: all of them are back in time."""
     with trial(world("Certified"), mode, workers=6, num_envs=6, **LIMITS) as on:

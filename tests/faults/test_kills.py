@@ -14,7 +14,7 @@ from freewheel.seeding import tree
 from tests.faults.chaos import LONG, MODES, SEED, Killer, alive, every, finite, harms, kill, tokens, trial, world
 
 WORKERS = 8
-STORM_S, RATE = (60.0, 0.8) if LONG else (2.5, 5.0)  # seconds, kills a second
+STORM_S, RATE = (60.0, 0.8) if LONG else (2.0, 5.0)  # seconds, kills a second
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("batch", {}),
     ("continuous", {}),
@@ -49,11 +49,9 @@ def test_a_storm_of_kills_loses_and_doubles_nothing(mode: str, options: dict[str
         late = [lost[one.worker, one.incarnation].seen - one.at for one in killer.kills]
         assert (np.quantile(late, 0.99) if LONG else max(late)) < (0.1 if LONG else 0.5)
         assert (
-            on.dropped.keys() <= {"batch": set(), "continuous": {"stale"}, "episodes": {"worker_death", "stale"}}[mode]
+            on.dropped.keys() <= {"batch": set(), "continuous": {"stale"}, "episodes": {"stale", "worker_death"}}[mode]
         )
-        assert bool(on.audit.gaps) <= bool(
-            on.dropped
-        )  # what follows on a dropped fragment does not follow on what came
+        assert on.dropped or not on.audit.gaps  # there is a gap where something was dropped, and nowhere else
         if LONG:
             assert rows > 0.7 * twin
             assert on.longest_wait < 2.0
@@ -73,7 +71,7 @@ def test_after_the_death_of_all_workers_all_of_them_act_again(mode: str) -> None
         on.learn(3)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES if LONG else ["continuous"])
 def test_after_the_death_of_the_server_that_workers_are_born_from_there_are_not_two_of_each(mode: str) -> None:
     """They outlive it; but nobody would hear of their deaths, so they are replaced."""
     with trial(world("Certified"), mode, workers=4, num_envs=4) as on:
@@ -117,11 +115,10 @@ def test_an_episode_that_kills_whoever_plays_it_costs_no_worker(mode: str, at: i
         on.run(lambda: on.audit.incarnations().get(worker) == deaths)
 
 
-@pytest.mark.parametrize("episodes_per_update", [None, 4])
-def test_a_wave_does_not_wait_for_a_worker_that_is_lost_for_good(episodes_per_update: int | None) -> None:
-    args, options = {"how": "exits", "only": 1}, {"wave": True, "episodes_per_update": episodes_per_update}
-    options = {name: value for name, value in options.items() if value is not None}
-    with trial(world("Mishap"), "episodes", workers=4, num_envs=4, env_args=args, **options) as on:
+@pytest.mark.parametrize("options", [{"episodes_per_update": 4}, *[{}] * LONG])
+def test_a_wave_does_not_wait_for_a_worker_that_is_lost_for_good(options: dict[str, int]) -> None:
+    args = {"how": "exits", "only": 1}
+    with trial(world("Mishap"), "episodes", workers=4, num_envs=4, env_args=args, wave=True, **options) as on:
         on.run(lambda: on.crew.given_up == 1)
         on.learn(5)
 

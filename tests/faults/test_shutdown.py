@@ -20,20 +20,20 @@ from tests.faults.chaos import (
     SMALL_ARGV,
     Trial,
     alive,
-    command,
     every,
+    every_mode,
     family,
+    hang_one_of_each,
     has_logged,
     idle,
     kill,
     tokens,
     trial,
     wait_until,
-    workers_of,
     world,
 )
 
-TIMES = 333 if LONG else 4
+TIMES = 333 if LONG else 3
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -57,7 +57,7 @@ def has_begun(on: Trial) -> bool:
     return on.balance().queued > 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES if LONG else ["continuous"])
 def test_workers_that_hang_or_are_stopped_or_dead_do_not_keep_it_from_ending(mode: str, tmp_path: Path) -> None:
     args = {"how": "hangs", "only": 1, "folder": tokens(tmp_path, 1)}
     with trial(world("Mishap"), mode, workers=4, num_envs=4, env_args=args) as on:
@@ -71,32 +71,28 @@ def test_workers_that_hang_or_are_stopped_or_dead_do_not_keep_it_from_ending(mod
 
 
 @pytest.mark.parametrize(
-    ("mode", "number", "hung"),
-    every((signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGINT, False), *[(signal.SIGTERM, False)] * LONG),
+    ("number", "hung"),
+    [(signal.SIGINT, True), *[(signal.SIGTERM, True), (signal.SIGINT, False), (signal.SIGTERM, False)] * LONG],
 )
-def test_a_signal_ends_a_command_in_order(mode: str, number: signal.Signals, hung: bool, tmp_path: Path) -> None:
+def test_a_signal_ends_a_command_in_order(number: signal.Signals, hung: bool, tmp_path: Path) -> None:
     """SIGINT goes to the whole group, as from a terminal; SIGTERM to the trainer alone, as from a job queue."""
-    runs, mishaps = tmp_path / "runs", tmp_path / "mishaps"
-    argv = [world("Mishap"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(mishaps, 0)]
-    argv += ["--mode", mode, "--workers", "3", "--num-envs", "3", "--steps", "1000000000", "--log-every", "0.05"]
-    with command(runs, *argv) as process:
-        wait_until(lambda: has_logged(runs), limit=40.0)
+    argv = [world("Mishap"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(tmp_path / "mishaps", 0)]
+    with every_mode(tmp_path, *argv) as processes:
         if hung:
-            tokens(mishaps, 1)
-            wait_until((mishaps / "used-token-0").exists)
-        children = family(process.pid)
-        assert len(workers_of(process.pid)) == 3
+            hang_one_of_each(tmp_path / "mishaps")
+        children = {mode: family(process.pid) for mode, process in processes.items()}
         sent = time.monotonic()
-        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-        _, err = process.communicate(timeout=20)
-        assert time.monotonic() - sent < (8.0 if hung else 5.0)
-    assert (process.returncode, err) == (128 + number, "")
-    wait_until(lambda: not any(map(alive, children)), limit=1.0)
-    assert_in_order(runs, number)
+        for process in processes.values():
+            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+        for mode, process in processes.items():
+            _, err = process.communicate(timeout=20)
+            assert time.monotonic() - sent < (8.0 if hung else 5.0)
+            assert (process.returncode, err) == (128 + number, "")
+            wait_until(lambda mode=mode: not any(map(alive, children[mode])), limit=1.0)  # type: ignore[misc]
+            assert_in_order(tmp_path / mode, number)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("mode", "number"), every((signal.SIGTERM,), (signal.SIGINT,)))
 def test_a_signal_ends_a_training_in_order(mode: str, number: signal.Signals, tmp_path: Path) -> None:
     """The same from within, where no time is lost with imports."""
     sent = []

@@ -25,8 +25,15 @@ def napping(mode: str, max_lag: int | None, **options: Any) -> Iterator[Trial]:
         yield on
 
 
-@pytest.mark.parametrize("mode", ["continuous", "episodes"])
-@pytest.mark.parametrize("max_lag", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("mode", "max_lag"),
+    [
+        ("continuous", 0),
+        ("episodes", 1),
+        ("continuous", 2),
+        *[("episodes", 0), ("continuous", 1), ("episodes", 2)] * LONG,
+    ],
+)
 def test_no_row_is_trained_on_that_is_older_than_max_lag(mode: str, max_lag: int) -> None:
     with napping(mode, max_lag) as on:
         assert max(on.witness.lags) <= max_lag

@@ -11,7 +11,19 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.faults.chaos import LONG, MODES, alive, command, family, tokens, wait_until, workers_of, world
+from tests.faults.chaos import (
+    LONG,
+    MODES,
+    alive,
+    command,
+    every_mode,
+    family,
+    hang_one_of_each,
+    tokens,
+    wait_until,
+    workers_of,
+    world,
+)
 
 
 def kill_and_watch(pid: int, children: list[psutil.Process]) -> None:
@@ -21,18 +33,16 @@ def kill_and_watch(pid: int, children: list[psutil.Process]) -> None:
     assert time.monotonic() - killed < 2.0
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_every_child_goes_with_the_trainer(mode: str, tmp_path: Path) -> None:
-    """One is inside a step that never ends and deaf to SIGTERM, one is stopped, one acts, and one evaluates."""
-    mishaps = tmp_path / "mishaps"
-    argv = [world("Mishap"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(mishaps, 1)]
-    argv += ["--mode", mode, "--workers", "3", "--num-envs", "3", "--steps", "1000000000"]
-    with command(tmp_path / "runs", *argv) as process:
-        wait_until((mishaps / "used-token-0").exists, limit=40.0)
-        children, workers = family(process.pid), workers_of(process.pid)
-        assert len(workers) == 3
-        workers[2].suspend()
-        kill_and_watch(process.pid, children)
+def test_every_child_goes_with_the_trainer(tmp_path: Path) -> None:
+    """One is inside a step that never ends and deaf to SIGTERM, one is stopped, and one acts."""
+    argv = [world("Mishap"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(tmp_path / "mishaps", 0)]
+    with every_mode(tmp_path, *argv) as processes:
+        hang_one_of_each(tmp_path / "mishaps")
+        for process in processes.values():
+            workers = workers_of(process.pid)
+            assert len(workers) == 3
+            workers[2].suspend()
+            kill_and_watch(process.pid, family(process.pid))
 
 
 @pytest.mark.skipif(not LONG, reason="in the long form")

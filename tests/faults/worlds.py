@@ -103,6 +103,7 @@ class Mishap(Certified):
         Mishap.made += 1
         self.prone = mine and worker() is not None and only in (None, worker())
         self.poisoned = False  # the reward of this step
+        self.token = 0
         if at == -1 and self._due(-1):
             self.how(self, np.zeros(3, np.float32))
 
@@ -127,6 +128,7 @@ class Mishap(Certified):
                 token.unlink()
             except FileNotFoundError:  # somebody else was faster
                 continue
+            self.token = int(token.name.partition("-")[2])
             note = folder / f".{token.name}"
             note.write_text(f"{worker()} {time.monotonic()} {os.getpid()}")
             note.rename(folder / f"used-{token.name}")  # whole or absent
@@ -192,6 +194,11 @@ def _does_anything(world: Mishap, observation: NDArray) -> Any:
     return HOW[how](world, observation)
 
 
+def _lies(world: Mishap, observation: NDArray) -> Any:
+    """Every lie there is, by the number of the token."""
+    return HOW[LIES[world.token % len(LIES)]](world, observation)
+
+
 def _poisons_the_reward(world: Mishap, observation: NDArray) -> NDArray:
     world.poisoned = True
     return observation
@@ -208,6 +215,7 @@ HOW: dict[str, Callable[[Mishap, NDArray], Any]] = {
     "stops with the lock": _stops_with_the_lock,
     "naps": _naps,
     "anything": _does_anything,
+    "lies": _lies,
     "reward inf": _poisons_the_reward,
     "nan": lambda world, observation: np.full_like(observation, np.nan),
     "-inf": lambda world, observation: np.where(np.arange(3) == 1, np.float32(-np.inf), observation),
@@ -217,3 +225,4 @@ HOW: dict[str, Callable[[Mishap, NDArray], Any]] = {
     "text": lambda world, observation: np.array(["a", "b", "c"]),
     "complex": lambda world, observation: observation + 1j,
 }
+LIES = ("nan", "reward inf", "-inf", "wrong shape", "one column", "None", "text", "complex")
