@@ -79,7 +79,7 @@ class Releases:
         steps = -(-missing // self._lanes)
         share, extra = divmod(steps, max(1, int(here.sum())))
         target[here] += self._lanes * (share + (np.arange(here.sum()) < extra))
-        waiting = np.flatnonzero(self._memory["waiting"])
+        waiting = np.flatnonzero(self._memory["waiting"].copy())  # which workers may write to meanwhile
         self._memory["waiting"][waiting] = 0
         self.bells.ring(waiting.tolist())
 
