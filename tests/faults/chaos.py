@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -420,21 +420,21 @@ def command(runs: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def every_mode(folder: Path, *argv: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """One such command for every mode, with three workers, all at the same time and in the middle of training."""
+def commands(folder: Path, modes: Sequence[str], *argv: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Such a command for each of these modes, with three workers, all at the same time and in the middle of training."""
     options = ["--workers", "3", "--num-envs", "3", "--steps", "1000000000", "--log-every", "0.05"]
     with ExitStack() as stack:
         processes = {
-            mode: stack.enter_context(command(folder / mode, *argv, *options, "--mode", mode)) for mode in MODES
+            mode: stack.enter_context(command(folder / mode, *argv, *options, "--mode", mode)) for mode in modes
         }
-        wait_until(lambda: all(has_logged(folder / mode) for mode in MODES), limit=40.0)
+        wait_until(lambda: all(has_logged(folder / mode) for mode in modes), limit=40.0)
         yield processes
 
 
-def hang_one_of_each(mishaps: Path) -> None:
-    """Give every command's Mishaps in worker 1 leave to hang."""
-    tokens(mishaps, len(MODES))
-    wait_until(lambda: len(harms(mishaps)) == len(MODES))
+def hang_one_of_each(mishaps: Path, count: int) -> None:
+    """Give the Mishaps of so many commands, each in one worker only, leave to hang."""
+    tokens(mishaps, count)
+    wait_until(lambda: len(harms(mishaps)) == count)
 
 
 def has_logged(runs: Path) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.chaos import LONG, Killer, Trial, idle, trial, wait_until, world
 
 WORKERS, STEPS, ROWS = 4, 16, 64  # ROWS = WORKERS x STEPS is S
-PAUSE_S = 60.0 if LONG else 0.3
+PAUSE_S = 60.0 if LONG else 0.2
 
 
 def standstill(on: Trial) -> int:
@@ -87,7 +87,7 @@ def test_where_the_oldest_is_to_be_dropped_it_is_counted(storm: bool) -> None:
     with trial(world("Certified"), "continuous", workers=WORKERS, num_envs=WORKERS, env_args=args, **options) as on:
         on.wait_for_workers()
         with Killer(on.crew, rate=4.0 if storm else 1e-9) as killer:
-            end = time.monotonic() + (30.0 if LONG else 2.0)
+            end = time.monotonic() + (30.0 if LONG else 1.5)
             while time.monotonic() < end:
                 time.sleep(0.02)
                 rows = on.balance()

@@ -14,7 +14,7 @@ from freewheel.seeding import tree
 from tests.faults.chaos import LONG, MODES, SEED, Killer, alive, every, finite, harms, kill, tokens, trial, world
 
 WORKERS = 8
-STORM_S, RATE = (60.0, 0.8) if LONG else (2.0, 5.0)  # seconds, kills a second
+STORM_S, RATE = (60.0, 0.8) if LONG else (1.5, 6.0)  # seconds, kills a second
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("batch", {}),
     ("continuous", {}),
@@ -131,7 +131,7 @@ def test_everything_at_once(mode: str) -> None:
     with trial(world("Mishap"), mode, env_args={"how": "anything", "rate": 0.01}, **options) as on:
         on.wait_for_workers()
         with Killer(on.crew, rate=2.0):
-            on.run_for(120.0 if LONG else 1.5)
+            on.run_for(120.0 if LONG else 1.0)
         on.learn(1)
         assert on.dropped.keys() <= {"env_error", "nan", "shape", "stale", "worker_death"}
         assert {"nan", "shape"} & on.dropped.keys()

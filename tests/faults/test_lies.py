@@ -21,7 +21,7 @@ def test_an_env_that_raises_now_and_then_does_not_stop_training(
     """Two kinds of error in 1 % of all steps: each told once with its traceback, all of them counted."""
     argv = ["train", world("Mishap"), "--env.how", "raises variously", "--env.rate", "0.01", *SMALL_ARGV]
     argv += ["--mode", mode, "--workers", "3", "--num-envs", "3", "--log-every", "0.2"]
-    argv += ["--steps", "200000" if LONG else "3000", "--runs-dir", str(tmp_path), "--run", "bumpy"]
+    argv += ["--steps", "200000" if LONG else "2000", "--runs-dir", str(tmp_path), "--run", "bumpy"]
     assert cli.main(argv) == 0
     said = capsys.readouterr().out
     summary = json.loads((tmp_path / "bumpy" / "summary.json").read_text())

@@ -11,7 +11,7 @@ import pytest
 import freewheel
 from tests.faults.chaos import LONG, SEED, Trial, trial, world
 
-UPDATES = 400 if LONG else 15
+UPDATES = 400 if LONG else 8
 #: Steps that take 1 ms and, one in a hundred, 200: ten times the patience of the learner.
 RARE = {"seconds": 0.001, "rate": 0.01, "how": "naps"}
 
@@ -55,7 +55,7 @@ def test_the_books_tell_which_episodes_are_missing(tmp_path: Any) -> None:
     """Episodes with a nap are dropped more often: their seconds show it, produced beside trained."""
     result = freewheel.train(
         world("Mishap"), mode="continuous", workers=6, num_envs=6, num_steps_per_env=16, max_lag=0, env_args=RARE,
-        steps=40_000 if LONG else 3_000, evals=0, seed=SEED, quiet=True, runs_dir=tmp_path, policy={"hidden": [8]},
+        steps=40_000 if LONG else 2_000, evals=0, seed=SEED, quiet=True, runs_dir=tmp_path, policy={"hidden": [8]},
     )  # fmt: skip
     produced, trained = (result.summary[f"episodes_{which}"] for which in ("produced", "trained"))
     assert produced.keys() == trained.keys() == {"count", "length_mean", "seconds_mean"}

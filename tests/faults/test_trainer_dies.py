@@ -16,7 +16,7 @@ from tests.faults.chaos import (
     MODES,
     alive,
     command,
-    every_mode,
+    commands,
     family,
     hang_one_of_each,
     tokens,
@@ -36,8 +36,8 @@ def kill_and_watch(pid: int, children: list[psutil.Process]) -> None:
 def test_every_child_goes_with_the_trainer(tmp_path: Path) -> None:
     """One is inside a step that never ends and deaf to SIGTERM, one is stopped, and one acts."""
     argv = [world("Mishap"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(tmp_path / "mishaps", 0)]
-    with every_mode(tmp_path, *argv) as processes:
-        hang_one_of_each(tmp_path / "mishaps")
+    with commands(tmp_path, MODES, *argv) as processes:
+        hang_one_of_each(tmp_path / "mishaps", len(MODES))
         for process in processes.values():
             workers = workers_of(process.pid)
             assert len(workers) == 3
