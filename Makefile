@@ -4,7 +4,7 @@
 PYTHON ?= python3
 PYTHON312 ?= python3.12
 BIN := .venv/bin
-PIP_FLAGS := --quiet --quiet --disable-pip-version-check
+PIP_FLAGS := --quiet --quiet --disable-pip-version-check --config-settings editable_mode=compat
 # Exactly one version: an open range may pull several GB of GPU libraries.
 TORCH := $(shell grep '^torch==' constraints.txt)
 EXTRAS := dev,classic,mujoco,video
@@ -18,7 +18,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv312/.ready: PYTHON := $(PYTHON312)
-.venv/.ready .venv312/.ready: %/.ready: pyproject.toml constraints.txt
+.venv/.ready .venv312/.ready: %/.ready: pyproject.toml constraints.txt freewheel/_kernel.c
 	@echo "setting up $* (once; a few minutes)"
 	@$(PYTHON) -m venv $*
 	@$*/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt $(TORCH)

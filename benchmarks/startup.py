@@ -131,7 +131,7 @@ def _fill(port: Port, fragments: int) -> None:
             port.room.wait(0.5)
         writer.begin(0).valid[...] = True
         for t in range(port.shape.steps):
-            writer.row(t)
+            writer.row(t, 1)
         writer.commit(time)
         writer.ring()
 

@@ -37,6 +37,11 @@ def examine() -> Iterator[tuple[bool, str, str]]:
     for name in REQUIRED:
         version = _version(name)
         yield version is not None, name, version or f"missing: pip install {name}"
+    compiled = importlib.util.find_spec("freewheel._kernel") is not None
+    hint = (
+        "not compiled; workers with one slow env each cost more: install gcc and Python's headers, then freewheel anew"
+    )
+    yield True, "kernel", "compiled" if compiled else hint
     yield from _machine()
     for module, purpose in OPTIONAL.items():
         found = importlib.util.find_spec(module) is not None

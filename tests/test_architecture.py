@@ -18,6 +18,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: What CPU workers import (DESIGN 2); rooms that are still to be built are passed over.
 WEST_WING = (
     "core.py",
+    "kernel.py",
     "errors.py",
     "seeding.py",
     "ledger.py",
@@ -25,10 +26,12 @@ WEST_WING = (
     "testing.py",
     "rollout/recipe.py",
     "rollout/cpu.py",
+    "rollout/solo.py",
     "transport/*.py",
     "policies/spec.py",
     "policies/actor.py",
     "envs/gym.py",
+    "envs/loop.py",
     "envs/cyborg.py",
     "worlds/cage2.py",
     "worlds/straggler.py",

@@ -85,10 +85,12 @@ class Continuous:
         """Waiting ends with a chunk, or when `oldest` has moved: a step that takes too long is no longer waited for."""
         oldest, chunks = self.oldest(), self._take()  # in this order: what is dropped while it is taken has moved it
         while wait and not chunks and self.oldest() == oldest:
-            patience = self._patience_s()
-            self._credits.memory["gated"][0] = oldest is not None and oldest <= self._version - self._max_lag
-            self.fleet.wait(min(LOOK, patience / 4))
-            chunks = self._take() or [chunk for worker in self._late(patience) for chunk in self._expire(worker)]
+            patience, gated = self._patience_s(), oldest is not None and oldest <= self._version - self._max_lag
+            self._credits.memory["gated"][0] = gated
+            self.fleet.wait(min(LOOK, patience / 4) if gated else LOOK)
+            chunks = self._take()
+            if gated and not chunks:
+                chunks = [chunk for worker in self._late(patience) for chunk in self._expire(worker)]
         return chunks
 
     def oldest(self) -> int | None:

@@ -21,7 +21,7 @@ from freewheel.transport.tickets import NOBODY, Draw, Tickets
 
 LOOK = 0.1  # seconds between two looks at the workers while the learner waits
 SLOTS = 4  # fragments of a worker that may wait; an episode is put together on this side
-AHEAD = 2  # updates' worth of episodes begun ahead of the learner, where no lag was asked for
+AHEAD = 1  # updates' worth of finished episodes that may wait for the learner, where no lag was asked for
 SHORTEST_PATIENCE = 0.05  # seconds
 
 
@@ -84,8 +84,7 @@ class Episodes:
         self.fleet.post(snapshot)
         self._version, self._done = snapshot.version, done
         self._granted = self._limit()
-        length = self._finished_rows // self._finished if self._finished else 1
-        self._tickets.post(snapshot.version, self._granted, 1 if self._config.episodes_per_update else max(1, length))
+        self._tickets.post(snapshot.version, self._granted, self._expected())
 
     def collect(self, wait: bool) -> Sequence[Chunk]:
         """Waiting ends with an episode, or when `oldest` has moved: one that takes too long is no longer waited for."""
@@ -93,9 +92,9 @@ class Episodes:
         while wait and not chunks and (self._config.max_lag is None or self.oldest() == oldest):
             if self._wave and self._tickets.wave_is_over():
                 self._tickets.release(int(self._tickets.memory["wave"][0]) + self._wave)
-            patience = self._patience_s()
-            self._tickets.memory["gated"][0] = self._blocks(oldest)
-            self.fleet.wait(min(LOOK, patience / 4))
+            patience, gated = self._patience_s(), self._blocks(oldest)
+            self._tickets.memory["gated"][0] = gated
+            self.fleet.wait(min(LOOK, patience / 4) if gated else LOOK)
             chunks = self._take()
             self._expire(patience)
         return chunks
@@ -119,11 +118,20 @@ class Episodes:
     def report(self) -> Mapping[str, Any]:
         return self.fleet.report()
 
-    def _limit(self) -> int:
-        ahead = (AHEAD if self._config.max_lag is None else self._config.max_lag) + 1
+    def _expected(self) -> int:
+        """What an episode counts until it has ended: one, or the rows that it is likely to have."""
         if self._config.episodes_per_update:
-            return (ahead + max(self._version, 0)) * self._config.episodes_per_update + self._cut
-        return ahead * self._job.rows + self._done + self.fleet.done
+            return 1
+        return max(1, self._finished_rows // max(1, self._finished))
+
+    def _limit(self) -> int:
+        """An update's worth in training and `ahead` more waiting; without a bound on the lag, what is under way comes on top, so
+        that nobody waits unless the learner is the slower one."""
+        lag, each = self._config.max_lag, self._config.episodes_per_update
+        ahead, under_way = (AHEAD, self._config.staff * self._expected()) if lag is None else (lag, 0)
+        if each:
+            return (ahead + 1 + max(self._version, 0)) * each + self._cut + under_way
+        return (ahead + 1) * self._job.rows + self._done + self.fleet.done + under_way
 
     def _take(self) -> list[Chunk]:
         chunks = [chunk for fragment in self.fleet.take() for chunk in self._put(fragment)]

@@ -5,24 +5,23 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredEnv
 
-from freewheel.core import Env, EnvSpec, NDArray, SeedStream, Step
-from freewheel.envs.lane import Lane, Rows, blank_step, raised, survey
+from freewheel.core import Env
+from freewheel.envs.lane import raised
+from freewheel.envs.loop import GymLoop, GymSingle
 from freewheel.envs.processes import GymProcesses, Patience, in_processes
-from freewheel.envs.tolerant import Ward, Watch
 from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, SetupError, UsageError, nearest
 
-__all__ = ["GymConfig", "GymLoop", "GymProcesses", "GymVector"]
+__all__ = ["GymConfig", "GymLoop", "GymProcesses", "GymSingle", "GymVector"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,11 @@ class GymConfig:
             for lane in lanes:
                 envs.append(self.open(lane, render_mode if lane == lanes[0] else None))
                 undo.callback(envs[-1].close)
-            loop = GymLoop(envs, self.name, lanes, self.measures, tolerant=tolerant)
+            loop: Env
+            if tolerant and len(lanes) == 1:
+                loop = GymSingle(envs[0], self.name, lanes, self.measures)
+            else:
+                loop = GymLoop(envs, self.name, lanes, self.measures, tolerant=tolerant)
             undo.pop_all()
         return loop
 
@@ -183,83 +186,3 @@ class GymConfig:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-class GymLoop:
-    """B envs in this process, stepped in turn. It raises where one fails and can then be reset and used again; or,
-    made tolerant, it reports the failure in its Step and begins the lane anew.
-    """
-
-    def __init__(
-        self,
-        envs: Sequence[gymnasium.Env[Any, Any]],
-        name: str,
-        lanes: range,
-        measures: tuple[str, ...] = (),
-        *,
-        tolerant: bool = False,
-    ) -> None:
-        who = [f"lane {lane} of {name}" for lane in lanes]
-        layout = survey(envs[0], who[0])
-        self._spec = layout.spec(name, len(envs), measures)
-        self._step = step = blank_step(self._spec)
-        self._first = np.zeros_like(step.next_obs)  # [B, D] what `renew` shows
-        self._obs = self._first  # what to act on: the above, or step.next_obs
-        rows = map(Rows, self._first, step.next_obs, step.measures)
-        self._lanes = [Lane(env, own, layout, measures, row) for env, own, row in zip(envs, who, rows, strict=True)]
-        self._watch = Watch(name, self._lanes, step, self._first) if tolerant else None
-        self._players: Sequence[Lane | Ward] = self._watch.wards if self._watch else self._lanes
-        self._ended: Sequence[Lane | Ward] = self._players  # whose next episode is still to begin
-        self._advance = [player.step for player in self._players]
-        self._encode = layout.action.encoder()
-        self._split: Callable[[NDArray], Sequence[Any]] = (
-            list if layout.action.spec.kind == "box" else np.ndarray.tolist
-        )
-        self._closed = False
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
-        for lane, stream in zip(self._lanes, seeds, strict=True):
-            lane.follow(stream)
-        self._ended = self._players
-        return self.renew()
-
-    def step(self, action: NDArray) -> Step:
-        step = self._step
-        reward = step.reward
-        ended: list[Lane | Ward] = []
-        step.terminated.fill(False)
-        step.truncated.fill(False)
-        for lane, (advance, own) in enumerate(zip(self._advance, self._split(self._encode(action)), strict=True)):
-            reward[lane], terminated, truncated = advance(own)
-            if terminated or truncated:
-                step.terminated[lane], step.truncated[lane] = terminated, truncated
-                ended.append(self._players[lane])
-        self._ended, self._obs = ended, step.next_obs
-        return step if self._watch is None else self._watch.judge(step, ended)
-
-    def renew(self) -> NDArray:
-        if self._ended:
-            np.copyto(self._first, self._step.next_obs)
-            for player in self._ended:
-                player.reset()
-            if self._watch is not None:
-                self._watch.insist()
-            self._ended, self._obs = [], self._first
-        return self._obs
-
-    def render(self) -> NDArray | str | None:
-        env = self._lanes[0].env
-        picture = env.render() if env.render_mode else None
-        return picture if isinstance(picture, np.ndarray | str) else None
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        with ExitStack() as stack:  # so that an env that cannot be closed does not keep the others open
-            for lane in self._lanes:
-                stack.callback(lane.env.close)

@@ -8,8 +8,9 @@ import numpy as np
 
 from freewheel.core import NDArray
 from freewheel.learn.objective import Coefficients, Losses, Minibatch
-from freewheel.policies.actor import ACTIVATIONS, HALF_LOG_2PI, MASKED
+from freewheel.policies.actor import HALF_LOG_2PI
 from freewheel.policies.nets import PolicyNet
+from freewheel.policies.single import ACTIVATIONS, MASKED
 from freewheel.policies.spec import FlatParams, PolicySpec, layers, select
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from freewheel.core import Decision, NDArray, Snapshot
+from freewheel.policies.single import ACTIVATIONS, MASKED, NumpySingle, Single
 from freewheel.policies.spec import (
     LOG_STD,
     FlatParams,
@@ -16,27 +17,13 @@ from freewheel.policies.spec import (
     layers,
     network_inputs,
     select,
+    statistics_layout,
 )
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-MASKED = np.float32(-1e9)  # logit of an action that is not allowed
 BLOCK = 256  # random numbers drawn at a time
+BELOW_ONE = 1.0 - 2.0**-23  # the largest draw: its product with a total stays below the total, in float32 too
 EDGE = 1.0 - 1e-6  # a squashed action is kept inside (-EDGE, EDGE), so that it can be unsquashed
-
-
-def _elu(x: NDArray, out: NDArray) -> None:
-    np.copyto(out, np.where(x > 0, x, np.expm1(np.minimum(x, 0))))
-
-
-def _silu(x: NDArray, out: NDArray) -> None:
-    np.divide(x, 1 + np.exp(-np.maximum(x, -80)), out=out)  # beyond -80 the result is 0 anyway, and exp would overflow
-
-
-def _relu(x: NDArray, out: NDArray) -> None:
-    np.maximum(x, 0, out=out)
-
-
-ACTIVATIONS: Mapping[str, Callable[..., object]] = {"tanh": np.tanh, "relu": _relu, "elu": _elu, "silu": _silu}
 
 
 class NumpyActor:
@@ -50,6 +37,8 @@ class NumpyActor:
         self._choose = {"categorical": self._categorical, "gaussian": self._gaussian, "squashed": self._squashed}[
             spec.head
         ]
+        self._plain = not spec.rescales and spec.actor_columns == ((0, spec.obs_size),)
+        self._single = _single(spec, self.params) if spec.head == "categorical" else None
         self._no_state = np.zeros((0, 0), np.float32)
         self._lanes = np.arange(0)
         self._rng: np.random.Generator | None = None
@@ -60,6 +49,9 @@ class NumpyActor:
             view[...] = snapshot.params[name]
 
     def act(self, obs: NDArray, rng: np.random.Generator, *, greedy: bool = False) -> Decision:
+        if self._single is not None and len(obs) == 1:
+            chosen, chance = self._choose_one(obs[0], None if greedy else self._draw(rng))
+            return Decision(np.array([chosen]), np.array([chance], np.float32), self._no_state)
         x = select(self.spec.actor_columns, network_inputs(self.spec, self.params.views, obs))
         for weight, bias in self._hidden:
             x = x @ weight
@@ -70,14 +62,26 @@ class NumpyActor:
         action, log_prob = self._choose(out, obs, rng, greedy)
         return Decision(action, log_prob, self._no_state)
 
+    def act_one(self, obs: NDArray, rng: np.random.Generator) -> tuple[Any, float]:
+        """For one lane's observation [D]: its action, an int or [A], and the log-probability. What `act` says, for less."""
+        if self._single is not None:
+            return self._choose_one(obs, self._draw(rng))
+        decision = self.act(obs[None], rng)
+        return decision.action[0], decision.log_prob.item()
+
+    def _choose_one(self, obs: NDArray, draw: float | None) -> tuple[int, float]:
+        spec = self.spec
+        assert self._single is not None
+        inputs = obs if self._plain else select(spec.actor_columns, network_inputs(spec, self.params.views, obs))
+        mask = None if spec.mask is None else np.asarray(obs[slice(*spec.mask)], np.float32)
+        return self._single.choose(inputs, mask, draw)
+
     def _categorical(
         self, logits: NDArray, obs: NDArray, rng: np.random.Generator, greedy: bool
     ) -> tuple[NDArray, NDArray]:
         if self.spec.mask is not None:
             start, stop = self.spec.mask
             logits = np.where(obs[:, start:stop] > 0, logits, MASKED)
-        if len(logits) == 1:
-            return _choose_one(logits[0], None if greedy else self._draw(rng, 1)[0])
         lanes = self._lanes
         if len(lanes) != len(logits):
             lanes = self._lanes = np.arange(len(logits))
@@ -88,17 +92,15 @@ class NumpyActor:
             action = logits.argmax(axis=1)
         else:
             # float64, so that a draw below 1 stays below the total and never lands on an action of probability 0
-            draw = np.array(self._draw(rng, len(lanes))) * total
+            draw = np.array([self._draw(rng) for _ in lanes]) * total
             action = (cumulated <= draw[:, None]).sum(axis=1)
         return action, logits[lanes, action] - np.log(total)
 
-    def _draw(self, rng: np.random.Generator, count: int) -> list[float]:
-        """The generator's next numbers, as it would give them one by one; a block at a time, for a call of it is dear."""
-        if rng is not self._rng:
-            self._rng, self._numbers = rng, []
-        while len(self._numbers) < count:
-            self._numbers = rng.random(BLOCK)[::-1].tolist() + self._numbers
-        return [self._numbers.pop() for _ in range(count)]
+    def _draw(self, rng: np.random.Generator) -> float:
+        """The generator's next number; a block is drawn at a time, for a call of it is dear."""
+        if rng is not self._rng or not self._numbers:
+            self._rng, self._numbers = rng, np.minimum(rng.random(BLOCK), BELOW_ONE)[::-1].tolist()
+        return self._numbers.pop()
 
     def _gaussian(self, mean: NDArray, obs: NDArray, rng: np.random.Generator, greedy: bool) -> tuple[NDArray, NDArray]:
         log_std = self.params.views["actor.log_std"]
@@ -116,13 +118,10 @@ class NumpyActor:
         return action, squashed_log_prob(mean, log_std, action)
 
 
-def _choose_one(logits: NDArray, draw: float | None) -> tuple[NDArray, NDArray]:
-    """The same for one lane, at half the cost: that is what a worker with one slow env does all the time."""
-    logits = logits - logits[logits.argmax()]
-    cumulated = np.exp(logits).cumsum()
-    total = cumulated[-1]
-    action = int(logits.argmax() if draw is None else cumulated.searchsorted(draw * total, side="right"))
-    return np.array([action]), np.array([logits[action] - np.log(total)])
+def _single(spec: PolicySpec, params: FlatParams) -> NumpySingle:
+    weights = [weight for weight, _ in layers(params.views, "actor")]
+    start = sum(math.prod(shape) for shape in statistics_layout(spec).values())
+    return Single(params.vector, start, (len(weights[0]), *(weight.shape[1] for weight in weights)), spec.activation)
 
 
 def squashed_log_prob(mean: NDArray, log_std: NDArray, action: NDArray) -> NDArray:

@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from freewheel.core import Decision, NDArray, Snapshot
 from freewheel.errors import SetupError
-from freewheel.policies.actor import EDGE, HALF_LOG_2PI, MASKED
+from freewheel.policies.actor import EDGE, HALF_LOG_2PI
+from freewheel.policies.single import MASKED
 from freewheel.policies.spec import (
     LOG_STD,
     Columns,

@@ -10,6 +10,7 @@ import numpy as np
 from freewheel.core import (
     WORKER_TIME,
     Chunk,
+    Decision,
     Env,
     EnvSpec,
     Episode,
@@ -73,6 +74,7 @@ class Runner:
         self.env = recipe.make(lanes) if env is None else env
         self.produced = 0  # rows whose step returned
         self.open = 0  # of these, in a chunk that is still being written
+        self.rows = 0  # of the last step
         self.version = 0
         self.failures: tuple[Failure, ...] = ()  # of the last step
         self.over = False  # the last step ended an episode: `renew` comes next
@@ -144,7 +146,12 @@ class Runner:
         decision = self._actor.act(obs, self._rng)
         clock1 = perf_counter_ns()
         step = self.env.step(decision.action)
-        clock2 = perf_counter_ns()
+        time[INFER] += clock1 - clock0
+        return self._record(data, t, decision, step, clock1)
+
+    def _record(self, data: Transitions, t: int, decision: Decision, step: Step, clock1: int) -> Sequence[Episode]:
+        """Write what came of a step that has just returned, begun at clock1; the episodes it ended."""
+        time, clock2 = self._time, perf_counter_ns()
         data.action[t] = decision.action
         data.log_prob[t] = decision.log_prob
         data.reward[t] = step.reward
@@ -152,10 +159,12 @@ class Runner:
         data.truncated[t] = step.truncated
         data.next_obs[t] = self._obs = step.next_obs
         data.valid[t] = step.valid
-        rows = step.valid.tobytes().count(1)  # looking at bytes is several times cheaper than any reduction of numpy's
-        self.produced += rows
-        self.open += rows
-        if rows == len(self._lanes):
+        self.rows = step.valid.tobytes().count(
+            1
+        )  # looking at bytes is several times cheaper than a reduction of numpy's
+        self.produced += self.rows
+        self.open += self.rows
+        if self.rows == len(self._lanes):
             self._return += step.reward
             self._length += 1
         else:
@@ -170,7 +179,6 @@ class Runner:
                 self.over = True
                 self._forget(failure.lane, clock2)
         episodes = [self._finish(i, step.measures[i], clock2) for i in _ended(step)] if self.over else ()
-        time[INFER] += clock1 - clock0
         time[STEP] += clock2 - clock1 - step.reset_ns
         time[RESET] += step.reset_ns
         time[WRITE] += perf_counter_ns() - clock2

@@ -202,8 +202,8 @@ class Writer:
         ring.opened[0] = number
         return self._data[slot]
 
-    def row(self, t: int, episodes: Sequence[Episode] = (), failures: Sequence[Failure] = ()) -> None:
-        """Step t of every lane is written: show it, with the episodes it ended and the rows that failures took."""
+    def row(self, t: int, rows: int, episodes: Sequence[Episode] = (), failures: Sequence[Failure] = ()) -> None:
+        """Step t of every lane is written: show its rows, with the episodes it ended and the rows that failures took."""
         ring, slot, at = self._ring, self.slot, self._at + 3 * t
         tally = ring.tally
         ended = tally[at + ENDED]
@@ -212,7 +212,7 @@ class Writer:
             ring.episodes[slot, ended] = (*head, *episode.measures)
             ended += 1
         failed = self._mark_lost(ring.lost[slot, t], failures) if failures else 0
-        tally[at + 3] = tally[at] + int(np.count_nonzero(self._data[slot].valid[t])) + failed
+        tally[at + 3] = tally[at] + rows + failed
         tally[at + 3 + FAILED] = tally[at + FAILED] + failed
         tally[at + 3 + ENDED] = ended
         ring.count[slot] = t + 1

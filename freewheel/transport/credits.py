@@ -52,18 +52,24 @@ class Credits:
         with self.lock:
             self.memory["posted"][0] = version
             self.memory["limit"][0] = limit
-            self._wake()
+            waiting = self._waiting()
+        self.bells.ring(waiting)
 
     def allow(self, limit: int) -> None:
         """More rows under the same version."""
         with self.lock:
             self.memory["limit"][0] = limit
-            self._wake()
+            waiting = self._waiting()
+        self.bells.ring(waiting)
 
     def announced(self) -> NDArray:
-        """[W] the version that each worker is acting on, -1 for nobody; those it was revoked from do not count."""
-        with self.lock:
-            return np.where(self.memory["revoked"] > 0, NOBODY, self.memory["announced"])
+        """[W] the version that each worker is acting on, -1 for nobody; those it was revoked from do not count.
+
+        Without the lock: who takes it after a post sees what was posted, and who had it before has announced. Only the order
+        matters, for an announcement that was revoked must not hide the next one.
+        """
+        announced = self.memory["announced"].copy()
+        return np.where(self.memory["revoked"] > 0, NOBODY, announced)
 
     def revoke(self, worker: int, version: int, produced: int) -> bool:
         """Wait no longer for this worker: others may write what it had reserved. Whether it still was at this version."""
@@ -72,28 +78,31 @@ class Credits:
                 return False
             self.memory["reserved"][worker] = produced
             self.memory["revoked"][worker] = 1
-            self._wake()
-            return True
+            waiting = self._waiting()
+        self.bells.ring(waiting)
+        return True
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> None:
         """A worker has died: what it had reserved beyond its produced rows flows back."""
         with self.lock:
-            self.memory["reserved"][worker] = tally.produced
-            self.memory["announced"][worker] = NOBODY
-            self.memory["revoked"][worker] = self.memory["waiting"][worker] = 0
-            self._wake()
+            self._give_back(worker, tally)
+            self.memory["waiting"][worker] = 0
+            waiting = self._waiting()
+        self.bells.ring(waiting)
 
     # -------------------------------------------------------------------------------------------------------- a worker's
 
     def take(self, worker: int, tally: Tally) -> Grant | None:
-        """Steps and the version to act with, announced; None, and marked as waiting, if there are none.
+        """Steps and the version to act with, announced; None, and marked as waiting, if there are none. What it had before,
+        closed and queued, is given back in the same breath.
 
         Rows come by steps of all lanes; the last one may overdraw, or an odd remainder would starve everyone.
         """
-        memory, lanes = self.memory, self._lanes
+        memory, lanes, waiting = self.memory.numbers, self._lanes, list[int]()
         with self.lock:
-            free = int(memory["limit"][0] - memory["reserved"].sum())
-            version = int(memory["posted"][0])
+            unused = self._give_back(worker, tally)
+            free = memory["limit"][0] - int(self.memory["reserved"].sum())
+            version = memory["posted"][0]
             if free <= 0 or version == NOBODY:
                 memory["waiting"][worker] = 1
                 return None
@@ -101,35 +110,45 @@ class Credits:
             memory["announced"][worker] = version
             memory["reserved"][worker] = tally.produced + steps * lanes
             memory["waiting"][worker] = 0
-            return Grant(steps, version)
-
-    def over(self, worker: int, version: int, ended: bool) -> bool:
-        """Whether to close now: newer weights are there, or nobody waits for more of these. Without the lock: a hint."""
-        memory = self.memory
-        return bool(memory["posted"][0] > version or memory["revoked"][worker])
+            if unused > steps * lanes:
+                waiting = self._waiting()
+        self.bells.ring(waiting)
+        return Grant(steps, version)
 
     def give_back(self, worker: int, tally: Tally) -> None:
         """The fragment is closed and queued: its unused rows are free, and nobody acts on its version here any more."""
-        memory = self.memory
         with self.lock:
-            unused = memory["reserved"][worker] - tally.produced
-            memory["reserved"][worker] = tally.produced
-            memory["announced"][worker] = NOBODY
-            memory["revoked"][worker] = 0
-            if unused > 0:
-                self._wake()
+            waiting = self._waiting() if self._give_back(worker, tally) > 0 else []
+        self.bells.ring(waiting)
+
+    def _give_back(self, worker: int, tally: Tally) -> int:
+        """The rows that come free."""
+        memory = self.memory.numbers
+        unused = memory["reserved"][worker] - tally.produced
+        memory["reserved"][worker] = tally.produced
+        memory["announced"][worker] = NOBODY
+        memory["revoked"][worker] = 0
+        return unused
+
+    def over(self, worker: int, version: int, ended: bool) -> bool:
+        """Whether to close now: newer weights are there, or nobody waits for more of these. Without the lock: a hint."""
+        memory = self.memory.numbers
+        return memory["posted"][0] > version or memory["revoked"][worker] > 0
 
     @property
     def gated(self) -> bool:
-        return bool(self.memory["gated"][0])
+        return bool(self.memory.numbers["gated"][0])
 
     def streams(self, worker: int) -> Sequence[SeedStream]:
         return ()
 
-    def _wake(self) -> None:
-        if waiting := np.flatnonzero(self.memory["waiting"]).tolist():
-            self.bells.ring(waiting)  # first: who dies here leaves a ring too many, not a sleeper
+    def _waiting(self) -> list[int]:
+        """Whom to wake when the lock is free again: woken before, they would run into it. (If this process dies in between,
+        they look for themselves within a turn.)"""
+        waiting: list[int] = np.flatnonzero(self.memory["waiting"]).tolist()
+        if waiting:
             self.memory["waiting"][:] = 0
+        return waiting
 
     def close(self) -> None:
         self.memory.close()

@@ -20,7 +20,7 @@ from freewheel.transport.pulse import CONSTRUCT, HOPELESS, PHASES, TURN, WAIT, P
 
 GOOD_STEPS, FAILURES = 10, 3  # a worker that fails three times running with fewer good steps between is given up
 BACKOFF = (0.0, 0.1, 0.5)  # seconds before a restart, by failures running
-LOOK = 0.05  # seconds between two looks at the heartbeats
+LOOK = 0.2  # seconds between two looks at the heartbeats
 STUCK = 1.0  # seconds after which whoever holds the lock must have been stopped
 JOIN = 30.0  # seconds within which the kernel ends a process that was killed
 ORPHANED = 255  # the exit code where the server that workers are born from has died: the worker may well live

@@ -25,7 +25,7 @@ class Mailbox:
     @property
     def version(self) -> int:
         """Of the newest weights; -1 before the first."""
-        return int(self._memory["latest"][0])
+        return self._memory.numbers["latest"][0]
 
     def post(self, snapshot: Snapshot) -> None:
         """One writer. Names that are not in the layout (a critic's) stay here."""

@@ -45,8 +45,8 @@ class Pulse:
         )
 
     def enter(self, worker: int, phase: int) -> None:
-        self.memory["since"][worker] = time.monotonic_ns()
-        self.memory["phase"][worker] = phase
+        self.memory.numbers["since"][worker] = time.monotonic_ns()
+        self.memory.numbers["phase"][worker] = phase
 
     def say(self, worker: int, text: str) -> None:
         words = np.frombuffer(text.encode()[:REPORT], np.uint8)
@@ -72,7 +72,7 @@ class Pulse:
 
     @property
     def stopping(self) -> bool:
-        return bool(self.memory["stop"][0])
+        return bool(self.memory.numbers["stop"][0])
 
     def stop(self) -> None:
         self.memory["stop"][0] = 1

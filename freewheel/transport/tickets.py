@@ -72,18 +72,21 @@ class Tickets:
         with self.lock:
             self.memory["posted"][0] = version
             self.memory["limit"][0], self.memory["expected"][0] = limit, expected
-            self._wake()
+            waiting = self._waiting()
+        self.bells.ring(waiting)
 
     def allow(self, limit: int) -> None:
         with self.lock:
             self.memory["limit"][0] = limit
-            self._wake()
+            waiting = self._waiting()
+        self.bells.ring(waiting)
 
     def release(self, wave: int) -> None:
         """Tickets below `wave` may be played."""
         with self.lock:
             self.memory["wave"][0] = wave
-            self._wake()
+            waiting = self._waiting()
+        self.bells.ring(waiting)
 
     def wave_is_over(self) -> bool:
         """Every ticket that was released has been played."""
@@ -93,8 +96,8 @@ class Tickets:
 
     def announced(self) -> NDArray:
         """[W] the version of the episode that each worker plays, -1 for none; those nobody waits for do not count."""
-        with self.lock:
-            return np.where(self.memory["revoked"] > 0, NOBODY, self.memory["announced"])
+        announced = self.memory["announced"].copy()  # without the lock and in this order: see Credits.announced
+        return np.where(self.memory["revoked"] > 0, NOBODY, announced)
 
     def revoke(self, worker: int, version: int) -> bool:
         """Wait no longer for this worker's episode."""
@@ -117,7 +120,8 @@ class Tickets:
                 memory["ticket"][worker] = NONE
             self._end(worker, tally)
             memory["waiting"][worker] = 0
-            self._wake()
+            waiting = self._waiting()
+        self.bells.ring(waiting)
 
     def _end(self, worker: int, tally: Tally) -> None:
         if not self._in_episodes:
@@ -125,10 +129,12 @@ class Tickets:
         self.memory["announced"][worker] = NOBODY
         self.memory["revoked"][worker] = 0
 
-    def _wake(self) -> None:
-        if waiting := np.flatnonzero(self.memory["waiting"]).tolist():
-            self.bells.ring(waiting)  # first: who dies here leaves a ring too many, not a sleeper
+    def _waiting(self) -> list[int]:
+        """Whom to wake when the lock is free again: see Credits."""
+        waiting: list[int] = np.flatnonzero(self.memory["waiting"]).tolist()
+        if waiting:
             self.memory["waiting"][:] = 0
+        return waiting
 
     # -------------------------------------------------------------------------------------------------------- a worker's
 
@@ -142,12 +148,12 @@ class Tickets:
             return ticket
 
     def take(self, worker: int, tally: Tally) -> Grant | None:
-        memory = self.memory
+        memory = self.memory.numbers
+        if memory["announced"][worker] != NOBODY:  # in the middle of an episode; nobody else announces in its name
+            return Grant(self._steps, KEEP)
         with self.lock:
-            if memory["announced"][worker] != NOBODY:  # in the middle of an episode
-                return Grant(self._steps, KEEP)
-            free = memory["limit"][0] - memory["reserved"].sum()
-            posted = int(memory["posted"][0])
+            free = memory["limit"][0] - int(self.memory["reserved"].sum())
+            posted = memory["posted"][0]
             if free <= 0 or posted == NONE or memory["ticket"][worker] >= memory["wave"][0]:
                 memory["waiting"][worker] = 1
                 return None
@@ -167,11 +173,12 @@ class Tickets:
         with self.lock:
             self.memory["ticket"][worker] = NONE
             self._end(worker, tally)
-            self._wake()
+            waiting = self._waiting()
+        self.bells.ring(waiting)
 
     @property
     def gated(self) -> bool:
-        return bool(self.memory["gated"][0])
+        return bool(self.memory.numbers["gated"][0])
 
     def streams(self, worker: int) -> Sequence[SeedStream]:
         return [_Ticketed(self, worker, self._draw)]

@@ -16,6 +16,7 @@ from freewheel.core import WORKER_TIME, Failure, SeedStream, Transitions
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.rollout.cpu import Author, Runner
 from freewheel.rollout.recipe import Recipe
+from freewheel.rollout.solo import SingleEnv, Solo
 from freewheel.seeding import training_episodes
 from freewheel.transport import pulse as phase
 from freewheel.transport.bell import Bells
@@ -41,9 +42,9 @@ class Grant(NamedTuple):
 class Permits(Protocol):
     """How a mode paces its workers."""
 
-    def take(self, worker: int, tally: Tally) -> Grant | None: ...  # None: wait at its bell
+    def take(self, worker: int, tally: Tally) -> Grant | None: ...  # after giving back; None: wait at its bell
     def over(self, worker: int, version: int, ended: bool) -> bool: ...  # after each step: close the fragment?
-    def give_back(self, worker: int, tally: Tally) -> None: ...  # it is closed and queued
+    def give_back(self, worker: int, tally: Tally) -> None: ...  # its fragment is queued, and it may not take soon
     @property
     def bells(self) -> Bells: ...  # a worker's rings when there may be a grant for it
     @property
@@ -97,8 +98,14 @@ class _Worker:
         self._steps, self._since = memory.cells("steps", worker), memory.cells("since", worker)
         self._complaints: set[str] = set()
         self._loaded = NEVER
+        self._untold = False  # something was committed that the learner has not been woken for
         self._pulse.enter(worker, phase.CONSTRUCT)
-        self._runner = Runner(recipe, post.lanes, env=recipe.make(post.lanes, tolerant=True), author=author)
+        env = recipe.make(post.lanes, tolerant=True)
+        self._runner = (
+            Solo(recipe, post.lanes, env=env, author=author)
+            if isinstance(env, SingleEnv)
+            else Runner(recipe, post.lanes, env=env, author=author)
+        )
         self._writer = Writer(desk.port, worker, post.incarnation)
 
     def run(self) -> None:
@@ -121,19 +128,27 @@ class _Worker:
 
     def _fragment(self) -> bool:
         """Write the next fragment; False when told to end."""
-        permits, writer, worker = self._desk.permits, self._writer, self._post.worker
         grant = self._await_grant()
         if grant is None:
             return False
         self._load(grant)
-        data = writer.begin(self._runner.version)
+        data = self._writer.begin(self._runner.version)
         self._act(data, grant.steps)
         self._commit()
-        permits.give_back(worker, writer.tally)
-        writer.ring()
         if self._runner.over:
+            self._give_back()  # a reset may take long
             self._renew()
         return not self._pulse.stopping
+
+    def _give_back(self) -> None:
+        self._desk.permits.give_back(self._post.worker, self._writer.tally)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake the learner: it will see what was committed, and that nobody acts on the version of that here any more."""
+        if self._untold:
+            self._untold = False
+            self._writer.ring()
 
     def _load(self, grant: Grant) -> None:
         if grant.version == KEEP:
@@ -154,7 +169,7 @@ class _Worker:
                 self._pulse.enter(worker, phase.STEP)
             since[0] = perf_counter_ns()
             episodes = runner.step(data, t)
-            writer.row(t, episodes, runner.failures)
+            writer.row(t, runner.rows, episodes, runner.failures)
             counted[0] += 1
             for episode in episodes:
                 self._begun[episode.lane - self._post.lanes.start] += 1
@@ -175,6 +190,7 @@ class _Worker:
         self._mark = now
         self._pulse.memory["peak"][self._post.worker] = _peak()
         self._writer.commit(time)
+        self._untold = True
 
     def _await_grant(self) -> Grant | None:
         """A slot, then leave to act; None when told to end."""
@@ -184,10 +200,12 @@ class _Worker:
         waited, kind = False, WAIT_SLOT
         while not pulse.stopping:
             if writer.full():
+                self._give_back()
                 bell, kind = room, WAIT_SLOT
             else:
                 pulse.enter(worker, phase.STEP)  # before it announces: whoever is announced can be timed out
                 grant = permits.take(worker, writer.tally)
+                self._tell()
                 if grant is not None:
                     if waited:
                         self._runner.spend(kind, perf_counter_ns() - began)
@@ -196,6 +214,7 @@ class _Worker:
             waited = True
             pulse.enter(worker, phase.WAIT)
             bell.wait(phase.TURN)
+        self._give_back()
         return None
 
     def _complain(self, failures: Sequence[Failure]) -> None:

@@ -58,7 +58,7 @@ def test_the_last_step_may_overdraw_by_less_than_its_lanes() -> None:
         assert 0 <= standstill(on) - 7 * 12 <= 2
 
 
-@pytest.mark.parametrize(("max_lag", "updates"), [(None, 3), *[(1, 2)] * LONG])
+@pytest.mark.parametrize(("max_lag", "updates"), [(None, 2), *[(1, 2)] * LONG])
 def test_when_the_learner_stops_no_more_episodes_are_begun(max_lag: int | None, updates: int) -> None:
     """So many updates' worth of rows; what is being played then is played to its end, of 25 steps at most."""
     options = {} if max_lag is None else {"max_lag": max_lag}

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from freewheel.core import ActionSpec, EnvSpec, NDArray, Slice, Snapshot
-from freewheel.policies.actor import ACTIVATIONS, EDGE, NumpyActor, squashed_log_prob
+from freewheel.policies.actor import EDGE, NumpyActor, squashed_log_prob
+from freewheel.policies.single import ACTIVATIONS
 from freewheel.policies.spec import LOG_STD, FlatParams, PolicyConfig, PolicySpec, actor_layout, full_layout
 
 DRAWS = 100_000

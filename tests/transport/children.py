@@ -132,7 +132,7 @@ def write_blanks_for_ever(port: Port) -> None:
             port.room.wait(LIMIT)
         writer.begin(0)
         for t in range(port.shape.steps):
-            writer.row(t)
+            writer.row(t, port.shape.spec.lanes)
         writer.commit(NO_TIME)
 
 

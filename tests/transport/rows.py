@@ -68,7 +68,7 @@ class Pen:
             getattr(data, name)[t] = getattr(written, name)[0]
         if valid is not None:
             data.valid[t] = valid
-        self.writer.row(t, episodes, failures)
+        self.writer.row(t, int(np.count_nonzero(data.valid[t])), episodes, failures)
         self.number, self._t = self.number + 1, t + 1
 
     def commit(self, time: NDArray = NO_TIME) -> None:

@@ -1,0 +1,136 @@
+"""Gymnasium envs in this process: B of them stepped in turn, or one that costs as little as it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from freewheel.core import EnvSpec, NDArray, SeedStream, Step
+from freewheel.envs.lane import Lane, Rows, blank_step, survey
+from freewheel.envs.tolerant import Ward, Watch, finite
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class GymLoop:
+    """B envs in this process, stepped in turn. It raises where one fails and can then be reset and used again; or,
+    made tolerant, it reports the failure in its Step and begins the lane anew.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        name: str,
+        lanes: range,
+        measures: tuple[str, ...] = (),
+        *,
+        tolerant: bool = False,
+    ) -> None:
+        who = [f"lane {lane} of {name}" for lane in lanes]
+        layout = survey(envs[0], who[0])
+        self._spec = layout.spec(name, len(envs), measures)
+        self._step = step = blank_step(self._spec)
+        self._first = np.zeros_like(step.next_obs)  # [B, D] what `renew` shows
+        self._obs = self._first  # what to act on: the above, or step.next_obs
+        rows = map(Rows, self._first, step.next_obs, step.measures)
+        self._lanes = [Lane(env, own, layout, measures, row) for env, own, row in zip(envs, who, rows, strict=True)]
+        self._watch = Watch(name, self._lanes, step, self._first) if tolerant else None
+        self._players: Sequence[Lane | Ward] = self._watch.wards if self._watch else self._lanes
+        self._ended: Sequence[Lane | Ward] = self._players  # whose next episode is still to begin
+        self._advance = [player.step for player in self._players]
+        self._encode = layout.action.encoder()
+        self._split: Callable[[NDArray], Sequence[Any]] = (
+            list if layout.action.spec.kind == "box" else np.ndarray.tolist
+        )
+        self._closed = False
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
+        for lane, stream in zip(self._lanes, seeds, strict=True):
+            lane.follow(stream)
+        self._ended = self._players
+        return self.renew()
+
+    def step(self, action: NDArray) -> Step:
+        step = self._step
+        reward = step.reward
+        ended: list[Lane | Ward] = []
+        step.terminated.fill(False)
+        step.truncated.fill(False)
+        for lane, (advance, own) in enumerate(zip(self._advance, self._split(self._encode(action)), strict=True)):
+            reward[lane], terminated, truncated = advance(own)
+            if terminated or truncated:
+                step.terminated[lane], step.truncated[lane] = terminated, truncated
+                ended.append(self._players[lane])
+        self._ended, self._obs = ended, step.next_obs
+        return step if self._watch is None else self._watch.judge(step, ended)
+
+    def renew(self) -> NDArray:
+        if self._ended:
+            np.copyto(self._first, self._step.next_obs)
+            for player in self._ended:
+                player.reset()
+            if self._watch is not None:
+                self._watch.insist()
+            self._ended, self._obs = [], self._first
+        return self._obs
+
+    def render(self) -> NDArray | str | None:
+        env = self._lanes[0].env
+        picture = env.render() if env.render_mode else None
+        return picture if isinstance(picture, np.ndarray | str) else None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as stack:  # so that an env that cannot be closed does not keep the others open
+            for lane in self._lanes:
+                stack.callback(lane.env.close)
+
+
+class GymSingle(GymLoop):
+    """A tolerant loop of one env that can be stepped without arrays. Implements rollout.solo.SingleEnv."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str, lanes: range, measures: tuple[str, ...] = ()) -> None:
+        super().__init__([env], name, lanes, measures, tolerant=True)
+        assert self._watch is not None, "it is tolerant"
+        self.first, self.after = self._first, self._step
+        self._judge, self._notes = self._watch.judge, self._watch.notes
+        self._advance_one, (row,) = self._advance[0], self._step.next_obs
+        self._row = row if row.dtype == np.float32 else self._step.reward  # where numbers may fail to be finite
+        self._translate = self._translator()
+        self._gap = False  # the last step was one
+
+    def step_one(self, action: Any) -> tuple[float, bool, bool] | Step:
+        answer = self._advance_one(action if self._translate is None else self._translate(action))
+        reward, terminated, truncated = answer
+        self._obs = self._step.next_obs
+        if self._notes or self._gap or not (-LARGEST <= reward <= LARGEST and finite(self._row)):
+            return self._step_judged(answer)
+        self._ended = self._players if terminated or truncated else ()
+        return answer
+
+    def _step_judged(self, answer: tuple[float, bool, bool]) -> Step:
+        step = self._step
+        with np.errstate(over="ignore"):  # a reward beyond float32 is infinite, and will be judged as such
+            step.reward[0], step.terminated[0], step.truncated[0] = answer
+        ended = list(self._players) if answer[1] or answer[2] else []
+        judged = self._judge(step, ended)
+        self._ended, self._gap = ended, not step.valid[0]
+        return judged
+
+    def _translator(self) -> Callable[[Any], Any] | None:
+        """From an action of ours to the env's; None if they are the same."""
+        encode = self._encode
+        if self._spec.action.kind == "box":
+            return lambda action: encode(action[None])[0]
+        start = int(encode(np.zeros(1, np.int64))[0])
+        return (lambda action: action + start) if start else None
