@@ -125,7 +125,7 @@ def _throughput(steps: int, fragments: int) -> tuple[float, int]:
 
 def _fill(port: Port, fragments: int) -> None:
     """What a worker does to hand its rows over, without acting."""
-    writer, time = Writer(port, 0, 0), np.zeros(len(WORKER_TIME), np.int64)
+    writer, time = Writer(port, 0, 0), [0] * len(WORKER_TIME)
     for _ in range(fragments):
         while writer.full():
             port.room.wait(0.5)

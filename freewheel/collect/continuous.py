@@ -19,6 +19,7 @@ from freewheel.transport.fleet import Fleet, Size
 from freewheel.transport.staff import StaffConfig
 
 LOOK = 0.1  # seconds between two looks at the workers while the learner waits
+GATHER = 0.005  # seconds, at most, that fragments are gathered for, once there is one
 SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for a while, whatever its steps take
 
 
@@ -85,9 +86,14 @@ class Continuous:
         """Waiting ends with a chunk, or when `oldest` has moved: a step that takes too long is no longer waited for."""
         oldest, chunks = self.oldest(), self._take()  # in this order: what is dropped while it is taken has moved it
         while wait and not chunks and self.oldest() == oldest:
-            patience, gated = self._patience_s(), oldest is not None and oldest <= self._version - self._max_lag
+            gated = oldest is not None and oldest <= self._version - self._max_lag
             self._credits.memory["gated"][0] = gated
-            self.fleet.wait(min(LOOK, patience / 4) if gated else LOOK)
+            mean = self.fleet.stragglers.mean_step()
+            patience = max(SHORTEST_PATIENCE, self._patience * mean) if mean else math.inf
+            if gated:
+                self.fleet.wait(min(LOOK, patience / 4))
+            else:
+                self.fleet.wait(LOOK, gather=min(GATHER, mean / 2))
             chunks = self._take()
             if gated and not chunks:
                 chunks = [chunk for worker in self._late(patience) for chunk in self._expire(worker)]
@@ -125,10 +131,6 @@ class Continuous:
             self._granted = self._limit()
             self._credits.allow(self._granted)
         return chunks
-
-    def _patience_s(self) -> float:
-        mean = self.fleet.stragglers.mean_step()
-        return max(SHORTEST_PATIENCE, self._patience * mean) if mean else math.inf
 
     def _late(self, patience: float) -> list[int]:
         """Workers that keep the next update from being sealed, by a step that has used up its patience."""

@@ -22,6 +22,7 @@ from freewheel.transport.tickets import NOBODY, Draw, Tickets
 LOOK = 0.1  # seconds between two looks at the workers while the learner waits
 SLOTS = 4  # fragments of a worker that may wait; an episode is put together on this side
 AHEAD = 1  # updates' worth of finished episodes that may wait for the learner, where no lag was asked for
+GATHER = 0.005  # seconds, at most, that fragments are gathered for, once there is one
 SHORTEST_PATIENCE = 0.05  # seconds
 
 
@@ -92,9 +93,14 @@ class Episodes:
         while wait and not chunks and (self._config.max_lag is None or self.oldest() == oldest):
             if self._wave and self._tickets.wave_is_over():
                 self._tickets.release(int(self._tickets.memory["wave"][0]) + self._wave)
-            patience, gated = self._patience_s(), self._blocks(oldest)
+            gated = self._blocks(oldest)
             self._tickets.memory["gated"][0] = gated
-            self.fleet.wait(min(LOOK, patience / 4) if gated else LOOK)
+            mean = self.fleet.stragglers.mean_step()
+            patience = max(SHORTEST_PATIENCE, self._config.patience * mean) if mean else math.inf
+            if gated or self._wave:
+                self.fleet.wait(min(LOOK, patience / 4))
+            else:
+                self.fleet.wait(LOOK, gather=min(GATHER, mean / 2))
             chunks = self._take()
             self._expire(patience)
         return chunks
@@ -182,10 +188,6 @@ class Episodes:
         """Whether a row of this version, still under way, keeps the next update from being sealed."""
         limit = self._config.max_lag
         return version is not None and limit is not None and version <= self._version - limit
-
-    def _patience_s(self) -> float:
-        mean = self.fleet.stragglers.mean_step()
-        return max(SHORTEST_PATIENCE, self._config.patience * mean) if mean else math.inf
 
     def _expire(self, patience: float) -> None:
         """Give up waiting for episodes that keep the next update from being sealed by a step that has used up its patience."""

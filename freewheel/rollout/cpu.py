@@ -101,9 +101,9 @@ class Runner:
         """Account time that passed outside the Runner (waits) to the next chunk."""
         self._time[kind] += ns
 
-    def spent(self) -> NDArray:
+    def spent(self) -> list[int]:
         """[len(WORKER_TIME)] ns since this was last asked."""
-        time, self._time = np.array(self._time), [0] * len(WORKER_TIME)
+        time, self._time = self._time, [0] * len(WORKER_TIME)
         return time
 
     def unroll(self, steps: int) -> Chunk:
@@ -122,10 +122,10 @@ class Runner:
         rows, self.open = self.open, 0
         elapsed = perf_counter_ns() - began
         time = self.spent()
-        time[OTHER] += max(0, elapsed - int(time[[STEP, RESET, INFER, WRITE]].sum()))
+        time[OTHER] += max(0, elapsed - sum(time[kind] for kind in (STEP, RESET, INFER, WRITE)))
         origin = Origin(self._worker, 0, self._sequence, self._lanes.start)
         self._sequence += 1
-        return Chunk(data, self.version, origin, tuple(episodes), self._no_state, time, rows)
+        return Chunk(data, self.version, origin, tuple(episodes), self._no_state, np.array(time), rows)
 
     def close(self) -> None:
         self.env.close()

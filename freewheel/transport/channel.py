@@ -139,7 +139,7 @@ class _Ring:
         cells = partial(memory.cells, worker=worker)
         self.committed, self.opened, self.taken, self.reading = map(cells, ("committed", "opened", "taken", "reading"))
         self.version, self.incarnation, self.count = map(cells, ("version", "incarnation", "count"))
-        self.tally = cells("tally")
+        self.tally, self.clocks = cells("tally"), cells("time")
         self.lost, self.episodes, self.time = (memory[name][worker] for name in ("lost", "episodes", "time"))
 
     def closed(self) -> int:
@@ -217,9 +217,12 @@ class Writer:
         tally[at + 3 + ENDED] = ended
         ring.count[slot] = t + 1
 
-    def commit(self, time: NDArray) -> None:
+    def commit(self, time: Sequence[int]) -> None:
         """Close the slot and hand it over; `ring` follows when its permit has been given back."""
-        self._ring.time += time
+        clocks = self._ring.clocks
+        for kind, ns in enumerate(time):
+            if ns:
+                clocks[kind] += ns
         self._ring.committed[0] += 1
 
     def ring(self) -> None:

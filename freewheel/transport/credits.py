@@ -101,7 +101,7 @@ class Credits:
         memory, lanes, waiting = self.memory.numbers, self._lanes, list[int]()
         with self.lock:
             unused = self._give_back(worker, tally)
-            free = memory["limit"][0] - int(self.memory["reserved"].sum())
+            free = memory["limit"][0] - sum(memory["reserved"])  # of plain numbers: numpy would be cold
             version = memory["posted"][0]
             if free <= 0 or version == NOBODY:
                 memory["waiting"][worker] = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -94,11 +95,16 @@ class Fleet:
     def post(self, snapshot: Snapshot) -> None:
         self.mailbox.post(snapshot)
 
-    def wait(self, seconds: float) -> None:
-        """Until something was committed, at most so long; raises when nobody is left to commit anything."""
+    def wait(self, seconds: float, gather: float = 0.0) -> None:
+        """Until something was committed, at most so long; raises when nobody is left to commit anything.
+
+        A little longer, `gather`, when more is wanted than that: being woken for every fragment is dear.
+        """
         self._waiting()
         if not self.channel.bell.wait(seconds):
             self.check()
+        elif gather:
+            time.sleep(gather)
 
     def check(self) -> None:
         if self.crew.error is not None:

@@ -36,13 +36,18 @@ class Mailbox:
         self._memory["version"][slot] = snapshot.version
         self._memory["latest"][0] = snapshot.version
 
-    def read(self, version: int | None = None) -> Snapshot:
+    def room(self) -> NDArray:
+        """For `read` to put weights into, time and again: fresh memory is dear."""
+        return np.empty_like(self._memory["weights"][0])
+
+    def read(self, version: int | None = None, room: NDArray | None = None) -> Snapshot:
         """The newest weights, or exactly these while they are still here; LookupError if they are not."""
+        flat = self.room() if room is None else room
         while True:
             wanted = self.version if version is None else version
             slot = wanted % 2
             if self._memory["version"][slot] == wanted and wanted != NEVER:
-                flat = self._memory["weights"][slot].copy()
+                np.copyto(flat, self._memory["weights"][slot])
                 if self._memory["version"][slot] == wanted:
                     return Snapshot(wanted, self._views(flat))
             if version is not None or wanted == NEVER:

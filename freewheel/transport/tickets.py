@@ -152,7 +152,7 @@ class Tickets:
         if memory["announced"][worker] != NOBODY:  # in the middle of an episode; nobody else announces in its name
             return Grant(self._steps, KEEP)
         with self.lock:
-            free = memory["limit"][0] - int(self.memory["reserved"].sum())
+            free = memory["limit"][0] - sum(memory["reserved"])
             posted = memory["posted"][0]
             if free <= 0 or posted == NONE or memory["ticket"][worker] >= memory["wave"][0]:
                 memory["waiting"][worker] = 1

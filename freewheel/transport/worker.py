@@ -28,6 +28,7 @@ WAIT_CREDIT, WAIT_SLOT, WAIT_GATE, DOWN, OTHER = (
     WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "wait-gate", "down", "other")
 )
 
+WEIGH = 500_000_000  # ns between two looks at its own memory
 KEEP = -2  # no other weights than those already loaded
 
 
@@ -97,7 +98,8 @@ class _Worker:
         self._begun = memory["begun"][worker]
         self._steps, self._since = memory.cells("steps", worker), memory.cells("since", worker)
         self._complaints: set[str] = set()
-        self._loaded = NEVER
+        self._loaded, self._weights = NEVER, desk.mailbox.room()
+        self._weighed = 0  # when it last looked at its memory
         self._untold = False  # something was committed that the learner has not been woken for
         self._pulse.enter(worker, phase.CONSTRUCT)
         env = recipe.make(post.lanes, tolerant=True)
@@ -156,7 +158,7 @@ class _Worker:
         mailbox = self._desk.mailbox
         wanted = grant.version if grant.exact else mailbox.version
         if wanted != self._loaded:
-            self._runner.load(mailbox.read(grant.version if grant.exact else None))
+            self._runner.load(mailbox.read(grant.version if grant.exact else None, self._weights))
             self._loaded = self._runner.version
 
     def _act(self, data: Transitions, steps: int) -> None:
@@ -186,9 +188,11 @@ class _Worker:
     def _commit(self) -> None:
         now = perf_counter_ns()
         time = self._runner.spent()
-        time[OTHER] += max(0, now - self._mark - int(time.sum()))
+        time[OTHER] += max(0, now - self._mark - sum(time))
         self._mark = now
-        self._pulse.memory["peak"][self._post.worker] = _peak()
+        if now > self._weighed + WEIGH:
+            self._weighed = now
+            self._pulse.memory["peak"][self._post.worker] = _peak()
         self._writer.commit(time)
         self._untold = True
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from freewheel.core import WORKER_TIME, ActionSpec, EnvSpec, Episode, Failure, NDArray, Slice, Transitions
+from freewheel.core import WORKER_TIME, ActionSpec, EnvSpec, Episode, Failure, Slice, Transitions
 from freewheel.transport.channel import Channel, Fragment, Reader, Shape, Writer
 
-NO_TIME = np.zeros(len(WORKER_TIME), np.int64)
+NO_TIME = [0] * len(WORKER_TIME)
 
 
 def shape(workers: int = 1, slots: int = 3, steps: int = 4, lanes: int = 2) -> Shape:
@@ -71,7 +71,7 @@ class Pen:
         self.writer.row(t, int(np.count_nonzero(data.valid[t])), episodes, failures)
         self.number, self._t = self.number + 1, t + 1
 
-    def commit(self, time: NDArray = NO_TIME) -> None:
+    def commit(self, time: Sequence[int] = NO_TIME) -> None:
         self._data = None
         self.writer.commit(time)
 

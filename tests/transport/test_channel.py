@@ -48,7 +48,7 @@ def test_rows_come_out_as_they_went_in(channel: Channel) -> None:
     author.step(valid=[True, False])
     author.step()
     assert books.reader.ready() == []
-    author.commit(np.arange(len(WORKER_TIME)))
+    author.commit(range(len(WORKER_TIME)))
     assert books.reader.ready() == [0]
     assert books.reader.queued_versions() == [9]
     fragment = books.take()
@@ -74,7 +74,7 @@ def test_time_adds_up_over_fragments_and_incarnations(channel: Channel) -> None:
         author = pen(channel, incarnation=incarnation)
         author.begin()
         author.step()
-        author.commit(np.full(len(WORKER_TIME), incarnation + 1))
+        author.commit([incarnation + 1] * len(WORKER_TIME))
         fragment = books.take()
         assert fragment.incarnation == incarnation
         spent += fragment.time

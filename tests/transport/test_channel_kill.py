@@ -11,7 +11,6 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -52,7 +51,7 @@ def live(author: Pen) -> Iterator[None]:
         for _ in range(length):
             author.step(**next(steps))
             yield
-        author.commit(np.ones(len(WORKER_TIME), np.int64))
+        author.commit([1] * len(WORKER_TIME))
         yield
 
 
