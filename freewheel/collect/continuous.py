@@ -19,7 +19,7 @@ from freewheel.transport.fleet import Fleet, Size
 from freewheel.transport.staff import StaffConfig
 
 LOOK = 0.1  # seconds between two looks at the workers while the learner waits
-GATHER = 0.005  # seconds, at most, that fragments are gathered for, once there is one
+GATHER = 0.02  # of the time that a batch takes: so long fragments are gathered for, once there is one
 SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for a while, whatever its steps take
 
 
@@ -63,7 +63,7 @@ class Continuous:
         size = config.size(job)
         self._credits = Credits(size.workers, job.spec.lanes // size.workers, size.steps)
         self.fleet = Fleet(recipe, job, self._credits, size)
-        self._patience, self._max_lag = config.patience, config.max_lag
+        self._patience, self._max_lag, self._batch_steps = config.patience, config.max_lag, job.steps
         self._allowance = (config.max_lag + 1) * job.rows
         self._done = self._granted = 0  # rows that the learner is through with; the limit of credits
         self._version = NOBODY
@@ -93,7 +93,7 @@ class Continuous:
             if gated:
                 self.fleet.wait(min(LOOK, patience / 4))
             else:
-                self.fleet.wait(LOOK, gather=min(GATHER, mean / 2))
+                self.fleet.wait(LOOK, gather=GATHER * self._batch_steps * mean)
             chunks = self._take()
             if gated and not chunks:
                 chunks = [chunk for worker in self._late(patience) for chunk in self._expire(worker)]

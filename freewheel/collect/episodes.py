@@ -22,7 +22,7 @@ from freewheel.transport.tickets import NOBODY, Draw, Tickets
 LOOK = 0.1  # seconds between two looks at the workers while the learner waits
 SLOTS = 4  # fragments of a worker that may wait; an episode is put together on this side
 AHEAD = 1  # updates' worth of finished episodes that may wait for the learner, where no lag was asked for
-GATHER = 0.005  # seconds, at most, that fragments are gathered for, once there is one
+GATHER = 0.02  # of the time that a batch takes: so long fragments are gathered for, once there is one
 SHORTEST_PATIENCE = 0.05  # seconds
 
 
@@ -100,7 +100,7 @@ class Episodes:
             if gated or self._wave:
                 self.fleet.wait(min(LOOK, patience / 4))
             else:
-                self.fleet.wait(LOOK, gather=min(GATHER, mean / 2))
+                self.fleet.wait(LOOK, gather=GATHER * self._job.steps * mean)
             chunks = self._take()
             self._expire(patience)
         return chunks

@@ -28,6 +28,8 @@ from freewheel.transport.pulse import Pulse, kind
 from freewheel.transport.stragglers import Stragglers
 from freewheel.transport.worker import Desk, Permits, Post, work
 
+LONGEST_GATHER = 0.02  # seconds
+
 
 class Pacing(Permits, Protocol):
     """The learner's side of a mode's permits."""
@@ -104,7 +106,7 @@ class Fleet:
         if not self.channel.bell.wait(seconds):
             self.check()
         elif gather:
-            time.sleep(gather)
+            time.sleep(min(gather, LONGEST_GATHER))
 
     def check(self) -> None:
         if self.crew.error is not None:
