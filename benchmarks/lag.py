@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,8 @@ def lognormal_beyond(times: float, sigma: float = 0.7) -> float:
 
 
 LAWS: Mapping[str, Law] = {
-    "lognormal": Law(0.008, lognormal_beyond(PATIENCE), 0.97),
-    "ninety_ten": Law(0.008, 0.0, 0.97),
+    "lognormal": Law(0.010, lognormal_beyond(PATIENCE), 0.97),
+    "ninety_ten": Law(0.010, 0.0, 0.97),
     "rare": Law(0.010, 0.001, 0.95),  # 5 ms, and one step in a thousand takes 5 s
 }
 
@@ -55,7 +55,7 @@ class Size:
     probes: int
 
 
-FULL, QUICK = Size(100, 8.0, 30.0, 1_000_000, 6.0, 2), Size(20, 1.0, 2.0, 0, 1.0, 1)
+FULL, QUICK = Size(100, 8.0, 20.0, 1_000_000, 6.0, 2), Size(20, 1.0, 2.0, 0, 1.0, 1)
 
 
 def paced(law: str, workers: int, max_lag: int, epochs: int) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def cells_of(notebook: Notebook, law: str, lags: Sequence[int], size: Size) -> t
     epochs = epochs_for(notebook, law, size.workers, UPDATE_SHARE, size)
     window = max(size.window_s, size.rows * LAWS[law].mean / size.workers)
     world = {"law": law, "mean": LAWS[law].mean, "kind": "sleep"}
-    free: dict[str, Any] = {"workers": size.workers, "world": world, "warm_s": size.warm_s, "window_s": window}
+    free: dict[str, Any] = {"workers": size.workers, "world": world, "warm_s": size.warm_s, "window_s": size.window_s}
     rows: list[Row] = []
     shares: list[float] = []
     for turn, max_lag in enumerate(lags):
@@ -172,9 +172,10 @@ def main() -> int:
     parser.add_argument("--laws", nargs="+", choices=LAWS, default=list(LAWS))
     parser.add_argument("--lags", nargs="+", type=int, default=[0, 1, 2, 4])
     parser.add_argument("--forms", nargs="+", choices=("pace", "slow", "killed"), default=["pace", "slow", "killed"])
+    parser.add_argument("--rows", type=int, default=FULL.rows, help="of each law and bound, at least")
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
-    size = QUICK if given.quick else FULL
+    size = QUICK if given.quick else replace(FULL, rows=given.rows)
     if given.quick:
         given.laws, given.lags = given.laws[::2], given.lags[::2]
     notebook, rows = Notebook(NAME, "Lag, bounded by pacing", quick=given.quick), list[Row]()

@@ -20,6 +20,7 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "episodes --wave": ("episodes", {"wave": True}),
 }
 JUDGED = ("continuous", "episodes")
+PPO = {"epochs": 5, "minibatch": 1600}  # four minibatches of 6 400 rows, as is usual for so large batches
 LEAST_OF_FREE, GOAL_OF_IDEAL = 0.98, 0.97
 LEAST_RETURN = 7.0  # ten times chance, which is 100 / 145
 
@@ -41,7 +42,8 @@ def measure(notebook: Notebook, given: argparse.Namespace) -> dict[str, list[Row
 
 def learning(way: str, workers: int, seed: int) -> dict[str, Any]:
     mode, options = WAYS[way]
-    return {"options": straggler(mode, workers, WORLD, {"num_steps_per_env": 64, "seed": seed, **options})}
+    asked = {"num_steps_per_env": 64, "seed": seed, "ppo": PPO, **options}
+    return {"options": straggler(mode, workers, WORLD, asked)}
 
 
 def ratios(rows: Mapping[str, Sequence[Row]], way: str, key: str) -> list[float]:
