@@ -159,9 +159,7 @@ class Runner:
         data.truncated[t] = step.truncated
         data.next_obs[t] = self._obs = step.next_obs
         data.valid[t] = step.valid
-        self.rows = step.valid.tobytes().count(
-            1
-        )  # looking at bytes is several times cheaper than a reduction of numpy's
+        self.rows = step.valid.tobytes().count(1)  # several times cheaper than a reduction of numpy's
         self.produced += self.rows
         self.open += self.rows
         if self.rows == len(self._lanes):

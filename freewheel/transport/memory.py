@@ -34,9 +34,8 @@ class SharedArrays:
         self._descriptor = _anonymous(self.size) if descriptor is None else descriptor
         block = mmap.mmap(self._descriptor, self.size)
         self._arrays: dict[str, NDArray] = {}
-        self.numbers: dict[
-            str, memoryview
-        ] = {}  # int64 arrays, flat: an element is read several times as fast as numpy's
+        # int64 arrays, flat: an element of these is read and written several times as fast as an array's
+        self.numbers: dict[str, memoryview] = {}
         offset = 0
         for name, (shape, dtype) in self.fields.items():
             self._arrays[name] = np.frombuffer(block, dtype, math.prod(shape), offset).reshape(shape)

@@ -143,8 +143,10 @@ class _Worker:
         return not self._pulse.stopping
 
     def _give_back(self) -> None:
-        self._desk.permits.give_back(self._post.worker, self._writer.tally)
-        self._tell()
+        """What is left of the grant, once: a ticket that was drawn since is another one."""
+        if self._untold:
+            self._desk.permits.give_back(self._post.worker, self._writer.tally)
+            self._tell()
 
     def _tell(self) -> None:
         """Wake the learner: it will see what was committed, and that nobody acts on the version of that here any more."""

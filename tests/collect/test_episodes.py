@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from freewheel.collect.episodes import Episodes, EpisodesConfig
+from freewheel.collect.episodes import SLOTS, Episodes, EpisodesConfig
 from freewheel.core import Chunk, Snapshot
 from freewheel.errors import UsageError
 from freewheel.learn.settings import Assignment, PPOConfig
@@ -17,6 +18,8 @@ from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.job import Job
 from freewheel.rollout.recipe import Recipe
 from freewheel.seeding import training_episodes
+from freewheel.transport.pulse import WAIT
+from freewheel.transport.tickets import NONE
 
 Weights = Callable[[int], Snapshot]
 
@@ -59,6 +62,20 @@ def test_one_version_an_episode_though_it_travels_in_parts(
             versions += [chunk.version for chunk in collector.collect(wait=True)]
     assert len(set(versions)) > 3
     assert versions[-1] > 3
+
+
+def test_who_waits_for_a_slot_keeps_the_ticket_it_has_drawn(
+    recipe: Recipe, snapshot: Weights, job: Callable[..., Job]
+) -> None:
+    """Four episodes wait, and the fifth has begun: should its worker die now, another has to play it."""
+    with EpisodesConfig(workers=3, num_envs=3).build(recipe, job(7000, lanes=3)) as collector:
+        assert isinstance(collector, Episodes)
+        collector.publish(snapshot(0), 0)
+        phases, deadline = collector.fleet.pulse.memory["phase"], time.monotonic() + 20.0
+        while (collector.rows().produced < 3 * SLOTS * 5 or (phases != WAIT).any()) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        drawn = collector._tickets.memory["ticket"].tolist()
+        assert (NONE not in drawn, len(set(drawn)), max(drawn)) == (True, 3, 3 * SLOTS + 2)
 
 
 def test_a_wave_begins_when_the_last_one_has_ended(recipe: Recipe, snapshot: Weights, job: Callable[..., Job]) -> None:
