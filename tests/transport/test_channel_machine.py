@@ -44,6 +44,7 @@ class Hand:
         self.pen = Pen(self.writer, number)
         self.grant: Grant | None = None
         self.written: int | None = None  # steps of the fragment that is open
+        self.closed = False  # the fragment is, but its grant has not been given back
         self.revoked = False
 
 
@@ -73,17 +74,19 @@ class Machine(RuleBasedStateMachine):
     @rule(who=WHO)
     def take_credit(self, who: int) -> None:
         hand = self.hands[who]
-        if hand.grant is not None or hand.writer.full():
+        if (hand.grant is not None and not hand.closed) or hand.writer.full():
             return
-        free = self.limit - int(self.credits.memory["reserved"].sum())
-        hand.grant = self.credits.take(who, hand.writer.tally)
+        reserved, tally = self.credits.memory["reserved"], hand.writer.tally
+        free = self.limit - int(reserved.sum() - reserved[who] + tally.produced)
+        hand.grant = self.credits.take(who, tally)
+        hand.closed = hand.revoked = False
         if free <= 0 or self.posted == NOBODY:
             assert hand.grant is None
         else:
             assert hand.grant == Grant(max(1, min(STEPS, free // LANES)), self.posted)
 
     def may_begin(self, hand: Hand) -> bool:
-        return hand.grant is not None and hand.written is None
+        return hand.grant is not None and hand.written is None and not hand.closed
 
     def may_write(self, hand: Hand) -> bool:
         return hand.grant is not None and hand.written is not None and hand.written < hand.grant.steps
@@ -107,11 +110,18 @@ class Machine(RuleBasedStateMachine):
 
     @rule(who=WHO)
     def close(self, who: int) -> None:
+        """Its grant is given back with the next that it takes, or when it must not keep it for longer."""
         hand = self.hands[who]
         if hand.written:
             hand.pen.commit(NO_TIME)
+            hand.written, hand.closed = None, True
+
+    @rule(who=WHO)
+    def give_back(self, who: int) -> None:
+        hand = self.hands[who]
+        if hand.closed:
             self.credits.give_back(who, hand.writer.tally)
-            hand.grant, hand.written, hand.revoked = None, None, False
+            hand.grant, hand.closed, hand.revoked = None, False, False
 
     @rule(who=WHO)
     def die(self, who: int) -> None:
