@@ -73,6 +73,35 @@ def test_written_rows_stay_reserved_and_unused_ones_flow_back(credits_: Credits)
     assert credits_.take(0, came(20)) == Grant(5, 0)
 
 
+def test_who_takes_gives_back_in_the_same_breath(credits_: Credits) -> None:
+    credits_.post(0, 32)
+    assert credits_.take(0, NEW) == Grant(5, 0)
+    assert credits_.take(1, NEW) == Grant(3, 0)
+    assert credits_.take(2, NEW) is None
+    credits_.post(1, 32)
+    assert rung(credits_) == [2]
+    assert credits_.take(2, NEW) is None
+    assert credits_.revoke(0, 0, 4)
+    assert rung(credits_) == [2], "16 rows came free"
+    assert credits_.take(0, came(8)) == Grant(3, 1), "of 20 it had written 8, one step of them late"
+    assert credits_.memory["reserved"].tolist() == [20, 12, 0]
+    assert credits_.announced().tolist() == [1, 0, NOBODY], "and it counts again"
+    assert credits_.take(2, NEW) is None
+    assert credits_.take(1, came(0)) == Grant(3, 1)
+    assert credits_.take(0, came(20)) is None
+    assert credits_.announced().tolist() == [NOBODY, 1, NOBODY]
+    assert rung(credits_) == [], "nothing came free"
+
+
+def test_what_is_left_after_taking_anew_wakes_others(credits_: Credits) -> None:
+    credits_.post(0, 20)
+    assert credits_.take(0, NEW) == Grant(5, 0)
+    assert credits_.take(1, NEW) is None
+    credits_._steps = 1
+    assert credits_.take(0, came(4)) == Grant(1, 0)
+    assert rung(credits_) == [1], "12 of the 16 rows it gave back are for others"
+
+
 def test_a_dead_worker_pays_for_what_it_wrote_and_no_more(credits_: Credits) -> None:
     credits_.post(0, 20)
     credits_.take(0, NEW)
