@@ -28,10 +28,10 @@ typedef struct {
     Py_buffer vector;         /* all weights */
     Py_ssize_t start;         /* where the first layer begins */
     int layers;
-    Py_ssize_t widths[LAYERS + 1];
+    Py_ssize_t widths[LAYERS + 1], widest;
     Activation activation;
-    float *values;            /* room for the widest layer, twice */
-    float *logits;
+    float *values;            /* room for the widest layer, four times */
+    float *logits, *chances;  /* of each choice; chances are in proportion */
 } Single;
 
 static float elu(float x) { return x > 0 ? x : expm1f(x); }
@@ -57,13 +57,10 @@ static void layer(const float *restrict in, const float *restrict weights, float
 static void network(Single *self, const float *inputs)
 {
     const float *weights = (const float *)self->vector.buf + self->start, *in = inputs;
-    Py_ssize_t widest = 0;
-    for (int l = 0; l < self->layers; l++)
-        widest = self->widths[l] > widest ? self->widths[l] : widest;
     for (int l = 0; l < self->layers; l++) {
         const Py_ssize_t ins = self->widths[l], outs = self->widths[l + 1];
         const int last = l == self->layers - 1;
-        float *out = last ? self->logits : self->values + (l % 2) * widest;
+        float *out = last ? self->logits : self->values + (l % 2) * self->widest;
         layer(in, weights, out, ins, outs);
         if (!last)
             for (Py_ssize_t j = 0; j < outs; j++)
@@ -125,12 +122,12 @@ static PyObject *choose(Single *self, PyObject *const *args, Py_ssize_t count)
     const Py_ssize_t likeliest = likeliest_of(logits, choices);
     const float highest = logits[likeliest];
     for (Py_ssize_t j = 0; j < choices; j++)
-        total += expf(logits[j] - highest);
+        total += self->chances[j] = expf(logits[j] - highest);
     Py_ssize_t action = likeliest;
     if (draw >= 0) {
         double left = draw * total;
         for (Py_ssize_t j = 0; j < choices; j++)
-            if ((left -= expf(logits[j] - highest)) < 0) {
+            if ((left -= self->chances[j]) < 0) {
                 action = j;
                 break;
             }
@@ -171,12 +168,14 @@ static int single_init(Single *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_ValueError, "the vector is shorter than these layers");
         return -1;
     }
-    self->values = malloc((size_t)(2 * widest + self->widths[self->layers]) * sizeof(float));
+    self->values = malloc((size_t)(4 * widest) * sizeof(float));
     if (self->values == NULL) {
         PyErr_NoMemory();
         return -1;
     }
+    self->widest = widest;
     self->logits = self->values + 2 * widest;
+    self->chances = self->values + 3 * widest;
     return 0;
 }
 
