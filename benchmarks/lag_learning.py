@@ -20,7 +20,7 @@ LAGS: Mapping[str, Mapping[str, Any]] = {
 OFF = 1e9  # a bound that never binds
 WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "surrogate behaviour": {"surrogate": "behaviour"},
-    "rho unbounded": {"rho_bar": OFF},
+    "rho at most 1": {"rho_bar": 1.0},
     "c unbounded": {"c_bar": OFF},
     "targets plain": {"targets": "plain"},
     "naive (both off)": {"surrogate": "behaviour", "targets": "plain"},

@@ -62,8 +62,9 @@ class PPOConfig:
     """Standardise advantages within each minibatch."""
     reward_scale: Literal["none", "returns"] = "none"
     """returns: divide rewards by the running deviation of the discounted return."""
-    rho_bar: float = 1.0
-    """Bound of the importance weight on each row's own error, for rows of older versions."""
+    rho_bar: float = 100.0
+    """Bound of the importance weight on each row's own error, for rows of older versions: for outliers only. At 1, rows that the
+    present policy likes better than the old one did no longer count for more, and learning under lag slows down."""
     c_bar: float = 1.0
     """Bound of the importance weight on what flows back through a row, for rows of older versions."""
     targets: Literal["corrected", "plain"] = "corrected"
