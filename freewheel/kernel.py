@@ -5,8 +5,8 @@
     finite   envs/tolerant.py      whether numbers are
 
 A worker with one slow env does these at every step. A process that has slept finds its caches cold, and then it matters less
-how much is computed than how much code and memory is touched: with 100 such workers on 2 cores a step costs 195 µs of processor
-time besides its sleep in numpy, and 110 compiled, of which the bare env takes 50.
+how much is computed than how much code and memory is touched: with 100 such workers on 2 cores, choosing an action and writing
+it down costs 50 µs of a step in numpy and 15 µs here.
 """
 
 from __future__ import annotations
