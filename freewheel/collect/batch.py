@@ -16,13 +16,12 @@ from freewheel.rollout.job import Job
 from freewheel.rollout.recipe import Recipe
 from freewheel.transport.bell import Bells
 from freewheel.transport.channel import Tally
-from freewheel.transport.fleet import Fleet, Size
+from freewheel.transport.fleet import LOOK, Fleet, Size
 from freewheel.transport.lock import ProcessLock
 from freewheel.transport.memory import SharedArrays
 from freewheel.transport.staff import StaffConfig
 from freewheel.transport.worker import Grant
 
-LOOK = 0.1  # seconds between two looks at the workers while the learner waits
 NONE = -1
 
 
@@ -144,7 +143,7 @@ class Batch:
         """The next batch when it is whole, in the order of lanes."""
         chunks = self._whole_batch()
         while wait and not chunks:
-            self.fleet.wait(LOOK)
+            self.fleet.listen(LOOK)
             chunks = self._whole_batch()
         return chunks
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,10 +16,6 @@ from freewheel.rollout.recipe import Recipe
 from freewheel.transport.credits import NOBODY, Credits
 from freewheel.transport.fleet import Fleet, Size
 from freewheel.transport.staff import StaffConfig
-
-LOOK = 0.1  # seconds between two looks at the workers while the learner waits
-GATHER = 0.02  # of the time that a batch takes: so long fragments are gathered for, once there is one
-SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for a while, whatever its steps take
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class Continuous:
         size = config.size(job)
         self._credits = Credits(size.workers, job.spec.lanes // size.workers, size.steps)
         self.fleet = Fleet(recipe, job, self._credits, size)
-        self._patience, self._max_lag, self._batch_steps = config.patience, config.max_lag, job.steps
+        self._patience, self._max_lag = config.patience, config.max_lag
         self._allowance = (config.max_lag + 1) * job.rows
         self._done = self._granted = 0  # rows that the learner is through with; the limit of credits
         self._version = NOBODY
@@ -88,12 +83,7 @@ class Continuous:
         while wait and not chunks and self.oldest() == oldest:
             gated = oldest is not None and oldest <= self._version - self._max_lag
             self._credits.memory["gated"][0] = gated
-            mean = self.fleet.stragglers.mean_step()
-            patience = max(SHORTEST_PATIENCE, self._patience * mean) if mean else math.inf
-            if gated:
-                self.fleet.wait(min(LOOK, patience / 4))
-            else:
-                self.fleet.wait(LOOK, gather=GATHER * self._batch_steps * mean)
+            patience = self.fleet.wait(self._patience, hurried=gated)
             chunks = self._take()
             if gated and not chunks:
                 chunks = [chunk for worker in self._late(patience) for chunk in self._expire(worker)]

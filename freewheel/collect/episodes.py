@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -19,11 +18,8 @@ from freewheel.transport.fleet import Fleet, Size
 from freewheel.transport.staff import Auto, StaffConfig
 from freewheel.transport.tickets import NOBODY, Draw, Tickets
 
-LOOK = 0.1  # seconds between two looks at the workers while the learner waits
 SLOTS = 4  # fragments of a worker that may wait; an episode is put together on this side
 AHEAD = 1  # updates' worth of finished episodes that may wait for the learner, where no lag was asked for
-GATHER = 0.02  # of the time that a batch takes: so long fragments are gathered for, once there is one
-SHORTEST_PATIENCE = 0.05  # seconds
 
 
 @dataclass(frozen=True)
@@ -95,12 +91,7 @@ class Episodes:
                 self._tickets.release(int(self._tickets.memory["wave"][0]) + self._wave)
             gated = self._blocks(oldest)
             self._tickets.memory["gated"][0] = gated
-            mean = self.fleet.stragglers.mean_step()
-            patience = max(SHORTEST_PATIENCE, self._config.patience * mean) if mean else math.inf
-            if gated or self._wave:
-                self.fleet.wait(min(LOOK, patience / 4))
-            else:
-                self.fleet.wait(LOOK, gather=GATHER * self._job.steps * mean)
+            patience = self.fleet.wait(self._config.patience, hurried=gated or bool(self._wave))
             chunks = self._take()
             self._expire(patience)
         return chunks

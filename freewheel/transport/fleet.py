@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,10 @@ from freewheel.transport.pulse import Pulse, kind
 from freewheel.transport.stragglers import Stragglers
 from freewheel.transport.worker import Desk, Permits, Post, work
 
-LONGEST_GATHER = 0.02  # seconds
+LOOK = 0.1  # seconds between two looks at the workers while the learner waits
+SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for a while, whatever its steps take
+GATHER = 0.02  # of the time that a batch takes: so long fragments are gathered for, once there is one ...
+LONGEST_GATHER = 0.02  # ... or so many seconds
 
 
 class Pacing(Permits, Protocol):
@@ -55,7 +59,7 @@ class Fleet:
 
     def __init__(self, recipe: Recipe, job: Job, pacing: Pacing, size: Size) -> None:
         self.workers, self._pacing, self._modules = size.workers, pacing, job.modules
-        self._waiting = job.waiting
+        self._waiting, self._batch_steps = job.waiting, job.steps
         self._each = job.spec.lanes // size.workers
         shape = Shape(replace(job.spec, lanes=self._each), size.workers, size.slots, size.steps)
         with ExitStack() as undo:
@@ -97,16 +101,25 @@ class Fleet:
     def post(self, snapshot: Snapshot) -> None:
         self.mailbox.post(snapshot)
 
-    def wait(self, seconds: float, gather: float = 0.0) -> None:
-        """Until something was committed, at most so long; raises when nobody is left to commit anything.
+    def wait(self, patience: float, *, hurried: bool) -> float:
+        """Until something was committed, or it is time for a look around; raises when nobody is left to commit anything.
 
-        A little longer, `gather`, when more is wanted than that: being woken for every fragment is dear.
+        Patience is in mean steps, and in seconds what comes back. In a hurry one looks around often enough to see it end; else
+        fragments are gathered for a while once there is one, because being woken for each is dear.
         """
+        mean = self.stragglers.mean_step()
+        seconds = max(SHORTEST_PATIENCE, patience * mean) if mean else math.inf
+        if self.listen(min(LOOK, seconds / 4) if hurried else LOOK) and not hurried:
+            time.sleep(min(LONGEST_GATHER, GATHER * self._batch_steps * mean))
+        return seconds
+
+    def listen(self, seconds: float) -> bool:
+        """Whether something was committed within this time."""
         self._waiting()
-        if not self.channel.bell.wait(seconds):
+        heard = self.channel.bell.wait(seconds)
+        if not heard:
             self.check()
-        elif gather:
-            time.sleep(min(gather, LONGEST_GATHER))
+        return heard
 
     def check(self) -> None:
         if self.crew.error is not None:

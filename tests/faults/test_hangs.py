@@ -31,9 +31,8 @@ from tests.faults.chaos import (
     world,
 )
 
-STEP_S, RESET_S = (
-    (1.0, 1.5) if LONG else (0.7, 0.8)
-)  # a healthy step takes 1 ms, but the machine may be busy with other things
+# A healthy step takes 1 ms, but the machine may be busy with other things.
+STEP_S, RESET_S = (1.0, 1.5) if LONG else (0.7, 0.8)
 LIMITS = {"step_timeout": STEP_S, "reset_timeout": RESET_S, "construct_timeout": 20.0}
 
 
