@@ -20,16 +20,28 @@ from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.sequential import SequentialConfig
+from freewheel.core import Compile
+from freewheel.envs.batched import PREFIX as TORCH
+from freewheel.envs.batched import BatchedConfig
 from freewheel.envs.gym import GymConfig
+from freewheel.envs.isaaclab import PREFIX as ISAAC
+from freewheel.envs.isaaclab import IsaacConfig
 from freewheel.errors import UsageError, nearest
-from freewheel.learn.settings import PPOConfig
+from freewheel.learn.settings import MBPOConfig, PPOConfig, SACConfig
 from freewheel.meter import Budget
 from freewheel.policies.spec import PolicyConfig
 from freewheel.worlds import registry
 
 registry.register()
 
-ALGORITHMS: Mapping[str, type[PPOConfig]] = {"ppo": PPOConfig}
+AlgorithmConfig = PPOConfig | SACConfig | MBPOConfig
+ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {"ppo": PPOConfig, "sac": SACConfig, "mbpo": MBPOConfig}
+#: What an algorithm would have otherwise than PPO, unless somebody says so.
+REPLAYING = {"num_steps_per_env": 1, "policy": {"hidden": [256, 256], "activation": "relu", "head": "squashed"}}
+#: What is usual for one simulation of many lanes.
+SIMULATED = {"num_envs": 64, "workers": 1, "device": "auto"}
+CUSTOMS: Mapping[str, Mapping[str, Any]] = {"ppo": {}, "sac": REPLAYING, "mbpo": REPLAYING}
+EnvConfig = GymConfig | BatchedConfig | IsaacConfig
 ModeConfig = SequentialConfig | LockstepConfig | BatchConfig | ContinuousConfig | EpisodesConfig
 MODES: Mapping[str, type[ModeConfig]] = {
     "sequential": SequentialConfig,
@@ -38,7 +50,7 @@ MODES: Mapping[str, type[ModeConfig]] = {
     "continuous": ContinuousConfig,
     "episodes": EpisodesConfig,
 }
-ALIASES = {"num_collectors": "workers", "n_workers": "workers"}  # names that people know from elsewhere
+ALIASES = {"num_collectors": "workers", "n_workers": "workers", "task": "env"}  # names that people know from elsewhere
 DEFAULT_STEPS = 100_000
 FREE = "env."  # --env.KEY VALUE goes to the environment's constructor
 
@@ -56,7 +68,7 @@ class RunConfig:
     seed: int = 0
     """The one seed that everything random grows from."""
     num_steps_per_env: int = 64
-    """Steps of each lane an on-policy update learns from."""
+    """Steps of each lane an on-policy update learns from (sac and mbpo: between two publications of the policy, 1)."""
     run: str = ""
     """Name of the run: its directory under --runs-dir (default: env-algo-mode, numbered)."""
     runs_dir: str = "runs"
@@ -75,6 +87,8 @@ class RunConfig:
     """Where the learner computes; auto: on a GPU if there is one."""
     threads: int = 1
     """CPU threads of the learner; small networks are fastest with one."""
+    compile: Compile = "graphs"
+    """graphs: on a GPU, capture fixed-shape work in CUDA graphs and replay it; off: launch every operation by itself."""
 
     def __post_init__(self) -> None:
         positive = ("steps", "minutes", "episodes", "num_steps_per_env", "log_every", "threads")
@@ -108,9 +122,22 @@ class WorldConfig:
     """Seconds it may take to reset."""
     step_timeout: float = 30.0
     """Seconds it may take to step."""
+    action_bounds: float | None = None
+    """Batched simulators: actions that the world does not bound have the range ± this (SAC and MBPO need one)."""
+    clip_actions: float | None = None
+    """Batched simulators: actions that the world does not bound are clipped to ± this on their way into it."""
+    headless: bool = True
+    """Isaac Lab: show no window."""
 
     def __post_init__(self) -> None:
-        for name in ("max_episode_steps", "construct_timeout", "reset_timeout", "step_timeout"):
+        for name in (
+            "max_episode_steps",
+            "construct_timeout",
+            "reset_timeout",
+            "step_timeout",
+            "action_bounds",
+            "clip_actions",
+        ):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
@@ -122,7 +149,7 @@ class Choices:
 
     env: str = ""
     """The environment: a Gymnasium id, or package.module:Factory. Also the first or last word."""
-    algo: Literal["ppo"] = "ppo"
+    algo: Literal["ppo", "sac", "mbpo"] = "ppo"
     """The algorithm."""
     mode: Literal["sequential", "lockstep", "batch", "continuous", "episodes"] = "lockstep"
     """How experience is collected."""
@@ -138,29 +165,33 @@ class Config:
 
     algo: str
     mode: str
-    env: GymConfig
+    env: EnvConfig
     run: RunConfig
-    learner: PPOConfig
+    learner: AlgorithmConfig
     policy: PolicyConfig
     collector: ModeConfig
+    world: WorldConfig
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        fading = [name for name in ("lr", "clip", "entropy") if getattr(self.learner, f"{name}_schedule") == "linear"]
+        fading = [
+            name for name in ("lr", "clip", "entropy") if getattr(self.learner, f"{name}_schedule", "") == "linear"
+        ]
         if fading and self.run.budget.steps is None:
             raise UsageError(
                 f"{self.algo}.{fading[0]}_schedule linear needs --steps to fade over; give it, or set the schedule to constant"
             )
+        if not self.learner.on_policy and getattr(self.collector, "episodes_per_update", None):
+            raise UsageError(f"{self.algo} learns from a replay buffer, row by row; leave out --episodes-per-update")
 
     def to_json(self) -> dict[str, Any]:
         """Every option by name, as `--config` reads it back."""
-        world = {name: getattr(self.env, name) for name in flags.option_types(WorldConfig)}
         return {
-            "env": self.env.id,
+            "env": self.env.name,
             "env_args": dict(self.env.args),
             "algo": self.algo,
             "mode": self.mode,
-            **world,
+            **dataclasses.asdict(self.world),
             **dataclasses.asdict(self.collector),
             **dataclasses.asdict(self.run),
             self.algo: dataclasses.asdict(self.learner),
@@ -212,6 +243,9 @@ def _resolve(given: flags.Layer) -> Config:
     if name := _last(layers, "preset"):
         layers.insert(0, flags.Layer(f"preset {name}", _flags(_preset(name), f"preset {name}")))
     algo = _choice(layers, "algo", ALGORITHMS, "ppo")
+    if _batched(world := _last(layers, "env")) or world.startswith(ISAAC):
+        layers.insert(0, flags.Layer("batched simulator", _flags(SIMULATED, "batched simulator")))
+    layers.insert(0, flags.Layer(f"algorithm {algo}", _flags(CUSTOMS[algo], f"algorithm {algo}")))
     mode = _choice(layers, "mode", MODES, "lockstep")
     options = _options(algo, mode)
     known = flags.option_types(options)
@@ -225,9 +259,30 @@ def _resolve(given: flags.Layer) -> Config:
         raise UsageError("which environment? e.g. freewheel train CartPole-v1")
     built = flags.build(options, merged)
     parts = {item.name: getattr(built, item.name) for item in dataclasses.fields(built)}
-    world = GymConfig(id=parts["choices"].env, args=args, **dataclasses.asdict(parts["world"]))
+    world = _world(parts["choices"].env, args, parts["world"], parts["run"].device)
     kept = {name: source for name, source in sources.items() if name in known or name.startswith(FREE)}
-    return Config(algo, mode, world, parts["run"], parts[algo], parts["policy"], parts["collector"], kept)
+    return Config(
+        algo, mode, world, parts["run"], parts[algo], parts["policy"], parts["collector"], parts["world"], kept
+    )
+
+
+def _world(name: str, args: Mapping[str, Any], options: WorldConfig, device: str) -> EnvConfig:
+    """The family that a name belongs to."""
+    if name.startswith(ISAAC):
+        if args:
+            raise UsageError(f"{name} takes no --env.{next(iter(args))}: change the task's own configuration")
+        place = "cuda:0" if device == "cuda" else device
+        return IsaacConfig(name, place, options.headless, options.clip_actions, options.action_bounds)
+    if _batched(name):
+        return BatchedConfig(name, args, device, options.action_bounds, options.clip_actions)
+    if options.action_bounds or options.clip_actions:
+        raise UsageError(f"{name} has action bounds of its own: leave out --action-bounds and --clip-actions")
+    plain = {key: value for key, value in dataclasses.asdict(options).items() if key in GymConfig.__dataclass_fields__}
+    return GymConfig(id=name, args=args, **plain)
+
+
+def _batched(name: str) -> bool:
+    return name in registry.BATCHED or name.startswith(TORCH)
 
 
 def _options(algo: str, mode: str) -> type[Any]:

@@ -13,7 +13,7 @@ Values are frozen: whoever receives one may keep it. Arrays are numpy from CPU w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias
@@ -32,6 +32,7 @@ else:
 NDArray: TypeAlias = npt.NDArray[Any]
 A = TypeVar("A", bound="Array", default=NDArray)
 Metrics: TypeAlias = Mapping[str, float]
+Compile: TypeAlias = Literal["off", "graphs"]  # whether a GPU replays fixed-shape work from CUDA graphs
 
 #: Every worker-second is one of these (ns, in this order, in `Chunk.time`).
 WORKER_TIME = (
@@ -89,6 +90,10 @@ class EnvSpec:
     device: str = "cpu"
     measures: tuple[str, ...] = ()  # floats that ride with every finished episode
     single: bool = False  # only one simulation can live in a process
+    tensors: bool = (
+        False  # a batched simulator: all lanes are one simulation, and its arrays are torch tensors on `device`
+    )
+    finals: bool = True  # next_obs of an episode's last row is known; where not, it repeats the row's own observation
 
     def slice(self, name: str) -> Slice | None:
         return next((part for part in self.slices if part.name == name), None)
@@ -218,6 +223,11 @@ class Tick:
     metrics: Metrics | None  # of the update, if there was one
 
 
+def host(array: Array) -> NDArray:
+    """As numpy, whatever it is and wherever it lives."""
+    return np.asarray(array if isinstance(array, np.ndarray) else array.cpu())
+
+
 # -------------------------------------------------------------------------------------------------------------- the nouns
 
 
@@ -279,6 +289,21 @@ class Learner(Protocol):
     def rows(self) -> Rows: ...
     def state_dict(self) -> dict[str, Array]: ...
     def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
+
+
+class Clock(Protocol):
+    """A part of a learner that runs on its own clock: questions in, answers out, one after the other."""
+
+    @property
+    def busy(self) -> bool: ...
+    def ask(self, question: Any) -> None: ...
+    def answer(self, wait: float = 0.0) -> Any: ...  # to the oldest question, or the error it ended in; None: not yet
+
+
+class Clocks(Protocol):
+    """Makes clocks. `build` makes what answers, wherever that runs; all clocks end with whoever made this."""
+
+    def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Clock: ...
 
 
 class Sink(Protocol):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Score:
     returns: tuple[float, ...]  # by episode number
     lengths: tuple[int, ...]
     cut: int = 0  # episodes that had not ended at the limit and count as far as they went
+    measures: Mapping[str, float] = field(default_factory=dict)  # means over the episodes that ended
 
     @property
     def mean(self) -> float:
@@ -37,31 +38,44 @@ class Score:
         return float(np.std(self.returns))
 
 
+def playable(env: Env[Any]) -> Env:
+    """Whatever it computes with, as numpy."""
+    if not env.spec.tensors:
+        return env
+    from freewheel.rollout.device import ashore
+
+    return ashore(env)
+
+
 def evaluate(env: Env, actor: Actor, episodes: int, seed: int, limit: int = LIMIT) -> Score:
     """Episodes 0 .. episodes-1 of this evaluation seed: the same worlds for every mode, algorithm and number of lanes."""
     returns: list[float] = []
     lengths: list[int] = []
     cut = 0
+    measured: list[NDArray] = []
     for first in range(0, episodes, env.spec.lanes):
         wanted = min(env.spec.lanes, episodes - first)
-        ret, length, playing = _round(env, actor, (seed, first), wanted, limit)
+        ret, length, playing, measures = _round(env, actor, (seed, first), wanted, limit)
         returns += ret[:wanted].tolist()
         lengths += length[:wanted].tolist()
         cut += int(np.count_nonzero(playing[:wanted]))
+        measured += list(measures[:wanted][~playing[:wanted]])
     if not np.isfinite(returns).all():
         number = int(np.argmin(np.isfinite(returns)))
         who = f"evaluation episode {number} of {env.spec.name}, seed {evaluation_episodes(seed, number, 1).seed(0)},"
         raise EnvError(f"{who} has return {returns[number]}: check the env for NaN and inf", "nan")
-    return Score(tuple(returns), tuple(lengths), cut)
+    means = np.mean(measured, axis=0).tolist() if measured else ()
+    return Score(tuple(returns), tuple(lengths), cut, dict(zip(env.spec.measures, means, strict=False)))
 
 
-def _round(env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: int) -> tuple[NDArray, NDArray, NDArray]:
+def _round(env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: int) -> tuple[NDArray, ...]:
     """One episode a lane, from number start[1] of seed start[0] on, until the first `wanted` have ended or are at the limit.
 
-    Returns [B] each: return, length, and whether the episode still goes on.
+    Returns [B] each: return, length, whether the episode still goes on, and its measures [B, M].
     """
     lanes, (seed, first) = env.spec.lanes, start
     total, length, playing = np.zeros(lanes), np.zeros(lanes, np.int64), np.ones(lanes, np.bool_)
+    measures = np.zeros((lanes, len(env.spec.measures)), np.float32)
     rng = generator(seed, "greedy")
     obs = env.reset([evaluation_episodes(seed, first + lane, lanes) for lane in range(lanes)])
     for _ in range(limit):
@@ -69,11 +83,13 @@ def _round(env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: i
         counts = playing & step.valid
         np.add(total, step.reward, out=total, where=counts)
         length += counts
-        playing &= ~(step.terminated | step.truncated)
+        over = step.terminated | step.truncated
+        np.copyto(measures, step.measures, where=(playing & over)[:, None])
+        playing &= ~over
         if not playing[:wanted].any():
             break
         obs = env.renew()
-    return total, length, playing
+    return total, length, playing, measures
 
 
 @dataclass(frozen=True)

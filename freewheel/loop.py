@@ -10,7 +10,7 @@ from freewheel.meter import Meter
 
 
 def loop(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int | None = None) -> Iterator[Tick]:
-    """Collect when the learner is hungry or may not go on, update when it may; publish; tell. For ever.
+    """Collect when the learner is hungry or may not go on, update when it may; publish what is new; tell. For ever.
 
     max_lag None: no gate (lockstep modes have no lag, off-policy learners bound it by pace).
     """
@@ -24,6 +24,7 @@ def loop(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int |
         return oldest is None or oldest > learner.version - max_lag
 
     collector.publish(learner.snapshot(), learner.rows().done)
+    published = learner.version
     while True:
         chunks: Sequence[Chunk[Any]] = ()
         metrics: Metrics | None = None
@@ -38,6 +39,8 @@ def loop(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int |
         if go():
             with meter.span("update"):
                 metrics = learner.update()
-            with meter.span("publish"):
-                collector.publish(learner.snapshot(), learner.rows().done)
+            if learner.version != published:
+                with meter.span("publish"):
+                    collector.publish(learner.snapshot(), learner.rows().done)
+                published = learner.version
         yield Tick(chunks, env_steps, learner.version, metrics)

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ import psutil
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, Rows, Tick
 from freewheel.rollout.probe import usable_cores
 
+#: Totals that a learner reports as they stand.
+COUNTS = ("real_data", "model_data", "agent_updates", "dynamics_updates")
 WINDOW = 100  # finished episodes behind return_mean and length_mean
 
 
@@ -97,8 +99,11 @@ class _Interval:
 class Meter:
     """Takes every tick of the loop, gives one row of metrics per interval and the totals at the end."""
 
-    def __init__(self, workers: int, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, workers: int, measures: Sequence[str] = (), now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._workers = workers
+        self._measures: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in measures}
         self._learner = Timeline(LEARNER_TIME, "other", now)
         self._spans = {kind: Span(self._learner, kind) for kind in LEARNER_TIME}
         self._began = self._learner.since
@@ -110,7 +115,10 @@ class Meter:
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[float] = deque(maxlen=WINDOW)
         self._lag_max: float | None = None
+        self._counts: dict[str, int] = {}
+        self._buffer: float | None = None  # how full a replay buffer is
         self._eval: float | None = None
+        self._eval_measures: dict[str, float | None] = {}
         self._best: float | None = None
         self._interval = self._open(self._began)
 
@@ -145,15 +153,22 @@ class Meter:
                 self._returns.append(episode.ret)
                 self._lengths.append(episode.length)
                 self._played += episode.length, episode.seconds
+                for window, value in zip(self._measures.values(), episode.measures, strict=False):
+                    window.append(value)
         if tick.metrics is not None:
-            interval.updates += 1
-            self._updates += 1
+            updates = int(tick.metrics.get("updates", 1))
+            interval.updates += updates
+            self._updates += updates
             self._learned(tick.metrics)
 
     def _learned(self, metrics: Metrics) -> None:
         interval = self._interval
         for key, value in metrics.items():
-            if key.startswith("loss/") or key == "lag_mean":
+            if key in COUNTS:
+                self._counts[key] = int(value)
+            elif key == "buffer_util":
+                self._buffer = float(value)
+            elif key.startswith("loss/") or key == "lag_mean":
                 # A new value, never a reference: a learner may overwrite its own tensors; and no wait for the device.
                 interval.sums[key] = interval.sums.get(key, 0.0) + value
                 interval.counts[key] = interval.counts.get(key, 0) + 1
@@ -161,9 +176,10 @@ class Meter:
             interval.lag_max = _greater(interval.lag_max, float(metrics["lag_max"]))
             self._lag_max = _greater(self._lag_max, interval.lag_max)
 
-    def eval_result(self, mean: float) -> None:
+    def eval_result(self, mean: float, measures: Mapping[str, float] | None = None) -> None:
         """The mean greedy return of an evaluation: later rows carry the newest, the totals the best."""
         self._eval = _finite(float(mean))
+        self._eval_measures = {f"eval/{name}": _finite(value) for name, value in (measures or {}).items()}
         self._best = _greater(self._best, self._eval)
 
     def row(self, rows: Rows, stats: Mapping[str, float | None], buffer_util: float | None) -> dict[str, Any]:
@@ -188,7 +204,7 @@ class Meter:
             "lag_mean": interval.mean("lag_mean"),
             "lag_max": interval.lag_max,
             "queue_util": _finite(stats.get("queue_util")),
-            "buffer_util": _finite(buffer_util),
+            "buffer_util": _finite(buffer_util if self._buffer is None else self._buffer),
             "cpu_util": _ratio(cpu, wall * usable_cores()),
             "gpu_util": _gpu_util(),
             "env_busy": _ratio(stepping, int(interval.worker.sum())),
@@ -198,7 +214,9 @@ class Meter:
             "queued": rows.queued,
             "open": rows.open,
             "dropped": dict(rows.dropped),
-            **({} if self._eval is None else {"eval_return": self._eval}),
+            **self._counts,
+            **{f"measure/{name}": _mean(window) for name, window in self._measures.items()},
+            **({} if self._eval is None else {"eval_return": self._eval, **self._eval_measures}),
             **{key: interval.mean(key) for key in interval.sums if key.startswith("loss/")},
         }
 
@@ -223,6 +241,8 @@ class Meter:
             "return_mean": _mean(self._returns),
             "lag_max": self._lag_max,
             "best_eval": self._best,
+            **self._counts,
+            **self._eval_measures,
             "episodes_trained": {
                 "count": self._episodes,
                 "length_mean": _ratio(float(self._played[0]), self._episodes),

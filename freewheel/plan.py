@@ -6,20 +6,23 @@ import itertools
 import os
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gymnasium
 
-from freewheel.config import Config
+from freewheel.config import Config, EnvConfig, WorldConfig
 from freewheel.core import EnvSpec, Snapshot
 from freewheel.envs.gym import GymConfig
-from freewheel.errors import SetupError
+from freewheel.errors import SetupError, UsageError
 from freewheel.learn.settings import Assignment
-from freewheel.policies.build import make_actor
+from freewheel.policies.build import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, actor_layout
 from freewheel.rollout.job import Job, Limits
+from freewheel.rollout.probe import StepCost
 from freewheel.rollout.recipe import Recipe
+from freewheel.seeding import tree
 from freewheel.transport.staff import StaffConfig
 
 
@@ -49,28 +52,49 @@ class Plan:
             device=self.device,
             max_lag=self.max_lag,
             episodes=getattr(self.config.collector, "episodes_per_update", None),
+            compile=self.config.run.compile,
+            algo=self.config.algo,
+            world=self.config.env.name,
+            tensors=self.spec.tensors,
+            finals=self.spec.finals,
         )
 
     @property
     def max_lag(self) -> int | None:
-        """The bound that the mode holds by a gate, if it does."""
-        return getattr(self.config.collector, "max_lag", None)
+        """The bound that the mode holds by a gate, if it does; with a replay buffer there is nothing to bound."""
+        return getattr(self.config.collector, "max_lag", None) if self.config.learner.on_policy else None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether parts of the learner run beside each other, as acting and learning do."""
+        clock = getattr(self.config.learner, "clock", "serial")
+        return clock == "async" or (clock == "auto" and isinstance(self.config.collector, StaffConfig))
 
     @property
     def workers(self) -> int:
         """Processes that act; the trainer itself where none do."""
-        return self.config.collector.staff if isinstance(self.config.collector, StaffConfig) else 1
+        return self.config.collector.staff if self.in_processes else 1
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether workers act, in processes of their own."""
+        return isinstance(self.config.collector, StaffConfig) and not self.spec.tensors
 
     def job(self, snapshot: Snapshot, waiting: Callable[[], None]) -> Job:
         """What the collector has to do. An actor of ours loads its own part of a snapshot, a user's module all of it."""
         needed = snapshot.params if self.policy.module else actor_layout(self.policy)
         weights = {name: tuple(snapshot.params[name].shape) for name in needed}
         env, steps = self.config.env, self.config.run.num_steps_per_env
-        return Job(self.spec, steps, weights, _limits(env), _modules(env), waiting)
+        compile, on_policy = self.config.run.compile, self.config.learner.on_policy  # noqa: A001
+        return Job(self.spec, steps, weights, _limits(self.config.world), _modules(env), compile, on_policy, waiting)
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(self.config.env.make, make_actor(self.policy), self.config.run.seed)
+        seed = self.config.run.seed
+        if self.spec.tensors:
+            actor = make_tensor_actor(self.policy, self.device, tree(seed, "actor", 0))
+            return Recipe(self.config.env.make, actor, seed)  # type: ignore[arg-type]
+        return Recipe(self.config.env.make, make_actor(self.policy), seed)  # type: ignore[arg-type]
 
     def lines(self) -> list[str]:
         """The plan for a person."""
@@ -78,42 +102,53 @@ class Plan:
         action = "actions to choose from" if spec.action.kind == "discrete" else "action columns"
         world = f"{spec.obs_size} observation columns ({', '.join(part.name for part in spec.slices)})"
         network = self.policy.module or f"MLP {' - '.join(map(str, self.policy.hidden))} {self.policy.activation}"
-        batch = f"{spec.lanes} envs x {config.run.num_steps_per_env} steps = {self.rows} rows an update"
+        what = "an update" if config.learner.on_policy else "a publication"
+        batch = f"{spec.lanes} envs x {config.run.num_steps_per_env} steps = {self.rows} rows {what}"
         if self.assignment.episodes is not None:
             batch = f"{spec.lanes} envs, {self.assignment.episodes} episodes an update"
-        passes = f"{config.learner.epochs} epochs of minibatches of {min(config.learner.minibatch, self.rows)}"
         budget = config.run.budget
         limits = [f"{value:,} {name}" for name, value in vars(budget).items() if value is not None]
         lines = [
             f"world    {spec.name}: {world}, {spec.action.size} {action}",
             f"policy   {network}, {self.policy.head} head",
             f"collect  {config.mode}: {batch}",
-            f"learn    {config.algo} on {self.device}, {passes}",
+            f"learn    {config.algo} on {self.device}, {config.learner.describe(self.assignment)}",
             f"budget   {' or '.join(limits)}",
             f"run      {self.path}",
         ]
-        if isinstance(config.collector, StaffConfig):
+        if self.in_processes and isinstance(config.collector, StaffConfig):
             lines.insert(3, f"workers  {config.collector.plan_line()}")
-        if budget.steps and self.assignment.episodes is None:
+        if budget.steps and self.assignment.episodes is None and config.learner.on_policy:
             lines.insert(-1, f"updates  {-(-budget.steps // self.rows):,}")
         return lines
 
 
 def plan(config: Config) -> Plan:
     """Look before starting: every mistake that can be known now is reported now."""
-    path = _run_path(config)
-    spec, cost = config.collector.survey(config.env.make, _limits(config.env), _modules(config.env))
+    path, device = _run_path(config), _device(config.run.device)
+    if isinstance(config.env, GymConfig):
+        spec, cost = config.collector.survey(config.env.make, _limits(config.world), _modules(config.env))
+    else:
+        config = replace(config, env=replace(config.env, device=device))
+        if config.mode == "episodes":
+            raise UsageError(
+                f"{config.env.name} steps all its lanes at once: use --mode continuous instead of episodes"
+            )
+        with closing(config.env.make(range(1))) as env:
+            spec, cost = env.spec, StepCost(0.0, 0.0)
     config = replace(config, collector=config.collector.planned(cost))
     spec = replace(spec, lanes=config.collector.lanes)
-    return Plan(config, spec, config.policy.resolve(spec), path, _device(config.run.device))
+    return Plan(config, spec, config.policy.resolve(spec), path, device)
 
 
-def _limits(env: GymConfig) -> Limits:
-    return Limits(env.construct_timeout, env.reset_timeout, env.step_timeout)
+def _limits(world: WorldConfig) -> Limits:
+    return Limits(world.construct_timeout, world.reset_timeout, world.step_timeout)
 
 
-def _modules(env: GymConfig) -> tuple[str, ...]:
+def _modules(env: EnvConfig) -> tuple[str, ...]:
     """What a worker loads: ours, and where the world's code lives, if that is known without loading it."""
+    if not isinstance(env, GymConfig):
+        return ()
     registered = gymnasium.registry.get(env.id)
     where = registered.entry_point if registered is not None else env.id if env.factory is None else None
     module, colon, _ = where.rpartition(":") if isinstance(where, str) else ("", "", "")
@@ -133,7 +168,7 @@ def _run_path(config: Config) -> Path:
         if (folder / config.run.run).exists():
             raise SetupError(f"run '{config.run.run}' exists in {folder}; choose another --run or remove it")
         return folder / config.run.run
-    base = re.sub(r"[^\w.-]+", "_", f"{config.env.id}-{config.algo}-{config.mode}")
+    base = re.sub(r"[^\w.-]+", "_", f"{config.env.name}-{config.algo}-{config.mode}")
     names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
     return next(folder / name for name in names if not (folder / name).exists())
 

@@ -13,22 +13,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from freewheel import checkpoint
 from freewheel.config import Config
-from freewheel.core import Collector, Env, Learner, Rows, Sink, Snapshot, Tick
+from freewheel.core import Clocks, Collector, Env, Learner, Rows, Sink, Snapshot, Tick, host
 from freewheel.errors import FreewheelError, SetupError
-from freewheel.evaluate import Exam, Score, evaluate, examiner
+from freewheel.evaluate import Exam, Score, evaluate, examiner, playable
+from freewheel.learn.settings import in_turn
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.plan import Plan, plan
+from freewheel.policies.build import make_actor
 from freewheel.rollout.probe import usable_cores
 from freewheel.sinks.console import ConsoleSink
 from freewheel.sinks.jsonl import JsonlSink
 from freewheel.stopping import Interrupted, Interruptible, Stop
 from freewheel.transport.aside import Aside
+from freewheel.transport.clock import ClockRoom
 from freewheel.transport.staff import StaffConfig
 
 DEGRADED = 3  # exit code: finished, but workers were lost for good
@@ -51,16 +52,17 @@ def run(config: Config, *, quiet: bool = False) -> Result:
     """Train. Whatever the end, the run directory is complete and nothing is left running; failures are raised after that."""
     planned = plan(config)
     config = planned.config
-    with _torch_threads(config.run.threads), _standing_back(planned):
-        learner = config.learner.build(planned.assignment)
+    stop = Stop()
+    with _torch_threads(config.run.threads), _standing_back(planned), _clocks(planned) as clocks:
+        learner = config.learner.build(replace(planned.assignment, clocks=clocks, waiting=stop.check))
         _create(planned.path)
         _write_json(planned.path / "config.json", config.to_json())
         sinks: list[Sink] = [JsonlSink(planned.path / "metrics.jsonl")]
         if not quiet:
-            sinks.append(ConsoleSink(f"{config.env.id}  {config.algo}  {config.mode}", config.run.budget))
-            if isinstance(config.collector, StaffConfig):
+            sinks.append(ConsoleSink(f"{config.env.name}  {config.algo}  {config.mode}", config.run.budget))
+            if planned.in_processes and isinstance(config.collector, StaffConfig):
                 sinks[-1].note(config.collector.plan_line())
-        return _Trainer(planned, learner, sinks).train()
+        return _Trainer(planned, learner, sinks, stop).train()
 
 
 class _Examiner(Protocol):
@@ -75,7 +77,7 @@ class _Here:
 
     def __init__(self, env: Env, trainer: _Trainer, exam: Exam) -> None:
         self._env, self._trainer, self._exam = env, trainer, exam
-        self._actor = trainer.recipe.actor()
+        self._actor = make_actor(trainer.policy)()
         self._done: list[tuple[int, Snapshot, Score | FreewheelError]] = []
 
     def ask(self, step: int, snapshot: Snapshot) -> None:
@@ -113,14 +115,14 @@ class _There:
 class _Trainer:
     """What stands beside the loop: logging, evaluating, saving, stopping."""
 
-    def __init__(self, planned: Plan, learner: Learner, sinks: Sequence[Sink]) -> None:
-        self._plan, self._learner, self._sinks = planned, learner, sinks
+    def __init__(self, planned: Plan, learner: Learner, sinks: Sequence[Sink], stop: Stop) -> None:
+        self._plan, self._learner, self._sinks, self._stop = planned, learner, sinks, stop
         self._options, self._budget = planned.config.run, planned.config.run.budget
-        self.meter = Meter(workers=planned.workers)
+        self.meter = Meter(planned.workers, planned.spec.measures)
+        self.policy = planned.policy
         self._collector: Collector | None = None
-        self._stop = Stop()
-        in_workers = isinstance(planned.config.collector, StaffConfig)
-        self.recipe = planned.recipe if in_workers else replace(planned.recipe, make=self._make)
+        in_turn = not planned.in_processes and not planned.spec.tensors
+        self.recipe = replace(planned.recipe, make=self._make) if in_turn else planned.recipe
         self._next_log = self._options.log_every
         self._evaluations = 0
         self._best: Score | None = None
@@ -145,7 +147,15 @@ class _Trainer:
         return Interruptible(self._plan.config.env.make(lanes, processes=processes, tolerant=tolerant), self._stop)
 
     def _run(self) -> str:
-        """Train until the budget is spent; why it ended."""
+        """Train until the budget is spent; why it ended. On a GPU the learner has a stream of its own."""
+        if self._plan.device == "cpu":
+            return self._train()
+        import torch
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return self._train()
+
+    def _train(self) -> str:
         job = self._plan.job(self._learner.snapshot(), self._stop.check)
         with ExitStack() as stack:
             examiner = self._examiner(stack)
@@ -186,9 +196,15 @@ class _Trainer:
         if not options.evals:
             return None
         exam = Exam(options.eval_episodes, options.eval_seed, options.eval_max_steps)
-        collect = self._plan.config.collector
+        collect, limits = self._plan.config.collector, self._plan.config.world
+        if self._plan.spec.single:
+            self._tell("no evaluations: only one simulation can live in a process, and it trains; see return_mean")
+            return None
+        if self._plan.spec.tensors:
+            env = playable(self._plan.config.env.make(range(exam.episodes)))
+            stack.callback(env.close)
+            return _Here(env, self, exam)
         if isinstance(collect, StaffConfig):
-            limits = self._plan.config.env
             exam = replace(exam, lanes=1, patience=(limits.reset_timeout, limits.step_timeout))
             return _There(stack.enter_context(Aside(partial(examiner, self.recipe, exam), "evaluation")), self._stop)
         env = collect.place(self._make, range(min(exam.episodes, exam.lanes)))
@@ -209,7 +225,7 @@ class _Trainer:
                     self._scored(step, snapshot, score)
 
     def _scored(self, step: int, snapshot: Snapshot, score: Score) -> None:
-        self.meter.eval_result(score.mean)
+        self.meter.eval_result(score.mean, score.measures)
         if score.cut:
             limit = self._options.eval_max_steps
             self._tell(f"{score.cut} evaluation episodes were cut at {limit} steps (--eval-max-steps)")
@@ -221,7 +237,7 @@ class _Trainer:
     def _save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> str:
         """These weights; their fingerprint."""
         with self.meter.span("save"):
-            params = {name: np.asarray(value) for name, value in snapshot.params.items()}
+            params = {name: host(value) for name, value in snapshot.params.items()}
             about = {"policy": self._plan.policy.to_json(), "version": snapshot.version}
             checkpoint.save(self._plan.path / "checkpoints", step, params, about, tag="best" if best else None)
         return checkpoint.fingerprint(params)
@@ -285,6 +301,16 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 @contextmanager
+def _clocks(planned: Plan) -> Iterator[Clocks]:
+    """Where parts of the learner run: in turn, or beside it on a GPU's streams or the CPU's cores."""
+    if not planned.overlaps:
+        yield in_turn
+        return
+    with ClockRoom("process" if planned.device == "cpu" else "thread", planned.device) as room:
+        yield room
+
+
+@contextmanager
 def _torch_threads(count: int) -> Iterator[None]:
     import torch
 
@@ -300,7 +326,7 @@ def _torch_threads(count: int) -> Iterator[None]:
 def _standing_back(planned: Plan) -> Iterator[None]:
     """The learner yields to a crowd of workers, which is how sleeping ones wake in time; to a few that never sleep it would
     yield for ever. Taken back at the end, where the system lets us."""
-    if not isinstance(planned.config.collector, StaffConfig) or planned.workers <= usable_cores():
+    if not planned.in_processes or planned.workers <= usable_cores():
         yield
         return
     thread = threading.get_native_id()

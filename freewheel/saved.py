@@ -11,7 +11,7 @@ from freewheel import checkpoint, config
 from freewheel.config import Config
 from freewheel.core import Actor, Snapshot
 from freewheel.errors import SetupError, UsageError, nearest
-from freewheel.evaluate import Score, Show, evaluate, play
+from freewheel.evaluate import Score, Show, evaluate, play, playable
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import PolicySpec
 
@@ -34,7 +34,7 @@ class SavedRun:
 
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
         """Greedy episodes; by default those the run itself was evaluated on."""
-        env = self.config.env.make(range(min(episodes, LANES)))
+        env = playable(self.config.env.make(range(min(episodes, LANES))))
         try:
             options = self.config.run
             return evaluate(env, actor, episodes, options.eval_seed if seed is None else seed, options.eval_max_steps)
@@ -43,7 +43,7 @@ class SavedRun:
 
     def play(self, actor: Actor, episode: tuple[int, int], render_mode: str | None, show: Show) -> Sequence[float]:
         """One greedy episode, (evaluation seed, number), shown."""
-        env = self.config.env.make(range(1), render_mode=render_mode)
+        env = playable(self.config.env.make(range(1), render_mode=render_mode))
         try:
             return play(env, actor, episode, show, self.config.run.eval_max_steps)
         finally:

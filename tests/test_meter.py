@@ -271,7 +271,7 @@ def test_shares_always_add_to_one(
     spans: Sequence[tuple[int, str, float]], spent: Sequence[Sequence[int]], workers: int
 ) -> None:
     clock = Clock()
-    meter = Meter(workers, clock)
+    meter = Meter(workers, now=clock)
     for ns in spent:
         kinds = {kind.replace("-", "_"): amount for kind, amount in zip(WORKER_TIME, ns, strict=True)}
         meter.take(tick(chunk(1, **kinds)))

@@ -16,6 +16,7 @@ from freewheel.rollout.job import Job
 from freewheel.rollout.recipe import Recipe
 from freewheel.transport.bell import Bells
 from freewheel.transport.channel import Tally
+from freewheel.transport.device import OneAhead, simulate_beside
 from freewheel.transport.fleet import LOOK, Fleet, Size
 from freewheel.transport.lock import ProcessLock
 from freewheel.transport.memory import SharedArrays
@@ -31,18 +32,24 @@ class BatchConfig(StaffConfig):
 
     collection_batch_size: int | None = None
     """Steps of a fragment (default: all of --num-steps-per-env)."""
+    max_queue_size: int = 2
+    """Batches that there is room for between workers and learner; one batch ahead never takes more than 2."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.collection_batch_size is not None and self.collection_batch_size < 1:
-            raise UsageError(f"--collection-batch-size must be positive, not {self.collection_batch_size}")
+        for name in ("collection_batch_size", "max_queue_size"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
 
     def build(self, recipe: Recipe, job: Job) -> Collector:
+        if job.spec.tensors:
+            size = self.size(job)
+            return simulate_beside(recipe, job, OneAhead(job, size.steps), size)
         return Batch(recipe, job, self)
 
     def size(self, job: Job) -> Size:
         steps = min(self.collection_batch_size or job.steps, job.steps)
-        return Size(self.staff, 2 * -(-job.steps // steps), steps)
+        return Size(self.staff, min(2, self.max_queue_size) * -(-job.steps // steps), steps)
 
 
 class Releases:

@@ -14,6 +14,7 @@ from freewheel.errors import UsageError
 from freewheel.rollout.job import Job
 from freewheel.rollout.recipe import Recipe
 from freewheel.transport.credits import NOBODY, Credits
+from freewheel.transport.device import FreeRunning, simulate_beside
 from freewheel.transport.fleet import Fleet, Size
 from freewheel.transport.staff import StaffConfig
 
@@ -29,7 +30,8 @@ class ContinuousConfig(StaffConfig):
     overflow: Literal["block", "drop-oldest"] = "block"
     """When the queue is full: workers wait, or the oldest fragment is dropped and counted."""
     max_lag: int = 2
-    """Updates that may lie between choosing an action and starting the update that learns from it: a hard bound."""
+    """Updates that may lie between choosing an action and starting the update that learns from it: a hard bound. For learners
+    with a replay buffer it only says how many updates' worth of rows may be under way."""
     patience: float = 20.0
     """Mean steps after which the learner no longer waits for a step; if it comes too late, its row is dropped and counted."""
 
@@ -42,6 +44,9 @@ class ContinuousConfig(StaffConfig):
             raise UsageError("--max-lag must not be negative and --patience must be positive")
 
     def build(self, recipe: Recipe, job: Job) -> Collector:
+        if job.spec.tensors:
+            size = self.size(job)
+            return simulate_beside(recipe, job, FreeRunning(job, self.max_lag, size.steps), size)
         return Continuous(recipe, job, self)
 
     def size(self, job: Job) -> Size:
@@ -56,9 +61,9 @@ class Continuous:
 
     def __init__(self, recipe: Recipe, job: Job, config: ContinuousConfig) -> None:
         size = config.size(job)
-        self._credits = Credits(size.workers, job.spec.lanes // size.workers, size.steps)
+        self._credits = Credits(size.workers, job.spec.lanes // size.workers, size.steps, fresh=job.on_policy)
         self.fleet = Fleet(recipe, job, self._credits, size)
-        self._patience, self._max_lag = config.patience, config.max_lag
+        self._patience, self._max_lag = config.patience, config.max_lag if job.on_policy else None
         self._allowance = (config.max_lag + 1) * job.rows
         self._done = self._granted = 0  # rows that the learner is through with; the limit of credits
         self._version = NOBODY
@@ -81,7 +86,7 @@ class Continuous:
         """Waiting ends with a chunk, or when `oldest` has moved: a step that takes too long is no longer waited for."""
         oldest, chunks = self.oldest(), self._take()  # in this order: what is dropped while it is taken has moved it
         while wait and not chunks and self.oldest() == oldest:
-            gated = oldest is not None and oldest <= self._version - self._max_lag
+            gated = self._blocks(oldest)
             self._credits.memory["gated"][0] = gated
             patience = self.fleet.wait(self._patience, hurried=gated)
             chunks = self._take()
@@ -122,11 +127,16 @@ class Continuous:
             self._credits.allow(self._granted)
         return chunks
 
+    def _blocks(self, version: int | None) -> bool:
+        """Whether a row of this version, still under way, keeps the next update from being sealed."""
+        return version is not None and self._max_lag is not None and version <= self._version - self._max_lag
+
     def _late(self, patience: float) -> list[int]:
         """Workers that keep the next update from being sealed, by a step that has used up its patience."""
-        announced = self._credits.announced()
-        blocking = (announced != NOBODY) & (announced <= self._version - self._max_lag)
-        return np.flatnonzero(blocking & (self.fleet.pulse.age() > patience)).tolist()
+        announced, old = self._credits.announced(), self.fleet.pulse.age() > patience
+        return [
+            worker for worker in np.flatnonzero((announced != NOBODY) & old).tolist() if self._blocks(announced[worker])
+        ]
 
     def _expire(self, worker: int) -> Iterator[Chunk]:
         """The finished rows of a worker's open fragment; what else comes of it will be dropped."""

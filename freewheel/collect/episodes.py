@@ -50,6 +50,8 @@ class EpisodesConfig(StaffConfig):
             raise UsageError("in mode episodes every worker plays one episode at a time; leave out --envs-per-worker")
 
     def build(self, recipe: Recipe, job: Job) -> Collector:
+        if job.spec.tensors:
+            raise UsageError(f"{job.spec.name} steps all its lanes at once: use --mode continuous instead of episodes")
         return Episodes(recipe, job, self)
 
 

@@ -12,7 +12,7 @@ from freewheel.rollout.cpu import Runner
 from freewheel.rollout.job import Job
 from freewheel.rollout.probe import StepCost, step_cost, usable_cores
 from freewheel.rollout.recipe import MakeEnv, Recipe
-from freewheel.rollout.turns import InTurn, Turns
+from freewheel.rollout.turns import InTurn, Turns, simulate_in_turn
 
 #: Seconds a lane-step that a barrier over processes costs beyond the steps themselves (0.2 for sleeping worlds to 0.6 ms for
 #: burning ones, 8 lanes on 2 cores).
@@ -29,6 +29,8 @@ class LockstepConfig(InTurn):
     """Where lanes live: in this process, in one process each, or (auto) whichever their measured step time suggests."""
 
     def build(self, recipe: Recipe, job: Job) -> Collector:
+        if job.spec.tensors:
+            return simulate_in_turn(recipe, job)
         lanes = range(self.num_envs)
         return Turns(Runner(recipe, lanes, env=self.place(recipe.make, lanes)), job.steps)
 

@@ -9,7 +9,7 @@ from freewheel.errors import UsageError
 from freewheel.rollout.cpu import Runner
 from freewheel.rollout.job import Job
 from freewheel.rollout.recipe import MakeEnv, Recipe
-from freewheel.rollout.turns import InTurn, Turns
+from freewheel.rollout.turns import InTurn, Turns, simulate_in_turn
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class SequentialConfig(InTurn):
     """Lanes: environments stepped side by side."""
 
     def build(self, recipe: Recipe, job: Job) -> Collector:
+        if job.spec.tensors:
+            return simulate_in_turn(recipe, job)
         return Turns(Runner(recipe, range(self.num_envs)), job.steps)
 
     def __post_init__(self) -> None:

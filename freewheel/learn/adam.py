@@ -1,14 +1,17 @@
-"""Adam over one flat vector: six in-place operations a step, on any device, and a state of two vectors and a count."""
+"""Adam twice: over one flat vector with its gradient, and over parameters whose gradients each backward pass makes anew."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, zeros_like
 
 MEAN_DECAY, SQUARE_DECAY, EPS = 0.9, 0.999, 1e-5
 
 
 class Adam:
-    """Moves `vector` by `grad`, in place."""
+    """Moves `vector` by `grad`, in place: six operations a step, on any device, and a state of two vectors and a count."""
 
     def __init__(self, vector: Tensor, grad: Tensor) -> None:
         self.vector, self.grad = vector, grad
@@ -30,3 +33,38 @@ class Adam:
         self.mean.copy_(mean)
         self.square.copy_(square)
         self.steps = steps
+
+
+class FusedAdam:
+    """Moves parameters by the gradients they hold, in one kernel, without a wait for the device: a graph can replay it."""
+
+    def __init__(self, parameters: Sequence[Tensor], lr: float, eps: float = 1e-8) -> None:
+        self.parameters, self._eps = list(parameters), eps
+        device, sizes = self.parameters[0].device, [parameter.numel() for parameter in self.parameters]
+        self.mean, self.square = (torch.zeros(sum(sizes), device=device) for _ in range(2))
+        self.steps = torch.zeros((), device=device)
+        self.lr = torch.tensor(lr, device=device)  # where a graph can read it
+        self._means, self._squares = (
+            [part.view(one.shape) for part, one in zip(flat.split(sizes), self.parameters, strict=True)]
+            for flat in (self.mean, self.square)
+        )
+        self._counts = [self.steps] * len(sizes)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """Everything that a step changes beside the parameters."""
+        return [self.mean, self.square, self.steps]
+
+    def forget(self) -> None:
+        """Nothing to zero and nothing to add to: the next backward pass writes gradients of its own."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        grads = [parameter.grad for parameter in self.parameters]
+        torch._fused_adam_(  # type: ignore[attr-defined]
+            self.parameters, grads, self._means, self._squares, [], self._counts, lr=self.lr, beta1=MEAN_DECAY,
+            beta2=SQUARE_DECAY, weight_decay=0.0, eps=self._eps, amsgrad=False, maximize=False,
+        )  # fmt: skip

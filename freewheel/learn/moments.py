@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from freewheel.core import NDArray, Transitions
 
@@ -37,6 +39,38 @@ class Moments:
     def restore(self, state: NDArray) -> None:
         columns = len(self.mean)
         self.mean[...], self.square[...], self.count = state[:columns], state[columns:-1], float(state[-1])
+
+
+class TensorMoments:
+    """Moments of rows on a device, kept there: nothing waits for them."""
+
+    def __init__(self, columns: int, device: str) -> None:
+        self.count, self.mean, self.square = (
+            torch.zeros(size, dtype=torch.float64, device=device) for size in ((), columns, columns)
+        )
+
+    def add(self, rows: Tensor) -> None:
+        """rows [N, columns]."""
+        mean = rows.mean(0, dtype=torch.float64)
+        distance, total = mean - self.mean, self.count + len(rows)
+        self.square += (rows - mean).square().sum(0) + distance.square() * (self.count * len(rows) / total)
+        self.mean += distance * (len(rows) / total)
+        self.count.copy_(total)
+
+    def normaliser(self) -> tuple[Tensor, Tensor]:
+        """Mean and scale as networks take them."""
+        deviation = (self.square / self.count.clamp(min=1) + 1e-8).sqrt()
+        return self.mean.float(), deviation.reciprocal().float()
+
+    def state(self) -> NDArray:
+        """As Moments has it."""
+        parts = [self.mean, self.square, self.count[None]]
+        return np.asarray(torch.cat(parts).cpu())
+
+    def restore(self, state: NDArray) -> None:
+        columns = len(self.mean)
+        for part, saved in ((self.mean, state[:columns]), (self.square, state[columns:-1]), (self.count, state[-1])):
+            part.copy_(torch.as_tensor(saved))
 
 
 class ReturnScale:

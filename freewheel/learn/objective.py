@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import NDArray
-from freewheel.policies.nets import Distribution, PolicyNet
+from freewheel.policies.nets import Distribution, Output, PolicyNet
 
 
 class Minibatch(NamedTuple):
@@ -54,6 +54,32 @@ class Objective(Protocol):
     def gradient(self, batch: Minibatch, weights: Coefficients) -> Losses: ...
 
 
+class Terms(NamedTuple):
+    """A minibatch as tensors, with what the network says about it."""
+
+    output: Output
+    law: Distribution
+    action: Tensor
+    reference: Tensor
+    weight: Tensor | None
+    advantage: Tensor
+    value: Tensor
+
+
+def surrogate(terms: Terms, clip: float | Tensor) -> Tensor:
+    """[5] in the order of Losses; the first three are what is minimised."""
+    log_ratio = terms.law.log_prob(terms.action) - terms.reference
+    ratio = log_ratio.exp()
+    gain = torch.minimum(ratio * terms.advantage, ratio.clamp(1 - clip, 1 + clip) * terms.advantage)
+    if terms.weight is not None:
+        gain = gain * terms.weight
+    value = (terms.output.value - terms.value).square().mean()
+    with torch.no_grad():
+        kl = ((ratio - 1) - log_ratio).mean()
+        clipped = ((ratio - 1).abs() > clip).float().mean()
+    return torch.stack([-gain.mean(), value, terms.law.entropy().mean(), kl, clipped])
+
+
 class Autograd:
     """Implements Objective for every PolicyNet."""
 
@@ -75,21 +101,15 @@ class Autograd:
     def gradient(self, batch: Minibatch, weights: Coefficients) -> Losses:
         x = self._tensor(batch.inputs)
         output = self.net(x)
+        weight = None if batch.weight is None else self._tensor(batch.weight)
+        action, reference, advantage, value = map(
+            self._tensor, (batch.action, batch.reference, batch.advantage, batch.value)
+        )
         law = self._law(x, output.head)
-        log_ratio = law.log_prob(self._tensor(batch.action)) - self._tensor(batch.reference)
-        ratio = log_ratio.exp()
-        advantage = self._tensor(batch.advantage)
-        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - weights.clip, 1 + weights.clip) * advantage)
-        if batch.weight is not None:
-            gain = gain * self._tensor(batch.weight)
-        policy, entropy = -gain.mean(), law.entropy().mean()
-        value = (output.value - self._tensor(batch.value)).square().mean()
+        losses = surrogate(Terms(output, law, action, reference, weight, advantage, value), weights.clip)
         self.net.grad.zero_()
-        (policy + weights.value * value - weights.entropy * entropy).backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            kl = ((ratio - 1) - log_ratio).mean()
-            clipped = ((ratio - 1).abs() > weights.clip).float().mean()
-            return Losses(*torch.stack([policy, value, entropy, kl, clipped]).tolist())
+        (losses[0] + weights.value * losses[1] - weights.entropy * losses[2]).backward()  # type: ignore[no-untyped-call]
+        return Losses(*losses.tolist())
 
     def _law(self, inputs: Tensor, head: Tensor) -> Distribution:
         mask = self.net.spec.mask

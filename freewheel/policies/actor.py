@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from freewheel.core import Decision, NDArray, Snapshot
+from freewheel.core import Decision, NDArray, Snapshot, host
 from freewheel.policies.single import ACTIVATIONS, MASKED, NumpySingle, Single
 from freewheel.policies.spec import (
     LOG_STD,
@@ -46,7 +46,7 @@ class NumpyActor:
 
     def load(self, snapshot: Snapshot) -> None:
         for name, view in self.params.views.items():
-            view[...] = snapshot.params[name]
+            view[...] = host(snapshot.params[name])
 
     def act(self, obs: NDArray, rng: np.random.Generator, *, greedy: bool = False) -> Decision:
         if self._single is not None and len(obs) == 1:

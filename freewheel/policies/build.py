@@ -16,3 +16,10 @@ def make_actor(policy: PolicySpec) -> MakeActor:
     from freewheel.policies.nets import TorchActor
 
     return functools.partial(TorchActor, policy)
+
+
+def make_tensor_actor(policy: PolicySpec, device: str, seed: int) -> MakeActor:
+    """For worlds on tensors."""
+    from freewheel.policies.tensor import TensorActor
+
+    return functools.partial(TensorActor, policy, device, seed)  # type: ignore[return-value]

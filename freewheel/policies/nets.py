@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from freewheel.core import Decision, NDArray, Snapshot
+from freewheel.core import Decision, NDArray, Snapshot, host
 from freewheel.errors import SetupError
 from freewheel.policies.actor import EDGE, HALF_LOG_2PI
 from freewheel.policies.single import MASKED
@@ -66,9 +67,12 @@ class MLP(nn.Module):
             nn.ModuleList(Affine(*weight.shape) for weight, _ in layers(shapes, part)) for part in ("actor", "critic")
         )
 
+    def head(self, inputs: Tensor) -> Tensor:
+        return self._trunk(self.actor, select(self.spec.actor_columns, inputs))
+
     def forward(self, inputs: Tensor) -> Output:
-        head = self._trunk(self.actor, _select(self.spec.actor_columns, inputs))
-        return Output(head, self._trunk(self.critic, _select(self.spec.critic_columns, inputs)).squeeze(-1))
+        head = self.head(inputs)
+        return Output(head, self._trunk(self.critic, select(self.spec.critic_columns, inputs)).squeeze(-1))
 
     def _trunk(self, trunk: nn.ModuleList, x: Tensor) -> Tensor:
         *hidden, last = trunk
@@ -127,9 +131,19 @@ class PolicyNet:
         if self.vector.device.type != "cpu":
             self.vector.copy_(torch.from_numpy(self.host))
 
+    def named_views(self) -> Iterator[tuple[str, Tensor]]:
+        """Every trainable weight by name, as a view of `vector`."""
+        shapes = {name: view.shape for name, view in self.params.views.items() if not name.startswith("norm.")}
+        parts = self.vector.split([math.prod(shape) for shape in shapes.values()])
+        return ((name, part.view(shape)) for (name, shape), part in zip(shapes.items(), parts, strict=True))
+
     def __call__(self, inputs: Tensor) -> Output:
         head, value = self.module(inputs)
         return Output(head, value)
+
+    def head(self, inputs: Tensor) -> Tensor:
+        """What the actor alone says, [N, K]."""
+        return self.module.head(inputs) if isinstance(self.module, MLP) else self(inputs).head
 
     def distribution(self, head: Tensor, mask: Tensor | None) -> Distribution:
         """The distribution these head outputs mean; mask [N, K] of allowed actions for categorical heads."""
@@ -200,7 +214,7 @@ class TorchActor:
 
     def load(self, snapshot: Snapshot) -> None:
         for name, view in self.net.params.views.items():
-            view[...] = snapshot.params[name]
+            view[...] = host(snapshot.params[name])
 
     @torch.no_grad()
     def act(self, obs: NDArray, rng: np.random.Generator, *, greedy: bool = False) -> Decision:
@@ -264,7 +278,8 @@ def _module_layout(spec: PolicySpec, module: nn.Module) -> dict[str, tuple[int, 
     return layout | parameters
 
 
-def _select(columns: Columns, inputs: Tensor) -> Tensor:
+def select(columns: Columns, inputs: Tensor) -> Tensor:
+    """The columns a part of the network reads."""
     if columns == ((0, inputs.shape[-1]),):
         return inputs
     return torch.cat([inputs[..., start:stop] for start, stop in columns], dim=-1)

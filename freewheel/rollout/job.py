@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from freewheel.core import EnvSpec
+from freewheel.core import Compile, EnvSpec
 
 
 def _patiently() -> None:
@@ -30,6 +30,8 @@ class Job:
     weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # what an actor loads: names and shapes
     limits: Limits = Limits()
     modules: Sequence[str] = ()  # what workers will need: loaded once, before they are forked
+    compile: Compile = "off"
+    on_policy: bool = True  # whether rows are worth less the older the policy is that wrote them
     waiting: Callable[[], None] = (
         _patiently  # called again and again while a collector waits; what it raises ends the wait
     )

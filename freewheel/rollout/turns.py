@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from freewheel.core import WORKER_TIME, Chunk, Env, EnvSpec, Rows, Snapshot
-from freewheel.rollout.cpu import Runner
-from freewheel.rollout.job import Limits
+from freewheel.rollout.job import Job, Limits
 from freewheel.rollout.probe import StepCost
-from freewheel.rollout.recipe import MakeEnv
+from freewheel.rollout.recipe import MakeEnv, Recipe
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
 
@@ -39,10 +38,29 @@ class InTurn(ABC):
         return self.num_envs
 
 
+class TurnRunner(Protocol):
+    """A Runner in this process, on numpy or on tensors."""
+
+    produced: int
+    open: int
+
+    def load(self, snapshot: Snapshot) -> None: ...
+    def spend(self, kind: int, ns: int) -> None: ...
+    def unroll(self, steps: int) -> Chunk[Any]: ...
+    def close(self) -> None: ...
+
+
+def simulate_in_turn(recipe: Recipe, job: Job) -> Turns:
+    """A batched simulator, in turn with learning."""
+    from freewheel.rollout.device import DeviceRunner
+
+    return Turns(DeviceRunner(recipe, range(job.spec.lanes), job.steps, job.compile), job.steps)
+
+
 class Turns:
     """A Collector over one Runner: act, then learn, then act. Lag is 0 because nobody acts during an update."""
 
-    def __init__(self, runner: Runner, steps: int) -> None:
+    def __init__(self, runner: TurnRunner, steps: int) -> None:
         self._runner, self._steps = runner, steps
         self._idle_since = perf_counter_ns()
 
@@ -57,7 +75,7 @@ class Turns:
         self._runner.load(snapshot)
         self._idle_since = perf_counter_ns()
 
-    def collect(self, wait: bool) -> Sequence[Chunk]:
+    def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
         if not wait:
             return ()
         self._waited()

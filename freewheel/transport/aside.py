@@ -27,8 +27,8 @@ GRACE = 1.0  # seconds to end by itself
 class Aside(Generic[Question, Answer]):
     """`build` makes what answers, over there, when the first question comes; a process that dies is replaced for the next."""
 
-    def __init__(self, build: Callable[[], Callable[[Question], Answer]], what: str) -> None:
-        self._build, self._what = cloudpickle.dumps(build), what
+    def __init__(self, build: Callable[[], Callable[[Question], Answer]], what: str, nice: int = NICE) -> None:
+        self._build, self._what, self._nice = cloudpickle.dumps(build), what, nice
         self._leash = nursery.Leash()
         self._process: ForkServerProcess | None = None
         self._pipe: Any = None
@@ -74,7 +74,7 @@ class Aside(Generic[Question, Answer]):
     def _start(self) -> None:
         nursery.prepare()
         self._pipe, theirs = multiprocessing.get_context("forkserver").Pipe()
-        process = self._leash.process(_serve, self._build, theirs, name="freewheel-aside")
+        process = self._leash.process(_serve, self._build, theirs, self._nice, name="freewheel-aside")
         nursery.start(process)
         self._process = process
         theirs.close()
@@ -93,8 +93,8 @@ class Aside(Generic[Question, Answer]):
         return how
 
 
-def _serve(blob: bytes, pipe: Any) -> None:
-    os.nice(NICE)
+def _serve(blob: bytes, pipe: Any, nice: int) -> None:
+    os.nice(nice)
     answer: Callable[[Any], Any] | None = None
     with suppress(EOFError):
         while True:

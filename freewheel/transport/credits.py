@@ -27,7 +27,7 @@ class Credits:
     """Shared by the learner and all workers. A worker that may write reserves rows; a row it has written stays reserved for
     ever, so whatever is trained or dropped has to raise the limit."""
 
-    def __init__(self, workers: int, lanes: int, steps: int) -> None:
+    def __init__(self, workers: int, lanes: int, steps: int, *, fresh: bool = True) -> None:
         each = ((workers,), "i8")
         self.memory = SharedArrays(
             {
@@ -43,6 +43,7 @@ class Credits:
         self.memory["announced"][:] = self.memory["posted"][:] = NOBODY
         self.lock = ProcessLock()
         self.bells = Bells(workers)
+        self._fresh = fresh  # fragments are closed as soon as newer weights are there
         self._lanes, self._steps = lanes, steps  # a step of a worker is `lanes` rows; a fragment has at most `steps`
 
     # ------------------------------------------------------------------------------------------------------- the learner's
@@ -133,7 +134,7 @@ class Credits:
     def over(self, worker: int, version: int, ended: bool) -> bool:
         """Whether to close now: newer weights are there, or nobody waits for more of these. Without the lock: a hint."""
         memory = self.memory.numbers
-        return memory["posted"][0] > version or memory["revoked"][worker] > 0
+        return (self._fresh and memory["posted"][0] > version) or memory["revoked"][worker] > 0
 
     @property
     def gated(self) -> bool:

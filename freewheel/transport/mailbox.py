@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from freewheel.core import NDArray, Snapshot
+from freewheel.core import NDArray, Snapshot, host
 from freewheel.transport.memory import SharedArrays
 
 NEVER = -1
@@ -32,7 +32,7 @@ class Mailbox:
         slot = snapshot.version % 2
         self._memory["version"][slot] = NEVER
         for name, weights in self._views(self._memory["weights"][slot]).items():
-            weights[...] = np.asarray(snapshot.params[name]).reshape(weights.shape)
+            weights[...] = host(snapshot.params[name]).reshape(weights.shape)
         self._memory["version"][slot] = snapshot.version
         self._memory["latest"][0] = snapshot.version
 

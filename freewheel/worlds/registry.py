@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-WORLDS = {"freewheel/Straggler-v0": "freewheel.worlds.straggler:Straggler"}
+WORLDS = {
+    "freewheel/RoughDrone-v0": "freewheel.worlds.drone:RoughDrone",
+    "freewheel/Straggler-v0": "freewheel.worlds.straggler:Straggler",
+}
+
+#: Those that are one simulation of all their lanes, on a device.
+BATCHED = ("freewheel/RoughDrone-v0",)
 
 
 def register() -> None:

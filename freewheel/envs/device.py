@@ -1,0 +1,255 @@
+"""A simulator that is batched on its device (Isaac Lab, mjlab, worlds of our own) as an Env of torch tensors."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freewheel.core import ActionSpec, EnvSpec, NDArray, SeedStream, Slice, Step
+from freewheel.envs.lane import raised
+from freewheel.envs.spaces import BadObservationError
+from freewheel.errors import EnvError, FreewheelError, SetupError
+
+Path: TypeAlias = tuple[str, ...]
+
+POLICY_GROUPS = ("policy", "actor")  # what Isaac Lab and mjlab call what the policy sees
+
+
+class DeviceEnv:
+    """An Env over a world with the contract of Isaac Lab: all lanes are one simulation, step takes and returns tensors,
+    lanes that end begin anew in the same step, and what the world returns may be overwritten by its next step.
+
+    Everything is copied into arrays of our own with fixed addresses, and no method but `reset` waits for the device, so a
+    world whose metadata has `"capturable": True` can be captured in a CUDA graph together with this.
+
+    `bounds` gives columns of the action that the world leaves unbounded the range ±bounds; `clip` leaves them unbounded for
+    the policy and clips what the world gets to ±clip.
+    """
+
+    def __init__(
+        self,
+        world: Any,
+        name: str,
+        bounds: float | None = None,
+        clip: float | None = None,
+        *,
+        single: bool = False,
+    ) -> None:
+        self._world, self._bare, self._name = world, getattr(world, "unwrapped", world), name
+        lanes, self._device = int(self._bare.num_envs), torch.device(self._bare.device)
+        self._columns = _Columns(_space(self._bare, "observation"), name)
+        self._actions = _Actions(_space(self._bare, "action"), name, bounds, clip, self._device)
+        self._finals = bool(getattr(getattr(self._bare, "cfg", self._bare), "compute_final_obs", False))
+        # Isaac Lab's first reset after creation differs from every later one with the same seed.
+        with self._blaming("its first reset"):
+            _, extras = world.reset(seed=0)
+        self._spec = EnvSpec(
+            name=name,
+            lanes=lanes,
+            obs_size=self._columns.size,
+            obs_dtype="float32",
+            slices=self._columns.slices,
+            action=self._actions.spec,
+            device=str(self._device),
+            measures=tuple(extras.get("measures", ())),
+            single=single,
+            tensors=True,
+            finals=self._finals,
+        )
+        self._step = _blank_step(self._spec)
+        self._obs = torch.zeros_like(self._step.next_obs)  # [B, D] what to act on next
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    @property
+    def capturable(self) -> bool:
+        return bool(getattr(self._bare, "metadata", {}).get("capturable"))
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """The generators that the world draws from, which a CUDA graph has to know."""
+        return [self._bare.generator] if hasattr(self._bare, "generator") else []
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor that a step changes: ours, and what the world says are its own."""
+        step = self._step
+        ours = [step.reward, step.terminated, step.truncated, step.next_obs, step.measures, self._obs]
+        return [*ours, *self._bare.state_tensors()] if hasattr(self._bare, "state_tensors") else ours
+
+    def reset(self, seeds: Sequence[SeedStream]) -> Tensor:
+        """Begin all lanes anew. There is one seed for the whole simulation, the first lane's; later episodes take none."""
+        with self._blaming("reset()"):
+            seen, _ = self._world.reset(seed=seeds[0].seed(0))
+            self._columns.write(self._columns.read(seen), self._obs)
+        return self._obs
+
+    def step(self, action: Tensor) -> Step[Tensor]:
+        with self._blaming("step()"):
+            self._convert(*self._world.step(self._actions.encode(action)))
+        return self._step
+
+    def renew(self) -> Tensor:
+        return self._obs
+
+    def _convert(
+        self, seen: Any, reward: Tensor, terminated: Tensor, truncated: Tensor, extras: Mapping[str, Any]
+    ) -> None:
+        step = self._step
+        _copy("reward", reward, step.reward)
+        _copy("terminated", terminated, step.terminated)
+        _copy("truncated", truncated, step.truncated)
+        step.truncated.logical_and_(~step.terminated)
+        for column, name in enumerate(self._spec.measures):
+            _copy(f"measure {name}", extras["measures"][name], step.measures[:, column])
+        # A final observation stays in extras after its step, so it counts only where an episode has ended in this one.
+        # Where there is none, the row's own observation stands in for it, never one of the next episode.
+        leaves = self._columns.read(seen)
+        if self._finals and "final_obs" in extras:
+            finals = self._columns.read(extras["final_obs"])
+            if any(here.data_ptr() == there.data_ptr() != 0 for here, there in zip(leaves, finals, strict=True)):
+                raise BadObservationError(
+                    "final_obs is the memory of the observation after the reset: give observations a tensor of their own"
+                )
+            self._columns.write(finals, step.next_obs)
+        else:
+            step.next_obs.copy_(self._obs)
+        self._columns.write(leaves, self._obs)
+        over = (step.terminated | step.truncated)[:, None]  # [B, 1]
+        torch.where(over, step.next_obs, self._obs, out=step.next_obs)
+
+    @contextmanager
+    def _blaming(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except FreewheelError:
+            raise
+        except BadObservationError as error:
+            raise EnvError(f"{self._name} gave a wrong answer in {where}: {error}", "shape") from error
+        except Exception as error:
+            if self.capturable:  # whoever captures it has to see the device's own error
+                raise
+            raise raised(self._name, error, f"in {where}") from error
+
+    def render(self) -> Any:
+        return self._world.render() if getattr(self._bare, "render_mode", None) else None
+
+    def close(self) -> None:
+        self._world.close()
+
+
+def _blank_step(spec: EnvSpec) -> Step[Tensor]:
+    """The tensors of a Step, to be written again at every step."""
+    lanes, device = spec.lanes, spec.device
+    return Step(
+        reward=torch.zeros(lanes, device=device),
+        terminated=torch.zeros(lanes, dtype=torch.bool, device=device),
+        truncated=torch.zeros(lanes, dtype=torch.bool, device=device),
+        next_obs=torch.zeros(lanes, spec.obs_size, device=device),
+        valid=torch.ones(lanes, dtype=torch.bool, device=device),
+        measures=torch.zeros(lanes, len(spec.measures), device=device),
+    )
+
+
+def _space(world: Any, kind: str) -> Any:
+    """Of one lane. Spaces are known by their attributes alone: mjlab has classes of its own."""
+    space = getattr(world, f"single_{kind}_space", None)
+    return getattr(world, f"{kind}_space") if space is None else space
+
+
+def _copy(what: str, value: object, out: Tensor) -> None:
+    """Into a tensor of ours; a shape that would be broadcast is refused."""
+    if not isinstance(value, Tensor) or value.shape != out.shape:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise BadObservationError(f"{what}: expected a tensor of shape {tuple(out.shape)}, got {got}")
+    out.copy_(value)
+
+
+class _Columns:
+    """The groups of an observation as columns: the policy's first, the critic's second, then the others in their order."""
+
+    def __init__(self, space: Any, name: str) -> None:
+        groups: Mapping[str, Any] = getattr(space, "spaces", {})
+        named = {"policy" if key in POLICY_GROUPS else key: key for key in groups}
+        if groups and "policy" not in named:
+            raise SetupError(f"{name} observes {', '.join(groups)}: one group has to be called {POLICY_GROUPS[0]}")
+        first = {"policy": 0, "critic": 1}
+        order = sorted(named, key=lambda group: first.get(group, len(first)))
+        self._parts: list[tuple[Path, int, int, tuple[int, ...]]] = []  # path, start, stop, shape
+        slices: list[Slice] = []
+        for group in order or ["policy"]:
+            start = self.size
+            path: Path = (named[group],) if groups else ()
+            leaves = list(_leaves(groups[path[0]] if path else space, path))
+            for leaf, shape in leaves:
+                self._parts.append((leaf, self.size, self.size + math.prod(shape), shape))
+            whole = leaves[0][1] if len(leaves) == 1 else (self.size - start,)
+            slices.append(Slice(group, start, self.size, whole))
+        self.slices = tuple(slices)
+
+    @property
+    def size(self) -> int:
+        return self._parts[-1][2] if self._parts else 0
+
+    def read(self, observation: Any) -> list[Tensor]:
+        """The tensors of an observation of all lanes, in the order of their columns."""
+        try:
+            return [functools.reduce(operator.getitem, path, observation) for path, *_ in self._parts]
+        except (KeyError, TypeError) as error:
+            raise BadObservationError(f"{error} is missing from the observation") from None
+
+    def write(self, leaves: Sequence[Tensor], out: Tensor) -> None:
+        """Into `out` [B, D]."""
+        for leaf, (path, start, stop, shape) in zip(leaves, self._parts, strict=True):
+            _copy("/".join(path) or "observation", leaf, out[:, start:stop].view(-1, *shape))
+
+
+def _leaves(space: Any, path: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
+    inner = getattr(space, "spaces", None)
+    if inner is None:
+        yield path, tuple(map(int, space.shape))
+    else:
+        for key, part in inner.items():
+            yield from _leaves(part, (*path, key))
+
+
+class _Actions:
+    """Actions inside the house, and how they become the world's."""
+
+    def __init__(self, space: Any, name: str, bounds: float | None, clip: float | None, device: torch.device) -> None:
+        if not hasattr(space, "low"):
+            raise SetupError(f"{name} has the action space {space}: only Box is supported for worlds on a device")
+        self._shape, self._device = tuple(map(int, space.shape)), device
+        low, high = (np.broadcast_to(side, self._shape).reshape(-1) for side in (space.low, space.high))
+        low, high = _filled(low, high, bounds)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        inside = np.where(bounded, 1.0, np.inf)
+        self.spec = ActionSpec("box", low.size, tuple((-inside).tolist()), tuple(inside.tolist()))
+        half, centre = np.ones(low.size), np.zeros(low.size)
+        half[bounded] = (high[bounded] - low[bounded]) / 2
+        centre[bounded] = (high[bounded] + low[bounded]) / 2
+        columns = (half, centre, *_filled(low, high, clip))
+        self._half, self._centre, self._low, self._high = (
+            torch.tensor(column, dtype=torch.float32, device=device) for column in columns
+        )
+
+    def encode(self, action: Tensor) -> Tensor:
+        """[B, A] to [B, ...], fresh at every call: a world may keep its actions, and one that meets a graph is spoilt."""
+        value = action.detach().to(self._device, torch.float32) * self._half + self._centre
+        return value.clamp_(self._low, self._high).view(-1, *self._shape)
+
+
+def _filled(low: NDArray, high: NDArray, limit: float | None) -> tuple[NDArray, NDArray]:
+    """Bounds with ±limit where they are infinite."""
+    if limit is None:
+        return low, high
+    return np.where(np.isfinite(low), low, -limit), np.where(np.isfinite(high), high, limit)

@@ -1,0 +1,248 @@
+"""A learned world: an ensemble of Gaussian networks over one flat parameter vector, all members in one batched product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from freewheel.core import Array
+
+MIN_LOGVAR, MAX_LOGVAR = -10.0, 0.5  # where the learned bounds begin, in units of normalised targets
+BOUNDS = 0.01  # weight of the pull of the bounds towards each other
+DECAY, LAST_DECAY = (2.5e-5, 5e-5, 7.5e-5), 1e-4  # of hidden layers, the third for all that follow; of the last layer
+CONSTANT = 1e-6  # a column that deviates less than this share of its mean is rounding noise
+
+
+class Row(NamedTuple):
+    """The parts of a packed row, in this order; where `known` is 0 the true successor is not, and next_obs means nothing."""
+
+    obs: Tensor  # [..., D]
+    action: Tensor  # [..., A]
+    reward: Tensor  # [..., 1]
+    terminated: Tensor  # [..., 1]
+    known: Tensor  # [..., 1]
+    next_obs: Tensor  # [..., D]
+
+
+def pack(obs: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, known: Tensor, next_obs: Tensor) -> Tensor:
+    """Rows [..., W]; reward, terminated and known come as [...], of any type."""
+    scalars = torch.stack([part.to(obs.dtype) for part in (reward, terminated, known)], dim=-1)
+    return torch.cat([obs, action, scalars, next_obs], dim=-1)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a model looks like; what it does not learn, the task says."""
+
+    obs_size: int
+    action_size: int
+    members: int
+    hidden: tuple[int, ...]
+    predict: Literal["delta", "direct"]
+    learns_reward: bool
+    learns_termination: bool
+
+    @property
+    def width(self) -> int:
+        return 2 * self.obs_size + self.action_size + 3
+
+    def split(self, rows: Tensor) -> Row:
+        """Packed rows [..., W] as named views."""
+        return Row(*rows.split_with_sizes((self.obs_size, self.action_size, 1, 1, 1, self.obs_size), dim=-1))
+
+    @property
+    def targets(self) -> int:
+        """Columns of (reward, if learned; next observation)."""
+        return self.learns_reward + self.obs_size
+
+    def layout(self) -> dict[str, tuple[int, int, int]]:
+        """Name and shape of the parameters, [E, in, out] each."""
+        sizes = (self.obs_size + self.action_size, *self.hidden, 2 * self.targets + self.learns_termination)
+        layout = dict.fromkeys(("max_logvar", "min_logvar"), (self.members, 1, self.targets))
+        for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+            layout |= {f"{i}.weight": (self.members, fan_in, fan_out), f"{i}.bias": (self.members, 1, fan_out)}
+        return layout
+
+
+class Output(NamedTuple):
+    """What E networks say about N inputs each, in units of normalised targets."""
+
+    mean: Tensor  # [E, N, K]
+    logvar: Tensor  # [E, N, K]
+    logit: Tensor  # [E, N, 1] of termination; [E, N, 0] where it is not learned
+
+
+class Prediction(NamedTuple):
+    """A draw from the model; None where the task has to say."""
+
+    reward: Tensor | None  # [N]
+    next_obs: Tensor  # [N, D]
+    termination: Tensor | None  # [N] its probability
+
+
+class Ensemble:
+    """`vector` holds all parameters and `grad` their gradients; `params` and their `.grad` are named views of them.
+
+    Inputs and targets are normalised by column with the statistics in_mean, in_scale, out_mean, out_scale, which are part of
+    the state but not trained. A constant column has scale 0: no information as an input, repeated and not learned as a target.
+    Without a generator all weights are 0, to be loaded.
+    """
+
+    def __init__(self, spec: ModelSpec, device: str, generator: torch.Generator | None = None) -> None:
+        self.spec = spec
+        self.depth = len(spec.hidden) + 1
+        layout = spec.layout()
+        host, decay = torch.zeros(2, sum(math.prod(shape) for shape in layout.values()))
+        views, decays = (_views(part, layout) for part in (host, decay))
+        views["max_logvar"].fill_(MAX_LOGVAR)
+        views["min_logvar"].fill_(MIN_LOGVAR)
+        for i in range(self.depth):
+            weight, deviation = views[f"{i}.weight"], 0.5 / math.sqrt(layout[f"{i}.weight"][1])
+            if generator is not None:
+                nn.init.trunc_normal_(weight, 0, deviation, -2 * deviation, 2 * deviation, generator)
+            decays[f"{i}.weight"].fill_(LAST_DECAY if i == self.depth - 1 else DECAY[min(i, len(DECAY) - 1)])
+        self.vector, self._decay = host.to(device), decay.to(device)
+        self.grad = torch.zeros_like(self.vector)
+        self.params = {name: nn.Parameter(view) for name, view in _views(self.vector, layout).items()}
+        for name, view in _views(self.grad, layout).items():
+            self.params[name].grad = view
+        sizes = (("in", spec.obs_size + spec.action_size), ("out", spec.targets))
+        self._precision = {side: torch.ones(size, device=device) for side, size in sizes}
+        self.statistics = {f"{side}_scale": torch.ones_like(ones) for side, ones in self._precision.items()}
+        self.statistics |= {f"{side}_mean": torch.zeros_like(ones) for side, ones in self._precision.items()}
+        self._state = {"vector": self.vector} | self.statistics
+        self._certain = torch.zeros(spec.targets, device=device)  # 1 where a target does not need the successor
+        self._certain[: spec.learns_reward] = 1
+
+    def normalise(self, rows: Tensor) -> None:
+        """Take the statistics of these packed rows [n, W]; successors count where they are known."""
+        row = self.spec.split(rows)
+        target, weight = self._raw_targets(row)
+        inputs = torch.cat([row.obs, row.action], dim=-1)
+        for side, value, weights in (("in", inputs, inputs.new_ones(1).expand_as(inputs)), ("out", target, weight)):
+            count = weights.sum(0).clamp(min=1)
+            mean = (weights * value).sum(0) / count
+            scale = ((weights * (value - mean).square()).sum(0) / count).sqrt()
+            self.statistics[f"{side}_mean"].copy_(mean)
+            self.statistics[f"{side}_scale"].copy_(torch.where(scale > CONSTANT * mean.abs(), scale, 0))
+        self._refresh()
+
+    def _refresh(self) -> None:
+        for side, precision in self._precision.items():
+            precision.copy_((1 / self.statistics[f"{side}_scale"]).nan_to_num(posinf=0.0))
+
+    def gradient(self, rows: Tensor) -> Tensor:
+        """The loss of member e on its packed rows [E, n, W], summed over members; writes its gradient into `grad`.
+
+        Negative log-likelihood (mean over rows and targets; next observations where known) + cross entropy of termination
+        + BOUNDS (Σ max_logvar − Σ min_logvar, mean over members) + weight decay, whose gradient `grad` starts from.
+        """
+        torch.mul(self.vector, self._decay, out=self.grad)
+        decay = 0.5 * torch.dot(self.grad, self.vector)
+        row = self.spec.split(rows)
+        target, weight = self._targets(row)
+        out = self.forward(self._inputs(row.obs, row.action))
+        each = (out.mean - target).square() * torch.exp(-out.logvar) + out.logvar
+        loss = (each * weight).sum() / target[0].numel()
+        loss = loss + BOUNDS / self.spec.members * (self.params["max_logvar"].sum() - self.params["min_logvar"].sum())
+        if self.spec.learns_termination:
+            loss = loss + self.spec.members * functional.binary_cross_entropy_with_logits(out.logit, row.terminated)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach() + decay
+
+    @torch.no_grad()
+    def holdout_error(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """By member, on packed rows [n, W]: mean squared error of normalised targets [E]; share of drawn ends that err [E]."""
+        row = self.spec.split(rows)
+        target, weight = self._targets(row)
+        out = self.forward(self._inputs(row.obs, row.action).expand(self.spec.members, -1, -1))
+        error = ((out.mean - target).square() * weight).sum((1, 2)) / weight.sum().clamp(min=1)
+        return error, (torch.sigmoid(out.logit) - row.terminated).abs().sum((1, 2)) / len(rows)
+
+    def _inputs(self, obs: Tensor, action: Tensor) -> Tensor:
+        return (torch.cat([obs, action], dim=-1) - self.statistics["in_mean"]) * self._precision["in"]
+
+    def _raw_targets(self, row: Row) -> tuple[Tensor, Tensor]:
+        """[..., K] and what each counts: 0 where it is not known, and then it is 0 itself, whatever the row says."""
+        successor = row.next_obs - row.obs if self.spec.predict == "delta" else row.next_obs
+        target = torch.cat([row.reward, successor], dim=-1) if self.spec.learns_reward else successor
+        weight = torch.maximum(row.known, self._certain)
+        return torch.where(weight > 0, target, 0), weight
+
+    def _targets(self, row: Row) -> tuple[Tensor, Tensor]:
+        target, weight = self._raw_targets(row)
+        normalised = (target - self.statistics["out_mean"]) * self._precision["out"]
+        return normalised, weight * self._precision["out"].sign()
+
+    def forward(self, x: Tensor, elites: Tensor | None = None) -> Output:
+        """Normalised inputs x [E, N, in], by all members or by these in their order."""
+        params = {name: value if elites is None else value[elites] for name, value in self.params.items()}
+        for i in range(self.depth):
+            x = torch.baddbmm(params[f"{i}.bias"], x, params[f"{i}.weight"])
+            x = x if i == self.depth - 1 else functional.silu(x)
+        size = self.spec.targets
+        highest, lowest = params["max_logvar"], params["min_logvar"]
+        logvar = highest - functional.softplus(highest - x[..., size : 2 * size])
+        logvar = lowest + functional.softplus(logvar - lowest)
+        return Output(x[..., :size], logvar, x[..., 2 * size :])
+
+    @torch.no_grad()
+    def predict(self, obs: Tensor, action: Tensor, generator: torch.Generator, member: Tensor) -> Prediction:
+        """Draw for each row from the Gaussian of its member [N]; all members look at all rows."""
+        out = self.forward(self._inputs(obs, action).expand(self.spec.members, -1, -1))
+        rows = torch.arange(len(obs), device=obs.device)
+        return self._draw(obs, Output(*(part[member, rows] for part in out)), generator)
+
+    @torch.no_grad()
+    def sample(self, obs: Tensor, action: Tensor, elites: Tensor, generator: torch.Generator) -> Prediction:
+        """Draw for each row from a random elite: a random permutation of the rows gives each elite an equal share."""
+        rows, share = len(obs), -(-len(obs) // len(elites))
+        order = torch.rand(rows, generator=generator, device=obs.device).argsort()
+        filled = order[torch.arange(share * len(elites), device=obs.device) % rows]
+        out = self.forward(self._inputs(obs, action)[filled].view(len(elites), share, -1), elites)
+        parts = (part.flatten(0, 1)[:rows] for part in out)
+        out = Output(*(torch.empty_like(part).index_copy_(0, order, part) for part in parts))
+        return self._draw(obs, out, generator)
+
+    @torch.no_grad()
+    def expect(self, obs: Tensor, action: Tensor, elites: Tensor) -> Tensor:
+        """The next observation [N, D] that these members expect, on average."""
+        each = self.forward(self._inputs(obs, action).expand(len(elites), -1, -1), elites).mean
+        return self._successor(obs, each.mean(0))
+
+    def _draw(self, obs: Tensor, out: Output, generator: torch.Generator) -> Prediction:
+        noise = torch.randn(out.mean.shape, generator=generator, device=obs.device)
+        drawn = out.mean + torch.exp(0.5 * out.logvar) * noise
+        reward = drawn[:, 0] * self.statistics["out_scale"][0] + self.statistics["out_mean"][0]
+        return Prediction(
+            reward if self.spec.learns_reward else None,
+            self._successor(obs, drawn),
+            torch.sigmoid(out.logit).squeeze(-1) if self.spec.learns_termination else None,
+        )
+
+    def _successor(self, obs: Tensor, target: Tensor) -> Tensor:
+        """From normalised targets [N, K]."""
+        told = (target * self.statistics["out_scale"] + self.statistics["out_mean"])[:, self.spec.learns_reward :]
+        return obs + told if self.spec.predict == "delta" else told
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and statistics, copied."""
+        return {name: value.clone() for name, value in self._state.items()}
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """In place: whatever was captured reads the new values."""
+        for name, value in self._state.items():
+            value.copy_(torch.as_tensor(state[name]))
+        self._refresh()
+
+
+def _views(vector: Tensor, layout: Mapping[str, tuple[int, int, int]]) -> dict[str, Tensor]:
+    parts = vector.split_with_sizes([math.prod(shape) for shape in layout.values()])
+    return {name: part.view(layout[name]) for name, part in zip(layout, parts, strict=True)}
