@@ -57,10 +57,12 @@ def find_task(name: str) -> Task:
     if name in TASKS:
         return TASKS[name]
     from freewheel.config import from_options
+    from freewheel.learn.settings import PPOConfig
 
     env, preset = PRESETS[name]
     config = from_options(env, {"preset": preset})
     ppo, run = config.learner, config.run
+    assert isinstance(ppo, PPOConfig)
     return Task(
         env=env,
         steps=150_000,

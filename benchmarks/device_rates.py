@@ -25,7 +25,7 @@ from freewheel.worlds import registry
 
 def rate(call: Callable[[], None], seconds: float, device: str) -> float:
     """Calls a second: the median of five windows."""
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
     for _ in range(3):
         call()
     wait()
@@ -50,7 +50,11 @@ def drone(lanes: int, device: str, compile: Compile, **options: Any) -> Program:
     env = BatchedConfig("freewheel/RoughDrone-v0", options, device).make(range(lanes))
     env.reset([training_episodes(1, lane) for lane in range(1)])
     action = torch.rand(lanes, *env.spec.action.shape, device=device) * 2 - 1
-    return Program(lambda: [env.step(action), None][1], compile, state=env.state_tensors(), generators=env.generators)
+
+    def step() -> None:
+        env.step(action)
+
+    return Program(step, compile, state=env.state_tensors(), generators=env.generators)
 
 
 def sac(batch: int, device: str, compile: Compile) -> Callable[[], None]:  # noqa: A002

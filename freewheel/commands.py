@@ -132,9 +132,7 @@ def _render_mode(wanted: str, run: SavedRun) -> str | None:
     screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if not screen:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or pygame complains before it draws into memory
-    probe = run.config.env.open(0)
-    offered = list(probe.metadata.get("render_modes", []))
-    probe.close()
+    offered = run.config.env.render_modes()
     modes = {"human": "human", "ansi": "ansi", "gif": "rgb_array"}
     if wanted == "auto":
         preferred = ["human", "ansi", "rgb_array"] if screen else ["ansi", "rgb_array"]

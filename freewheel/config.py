@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import tomllib
@@ -75,6 +76,8 @@ class RunConfig:
     """Where runs are kept."""
     log_every: float = 1.0
     """Seconds between two rows of metrics."""
+    console: Literal["live", "classic"] = "live"
+    """live: a panel on a terminal, plain lines elsewhere; classic: a line of counters a row ([AsyncMBPO] step=1000 ...)."""
     evals: int = 5
     """Evaluations over the run, evenly spaced, the last at its end; 0: none."""
     eval_episodes: int = 20
@@ -148,13 +151,15 @@ class Choices:
     """What to run."""
 
     env: str = ""
-    """The environment: a Gymnasium id, or package.module:Factory. Also the first or last word."""
+    """The environment: a Gymnasium id, package.module:Factory, or torch:ID and isaaclab:TASK for batched simulators. Also the
+    first or last word."""
     algo: Literal["ppo", "sac", "mbpo"] = "ppo"
     """The algorithm."""
     mode: Literal["sequential", "lockstep", "batch", "continuous", "episodes"] = "lockstep"
     """How experience is collected."""
     preset: str = ""
-    """Named settings to start from: cartpole, pendulum, halfcheetah."""
+    """Named settings to start from: cartpole, pendulum, halfcheetah, mbpo-inverted-pendulum, mbpo-hopper, isaac-64, isaac-128,
+    isaac-256, isaac-batch, drone-ppo, drone-sac."""
     config: str = ""
     """A JSON or TOML file of options, e.g. another run's config.json."""
 
@@ -218,6 +223,7 @@ def from_options(env: str | Callable[..., Any], options: Mapping[str, Any]) -> C
     config = _resolve(flags.Layer("argument", {"env": (name,), **_flags(options, "train()")}))
     if isinstance(env, str):
         return config
+    assert isinstance(config.env, GymConfig), "a function has no prefix"
     return dataclasses.replace(config, env=dataclasses.replace(config.env, factory=env))
 
 
@@ -243,7 +249,7 @@ def _resolve(given: flags.Layer) -> Config:
     if name := _last(layers, "preset"):
         layers.insert(0, flags.Layer(f"preset {name}", _flags(_preset(name), f"preset {name}")))
     algo = _choice(layers, "algo", ALGORITHMS, "ppo")
-    if _batched(world := _last(layers, "env")) or world.startswith(ISAAC):
+    if _batched(where := _last(layers, "env")) or where.startswith(ISAAC):
         layers.insert(0, flags.Layer("batched simulator", _flags(SIMULATED, "batched simulator")))
     layers.insert(0, flags.Layer(f"algorithm {algo}", _flags(CUSTOMS[algo], f"algorithm {algo}")))
     mode = _choice(layers, "mode", MODES, "lockstep")
@@ -259,15 +265,17 @@ def _resolve(given: flags.Layer) -> Config:
         raise UsageError("which environment? e.g. freewheel train CartPole-v1")
     built = flags.build(options, merged)
     parts = {item.name: getattr(built, item.name) for item in dataclasses.fields(built)}
-    world = _world(parts["choices"].env, args, parts["world"], parts["run"].device)
+    env = _world(parts["choices"].env, args, parts["world"], parts["run"].device)
     kept = {name: source for name, source in sources.items() if name in known or name.startswith(FREE)}
-    return Config(
-        algo, mode, world, parts["run"], parts[algo], parts["policy"], parts["collector"], parts["world"], kept
-    )
+    return Config(algo, mode, env, parts["run"], parts[algo], parts["policy"], parts["collector"], parts["world"], kept)
 
 
 def _world(name: str, args: Mapping[str, Any], options: WorldConfig, device: str) -> EnvConfig:
     """The family that a name belongs to."""
+    if (name.startswith(ISAAC) or _batched(name)) and (options.max_episode_steps or options.measures):
+        raise UsageError(
+            f"{name} has a time limit and measures of its own: leave out --max-episode-steps and --measures"
+        )
     if name.startswith(ISAAC):
         if args:
             raise UsageError(f"{name} takes no --env.{next(iter(args))}: change the task's own configuration")
@@ -299,7 +307,8 @@ def _options(algo: str, mode: str) -> type[Any]:
     )
 
 
-def _all_options() -> dict[str, Any]:
+@functools.cache
+def _all_options() -> Mapping[str, Any]:
     """Every option of any algorithm in any mode."""
     known: dict[str, Any] = {}
     for algo in ALGORITHMS:

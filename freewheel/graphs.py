@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from freewheel.core import Compile
 
+CAPTURING = threading.Lock()  # one capture at a time, whichever thread it is in
 WARM_UPS = 3  # calls before a capture: libraries make their handles and workspaces in the first ones
 
 
@@ -37,7 +39,8 @@ class Program:
                 return
             before = [tensor.clone() for tensor in state], [generator.get_state() for generator in generators]
             try:
-                self.graph = _capture(body, generators)
+                with CAPTURING:
+                    self.graph = _capture(body, generators)
             except RuntimeError as error:
                 self.fallback = str(error).splitlines()[0]
             for tensor, value in zip(state, before[0], strict=True):

@@ -111,7 +111,7 @@ class Meter:
         self._episodes = 0
         self._updates = 0
         self._worker = np.zeros(len(WORKER_TIME), np.int64)
-        self._played = np.zeros(2)  # steps and seconds of all finished episodes
+        self._played = [0.0, 0.0]  # steps and seconds of all finished episodes
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[float] = deque(maxlen=WINDOW)
         self._lag_max: float | None = None
@@ -152,7 +152,8 @@ class Meter:
             for episode in chunk.episodes:
                 self._returns.append(episode.ret)
                 self._lengths.append(episode.length)
-                self._played += episode.length, episode.seconds
+                self._played[0] += episode.length
+                self._played[1] += episode.seconds
                 for window, value in zip(self._measures.values(), episode.measures, strict=False):
                     window.append(value)
         if tick.metrics is not None:
@@ -245,8 +246,8 @@ class Meter:
             **self._eval_measures,
             "episodes_trained": {
                 "count": self._episodes,
-                "length_mean": _ratio(float(self._played[0]), self._episodes),
-                "seconds_mean": _ratio(float(self._played[1]), self._episodes),
+                "length_mean": _ratio(self._played[0], self._episodes),
+                "seconds_mean": _ratio(self._played[1], self._episodes),
             },
         }
 

@@ -73,28 +73,52 @@ class Plan:
     @property
     def workers(self) -> int:
         """Processes that act; the trainer itself where none do."""
-        return self.config.collector.staff if self.in_processes else 1
+        return 1 if self.staff is None else self.staff.staff
 
     @property
     def in_processes(self) -> bool:
         """Whether workers act, in processes of their own."""
-        return isinstance(self.config.collector, StaffConfig) and not self.spec.tensors
+        return self.staff is not None
+
+    @property
+    def staff(self) -> StaffConfig | None:
+        """Workers and their envs, where workers act; all lanes of a batched simulator have one author."""
+        collect = self.config.collector
+        return collect if isinstance(collect, StaffConfig) and not self.spec.tensors else None
 
     def job(self, snapshot: Snapshot, waiting: Callable[[], None]) -> Job:
         """What the collector has to do. An actor of ours loads its own part of a snapshot, a user's module all of it."""
         needed = snapshot.params if self.policy.module else actor_layout(self.policy)
         weights = {name: tuple(snapshot.params[name].shape) for name in needed}
         env, steps = self.config.env, self.config.run.num_steps_per_env
-        compile, on_policy = self.config.run.compile, self.config.learner.on_policy  # noqa: A001
-        return Job(self.spec, steps, weights, _limits(self.config.world), _modules(env), compile, on_policy, waiting)
+        return Job(
+            spec=self.spec,
+            steps=steps,
+            weights=weights,
+            limits=_limits(self.config.world),
+            modules=_modules(env),
+            compile=self.config.run.compile,
+            reserved=self.reserved,
+            main_thread=getattr(env, "main_thread", False),
+            on_policy=self.config.learner.on_policy,
+            waiting=waiting,
+        )
+
+    @property
+    def reserved(self) -> int:
+        """Lanes for evaluation where there can be only one simulation."""
+        options = self.config.run
+        if not self.spec.single or not options.evals:
+            return 0
+        return min(options.eval_episodes, max(1, self.spec.lanes // 8))
 
     @property
     def recipe(self) -> Recipe:
         seed = self.config.run.seed
         if self.spec.tensors:
             actor = make_tensor_actor(self.policy, self.device, tree(seed, "actor", 0))
-            return Recipe(self.config.env.make, actor, seed)  # type: ignore[arg-type]
-        return Recipe(self.config.env.make, make_actor(self.policy), seed)  # type: ignore[arg-type]
+            return Recipe(self.config.env.make, actor, seed)
+        return Recipe(self.config.env.make, make_actor(self.policy), seed)
 
     def lines(self) -> list[str]:
         """The plan for a person."""
@@ -116,8 +140,8 @@ class Plan:
             f"budget   {' or '.join(limits)}",
             f"run      {self.path}",
         ]
-        if self.in_processes and isinstance(config.collector, StaffConfig):
-            lines.insert(3, f"workers  {config.collector.plan_line()}")
+        if self.staff is not None:
+            lines.insert(3, f"workers  {self.staff.plan_line()}")
         if budget.steps and self.assignment.episodes is None and config.learner.on_policy:
             lines.insert(-1, f"updates  {-(-budget.steps // self.rows):,}")
         return lines
@@ -125,7 +149,7 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """Look before starting: every mistake that can be known now is reported now."""
-    path, device = _run_path(config), _device(config.run.device)
+    path, device = _run_path(config), find_device(config.run.device)
     if isinstance(config.env, GymConfig):
         spec, cost = config.collector.survey(config.env.make, _limits(config.world), _modules(config.env))
     else:
@@ -138,7 +162,20 @@ def plan(config: Config) -> Plan:
             spec, cost = env.spec, StepCost(0.0, 0.0)
     config = replace(config, collector=config.collector.planned(cost))
     spec = replace(spec, lanes=config.collector.lanes)
-    return Plan(config, spec, config.policy.resolve(spec), path, device)
+    planned = Plan(config, spec, config.policy.resolve(spec), path, device)
+    _check_publications(config, planned.rows)
+    return planned
+
+
+def _check_publications(config: Config, rows: int) -> None:
+    """Whoever acts beside the learner waits for a publication after so many rows: it must not wait for more of them."""
+    every = getattr(config.learner, "publish_every", None)
+    if every is None or not isinstance(config.collector, StaffConfig):
+        return
+    if every > rows or (every < rows and config.mode == "batch"):
+        most = "has to be" if config.mode == "batch" else "can be at most"
+        size = f"--num-steps-per-env × envs = {rows}"
+        raise UsageError(f"{config.algo}.publish_every {every} {most} {size} in mode {config.mode}; leave it out")
 
 
 def _limits(world: WorldConfig) -> Limits:
@@ -173,7 +210,8 @@ def _run_path(config: Config) -> Path:
     return next(folder / name for name in names if not (folder / name).exists())
 
 
-def _device(wanted: str) -> str:
+def find_device(wanted: str) -> str:
+    """Where to compute: auto is a GPU if there is one."""
     if wanted == "cpu":
         return "cpu"
     import torch

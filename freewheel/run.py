@@ -6,32 +6,35 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from freewheel import checkpoint
 from freewheel.config import Config
-from freewheel.core import Clocks, Collector, Env, Learner, Rows, Sink, Snapshot, Tick, host
+from freewheel.core import Clocks, Collector, Env, Episode, Learner, Rows, Sink, Snapshot, Tick, host
 from freewheel.errors import FreewheelError, SetupError
-from freewheel.evaluate import Exam, Score, evaluate, examiner, playable
-from freewheel.learn.settings import in_turn
+from freewheel.evaluate import Exam, Score, examiner, playable
+from freewheel.examiners import Examiner, Here, Reserved, There
+from freewheel.learn.settings import InTurn
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.plan import Plan, plan
 from freewheel.policies.build import make_actor
 from freewheel.rollout.probe import usable_cores
-from freewheel.sinks.console import ConsoleSink
+from freewheel.sinks.console import ClassicSink, ConsoleSink
 from freewheel.sinks.jsonl import JsonlSink
 from freewheel.stopping import Interrupted, Interruptible, Stop
 from freewheel.transport.aside import Aside
 from freewheel.transport.clock import ClockRoom
 from freewheel.transport.staff import StaffConfig
 
+FREE_RUNNING = ("continuous", "episodes")  # modes in which nobody waits for anybody
 DEGRADED = 3  # exit code: finished, but workers were lost for good
 NICE = 5  # how far the learner stands back where workers want the same cores
 
@@ -59,57 +62,17 @@ def run(config: Config, *, quiet: bool = False) -> Result:
         _write_json(planned.path / "config.json", config.to_json())
         sinks: list[Sink] = [JsonlSink(planned.path / "metrics.jsonl")]
         if not quiet:
-            sinks.append(ConsoleSink(f"{config.env.name}  {config.algo}  {config.mode}", config.run.budget))
-            if planned.in_processes and isinstance(config.collector, StaffConfig):
-                sinks[-1].note(config.collector.plan_line())
+            sinks.append(_console(config))
+            if planned.staff is not None:
+                sinks[-1].note(planned.staff.plan_line())
         return _Trainer(planned, learner, sinks, stop).train()
 
 
-class _Examiner(Protocol):
-    """Whoever evaluates: here and now, or aside while training goes on."""
-
-    def ask(self, step: int, snapshot: Snapshot) -> None: ...
-    def results(self, wait: bool) -> Iterator[tuple[int, Snapshot, Score | FreewheelError]]: ...
-
-
-class _Here:
-    """In this process, in turn with training."""
-
-    def __init__(self, env: Env, trainer: _Trainer, exam: Exam) -> None:
-        self._env, self._trainer, self._exam = env, trainer, exam
-        self._actor = make_actor(trainer.policy)()
-        self._done: list[tuple[int, Snapshot, Score | FreewheelError]] = []
-
-    def ask(self, step: int, snapshot: Snapshot) -> None:
-        with self._trainer.meter.span("eval"):
-            self._actor.load(snapshot)
-            score = evaluate(self._env, self._actor, self._exam.episodes, self._exam.seed, self._exam.limit)
-        self._done.append((step, snapshot, score))
-
-    def results(self, wait: bool) -> Iterator[tuple[int, Snapshot, Score | FreewheelError]]:
-        done, self._done = self._done, []
-        yield from done
-
-
-class _There:
-    """In a process of its own."""
-
-    def __init__(self, aside: Aside[Snapshot, Score], stop: Stop) -> None:
-        self._aside, self._stop = aside, stop
-        self._asked: list[tuple[int, Snapshot]] = []
-
-    def ask(self, step: int, snapshot: Snapshot) -> None:
-        self._asked.append((step, snapshot))
-        self._aside.ask(snapshot)
-
-    def results(self, wait: bool) -> Iterator[tuple[int, Snapshot, Score | FreewheelError]]:
-        while self._asked:
-            self._stop.check()
-            answer = self._aside.answer(0.1 if wait else 0.0)
-            if answer is not None:
-                yield *self._asked.pop(0), answer
-            elif not wait:
-                return
+def _console(config: Config) -> Sink:
+    title, budget = f"{config.env.name}  {config.algo}  {config.mode}", config.run.budget
+    if config.run.console == "live":
+        return ConsoleSink(title, budget)
+    return ClassicSink(("Async" if config.mode in FREE_RUNNING else "") + config.algo.upper(), title, budget)
 
 
 class _Trainer:
@@ -119,7 +82,6 @@ class _Trainer:
         self._plan, self._learner, self._sinks, self._stop = planned, learner, sinks, stop
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self.meter = Meter(planned.workers, planned.spec.measures)
-        self.policy = planned.policy
         self._collector: Collector | None = None
         in_turn = not planned.in_processes and not planned.spec.tensors
         self.recipe = replace(planned.recipe, make=self._make) if in_turn else planned.recipe
@@ -147,13 +109,17 @@ class _Trainer:
         return Interruptible(self._plan.config.env.make(lanes, processes=processes, tolerant=tolerant), self._stop)
 
     def _run(self) -> str:
-        """Train until the budget is spent; why it ended. On a GPU the learner has a stream of its own."""
+        """Train until the budget is spent; why it ended."""
+        return self._on_device(self._train)
+
+    def _on_device(self, work: Callable[[], str]) -> str:
+        """On a GPU the learner has a stream of its own."""
         if self._plan.device == "cpu":
-            return self._train()
+            return work()
         import torch
 
         with torch.cuda.stream(torch.cuda.Stream()):
-            return self._train()
+            return work()
 
     def _train(self) -> str:
         job = self._plan.job(self._learner.snapshot(), self._stop.check)
@@ -161,15 +127,28 @@ class _Trainer:
             examiner = self._examiner(stack)
             collector = stack.enter_context(self._plan.config.collector.build(self.recipe, job))
             self._collector = collector
-            for tick in loop(collector, self._learner, self.meter, max_lag=self._plan.max_lag):
-                self.meter.take(tick)
-                ended = self._ended(tick)
-                if examiner is not None:
-                    self._evaluate_if_due(examiner, tick, last=bool(ended))
-                if self.meter.wall_s >= self._next_log or ended:
-                    self._log(collector)
-                if ended:
-                    return ended
+            if job.main_thread and hasattr(collector, "serve"):
+                return self._beside(collector, examiner)
+            return self._loop(collector, examiner)
+
+    def _beside(self, simulation: Any, examiner: Examiner | None) -> str:
+        """The loop in a thread, for the simulator needs the main one."""
+        with ThreadPoolExecutor(1, "freewheel-loop") as pool:
+            ended = pool.submit(self._on_device, partial(self._loop, simulation, examiner))
+            ended.add_done_callback(lambda _: simulation.stop())
+            simulation.serve()
+            return ended.result()
+
+    def _loop(self, collector: Collector, examiner: Examiner | None) -> str:
+        for tick in loop(collector, self._learner, self.meter, max_lag=self._plan.max_lag):
+            self.meter.take(tick)
+            ended = self._ended(tick)
+            if examiner is not None:
+                self._evaluate_if_due(examiner, tick, last=bool(ended))
+            if self.meter.wall_s >= self._next_log or ended:
+                self._log(collector)
+            if ended:
+                return ended
         raise AssertionError("the loop never ends by itself")
 
     def _ended(self, tick: Tick) -> str:
@@ -191,27 +170,30 @@ class _Trainer:
             for text in texts:
                 sink.note(text)
 
-    def _examiner(self, stack: ExitStack) -> _Examiner | None:
+    def _examiner(self, stack: ExitStack) -> Examiner | None:
         options = self._options
         if not options.evals:
             return None
         exam = Exam(options.eval_episodes, options.eval_seed, options.eval_max_steps)
         collect, limits = self._plan.config.collector, self._plan.config.world
         if self._plan.spec.single:
-            self._tell("no evaluations: only one simulation can live in a process, and it trains; see return_mean")
-            return None
+            return Reserved(self._graded, exam.episodes, self._plan.spec.measures)
         if self._plan.spec.tensors:
             env = playable(self._plan.config.env.make(range(exam.episodes)))
             stack.callback(env.close)
-            return _Here(env, self, exam)
+            return Here(env, make_actor(self._plan.policy)(), exam, self.meter)
         if isinstance(collect, StaffConfig):
             exam = replace(exam, lanes=1, patience=(limits.reset_timeout, limits.step_timeout))
-            return _There(stack.enter_context(Aside(partial(examiner, self.recipe, exam), "evaluation")), self._stop)
+            return There(stack.enter_context(Aside(partial(examiner, self.recipe, exam), "evaluation")), self._stop)
         env = collect.place(self._make, range(min(exam.episodes, exam.lanes)))
         stack.callback(env.close)
-        return _Here(env, self, exam)
+        return Here(env, make_actor(self._plan.policy)(), exam, self.meter)
 
-    def _evaluate_if_due(self, examiner: _Examiner, tick: Tick, *, last: bool) -> None:
+    def _graded(self) -> Sequence[Episode]:
+        """What reserved lanes have played."""
+        return getattr(self._collector, "graded", list[Episode])()
+
+    def _evaluate_if_due(self, examiner: Examiner, tick: Tick, *, last: bool) -> None:
         progress = self._budget.progress(tick.env_steps, self.meter.wall_s, self.meter.episodes)
         due = self._options.evals if last else int(progress * self._options.evals)
         if due > self._evaluations and (last or due < self._options.evals):
@@ -304,7 +286,7 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 def _clocks(planned: Plan) -> Iterator[Clocks]:
     """Where parts of the learner run: in turn, or beside it on a GPU's streams or the CPU's cores."""
     if not planned.overlaps:
-        yield in_turn
+        yield InTurn
         return
     with ClockRoom("process" if planned.device == "cpu" else "thread", planned.device) as room:
         yield room

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freewheel import checkpoint, config
 from freewheel.config import Config
 from freewheel.core import Actor, Snapshot
+from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError, nearest
 from freewheel.evaluate import Score, Show, evaluate, play, playable
+from freewheel.plan import find_device
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import PolicySpec
 
-LANES = 8
+LANES = 8  # of worlds whose episodes do not depend on who plays beside them; a batched simulator has one seed for all
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class SavedRun:
 
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
         """Greedy episodes; by default those the run itself was evaluated on."""
-        env = playable(self.config.env.make(range(min(episodes, LANES))))
+        lanes = min(episodes, LANES) if isinstance(self.config.env, GymConfig) else episodes
+        env = playable(self.config.env.make(range(lanes)))
         try:
             options = self.config.run
             return evaluate(env, actor, episodes, options.eval_seed if seed is None else seed, options.eval_max_steps)
@@ -65,4 +68,7 @@ def open_run(name: str, runs_dir: str = "runs") -> SavedRun:
         raise SetupError(
             f"{resolved.env.id} was defined in a script and cannot be found again; put it in a module and train on module:Name"
         )
+    if not isinstance(resolved.env, GymConfig):
+        device = find_device("cpu" if resolved.run.device == "cpu" else "auto")
+        resolved = replace(resolved, env=replace(resolved.env, device=device))
     return SavedRun(path, resolved)

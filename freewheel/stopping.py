@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from freewheel.core import Env
 
@@ -64,7 +64,7 @@ class Stop:
 class Interruptible:
     """An Env whose calls a signal may cut short."""
 
-    def __init__(self, env: Env, stop: Stop) -> None:
+    def __init__(self, env: Env[Any], stop: Stop) -> None:
         self.reset, self.step, self.renew = stop.guard(env.reset), stop.guard(env.step), stop.guard(env.renew)
         self.render, self.close = env.render, env.close
         self.spec = env.spec

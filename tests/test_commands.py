@@ -92,6 +92,17 @@ def test_play_of_a_world_without_pictures(tmp_path: Path, capfd: pytest.CaptureF
     assert re.fullmatch(r"episode 1: return \S+ in 16 steps\n", capfd.readouterr().out)
 
 
+def test_a_batched_simulator_scores_again_and_plays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = {"num_steps_per_env": 8, "steps": 16, "eval_max_steps": 20, "policy.hidden": [4], "device": "auto"}
+    result = trained(tmp_path, "freewheel/RoughDrone-v0", mode="lockstep", **options)
+    assert cli.main(["eval", str(result.path), "--episodes", "4"]) == 0
+    assert f": mean {result.summary['final_eval']:.1f} ± " in capfd.readouterr().out
+    assert cli.main(["play", str(result.path)]) == 0
+    assert re.fullmatch(r"episode 1: return \S+ in \d+ steps\n", capfd.readouterr().out)
+    assert cli.main(["play", str(result.path), "--render", "ansi"]) == 1
+    assert "freewheel/RoughDrone-v0 cannot render ansi; it offers nothing" in capfd.readouterr().err
+
+
 def test_a_missing_checkpoint_is_passed_over_aloud(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     done = trained(tmp_path, "freewheel.testing:Identity", evals=0)
     for argv in (["eval", str(done.path)], ["play", str(done.path), "--render", "none"]):

@@ -19,6 +19,7 @@ from freewheel import config, flags
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.config import Config, RunConfig, WorldConfig, from_argv, from_file, from_options
+from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError
 from freewheel.learn.settings import PPOConfig
 from freewheel.meter import Budget
@@ -45,7 +46,8 @@ def refusal(*argv: str) -> str:
 
 def test_without_options_everything_is_a_default() -> None:
     plain = train()
-    assert plain == Config("ppo", "lockstep", plain.env, RunConfig(), PPOConfig(), PolicyConfig(), LockstepConfig())
+    parts = (plain.env, RunConfig(), PPOConfig(), PolicyConfig(), LockstepConfig(), WorldConfig())
+    assert plain == Config("ppo", "lockstep", *parts)
     assert plain.env.id == "CartPole-v1"
     assert plain.run.budget == Budget(steps=100_000)
     assert plain.sources == {"env": "flag"}
@@ -55,6 +57,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) ->
     file = tmp_path / "options.json"
     file.write_text(json.dumps({"preset": "cartpole", "num_envs": 3, "ppo": {"epochs": 7, "lr": 0.5}, "seed": 4}))
     mixed = train("--config", str(file), "--ppo.lr", "0.25")
+    assert isinstance(mixed.learner, PPOConfig)
     assert mixed.learner.lr == 0.25
     assert (mixed.learner.epochs, mixed.collector.num_envs, mixed.run.seed) == (7, 3, 4)
     assert (mixed.learner.gamma, mixed.run.num_steps_per_env) == (0.98, 32)
@@ -78,12 +81,12 @@ def test_every_preset_is_made_of_valid_options_and_takes_effect(name: str) -> No
     written = flags.flatten(settled.to_json())
     assert PRESETS[name]
     for option, value in flags.flatten(PRESETS[name]).items():
-        assert written[option] == value
+        assert written[option] == (tuple(value) if isinstance(value, list) else value)
         assert settled.sources[option] == f"preset {name}"
 
 
 def test_help_names_every_preset() -> None:
-    source = resources.files("freewheel").joinpath("config.py").read_text(encoding="utf-8")
+    source = " ".join(resources.files("freewheel").joinpath("config.py").read_text(encoding="utf-8").split())
     assert f"Named settings to start from: {', '.join(PRESETS)}." in source
 
 
@@ -110,6 +113,7 @@ def test_a_class_in_place_of_a_name_is_kept() -> None:
         pass
 
     settled = from_options(World, {})
+    assert isinstance(settled.env, GymConfig)
     assert settled.env.factory is World
     assert settled.env.id == f"{__name__}:{World.__qualname__}"
     assert from_options(functools.partial(World), {}).env.id == "functools:partial"
@@ -192,8 +196,10 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
+BATCHED = {"action_bounds", "clip_actions"}  # refused for other worlds
 CHOICES = st.fixed_dictionaries(
-    {"steps": st.integers(1)}, optional={name: values_of(kind) for name, kind in OPTIONS.items() if name != "steps"}
+    {"steps": st.integers(1)},
+    optional={name: values_of(kind) for name, kind in OPTIONS.items() if name not in {"steps", *BATCHED}},
 )
 ARGUMENTS = st.dictionaries(st.text("ab_-.", min_size=1, max_size=4), JSON, max_size=2)
 
@@ -210,6 +216,41 @@ def test_a_config_is_read_back_as_it_was_written(
     assert written | options == written
     assert settled.env.args == args
     assert from_argv(["--config", str(file)]) == settled
+
+
+DRONE = "freewheel/RoughDrone-v0"
+FOR_REPLAY = {"num_steps_per_env", "policy.hidden", "policy.activation", "policy.head"}
+FOR_SIMULATORS = {"num_envs", "workers", "device"}
+
+
+@pytest.mark.parametrize("algo", config.ALGORITHMS)
+@pytest.mark.parametrize("world", ["X-v0", DRONE, "torch:X-v0", "isaaclab:X-v0"])
+def test_every_algorithm_in_every_kind_of_world_is_read_back(algo: str, world: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"algo": algo, "mode": "continuous", "seed": 3, f"{algo}.gamma": 0.5}
+    options |= {} if world == "X-v0" else {"clip_actions": 2.5}
+    options |= {"env_args": {"size": 3}} if world == DRONE else {}
+    options |= {"mbpo.rollout_schedule": [1, 2, 3, 4], "mbpo.model_hidden": (5, 6)} if algo == "mbpo" else {}
+    settled = from_options(world, options)
+    assert (settled.algo, settled.env.name, settled.learner.gamma) == (algo, world, 0.5)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(settled.to_json()))
+    assert from_file(file) == settled
+    assert set(from_file(file).sources.values()) == {f"file {file}"}
+
+
+@pytest.mark.parametrize("algo", config.ALGORITHMS)
+@pytest.mark.parametrize("world", ["X-v0", DRONE])
+def test_what_is_usual_for_an_algorithm_and_a_world_lies_below_everything_else(algo: str, world: str) -> None:
+    settled = from_argv([world, "--algo", algo, "--mode", "continuous", "--preset", "drone-ppo"])
+    assert settled.algo == algo
+    by_source: dict[str, set[str]] = {}
+    for name, source in settled.sources.items():
+        by_source.setdefault(source, set()).add(name)
+    preset = set(flags.flatten(PRESETS["drone-ppo"]))
+    usual = set() if algo == "ppo" else FOR_REPLAY - preset
+    assert by_source.get(f"algorithm {algo}", set()) == usual
+    assert by_source.get("batched simulator", set()) == (FOR_SIMULATORS - preset if world == DRONE else set())
+    assert settled.policy.hidden == (256, 128, 64)
 
 
 def test_every_option_of_every_mode_is_written_down() -> None:
@@ -235,7 +276,7 @@ def test_a_file_of_another_mode_keeps_what_both_have(tmp_path: Path) -> None:
         (["A-v0", "B-v0"], "one environment at a time, not A-v0 B-v0"),
         (["A-v0", "--env", "B-v0"], "which environment, A-v0 or B-v0? leave out one of them"),
         (["A-v0", "--mode", "lockstp"], "unknown mode 'lockstp'; did you mean 'lockstep'?"),
-        (["A-v0", "--algo", "dqn"], "unknown algo 'dqn'; choose from ppo"),
+        (["A-v0", "--algo", "dqn"], "unknown algo 'dqn'; choose from mbpo, ppo, sac"),
         (["A-v0", "--preset", "cartpol"], "unknown preset 'cartpol'; did you mean 'cartpole'?"),
         (["A-v0", "--stepz", "3"], "unknown option --stepz; did you mean '--steps'?"),
         (["A-v0", "--ppo.gae_lamda", "3"], "unknown option --ppo.gae-lamda; did you mean '--ppo.gae-lambda'?"),

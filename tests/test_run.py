@@ -19,8 +19,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 import freewheel
-from freewheel import checkpoint, run
-from freewheel.config import from_file, from_options
+from freewheel import checkpoint, examiners, run
+from freewheel.config import MODES, from_file, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME, NDArray
 from freewheel.evaluate import Score
 from freewheel.plan import plan
@@ -137,7 +137,7 @@ def test_best_is_the_best_evaluation_and_latest_the_last(tmp_path: Path, monkeyp
     def scripted(*_: Any) -> Score:
         return Score((next(means),), (1,))
 
-    monkeypatch.setattr(run, "evaluate", scripted)
+    monkeypatch.setattr(examiners, "evaluate", scripted)
     result = train(tmp_path, evals=4, steps=512)
     links = {name: os.readlink(result.path / "checkpoints" / name) for name in ("best", "latest")}
     assert links == {"best": "256", "latest": "512"}
@@ -228,6 +228,23 @@ def test_a_run_tells_how_it_goes(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert "step 128/128" in out
     assert str(tmp_path / "told") in out.replace("\n", "")
     assert err == ""
+
+
+def test_a_run_tells_it_in_counters(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    freewheel.train(IDENTITY, runs_dir=tmp_path, num_envs=2, steps=128, evals=0, run="told", console="classic")
+    lines = capfd.readouterr().out.splitlines()
+    last = [line for line in lines if line.startswith("[")][-1]
+    assert last == "[PPO] step=1 real_data=128 model_data=0 agent_updates=1 dynamics_updates=0"
+    assert lines[-1].startswith("  saved in ")
+
+
+@pytest.mark.parametrize("algo", ["sac", "mbpo"])
+@pytest.mark.parametrize("mode", MODES)
+def test_counters_say_whether_anybody_waits(mode: str, algo: str, capfd: pytest.CaptureFixture[str]) -> None:
+    told = run._console(from_options("X-v0", {"algo": algo, "mode": mode, "console": "classic"}))
+    told.write({"env_steps": 7, "updates": 3})
+    name = ("Async" if mode in ("continuous", "episodes") else "") + algo.upper()
+    assert capfd.readouterr().out.startswith(f"[{name}] step=3 real_data=7 ")
 
 
 def test_a_script_without_a_guard_trains_its_own_class_in_processes(tmp_path: Path) -> None:

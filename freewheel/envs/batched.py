@@ -47,6 +47,13 @@ class BatchedConfig:
 
         if processes:
             raise SetupError(f"{self.name} is one simulation: it cannot have a process for every lane")
-        args = {**self.args, "num_envs": len(lanes), "device": self.device}
-        world = GymConfig(id=self.id.removeprefix(PREFIX), args=args).open(lanes.start, render_mode)
+        world = self._gym(len(lanes)).open(lanes.start, render_mode)
         return DeviceEnv(world, self.name, self.action_bounds, self.clip_actions)
+
+    def render_modes(self) -> list[str]:
+        """How it can be shown."""
+        return self._gym(1).render_modes()
+
+    def _gym(self, lanes: int) -> GymConfig:
+        args = {**self.args, "num_envs": lanes, "device": self.device}
+        return GymConfig(id=self.id.removeprefix(PREFIX), args=args)

@@ -6,7 +6,7 @@ import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,11 @@ class GymConfig:
                 loop = GymLoop(envs, self.name, lanes, self.measures, tolerant=tolerant)
             undo.pop_all()
         return loop
+
+    def render_modes(self) -> list[str]:
+        """How one of these can be shown."""
+        with closing(self.open(0)) as env:
+            return list(env.metadata.get("render_modes", []))
 
     def open(self, lane: int, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """One env of this kind, or a SetupError or EnvError that says why there is none."""

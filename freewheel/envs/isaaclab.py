@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from freewheel.envs.device import DeviceEnv
 
 PREFIX = "isaaclab:"
-MISSING = "needs Isaac Lab, which is not installed: pip install isaaclab==3.0.0 under Python 3.12 (see docs)"
+MISSING = (
+    "needs Isaac Lab, which is not installed: pip install isaaclab==3.0.0 under Python 3.12 (see docs/isaaclab.md)"
+)
 NO_SIM = "runs in Isaac Sim, which is not installed: pip install isaacsim[all], or choose a task with Newton's physics"
 
 #: What a simulation runs in stays up as long as the process: Kit starts only once, and closing it ends the process.
@@ -93,6 +95,10 @@ class IsaacConfig:
                 env = DeviceEnv(world, self.name, self.action_bounds, self.clip_actions, single=True)
                 undo.pop_all()
             return env
+
+    def render_modes(self) -> list[str]:
+        """None: what there is to see is in Isaac Lab's own window."""
+        return []
 
     def _start_app(self) -> None:
         """Isaac Lab 2 runs inside Isaac Sim's app, which has to be up before anything else of it is imported."""

@@ -48,7 +48,6 @@ class FusedAdam:
             [part.view(one.shape) for part, one in zip(flat.split(sizes), self.parameters, strict=True)]
             for flat in (self.mean, self.square)
         )
-        self._counts = [self.steps] * len(sizes)
 
     @property
     def state(self) -> list[Tensor]:
@@ -62,9 +61,12 @@ class FusedAdam:
 
     @torch.no_grad()
     def step(self) -> None:
+        """What has no gradient stays: a part of a user's module that the loss does not reach."""
         self.steps += 1
-        grads = [parameter.grad for parameter in self.parameters]
-        torch._fused_adam_(  # type: ignore[attr-defined]
-            self.parameters, grads, self._means, self._squares, [], self._counts, lr=self.lr, beta1=MEAN_DECAY,
+        all_of_them = zip(self.parameters, self._means, self._squares, strict=True)
+        moved = [(one, one.grad, mean, square) for one, mean, square in all_of_them if one.grad is not None]
+        parameters, grads, means, squares = map(list, zip(*moved, strict=True))
+        torch._fused_adam_(
+            parameters, grads, means, squares, [], [self.steps] * len(moved), lr=self.lr, beta1=MEAN_DECAY,
             beta2=SQUARE_DECAY, weight_decay=0.0, eps=self._eps, amsgrad=False, maximize=False,
         )  # fmt: skip

@@ -68,14 +68,15 @@ class Agent:
         return {f"loss/{name}": value / steps for name, value in zip(LOSSES, sums, strict=True)}
 
     def state_dict(self) -> dict[str, Array]:
+        params = self.net.params.vector.copy()
+        params[-len(self.net.host) :] = self.net.vector.cpu().numpy()
         state: dict[str, Array] = {
-            "params": self.net.params.vector.copy(),
+            "params": params,
             "critics": self.critics.vector.cpu().numpy(),
             "targets": self.critics.target.cpu().numpy(),
             "temperature": self.log_temperature.cpu().numpy(),
             "noise": self.policy.dice.get_state().numpy(),
         }
-        state["params"][-len(self.net.host) :] = self.net.vector.cpu().numpy()
         for number, optimiser in enumerate(self._optimisers):
             state |= {f"adam.{number}.{i}": value.cpu().numpy() for i, value in enumerate(optimiser.state)}
         return {name: np.array(value) for name, value in state.items()}

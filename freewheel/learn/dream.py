@@ -70,18 +70,26 @@ class DreamEnv:
 
 @torch.no_grad()
 def open_loop_error(
-    model: Ensemble, elites: Tensor, obs: Tensor, action: Tensor, next_obs: Tensor, horizon: int
+    model: Ensemble,
+    elites: Tensor,
+    obs: Tensor,
+    action: Tensor,
+    next_obs: Tensor,
+    horizon: int,
+    known: Tensor | None = None,
 ) -> Tensor:
     """How wrong the elites' mean prediction is after 1 .. horizon steps along recorded actions, [horizon].
 
     Of consecutive rows [T, B, ...], every one that has `horizon` rows ahead begins a prediction, which counts while next_obs is
-    the observation of the row after. The unit is the deviation of each observed column in the data; constant ones are left out.
+    the observation of the row after; rows that are not `known` [T, B] do not count. The unit is the deviation of each observed
+    column in the data; constant ones are left out.
     """
     size = model.spec.obs_size
     starts = len(obs) - horizon + 1
     scale = model.statistics["in_scale"][:size]
     state = obs[:starts].reshape(-1, size)  # [S * B, D]
-    counts = torch.ones_like(state[:, 0])
+    known = torch.ones_like(obs[..., 0]) if known is None else known
+    counts = known[:starts].reshape(-1)
     errors = []
     for ahead in range(horizon):
         here = slice(ahead, ahead + starts)
@@ -91,6 +99,7 @@ def open_loop_error(
         columns = torch.count_nonzero(scale) * counts.sum()
         errors.append((torch.where(counts > 0, error, 0).sum() / columns.clamp(min=1)).sqrt())
         if ahead + 1 < horizon:
-            follows = (next_obs[here] == obs[ahead + 1 : ahead + 1 + starts]).all(-1)
+            after = slice(ahead + 1, ahead + 1 + starts)
+            follows = (next_obs[here] == obs[after]).all(-1) * known[after]
             counts = counts * follows.reshape(-1)
     return torch.stack(errors)

@@ -154,7 +154,7 @@ class Ensemble:
         loss = loss + BOUNDS / self.spec.members * (self.params["max_logvar"].sum() - self.params["min_logvar"].sum())
         if self.spec.learns_termination:
             loss = loss + self.spec.members * functional.binary_cross_entropy_with_logits(out.logit, row.terminated)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach() + decay
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class MBPO:
     def hungry(self) -> bool:
         return self.sac.hungry
 
-    def observe(self, chunk: Chunk) -> None:
+    def observe(self, chunk: Chunk[Any]) -> None:
         self._follow(chunk)
         self.sac.observe(chunk)
 
@@ -180,14 +181,16 @@ class MBPO:
         imagined = self.imagined.sample(self.config.batch - self._real).rows
         return self.sac.replay.columns.split(torch.cat([real, imagined]))
 
-    def _follow(self, chunk: Chunk) -> None:
+    def _follow(self, chunk: Chunk[Any]) -> None:
         """Keep the latest steps of a few lanes of each author, in order."""
         some = Transitions(
             **{field.name: getattr(chunk.data, field.name)[:, :TRAIL_LANES] for field in fields(Transitions)}
         )
         lanes = some.reward.shape[1]
         whole = replace(some, valid=some.valid | True)
-        rows = self.sac.replay.columns.pack(whole, self._task.device).unflatten(0, (-1, lanes))
+        columns, device = self.sac.replay.columns, self._task.device
+        rows = columns.pack(whole, device, finals=self._task.finals).unflatten(0, (-1, lanes))
+        columns.split(rows).known.mul_(torch.as_tensor(some.valid, device=device))
         trail = self._trail.setdefault(chunk.origin.worker, deque())
         trail.append(rows)
         while sum(map(len, trail)) - len(trail[0]) >= TRAIL:
@@ -204,7 +207,9 @@ class MBPO:
         for part in parts:
             batch = self.sac.replay.columns.split(part)
             errors.append(
-                open_loop_error(self.model, self._dream.elites, batch.obs, batch.action, batch.next_obs, horizon)
+                open_loop_error(
+                    self.model, self._dream.elites, batch.obs, batch.action, batch.next_obs, horizon, batch.known
+                )
             )
         error = torch.stack(errors).mean(0).tolist()
         self._told |= {"loss/model_error_1": error[0], f"loss/model_error_{horizon}": error[-1]}

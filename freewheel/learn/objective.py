@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from freewheel.core import NDArray
 from freewheel.policies.nets import Distribution, Output, PolicyNet
+
+Clip = TypeVar("Clip", float, Tensor)
 
 
 class Minibatch(NamedTuple):
@@ -66,7 +68,7 @@ class Terms(NamedTuple):
     value: Tensor
 
 
-def surrogate(terms: Terms, clip: float | Tensor) -> Tensor:
+def surrogate(terms: Terms, clip: Clip) -> Tensor:
     """[5] in the order of Losses; the first three are what is minimised."""
     log_ratio = terms.law.log_prob(terms.action) - terms.reference
     ratio = log_ratio.exp()
@@ -91,7 +93,7 @@ class Autograd:
     def evaluate(self, inputs: NDArray, action: NDArray) -> tuple[NDArray, NDArray]:
         x = self._tensor(inputs)
         output = self.net(x)
-        return output.value.cpu().numpy(), self._law(x, output.head).log_prob(self._tensor(action)).cpu().numpy()
+        return output.value.cpu().numpy(), self.net.law(x, output.head).log_prob(self._tensor(action)).cpu().numpy()
 
     @torch.no_grad()
     def values(self, inputs: NDArray) -> NDArray:
@@ -105,15 +107,11 @@ class Autograd:
         action, reference, advantage, value = map(
             self._tensor, (batch.action, batch.reference, batch.advantage, batch.value)
         )
-        law = self._law(x, output.head)
+        law = self.net.law(x, output.head)
         losses = surrogate(Terms(output, law, action, reference, weight, advantage, value), weights.clip)
         self.net.grad.zero_()
-        (losses[0] + weights.value * losses[1] - weights.entropy * losses[2]).backward()  # type: ignore[no-untyped-call]
+        (losses[0] + weights.value * losses[1] - weights.entropy * losses[2]).backward()
         return Losses(*losses.tolist())
-
-    def _law(self, inputs: Tensor, head: Tensor) -> Distribution:
-        mask = self.net.spec.mask
-        return self.net.distribution(head, None if mask is None else inputs[:, slice(*mask)])
 
     def _tensor(self, values: NDArray) -> Tensor:
         return torch.from_numpy(values).to(self._device)

@@ -17,7 +17,7 @@ from freewheel.learn.adam import FusedAdam
 from freewheel.learn.moments import TensorMoments
 from freewheel.learn.objective import Losses, Terms, surrogate
 from freewheel.learn.settings import Assignment, PPOConfig
-from freewheel.policies.nets import Distribution
+from freewheel.learn.tensor_targets import targets
 from freewheel.policies.tensor import TensorPolicy
 from freewheel.seeding import generator, tree
 
@@ -193,22 +193,12 @@ class DevicePPO:
         self._inputs.copy_(inputs)
         output = self.net(inputs)
         action, behaviour = data.action.flatten(0, 1), data.log_prob.flatten()
-        start = self._law(inputs, output.head).log_prob(action)
+        start = self.net.law(inputs, output.head).log_prob(action)
         ratio = (start - behaviour).exp()
         self._sums[-1] = ratio.sum().square() / (ratio.square().sum() * len(ratio))
         value = output.value.view_as(data.reward)
         next_value = self.net(self.policy.inputs(data.next_obs.flatten(0, 1))).value.view_as(data.reward)
-        delta = data.reward + config.gamma * (~data.terminated) * next_value - value
-        goes_on = (~(data.terminated | data.truncated)).float() * (config.gamma * config.gae_lambda)
-        rho, c = ratio.view_as(value).clamp(max=config.rho_bar), ratio.view_as(value).clamp(max=config.c_bar)
-        if config.targets == "plain":
-            rho, c = torch.ones_like(rho), torch.ones_like(c)
-        advantage, correction = torch.empty_like(delta), torch.zeros_like(delta[0])
-        target = torch.empty_like(delta)
-        for t in range(self._steps - 1, -1, -1):
-            advantage[t] = delta[t] + goes_on[t] * correction
-            correction = rho[t] * delta[t] + goes_on[t] * c[t] * correction
-            target[t] = value[t] + correction
+        advantage, target = targets(data, value, next_value, ratio.view_as(value), config)
         decoupled = config.surrogate == "decoupled"
         reference = start if decoupled else behaviour
         weight = ratio.clamp(max=config.rho_bar) if decoupled else torch.ones_like(ratio)
@@ -243,10 +233,10 @@ class DevicePPO:
         if config.normalize_advantage:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         output = self.net(inputs)
-        terms = Terms(output, self._law(inputs, output.head), action, reference, weight, advantage, value)
+        terms = Terms(output, self.net.law(inputs, output.head), action, reference, weight, advantage, value)
         losses = surrogate(terms, self._clip)
         self._adam.forget()
-        (losses[0] + config.value * losses[1] - self._entropy * losses[2]).backward()  # type: ignore[no-untyped-call]
+        (losses[0] + config.value * losses[1] - self._entropy * losses[2]).backward()
         with torch.no_grad():
             grads = [parameter.grad for parameter in self._adam.parameters if parameter.grad is not None]
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
@@ -254,10 +244,6 @@ class DevicePPO:
             self._adam.step()
             self._sums[:-1] += torch.cat([losses.detach(), norm[None]])
             self._at += self._minibatch
-
-    def _law(self, inputs: Tensor, head: Tensor) -> Distribution:
-        mask = self._task.policy.mask
-        return self.net.distribution(head, None if mask is None else inputs[:, slice(*mask)])
 
     def _progress(self) -> float:
         done = self._trained + self._skipped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -33,11 +33,10 @@ class Columns:
         obs, action, reward, terminated, known, next_obs = rows.split(sizes, dim=-1)
         return Batch(obs, action, reward.squeeze(-1), terminated.squeeze(-1), known.squeeze(-1), next_obs)
 
-    def pack(self, data: Transitions[Array], device: torch.device | str, *, finals: bool = True) -> Tensor:
+    def pack(self, data: Transitions[Any], device: torch.device | str, *, finals: bool = True) -> Tensor:
         """The valid rows [n, width] of [T, B] transitions. finals: the successor of an episode's last row is known."""
         numpy = isinstance(data.obs, np.ndarray)
-        fields = [torch.from_numpy(part) if numpy else part for part in _fields(data)]
-        obs, action, reward, terminated, truncated, next_obs, valid = fields
+        obs, action, reward, terminated, truncated, next_obs, valid = map(torch.as_tensor, _fields(data))
         known = torch.ones_like(reward) if finals else (~(terminated | truncated)).float()
         parts = (obs.float(), action, _column(reward), _column(terminated), _column(known), next_obs.float())
         rows = torch.cat(parts, dim=-1).flatten(0, 1)
@@ -57,7 +56,8 @@ class Batch(NamedTuple):
     next_obs: Tensor
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sample:
     """Rows drawn, where they stand, and what each counts."""
 
     rows: Tensor  # [n, width]
@@ -87,6 +87,7 @@ class Replay:
 
     def add(self, rows: Tensor, version: int = 0) -> None:
         """Copy rows [n, width] in; they can be drawn when all of them are there."""
+        self.added += max(0, len(rows) - self.capacity)
         rows = rows[-self.capacity :]
         at = self.added % self.capacity
         first = min(len(rows), self.capacity - at)
@@ -137,8 +138,7 @@ class Replay:
         added, count = (int(number) for number in state["counts"])
         self.added, self.count = added - count, 0
         self._versions.clear()
-        if count:
-            self.add(rows.to(self._rows.device))
+        self.add(rows.to(self._rows.device))
         self._versions = deque((int(version), int(end)) for version, end in state["versions"])
         self.generator.set_state(torch.as_tensor(state["rng"]))
 
@@ -158,7 +158,7 @@ def require_room(size: int, device: str, what: str) -> None:
         )
 
 
-def _fields(data: Transitions[Array]) -> tuple[Array, ...]:
+def _fields(data: Transitions[Any]) -> tuple[Array, ...]:
     return data.obs, data.action, data.reward, data.terminated, data.truncated, data.next_obs, data.valid
 
 

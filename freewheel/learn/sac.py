@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class SAC:
         self.pace = Pace(config.ratio, config.learning_starts, publish_every)
         self._published, self._publish_every = 0, publish_every  # rows behind the present version, and behind each
         self.agent = Agent(config, task, draw or self.draw, dice=[self.replay.generator])
-        self._waiting: deque[Chunk] = deque()
+        self._waiting: deque[Chunk[Any]] = deque()
         self._waiting_rows = self._stored = 0
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
         self._moments = Moments(task.policy.obs_size) if task.policy.normalised else None
@@ -49,7 +50,7 @@ class SAC:
     def hungry(self) -> bool:
         return not self._waiting and not self.pace.behind
 
-    def observe(self, chunk: Chunk) -> None:
+    def observe(self, chunk: Chunk[Any]) -> None:
         self._waiting.append(chunk)
         self._waiting_rows += chunk.rows
         self._admit()

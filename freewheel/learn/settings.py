@@ -11,18 +11,18 @@ from freewheel.core import Compile
 from freewheel.errors import UsageError
 
 if TYPE_CHECKING:
-    from freewheel.core import Clock, Clocks, Learner
+    from freewheel.core import Clocks, Learner
     from freewheel.policies.spec import PolicySpec
 
 Schedule = Literal["constant", "linear"]
 
 
 class InTurn:
-    """Answers at once, in turn with everything else. Implements core.Clock."""
+    """Answers at once, in turn with everything else. Implements core.Clock, and as a class core.Clocks."""
 
     busy = False
 
-    def __init__(self, build: Callable[[], Callable[[Any], Any]]) -> None:
+    def __init__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> None:
         self._build = build
         self._answerer: Callable[[Any], Any] | None = None
         self._answers: deque[Any] = deque()
@@ -34,11 +34,6 @@ class InTurn:
 
     def answer(self, wait: float = 0.0) -> Any:
         return self._answers.popleft() if self._answers else None
-
-
-def in_turn(build: Callable[[], Callable[[Any], Any]], what: str) -> Clock:
-    """Implements core.Clocks: no clock but the learner's own."""
-    return InTurn(build)
 
 
 def _patiently() -> None:
@@ -62,10 +57,8 @@ class Assignment:
     world: str = ""  # its name, by which known rules of it are found
     tensors: bool = False  # whether rows come as tensors, from a batched simulator
     finals: bool = True  # whether the true successor of an episode's last row is known
-    clocks: Clocks = in_turn  # how a part of the learner gets a clock of its own
-    waiting: Callable[[], None] = (
-        _patiently  # called again and again while a learner waits; what it raises ends the wait
-    )
+    clocks: Clocks = InTurn  # how a part of the learner gets a clock of its own
+    waiting: Callable[[], None] = _patiently  # called while a learner waits; what it raises ends the wait
 
 
 @dataclass(frozen=True)
@@ -196,7 +189,8 @@ class SACConfig:
     def describe(self, task: Assignment) -> str:
         """The plan for a person."""
         rows, width = self.rows_kept(task), 2 * task.policy.obs_size + task.policy.action_size + 3
-        return f"{self.ratio:g} updates a row, batches of {self.batch}, replay of {rows:,} rows ({4 * rows * width / 2**20:,.0f} MB)"
+        replay = f"replay of {rows:,} rows ({4 * rows * width / 2**20:,.0f} MB)"
+        return f"{self.ratio:g} updates a row, batches of {self.batch}, {replay}"
 
     @property
     def ratio(self) -> float:
@@ -232,7 +226,7 @@ class MBPOConfig(SACConfig):
     """Rows between two fits of the model."""
     model_rows: int = 1_000_000
     """Rows that the model is fitted to; the oldest make room."""
-    max_epochs: int = 100
+    max_epochs: int = 1000
     """Passes of one fit at most; it stops when held-out rows show no progress."""
     predict: Literal["delta", "direct"] = "delta"
     """What the model says of the next observation: how it differs, or itself."""
@@ -250,21 +244,13 @@ class MBPOConfig(SACConfig):
     real_ratio: float = 0.05
     """Share of real rows in an update's batch."""
     clock: Literal["auto", "serial", "async"] = "auto"
-    """serial: fitting in turn with updates; async: beside them, on a stream (GPU) or in a process (CPU) of its own; auto: async in
-    the modes that overlap collection and learning."""
+    """serial: fitting in turn with updates; async: beside them, on a stream (GPU) or in a process (CPU) of its own; auto: async
+    in the modes that overlap collection and learning."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in (
-            "members",
-            "elites",
-            "model_lr",
-            "model_batch",
-            "model_every",
-            "max_epochs",
-            "keep_models",
-            "rollouts_per_row",
-        ):
+        positive = ("members", "elites", "model_lr", "model_batch", "model_every", "max_epochs", "keep_models")
+        for field in (*positive, "rollouts_per_row"):
             if not getattr(self, field) > 0:
                 raise UsageError(f"mbpo.{field} must be positive, not {getattr(self, field)}")
         if self.elites > self.members:
@@ -279,10 +265,8 @@ class MBPOConfig(SACConfig):
 
     def describe(self, task: Assignment) -> str:
         """The plan for a person."""
-        model = (
-            f"{self.members} models of {' - '.join(map(str, self.model_hidden))}, fitted every {self.model_every} rows"
-        )
-        return f"{super().describe(task)}; {model}"
+        sizes = " - ".join(map(str, self.model_hidden))
+        return f"{super().describe(task)}; {self.members} models of {sizes}, fitted every {self.model_every} rows"
 
     def build(self, assignment: Assignment) -> Learner:
         """The learner; imports torch."""

@@ -22,4 +22,4 @@ def make_tensor_actor(policy: PolicySpec, device: str, seed: int) -> MakeActor:
     """For worlds on tensors."""
     from freewheel.policies.tensor import TensorActor
 
-    return functools.partial(TensorActor, policy, device, seed)  # type: ignore[return-value]
+    return functools.partial(TensorActor, policy, device, seed)

@@ -154,6 +154,11 @@ class PolicyNet:
             return Gaussian(head, self.log_std)
         return Squashed(head)
 
+    def law(self, inputs: Tensor, head: Tensor) -> Distribution:
+        """The same for the inputs [N, D] that gave this head, which hold the mask if there is one."""
+        mask = self.spec.mask
+        return self.distribution(head, None if mask is None else inputs[:, slice(*mask)])
+
 
 class Categorical:
     """Over K choices."""

@@ -48,7 +48,10 @@ class PolicyConfig:
         if (head == "categorical") != discrete:
             raise SetupError(f"policy.head {head} does not fit the {env.action.kind} actions of {env.name}; use auto")
         if head == "squashed" and not all(math.isfinite(bound) for bound in (*env.action.low, *env.action.high)):
-            raise SetupError(f"policy.head squashed needs finite action bounds; those of {env.name} are infinite")
+            remedy = ": give --action-bounds" if env.tensors else ""
+            raise SetupError(
+                f"policy.head squashed needs finite action bounds; those of {env.name} are infinite{remedy}"
+            )
         mask = env.slice("action_mask")
         plain = [part for part in env.slices if part.name not in UNNORMALISED]
         context = [part for part in env.slices if part.name == "context"]

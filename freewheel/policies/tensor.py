@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from freewheel.core import Array, Decision, NDArray, Snapshot
 from freewheel.policies.actor import EDGE, HALF_LOG_2PI
-from freewheel.policies.nets import PolicyNet
+from freewheel.policies.nets import Categorical, PolicyNet
 from freewheel.policies.spec import CLIP, LOG_STD, PolicySpec, statistics_layout
 
 
@@ -47,7 +47,7 @@ class TensorPolicy:
         """Actions [N, A] of a squashed head and their log-probability [N]; gradients flow through both."""
         head = self.net.head(inputs)
         noise = torch.empty_like(head[..., : self.spec.action_size]).normal_(generator=self.dice)
-        action, log_prob = _Squash.apply(head, noise)
+        action, log_prob = _Squash.apply(head, noise)  # type: ignore[no-untyped-call]
         return action, log_prob
 
     @torch.no_grad()
@@ -57,9 +57,8 @@ class TensorPolicy:
         if self.spec.head == "squashed":
             action, log_prob = self.squashed(inputs)
             return action.clamp(-EDGE, EDGE), log_prob
-        mask = None if self.spec.mask is None else inputs[:, slice(*self.spec.mask)]
-        law = self.net.distribution(self.net.head(inputs), mask)
-        if self.spec.head == "categorical":
+        law = self.net.law(inputs, self.net.head(inputs))
+        if isinstance(law, Categorical):
             noise = torch.empty_like(law.log_p).exponential_(generator=self.dice)
             action = (law.log_p.exp() / noise).argmax(-1)  # the first of exponential clocks with these rates
         else:
@@ -73,17 +72,13 @@ class TensorPolicy:
         head = self.net.head(inputs)
         if self.spec.head == "squashed":
             return torch.tanh(head.chunk(2, dim=-1)[0])
-        if self.spec.head == "gaussian":
-            return head
-        return self.net.distribution(
-            head, None if self.spec.mask is None else inputs[:, slice(*self.spec.mask)]
-        ).log_p.argmax(-1)
+        law = self.net.law(inputs, head)
+        return law.log_p.argmax(-1) if isinstance(law, Categorical) else law.mean
 
     def weights(self, *, on_device: bool) -> dict[str, Array]:
         """A copy of all weights and statistics by name: where they live, or on the CPU as numpy; one transfer either way."""
-        flat: Array = torch.cat([self.mean, self.scale, self.net.vector])
-        if not on_device or not self.net.vector.is_cuda:
-            flat = flat.cpu().numpy()
+        whole = torch.cat([self.mean, self.scale, self.net.vector])
+        flat: Array = whole if on_device and whole.is_cuda else whole.cpu().numpy()
         copies, start = {}, 0
         for name, view in self.net.params.views.items():
             copies[name] = flat[start : start + view.size].reshape(view.shape)
@@ -126,7 +121,7 @@ class _Squash(torch.autograd.Function):
         return action, log_prob
 
     @staticmethod
-    def backward(ctx: Any, by_action: Tensor, by_log_prob: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, by_action: Tensor, by_log_prob: Tensor) -> tuple[Tensor, None]:
         action, kick, inside = ctx.saved_tensors
         by_log_prob = by_log_prob.unsqueeze(-1)
         by_raw = torch.addcmul(by_action, action, 2 * by_log_prob - by_action * action)

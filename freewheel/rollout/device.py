@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from freewheel.core import (
     Step,
     Transitions,
 )
+from freewheel.errors import EnvError
 from freewheel.graphs import Program
 from freewheel.rollout.recipe import Recipe
 from freewheel.seeding import generator, training_episodes
@@ -42,8 +43,9 @@ class DeviceActor(Protocol):
 
 @dataclass(frozen=True)
 class Endings:
-    """What is known of episodes at each row [T, B]: meaningful where one has ended."""
+    """What is known of episodes at each row [T, B], reserved lanes included: meaningful where one is over."""
 
+    over: Tensor
     ret: Tensor
     length: Tensor
     measures: Tensor  # [T, B, M]
@@ -74,21 +76,34 @@ class Written:
 
 
 class DeviceRunner:
-    """One author for all lanes of a simulation. Weights change only between chunks."""
+    """One author for all lanes of a simulation. Weights change only between chunks.
 
-    def __init__(self, recipe: Recipe, lanes: range, steps: int, compile: Compile = "off") -> None:  # noqa: A002
-        self.env: Any = recipe.make(lanes)
+    Beyond its lanes there may be reserved ones, which act greedily: their rows are nobody's, their episodes are `graded`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        lanes: range,
+        steps: int,
+        compile: Compile = "off",  # noqa: A002 - the name of the option
+        reserved: int = 0,
+    ) -> None:
+        self.env: Any = recipe.make(range(len(lanes) + reserved))
         spec: EnvSpec = self.env.spec
+        self.spec = replace(spec, lanes=len(lanes))
+        self.graded: list[Episode] = []
         self.produced = self.open = self.version = 0
         self._actor: DeviceActor = recipe.actor()  # type: ignore[assignment]
         self._rng = generator(recipe.seed, "actor", 0)  # unused: actors on tensors have dice of their own
-        self._streams = [training_episodes(recipe.seed, lane) for lane in lanes]
-        self._played = np.zeros(len(lanes), np.int64)
+        self._streams = [training_episodes(recipe.seed, lane) for lane in range(spec.lanes)]
+        self._played = np.zeros(spec.lanes, np.int64)
         self._compile, self._steps, self._sequence = compile, steps, 0
-        self._slab = _empty(steps, spec)
+        self._slab = _empty(steps, self.spec)
         shape, device = (steps, spec.lanes), spec.device
         self._endings = Endings(
-            torch.zeros(shape, device=device), torch.zeros(shape, device=device),
+            torch.zeros(shape, dtype=torch.bool, device=device), torch.zeros(shape, device=device),
+            torch.zeros(shape, device=device),
             torch.zeros((*shape, len(spec.measures)), device=device),
         )  # fmt: skip
         self._return, self._length = (torch.zeros(spec.lanes, device=device) for _ in range(2))
@@ -100,12 +115,7 @@ class DeviceRunner:
         self._log_prob = torch.zeros(spec.lanes, device=device)
         self._programs: list[Program] = []
         self._time = [0] * len(WORKER_TIME)
-        self._no_state = torch.zeros(spec.lanes, 0)
-
-    @property
-    def spec(self) -> EnvSpec:
-        spec: EnvSpec = self.env.spec
-        return spec
+        self._no_state = torch.zeros(len(lanes), 0)
 
     @property
     def fallbacks(self) -> list[str]:
@@ -149,6 +159,7 @@ class DeviceRunner:
         time = self._time
         time[STEP] += written.step_ns()
         self._time = [0] * len(WORKER_TIME)
+        self._check(written.data)
         episodes = self._finished(written)
         rows = written.data.reward.numel()
         origin = Origin(0, 0, written.sequence, 0)
@@ -186,23 +197,27 @@ class DeviceRunner:
         decision = self._actor.act(self._obs, self._rng)
         self._action.copy_(decision.action)
         self._log_prob.copy_(decision.log_prob)
+        reserved = self._obs[self.spec.lanes :]
+        if len(reserved):
+            self._action[self.spec.lanes :] = self._actor.act(reserved, self._rng, greedy=True).action
 
     def _simulate(self) -> None:
         self._step: Step[Tensor] = self.env.step(self._action)
 
     def _store(self) -> None:
         """Write row number `_row`, which lives on the device, so that one graph serves all rows."""
-        step, slab, row = self._step, self._slab, self._row
+        step, slab, ends, row = self._step, self._slab, self._endings, self._row
+        over = step.terminated | step.truncated
         self._return += step.reward
         self._length += 1
         for room, value in (
             (slab.obs, self._obs), (slab.action, self._action), (slab.log_prob, self._log_prob), (slab.reward, step.reward),
             (slab.terminated, step.terminated), (slab.truncated, step.truncated), (slab.next_obs, step.next_obs),
-            (self._endings.ret, self._return), (self._endings.length, self._length), (self._endings.measures, step.measures),
+            (ends.over, over), (ends.ret, self._return), (ends.length, self._length), (ends.measures, step.measures),
         ):  # fmt: skip
             if value.numel():
-                room.index_copy_(0, row, value.unsqueeze(0))
-        going_on = (~(step.terminated | step.truncated)).float()
+                room.index_copy_(0, row, value[: room.shape[1]].unsqueeze(0))
+        going_on = (~over).float()
         self._return *= going_on
         self._length *= going_on
         self._obs.copy_(self.env.renew())
@@ -214,13 +229,27 @@ class DeviceRunner:
         return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def _finished(self, written: Written) -> tuple[Episode, ...]:
-        over = (written.data.terminated | written.data.truncated).nonzero()  # [E, 2] step, lane: in order of time
+        ends = written.endings
+        over = ends.over.nonzero()  # [E, 2] step, lane: in order of time
         if not len(over):
             return ()
         at = (over[:, 0], over[:, 1])
-        ends = written.endings
         told = torch.cat([ends.ret[at][:, None], ends.length[at][:, None], ends.measures[at]], dim=1).cpu().tolist()
-        return tuple(self._episode(lane, row) for lane, row in zip(over[:, 1].tolist(), told, strict=True))
+        episodes = [self._episode(lane, row) for lane, row in zip(over[:, 1].tolist(), told, strict=True)]
+        self.graded += [episode for episode in episodes if episode.lane >= self.spec.lanes]
+        return tuple(episode for episode in episodes if episode.lane < self.spec.lanes)
+
+    def _check(self, data: Transitions[Tensor]) -> None:
+        """EnvError if any row holds a number that is not finite."""
+        if bool(torch.isfinite(data.reward.sum() + data.next_obs.sum())):  # one sum is far cheaper than a test a value
+            return
+        bad = ~(data.reward.isfinite() & data.next_obs.isfinite().all(-1))
+        if bool(bad.any()):
+            t, lane = bad.nonzero()[0].tolist()
+            where = f"lane {lane} of {self.spec.name}, row {t} of chunk {self._sequence - 1}"
+            raise EnvError(
+                f"{where}: an observation or a reward is not finite; check the simulator for NaN and inf", "nan"
+            )
 
     def _episode(self, lane: int, told: Sequence[float]) -> Episode:
         stream, k = self._streams[lane], int(self._played[lane])

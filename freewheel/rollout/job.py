@@ -31,6 +31,8 @@ class Job:
     limits: Limits = Limits()
     modules: Sequence[str] = ()  # what workers will need: loaded once, before they are forked
     compile: Compile = "off"
+    reserved: int = 0  # lanes beyond those of `spec` that act greedily, for evaluation, and are not learned from
+    main_thread: bool = False  # a simulator that only lives there
     on_policy: bool = True  # whether rows are worth less the older the policy is that wrote them
     waiting: Callable[[], None] = (
         _patiently  # called again and again while a collector waits; what it raises ends the wait

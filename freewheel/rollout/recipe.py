@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from freewheel.core import Actor, Env
 
@@ -14,13 +14,13 @@ class MakeEnv(Protocol):
     In a tolerant loop a lane that fails is reported in its Step and begun anew; elsewhere a failure raises.
     """
 
-    def __call__(self, lanes: range, *, processes: bool = False, tolerant: bool = False) -> Env: ...
+    def __call__(self, lanes: range, *, processes: bool = False, tolerant: bool = False) -> Env[Any]: ...
 
 
 class MakeActor(Protocol):
     """Builds a private copy of the policy, with weights still to be loaded."""
 
-    def __call__(self) -> Actor: ...
+    def __call__(self) -> Actor[Any]: ...
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from freewheel.core import WORKER_TIME, Chunk, Env, EnvSpec, Rows, Snapshot
+from freewheel.core import WORKER_TIME, Chunk, Env, EnvSpec, Episode, Rows, Snapshot
 from freewheel.rollout.job import Job, Limits
 from freewheel.rollout.probe import StepCost
 from freewheel.rollout.recipe import MakeEnv, Recipe
@@ -54,7 +54,8 @@ def simulate_in_turn(recipe: Recipe, job: Job) -> Turns:
     """A batched simulator, in turn with learning."""
     from freewheel.rollout.device import DeviceRunner
 
-    return Turns(DeviceRunner(recipe, range(job.spec.lanes), job.steps, job.compile), job.steps)
+    runner = DeviceRunner(recipe, range(job.spec.lanes), job.steps, job.compile, job.reserved)
+    return Turns(runner, job.steps)
 
 
 class Turns:
@@ -91,6 +92,13 @@ class Turns:
 
     def stats(self) -> Mapping[str, float | None]:
         return {"queue_util": None}
+
+    def graded(self) -> list[Episode]:
+        """Episodes of reserved lanes since this was last asked."""
+        graded: list[Episode] = getattr(self._runner, "graded", [])
+        found = graded[:]
+        graded.clear()
+        return found
 
     def news(self) -> Sequence[str]:
         return ()

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freewheel.meter import WINDOW, Budget
+from freewheel.meter import COUNTS, WINDOW, Budget
 
 WIDTH = 88  # of the panel, where the terminal is wider
 BAR = 60  # cells of a bar of shares
@@ -66,7 +66,25 @@ class ConsoleSink:
         self._out.print(text, soft_wrap=self._live is None)
 
 
+class ClassicSink(ConsoleSink):
+    """The same with one line of counters a row, on a terminal as elsewhere: [NAME] step=1000 real_data=5000 ..."""
+
+    def __init__(self, name: str, title: str, budget: Budget, out: Console | None = None) -> None:
+        super().__init__(title, budget, out)
+        self._name = name
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._say(Text(_counters(self._name, row)))
+
+
 # ----------------------------------------------------------------------------------------------------------- while it runs
+
+
+def _counters(name: str, row: Mapping[str, Any]) -> str:
+    """A step is an update of the agent; without a model there is nothing imagined and nothing fitted."""
+    counts = dict.fromkeys(COUNTS, 0) | {"real_data": row["env_steps"], "agent_updates": row["updates"]}
+    counts |= {count: row[count] for count in COUNTS if count in row}
+    return " ".join([f"[{name}] step={row['updates']}", *(f"{count}={value}" for count, value in counts.items())])
 
 
 def _line(budget: Budget, row: Mapping[str, Any]) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import fields, replace
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from freewheel.core import WORKER_TIME, Chunk, Origin, Rows, Snapshot, Transitions
+from freewheel.core import WORKER_TIME, Chunk, Episode, Origin, Rows, Snapshot, Transitions
 from freewheel.rollout.job import Job
 from freewheel.rollout.recipe import Recipe
 from freewheel.transport.fleet import Size
@@ -79,17 +79,30 @@ class Simulation:
         self._runner = self._make()
         if self._runner.spec.device.startswith("cuda"):
             self._side = torch.cuda.Stream()
-        self._runner.begin()
+        with ExitStack() as undo:
+            undo.callback(self._runner.close)
+            self._runner.begin()
+            undo.pop_all()
+        if self._side is not None:
+            torch.cuda.synchronize()  # what was made on this stream is there before the thread's own begins
         self._told = [
             f"no CUDA graph for the simulation: {why}" for why in self._runner.fallbacks if self._side is not None
         ]
-        self._thread.start()
+        if not self._job.main_thread:
+            self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def serve(self) -> None:
+        """Simulate in the caller's thread until `stop`, for simulators that only live in the main one."""
+        self._run()
+
+    def stop(self) -> None:
         with self._changed:
             self._over = True
             self._changed.notify_all()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
         if self._thread.ident is not None:
             self._thread.join(GRACE)
         if self._runner is not None:
@@ -132,6 +145,13 @@ class Simulation:
 
     def stats(self) -> Mapping[str, float | None]:
         return {"queue_util": len(self._written) / self._size.slots}
+
+    def graded(self) -> list[Episode]:
+        """Episodes of reserved lanes since this was last asked."""
+        if self._runner is None:
+            return []
+        found, self._runner.graded = self._runner.graded, []
+        return found
 
     def news(self) -> Sequence[str]:
         told, self._told = self._told, []
@@ -211,6 +231,8 @@ class Simulation:
             if stream is not None and ready is not None:
                 stream.wait_event(ready)
             runner.load(snapshot)
+            if stream is not None:  # all weights are views of one tensor: it must not be reused before it was read
+                _any_tensor(snapshot).record_stream(stream)
         written = runner.launch(steps)
         with self._changed:
             self._written.append(written)
@@ -226,9 +248,13 @@ def simulate_beside(recipe: Recipe, job: Job, permits: Permits, size: Size) -> S
     def make() -> DeviceRunner:
         from freewheel.rollout.device import DeviceRunner
 
-        return DeviceRunner(recipe, range(job.spec.lanes), size.steps, job.compile)
+        return DeviceRunner(recipe, range(job.spec.lanes), size.steps, job.compile, job.reserved)
 
     return Simulation(make, job, permits, size)
+
+
+def _any_tensor(snapshot: Snapshot) -> Any:
+    return next(iter(snapshot.params.values()))
 
 
 def split(chunk: Chunk[Any], parts: int) -> list[Chunk[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from freewheel.learn.adam import EPS, MEAN_DECAY, SQUARE_DECAY, Adam
+from freewheel.learn.adam import EPS, MEAN_DECAY, SQUARE_DECAY, Adam, FusedAdam
 
 
 def gradients(count: int, size: int = 40) -> torch.Tensor:
@@ -62,3 +62,19 @@ def test_recall_writes_into_the_vector_it_moves() -> None:
     adam = Adam(vector, torch.zeros(2))
     adam.recall(torch.full((2,), 3.0), torch.ones(2), torch.ones(2), 4)
     assert vector.tolist() == [3.0, 3.0]
+
+
+def test_fused_steps_are_those_of_torch_and_what_has_no_gradient_stays() -> None:
+    start = torch.linspace(-1, 1, 40)
+    ours, theirs = ([torch.nn.Parameter(start[:10].clone()), torch.nn.Parameter(start.clone())] for _ in range(2))
+    adam, optimizer = FusedAdam(ours, 1e-2, eps=EPS), torch.optim.Adam(theirs, lr=1e-2, eps=EPS)
+    for gradient in gradients(20):
+        adam.forget()
+        assert ours[1].grad is None
+        ours[1].grad = theirs[1].grad = gradient
+        adam.step()
+        optimizer.step()
+        torch.testing.assert_close(ours[1], theirs[1], rtol=1e-5, atol=1e-7)
+    assert torch.equal(ours[0], start[:10])
+    assert not adam.mean[:10].any()
+    assert int(adam.steps) == 20

@@ -222,7 +222,7 @@ def test_a_second_fit_goes_on_from_the_first() -> None:
 def test_the_oldest_rows_make_room() -> None:
     fitter = Fitter(SPEC, replace(CONFIG, model_rows=100, max_epochs=1), 0, "cpu", "off")
     rows = world(270)
-    for part in rows.split([60, 30, 30, 150]):  # type: ignore[no-untyped-call]
+    for part in rows.split([60, 30, 30, 150]):
         fitter._append(part)
         last = rows[: fitter.seen][-100:]
         kept = fitter._data[: fitter.rows]
@@ -234,7 +234,7 @@ def test_the_oldest_rows_make_room() -> None:
 def test_data_outgrows_its_first_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "FIRST_ALLOCATION", 50)
     fitter, rows = Fitter(SPEC, replace(CONFIG, max_epochs=1), 0, "cpu", "off"), world(300)
-    for part in rows.split([40, 20, 240]):  # type: ignore[no-untyped-call]
+    for part in rows.split([40, 20, 240]):
         fitter(Question(part))
         assert torch.equal(fitter._data[: fitter.seen], rows[: fitter.seen])
 

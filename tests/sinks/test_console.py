@@ -17,7 +17,7 @@ from rich.text import Text
 from freewheel.core import Sink
 from freewheel.meter import Budget
 from freewheel.sinks import console
-from freewheel.sinks.console import ConsoleSink
+from freewheel.sinks.console import ClassicSink, ConsoleSink
 
 TITLE = "CartPole-v1  ppo  lockstep"
 ROW: dict[str, Any] = {
@@ -125,6 +125,39 @@ def test_plain_text_has_no_markup_and_no_colours() -> None:
     sink.write(ROW)
     sink.close(SUMMARY)
     assert "\x1b" not in file.getvalue()
+
+
+def test_a_learner_that_publishes_seldom_has_no_lag_to_tell() -> None:
+    sink, file = plain(Budget(steps=100000))
+    sink.write(ROW | {"env_steps": 5000, "updates": 123456, "lag_mean": None, "lag_max": None, "buffer_util": 0.05})
+    assert "updates 123456  lag   -  learner" in file.getvalue()
+
+
+# --------------------------------------------------------------------------------------------------------------- classic
+
+MODEL = {"env_steps": 5000, "updates": 1000, "real_data": 5000, "model_data": 2000}
+MODEL |= {"agent_updates": 1000, "dynamics_updates": 500}
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_the_classic_line(on_terminal: bool) -> None:
+    file = io.StringIO()
+    out = Console(file=file, force_terminal=on_terminal, width=40, _environ={})
+    sink: Sink = ClassicSink("AsyncMBPO", TITLE, Budget(steps=100000), out)
+    sink.write(ROW | MODEL)
+    sink.write(ROW | MODEL | {"updates": 1001, "agent_updates": 1001, "eval_return": 3.0})
+    assert file.getvalue().splitlines() == [
+        "[AsyncMBPO] step=1000 real_data=5000 model_data=2000 agent_updates=1000 dynamics_updates=500",
+        "[AsyncMBPO] step=1001 real_data=5000 model_data=2000 agent_updates=1001 dynamics_updates=500",
+    ]
+    sink.close(SUMMARY)
+    assert file.getvalue().endswith("runs/cartpole\n")
+
+
+def test_the_classic_line_without_a_model_or_before_there_is_one() -> None:
+    file = io.StringIO()
+    ClassicSink("MBPO", TITLE, Budget(), Console(file=file)).write(ROW)
+    assert file.getvalue() == ("[MBPO] step=100 real_data=51200 model_data=0 agent_updates=100 dynamics_updates=0\n")
 
 
 # ------------------------------------------------------------------------------------------------------------------ live

@@ -157,15 +157,18 @@ def test_a_crew_that_could_not_start_leaves_nobody(hire: Hire, monkeypatch: pyte
 
 def test_a_crew_that_is_burying_someone_finishes_that_and_stops(hire: Hire, eventually: Eventually) -> None:
     party, in_settle = hire(("0 die",)), threading.Event()
+    settled: list[int] = []
 
     def slowly(worker: int, for_good: bool) -> None:
         in_settle.set()
         time.sleep(0.2)  # as long as settling takes
+        settled.append(worker)
 
     party.crew.settle = slowly
     party.crew.start()
     assert in_settle.wait(LIMIT)
-    assert party.stop() > 0.2
+    party.stop()
+    assert settled == [0]
     assert not party.crew._thread.is_alive()
     assert party.crew.restarts == 0, "nobody is replaced any more"
 

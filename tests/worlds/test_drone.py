@@ -254,7 +254,7 @@ def test_global_generators_are_left_alone() -> None:
 # ------------------------------------------------------------------------------------------------------------ capturing
 
 
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Operations(TorchDispatchMode):
     """The operations that run, by name; it fails where one would wait for the device or have a shape that depends on data."""
 
     waits = (

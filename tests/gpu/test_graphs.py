@@ -1,0 +1,179 @@
+"""On a GPU, what is replayed from CUDA graphs is what eager execution computes; what cannot be captured runs all the same."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import fields
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from freewheel.core import WORKER_TIME, Chunk, Compile, Origin, Snapshot, Transitions
+from freewheel.envs.batched import BatchedConfig
+from freewheel.graphs import Program
+from freewheel.learn.dynamics import ModelSpec
+from freewheel.learn.fitting import Fitter, Question
+from freewheel.learn.ppo_device import DevicePPO
+from freewheel.learn.sac import SAC
+from freewheel.learn.settings import Assignment, MBPOConfig, PPOConfig, SACConfig
+from freewheel.policies.build import make_tensor_actor
+from freewheel.policies.spec import FlatParams, Head, PolicyConfig, PolicySpec, full_layout, initialise
+from freewheel.rollout.device import DeviceRunner
+from freewheel.rollout.recipe import Recipe
+from freewheel.seeding import generator
+
+if not torch.cuda.is_available():
+    pytest.skip("torch sees no GPU here", allow_module_level=True)
+
+KINDS: tuple[Compile, ...] = ("off", "graphs")
+LANES, STEPS = 16, 8
+ROWS = LANES * STEPS
+close = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> None:
+    """CUDA keeps threads and files as long as the process lives."""
+
+
+def policy_with(head: Head) -> PolicySpec:
+    return PolicySpec(5, "float32", ((0, 5),), ((0, 5),), (), None, head, 2, (32, 32), "tanh", 0.0, "")
+
+
+def task_of(head: Head, kind: Compile) -> Assignment:
+    return Assignment(
+        policy_with(head), ROWS, LANES, seed=1, total_steps=None, device="cuda", compile=kind, tensors=True
+    )
+
+
+def chunk_of(number: int) -> Chunk[Tensor]:
+    """Random rows on the GPU, the same for the same number."""
+    dice = torch.Generator("cuda").manual_seed(number)
+    shape = (STEPS, LANES)
+
+    def random(*more: int) -> Tensor:
+        return torch.randn(*shape, *more, generator=dice, device="cuda")
+
+    terminated, truncated = random() > 1.5, random() > 1.5
+    data = Transitions(
+        obs=random(5), action=random(2).tanh(), log_prob=random() - 2, reward=random(), terminated=terminated,
+        truncated=truncated & ~terminated, next_obs=random(5), valid=torch.ones(shape, dtype=torch.bool, device="cuda"),
+    )  # fmt: skip
+    origin = Origin(0, 0, number, 0)
+    return Chunk(data, number, origin, (), torch.zeros(LANES, 0), np.zeros(len(WORKER_TIME), np.int64), ROWS)
+
+
+def test_sac_takes_the_same_steps() -> None:
+    weights = []
+    for kind in KINDS:
+        config = SACConfig(batch=64, learning_starts=ROWS, updates_per_row=20 / ROWS, buffer=4 * ROWS)
+        learner = SAC(config, task_of("squashed", kind))
+        start = learner.agent.net.vector.clone()
+        for number in range(2):
+            learner.observe(chunk_of(number))
+        while learner.pace.due:
+            learner.update()
+        assert (learner.pace.updates, learner.agent.fallback) == (20, "")
+        agent = learner.agent
+        weights.append([agent.net.vector, agent.critics.vector, agent.critics.target, agent.log_temperature])
+        assert not torch.equal(agent.net.vector, start)
+    for eager, graphed in zip(*weights, strict=True):
+        close(eager, graphed)
+
+
+def test_a_model_is_fitted_alike() -> None:
+    config = MBPOConfig(members=3, elites=2, model_hidden=(32, 32), model_batch=32, max_epochs=3)
+    spec = ModelSpec(5, 2, 3, (32, 32), "delta", learns_reward=True, learns_termination=True)
+    rows = torch.randn(400, spec.width, generator=torch.Generator("cuda").manual_seed(2), device="cuda")
+    rows[:, 8], rows[:, 9] = (rows[:, 8] > 1).float(), 1.0  # terminated, known
+    fitted = []
+    for kind in KINDS:
+        fitter = Fitter(spec, config, 4, "cuda", kind)
+        assert fitter._step.fallback == ""
+        fits = [fitter(Question(part)) for part in rows.chunk(2)]
+        fitted.append([torch.as_tensor(fit.params).clone() for fit in fits])
+        assert all(np.isfinite(value) for value in fits[-1].metrics.values())
+    for eager, graphed in zip(*fitted, strict=True):
+        torch.testing.assert_close(eager, graphed, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("head", ["gaussian", "squashed"])
+def test_ppo_makes_the_same_update(head: Head) -> None:
+    results = []
+    for kind in KINDS:
+        learner = DevicePPO(PPOConfig(epochs=2, minibatch=32), task_of(head, kind))
+        start = learner.net.vector.clone()
+        for number in range(2):
+            learner.observe(chunk_of(number))
+            assert learner.update()["loss/skipped"] == 0.0
+        assert learner.fallback == ""
+        results.append([learner.net.vector.clone(), learner._scalars.clone()])
+        assert not torch.equal(learner.net.vector, start)
+    for eager, graphed in zip(*results, strict=True):
+        close(eager, graphed)
+
+
+def test_drones_fly_the_same_way() -> None:
+    """Sixty steps in fragments of twelve, with episodes that end on the way."""
+    world = BatchedConfig(
+        "torch:freewheel.worlds.drone:RoughDrone", {"lidar": False, "episode_seconds": 1.0}, device="cuda"
+    )
+    stories = []
+    for kind in KINDS:
+        with closing(world.make(range(LANES))) as env:
+            policy = PolicyConfig(hidden=(32,)).resolve(env.spec)
+        params = FlatParams(full_layout(policy))
+        initialise(policy, params, generator(7))
+        recipe = Recipe(world.make, make_tensor_actor(policy, "cuda", 3), seed=5)
+        with closing(DeviceRunner(recipe, range(LANES), 12, kind)) as runner:
+            runner.load(Snapshot(1, params.views))
+            chunks = [runner.unroll(12) for _ in range(5)]
+            assert runner.fallbacks == []
+        stories.append(chunks)
+    for eager, graphed in zip(*stories, strict=True):
+        for part in fields(Transitions):
+            here, there = getattr(eager.data, part.name), getattr(graphed.data, part.name)
+            if here.dtype == torch.bool:
+                assert torch.equal(here, there), part.name
+            else:
+                close(here, there)
+        assert [(one.lane, one.number, one.length) for one in eager.episodes] == [
+            (one.lane, one.number, one.length) for one in graphed.episodes
+        ]
+    assert any(chunk.episodes for chunk in stories[0])
+
+
+def test_a_program_starts_where_it_would_have_started_without_a_graph() -> None:
+    totals = []
+    for kind in KINDS:
+        total, dice = torch.zeros(4, device="cuda"), torch.Generator("cuda").manual_seed(3)
+
+        def body(total: Tensor = total, dice: torch.Generator = dice) -> None:
+            total.add_(torch.rand(4, device="cuda", generator=dice))
+
+        program = Program(body, kind, state=[total], generators=[dice])
+        assert program.fallback == ""
+        assert not total.any()
+        for _ in range(5):
+            program()
+        totals.append(total)
+    close(*totals)
+
+
+def test_what_cannot_be_captured_runs_as_it_is() -> None:
+    total = torch.zeros(1, device="cuda")
+
+    def body() -> None:
+        total.add_(1.0 + float(total) * 0)  # looks at the device in the middle, which no graph can
+
+    program = Program(body, "graphs", state=[total])
+    assert program.graph is None
+    assert program.fallback
+    assert "\n" not in program.fallback
+    assert total.item() == 0.0
+    for _ in range(3):
+        program()
+    assert total.item() == 3.0

@@ -1,0 +1,328 @@
+"""Replay keeps the newest rows, draws every one of them as often as any other, and forgets by version."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from freewheel.core import NDArray, Transitions
+from freewheel.errors import SetupError
+from freewheel.learn import replay as module
+from freewheel.learn.replay import Columns, Replay
+
+COLUMNS = Columns(1, 1)  # rows of 6 columns
+SHAPE = (5, 3)
+
+
+def replay_of(capacity: int, seed: int = 0) -> Replay:
+    return Replay(capacity, COLUMNS, "cpu", seed)
+
+
+def numbered(start: int, stop: int) -> Tensor:
+    """Rows whose every column says which they are."""
+    return torch.arange(start, stop, dtype=torch.float32)[:, None].expand(-1, COLUMNS.width)
+
+
+def names(rows: Tensor) -> list[int]:
+    assert (rows == rows[:, :1]).all(), "a row is made of parts of others"
+    return [int(name) for name in rows[:, 0]]
+
+
+def drawn(replay: Replay, count: int = 4_000) -> NDArray:
+    """The names of so many rows, drawn in four goes."""
+    return np.concatenate([names(replay.sample(count // 4).rows) for _ in range(4)])
+
+
+def assert_uniform(values: NDArray, expected: range) -> None:
+    """Pearson's statistic: its mean is the degrees of freedom, its variance twice as much."""
+    assert {*values.tolist()} <= {*expected}, "a row that is not there was drawn"
+    wanted, degrees = len(values) / len(expected), len(expected) - 1
+    counts = np.bincount(values - expected.start, minlength=len(expected))
+    statistic = float((np.square(counts - wanted) / wanted).sum())
+    assert abs(statistic - degrees) < 4 * math.sqrt(2 * degrees), (statistic, degrees)
+
+
+# -------------------------------------------------------------------------------------------------------------- the ring
+
+
+def test_the_newest_rows_stay_and_come_back_in_order_over_the_wrap() -> None:
+    replay = replay_of(10)
+    for stop, kept in ((4, range(4)), (8, range(8)), (13, range(3, 13)), (20, range(10, 20)), (21, range(11, 21))):
+        replay.add(numbered(replay.added, stop))
+        assert (replay.added, replay.count) == (stop, len(kept))
+        assert names(replay.newest(replay.count)) == list(kept)
+        assert names(replay.newest(3)) == list(kept)[-3:]
+        assert {*drawn(replay, 400).tolist()} == {*kept}
+    assert len(replay.newest(0)) == 0
+
+
+def test_of_more_rows_than_there_is_room_for_the_last_ones_stay() -> None:
+    replay = replay_of(4)
+    replay.add(numbered(0, 3))
+    replay.add(numbered(3, 14))
+    assert (replay.added, replay.count) == (14, 4)
+    assert names(replay.newest(4)) == [10, 11, 12, 13]
+
+
+def test_rows_are_copied() -> None:
+    replay, rows = replay_of(4), numbered(0, 3).clone()
+    replay.add(rows)
+    rows.fill_(-1)
+    sample = replay.sample(50)
+    sample.rows.fill_(-2)
+    replay.newest(3).fill_(-3)
+    assert names(replay.newest(3)) == [0, 1, 2]
+
+
+# --------------------------------------------------------------------------------------------------------------- sampling
+
+
+@pytest.mark.parametrize(
+    ("filled", "oldest", "expected"),
+    [
+        ([40], 0, range(40)),
+        ([100], 0, range(100)),
+        ([100, 37], 0, range(37, 137)),
+        ([60, 30, 45], 1, range(60, 135)),
+        ([60, 30, 45], 2, range(90, 135)),
+        ([90, 70], 1, range(90, 160)),
+    ],
+    ids=["partly full", "full", "wrapped", "expired", "expired twice", "expired over the wrap"],
+)
+def test_all_rows_that_are_there_are_drawn_alike(filled: list[int], oldest: int, expected: range) -> None:
+    replay = replay_of(100)
+    for version, rows in enumerate(filled):
+        replay.add(numbered(replay.added, replay.added + rows), version)
+    replay.expire(oldest)
+    assert replay.count == len(expected)
+    assert_uniform(drawn(replay, 8_000), expected)
+
+
+def test_a_sample_says_where_its_rows_stand_and_weighs_them_alike() -> None:
+    replay = replay_of(10)
+    replay.add(numbered(0, 8))
+    replay.add(numbered(8, 17))
+    sample = replay.sample(64)
+    assert torch.equal(sample.rows[:, 0], torch.where(sample.index < 7, sample.index + 10, sample.index).float())
+    assert torch.equal(sample.weight, torch.ones(64))
+
+
+def test_draws_come_from_a_generator_of_its_own() -> None:
+    ours, same, other = (replay_of(1_000, seed) for seed in (3, 3, 4))
+    for replay in (ours, same, other):
+        replay.add(numbered(0, 1_000))
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index] # noqa: NPY002
+    one = drawn(ours)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]  # type: ignore[index] # noqa: NPY002
+    torch.default_generator.manual_seed(5)
+    assert np.array_equal(one, drawn(same))
+    assert not np.array_equal(one, drawn(other))
+    assert not np.array_equal(one, drawn(ours)), "the second draw repeats the first"
+
+
+# ----------------------------------------------------------------------------------------------------------------- expiry
+
+
+def test_versions_expire_wherever_their_rows_stand() -> None:
+    replay = replay_of(10)
+    replay.add(numbered(0, 4), 1)
+    replay.add(numbered(4, 6), 1)  # the same version goes on
+    replay.add(numbered(6, 9), 2)
+    assert np.asarray(replay.state_dict()["versions"]).tolist() == [[1, 6], [2, 9]]
+    assert replay.expire(1) == 0
+    assert replay.expire(2) == 6
+    assert names(replay.newest(replay.count)) == [6, 7, 8]
+    replay.add(numbered(9, 14), 5)  # over the wrap, and versions may be left out
+    assert replay.expire(4) == 3
+    assert names(replay.newest(replay.count)) == [9, 10, 11, 12, 13]
+    assert {*drawn(replay, 400).tolist()} == {9, 10, 11, 12, 13}
+    assert replay.expire(5) == 0
+    assert replay.expire(6) == 5
+    assert (replay.count, replay.added) == (0, 14)
+    replay.add(numbered(14, 16), 6)
+    assert names(replay.newest(replay.count)) == [14, 15]
+    assert {*drawn(replay, 100).tolist()} == {14, 15}
+
+
+def test_rows_that_were_overwritten_do_not_expire_again() -> None:
+    replay = replay_of(6)
+    replay.add(numbered(0, 5), 1)
+    replay.add(numbered(5, 9), 2)  # overwrites three of version 1
+    assert replay.expire(2) == 2
+    assert names(replay.newest(replay.count)) == [5, 6, 7, 8]
+    replay.add(numbered(9, 20), 3)  # overwrites all of version 2
+    assert replay.expire(3) == 0
+    assert replay.count == 6
+
+
+class Listed:
+    """The model: a plain list of (name, version)."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.rows = capacity, list[tuple[int, int]]()
+
+    def add(self, new: range, version: int) -> None:
+        self.rows = [*self.rows, *((name, version) for name in new)][-self.capacity :]
+
+    def expire(self, oldest: int) -> int:
+        before, self.rows = len(self.rows), [row for row in self.rows if row[1] >= oldest]
+        return before - len(self.rows)
+
+    @property
+    def names(self) -> list[int]:
+        return [name for name, _ in self.rows]
+
+
+Adding = st.tuples(st.just("add"), st.integers(0, 12), st.integers(0, 2))
+Expiring = st.tuples(st.just("expire"), st.integers(-3, 1), st.just(0))
+Restoring = st.tuples(st.just("restore"), st.just(0), st.just(0))
+
+
+@settings(max_examples=120)
+@given(capacity=st.integers(1, 9), moves=st.lists(st.one_of(Adding, Expiring, Restoring), max_size=12))
+def test_it_is_a_list(capacity: int, moves: list[tuple[str, int, int]]) -> None:
+    replay, model = replay_of(capacity), Listed(capacity)
+    named = version = 0
+    for kind, number, step in moves:
+        if kind == "add":
+            version += step
+            replay.add(numbered(named, named + number), version)
+            model.add(range(named, named + number), version)
+            named += number
+        elif kind == "expire":
+            assert replay.expire(version + number) == model.expire(version + number)
+        else:
+            state, replay = replay.state_dict(), replay_of(capacity, seed=9)
+            replay.add(numbered(50, 53), 7)
+            replay.load_state_dict(state)
+        assert (replay.added, replay.count) == (named, len(model.names))
+        assert names(replay.newest(replay.count)) == model.names
+        if model.names:
+            assert {*names(replay.sample(40).rows)} <= {*model.names}
+
+
+# ---------------------------------------------------------------------------------------------------------- memory and state
+
+
+@pytest.mark.parametrize(("free", "fits"), [(30_000, True), (29_999, False)])
+def test_a_buffer_that_does_not_fit_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    made: list[Any] = []
+    monkeypatch.setattr(torch, "zeros", made.append if not fits else torch.zeros)
+    if fits:
+        assert replay_of(1_000).bytes == 24_000 == int(module.SHARE * free)
+        return
+    with pytest.raises(SetupError) as caught:
+        replay_of(1_000)
+    assert str(caught.value) == (
+        "a replay buffer of 1,000 rows takes 0.0 GB of memory and 0.0 GB are free; set a smaller buffer"
+    )
+    assert not made, "memory was taken before the refusal"
+
+
+def test_sizes_are_told_in_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=3 * 2**30))
+    with pytest.raises(SetupError, match=r"^a thing takes 2\.5 GB of memory and 3\.0 GB are free; set a smaller"):
+        module.require_room(5 * 2**29, "cpu", "a thing")
+
+
+@pytest.mark.parametrize("oldest", [0, 1, 2, 3], ids=["all", "of two versions", "over the wrap", "none"])
+def test_a_restored_buffer_goes_on_as_if_nothing_had_happened(oldest: int) -> None:
+    ours, theirs = replay_of(10), replay_of(10, seed=77)
+    for version, rows in enumerate((6, 5, 7)):
+        ours.add(numbered(ours.added, ours.added + rows), version)
+    ours.expire(oldest)
+    ours.sample(3)
+    theirs.add(numbered(100, 110), 8)
+    theirs.load_state_dict({name: np.array(value) for name, value in ours.state_dict().items()})
+    for replay in (ours, theirs):
+        replay.add(numbered(18, 20), 3)
+    assert (theirs.added, theirs.count) == (ours.added, ours.count)
+    assert names(theirs.newest(theirs.count)) == names(ours.newest(ours.count))
+    mine, their = ours.sample(200), theirs.sample(200)
+    assert torch.equal(mine.rows, their.rows)
+    assert torch.equal(mine.index, their.index)
+    assert theirs.expire(3) == ours.expire(3)
+
+
+def test_restored_empty_it_has_nothing_to_draw() -> None:
+    empty, replay = replay_of(10), replay_of(10)
+    replay.add(numbered(1, 9))
+    replay.load_state_dict(empty.state_dict())
+    assert replay.count == 0
+    assert replay._span.tolist() == [0, 0]
+
+
+# ------------------------------------------------------------------------------------------------------------------- rows
+
+
+def packed(data: Any, *, finals: bool = True) -> Tensor:
+    return Columns(4, 2).pack(data, "cpu", finals=finals)
+
+
+def transitions(dtype: str = "float32") -> Transitions:
+    rng = np.random.default_rng(0)
+    terminated, truncated = np.zeros((2, *SHAPE), np.bool_)
+    terminated[1, 0] = truncated[2, 2] = truncated[4, 1] = terminated[4, 2] = True
+    return Transitions(
+        obs=rng.integers(0, 200, (*SHAPE, 4)).astype(dtype),
+        action=rng.normal(size=(*SHAPE, 2)).astype(np.float32),
+        log_prob=rng.normal(size=SHAPE).astype(np.float32),
+        reward=rng.normal(size=SHAPE).astype(np.float32),
+        terminated=terminated,
+        truncated=truncated,
+        next_obs=rng.integers(0, 200, (*SHAPE, 4)).astype(dtype),
+        valid=np.ones(SHAPE, np.bool_),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_what_is_packed_comes_apart_again_without_its_gaps(dtype: str) -> None:
+    valid = np.ones(SHAPE, np.bool_)
+    valid[0, 1] = valid[2, 0] = valid[4] = False
+    data = replace(transitions(dtype), valid=valid)
+    rows = packed(data)
+    assert rows.shape == (10, Columns(4, 2).width)
+    assert rows.dtype == torch.float32
+    batch = Columns(4, 2).split(rows)
+    for name in ("obs", "action", "reward", "terminated", "next_obs"):
+        np.testing.assert_array_equal(getattr(batch, name).numpy(), getattr(data, name)[valid], name)
+    assert torch.equal(batch.known, torch.ones(10))
+
+
+def test_rows_that_are_packed_share_no_memory_with_the_chunk() -> None:
+    data = transitions()
+    rows = packed(data)
+    before = rows.clone()
+    data.obs[...] = data.action[...] = data.reward[...] = -1
+    assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+@pytest.mark.parametrize("finals", [False, True])
+def test_successors_are_unknown_exactly_where_an_episode_ended_and_the_world_hides_them(
+    tensors: bool, finals: bool
+) -> None:
+    data = transitions()
+    over = data.terminated | data.truncated
+    given: Any = data
+    if tensors:
+        given = Transitions(*(torch.from_numpy(getattr(data, name)) for name in data.__slots__))
+    batch = Columns(4, 2).split(packed(given, finals=finals))
+    np.testing.assert_array_equal(batch.known.numpy().reshape(SHAPE), np.ones(SHAPE) if finals else ~over)
+    np.testing.assert_array_equal(batch.terminated.numpy().reshape(SHAPE), data.terminated)
+    np.testing.assert_array_equal(batch.obs.numpy().reshape(*SHAPE, 4), data.obs)
+    np.testing.assert_array_equal(batch.next_obs.numpy().reshape(*SHAPE, 4), data.next_obs)

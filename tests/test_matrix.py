@@ -1,0 +1,217 @@
+"""Every algorithm in every mode: runs end well, every row is accounted for, and equal data means equal updates."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import freewheel
+from freewheel import cli
+from freewheel.config import from_file
+from freewheel.errors import FreewheelError, SetupError, UsageError
+from freewheel.plan import plan
+from freewheel.run import Result
+from freewheel.saved import open_run
+
+DRONE, PLANTED = "freewheel/RoughDrone-v0", "torch:tests.envs.planted:build"
+ROWS, STEPS = 32, 224  # of an update or a publication, and of the run
+IN_TURN, BESIDE = ("sequential", "lockstep"), ("batch", "continuous")
+RATIO, STARTS = 0.5, 64
+REPLAYING = {"learning_starts": STARTS, "batch": 16, "updates_per_row": RATIO, "lr": 1e-3}
+ALGORITHMS: Mapping[str, dict[str, Any]] = {
+    "ppo": {"epochs": 2, "minibatch": 16},
+    "sac": REPLAYING,
+    "mbpo": REPLAYING
+    | {"members": 2, "elites": 1, "model_hidden": [8], "model_every": ROWS, "model_batch": 16, "max_epochs": 2}
+    | {"rollouts_per_row": 1.0, "clock": "serial"},
+}
+#: Lanes × steps = ROWS everywhere; an episode worker has one lane.
+MODES: Mapping[str, dict[str, Any]] = {
+    "sequential": {"num_envs": 4, "num_steps_per_env": 8},
+    "lockstep": {"num_envs": 4, "num_steps_per_env": 8, "placement": "inline"},
+    "batch": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
+    "continuous": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
+    "episodes": {"workers": 2, "num_steps_per_env": 16},
+}
+
+
+def train(tmp_path: Path, env: str, algo: str, mode: str, **options: Any) -> Result:
+    small = {"seed": 3, "steps": STEPS, "evals": 1, "eval_episodes": 2, "log_every": 1e-9, "policy": {"hidden": [8]}}
+    return freewheel.train(
+        env,
+        quiet=True,
+        runs_dir=tmp_path,
+        **small | {"algo": algo, "mode": mode, algo: ALGORITHMS[algo], "num_steps_per_env": 8} | options,
+    )
+
+
+def simulated(tmp_path: Path, algo: str, mode: str, **options: Any) -> Result:
+    """Eight drones for four steps: 32 rows. Episodes of eight steps, and little ground to grow."""
+    world = {"lidar": False, "episode_seconds": 0.4, "levels": 1, "tiles_per_level": 1}
+    return train(tmp_path, DRONE, algo, mode, **{"num_envs": 8, "num_steps_per_env": 4, "env_args": world} | options)
+
+
+def assert_well(result: Result, algo: str, mode: str) -> None:
+    summary = result.summary
+    rows = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
+    assert (result.exit_code, summary["ended"]) == (0, "steps")
+    for row in (*rows, summary):
+        assert row["produced"] == row["trained"] + row["queued"] + row["open"] + sum(row["dropped"].values())
+    assert summary["trained"] >= STEPS
+    assert summary["dropped"].keys() <= ({"shutdown"} if mode not in IN_TURN else set())
+    assert math.isfinite(summary["final_eval"])
+    assert_equal_updates(summary, algo, mode)
+
+
+def assert_equal_updates(summary: Mapping[str, Any], algo: str, mode: str) -> None:
+    trained, updates = summary["trained"], summary["updates"]
+    if algo == "ppo":
+        assert (updates, trained % ROWS) == (trained // ROWS, 0)
+        return
+    wanted = int(RATIO * (trained - STARTS))
+    if mode in IN_TURN:
+        assert updates == wanted
+    else:  # the run may end before the updates of the last publication, and of what came with it, are done
+        assert wanted - 2 * RATIO * ROWS <= updates <= wanted
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_algorithm_runs_in_every_mode(tmp_path: Path, algo: str, mode: str) -> None:
+    world = "freewheel.testing:Drifting" if algo == "ppo" else "freewheel.testing:IdentityBox"
+    result = train(tmp_path, world, algo, mode, **MODES[mode])
+    assert_well(result, algo, mode)
+    assert result.summary["lag_max"] <= {"sequential": 0, "lockstep": 0, "batch": 1}.get(mode, math.inf)
+
+
+@pytest.mark.parametrize("mode", [*IN_TURN, *BESIDE])
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_algorithm_runs_on_a_batched_simulator(tmp_path: Path, algo: str, mode: str) -> None:
+    result = simulated(tmp_path, algo, mode)
+    assert_well(result, algo, mode)
+    assert result.summary["lag_max"] <= {"sequential": 0, "lockstep": 0, "batch": 1}.get(mode, math.inf)
+    assert result.summary["episodes"] >= 8
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_modes_in_turn_are_the_same_run_on_a_batched_simulator(tmp_path: Path, algo: str) -> None:
+    """And a batch ahead is another run, but the same one every time."""
+    in_turn = [simulated(tmp_path, algo, mode, evals=0).summary["weights_sha256"] for mode in IN_TURN]
+    ahead = [simulated(tmp_path, algo, "batch", evals=0).summary["weights_sha256"] for _ in range(2)]
+    assert in_turn[0] == in_turn[1] != ahead[0]
+    if algo == "ppo":
+        assert ahead[0] == ahead[1]
+
+
+def test_the_number_of_workers_makes_no_difference_to_a_simulation(tmp_path: Path) -> None:
+    shas = {
+        simulated(tmp_path, "ppo", "batch", workers=workers, evals=0).summary["weights_sha256"] for workers in (1, 4)
+    }
+    assert len(shas) == 1
+
+
+def test_a_model_is_fitted_beside_the_updates(tmp_path: Path) -> None:
+    """In a process of its own, and no more than two fits' worth of rows behind."""
+    result = simulated(tmp_path, "mbpo", "continuous", mbpo=ALGORITHMS["mbpo"] | {"clock": "async"}, evals=0)
+    rows = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
+    lags = [row["loss/model_lag"] for row in rows if "loss/model_lag" in row and row["loss/model_version"] > 0]
+    assert lags
+    assert max(lags) <= 2 * ROWS + ROWS
+    assert_equal_updates(result.summary, "mbpo", "continuous")
+
+
+# ---------------------------------------------------------------------------------------------------------- what is refused
+
+
+def refused(tmp_path: Path, env: str, algo: str, mode: str, **options: Any) -> FreewheelError:
+    with pytest.raises(FreewheelError) as caught:
+        train(tmp_path, env, algo, mode, **options)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+    return caught.value
+
+
+@pytest.mark.parametrize("env", [DRONE, PLANTED])
+def test_a_batched_simulator_has_no_episodes_of_its_own(tmp_path: Path, env: str) -> None:
+    error = refused(tmp_path, env, "ppo", "episodes", num_envs=1)
+    assert isinstance(error, UsageError)
+    assert str(error) == f"{env} steps all its lanes at once: use --mode continuous instead of episodes"
+
+
+@pytest.mark.parametrize("algo", ["sac", "mbpo"])
+def test_where_actions_have_no_bounds_the_option_is_named(tmp_path: Path, algo: str) -> None:
+    error = refused(tmp_path, PLANTED, algo, "lockstep", num_envs=4, env_args={"bounded": False})
+    assert isinstance(error, SetupError)
+    assert "--action-bounds" in str(error)
+    given = train(tmp_path, PLANTED, algo, "lockstep", num_envs=4, env_args={"bounded": False}, action_bounds=2.0)
+    assert given.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "every", "options"),
+    [("batch", ROWS // 2, {}), ("batch", 2 * ROWS, {}), ("continuous", 4 * ROWS, {}), ("episodes", 3 * ROWS, {})],
+)
+def test_publications_that_nobody_could_wait_for_are_refused(
+    tmp_path: Path, mode: str, every: int, options: dict[str, Any]
+) -> None:
+    """A batch ahead waits for its version; others have rows for a few updates under way."""
+    sac = {**REPLAYING, "publish_every": every}
+    error = refused(tmp_path, "freewheel.testing:IdentityBox", "sac", mode, **MODES[mode] | {"sac": sac} | options)
+    assert str(error).startswith(f"sac.publish_every {every} ")
+    assert "leave it out" in str(error)
+
+
+@pytest.mark.parametrize(("mode", "every"), [("lockstep", 3 * ROWS), ("batch", ROWS), ("continuous", ROWS // 2)])
+def test_other_publications_are_fine(tmp_path: Path, mode: str, every: int) -> None:
+    result = simulated(tmp_path, "sac", mode, sac={**REPLAYING, "publish_every": every}, evals=0)
+    assert result.exit_code == 0
+    assert result.summary["updates"] > 0
+
+
+def test_isaac_lab_is_missing_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    argv = ["train", "--task", "isaaclab:Isaac-Ant-Direct", "--steps", "64", "--runs-dir", str(tmp_path / "runs")]
+    assert cli.main(argv) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("freewheel: isaaclab:Isaac-Ant-Direct needs Isaac Lab, which is not installed: pip install ")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- run on disk
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "continuous"])
+def test_a_factory_of_ones_own_is_a_batched_simulator(tmp_path: Path, mode: str) -> None:
+    result = train(tmp_path, PLANTED, "ppo", mode, num_envs=4, env_args={"finals": False})
+    assert_well(result, "ppo", mode)
+    kept = json.loads((result.path / "config.json").read_text())
+    assert (kept["env"], kept["env_args"], kept["num_envs"]) == (PLANTED, {"finals": False}, 4)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_a_config_reloads_and_makes_the_same_run_again(tmp_path: Path, algo: str) -> None:
+    first = simulated(tmp_path, algo, "lockstep", evals=0)
+    again = freewheel.train(DRONE, quiet=True, config=first.path / "config.json")
+    assert again.path != first.path
+    assert again.summary["weights_sha256"] == first.summary["weights_sha256"]
+    assert from_file(first.path / "config.json") == from_file(again.path / "config.json")
+    assert plan(from_file(first.path / "config.json")).spec.tensors
+
+
+def test_a_run_of_drones_is_evaluated_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """On the episodes it was evaluated on itself: its score is the same."""
+    result = simulated(tmp_path, "ppo", "lockstep", eval_episodes=10)
+    saved = open_run(str(result.path))
+    score = saved.score(saved.actor("latest")[0], 10)
+    assert score.mean == pytest.approx(result.summary["final_eval"], abs=1e-6)
+    assert len(set(score.returns)) == 10
+    assert cli.main(["eval", str(result.path), "--episodes", "10"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert f"{score.mean:.1f}" in out
