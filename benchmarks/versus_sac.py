@@ -1,4 +1,4 @@
-"""SAC beside stable-baselines3: the same settings and steps, each on a core of its own at the same time; returns and updates/s."""
+"""SAC beside stable-baselines3: the same settings and steps, each on a core of its own at the same time."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from freewheel.core import Array, Chunk, Metrics, Rows, Snapshot, Transitions, host
 from freewheel.errors import FreewheelError
 from freewheel.learn.dream import DreamEnv, open_loop_error
-from freewheel.learn.dynamics import Ensemble, ModelSpec
+from freewheel.learn.dynamics import Ensemble, ModelSpec, pack
 from freewheel.learn.fitting import Fit, Fitter, Question
 from freewheel.learn.replay import Batch, Replay
 from freewheel.learn.sac import SAC
@@ -163,9 +163,7 @@ class MBPO:
             obs = self._dream.obs.clone()
             action, _ = self.sac.agent.policy.act(obs)
             step = self._dream.step(action)
-            known = torch.ones_like(step.reward)
-            parts = (step.reward, step.terminated.float(), known)
-            rows = torch.cat([obs, action, torch.stack(parts, -1), step.next_obs], -1)
+            rows = pack(obs, action, step.reward, step.terminated, torch.ones_like(step.valid), step.next_obs)
             self.imagined.add(rows[step.valid], self._fits)
 
     @property
