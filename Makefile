@@ -8,7 +8,7 @@ PIP_FLAGS := --quiet --quiet --disable-pip-version-check --config-settings edita
 # Exactly one version: an open range may pull several GB of GPU libraries.
 TORCH := $(shell grep '^torch==' constraints.txt)
 EXTRAS := dev,classic,mujoco,video
-ONE_BENCH := bench-straggler bench-burn bench-lag bench-startup bench-versus bench-lag-learning bench-storm bench-solves
+ONE_BENCH := bench-straggler bench-burn bench-lag bench-startup bench-versus bench-lag-learning bench-storm bench-solves bench-versus-sac
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
@@ -79,7 +79,7 @@ format: .venv/.ready ## mend what can be mended by machine
 	$(BIN)/ruff format
 
 bench: .venv/.bench ## every benchmark, one after the other (2 to 3 hours); fails at the end if a target was missed
-	@missed=; for name in versus_sb3 learns straggler burn lag startup versus_modes lag_learning storm solves; do \
+	@missed=; for name in versus_sb3 learns straggler burn lag startup versus_modes lag_learning storm solves versus_sac; do \
 	echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name || missed="$$missed $$name"; \
 	done; if [ -n "$$missed" ]; then echo "targets missed in:$$missed"; exit 1; fi
 

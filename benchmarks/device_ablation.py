@@ -36,6 +36,8 @@ def measure(task: dict[str, Any], side_by_side: bool, compile: str, options: arg
             task["env"], **settings, minutes=options.seconds / 60, evals=0, seed=1, device=options.device, compile=compile,
             runs_dir=folder, log_every=0.5, quiet=True,
         )  # fmt: skip
+        reason = result.summary["graphs_fallback"]
+        assert compile == "off" or options.device == "cpu" or not reason, f"asked for graphs and fell back: {reason}"
         rows = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
     learning = [row for row in rows if row["updates"] > 0]
     first, last = learning[len(learning) // 2], learning[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -36,6 +37,7 @@ from freewheel.transport.staff import StaffConfig
 
 FREE_RUNNING = ("continuous", "episodes")  # modes in which nobody waits for anybody
 DEGRADED = 3  # exit code: finished, but workers were lost for good
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 NICE = 5  # how far the learner stands back where workers want the same cores
 
 
@@ -56,6 +58,7 @@ def run(config: Config, *, quiet: bool = False) -> Result:
     planned = plan(config)
     config = planned.config
     stop = Stop()
+    _keep_freed_memory()
     with _torch_threads(config.run.threads), _standing_back(planned), _clocks(planned) as clocks:
         learner = config.learner.build(replace(planned.assignment, clocks=clocks, waiting=stop.check))
         _create(planned.path)
@@ -86,6 +89,7 @@ class _Trainer:
         in_turn = not planned.in_processes and not planned.spec.tensors
         self.recipe = replace(planned.recipe, make=self._make) if in_turn else planned.recipe
         self._next_log = self._options.log_every
+        self._fallback = ""  # why updates are not replayed from graphs
         self._evaluations = 0
         self._best: Score | None = None
         self._final: Score | None = None
@@ -161,9 +165,17 @@ class _Trainer:
         rows = balance(collector.rows(), self._learner.rows())
         row = self.meter.row(rows, collector.stats(), self._learner.rows().queued / self._plan.rows)
         self._tell(*collector.news())
+        self._tell_fallback()
         for sink in self._sinks:
             sink.write(row)
         self._next_log = self.meter.wall_s + self._options.log_every
+
+    def _tell_fallback(self) -> None:
+        """Once, if the learner could not have the graphs it was meant to have."""
+        reason = getattr(self._learner, "fallback", "") if self._plan.device != "cpu" else ""
+        if reason and not self._fallback:
+            self._fallback = reason
+            self._tell(f"no CUDA graph for the updates, they are launched one by one: {reason}")
 
     def _tell(self, *texts: str) -> None:
         for sink in self._sinks:
@@ -244,6 +256,7 @@ class _Trainer:
             **dataclasses.asdict(rows),
             "shares": self.meter.shares(),
             "worker_restarts": 0,
+            "graphs_fallback": self._fallback or None,
             **report,
             "weights_sha256": sha256,
             "path": str(self._plan.path),
@@ -280,6 +293,15 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(data, indent=2) + "\n")
     os.replace(part, path)
+
+
+def _keep_freed_memory() -> None:
+    """Let the allocator keep what is freed: an update frees and takes the same megabytes again and again, and fresh pages are
+    dear. Where there is no such allocator, nothing happens."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            libc.mallopt(option, 1 << 30)
 
 
 @contextmanager

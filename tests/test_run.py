@@ -33,8 +33,8 @@ ALWAYS = set(
 )
 SUMMARY = set(
     """run ended exit_code error wall_s env_steps episodes updates steps_per_s episodes_per_s updates_per_s return_mean lag_max
-    best_eval episodes_trained final_eval produced trained queued open dropped shares worker_restarts weights_sha256
-    path""".split()  # noqa: SIM905
+    best_eval episodes_trained final_eval produced trained queued open dropped shares worker_restarts
+    graphs_fallback weights_sha256 path""".split()  # noqa: SIM905
 )
 IDENTITY = "freewheel.testing:Identity"  # episodes of 16 steps, at most 1 a step
 

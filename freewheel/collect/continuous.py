@@ -45,6 +45,8 @@ class ContinuousConfig(StaffConfig):
 
     def build(self, recipe: Recipe, job: Job) -> Collector:
         if job.spec.tensors:
+            if self.overflow == "drop-oldest":
+                raise UsageError(f"{job.spec.name} waits for the learner when the queue is full; leave out --overflow")
             size = self.size(job)
             return simulate_beside(recipe, job, FreeRunning(job, self.max_lag, size.steps), size)
         return Continuous(recipe, job, self)

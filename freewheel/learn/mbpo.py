@@ -48,7 +48,7 @@ class MBPO:
         kept = config.keep_models * self._starts * config.rollout_schedule[3]
         self.imagined = Replay(kept, self.sac.replay.columns, task.device, tree(task.seed, "learner", "imagined"))
         self.sac.agent.dice.append(self.imagined.generator)
-        self._real = int(config.batch * config.real_ratio)
+        self._real = int(config.batch * config.real_ratio + 1e-9)
         build = partial(Fitter, spec, config, task.seed, task.device, task.compile)
         self._clock = task.clocks(build, "the model")
         self._asked_at: deque[int] = deque()  # rows there were when each fit under way was asked for
@@ -64,6 +64,11 @@ class MBPO:
     @property
     def ready(self) -> bool:
         return self.sac.ready
+
+    @property
+    def fallback(self) -> str:
+        """Why there is no graph, where one was asked for."""
+        return self.sac.fallback
 
     @property
     def hungry(self) -> bool:
@@ -126,14 +131,18 @@ class MBPO:
         rows = self.sac.pace.rows
         if rows < self.config.learning_starts:
             return
-        while (fit := self._clock.answer()) is not None:
-            self._adopt(fit)
+        self._look()
         newest = self._asked_at[-1] if self._asked_at else self._model_rows
         if not self._clock.busy and (not self._fits or rows - newest >= self.config.model_every):
             self._ask(rows)
+            self._look()  # in turn, the answer is there
         while self._asked_at and (not self._fits or rows - self._asked_at[0] >= self.config.model_every):
             while (fit := self._clock.answer(LOOK)) is None:
                 self._task.waiting()
+            self._adopt(fit)
+
+    def _look(self) -> None:
+        while (fit := self._clock.answer()) is not None:
             self._adopt(fit)
 
     def _ask(self, rows: int) -> None:
@@ -165,6 +174,10 @@ class MBPO:
             step = self._dream.step(action)
             rows = pack(obs, action, step.reward, step.terminated, torch.ones_like(step.valid), step.next_obs)
             self.imagined.add(rows[step.valid], self._fits)
+        if not self.imagined.count:
+            raise FreewheelError(
+                "the model predicts nothing but infinities; give it more rows to start with (mbpo.learning_starts)"
+            )
 
     @property
     def length(self) -> int:

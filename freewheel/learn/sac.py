@@ -47,6 +47,11 @@ class SAC:
         return self.pace.due >= 1 or self._complete
 
     @property
+    def fallback(self) -> str:
+        """Why there is no graph, where one was asked for."""
+        return self.agent.fallback
+
+    @property
     def hungry(self) -> bool:
         return not self._waiting and not self.pace.behind
 

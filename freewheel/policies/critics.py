@@ -45,14 +45,17 @@ class TwinCritics:
         """x [N, D + A] -> [2, N]; with `frozen` weights, gradients flow to x alone."""
         weights = self.parameters if weights is None else weights
         x = x.expand(TWINS, *x.shape)
-        last = len(weights) - 2
-        for i in range(0, len(weights), 2):
-            x = torch.baddbmm(weights[i + 1], x, weights[i])
-            if i != last:
-                if self._norm:
-                    x = functional.layer_norm(x, x.shape[-1:])
-                x = self._activation(x)
-        return x.squeeze(-1)
+        *hidden, last, bias = weights
+        for weight, shift in zip(hidden[::2], hidden[1::2], strict=True):
+            x = torch.baddbmm(shift, x, weight)
+            if self._norm:
+                x = functional.layer_norm(x, x.shape[-1:])
+            x = self._activation(x)
+        if x.is_cuda:
+            return torch.baddbmm(bias, x, last).squeeze(-1)
+        return (x * last.transpose(1, 2)).sum(-1) + bias.squeeze(
+            -1
+        )  # a matrix product with one column is slow on a CPU
 
     def worst(self, x: Tensor) -> Tensor:
         """The smaller of the targets' values, [N]."""

@@ -30,7 +30,7 @@ from freewheel.policies.spec import (
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
-    "relu": torch.relu,
+    "relu": torch.relu_,  # in place: what it is given is always a layer's fresh output
     "elu": functional.elu,
     "silu": functional.silu,
 }

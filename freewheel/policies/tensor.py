@@ -71,7 +71,7 @@ class TensorPolicy:
         inputs = self.inputs(obs)
         head = self.net.head(inputs)
         if self.spec.head == "squashed":
-            return torch.tanh(head.chunk(2, dim=-1)[0])
+            return torch.tanh(head.chunk(2, dim=-1)[0]).clamp(-EDGE, EDGE)
         law = self.net.law(inputs, head)
         return law.log_p.argmax(-1) if isinstance(law, Categorical) else law.mean
 

@@ -103,7 +103,6 @@ def test_imagined_rows_are_the_newest_models(feed: Feed, keep: int) -> None:
     starts = EVERY // 2
     for fits in range(1, 6):
         feed(learner, STARTS // 2 if fits == 1 else EVERY // 2)
-        learner.update()  # looks for the fit that was asked for in the last one
         assert learner._fits == fits == len(clock.asked)
         rows = imagined(learner)
         newest = [float(version) for version in range(max(1, fits - keep + 1), fits + 1)]
