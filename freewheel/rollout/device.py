@@ -114,6 +114,7 @@ class DeviceRunner:
         )
         self._log_prob = torch.zeros(spec.lanes, device=device)
         self._programs: list[Program] = []
+        self._told = False
         self._time = [0] * len(WORKER_TIME)
         self._no_state = torch.zeros(len(lanes), 0)
 
@@ -121,6 +122,13 @@ class DeviceRunner:
     def fallbacks(self) -> list[str]:
         """Why there are no graphs, where they were asked for."""
         return [program.fallback for program in self._programs if program.fallback]
+
+    def news(self) -> list[str]:
+        """Why there are no graphs on a GPU, once."""
+        if self._told or not self._programs or not self._obs.is_cuda:
+            return []
+        self._told = True
+        return [f"no CUDA graph for the simulation, it is launched bit by bit: {why}" for why in self.fallbacks]
 
     def load(self, snapshot: Snapshot) -> None:
         began = perf_counter_ns()
@@ -149,6 +157,7 @@ class DeviceRunner:
         if events is not None:
             events[1].record()
         self.produced += steps * self.spec.lanes
+        self.open += steps * self.spec.lanes
         begun, done = events or (None, None)
         written = Written(data, endings, self.version, self._sequence, begun, done, perf_counter_ns() - began)
         self._sequence += 1
@@ -160,6 +169,7 @@ class DeviceRunner:
         time[STEP] += written.step_ns()
         self._time = [0] * len(WORKER_TIME)
         self._check(written.data)
+        self.open -= written.data.reward.numel()
         episodes = self._finished(written)
         rows = written.data.reward.numel()
         origin = Origin(0, 0, written.sequence, 0)

@@ -101,7 +101,8 @@ class Turns:
         return found
 
     def news(self) -> Sequence[str]:
-        return ()
+        news: Sequence[str] = self._runner.news() if hasattr(self._runner, "news") else ()
+        return news
 
     def report(self) -> Mapping[str, Any]:
         return {}

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from freewheel.core import WORKER_TIME, Chunk, Episode, Origin, Rows, Snapshot, Transitions
+from freewheel.errors import EnvError
 from freewheel.rollout.job import Job
 from freewheel.rollout.recipe import Recipe
 from freewheel.transport.fleet import Size
@@ -70,7 +71,7 @@ class Simulation:
         self._over = False
         self._runner: DeviceRunner | None = None
         self._side: torch.cuda.Stream | None = None
-        self._told: list[str] = []
+        self._failed = 0  # rows of a fragment that holds numbers that are not finite
         self._thread = threading.Thread(target=self._run, name="freewheel-simulation", daemon=True)
 
     def __enter__(self) -> Self:
@@ -85,9 +86,6 @@ class Simulation:
             undo.pop_all()
         if self._side is not None:
             torch.cuda.synchronize()  # what was made on this stream is there before the thread's own begins
-        self._told = [
-            f"no CUDA graph for the simulation: {why}" for why in self._runner.fallbacks if self._side is not None
-        ]
         if not self._job.main_thread:
             self._thread.start()
         return self
@@ -141,7 +139,7 @@ class Simulation:
     def rows(self) -> Rows:
         with self._changed:
             queued = sum(written.data.reward.numel() for written in self._written)
-            return replace(self._rows, queued=queued)
+            return replace(self._rows, queued=queued, open=self._failed)
 
     def stats(self) -> Mapping[str, float | None]:
         return {"queue_util": len(self._written) / self._size.slots}
@@ -154,8 +152,7 @@ class Simulation:
         return found
 
     def news(self) -> Sequence[str]:
-        told, self._told = self._told, []
-        return told
+        return () if self._runner is None else self._runner.news()
 
     def report(self) -> Mapping[str, Any]:
         return {}
@@ -188,7 +185,11 @@ class Simulation:
         assert self._runner is not None
         self._runner.spend(WAIT_CREDIT, waited)
         with torch.cuda.stream(self._side) if self._side is not None else nullcontext():
-            chunk = self._runner.sign(written)
+            try:
+                chunk = self._runner.sign(written)
+            except EnvError:
+                self._failed += written.data.reward.numel()
+                raise
         if self._side is not None:
             here = torch.cuda.current_stream()
             for field in fields(Transitions):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from freewheel.conformance import AnyRunner, check_runner
 from freewheel.core import WORKER_TIME, Chunk, Compile, NDArray, Transitions
+from freewheel.errors import EnvError
 from freewheel.policies.tensor import TensorActor
 from freewheel.rollout.device import DeviceRunner, ashore
 from freewheel.seeding import training_episodes
@@ -211,3 +212,14 @@ def test_ashore_plays_the_same_numbers_in_numpy() -> None:
     np.testing.assert_array_equal(measured[over][:, 0], wanted.next_obs[over][:, 0])
     env.close()
     assert stage.closed == [1]
+
+
+def test_a_number_that_is_not_finite_is_an_error_and_its_rows_stay_in_the_books() -> None:
+    stage = Stage()
+    with closing(DeviceRunner(stage.recipe, range(stage.spec.lanes), 4)) as runner:
+        runner.load(stage.snapshot(0))
+        first = runner.launch(4)
+        first.data.reward[2, 1] = torch.nan
+        with pytest.raises(EnvError, match=r"lane 1 of .*, row 2 of chunk 0"):
+            runner.sign(first)
+        assert runner.open == runner.produced == first.data.reward.numel()
