@@ -71,7 +71,7 @@ def _train(argv: list[str]) -> int:
     from freewheel import config
 
     if "--help" in argv or "-h" in argv:
-        config.show_help()
+        config.show_help(argv)
     dry, argv = _switch(argv, "--dry-run")
     show, argv = _switch(argv, "--print-config")
     resolved = config.from_argv(argv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import tomllib
@@ -232,13 +233,18 @@ def from_file(path: Path) -> Config:
     return _resolve(_file(path))
 
 
-def show_help() -> None:
-    """Print the options of train, and leave."""
+def show_help(argv: Sequence[str]) -> None:
+    """Print the options of train, for the algorithm and mode that are named, and leave."""
+    words = [word for known in argv for word in known.split("=", 1)]
+    chosen = dict(itertools.pairwise(words))
+    algo = chosen.get("--algo", "ppo") if chosen.get("--algo") in ALGORITHMS else "ppo"
+    mode = chosen.get("--mode", "lockstep") if chosen.get("--mode") in MODES else "lockstep"
     description = (
         "Train an agent on ENV. --env.KEY VALUE goes to the environment's constructor. "
-        "--dry-run shows the plan and --print-config the resolved options, without starting anything."
+        "--dry-run shows the plan and --print-config the resolved options, without starting anything. "
+        f"These are the options of {algo} in mode {mode}; --algo and --mode beside --help show those of others."
     )
-    flags.show_help(_options("ppo", "lockstep"), "freewheel train ENV", description)
+    flags.show_help(_options(algo, mode), "freewheel train ENV", description)
 
 
 def _resolve(given: flags.Layer) -> Config:

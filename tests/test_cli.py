@@ -222,6 +222,15 @@ def test_help_lists_every_option_of_train(capfd: pytest.CaptureFixture[str]) -> 
         assert word in told
 
 
+def test_help_is_that_of_the_algorithm_and_mode_that_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--algo", "mbpo", "--mode=continuous", "--help"])
+    told = capfd.readouterr().out
+    assert " --mbpo.rollout-schedule " in told
+    assert " --max-lag " in told
+    assert "--ppo." not in told
+
+
 @pytest.mark.parametrize(("command", "options"), [("eval", EvalOptions), ("play", PlayOptions)])
 def test_help_lists_every_option_of_a_command(
     command: str, options: type[EvalOptions | PlayOptions], capfd: pytest.CaptureFixture[str]
