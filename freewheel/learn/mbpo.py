@@ -153,6 +153,7 @@ class MBPO:
 
     def _adopt(self, fit: Fit | FreewheelError) -> None:
         if isinstance(fit, FreewheelError):
+            self._task.waiting()  # a signal that ends the run may have ended the fitter first
             raise fit
         self.model.load(fit.state)
         self._dream.elites.copy_(torch.as_tensor(fit.elites))
