@@ -41,6 +41,7 @@ class DevicePPO:
         self._parts: list[Chunk[Tensor]] = []  # of a fragment whose other lanes are still to come
         self._steps = task.rows // task.lanes  # T
         self._held_steps = self._trained = self._stale = self._skipped = 0
+        self._in_use = 0  # rows of an update that is under way, or was cut short
         self._moments = TensorMoments(task.policy.obs_size, task.device) if task.policy.normalised else None
         self._make_tensors()
         self._programs: tuple[Program, Program] | None = None
@@ -74,13 +75,14 @@ class DevicePPO:
 
     def update(self) -> Metrics:
         """All epochs over exactly S rows; if a number stops being finite, as if it had never been."""
-        lags = self._seal()
+        lags, self._in_use = self._seal(), self._task.rows
         before = self.net.vector.clone(), [part.clone() for part in self._adam.state]
         prepare, step = self._programs or self._prepare_programs()
         prepare()
         epochs, parts = self._improve(step)
         sums = self._sums.tolist()
         finite = all(np.isfinite(sums))
+        self._in_use = 0
         if finite:
             self._trained += self._task.rows
         else:
@@ -104,7 +106,7 @@ class DevicePPO:
 
     def rows(self) -> Rows:
         dropped = {cause: rows for cause, rows in (("stale", self._stale), ("nan", self._skipped)) if rows}
-        waiting = self._held_steps * self._task.lanes + sum(part.rows for part in self._parts)
+        waiting = self._held_steps * self._task.lanes + sum(part.rows for part in self._parts) + self._in_use
         return Rows(trained=self._trained, queued=waiting, dropped=dropped)
 
     def state_dict(self) -> dict[str, Array]:

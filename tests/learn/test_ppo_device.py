@@ -297,3 +297,18 @@ def test_epochs_end_when_the_policy_has_moved_too_far(play: Play, sign: Sign) ->
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(SetupError, match=r"ppo\.reward_scale"):
         DevicePPO(replace(WHOLE, reward_scale="returns"), task_of(GAUSSIAN))
+
+
+def test_an_update_that_fails_keeps_its_rows_in_the_books(
+    play: Play, sign: Sign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError("no room")
+
+    host, learner = pair(GAUSSIAN)
+    learner.observe(on_tensors(sign(rows_for(play, GAUSSIAN, host, lagged=False))))
+    rows = learner.rows().queued
+    monkeypatch.setattr(learner, "_improve", broken)
+    with pytest.raises(MemoryError):
+        learner.update()
+    assert learner.rows().queued == rows > 0
