@@ -100,7 +100,7 @@ class TensorPolicy:
 
 
 class _Squash(torch.autograd.Function):
-    """tanh of a Gaussian, with the slopes written down: a third of the operations that autograd would make of it.
+    """tanh of a Gaussian, with the slopes written down: fewer operations than autograd would make of it.
 
     With a = tanh(x), x = mean + σ noise:  ∂a/∂x = 1 - a²,  ∂ log p/∂x = 2a,  ∂ log p/∂ log σ = 2a σ noise - 1.
     """
