@@ -1,0 +1,148 @@
+"""Scenario 2 of CAGE Challenge 2 as tables: hosts, what blue can do, what red can exploit, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from freewheel.core import NDArray
+
+HOSTS = (
+    "Defender", "Enterprise0", "Enterprise1", "Enterprise2", "Op_Host0", "Op_Host1", "Op_Host2", "Op_Server0",
+    "User0", "User1", "User2", "User3", "User4",
+)  # fmt: skip
+#: What blue can do to a host, in the order of the action's number; before them come Sleep and Monitor.
+VERBS = (
+    "Analyse", "Remove", "DecoyApache", "DecoyFemitter", "DecoyHarakaSMPT", "DecoySmss", "DecoySSHD", "DecoySvchost",
+    "DecoyTomcat", "DecoyVsftpd", "Restore",
+)  # fmt: skip
+ACTIONS = ("Sleep", "Monitor", *(f"{verb} {host}" for verb in VERBS for host in HOSTS))
+RED_AGENTS = ("B_lineAgent", "RedMeanderAgent", "SleepAgent")
+#: The subnets, and what red does; its action is one of these and a number: of a subnet for the first, of a host for the others.
+SUBNETS = ("User", "Enterprise", "Operational")
+RED_KINDS = (
+    "Sleep", "DiscoverRemoteSystems", "DiscoverNetworkServices", "ExploitRemoteService", "PrivilegeEscalate", "Impact",
+)  # fmt: skip
+
+N = len(HOSTS)
+OP_SERVER, FOOTHOLD = HOSTS.index("Op_Server0"), HOSTS.index("User0")
+#: Ports that can be exploited, and by what, from the least to the most promising: red prefers the last that it knows open.
+PORTS = (22, 3389, 139, 80, 443, 3390, 25, 21)
+EXPLOITS = (
+    "SSHBruteForce", "BlueKeep", "EternalBlue", "HTTPRFI", "HTTPSRFI", "SQLInjection", "HarakaRCE", "FTPDirectoryTraversal",
+)  # fmt: skip
+BRUTE_FORCE = 0
+SQL, WEB = PORTS.index(3390), (PORTS.index(80), PORTS.index(443))
+
+#: What comes of exploiting a service that is really there.
+NOTHING, USER, ROOT, REFUSED = range(4)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine as the scenario sets it up."""
+
+    subnet: str
+    windows: bool
+    open: tuple[int, ...]  # ports in use, one for each connection
+    gains: tuple[tuple[int, int], ...]  # (port, what an exploit of it gains)
+    cost: int = 1  # tenths of reward a step while red is root there
+    reveals: str = ""  # whose address is found there
+
+
+_LINUX = Host("Operational", False, (22,), ((22, USER),))
+_WINDOWS = Host(
+    "Enterprise", True, (22, 135, 3389, 445, 139, 80, 443), ((22, USER), (3389, ROOT), (80, USER), (443, USER)), 10
+)
+_DESK = Host("User", True, (22, 21), ((22, USER), (21, ROOT)), reveals="Enterprise1")
+SETUP = {
+    "Defender": Host("Enterprise", False, (22, 53, 53, 68), ((22, REFUSED),)),  # no password of it is in the word list
+    "Enterprise0": Host("Enterprise", False, (22,), ((22, USER),), 10),
+    "Enterprise1": _WINDOWS,
+    "Enterprise2": Host("Enterprise", True, _WINDOWS.open, _WINDOWS.gains, 10, "Op_Server0"),
+    "Op_Host0": _LINUX,
+    "Op_Host1": _LINUX,
+    "Op_Host2": _LINUX,
+    "Op_Server0": Host("Operational", False, (22,), ((22, USER),), 10),
+    "User0": Host("User", True, _DESK.open, _DESK.gains, 0),
+    "User1": _DESK,
+    "User2": Host("User", True, (445, 139, 135, 3389), ((139, ROOT), (3389, USER)), reveals="Enterprise1"),
+    "User3": Host(
+        "User", False, (80, 3389, 443, 25), ((80, USER), (443, USER), (25, ROOT)), reveals="Enterprise0"
+    ),
+    "User4": Host(
+        "User", False, (22, 80, 3390, 443, 25), ((22, USER), (80, USER), (3390, ROOT), (443, USER), (25, ROOT)),
+        reveals="Enterprise0",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decoy:
+    """A service that only pretends; placed where its port is free and the system fits."""
+
+    opens: int
+    needs: int  # the port that must be free, which for one of them is not the one it opens
+    windows: bool | None = None  # None: any system
+
+
+DECOYS = {
+    "DecoyApache": Decoy(80, 80),
+    "DecoyFemitter": Decoy(21, 21, True),
+    "DecoyHarakaSMPT": Decoy(25, 25, False),
+    "DecoySmss": Decoy(139, 139, True),
+    "DecoySSHD": Decoy(22, 22),
+    "DecoySvchost": Decoy(3389, 3389, True),
+    "DecoyTomcat": Decoy(443, 443),
+    "DecoyVsftpd": Decoy(80, 21, False),
+}
+
+# ------------------------------------------------------------------------------- the same, to look up many games at once
+# A set of hosts is a number with bit h for host h; a set of exploitable ports one with bit p for PORTS[p].
+
+BIT = 1 << np.arange(N)  # [13]
+ALL = (1 << N) - 1
+_HOSTS = [SETUP[name] for name in HOSTS]
+SUBNET_OF = np.array([SUBNETS.index(host.subnet) for host in _HOSTS])  # [13]
+MEMBERS = np.array([sum(BIT[subnet == SUBNET_OF]) for subnet in range(len(SUBNETS))])  # [3] sets of hosts
+#: Sessions on these open the way to the Operational subnet; the Defender is not one of them.
+GATEWAYS = int(sum(BIT[h] for h, name in enumerate(HOSTS) if name.startswith("Enterprise")))
+OPERATIONAL = int(MEMBERS[SUBNETS.index("Operational")])
+REVEALS = np.array([BIT[HOSTS.index(host.reveals)] if host.reveals else 0 for host in _HOSTS])  # [13]
+GAINS = np.zeros((N, len(PORTS)), np.int8)  # [13, 8]
+for _h, _host in enumerate(_HOSTS):
+    for _port, _gain in _host.gains:
+        GAINS[_h, PORTS.index(_port)] = _gain
+_PORT_BIT = {port: 1 << p for p, port in enumerate(PORTS)}
+OPEN = np.array(
+    [sum(_PORT_BIT.get(port, 0) for port in set(host.open)) for host in _HOSTS], np.uint8
+)  # [13] sets of ports
+CONNECTIONS = np.array([len(host.open) for host in _HOSTS])  # [13]
+DISTINCT = np.array([len(set(host.open)) for host in _HOSTS])  # [13] different ports, also those nobody exploits
+
+SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE = 0, 1, 2, 3, len(VERBS) + 1
+FIRST_DECOY, LAST_DECOY = ANALYSE + VERBS.index("DecoyApache"), ANALYSE + VERBS.index("DecoyVsftpd")
+_number = np.arange(len(ACTIONS))
+VERB_OF = np.where(_number < ANALYSE, _number, ANALYSE + (_number - ANALYSE) // N)  # [145] 0 .. 12
+HOST_OF = np.where(_number < ANALYSE, 0, (_number - ANALYSE) % N)  # [145]; of no meaning for Sleep and Monitor
+
+
+def _per_verb(port: str) -> NDArray:
+    bits = {ANALYSE + VERBS.index(name): _PORT_BIT[getattr(decoy, port)] for name, decoy in DECOYS.items()}
+    return np.array([bits.get(verb, 0) for verb in range(RESTORE + 1)], np.uint8)
+
+
+OPENS, NEEDS = _per_verb("opens"), _per_verb("needs")  # [13] by verb: sets of ports
+FITS = np.zeros((RESTORE + 1, N), np.bool_)  # [verb, host]
+for _name, _decoy in DECOYS.items():
+    FITS[ANALYSE + VERBS.index(_name)] = [_decoy.windows in (None, host.windows) for host in _HOSTS]
+
+_members = np.arange(1 << N)[:, None] >> np.arange(N) & 1  # [8192, 13] which hosts a set has
+SIZE = _members.sum(axis=1)  # [8192]
+COST = _members @ np.array([host.cost for host in _HOSTS])  # [8192] tenths, by the hosts where red is root
+DOWN_COST, RESTORE_COST = 100, 10  # tenths: while OTService is stopped; a Restore
+MEMBER = np.argsort(1 - _members, axis=1, kind="stable").astype(np.int8)  # [8192, 13] the k-th host of a set
+TOP = np.array([max(ports.bit_length() - 1, 0) for ports in range(256)])  # [256] the most promising of a set of ports
+PORT_SIZE = np.array([ports.bit_count() for ports in range(256)])  # [256]
+PORT_MEMBER = np.argsort(1 - (np.arange(256)[:, None] >> np.arange(8) & 1), axis=1, kind="stable")  # [256, 8] the k-th
