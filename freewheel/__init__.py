@@ -13,21 +13,24 @@ if TYPE_CHECKING:
     from typing import Any
 
     from freewheel.evaluate import Score
-    from freewheel.run import Result
+    from freewheel.run import Result, Until
 
 __all__ = ["score", "train"]
 
 
-def train(env: str | Callable[..., Any], *, quiet: bool = False, **options: Any) -> Result:
+def train(env: str | Callable[..., Any], *, quiet: bool = False, until: Until | None = None, **options: Any) -> Result:
     """Train on a Gymnasium id, 'package.module:Factory', or a class or function that returns an environment.
 
     Options are those of `freewheel train --help`, with underscores: steps=..., mode=..., ppo={"lr": 1e-3},
     env_args={"gravity": 9.8}. The run directory is complete when this returns or raises; Ctrl-C raises as usual.
+
+    `until(episodes, tick)` is called again and again with the episodes that have ended meanwhile; the run ends as soon as it
+    returns a reason, which becomes summary["ended"].
     """
     from freewheel.config import from_options
     from freewheel.run import run
 
-    result = run(from_options(env, options), quiet=quiet)
+    result = run(from_options(env, options), quiet=quiet, until=until)
     if result.exit_code == 130:
         raise KeyboardInterrupt
     return result

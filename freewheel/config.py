@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
 from freewheel import flags
@@ -22,7 +23,8 @@ from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.sequential import SequentialConfig
-from freewheel.core import Compile
+from freewheel.core import NO_CONTEXT, Compile, NDArray
+from freewheel.envs import cyborg
 from freewheel.envs.batched import PREFIX as TORCH
 from freewheel.envs.batched import BatchedConfig
 from freewheel.envs.gym import GymConfig
@@ -33,6 +35,7 @@ from freewheel.learn.settings import MBPOConfig, PPOConfig, SACConfig
 from freewheel.meter import Budget
 from freewheel.policies.spec import PolicyConfig
 from freewheel.worlds import registry
+from freewheel.worlds.scenario2 import RED_AGENTS
 
 registry.register()
 
@@ -42,6 +45,8 @@ ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {"ppo": PPOConfig, "sac": SACC
 REPLAYING = {"num_steps_per_env": 1, "policy": {"hidden": [256, 256], "activation": "relu", "head": "squashed"}}
 #: What is usual for one simulation of many lanes.
 SIMULATED = {"num_envs": 64, "workers": 1, "device": "auto"}
+#: What CAGE Challenge 2 begins with.
+ATTACKED = {"red_agent": RED_AGENTS[0]}
 CUSTOMS: Mapping[str, Mapping[str, Any]] = {"ppo": {}, "sac": REPLAYING, "mbpo": REPLAYING}
 EnvConfig = GymConfig | BatchedConfig | IsaacConfig
 ModeConfig = SequentialConfig | LockstepConfig | BatchConfig | ContinuousConfig | EpisodesConfig
@@ -52,7 +57,8 @@ MODES: Mapping[str, type[ModeConfig]] = {
     "continuous": ContinuousConfig,
     "episodes": EpisodesConfig,
 }
-ALIASES = {"num_collectors": "workers", "n_workers": "workers", "task": "env"}  # names that people know from elsewhere
+#: Names that people know from elsewhere.
+ALIASES = {"num_collectors": "workers", "n_workers": "workers", "task": "env", "red_agent": "env.red_agent"}
 DEFAULT_STEPS = 100_000
 FREE = "env."  # --env.KEY VALUE goes to the environment's constructor
 
@@ -91,6 +97,11 @@ class RunConfig:
     """Where the learner computes; auto: on a GPU if there is one."""
     threads: int = 1
     """CPU threads of the learner; small networks are fastest with one."""
+    context: flags.Table = ()
+    """Contexts, a row each, as JSON ([[1,0],[0,1]]): every episode is told one, drawn by its seed, as options["context"] of
+    reset(), and shows it as "context" in its observation."""
+    init: str = ""
+    """Begin with the weights of another run, a name under --runs-dir or a path: its best ones, or RUN@latest or RUN@STEP."""
     compile: Compile = "graphs"
     """graphs: on a GPU, capture fixed-shape work in CUDA graphs and replay it; off: launch every operation by itself."""
 
@@ -105,6 +116,11 @@ class RunConfig:
                 raise UsageError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(self, name)}")
         if "/" in self.run or self.run.startswith("."):
             raise UsageError(f"--run '{self.run}' must be a plain name; --runs-dir says where it is kept")
+
+    @property
+    def contexts(self) -> NDArray:
+        """[K, C] float32."""
+        return np.array(self.context, np.float32) if self.context else NO_CONTEXT
 
     @property
     def budget(self) -> Budget:
@@ -152,15 +168,15 @@ class Choices:
     """What to run."""
 
     env: str = ""
-    """The environment: a Gymnasium id, package.module:Factory, or torch:ID and isaaclab:TASK for batched simulators. Also the
-    first or last word."""
+    """The environment: a Gymnasium id, package.module:Factory, torch:ID and isaaclab:TASK for batched simulators, or
+    cyborg:Scenario2. Also the first or last word."""
     algo: Literal["ppo", "sac", "mbpo"] = "ppo"
     """The algorithm."""
     mode: Literal["sequential", "lockstep", "batch", "continuous", "episodes"] = "lockstep"
     """How experience is collected."""
     preset: str = ""
     """Named settings to start from: cartpole, pendulum, halfcheetah, mbpo-inverted-pendulum, mbpo-hopper, isaac-64, isaac-128,
-    isaac-256, isaac-batch, drone-ppo, drone-sac."""
+    isaac-256, isaac-batch, drone-ppo, drone-sac, cage2."""
     config: str = ""
     """A JSON or TOML file of options, e.g. another run's config.json."""
 
@@ -240,7 +256,8 @@ def show_help(argv: Sequence[str]) -> None:
     algo = chosen.get("--algo", "ppo") if chosen.get("--algo") in ALGORITHMS else "ppo"
     mode = chosen.get("--mode", "lockstep") if chosen.get("--mode") in MODES else "lockstep"
     description = (
-        "Train an agent on ENV. --env.KEY VALUE goes to the environment's constructor. "
+        "Train an agent on ENV. --env.KEY VALUE goes to the environment's constructor, and --red-agent NAME as well: who attacks "
+        "in CAGE Challenge 2 (B_lineAgent, RedMeanderAgent, SleepAgent, mixture). "
         "--dry-run shows the plan and --print-config the resolved options, without starting anything. "
         f"These are the options of {algo} in mode {mode}; --algo and --mode beside --help show those of others."
     )
@@ -257,6 +274,8 @@ def _resolve(given: flags.Layer) -> Config:
     algo = _choice(layers, "algo", ALGORITHMS, "ppo")
     if _batched(where := _last(layers, "env")) or where.startswith(ISAAC):
         layers.insert(0, flags.Layer("batched simulator", _flags(SIMULATED, "batched simulator")))
+    if cyborg.plays(where):
+        layers.insert(0, flags.Layer("CAGE Challenge 2", _flags(ATTACKED, "CAGE Challenge 2")))
     layers.insert(0, flags.Layer(f"algorithm {algo}", _flags(CUSTOMS[algo], f"algorithm {algo}")))
     mode = _choice(layers, "mode", MODES, "lockstep")
     options = _options(algo, mode)
@@ -292,7 +311,9 @@ def _world(name: str, args: Mapping[str, Any], options: WorldConfig, device: str
     if options.action_bounds or options.clip_actions:
         raise UsageError(f"{name} has action bounds of its own: leave out --action-bounds and --clip-actions")
     plain = {key: value for key, value in dataclasses.asdict(options).items() if key in GymConfig.__dataclass_fields__}
-    return GymConfig(id=name, args=args, **plain)
+    if cyborg.plays(name):
+        cyborg.check_red(args["red_agent"])
+    return cyborg.world(name, args, plain) if name.startswith(cyborg.PREFIX) else GymConfig(id=name, args=args, **plain)
 
 
 def _batched(name: str) -> bool:
@@ -350,6 +371,8 @@ def _known_as(word: str) -> str:
 
 
 def _tokens(name: str, value: Any) -> flags.Tokens:
+    if _all_options().get(name) is flags.Table and not isinstance(value, str):
+        return (json.dumps(value, default=lambda array: array.tolist()),)
     if not name.startswith(FREE):
         return flags.tokens(value)
     try:

@@ -10,9 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from freewheel.core import Chunk, Collector, Env, EnvSpec, Learner, NDArray, Snapshot, Step
+from freewheel.core import NO_CONTEXT, Chunk, Collector, Env, EnvSpec, Learner, NDArray, Snapshot, Step
+from freewheel.errors import SetupError
 from freewheel.rollout.probe import random_actions
-from freewheel.seeding import generator, training_episodes
+from freewheel.seeding import drawn, generator, training_episodes
 
 # --------------------------------------------------------------------------------------------------------------- check_env
 
@@ -53,6 +54,7 @@ def check_env(make: Callable[[range], Env], *, steps: int = 200) -> None:
         _check_same(env.spec.name, story, _play(env, lanes, steps), "a second instance with the same seeds and actions")
         _check_starts(env, lanes, story)
         _check_clipping(env, lanes)
+        _check_context(env, lanes, steps)
     with closing(make(lanes[1:2])) as env:
         alone = _play(env, lanes[1:2], steps)
         beside = Story(story.first[1:2], **{name: getattr(story, name)[:, 1:2] for name in _ROWS})
@@ -167,6 +169,43 @@ def _check_clipping(env: Env, lanes: range) -> None:
         _expect(agrees, f"{env.spec.name}: actions outside [-1, 1] are not clipped")
 
 
+def _check_context(env: Env, lanes: range, steps: int) -> None:
+    """An episode shows the row that its seed draws from the table there was when it began, until it ends."""
+    spec, rng = env.spec, generator(SEED, "check_env", "context")
+    columns, width = spec.slice("context"), spec.context
+    _check_refusal(env, width + 1)
+    if columns is None or not width:
+        return
+    first, second = np.arange(6 * width, dtype=np.float32).reshape(2, 3, width)
+    streams, played, table = [training_episodes(SEED, lane) for lane in lanes], [0] * len(lanes), first
+    env.condition(first)
+    obs, told = env.reset(streams).copy(), np.stack([drawn(first, stream.seed(0)) for stream in streams])
+    for turn in range(steps):
+        step = env.step(random_actions(spec, obs, rng))
+        for seen in (obs, step.next_obs):
+            shown = seen[:, columns.start : columns.stop]
+            right = np.array_equal(shown[step.valid], told[step.valid])
+            _expect(right, f"{spec.name}: shows the contexts {shown.tolist()}, its episodes were told {told.tolist()}")
+        for lane in np.flatnonzero(step.terminated | step.truncated):
+            played[lane] += 1
+            told[lane] = drawn(table, streams[lane].seed(played[lane]))
+        obs = env.renew().copy()
+        if turn == steps // 2:
+            table = second
+            env.condition(second)
+    env.condition(NO_CONTEXT)
+
+
+def _check_refusal(env: Env, width: int) -> None:
+    """Contexts of another length are refused, and none are welcome."""
+    env.condition(NO_CONTEXT)
+    try:
+        env.condition(np.zeros((1, width), np.float32))
+    except SetupError:
+        return
+    raise AssertionError(f"{env.spec.name}: takes contexts of {width} numbers, its spec says {env.spec.context}")
+
+
 # ---------------------------------------------------------------------------------- check_runner, check_collector, check_learner
 
 
@@ -210,6 +249,7 @@ def check_collector(
     """
     with make() as collector:
         collector.publish(snapshot(0), 0)
+        tables = [snapshot(0).context]
         seen: dict[tuple[int, int], list[Chunk]] = {}
         delivered, published = 0, 0
         for turn in range(turns):
@@ -218,12 +258,14 @@ def check_collector(
                 seen.setdefault((chunk.origin.worker, chunk.origin.incarnation), []).append(chunk)
                 delivered += chunk.rows
                 _expect(chunk.version <= published, "a chunk is newer than the weights that were published")
+                _check_told(chunk, tables)
             rows = collector.rows()
             elsewhere = rows.queued + rows.open + sum(rows.dropped.values())
             _expect(rows.produced == delivered + elsewhere, f"{rows} does not balance with {delivered} delivered")
             if turn % every == every - 1:
                 published += 1
                 collector.publish(snapshot(published), delivered)
+                tables.append(snapshot(published).context)
         lossy = bool(collector.rows().dropped)
         for author, written in seen.items():
             numbers = [chunk.origin.sequence for chunk in written]
@@ -237,6 +279,13 @@ def check_collector(
         _expect(published == 0 or any(written[-1].version > 0 for written in seen.values()), "new weights never arrive")
         oldest = collector.oldest()
         _expect(oldest is None or oldest <= published, "oldest() is newer than what was published")
+
+
+def _check_told(chunk: Chunk, tables: Sequence[NDArray]) -> None:
+    """Episodes say which row of a table that was published they were told."""
+    for episode in chunk.episodes:
+        known = [tuple(drawn(table, episode.seed).tolist()) if table.size else () for table in tables]
+        _expect(episode.context in known, f"{episode} should have one of the contexts {known}")
 
 
 def _waited_for(collector: Collector) -> Sequence[Chunk]:

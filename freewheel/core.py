@@ -7,6 +7,10 @@ fragment of consecutive rows by one author. *S* is the number of rows one on-pol
 updates; *lag* is the version at the start of an update minus the version that chose the action. T is time, B lanes, D the
 columns of an observation, A those of an action.
 
+A run may have *contexts*, a table [K, C]: every episode is told one row of it, drawn by the episode's seed, and its
+observations show that row. The table travels with the weights (loop → Snapshot → Mailbox → Runner → Env), the row comes back
+with the Episode; C = 0 where nobody asked for any.
+
 Values are frozen: whoever receives one may keep it. Arrays are numpy from CPU workers and torch on a device; a bare `Env`,
 `Step` or `Chunk` is the numpy kind, `Env[torch.Tensor]` the other.
 """
@@ -21,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import TypeVar
+
+from freewheel.errors import SetupError
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +48,8 @@ WORKER_TIME = (
 LEARNER_TIME = ("observe", "update", "publish", "wait-data", "eval", "save", "other")
 #: Why a row may be dropped: a closed list.
 CAUSES = ("stale", "overflow", "nan", "shape", "env_error", "worker_death", "shutdown", "quarantine")
+#: The table of contexts of a run that has none.
+NO_CONTEXT: NDArray = np.zeros((0, 0), np.float32)
 
 
 # ---------------------------------------------------------------------------------------------------------- what a world is
@@ -94,9 +102,24 @@ class EnvSpec:
         False  # a batched simulator: all lanes are one simulation, and its arrays are torch tensors on `device`
     )
     finals: bool = True  # next_obs of an episode's last row is known; where not, it repeats the row's own observation
+    context: int = 0  # C: numbers of the context that an episode can be told, and then shows; 0: it cannot
 
     def slice(self, name: str) -> Slice | None:
         return next((part for part in self.slices if part.name == name), None)
+
+    def admit(self, context: NDArray) -> None:
+        """SetupError unless episodes can be told rows of this table [K, C]; an empty one is always welcome."""
+        if not context.size or context.shape[1] == self.context:
+            return
+        if self.context:
+            raise SetupError(f"{self.name} shows contexts of {self.context} numbers; {context.shape[1]} were given")
+        remedy = (
+            "it is one simulation, leave them out"
+            if self.tensors
+            else "it has to take options['context'] in reset() and show it as 'context' in a Dict observation "
+            "(a vector env options['contexts'], see envs/vector.py)"
+        )
+        raise SetupError(f"episodes of {self.name} cannot be told contexts: {remedy}")
 
 
 # ------------------------------------------------------------------------------------------------------- the values that flow
@@ -157,7 +180,7 @@ class Episode:
     lane: int
     number: int
     seed: int
-    context: tuple[float, ...]
+    context: tuple[float, ...]  # [C] what it was told
     ret: float
     length: int
     seconds: float
@@ -179,13 +202,11 @@ class Chunk(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Weights as a value."""
+    """Weights as a value, and the contexts to act in: a learner knows only the weights, whoever publishes adds the rest."""
 
     version: int
     params: Mapping[str, Array]
-    context: NDArray = field(
-        default_factory=lambda: np.zeros((0, 0), np.float32)
-    )  # [K, C]: an episode draws its row by its seed
+    context: NDArray = field(default_factory=lambda: NO_CONTEXT)  # [K, C] float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,10 +263,12 @@ class Env(Protocol[A]):
     """B lanes stepped as one; the only place that knows a simulator.
 
     After a step in which a lane ended or failed comes `renew`, so that a row can be shipped before a slow reset.
+    An episode of seed s that begins after `condition(context)` is told row seeding.pick(s, K) of it.
     """
 
     @property
     def spec(self) -> EnvSpec: ...
+    def condition(self, context: NDArray) -> None: ...  # [K, C], the env's to keep; SetupError as EnvSpec.admit says
     def reset(self, seeds: Sequence[SeedStream]) -> A: ...  # one stream a lane; the k-th reset of a lane takes seed(k)
     def step(self, action: A) -> Step[A]: ...
     def renew(self) -> A: ...  # begin what has to begin; [B, D] what to act on next

@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from freewheel.core import Actor, Env, NDArray, Snapshot
+from freewheel.core import NO_CONTEXT, Actor, Env, NDArray, Snapshot
 from freewheel.errors import EnvError
 from freewheel.rollout.recipe import Recipe
-from freewheel.seeding import evaluation_episodes, generator
+from freewheel.seeding import drawn, evaluation_episodes, generator
 
 In = ParamSpec("In")
 Out = TypeVar("Out")
@@ -28,6 +28,7 @@ class Score:
     lengths: tuple[int, ...]
     cut: int = 0  # episodes that had not ended at the limit and count as far as they went
     measures: Mapping[str, float] = field(default_factory=dict)  # means over the episodes that ended
+    contexts: tuple[tuple[float, ...], ...] = ()  # by episode number, where they were told any
 
     @property
     def mean(self) -> float:
@@ -47,8 +48,12 @@ def playable(env: Env[Any]) -> Env:
     return ashore(env)
 
 
-def evaluate(env: Env, actor: Actor, episodes: int, seed: int, limit: int = LIMIT) -> Score:
-    """Episodes 0 .. episodes-1 of this evaluation seed: the same worlds for every mode, algorithm and number of lanes."""
+def evaluate(
+    env: Env, actor: Actor, episodes: int, seed: int, limit: int = LIMIT, context: NDArray = NO_CONTEXT
+) -> Score:
+    """Episodes 0 .. episodes-1 of this evaluation seed: the same worlds, and the same draws from these contexts [K, C], for
+    every mode, algorithm and number of lanes."""
+    env.condition(context)
     returns: list[float] = []
     lengths: list[int] = []
     cut = 0
@@ -65,7 +70,9 @@ def evaluate(env: Env, actor: Actor, episodes: int, seed: int, limit: int = LIMI
         who = f"evaluation episode {number} of {env.spec.name}, seed {evaluation_episodes(seed, number, 1).seed(0)},"
         raise EnvError(f"{who} has return {returns[number]}: check the env for NaN and inf", "nan")
     means = np.mean(measured, axis=0).tolist() if measured else ()
-    return Score(tuple(returns), tuple(lengths), cut, dict(zip(env.spec.measures, means, strict=False)))
+    seeds = [evaluation_episodes(seed, number, 1).seed(0) for number in range(episodes if context.size else 0)]
+    told = tuple(tuple(drawn(context, episode).tolist()) for episode in seeds)
+    return Score(tuple(returns), tuple(lengths), cut, dict(zip(env.spec.measures, means, strict=False)), told)
 
 
 def _round(env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: int) -> tuple[NDArray, ...]:
@@ -113,7 +120,7 @@ def examiner(recipe: Recipe, exam: Exam) -> Callable[[Snapshot], Score]:
 
     def score(snapshot: Snapshot) -> Score:
         actor.load(snapshot)
-        return evaluate(env, actor, exam.episodes, exam.seed, exam.limit)
+        return evaluate(env, actor, exam.episodes, exam.seed, exam.limit, snapshot.context)
 
     return score
 
@@ -122,7 +129,7 @@ class _Timed:
     """An Env that takes its process along when it hangs: the kernel's alarm ends it, whatever it is doing."""
 
     def __init__(self, env: Env, reset: float, step: float) -> None:
-        self.spec, self.render, self.close = env.spec, env.render, env.close
+        self.spec, self.condition, self.render, self.close = env.spec, env.condition, env.render, env.close
         self.reset, self.renew = self._within(env.reset, reset), self._within(env.renew, reset)
         self.step = self._within(env.step, step)
 
@@ -141,8 +148,11 @@ class _Timed:
 Show = Callable[["NDArray | str | None"], None]
 
 
-def play(env: Env, actor: Actor, episode: tuple[int, int], show: Show, limit: int = LIMIT) -> Sequence[float]:
+def play(
+    env: Env, actor: Actor, episode: tuple[int, int], show: Show, limit: int = LIMIT, context: NDArray = NO_CONTEXT
+) -> Sequence[float]:
     """Episode (evaluation seed, number) in a one-lane env, a picture shown before every action; returns the rewards."""
+    env.condition(context)
     seed, number = episode
     rng = generator(seed, "greedy")
     obs = env.reset([evaluation_episodes(seed, number, 1)])

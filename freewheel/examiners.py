@@ -37,7 +37,8 @@ class Here:
     def ask(self, step: int, snapshot: Snapshot) -> None:
         with self._meter.span("eval"):
             self._actor.load(snapshot)
-            score = evaluate(self._env, self._actor, self._exam.episodes, self._exam.seed, self._exam.limit)
+            exam = self._exam
+            score = evaluate(self._env, self._actor, exam.episodes, exam.seed, exam.limit, snapshot.context)
         self._done.append((step, snapshot, score))
 
     def results(self, wait: bool) -> Iterator[Result]:

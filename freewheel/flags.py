@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import tomllib
 import types
 import typing
@@ -23,6 +24,29 @@ Tokens = tuple[str, ...]
 Flags = dict[str, Tokens]  # "ppo.lr" -> ("0.001",)
 
 TYRO = (tyro.conf.FlagConversionOff,)
+
+
+def _rows(words: list[str]) -> tuple[tuple[float, ...], ...]:
+    rows = json.loads(words[0])
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise ValueError(words[0])
+    table, widths = tuple(tuple(map(float, row)) for row in rows), set(map(len, rows))
+    if len(widths) > 1 or 0 in widths or not all(math.isfinite(cell) for row in table for cell in row):
+        raise ValueError(words[0])
+    return table
+
+
+#: Rows of equally many numbers, typed as JSON.
+Table: typing.TypeAlias = typing.Annotated[
+    tuple[tuple[float, ...], ...],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="[[NUMBER,...],...]",
+        instance_from_str=_rows,
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda table: [json.dumps(table)],
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -200,6 +224,8 @@ def _complaint(name: str, values: Tokens, kind: Any) -> str:
 
 
 def _describe(kind: Any) -> str:
+    if kind is Table:
+        return "rows of equally many numbers as JSON, e.g. [[1,0],[0,1]]"
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(str(choice) for choice in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:

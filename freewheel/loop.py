@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from freewheel.core import Chunk, Collector, Learner, Metrics, Tick
+from freewheel.core import NO_CONTEXT, Chunk, Collector, Learner, Metrics, NDArray, Tick
 from freewheel.meter import Meter
 
 
-def loop(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int | None = None) -> Iterator[Tick]:
+def loop(
+    collector: Collector,
+    learner: Learner,
+    meter: Meter,
+    *,
+    max_lag: int | None = None,
+    context: NDArray = NO_CONTEXT,
+) -> Iterator[Tick]:
     """Collect when the learner is hungry or may not go on, update when it may; publish what is new; tell. For ever.
 
-    max_lag None: no gate (lockstep modes have no lag, off-policy learners bound it by pace).
+    max_lag None: no gate (lockstep modes have no lag, off-policy learners bound it by pace). context [K, C]: what episodes are
+    told, published with the weights.
     """
     env_steps = 0
 
@@ -23,8 +32,11 @@ def loop(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int |
         oldest = collector.oldest()
         return oldest is None or oldest > learner.version - max_lag
 
-    collector.publish(learner.snapshot(), learner.rows().done)
-    published = learner.version
+    def publish() -> int:
+        collector.publish(replace(learner.snapshot(), context=context), learner.rows().done)
+        return learner.version
+
+    published = publish()
     while True:
         chunks: Sequence[Chunk[Any]] = ()
         metrics: Metrics | None = None
@@ -41,6 +53,5 @@ def loop(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int |
                 metrics = learner.update()
             if learner.version != published:
                 with meter.span("publish"):
-                    collector.publish(learner.snapshot(), learner.rows().done)
-                published = learner.version
+                    published = publish()
         yield Tick(chunks, env_steps, learner.version, metrics)

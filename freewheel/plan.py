@@ -7,23 +7,28 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import gymnasium
 
+from freewheel import checkpoint
+from freewheel.checkpoint import Checkpoint
 from freewheel.config import Config, EnvConfig, WorldConfig
 from freewheel.core import EnvSpec, Snapshot
+from freewheel.envs import cyborg
 from freewheel.envs.gym import GymConfig
-from freewheel.errors import SetupError, UsageError
+from freewheel.errors import SetupError, UsageError, nearest
 from freewheel.learn.settings import Assignment
 from freewheel.policies.build import make_actor, make_tensor_actor
-from freewheel.policies.spec import PolicySpec, actor_layout
+from freewheel.policies.spec import PolicySpec, Start, actor_layout
 from freewheel.rollout.job import Job, Limits
 from freewheel.rollout.probe import StepCost
 from freewheel.rollout.recipe import Recipe
 from freewheel.seeding import tree
 from freewheel.transport.staff import StaffConfig
+
+OURS = ("freewheel.envs.gym", "freewheel.policies.actor")  # what every worker loads
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Plan:
     policy: PolicySpec
     path: Path
     device: str
+    begins: Checkpoint | None = None  # with these weights; None: drawn
 
     @property
     def rows(self) -> int:
@@ -56,6 +62,7 @@ class Plan:
             algo=self.config.algo,
             world=self.config.env.name,
             tensors=self.spec.tensors,
+            start=None if self.begins is None else Start(self.begins.params, self.begins.step),
             finals=self.spec.finals,
         )
 
@@ -95,6 +102,7 @@ class Plan:
             spec=self.spec,
             steps=steps,
             weights=weights,
+            context=self.config.run.contexts,
             limits=_limits(self.config.world),
             modules=_modules(env),
             compile=self.config.run.compile,
@@ -140,8 +148,10 @@ class Plan:
             f"budget   {' or '.join(limits)}",
             f"run      {self.path}",
         ]
+        if self.begins is not None:
+            lines.insert(2, f"begin    with {self.begins.path}")
         if self.staff is not None:
-            lines.insert(3, f"workers  {self.staff.plan_line()}")
+            lines.insert(-3, f"workers  {self.staff.plan_line()}")
         if budget.steps and self.assignment.episodes is None and config.learner.on_policy:
             lines.insert(-1, f"updates  {-(-budget.steps // self.rows):,}")
         return lines
@@ -162,9 +172,39 @@ def plan(config: Config) -> Plan:
             spec, cost = env.spec, StepCost(0.0, 0.0)
     config = replace(config, collector=config.collector.planned(cost))
     spec = replace(spec, lanes=config.collector.lanes)
-    planned = Plan(config, spec, config.policy.resolve(spec), path, device)
+    spec.admit(config.run.contexts)
+    policy = config.policy.resolve(spec)
+    planned = Plan(config, spec, policy, path, device, _beginning(config, policy))
     _check_publications(config, planned.rows)
     return planned
+
+
+def _beginning(config: Config, policy: PolicySpec) -> Checkpoint | None:
+    """The weights that --init names, if they are those of the same network."""
+    if not (name := config.run.init):
+        return None
+    run, at, which = name.rpartition("@")
+    if not at or not re.fullmatch(r"best|latest|\d+", which):
+        run, which = name, "best"
+    found = checkpoint.load(find_run(run, config.run.runs_dir) / "checkpoints", which)
+    here, there = asdict(policy), asdict(PolicySpec.from_json(found.about["policy"]))
+    for what in here:
+        if here[what] != there[what] and what != "log_std":  # which is only where training began
+            differs = f"{what} is {there[what]} there and {here[what]} here"
+            raise SetupError(
+                f"--init {name} is another network, its {differs}: choose the same --policy options and world"
+            )
+    return found
+
+
+def find_run(name: str, runs_dir: str) -> Path:
+    """The directory of the run of this name under runs_dir, or at this path."""
+    for place in (Path(runs_dir) / name, Path(name)):
+        if (place / "config.json").is_file():
+            return place
+    folder = Path(runs_dir)
+    known = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
+    raise UsageError(f"no run '{name}' in {runs_dir}" + (nearest(name, known) if known else "; train one first"))
 
 
 def _check_publications(config: Config, rows: int) -> None:
@@ -186,11 +226,12 @@ def _modules(env: EnvConfig) -> tuple[str, ...]:
     """What a worker loads: ours, and where the world's code lives, if that is known without loading it."""
     if not isinstance(env, GymConfig):
         return ()
+    if env.id.startswith(cyborg.PREFIX):
+        return (*OURS, *cyborg.MODULES)
     registered = gymnasium.registry.get(env.id)
     where = registered.entry_point if registered is not None else env.id if env.factory is None else None
     module, colon, _ = where.rpartition(":") if isinstance(where, str) else ("", "", "")
-    ours = ("freewheel.envs.gym", "freewheel.policies.actor")
-    return (*ours, module) if colon else ours
+    return (*OURS, module) if colon else OURS
 
 
 def _run_path(config: Config) -> Path:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from freewheel import checkpoint
 from freewheel.config import Config
@@ -53,7 +53,11 @@ class Result:
         return int(self.summary["exit_code"])
 
 
-def run(config: Config, *, quiet: bool = False) -> Result:
+#: Called after every turn of the loop with the episodes that ended in it; what it says, if anything, is why the run ends.
+Until: TypeAlias = Callable[[Sequence[Episode], Tick], str]
+
+
+def run(config: Config, *, quiet: bool = False, until: Until | None = None) -> Result:
     """Train. Whatever the end, the run directory is complete and nothing is left running; failures are raised after that."""
     planned = plan(config)
     config = planned.config
@@ -68,7 +72,7 @@ def run(config: Config, *, quiet: bool = False) -> Result:
             sinks.append(_console(config))
             if planned.staff is not None:
                 sinks[-1].note(planned.staff.plan_line())
-        return _Trainer(planned, learner, sinks, stop).train()
+        return _Trainer(planned, learner, sinks, stop, until).train()
 
 
 def _console(config: Config) -> Sink:
@@ -81,8 +85,10 @@ def _console(config: Config) -> Sink:
 class _Trainer:
     """What stands beside the loop: logging, evaluating, saving, stopping."""
 
-    def __init__(self, planned: Plan, learner: Learner, sinks: Sequence[Sink], stop: Stop) -> None:
-        self._plan, self._learner, self._sinks, self._stop = planned, learner, sinks, stop
+    def __init__(
+        self, planned: Plan, learner: Learner, sinks: Sequence[Sink], stop: Stop, until: Until | None = None
+    ) -> None:
+        self._plan, self._learner, self._sinks, self._stop, self._until = planned, learner, sinks, stop, until
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self.meter = Meter(planned.workers, planned.spec.measures)
         self._collector: Collector | None = None
@@ -114,6 +120,8 @@ class _Trainer:
 
     def _run(self) -> str:
         """Train until the budget is spent; why it ended."""
+        if self._plan.begins is not None:
+            self._tell(*self._plan.begins.warnings)
         return self._on_device(self._train)
 
     def _on_device(self, work: Callable[[], str]) -> str:
@@ -144,7 +152,8 @@ class _Trainer:
             return ended.result()
 
     def _loop(self, collector: Collector, examiner: Examiner | None) -> str:
-        for tick in loop(collector, self._learner, self.meter, max_lag=self._plan.max_lag):
+        max_lag, context = self._plan.max_lag, self._options.contexts
+        for tick in loop(collector, self._learner, self.meter, max_lag=max_lag, context=context):
             self.meter.take(tick)
             ended = self._ended(tick)
             if examiner is not None:
@@ -159,7 +168,8 @@ class _Trainer:
         self._stop.check()
         spent = {"steps": self._learner.rows().done, "minutes": self.meter.wall_s / 60, "episodes": self.meter.episodes}
         limits = vars(self._budget)
-        return next((name for name, used in spent.items() if limits[name] is not None and used >= limits[name]), "")
+        said = self._until([one for chunk in tick.chunks for one in chunk.episodes], tick) if self._until else ""
+        return said or next((name for name, used in spent.items() if limits[name] and used >= limits[name]), "")
 
     def _log(self, collector: Collector) -> None:
         rows = balance(collector.rows(), self._learner.rows())
@@ -210,7 +220,7 @@ class _Trainer:
         due = self._options.evals if last else int(progress * self._options.evals)
         if due > self._evaluations and (last or due < self._options.evals):
             self._evaluations = due
-            examiner.ask(tick.env_steps, self._learner.snapshot())
+            examiner.ask(tick.env_steps, replace(self._learner.snapshot(), context=self._options.contexts))
         with self.meter.span("eval"):
             for step, snapshot, score in examiner.results(wait=last):
                 if isinstance(score, FreewheelError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from freewheel import checkpoint, config
 from freewheel.config import Config
 from freewheel.core import Actor, Snapshot
 from freewheel.envs.gym import GymConfig
-from freewheel.errors import SetupError, UsageError, nearest
+from freewheel.errors import SetupError, UsageError
 from freewheel.evaluate import Score, Show, evaluate, play, playable
-from freewheel.plan import find_device
+from freewheel.plan import find_device, find_run
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import PolicySpec
 
@@ -40,7 +39,8 @@ class SavedRun:
         env = playable(self.config.env.make(range(lanes)))
         try:
             options = self.config.run
-            return evaluate(env, actor, episodes, options.eval_seed if seed is None else seed, options.eval_max_steps)
+            chosen = options.eval_seed if seed is None else seed
+            return evaluate(env, actor, episodes, chosen, options.eval_max_steps, options.contexts)
         finally:
             env.close()
 
@@ -48,18 +48,14 @@ class SavedRun:
         """One greedy episode, (evaluation seed, number), shown."""
         env = playable(self.config.env.make(range(1), render_mode=render_mode))
         try:
-            return play(env, actor, episode, show, self.config.run.eval_max_steps)
+            return play(env, actor, episode, show, self.config.run.eval_max_steps, self.config.run.contexts)
         finally:
             env.close()
 
 
 def open_run(name: str, runs_dir: str = "runs") -> SavedRun:
     """The run of this name under runs_dir, or at this path."""
-    path = next((place for place in (Path(runs_dir) / name, Path(name)) if (place / "config.json").is_file()), None)
-    if path is None:
-        folder = Path(runs_dir)
-        known = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
-        raise UsageError(f"no run '{name}' in {runs_dir}" + (nearest(name, known) if known else "; train one first"))
+    path = find_run(name, runs_dir)
     try:
         resolved = config.from_file(path / "config.json")
     except UsageError as error:

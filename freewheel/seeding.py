@@ -1,4 +1,4 @@
-"""One seed grows a tree of seeds: run, learner, lane, episode, evaluation. Nobody touches a global RNG."""
+"""One seed grows a tree of seeds: run, learner, lane, episode and its context, evaluation. Nobody touches a global RNG."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ def _digest(path: Path) -> int:
 def tree(*path: int | str) -> int:
     """The seed at this branch, e.g. tree(run_seed, "env", lane, k): 31 bits, so that any simulator takes it."""
     return _digest(path) & 0x7FFFFFFF
+
+
+def pick(seed: int, count: int) -> int:
+    """Which of `count` things the episode of this seed gets: uniform, whatever else the seed is used for."""
+    return _digest(("pick", int(seed))) % count
+
+
+def drawn(context: NDArray, seed: int) -> NDArray:
+    """The row [C] of a table of contexts [K, C] that the episode of this seed is told, as a copy."""
+    row: NDArray = context[pick(seed, len(context))].copy()
+    return row
 
 
 def generator(*path: int | str) -> np.random.Generator:

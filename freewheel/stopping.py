@@ -66,5 +66,5 @@ class Interruptible:
 
     def __init__(self, env: Env[Any], stop: Stop) -> None:
         self.reset, self.step, self.renew = stop.guard(env.reset), stop.guard(env.step), stop.guard(env.renew)
-        self.render, self.close = env.render, env.close
+        self.condition, self.render, self.close = env.condition, env.render, env.close
         self.spec = env.spec

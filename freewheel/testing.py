@@ -6,24 +6,25 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 
 from freewheel.conformance import check_collector, check_env, check_learner, check_runner
 from freewheel.core import NDArray
 
 __all__ = [
-    "Counter", "Crawls", "Dies", "Drifting", "Faulty", "Hangs", "Identity", "IdentityBox", "MutatesBuffer", "Raises",
-    "ReturnsNaN", "Toy", "WrongShape", "check_collector", "check_env", "check_learner", "check_runner",
+    "Conditioned", "Counter", "Crawls", "Dies", "Drifting", "Faulty", "Hangs", "Identity", "IdentityBox", "MutatesBuffer",
+    "Raises", "ReturnsNaN", "Toy", "WrongShape", "check_collector", "check_env", "check_learner", "check_runner",
 ]  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------------------- toy worlds
 
 
-class Toy(gymnasium.Env[NDArray, Any], ABC):
+class Toy(gymnasium.Env[Any, Any], ABC):
     """An episode of `length` steps; a subclass says what is seen and what an action is worth."""
 
     def __init__(self, length: int, ends: Literal["terminated", "truncated"] = "truncated") -> None:
@@ -31,19 +32,17 @@ class Toy(gymnasium.Env[NDArray, Any], ABC):
         self.count = self.seed = 0
 
     @abstractmethod
-    def observe(self) -> NDArray: ...
+    def observe(self) -> Any: ...
 
     @abstractmethod
     def judge(self, action: Any) -> float: ...
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed, options=options)
         self.count, self.seed = 0, seed or 0
         return self.observe(), {}
 
-    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         reward = self.judge(action)
         self.count += 1
         over = self.count >= self.length
@@ -117,6 +116,35 @@ class Counter(Toy):
 
     def judge(self, action: Any) -> float:
         return float(self.count + 1)
+
+
+class Conditioned(Toy):
+    """What an episode is worth follows from its seed and its context (a, b) alone: step t has reward (seed mod 5 + 1)(a + b t).
+
+    So an episode that was told another context than it says, or plays by the one before it, shows in its return.
+    """
+
+    def __init__(self, length: int = 3) -> None:
+        super().__init__(length)
+        steps, context = Box(0.0, float(length), (1,), np.float32), Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space, self.action_space = Dict(steps=steps, context=context), Discrete(2)
+        self.context = np.zeros(2, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.context = options["context"] if options else np.zeros(2, np.float32)
+        return super().reset(seed=seed, options=options)
+
+    def observe(self) -> dict[str, NDArray]:
+        return {"steps": np.array([self.count], np.float32), "context": self.context}
+
+    def judge(self, action: Any) -> float:
+        return (self.seed % 5 + 1) * float(self.context[0] + self.context[1] * (self.count + 1))
+
+    @staticmethod
+    def worth(seed: int, context: Sequence[float], length: int = 3) -> float:
+        """The return of such an episode."""
+        first, slope = context
+        return (seed % 5 + 1) * (length * first + slope * length * (length + 1) / 2)
 
 
 # ----------------------------------------------------------------------------------------------------------- faulty worlds

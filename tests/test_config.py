@@ -168,6 +168,9 @@ def test_environment_arguments_that_no_file_could_hold_are_refused() -> None:
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Values of an option's type that every option of that type accepts."""
     parts = typing.get_args(kind)
+    if kind is flags.Table:
+        numbers = st.floats(-1e9, 1e9)
+        return st.integers(1, 3).flatmap(lambda n: st.lists(st.lists(numbers, min_size=n, max_size=n), max_size=3))
     if typing.get_origin(kind) is Literal:
         return st.sampled_from(parts)
     if typing.get_origin(kind) is tuple:
@@ -340,3 +343,36 @@ def test_an_unknown_name_in_python_is_refused() -> None:
 def test_an_unknown_name_in_a_preset_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tomllib, "loads", lambda _: {"mine": {"ppo": {"lamda": 1}}})
     assert refusal("A-v0", "--preset", "mine").startswith("unknown option ppo.lamda in preset mine; ")
+
+
+# -------------------------------------------------------------------------------------------------------- CAGE Challenge 2
+
+
+@pytest.mark.parametrize("world", ["cyborg:Scenario2", "freewheel/Cage2-v0"])
+def test_who_attacks_is_a_flag_and_an_argument_of_the_world(world: str, tmp_path: Path) -> None:
+    """Both say the same, the last one wins, and a run's config.json says who it was."""
+    assert from_argv([world]).env.args == {"red_agent": "B_lineAgent"}
+    for spelling in ("--red-agent", "--red_agent", "--env.red_agent"):
+        chosen = from_argv([world, spelling, "RedMeanderAgent"])
+        assert chosen.env.args == {"red_agent": "RedMeanderAgent"}
+    assert chosen == from_options(world, {"red_agent": "RedMeanderAgent"})
+    assert chosen == from_options(world, {"env_args": {"red_agent": "RedMeanderAgent"}})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(chosen.to_json()))
+    assert from_file(file) == chosen
+    assert json.loads(file.read_text())["env_args"] == {"red_agent": "RedMeanderAgent"}
+    for spelling in ("--red-agent=mixture", "--env.red_agent=mixture"):
+        assert from_argv([world, "--config", str(file), spelling]).env.args == {"red_agent": "mixture"}
+
+
+@pytest.mark.parametrize("world", ["cyborg:Scenario2", "freewheel/Cage2-v0"])
+def test_a_red_agent_that_nobody_knows_is_refused_with_the_nearest(world: str) -> None:
+    told = "unknown red agent 'RedMeander'; did you mean 'RedMeanderAgent'?"
+    assert refusal(world, "--red-agent", "RedMeander") == told
+    assert refusal(world, "--env.red_agent", "RedMeander") == told
+
+
+def test_the_real_one_has_a_hundred_steps_unless_asked_otherwise() -> None:
+    assert from_argv(["cyborg:Scenario2"]).env.max_episode_steps == 100  # type: ignore[union-attr]
+    assert from_argv(["cyborg:Scenario2", "--max-episode-steps", "30"]).env.max_episode_steps == 30  # type: ignore[union-attr]
+    assert refusal("cyborg:Scenario1") == "unknown scenario 'cyborg:Scenario1'; did you mean 'cyborg:Scenario2'?"

@@ -14,7 +14,8 @@ from freewheel.core import ActionSpec, Decision, EnvSpec, NDArray, SeedStream, S
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
 from freewheel.evaluate import Score, evaluate, play
-from freewheel.seeding import tree
+from freewheel.seeding import drawn, tree
+from freewheel.testing import Conditioned
 
 SEED = 11
 
@@ -101,6 +102,9 @@ class Gaps:
         reward = np.array([100.0 if phase == 2 else 1.0], np.float32)
         return Step(reward, np.array([phase == 1]), no, obs, np.array([phase != 2]), np.zeros((1, 0), np.float32))
 
+    def condition(self, context: NDArray) -> None:
+        self.spec.admit(context)
+
     def renew(self) -> NDArray:
         return np.zeros((1, 1), np.float32)
 
@@ -151,3 +155,21 @@ def test_play_shows_an_evaluation_episode_from_its_first_state_to_its_last_actio
     rewards = play(env, Greedy(), (SEED, number), shown.append)
     assert (sum(rewards), len(rewards)) == expected(number)
     assert shown == [f"{left} left" for left in range(len(rewards), 0, -1)]
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+def test_contexts_are_drawn_by_the_episodes_seed_on_any_number_of_lanes(lanes: int) -> None:
+    table = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+    env = GymConfig("freewheel.testing:Conditioned").make(range(lanes))
+    score = evaluate(env, Greedy(), 8, SEED, context=table)
+    seeds = [tree(SEED, "eval", number) for number in range(8)]
+    assert score.contexts == tuple(tuple(drawn(table, seed).tolist()) for seed in seeds)
+    assert score.returns == tuple(map(Conditioned.worth, seeds, score.contexts))
+    assert evaluate(env, Greedy(), 8, SEED) == Score((0.0,) * 8, (3,) * 8), "and none are left behind"
+
+
+def test_a_context_is_played_too() -> None:
+    table = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+    env, seed = GymConfig("freewheel.testing:Conditioned").make(range(1)), tree(SEED, "eval", 5)
+    rewards = play(env, Greedy(), (SEED, 5), lambda picture: None, context=table)
+    assert sum(rewards) == Conditioned.worth(seed, drawn(table, seed).tolist())

@@ -139,9 +139,9 @@ def test_an_env_that_cannot_even_start_leaves_no_run(tmp_path: Path, capfd: pyte
 
 
 def test_python_gets_the_error_after_the_books_are_closed(tmp_path: Path) -> None:
-    options = {"num_envs": 1, "steps": 64, "evals": 0, "runs_dir": tmp_path, "run": "x", "placement": "inline"}
+    options: dict[str, Any] = {"num_envs": 1, "steps": 64, "evals": 0, "run": "x", "placement": "inline"}
     with pytest.raises(EnvError, match=r"lane 0 of freewheel\.testing:Raises raised ValueError: boom"):
-        freewheel.train("freewheel.testing:Raises", quiet=True, **options)
+        freewheel.train("freewheel.testing:Raises", quiet=True, runs_dir=tmp_path, **options)
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["ended"] == "failed"
 
 

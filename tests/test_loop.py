@@ -55,6 +55,7 @@ class Source:
     def publish(self, snapshot: Snapshot, done: int) -> None:
         self.tape.note("publish", snapshot.version)
         self.done = done
+        self.context = snapshot.context
 
     def collect(self, wait: bool) -> Sequence[Chunk]:
         self.tape.note("collect", "waiting" if wait else "glancing")
@@ -131,6 +132,14 @@ def test_it_collects_until_the_learner_is_ready_then_updates_and_publishes(tape:
         ["collect waiting", "observe 5"],
         ["collect waiting", "observe 5", "update 1", "publish 2"],
     ]
+
+
+def test_contexts_are_published_with_the_weights(tape: Tape) -> None:
+    source, table = Source(tape, 10), np.ones((2, 3), np.float32)
+    ticks = loop(source, Pupil(tape, needed=10), tape.meter, context=table)
+    assert [source.context is table for _ in itertools.islice(ticks, 3)] == [True] * 3
+    next(loop(source, Pupil(tape, needed=10), tape.meter))
+    assert source.context.shape == (0, 0)
 
 
 def test_the_collector_is_told_what_the_learner_is_through_with(tape: Tape) -> None:

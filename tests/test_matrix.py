@@ -41,11 +41,12 @@ MODES: Mapping[str, dict[str, Any]] = {
 
 
 def train(tmp_path: Path, env: str, algo: str, mode: str, **options: Any) -> Result:
-    small = {"seed": 3, "steps": STEPS, "evals": 1, "eval_episodes": 2, "log_every": 1e-9, "policy": {"hidden": [8]}}
+    small: dict[str, Any] = {"seed": 3, "steps": STEPS, "evals": 1, "eval_episodes": 2, "log_every": 1e-9}
     return freewheel.train(
         env,
         quiet=True,
         runs_dir=tmp_path,
+        policy={"hidden": [8]},
         **small | {"algo": algo, "mode": mode, algo: ALGORITHMS[algo], "num_steps_per_env": 8} | options,
     )
 

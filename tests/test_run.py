@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from gymnasium.spaces import Box, Discrete
 import freewheel
 from freewheel import checkpoint, examiners, run
 from freewheel.config import MODES, from_file, from_options
-from freewheel.core import LEARNER_TIME, WORKER_TIME, NDArray
+from freewheel.core import LEARNER_TIME, WORKER_TIME, Episode, NDArray, Tick
 from freewheel.evaluate import Score
 from freewheel.plan import plan
 from freewheel.run import Result
@@ -173,6 +173,46 @@ def test_a_budget_of_minutes(tmp_path: Path) -> None:
     summary = train(tmp_path, steps=None, minutes=0.3 / 60, evals=0).summary
     assert summary["ended"] == "minutes"
     assert 0.3 <= summary["wall_s"] < 3.0
+
+
+@pytest.mark.parametrize("mode", ["sequential", "lockstep", "batch", "continuous", "episodes"])
+def test_a_reason_of_ones_own_ends_the_run_in_order(tmp_path: Path, mode: str) -> None:
+    """It is asked once a turn, with all that has ended in it, and the end is an ordinary one."""
+    seen: list[tuple[int, int]] = []
+    steps: list[int] = []
+
+    def until(episodes: Sequence[Episode], tick: Tick) -> str:
+        assert [one for chunk in tick.chunks for one in chunk.episodes] == list(episodes)
+        seen.extend((one.lane, one.number) for one in episodes)
+        steps.append(tick.env_steps)
+        return "good enough" if len(seen) >= 20 else ""
+
+    workers: dict[str, Any] = {} if mode in ("sequential", "lockstep") else {"workers": 2}
+    result = train(tmp_path, mode=mode, until=until, steps=100_000, evals=1, num_envs=2, **workers)
+    summary = result.summary
+    assert (summary["ended"], result.exit_code) == ("good enough", 0)
+    assert (summary["episodes"], summary["env_steps"]) == (len(seen), steps[-1])
+    assert len(set(seen)) == len(seen)
+    assert summary["final_eval"] is not None
+    assert_balanced(summary)
+    saved = checkpoint.load(result.path / "checkpoints")
+    assert (saved.step, checkpoint.fingerprint(saved.params)) == (steps[-1], summary["weights_sha256"])
+
+
+def test_a_reason_of_ones_own_comes_before_the_budget(tmp_path: Path) -> None:
+    asked = itertools.count(1)
+    assert train(tmp_path, steps=64, until=lambda episodes, tick: "mine").summary["ended"] == "mine"
+    assert train(tmp_path, steps=64, until=lambda episodes, tick: next(asked) and "").summary["ended"] == "steps"
+    assert next(asked) == 2, "once, for there was one turn"
+
+
+def test_what_a_reason_raises_is_raised_when_all_is_written_down(tmp_path: Path) -> None:
+    def until(episodes: Sequence[Episode], tick: Tick) -> str:
+        raise ZeroDivisionError("of yours")
+
+    with pytest.raises(ZeroDivisionError, match="of yours"):
+        train(tmp_path, until=until, run="one")
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["ended"] == "failed"
 
 
 def test_the_first_limit_ends_the_run(tmp_path: Path) -> None:

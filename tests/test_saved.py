@@ -25,9 +25,9 @@ from freewheel.testing import Identity
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A run whose best weights are not its last: the step size wrecks what was learned."""
     runs = tmp_path_factory.mktemp("runs")
-    options = {"num_envs": 4, "num_steps_per_env": 16, "steps": 256, "evals": 4, "eval_episodes": 5, "eval_seed": 77}
+    sizes: dict[str, Any] = {"num_envs": 4, "num_steps_per_env": 16, "steps": 256, "evals": 4, "eval_episodes": 5}
     world, ppo = "freewheel.testing:Identity", {"lr": 1.0}
-    return freewheel.train(world, quiet=True, runs_dir=runs, run="one", seed=2, ppo=ppo, **options)
+    return freewheel.train(world, quiet=True, runs_dir=runs, run="one", seed=2, eval_seed=77, ppo=ppo, **sizes)
 
 
 @pytest.fixture

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from freewheel.core import SeedStream
 from freewheel.seeding import (
     EpisodeSeeds,
+    drawn,
     evaluation_episodes,
     generator,
     generator_state,
+    pick,
     restore_generator,
     training_episodes,
     tree,
@@ -32,6 +34,7 @@ GOLDEN = {
     (7, "eval", 5): 1905805625,
     ("learner",): 1580304456,
 }
+GOLDEN_PICKS = [76, 105, 73]
 GOLDEN_BITS = [0x11C819F99CA6ECF8, 0x2AE7AB0711881E6B, 0x4EB99C3FB411BBF9]
 
 
@@ -72,6 +75,33 @@ def test_branches_are_apart(one: list[int | str], other: list[int | str]) -> Non
 
 def test_a_number_and_its_name_are_different_branches() -> None:
     assert tree(1, 2) != tree(1, "2") != tree("1, 2")
+
+
+# -------------------------------------------------------------------------------------------------------------------- contexts
+
+
+def test_what_an_episode_picks_never_changes() -> None:
+    assert [pick(seed, 120) for seed in (0, 1, 2**31 - 1)] == GOLDEN_PICKS
+    assert pick(np.int64(1), 120) == pick(1, 120)  # type: ignore[arg-type]
+
+
+@given(count=st.integers(1, 200), first=st.integers(0, 2**31 - 10**4))
+def test_everything_is_picked_about_equally_often(count: int, first: int) -> None:
+    """Pearson's statistic of consecutive seeds, and of those that agree modulo what a world may use them for."""
+    for stride in (1, 5, count):
+        picks = np.bincount([pick(first + stride * k, count) for k in range(20 * count)], minlength=count)
+        assert len(picks) == count
+        statistic = float(((picks - 20) ** 2 / 20).sum())
+        assert statistic <= count + 6 * np.sqrt(2 * count) + 20, "six standard deviations above its mean"
+
+
+@given(seed=st.integers(0, 2**31 - 1), rows=st.integers(1, 9))
+def test_a_context_is_the_row_that_was_picked(seed: int, rows: int) -> None:
+    table = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+    row = drawn(table, seed)
+    assert row.tolist() == table[pick(seed, rows)].tolist()
+    row[:] = -1
+    assert table.min() == 0, "a copy"
 
 
 # ------------------------------------------------------------------------------------------------------------------ generators

@@ -75,6 +75,15 @@ def test_a_counter_counts(ends: Any, flags: tuple[bool, bool]) -> None:
     assert (observation.tolist(), reward, tuple(over), info) == ([345, 2], 2.0, flags, {"count": 2})
 
 
+def test_a_conditioned_episode_is_worth_what_its_seed_and_context_say() -> None:
+    env = testing.Conditioned(length=3)
+    assert env.reset(seed=8)[0]["context"].tolist() == [0, 0]
+    assert env.reset(seed=8, options={"context": np.array([2, -1], np.float32)})[0]["context"].tolist() == [2, -1]
+    rewards = [env.step(0)[1] for _ in range(3)]
+    assert rewards == [4 * (2 - 1), 4 * (2 - 2), 4 * (2 - 3)]
+    assert testing.Conditioned.worth(8, (2, -1)) == sum(rewards)
+
+
 # ------------------------------------------------------------------------------------------------------------ faulty worlds
 
 
@@ -170,6 +179,9 @@ class Honest:
 
     def spoilt(self, step: Step) -> Step:
         return step
+
+    def condition(self, context: NDArray) -> None:
+        self.env.condition(context)
 
     def renew(self) -> NDArray:
         return self.env.renew()
@@ -325,6 +337,37 @@ class CloseOnce(Honest):
         self.closed = True
 
 
+class Told(Honest):
+    world = GymConfig("freewheel.testing:Conditioned", {"length": 4})
+
+
+class Deaf(Told):
+    """Stays with the first table."""
+
+    heard = False
+
+    def condition(self, context: NDArray) -> None:
+        if not self.heard:
+            super().condition(context)
+        self.heard |= bool(context.size)
+
+
+class Restless(Told):
+    """An episode's context changes in the middle of it."""
+
+    def spoilt(self, step: Step) -> Step:
+        step.next_obs[:, 1:] += step.next_obs[:, :1] == 2
+        return step
+
+
+class Welcoming(Told):
+    """Takes whatever it is given."""
+
+    def condition(self, context: NDArray) -> None:
+        if context.shape[1] != 3:
+            super().condition(context)
+
+
 class WrongMeasures(Honest):
     mood = 0
 
@@ -336,8 +379,9 @@ class WrongMeasures(Honest):
         return dataclasses.replace(step, measures=step.measures + np.float32(self.mood))
 
 
-def test_check_env_accepts_an_honest_env() -> None:
-    check_env(Honest, steps=20)
+@pytest.mark.parametrize("kind", [Honest, Told])
+def test_check_env_accepts_an_honest_env(kind: Callable[[range], Env]) -> None:
+    check_env(kind, steps=20)
 
 
 @pytest.mark.parametrize(
@@ -361,6 +405,9 @@ def test_check_env_accepts_an_honest_env() -> None:
         (NeverEnds, "no episode ended in 20 steps"),
         (Unclipped, "actions outside [-1, 1] are not clipped"),
         (CloseOnce, "closed twice"),
+        (Deaf, "shows the contexts [["),
+        (Restless, "shows the contexts [["),
+        (Welcoming, "takes contexts of 3 numbers, its spec says 2"),
     ],
 )
 def test_check_env_sees_a_cheat(cheat: Callable[[range], Env], text: str) -> None:

@@ -86,6 +86,10 @@ class DeviceEnv:
         ours = [step.reward, step.terminated, step.truncated, step.next_obs, step.measures, self._obs]
         return [*ours, *self._bare.state_tensors()] if hasattr(self._bare, "state_tensors") else ours
 
+    def condition(self, context: NDArray) -> None:
+        """Its episodes cannot be told apart from outside, so only an empty table is welcome."""
+        self._spec.admit(context)
+
     def reset(self, seeds: Sequence[SeedStream]) -> Tensor:
         """Begin all lanes anew. There is one seed for the whole simulation, the first lane's; later episodes take none."""
         with self._blaming("reset()"):

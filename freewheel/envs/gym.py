@@ -17,6 +17,7 @@ from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredE
 from freewheel.core import Env
 from freewheel.envs.lane import raised
 from freewheel.envs.loop import GymLoop, GymSingle
+from freewheel.envs.oldgym import OldGym, is_old
 from freewheel.envs.processes import GymProcesses, Patience, in_processes
 from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, SetupError, UsageError, nearest
@@ -29,7 +30,8 @@ class GymConfig:
     """Any Gymnasium environment."""
 
     id: str = ""
-    """A registered Gymnasium id (CartPole-v1), or package.module:Factory, where Factory(**args) returns a gymnasium.Env."""
+    """A registered Gymnasium id (CartPole-v1), or package.module:Factory, where Factory(**args) returns a gymnasium.Env
+    or one of old gym."""
 
     args: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
@@ -115,8 +117,8 @@ class GymConfig:
                     self.id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **args
                 )
             env = factory(**args)
-            if not isinstance(env, gymnasium.Env):
-                raise SetupError(f"{self.name} returned {type(env).__name__}: it has to return a gymnasium.Env")
+            if is_old(env):
+                return OldGym(env, self.name, self.max_episode_steps)
             if self.max_episode_steps is None:
                 return env
             return gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)

@@ -11,9 +11,10 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Discrete, Space
 
-from freewheel.core import EnvSpec, NDArray, SeedStream, Step
-from freewheel.envs.spaces import MASK, BadObservationError, Layout
+from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, SeedStream, Step
+from freewheel.envs.spaces import CONTEXT, MASK, BadObservationError, Layout
 from freewheel.errors import EnvError, SetupError
+from freewheel.seeding import drawn
 
 
 class Rows(NamedTuple):
@@ -77,8 +78,8 @@ class Lane:
     """One env. Its answers are checked and written to its rows; whatever goes wrong becomes an EnvError that names it."""
 
     __slots__ = (
-        "_action", "_allowed", "_env_step", "_episode", "_mask_first", "_mask_successor", "_measures", "_names", "_steps",
-        "_stream", "_write_first", "_write_successor", "env", "who",
+        "_action", "_allowed", "_context", "_env_step", "_episode", "_mask_first", "_mask_successor", "_measures", "_names",
+        "_shown", "_steps", "_stream", "_write_first", "_write_successor", "env", "who",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +95,8 @@ class Lane:
         self._mask_successor = mask.writer(rows.successor) if mask else None
         self._allowed = np.ones(layout.action.spec.size, np.bool_) if mask else None
         self._names, self._measures = measures, rows.measures
+        self._context = NO_CONTEXT
+        self._shown = [rows.first[part.start : part.stop] for part in columns.slices if part.name == CONTEXT]
         self._stream: SeedStream | None = None
         self._action: object = None
         self._episode = self._steps = 0
@@ -102,19 +105,27 @@ class Lane:
         """Play the episodes of this stream, from its first on."""
         self._stream, self._episode = stream, -1
 
+    def condition(self, context: NDArray) -> None:
+        """Tell every episode that begins from now on its row of this table."""
+        self._context = context
+
     def reset(self) -> int:
         """Start the next episode; the ns it took."""
         begun = perf_counter_ns()
         assert self._stream is not None, "follow comes first"
         self._episode += 1
         self._steps = 0
+        seed = self._stream.seed(self._episode)
+        told = drawn(self._context, seed) if self._context.size else None
         try:
-            answer = self.env.reset(seed=self._stream.seed(self._episode))
+            answer = self.env.reset(seed=seed) if told is None else self.env.reset(seed=seed, options={CONTEXT: told})
         except Exception as error:
             raise raised(self.who, error, self._where()) from error
         try:
             observation, info = answer
             self._write_first(observation)
+            if told is not None:
+                self._insist(told)
             if self._mask_first is not None:
                 self._mask_first(info[MASK])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -140,6 +151,12 @@ class Lane:
             return float(reward), terminated, truncated
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._lied("step", error) from None
+
+    def _insist(self, told: NDArray) -> None:
+        """Refuse an episode that shows another context than it was told."""
+        for shown in self._shown:
+            if not np.array_equal(shown, told):
+                raise BadObservationError(f"{CONTEXT}: it was told {told} and shows {shown}")
 
     def _where(self) -> str:
         return whereabouts(self._stream, self._episode, self._steps, self._action)

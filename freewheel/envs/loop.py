@@ -52,6 +52,11 @@ class GymLoop:
     def spec(self) -> EnvSpec:
         return self._spec
 
+    def condition(self, context: NDArray) -> None:
+        self._spec.admit(context)
+        for lane in self._lanes:
+            lane.condition(context)
+
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
         for lane, stream in zip(self._lanes, seeds, strict=True):
             lane.follow(stream)

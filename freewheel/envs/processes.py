@@ -19,12 +19,12 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from typing_extensions import override
 
-from freewheel.core import NDArray, SeedStream
+from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, SeedStream
 from freewheel.envs.lane import Lane, Rows, survey, whereabouts
 from freewheel.envs.spaces import Layout
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
-from freewheel.rollout.child import ignore_interrupts, tie, without_main
+from freewheel.rollout.child import ignore_interrupts, settle, tie, without_main
 
 if TYPE_CHECKING:
     _Workers = AsyncVectorEnv[Any, Any]
@@ -54,15 +54,15 @@ def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, .
         raise SetupError(f"{name} cannot be sent to another process ({error}): pass an importable factory") from error
     who = [f"lane {lane} of {name}" for lane in lanes]
     with closing(GymProcesses([partial(_Scout, recipe, lanes[0], who[0])], who[:1], patience)) as scout:
-        layout: Layout = scout.ask("survey")[0]
+        layout: Layout = scout.ask("survey", scout.leash)[0]
     makers = [partial(_Worker, recipe, lane, own, layout, measures) for lane, own in zip(lanes, who, strict=True)]
     workers = GymProcesses([partial(maker, index) for index, maker in enumerate(makers)], who, patience)
     try:
-        workers.ask("build")
+        workers.ask("build", workers.leash)
     except BaseException:
         workers.close(terminate=True)
         raise
-    return GymVector(workers, name, measures, layout.flattened())
+    return _Lanes(workers, name, measures, layout.flattened())
 
 
 # --------------------------------------------------------------------------------------------------------- in the parent
@@ -96,9 +96,14 @@ class GymProcesses(_Workers):
             poller.register(pipe.fileno(), select.POLLIN)
         self._polls = [poller.poll for poller in pollers]
 
-    def ask(self, method: str) -> tuple[Any, ...]:
-        """Have every worker open its env by this method; raises the first error among the answers."""
-        call = partial(self.call_async, method, f"/proc/{os.getpid()}/fd/{self._leash[0]}")
+    @property
+    def leash(self) -> str:
+        """What a worker ties itself to."""
+        return f"/proc/{os.getpid()}/fd/{self._leash[0]}"
+
+    def ask(self, method: str, told: Any) -> tuple[Any, ...]:
+        """Have every worker do this; raises the first error among the answers."""
+        call = partial(self.call_async, method, told)
         answers: tuple[Any, ...] = self._exchange(call, self.call_wait, self._patience.construct)
         for answer in answers:
             if isinstance(answer, FreewheelError):
@@ -178,6 +183,22 @@ class GymProcesses(_Workers):
         vars(self).pop("error_queue", None)  # its descriptors go with it
 
 
+class _Lanes(GymVector):
+    """The workers as an Env. They begin episodes by themselves, so contexts are told to them beforehand."""
+
+    _vector: GymProcesses
+    _told: NDArray = NO_CONTEXT
+
+    def _able(self, spec: EnvSpec) -> EnvSpec:
+        return spec
+
+    def condition(self, context: NDArray) -> None:
+        self._spec.admit(context)
+        if not np.array_equal(context, self._told):
+            self._vector.ask("condition", context)
+            self._told = context
+
+
 def _join(processes: Sequence[Any], seconds: float) -> None:
     deadline = monotonic() + seconds
     for process in processes:
@@ -245,7 +266,12 @@ class _Worker(gymnasium.Env[NDArray, Any]):
             self._lane = Lane(env, self._who, self._layout, self._names, self._rows)
         except FreewheelError as error:
             return error
+        settle()
         return None
+
+    def condition(self, context: NDArray) -> None:
+        assert self._lane is not None, "build comes first"
+        self._lane.condition(context)
 
     @override
     def reset(

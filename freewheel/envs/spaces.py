@@ -16,6 +16,7 @@ Write: TypeAlias = Callable[[Any], None]
 Key: TypeAlias = str | int
 
 MASK = "action_mask"
+CONTEXT = "context"
 
 
 class BadObservationError(ValueError):
@@ -263,6 +264,7 @@ class Layout:
 
     def spec(self, name: str, lanes: int, measures: tuple[str, ...]) -> EnvSpec:
         columns = self.observation
+        context = next((part for part in columns.slices if part.name == CONTEXT), None)
         return EnvSpec(
             name=name,
             lanes=lanes,
@@ -271,6 +273,7 @@ class Layout:
             slices=columns.slices,
             action=self.action.spec,
             measures=measures,
+            context=context.stop - context.start if context else 0,
         )
 
     def flattened(self) -> Layout:

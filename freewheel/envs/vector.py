@@ -19,7 +19,9 @@ from freewheel.errors import EnvError, FreewheelError, SetupError
 
 class GymVector:
     """An Env over a VectorEnv. One whose metadata has `"lane_seeds": True` gets a stream a lane in options["seeds"] and
-    seeds every episode from it; another is seeded once.
+    seeds every episode from it; another is seeded once. If its metadata has `"contexts": True` as well, and it leaves resets to
+    us, it gets the table [K, C], where there is one, in options["contexts"] of every reset: a lane whose episode begins there
+    takes row seeding.pick(its seed, K) and shows it as "context".
     """
 
     def __init__(
@@ -37,7 +39,8 @@ class GymVector:
             raise SetupError(f"{name} does not say how it resets: set metadata['autoreset_mode'] in its class")
         self._mode = AutoresetMode(mode)
         layout = layout or self._survey()
-        self._spec = layout.spec(name, vector.num_envs, measures)
+        self._spec = self._able(layout.spec(name, vector.num_envs, measures))
+        self._context: dict[str, NDArray] = {}  # what resets are told of it
         self._encode = layout.action.encoder()
         self._step = blank_step(self._spec)
         self._obs = np.zeros_like(self._step.next_obs)  # [B, D] what to act on next
@@ -52,14 +55,23 @@ class GymVector:
                 _, info = vector.reset(seed=0)
         return Layout.of(vector.single_observation_space, vector.single_action_space, info_mask=MASK in info)
 
+    def _able(self, spec: EnvSpec) -> EnvSpec:
+        """Only who reads contexts at every reset, and knows whose seeds they go by, can be told them."""
+        says = all(self._vector.metadata.get(what) for what in ("lane_seeds", "contexts"))
+        return spec if says and self._mode is AutoresetMode.DISABLED else replace(spec, context=0)
+
     @property
     def spec(self) -> EnvSpec:
         return self._spec
 
+    def condition(self, context: NDArray) -> None:
+        self._spec.admit(context)
+        self._context = {"contexts": context} if context.size else {}
+
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
         with self._blaming("reset"):
             if self._vector.metadata.get("lane_seeds"):
-                self._rows.put(*self._vector.reset(options={"seeds": list(seeds)}))
+                self._rows.put(*self._vector.reset(options={"seeds": list(seeds), **self._context}))
             else:
                 self._rows.put(*self._vector.reset(seed=seeds[0].seed(0)))
         self._ended[:] = False
@@ -75,7 +87,8 @@ class GymVector:
     def renew(self) -> NDArray:
         if self._mode is AutoresetMode.DISABLED and self._ended.any():
             with self._blaming("reset"):
-                self._some.put(*self._vector.reset(options={"reset_mask": self._ended.copy()}))
+                options = {"reset_mask": self._ended.copy(), **self._context}
+                self._some.put(*self._vector.reset(options=options))
             np.copyto(self._obs, self._some.out, where=self._ended[:, None])
             self._ended[:] = False
         return self._obs

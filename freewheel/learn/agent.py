@@ -32,6 +32,8 @@ class Agent:
         self.config, self._draw = config, draw
         noise = tree(task.seed, "learner", "noise")
         self.policy = TensorPolicy(task.policy, generator(task.seed, "weights"), task.device, noise)
+        if task.start is not None:  # which holds no critics of this kind: they begin anew
+            self.policy.begin(task.start.params)
         self.net = self.policy.net
         self.critics = TwinCritics(task.policy, generator(task.seed, "critics"), task.device, norm=config.critic_norm)
         device = self.net.vector.device

@@ -6,16 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freewheel.core import NDArray, Transitions
+from freewheel.core import NDArray, Transitions, host
+from freewheel.policies.spec import Start
 
 
 class Moments:
     """Mean and variance of all rows ever added, a column each."""
 
-    def __init__(self, columns: int) -> None:
+    def __init__(self, columns: int, start: Start | None = None) -> None:
         self.count = 0.0
         self.mean = np.zeros(columns)
         self.square = np.zeros(columns)  # sum of squared distances from the mean
+        if start is not None:
+            self.restore(_known(start))
 
     def add(self, rows: NDArray) -> None:
         """rows [N, columns], joined by Chan's formula: exact for any grouping."""
@@ -41,13 +44,21 @@ class Moments:
         self.mean[...], self.square[...], self.count = state[:columns], state[columns:-1], float(state[-1])
 
 
+def _known(start: Start) -> NDArray:
+    """The state of Moments that have seen what the statistics among these weights were taken from."""
+    mean, scale = (np.asarray(host(start.params[f"norm.{name}"]), np.float64) for name in ("mean", "scale"))
+    return np.concatenate([mean, start.rows * np.maximum(scale**-2 - 1e-8, 0.0), [start.rows]])
+
+
 class TensorMoments:
     """Moments of rows on a device, kept there: nothing waits for them."""
 
-    def __init__(self, columns: int, device: str) -> None:
+    def __init__(self, columns: int, device: str, start: Start | None = None) -> None:
         self.count, self.mean, self.square = (
             torch.zeros(size, dtype=torch.float64, device=device) for size in ((), columns, columns)
         )
+        if start is not None:
+            self.restore(_known(start))
 
     def add(self, rows: Tensor) -> None:
         """rows [N, columns]."""

@@ -30,12 +30,14 @@ class PPO:
         self._task = task
         self._rng = generator(task.seed, "learner")
         self.net = PolicyNet(task.policy, generator(task.seed, "weights"), task.device)
+        if task.start is not None:
+            self.net.begin(task.start.params)
         self._objective = _choose_objective(config, self.net, task.device)
         self._adam = Adam(self.net.vector, self.net.grad)
         self._held = Held()
         self._trained = self._skipped = self._stale = 0
         self._in_use = 0  # rows of an update that is under way, or was cut short
-        self._moments = Moments(task.policy.obs_size) if task.policy.normalised else None
+        self._moments = Moments(task.policy.obs_size, task.start) if task.policy.normalised else None
         self._scale = ReturnScale(task.lanes, config.gamma) if config.reward_scale == "returns" else None
 
     @property

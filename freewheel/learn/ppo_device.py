@@ -34,6 +34,8 @@ class DevicePPO:
         self.config, self._task, self.version = config, task, 0
         dice = tree(task.seed, "learner")
         self.policy = TensorPolicy(task.policy, generator(task.seed, "weights"), task.device, dice)
+        if task.start is not None:
+            self.policy.begin(task.start.params)
         self.net = self.policy.net
         own = [] if self.net.log_std is None else [self.net.log_std]
         self._adam = FusedAdam([*self.net.module.parameters(), *own], config.lr, eps=1e-5)
@@ -42,7 +44,7 @@ class DevicePPO:
         self._steps = task.rows // task.lanes  # T
         self._held_steps = self._trained = self._stale = self._skipped = 0
         self._in_use = 0  # rows of an update that is under way, or was cut short
-        self._moments = TensorMoments(task.policy.obs_size, task.device) if task.policy.normalised else None
+        self._moments = TensorMoments(task.policy.obs_size, task.device, task.start) if task.policy.normalised else None
         self._make_tensors()
         self._programs: tuple[Program, Program] | None = None
 

@@ -40,7 +40,7 @@ class SAC:
         self._waiting: deque[Chunk[Any]] = deque()
         self._waiting_rows = self._stored = 0
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
-        self._moments = Moments(task.policy.obs_size) if task.policy.normalised else None
+        self._moments = Moments(task.policy.obs_size, task.start) if task.policy.normalised else None
 
     @property
     def ready(self) -> bool:

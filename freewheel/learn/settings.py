@@ -12,7 +12,7 @@ from freewheel.errors import UsageError
 
 if TYPE_CHECKING:
     from freewheel.core import Clocks, Learner
-    from freewheel.policies.spec import PolicySpec
+    from freewheel.policies.spec import PolicySpec, Start
 
 Schedule = Literal["constant", "linear"]
 
@@ -56,6 +56,7 @@ class Assignment:
     algo: str = "ppo"
     world: str = ""  # its name, by which known rules of it are found
     tensors: bool = False  # whether rows come as tensors, from a batched simulator
+    start: Start | None = None  # weights to begin with; None: drawn
     finals: bool = True  # whether the true successor of an episode's last row is known
     clocks: Clocks = InTurn  # how a part of the learner gets a clock of its own
     waiting: Callable[[], None] = _patiently  # called while a learner waits; what it raises ends the wait

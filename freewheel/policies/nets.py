@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from freewheel.core import Decision, NDArray, Snapshot, host
+from freewheel.core import Array, Decision, NDArray, Snapshot, host
 from freewheel.errors import SetupError
 from freewheel.policies.actor import EDGE, HALF_LOG_2PI
 from freewheel.policies.single import MASKED
@@ -130,6 +130,19 @@ class PolicyNet:
         """Refresh the device from the numpy views."""
         if self.vector.device.type != "cpu":
             self.vector.copy_(torch.from_numpy(self.host))
+
+    def begin(self, params: Mapping[str, Array]) -> None:
+        """With these weights instead of those that were drawn; SetupError if they are another network's."""
+        views = self.params.views
+        here, there = ({name: tuple(value.shape) for name, value in some.items()} for some in (views, params))
+        for name in (*here, *there):
+            ours, theirs = here.get(name, "missing"), there.get(name, "missing")
+            if ours != theirs:
+                what = f"{name} is {theirs} there and {ours} here"
+                raise SetupError(f"the weights to begin with are another network's: {what}; choose the same policy")
+        for name, view in views.items():
+            view[...] = host(params[name])
+        self.push()
 
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
         """Every trainable weight by name, as a view of `vector`."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from freewheel.core import EnvSpec, NDArray, Slice
+from freewheel.core import Array, EnvSpec, NDArray, Slice
 from freewheel.errors import SetupError
 
 Activation = Literal["tanh", "relu", "elu", "silu"]
@@ -107,6 +107,14 @@ class PolicySpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PolicySpec:
         return cls(**{key: _tuples(value) for key, value in data.items()})
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights of an earlier run to begin with."""
+
+    params: Mapping[str, Array]
+    rows: int  # that the statistics among them were taken from
 
 
 def statistics_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,11 @@ class TensorPolicy:
             view.copy_(torch.as_tensor(snapshot.params[name]), non_blocking=True)
         self.mean.copy_(torch.as_tensor(snapshot.params["norm.mean"]), non_blocking=True)
         self.scale.copy_(torch.as_tensor(snapshot.params["norm.scale"]), non_blocking=True)
+
+    def begin(self, params: Mapping[str, Array]) -> None:
+        """With these weights and statistics instead of those that were drawn."""
+        self.net.begin(params)
+        self.refresh()
 
     def refresh(self) -> None:
         """Take the statistics from the numpy side."""

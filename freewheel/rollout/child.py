@@ -1,8 +1,9 @@
-"""What every child process of ours does first: leave interrupts and the caller's script alone, and die with its parent."""
+"""What every child process of ours does first: leave interrupts and the caller's script alone, die with its parent, settle."""
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -28,6 +29,12 @@ def without_main() -> Iterator[None]:
 def ignore_interrupts() -> None:
     """An interrupt reaches the whole family; it is for the parent to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def settle() -> None:
+    """Warmed up: what is there by now stays, and no garbage collection, which is what makes steps slow, looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def tie(descriptor: int) -> None:

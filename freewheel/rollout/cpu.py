@@ -8,6 +8,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from freewheel.core import (
+    NO_CONTEXT,
     WORKER_TIME,
     Chunk,
     Decision,
@@ -24,7 +25,7 @@ from freewheel.core import (
 )
 from freewheel.errors import EnvError
 from freewheel.rollout.recipe import Recipe
-from freewheel.seeding import generator, training_episodes
+from freewheel.seeding import drawn, generator, training_episodes
 
 STEP, RESET, INFER, WRITE, LOAD, OTHER = (
     WORKER_TIME.index(kind) for kind in ("step", "reset", "infer", "write", "load", "other")
@@ -88,14 +89,23 @@ class Runner:
         self._length = np.zeros(len(lanes), np.int64)
         self._carried = self._length  # lengths at the start of the chunk
         self._began = [0] * len(lanes)
+        self._context = NO_CONTEXT
+        self._contexts = [NO_CONTEXT] * len(lanes)  # the table that each lane's episode has drawn from
         self._obs: NDArray | None = None
         self._no_state = np.zeros((len(lanes), 0), np.float32)
 
     def load(self, snapshot: Snapshot) -> None:
         began = perf_counter_ns()
         self._actor.load(snapshot)
+        self.condition(snapshot.context)
         self.version = snapshot.version
         self._time[LOAD] += perf_counter_ns() - began
+
+    def condition(self, context: NDArray) -> None:
+        """Episodes that begin from now on draw from this table [K, C]."""
+        if context.size or self._context.size:
+            self._context = context
+            self.env.condition(context)
 
     def spend(self, kind: int, ns: int) -> None:
         """Account time that passed outside the Runner (waits) to the next chunk."""
@@ -136,6 +146,7 @@ class Runner:
         self._obs = self.env.reset(self._streams)
         self._time[RESET] += perf_counter_ns() - began
         self._began = [began] * len(self._lanes)
+        self._contexts = [self._context] * len(self._lanes)
 
     def step(self, data: Transitions, t: int) -> Sequence[Episode]:
         """Act once in every lane and write row t; the episodes it ended. If it is `over`, `renew` comes next."""
@@ -192,14 +203,16 @@ class Runner:
         """The episode of lane i was cut short; the next one begins."""
         self._played[i] += 1
         self._return[i], self._length[i], self._began[i] = 0.0, 0, now
+        self._contexts[i] = self._context
 
     def _finish(self, i: int, measures: NDArray, now: int) -> Episode:
-        stream, k = self._streams[i], self._played[i]
+        stream, k, context = self._streams[i], self._played[i], self._contexts[i]
+        seed = stream.seed(k)
         episode = Episode(
             lane=self._lanes[i],
             number=stream.number(k),
-            seed=stream.seed(k),
-            context=(),
+            seed=seed,
+            context=tuple(drawn(context, seed).tolist()) if context.size else (),
             ret=float(self._return[i]),
             length=int(self._length[i]),
             seconds=(now - self._began[i]) * 1e-9,

@@ -133,6 +133,7 @@ class DeviceRunner:
     def load(self, snapshot: Snapshot) -> None:
         began = perf_counter_ns()
         self._actor.load(snapshot)
+        self.env.condition(snapshot.context)
         self.version = snapshot.version
         self._time[LOAD] += perf_counter_ns() - began
 
@@ -295,7 +296,8 @@ class _Ashore:
     """Implements core.Env over an Env[Tensor]."""
 
     def __init__(self, env: Env[Tensor]) -> None:
-        self.spec, self.render, self.close, self._env = env.spec, env.render, env.close, env
+        self.spec, self.condition, self._env = env.spec, env.condition, env
+        self.render, self.close = env.render, env.close
 
     def reset(self, seeds: Sequence[Any]) -> Any:
         return self._env.reset(seeds).cpu().numpy().copy()

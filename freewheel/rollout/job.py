@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from freewheel.core import Compile, EnvSpec
+from freewheel.core import NO_CONTEXT, Compile, EnvSpec, NDArray
 
 
 def _patiently() -> None:
@@ -34,6 +34,7 @@ class Job:
     reserved: int = 0  # lanes beyond those of `spec` that act greedily, for evaluation, and are not learned from
     main_thread: bool = False  # a simulator that only lives there
     on_policy: bool = True  # whether rows are worth less the older the policy is that wrote them
+    context: NDArray = field(default_factory=lambda: NO_CONTEXT)  # [K, C] of the first snapshot; its shape stays
     waiting: Callable[[], None] = (
         _patiently  # called again and again while a collector waits; what it raises ends the wait
     )

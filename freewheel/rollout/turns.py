@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -59,16 +60,22 @@ def simulate_in_turn(recipe: Recipe, job: Job) -> Turns:
 
 
 class Turns:
-    """A Collector over one Runner: act, then learn, then act. Lag is 0 because nobody acts during an update."""
+    """A Collector over one Runner: act, then learn, then act. Lag is 0 because nobody acts during an update.
+
+    What is there when the first rows have come is kept from the garbage collector until the end, as it is in workers.
+    """
 
     def __init__(self, runner: TurnRunner, steps: int) -> None:
         self._runner, self._steps = runner, steps
         self._idle_since = perf_counter_ns()
+        self._warm = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._warm:
+            gc.unfreeze()
         self._runner.close()
 
     def publish(self, snapshot: Snapshot, done: int) -> None:
@@ -81,6 +88,9 @@ class Turns:
             return ()
         self._waited()
         chunk = self._runner.unroll(self._steps)
+        if not self._warm:
+            self._warm = True
+            gc.freeze()
         self._idle_since = perf_counter_ns()
         return (chunk,)
 

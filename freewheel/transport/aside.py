@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.errors import EnvError, FreewheelError
+from freewheel.rollout.child import settle
 from freewheel.transport import nursery
 
 Question = TypeVar("Question")
@@ -100,7 +101,9 @@ def _serve(blob: bytes, pipe: Any, nice: int) -> None:
         while True:
             question = cloudpickle.loads(pipe.recv_bytes())
             try:
-                answer = answer or cloudpickle.loads(blob)()
+                if answer is None:
+                    answer = cloudpickle.loads(blob)()
+                    settle()
                 result: Any = answer(question)
             except FreewheelError as error:
                 result = error

@@ -25,7 +25,7 @@ from freewheel.transport.lock import ProcessLock
 from freewheel.transport.memory import Fields, SharedArrays, bytes_of
 
 NONE = -1
-EPISODE = ("lane", "number", "seed", "ret", "length", "seconds")  # columns of a finished episode; then its measures
+EPISODE = ("lane", "number", "seed", "ret", "length", "seconds")  # columns of an episode; then its context and measures
 COLUMNS = tuple(field.name for field in fields(Transitions))
 FAILED, ENDED = 1, 2  # columns of `tally`, after the rows produced
 
@@ -68,6 +68,7 @@ class Shape:
     workers: int
     slots: int  # a worker
     steps: int  # rows of a lane a slot holds at most
+    context: int = 0  # numbers of an episode's
 
     def fields(self) -> Fields:
         spec, worker, slot = self.spec, (self.workers,), (self.workers, self.slots)
@@ -83,7 +84,7 @@ class Shape:
             "next_obs": ((*rows, spec.obs_size), spec.obs_dtype),
             "valid": (rows, "?"),
             "lost": (rows, "u1"),  # where a step had failures: 0, or 1 + why one took this row
-            "episodes": ((*slot, self.steps * spec.lanes, len(EPISODE) + len(spec.measures)), "f8"),
+            "episodes": ((*slot, self.steps * spec.lanes, len(EPISODE) + self.context + len(spec.measures)), "f8"),
             # before each step, and after the last: rows produced, of these taken by env failures, episodes ended in this slot
             "tally": ((*slot, self.steps + 1, 3), "i8"),
             "version": (slot, "i8"),
@@ -209,7 +210,7 @@ class Writer:
         ended = tally[at + ENDED]
         for episode in episodes:
             head = (episode.lane, episode.number, episode.seed, episode.ret, episode.length, episode.seconds)
-            ring.episodes[slot, ended] = (*head, *episode.measures)
+            ring.episodes[slot, ended] = (*head, *episode.context, *episode.measures)
             ended += 1
         failed = self._mark_lost(ring.lost[slot, t], failures) if failures else 0
         tally[at + 3] = tally[at] + rows + failed
@@ -250,6 +251,7 @@ class Reader:
         self._read = [0] * shape.workers  # rows taken or known to be dropped, lost ones included
         self._gap = [False] * shape.workers
         self._time = [np.zeros(len(WORKER_TIME), np.int64) for _ in range(shape.workers)]
+        self._episode = partial(_episode, shape.context)
         self._lock: AbstractContextManager[None] = channel.overflow or nullcontext()
         self.overflowed = 0  # rows that full rings have dropped
 
@@ -339,7 +341,7 @@ class Reader:
         data = Transitions(*[column[begin:end].copy() for column in ring.slots[slot]])
         lost = _lost(ring, slot, begin, end) if ring.tally[last + FAILED] > ring.tally[first + FAILED] else {}
         ended = ring.tally[first + ENDED], ring.tally[last + ENDED]
-        episodes = tuple(map(_episode, ring.episodes[slot, slice(*ended)].tolist())) if ended[0] < ended[1] else ()
+        episodes = tuple(map(self._episode, ring.episodes[slot, slice(*ended)].tolist())) if ended[0] < ended[1] else ()
         rows = int(np.count_nonzero(data.valid))
         self._read[worker] += rows + sum(lost.values())
         self._number[worker], self._begun[worker] = number, end
@@ -357,6 +359,7 @@ def _lost(ring: _Ring, slot: int, begin: int, end: int) -> dict[str, int]:
     return {CAUSES[code - 1]: count for code, count in zip(codes.tolist(), counts.tolist(), strict=True) if code}
 
 
-def _episode(columns: list[float]) -> Episode:
-    lane, number, seed, ret, length, seconds, *measures = columns
-    return Episode(int(lane), int(number), int(seed), (), ret, int(length), seconds, tuple(measures))
+def _episode(width: int, columns: list[float]) -> Episode:
+    lane, number, seed, ret, length, seconds, *rest = columns
+    context, measures = tuple(rest[:width]), tuple(rest[width:])
+    return Episode(int(lane), int(number), int(seed), context, ret, int(length), seconds, measures)

@@ -61,13 +61,15 @@ class Fleet:
         self.workers, self._pacing, self._modules = size.workers, pacing, job.modules
         self._waiting, self._batch_steps = job.waiting, job.steps
         self._each = job.spec.lanes // size.workers
-        shape = Shape(replace(job.spec, lanes=self._each), size.workers, size.slots, size.steps)
+        self._context = job.context  # the newest that was posted
+        each = replace(job.spec, lanes=self._each)
+        shape = Shape(each, size.workers, size.slots, size.steps, job.context.shape[1])
         with ExitStack() as undo:
             undo.callback(pacing.close)
             require_room(shape.size, f"a queue of {size.workers} x {size.slots} fragments")
             self._recipe = _pickled(recipe)
             self.channel = _kept(undo, Channel(shape, drop_oldest=size.drop_oldest))
-            self.mailbox = _kept(undo, Mailbox(job.weights))
+            self.mailbox = _kept(undo, Mailbox(job.weights, job.context.shape))
             self.pulse = _kept(undo, Pulse(size.workers, self._each))
             self._leash = _kept(undo, nursery.Leash())
             self._resources = undo.pop_all()
@@ -100,6 +102,7 @@ class Fleet:
 
     def post(self, snapshot: Snapshot) -> None:
         self.mailbox.post(snapshot)
+        self._context = snapshot.context
 
     def wait(self, patience: float, *, hurried: bool) -> float:
         """Until something was committed, or it is time for a look around; raises when nobody is left to commit anything.
@@ -225,7 +228,7 @@ class Fleet:
     def _spawn(self, worker: int, incarnation: int) -> ForkServerProcess:
         first = worker * self._each
         post = Post(worker, incarnation, range(first, first + self._each))
-        desk = Desk(self._recipe, self.channel.ports[worker], self.mailbox, self.pulse, self._pacing)
+        desk = Desk(self._recipe, self.channel.ports[worker], self.mailbox, self.pulse, self._pacing, self._context)
         return self._leash.process(work, desk, post, name=f"freewheel-worker-{worker}")
 
     def _settle(self, worker: int, for_good: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import resource
 import sys
 from collections.abc import Sequence
@@ -12,8 +11,9 @@ from typing import NamedTuple, Protocol
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from freewheel.core import WORKER_TIME, Failure, SeedStream, Transitions
+from freewheel.core import WORKER_TIME, Failure, NDArray, SeedStream, Transitions
 from freewheel.errors import EnvError, FreewheelError
+from freewheel.rollout.child import settle
 from freewheel.rollout.cpu import Author, Runner
 from freewheel.rollout.recipe import Recipe
 from freewheel.rollout.solo import SingleEnv, Solo
@@ -62,6 +62,7 @@ class Desk:
     mailbox: Mailbox
     pulse: Pulse
     permits: Permits
+    context: NDArray  # [K, C] for the episodes that begin before there is mail
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,10 @@ class _Worker:
 
     def run(self) -> None:
         self._pulse.enter(self._post.worker, phase.RESET)
+        self._runner.condition(self._desk.context)
         self._runner.begin()
         self._begun += 1
-        gc.collect()
-        gc.freeze()
+        settle()
         self._report_ready()
         self._mark = perf_counter_ns()
         while self._fragment():

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from freewheel.core import ActionSpec, NDArray, Slice
+from freewheel.core import NO_CONTEXT, ActionSpec, NDArray, Slice
 from freewheel.envs.device import DeviceEnv
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import training_episodes
@@ -221,6 +221,13 @@ def test_one_seed_rules_the_simulation_and_the_first_reset_is_like_any_other() -
 
 
 # ---------------------------------------------------------------------------------------------------------------- spec
+
+
+def test_contexts_are_refused() -> None:
+    env = DeviceEnv(IsaacLike(LANES), "like")
+    env.condition(NO_CONTEXT)
+    with pytest.raises(SetupError, match=r"^episodes of like cannot be told contexts: it is one simulation"):
+        env.condition(np.ones((3, 2), np.float32))
 
 
 def test_spec_says_what_the_world_is() -> None:

@@ -510,7 +510,7 @@ class SeededVector(VectorEnv[NDArray, NDArray, NDArray]):
         self.streams, self.played = options["seeds"], [0] * self.num_envs
         return np.stack([self.begin(lane) for lane in range(self.num_envs)]), {}
 
-    def begin(self, lane: int) -> NDArray:
+    def begin(self, lane: int) -> Any:
         return self.envs[lane].reset(seed=self.streams[lane].seed(self.played[lane]))[0]
 
     def step(self, actions: NDArray) -> Any:

@@ -23,7 +23,7 @@ from freewheel.core import Env, NDArray
 from freewheel.envs.gym import GymConfig, GymVector
 from freewheel.envs.processes import GymProcesses
 from freewheel.errors import EnvError, SetupError
-from freewheel.seeding import training_episodes
+from freewheel.seeding import drawn, training_episodes
 from freewheel.testing import Counter, Identity, check_env
 
 LANES = range(2, 5)
@@ -135,6 +135,20 @@ def test_an_ended_episode_brings_its_measures_and_its_successor() -> None:
         assert end.measures.tolist() == [[2], [2], [2]]
         assert end.reset_ns > 0, "workers reset within the step"
         assert env.render() is None
+
+
+def test_lanes_in_processes_are_told_their_contexts() -> None:
+    """Those that begin within a step too; and a table that is there already is not sent again."""
+    check_env(lambda lanes: config("Conditioned", {"length": 4}).make(lanes, processes=True), steps=40)
+    table = np.array([[1, 2], [3, 4]], np.float32)
+    with closing(config("Conditioned", {}).make(LANES, processes=True)) as env:
+        asked: list[str] = []
+        call_async = vector(env).call_async
+        vector(env).call_async = lambda name, *told: asked.append(name) or call_async(name, *told)  # type: ignore[func-returns-value, method-assign]
+        for context in (table, table.copy(), table + 1):
+            env.condition(context)
+        assert asked == ["condition", "condition"]
+        assert env.reset(streams())[:, 1:].tolist() == [drawn(table + 1, own.seed(0)).tolist() for own in streams()]
 
 
 # ---------------------------------------------------------------------------------------------------------------- failures

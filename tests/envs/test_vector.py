@@ -10,11 +10,12 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from freewheel.core import NDArray, Slice
+from freewheel.core import NO_CONTEXT, NDArray, Slice
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, SetupError
-from freewheel.seeding import training_episodes
-from freewheel.testing import Counter
+from freewheel.seeding import drawn, training_episodes
+from freewheel.testing import Counter, check_env
+from tests.told import StuckVector, ToldVector
 
 SEEDS = [training_episodes(0, lane) for lane in range(2)]
 ZEROS = np.zeros(2, np.int64)
@@ -164,6 +165,40 @@ def test_one_seed_for_all_lanes_unless_the_vector_env_can_do_better() -> None:
     vector = CounterVector(AutoresetMode.DISABLED)
     GymVector(vector, "Counters").reset(SEEDS)
     assert vector.reset_calls[-1] == (SEEDS[0].seed(0), None)
+
+
+def test_a_vector_env_is_told_the_table_at_every_reset() -> None:
+    check_env(lambda lanes: GymVector(ToldVector(len(lanes)), "Told"), steps=40)
+    vector, table = ToldVector(2), np.array([[1, 2], [3, 4]], np.float32)
+    env = GymVector(vector, "Told")
+    env.condition(table)
+    assert env.reset(SEEDS)[:, 1:].tolist() == [drawn(table, stream.seed(0)).tolist() for stream in SEEDS]
+    play(env, 2)
+    env.condition(table + 5)
+    assert play(env, 1)["next_obs"] == [[[3, *drawn(table, stream.seed(0))] for stream in SEEDS]]
+    assert env.renew()[:, 1:].tolist() == [drawn(table + 5, stream.seed(1)).tolist() for stream in SEEDS]
+    assert [sorted(options) for options in vector.options[1:]] == [["contexts", "seeds"], ["contexts", "reset_mask"]]
+    env.condition(NO_CONTEXT)
+    env.reset(SEEDS)
+    assert list(vector.options[-1]) == ["seeds"]
+
+
+def test_a_vector_env_that_takes_over_a_context_is_caught() -> None:
+    with pytest.raises(AssertionError, match=r"shows the contexts \[\[.*, its episodes were told \[\["):
+        check_env(lambda lanes: GymVector(StuckVector(len(lanes)), "Stuck"), steps=40)
+
+
+@pytest.mark.parametrize(
+    "says", [{"contexts": False}, {"lane_seeds": False}, {"autoreset_mode": AutoresetMode.SAME_STEP}], ids=str
+)
+def test_who_could_not_pass_contexts_on_refuses_them(says: dict[str, Any]) -> None:
+    vector = ToldVector(2)
+    vector.metadata = {**vector.metadata, **says}
+    env = GymVector(vector, "Told")
+    assert env.spec.context == 0
+    env.condition(NO_CONTEXT)
+    with pytest.raises(SetupError, match=r"^episodes of Told cannot be told contexts: .*\['contexts'\]"):
+        env.condition(np.zeros((1, 2), np.float32))
 
 
 def test_a_vector_env_that_does_not_say_how_it_resets_is_refused() -> None:

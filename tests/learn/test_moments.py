@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from freewheel.core import Transitions
-from freewheel.learn.moments import Moments, ReturnScale
+from freewheel.learn.moments import Moments, ReturnScale, TensorMoments
+from freewheel.policies.spec import Start
 
 if TYPE_CHECKING:
     from tests.learn.conftest import Sign
@@ -37,6 +39,27 @@ def test_mean_and_variance_do_not_depend_on_the_grouping(
     np.testing.assert_allclose(moments.mean, wide.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(moments.square / len(rows), wide.var(axis=0), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(moments.deviation, np.sqrt(wide.var(axis=0) + 1e-8), rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "tensors"])
+def test_they_go_on_from_the_statistics_among_weights(kind: str) -> None:
+    """As if the rows behind these had been added here, but for the rounding of weights to float32; constant columns too."""
+    rng = np.random.default_rng(1)
+    before, after = rng.normal(5, 3, (2, 40, 3))
+    before[:, 2] = after[:, 2] = 4.0
+    one = Moments(3)
+    one.add(before)
+    params = {"norm.mean": one.mean.astype(np.float32), "norm.scale": (1 / one.deviation).astype(np.float32)}
+    one.add(after)
+    if kind == "numpy":
+        moments = Moments(3, Start(params, rows=40))
+        moments.add(after)
+        state = moments.state()
+    else:
+        others = TensorMoments(3, "cpu", Start(params, rows=40))
+        others.add(torch.from_numpy(after))
+        state = others.state()
+    np.testing.assert_allclose(state, one.state(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_state_is_restored() -> None:

@@ -67,6 +67,9 @@ class IdentityWorld:
         nothing = np.zeros((lanes, self.spec.obs_size), self.spec.obs_dtype)
         return Step(reward, even, ~even, nothing, np.ones(lanes, np.bool_), np.zeros((lanes, 0)))
 
+    def condition(self, context: NDArray) -> None:
+        self.spec.admit(context)
+
     def renew(self) -> NDArray:
         return self._show()
 

@@ -280,3 +280,35 @@ def test_torch_actors_draw_bells(custom: PolicySpec) -> None:
 def test_a_network_that_cannot_serve_is_refused(custom: PolicySpec, name: str, complaint: str) -> None:
     with pytest.raises(SetupError, match=complaint):
         PolicyNet(replace(custom, module=name), np.random.default_rng(0))
+
+
+# ---------------------------------------------------------------------------------------------------------------- beginnings
+
+
+def test_a_net_begins_with_the_weights_it_is_given(custom: PolicySpec) -> None:
+    for spec in (PLAIN, replace(PLAIN, normalised=((0, 2),), head="squashed"), custom):
+        net, given = PolicyNet(spec, np.random.default_rng(0)), random_net(spec, 1)
+        net.begin(given.params.views)
+        assert np.array_equal(net.params.vector, given.params.vector)
+        assert np.array_equal(net.vector.numpy(), given.vector.numpy())
+        given.params.vector[...] = 0
+        assert net.params.vector.any(), "a copy"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"actor.0.weight": np.zeros((4, 9))}, "actor.0.weight is (4, 9) there and (4, 8) here"),
+        ({"critic.2.bias": None}, "critic.2.bias is missing there and (1,) here"),
+        ({"memory": np.zeros(())}, "memory is () there and missing here"),
+    ],
+)
+def test_a_net_refuses_the_weights_of_another(change: dict[str, Any], text: str) -> None:
+    net = PolicyNet(PLAIN, np.random.default_rng(0))
+    before = net.params.vector.copy()
+    params = {name: value for name, value in {**net.params.views, **change}.items() if value is not None}
+    with pytest.raises(SetupError) as caught:
+        net.begin(params)
+    wanted = f"the weights to begin with are another network's: {text}; choose the same policy"
+    assert str(caught.value) == wanted
+    assert np.array_equal(net.params.vector, before)

@@ -80,6 +80,9 @@ class CountingWorld:
             failures=failed,
         )
 
+    def condition(self, context: NDArray) -> None:
+        self.spec.admit(context)
+
     def renew(self) -> NDArray:
         self._obs[:] = self._next_obs
         failed = self._failing(self.steps - 1)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from freewheel.core import WORKER_TIME, Chunk, Episode, Origin, Snapshot
+from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
+from freewheel.policies.build import make_actor
+from freewheel.policies.spec import FlatParams, PolicyConfig, actor_layout
 from freewheel.rollout.cpu import Author, Runner, empty_transitions
+from freewheel.rollout.recipe import Recipe
 from freewheel.seeding import generator, training_episodes
+from freewheel.testing import Conditioned
 
 if TYPE_CHECKING:
     from tests.rollout.conftest import Stage
@@ -242,3 +248,22 @@ def test_a_lane_that_failed_begins_its_next_episode(stage: Stage) -> None:
     (episode,) = (episode for episode in ended if episode.lane == 5)
     assert (episode.number, episode.ret, episode.length) == (1, 110 + 111 + 112, 3)
     assert episode.seed == training_episodes(11, 5).seed(1)
+
+
+def test_an_episode_says_what_it_was_told_when_it_began() -> None:
+    """Episodes of three steps under tables of one row, a new one every two steps; a reset follows the step that ended."""
+    with closing(GymConfig("freewheel.testing:Conditioned").make(range(1))) as env:
+        policy = PolicyConfig(hidden=(4,)).resolve(env.spec)
+    params = FlatParams(actor_layout(policy)).views
+    runner = Runner(Recipe(GymConfig("freewheel.testing:Conditioned").make, make_actor(policy), 7), range(1))
+    episodes: list[Episode] = []
+    for version in range(9):
+        runner.load(Snapshot(version, params, np.array([[version, version / 2]], np.float32)))
+        episodes += runner.unroll(2).episodes
+    told = [episode.context for episode in episodes]
+    assert told == [(first, first / 2) for first in (0, 1, 2, 4, 5, 7)]
+    for episode in episodes:
+        assert episode.ret == Conditioned.worth(episode.seed, episode.context)
+    runner.load(Snapshot(9, params))
+    assert [episode.context for episode in runner.unroll(6).episodes] == [(8.0, 4.0), ()]
+    runner.close()

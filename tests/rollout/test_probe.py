@@ -65,6 +65,9 @@ class Timed:
         self.ended = bool(step.terminated.all())
         return step
 
+    def condition(self, context: NDArray) -> None:
+        self.env.condition(context)
+
     def renew(self) -> NDArray:
         self.seconds, self.ended = self.seconds + 7.0 * self.ended, False
         return self.env.renew()

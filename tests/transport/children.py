@@ -83,7 +83,8 @@ def post_for_ever(mailbox: Mailbox, stop: SharedArrays) -> None:
     sizes = mailbox.layout.items()
     while not stop["stop"][0]:
         version += 1
-        mailbox.post(Snapshot(version, {name: np.full(shape, version, np.float32) for name, shape in sizes}))
+        params = {name: np.full(shape, version, np.float32) for name, shape in sizes}
+        mailbox.post(Snapshot(version, params, np.full(mailbox.context, version, np.float32)))
 
 
 def tell(answer: Connection, *names: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,6 +59,16 @@ def test_rows_come_out_as_they_went_in(channel: Channel) -> None:
     assert (fragment.rows, fragment.lost, fragment.gap, fragment.episodes) == (5, {}, False, ())
     assert fragment.time.tolist() == list(range(len(WORKER_TIME)))
     assert books.reader.ready() == []
+
+
+def test_an_episode_brings_its_context_and_its_measures() -> None:
+    told = replace(episode(3), context=(0.1, -2.0))
+    with closing(Channel(replace(shape(), context=2))) as channel:
+        author, books = pen(channel), Books(channel)
+        author.begin()
+        author.step(episodes=[told])
+        author.commit()
+        assert books.take().episodes == (told,)
 
 
 def test_what_was_taken_is_a_copy(channel: Channel) -> None:

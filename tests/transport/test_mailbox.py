@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,9 +80,24 @@ def test_weights_of_another_shape_are_refused(mailbox: Mailbox) -> None:
         mailbox.post(Snapshot(0, wrong))
 
 
+def test_contexts_travel_with_the_weights() -> None:
+    with closing(Mailbox(LAYOUT, (2, 3))) as mailbox:
+        room, kept = mailbox.room(), list[Snapshot]()
+        for version in range(3):
+            context = np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * version
+            mailbox.post(replace(weights(version), context=context))
+            kept.append(mailbox.read(room=room))
+        assert_holds(mailbox.read(), 2)
+        assert [snapshot.context[0, 0] for snapshot in kept] == [0, 10, 20], "a copy, though the room is used again"
+        for wrong in (np.zeros((1, 3), np.float32), np.zeros((0, 0), np.float32)):
+            with pytest.raises(ValueError, match=r"do not fit the mailbox, which has room for \(2, 3\)"):
+                mailbox.post(replace(weights(3), context=wrong))
+        assert mailbox.version == 2
+
+
 def test_readers_never_see_half_of_two_versions(start: Start, eventually: Eventually) -> None:
     layout = {"w": (64, 64), "b": (64,)}
-    with closing(Mailbox(layout)) as mailbox, closing(SharedArrays({"stop": ((1,), "i8")})) as stop:
+    with closing(Mailbox(layout, (16, 4))) as mailbox, closing(SharedArrays({"stop": ((1,), "i8")})) as stop:
         writer = start(children.post_for_ever, mailbox, stop)
         eventually(lambda: mailbox.version > 0)
         first, last, missed = mailbox.version, 0, 0
@@ -91,7 +107,8 @@ def test_readers_never_see_half_of_two_versions(start: Start, eventually: Eventu
             except LookupError:  # the writer was faster, or not yet there
                 missed += turn % 2
                 continue
-            assert {float(v) for p in snapshot.params.values() for v in (np.min(p), np.max(p))} == {snapshot.version}
+            parts = (*snapshot.params.values(), snapshot.context)
+            assert {float(v) for p in parts for v in (np.min(p), np.max(p))} == {snapshot.version}
             if turn % 2 == 0:
                 assert snapshot.version >= last
                 last = snapshot.version
