@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from freewheel import doctor, flags
+from freewheel import doctor, flags, official
 from freewheel.core import Actor, NDArray
 from freewheel.errors import SetupError, UsageError
 from freewheel.saved import SavedRun, open_run
@@ -49,6 +50,16 @@ class EvalOptions(RunOptions):
 
 
 @dataclass(frozen=True)
+class OfficialOptions(RunOptions):
+    """Score a run as CAGE Challenge 2 does."""
+
+    episodes: int = 100
+    """Episodes of each length against each red agent."""
+    seed: int | None = official.SEED
+    """Where the one stream of random numbers begins."""
+
+
+@dataclass(frozen=True)
 class PlayOptions(RunOptions):
     """Watch a run."""
 
@@ -81,6 +92,36 @@ def report_score(options: EvalOptions) -> int:
         markup=False,
     )
     return 0
+
+
+def report_official(options: OfficialOptions) -> int:
+    """The challenge's own evaluation, as a table and in official.json."""
+    run, console = open_run(options.run, options.runs_dir), Console(highlight=False)
+
+    def tell(cell: official.Cell) -> None:
+        text = f"{cell.red_agent:16} {cell.steps:3} steps: mean {cell.mean:8.2f}, standard deviation {cell.spread:7.2f}"
+        console.print(text, markup=False, soft_wrap=True)
+
+    seed = official.SEED if options.seed is None else options.seed
+    board = official.examine(run.config, _actor(run, options, console), options.episodes, seed, tell)
+    told = {"run": run.path.name, "which": options.which, **board.to_json()}
+    (run.path / "official.json").write_text(json.dumps(told, indent=2) + "\n")
+    console.print(_leader_board(board))
+    console.print(f"  {run.path / 'official.json'}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _leader_board(board: official.Board) -> Table:
+    """This run among the published scores."""
+    table = Table(box=None, padding=(0, 1, 0, 0), caption=f"published: 1000 episodes each; * on {official.OLDER}")
+    table.add_column("steps", no_wrap=True)
+    for red in official.RIVALS:
+        for steps in official.LENGTHS:
+            table.add_column(f"{red.removeprefix('Red').removesuffix('Agent')}\n{steps}", justify="right", no_wrap=True)
+    table.add_column("total", justify="right", no_wrap=True)
+    for who, scores in official.comparison(board):
+        table.add_row(Text(who), *(f"{score:.1f}" for score in scores), style="bold" if who == official.THIS else "")
+    return table
 
 
 def show_episodes(options: PlayOptions) -> int:
