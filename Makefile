@@ -7,11 +7,14 @@ BIN := .venv/bin
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --config-settings editable_mode=compat
 # Exactly one version: an open range may pull several GB of GPU libraries.
 TORCH := $(shell grep '^torch==' constraints.txt)
-EXTRAS := dev,classic,mujoco,video
-ONE_BENCH := bench-straggler bench-burn bench-lag bench-startup bench-versus bench-lag-learning bench-storm bench-solves bench-versus-sac
+# Of the second only a constant is needed; its dependencies are an emulation platform.
+CYBORG := $(shell grep '^csle-cyborg==' constraints.txt)
+SCENARIO := --no-deps $(shell grep '^gym-csle-cyborg==' constraints.txt)
+EXTRAS := dev,classic,mujoco,video,cyborg,workflow
+ONE_BENCH := bench-straggler bench-burn bench-lag bench-startup bench-versus bench-lag-learning bench-storm bench-solves bench-versus-sac bench-cyborg-rates
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
+.PHONY: help demo cyborg test test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -23,6 +26,7 @@ help: ## this list
 	@$(PYTHON) -m venv $*
 	@$*/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt $(TORCH)
 	@$*/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$*/bin/python -m pip install $(PIP_FLAGS) $(SCENARIO)
 	@touch $@
 
 # Isaac Lab pins what it needs, torch among it, and wants Python 3.12.
@@ -38,11 +42,11 @@ help: ## this list
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-demo: .venv/.ready ## train PPO on CartPole in lockstep, score 20 greedy episodes, and draw one
+demo: .venv/.ready ## train a cyber-defender for about a minute, tell the story of one of its games, and say how good it is
 	@n=1; while [ -e runs/demo-$$n ]; do n=$$((n + 1)); done; set -ex; \
-	$(BIN)/freewheel train CartPole-v1 --preset cartpole --steps 200000 --seed 1 --run demo-$$n; \
-	$(BIN)/freewheel eval demo-$$n --episodes 20; \
-	$(BIN)/freewheel play demo-$$n --render gif
+	$(BIN)/freewheel train freewheel/Cage2-v0 --preset cage2 --steps 3000000 --minutes 2 --seed 1 --run demo-$$n; \
+	$(BIN)/freewheel play demo-$$n --render ansi; \
+	$(BIN)/freewheel eval demo-$$n --episodes 500
 
 # One thread a process: the same sums in the same order, and no fight for the cores.
 test test312 test-isaac soak chaos: export OMP_NUM_THREADS := 1
@@ -79,7 +83,7 @@ format: .venv/.ready ## mend what can be mended by machine
 	$(BIN)/ruff format
 
 bench: .venv/.bench ## every benchmark, one after the other (2 to 3 hours); fails at the end if a target was missed
-	@missed=; for name in versus_sb3 learns straggler burn lag startup versus_modes lag_learning storm solves versus_sac; do \
+	@missed=; for name in versus_sb3 learns straggler burn lag startup versus_modes lag_learning storm solves versus_sac cyborg_rates; do \
 	echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name || missed="$$missed $$name"; \
 	done; if [ -n "$$missed" ]; then echo "targets missed in:$$missed"; exit 1; fi
 

@@ -20,7 +20,7 @@ ROUNDS = 5
 
 def episodes_per_s(red: str, games: int, seconds: float) -> float:
     """Of CPU time, random actions; whole episodes with their resets."""
-    world, rng = Cage2Vector(games, red), np.random.default_rng(0)  # type: ignore[arg-type]
+    world, rng = Cage2Vector(games, red), np.random.default_rng(0)
     world.reset(seed=1)
     everything = np.ones(games, np.bool_)
     played, began = 0, time.process_time()

@@ -14,11 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from freewheel import doctor, flags, official
+from freewheel.config import Config
 from freewheel.core import Actor, NDArray
+from freewheel.envs import cyborg
 from freewheel.errors import SetupError, UsageError
 from freewheel.saved import SavedRun, open_run
+from freewheel.worlds import yardsticks
 
 T = TypeVar("T", bound="RunOptions")
+YARD = 500  # games of a simple defender
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,25 @@ def report_score(options: EvalOptions) -> int:
         soft_wrap=True,
         markup=False,
     )
+    if run.config.env.id == cyborg.FAST:
+        console.print(_beside_others(run.config, score.mean))
     return 0
+
+
+def _beside_others(config: Config, mean: float) -> Table:
+    """A defender's score among those of simple ones, played now, and of published ones."""
+    red, steps = str(config.env.args["red_agent"]), config.world.max_episode_steps or cyborg.STEPS
+    scores = [(mean, official.THIS)]
+    for name, who in yardsticks.SIMPLE.items():
+        scores.append((float(yardsticks.returns(name, red, steps, YARD).mean()), f"{who}, measured now"))
+    if red in official.RIVALS and steps in official.LENGTHS:
+        column = official.RIVALS.index(red) * len(official.LENGTHS) + official.LENGTHS.index(steps)
+        scores += [(row[column], f"{who}, published ({code})") for (who, code), row in official.PUBLISHED.items()]
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+    table.add_column(justify="right")
+    for score, who in sorted(scores, reverse=True):
+        table.add_row(f"{score:.1f}", Text(who), style="bold" if who == official.THIS else "")
+    return table
 
 
 def report_official(options: OfficialOptions) -> int:
@@ -135,7 +157,7 @@ def show_episodes(options: PlayOptions) -> int:
 
         def show(picture: NDArray | str | None, frames: list[NDArray] = frames) -> None:
             if isinstance(picture, str):
-                console.print(picture, markup=False)
+                console.print(picture, markup=False, soft_wrap=True)
             elif picture is not None:
                 frames.append(picture)
 

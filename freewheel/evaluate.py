@@ -151,16 +151,17 @@ Show = Callable[["NDArray | str | None"], None]
 def play(
     env: Env, actor: Actor, episode: tuple[int, int], show: Show, limit: int = LIMIT, context: NDArray = NO_CONTEXT
 ) -> Sequence[float]:
-    """Episode (evaluation seed, number) in a one-lane env, a picture shown before every action; returns the rewards."""
+    """Episode (evaluation seed, number) in a one-lane env, a picture shown at its start and after every action; the rewards."""
     env.condition(context)
     seed, number = episode
     rng = generator(seed, "greedy")
     obs = env.reset([evaluation_episodes(seed, number, 1)])
     rewards: list[float] = []
+    show(env.render())
     while len(rewards) < limit:
-        show(env.render())
         step = env.step(actor.act(obs, rng, greedy=True).action)
         rewards.append(float(step.reward[0]))
+        show(env.render())
         if step.terminated[0] or step.truncated[0]:
             break
         obs = step.next_obs

@@ -76,7 +76,7 @@ def test_play_prints_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
         assert cli.main(["play", str(done.path), "--render", render]) == 0
         out = capfd.readouterr().out
         steps = int(out.split()[-2])
-        assert out.count("FFFH") == steps  # the second row of the lake, once a picture
+        assert out.count("FFFH") == steps + 1  # the second row of the lake, once a picture
         assert 1 <= steps <= 5
     assert not (done.path / "play").exists()
 
@@ -150,3 +150,15 @@ def test_doctor_fails_where_something_needed_is_missing(
     )
     assert cli.main(["doctor"]) == 1
     assert "!!  beta   missing: pip install beta" in capfd.readouterr().out
+
+
+def test_eval_measures_a_defender_by_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = trained(tmp_path, "freewheel/Cage2-v0", max_episode_steps=30, red_agent="RedMeanderAgent")
+    assert cli.main(["eval", str(done.path), "--episodes", "4"]) == 0
+    first, *others = capfd.readouterr().out.splitlines()
+    mean = float(first.split("mean ")[1].split()[0])
+    scores = {who.strip(): float(score) for score, who in (line.split(None, 1) for line in others)}
+    assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    assert scores["this run"] == pytest.approx(mean, abs=0.05)
+    assert scores["asleep, measured now"] == pytest.approx(-39.3, abs=1.5)  # 1000 games of the real simulator
+    assert scores["CardiffUni, 1st, published (older code)"] == -5.6

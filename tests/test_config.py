@@ -82,7 +82,7 @@ def test_every_preset_is_made_of_valid_options_and_takes_effect(name: str) -> No
     assert PRESETS[name]
     for option, value in flags.flatten(PRESETS[name]).items():
         assert written[option] == (tuple(value) if isinstance(value, list) else value)
-        assert settled.sources[option] == f"preset {name}"
+        assert settled.sources[option.replace("env_args.", "env.")] == f"preset {name}"
 
 
 def test_help_names_every_preset() -> None:

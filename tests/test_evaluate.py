@@ -149,12 +149,12 @@ def test_a_return_that_is_no_number_is_the_worlds_fault() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_play_shows_an_evaluation_episode_from_its_first_state_to_its_last_action(number: int) -> None:
+def test_play_shows_an_evaluation_episode_from_its_first_state_to_its_last(number: int) -> None:
     env = GymConfig(id="BySeed", factory=BySeed).make(range(1), render_mode="ansi")
     shown: list[Any] = []
     rewards = play(env, Greedy(), (SEED, number), shown.append)
     assert (sum(rewards), len(rewards)) == expected(number)
-    assert shown == [f"{left} left" for left in range(len(rewards), 0, -1)]
+    assert shown == [f"{left} left" for left in range(len(rewards), -1, -1)]
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 8])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -21,7 +21,6 @@ from freewheel.worlds.network import Dice, Networks
 from freewheel.worlds.red import Bline, Meander
 from freewheel.worlds.scenario2 import ACTIONS, BIT, FOOTHOLD, HOSTS, RED_AGENTS, N
 
-RedAgent = Literal["B_lineAgent", "RedMeanderAgent", "SleepAgent", "mixture"]
 REDS = (*RED_AGENTS, "mixture")
 BLINE, MEANDER, ASLEEP = range(len(RED_AGENTS))
 STEPS = 100
@@ -54,7 +53,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
     def __init__(
         self,
         num_envs: int = 1,
-        red_agent: RedAgent = "B_lineAgent",
+        red_agent: str = "B_lineAgent",
         max_episode_steps: int = STEPS,
         green: bool = False,
         memory: bool = False,
@@ -173,7 +172,7 @@ class Cage2(gymnasium.Env[NDArray, np.int64]):
 
     def __init__(
         self,
-        red_agent: RedAgent = "B_lineAgent",
+        red_agent: str = "B_lineAgent",
         green: bool = False,
         memory: bool = False,
         render_mode: str | None = None,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from freewheel.worlds.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SUCCESS, SWEEP
 from freewheel.worlds.scenario2 import ACTIONS, HOSTS, SUBNETS
 
-HEADLINE = f"{'step':>4}  {'blue':<32} {'red':<50} {'cost':>6} {'total':>7}"
+HEADLINE = f"{'':>3} {'blue':<29} {'red':<33} {'cost':>5} {'total':>6}"
 
 
 def line(step: int, blue: str, red: str, reward: float, total: float) -> str:
-    """One step as a row under the headline."""
-    cost = "" if reward == 0 else f"{reward:.1f}"
-    return f"{step:>4}  {blue:<32} {red:<50} {cost:>6} {total:>7.1f}"
+    """One step as a row under the headline: it fits a terminal of 80 columns."""
+    cost = f"{reward:.1f}" if reward else ""
+    return f"{step:>3} {blue:<29} {red:<33} {cost:>5} {total:>6.1f}"
 
 
 def blue_in_words(action: int, success: int) -> str:
@@ -22,9 +22,9 @@ def blue_in_words(action: int, success: int) -> str:
     if verb == "Monitor":
         return "watches"
     if verb.startswith("Decoy"):
-        decoy = f"{verb.removeprefix('Decoy')} on {host}"
-        return f"decoy {decoy}" if success == SUCCESS else f"no room for {decoy}"
-    third = {"Analyse": "analyses", "Remove": "removes red from", "Restore": "restores"}[verb]
+        decoy = f"{verb.removeprefix('Decoy')}, {host}"
+        return f"decoy {decoy}" if success == SUCCESS else f"no room: {decoy}"
+    third = {"Analyse": "analyses", "Remove": "cleans", "Restore": "restores"}[verb]
     return f"{third} {host}"
 
 
@@ -33,17 +33,13 @@ def red_in_words(kind: int, target: int, success: bool, *, access: int, noticed:
     if kind == SWEEP:
         return f"sweeps the {SUBNETS[target]} subnet" + ("" if success else ": no way in")
     host = HOSTS[target]
-    seen = " (blue sees it)" if noticed else " (unseen)"
+    seen = "seen" if noticed else "unseen"
     if kind == SCAN:
         return f"scans {host}"
     if kind == EXPLOIT:
-        return (
-            f"breaks into {host} as {('', 'a user', 'root')[access]}{seen}"
-            if success
-            else f"fails to break into {host}"
-        )
+        return f"enters {host} as {('', 'user', 'root')[access]}, {seen}" if success else f"fails to enter {host}"
     if kind == ESCALATE:
-        return f"becomes root on {host}" if success else f"finds its session on {host} gone"
+        return f"becomes root on {host}" if success else f"has lost {host}"
     if kind == IMPACT:
-        return f"stops what it can on {host}" if success else f"fails to stop the service on {host}"
+        return f"stops the service on {host}" if success else f"cannot harm {host}"
     return "sleeps"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from freewheel.core import NDArray
-from freewheel.worlds.cage2 import Cage2Vector, RedAgent
+from freewheel.worlds.cage2 import Cage2Vector
 from freewheel.worlds.defenders import defender
 
 #: By the name of their defender: who that is, for a person.
 SIMPLE = {"heuristic": "simple rules", "random": "at random", "sleeping": "asleep"}
 
 
-def returns(name: str, red_agent: RedAgent, steps: int, episodes: int) -> NDArray:
+def returns(name: str, red_agent: str, steps: int, episodes: int) -> NDArray:
     """[episodes] of a simple defender."""
     games, blue = Cage2Vector(episodes, red_agent, steps), defender(name, episodes)
     obs, _ = games.reset(seed=0)

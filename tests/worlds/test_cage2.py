@@ -37,7 +37,7 @@ def episode(games: Cage2Vector, lane: int, actions: NDArray) -> Iterator[tuple[b
 
 def replayed(red: str, lanes: int, lane: int, number: int, *, before: int = 0) -> list[tuple[bytes, float]]:
     """Episode `number` of seed 7's lane 3, played in lane `lane` of so many, after so many other episodes."""
-    games = Cage2Vector(lanes, red, max_episode_steps=40)  # type: ignore[arg-type]
+    games = Cage2Vector(lanes, red, max_episode_steps=40)
     streams = [training_episodes(7, 100 + other) for other in range(lanes)]
     streams[lane] = training_episodes(7, 3, start=number - before)
     games.reset(options={"seeds": streams})
@@ -152,7 +152,7 @@ def test_gymnasium_accepts_it() -> None:
 
 def test_an_unknown_red_agent_gets_a_hint() -> None:
     with pytest.raises(UsageError, match="B_lineAgent"):
-        Cage2Vector(1, "B_line")  # type: ignore[arg-type]
+        Cage2Vector(1, "B_line")
 
 
 def test_the_mixture_is_half_of_each() -> None:
@@ -212,13 +212,13 @@ def test_sleeping_lets_red_reach_the_server() -> None:
 def test_it_tells_a_story() -> None:
     env = gymnasium.make(NAME, render_mode="ansi")
     env.reset(seed=0)
-    assert str(env.render()).split() == ["step", "blue", "red", "cost", "total"]
+    assert str(env.render()).split() == ["blue", "red", "cost", "total"]
     env.step(ACTIONS.index("Restore Op_Server0"))
-    assert "1  restores Op_Server0  " in str(env.render())
+    assert "  1 restores Op_Server0  " in str(env.render())
     assert "sweeps the User subnet" in str(env.render())
     assert str(env.render()).split()[-2:] == ["-1.0", "-1.0"]
     env.step(ACTIONS.index("DecoyVsftpd Enterprise1"))
-    assert "no room for Vsftpd on Enterprise1" in str(env.render())
+    assert "no room: Vsftpd, Enterprise1" in str(env.render())
     env.close()
 
 

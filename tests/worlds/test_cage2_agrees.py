@@ -37,7 +37,7 @@ def recorded(name: str, red: str) -> Record:
 
 def play_fast(name: str, red: str, episodes: int, seed: int) -> Record:
     """Games of our world by the same defender, all at once."""
-    world = Cage2Vector(episodes, red, max_episode_steps=STEPS)  # type: ignore[arg-type]
+    world = Cage2Vector(episodes, red, max_episode_steps=STEPS)
     blue = defender(name, episodes, seed)
     obs, _ = world.reset(seed=seed)
     seen, actions, rewards, turns, truths = [obs], [], [], [], [truth(world)]

@@ -54,7 +54,7 @@ def test_scans_last_and_earlier() -> None:
 
 @pytest.mark.parametrize("red", ["B_lineAgent", "RedMeanderAgent"])
 def test_it_knows_just_the_decoys_that_stand(red: str) -> None:
-    games = Cage2Vector(64, red, memory=True)  # type: ignore[arg-type]
+    games = Cage2Vector(64, red, memory=True)
     rng = np.random.default_rng(1)
     games.reset(seed=0)
     for _ in range(60):
