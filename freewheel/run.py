@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from freewheel import checkpoint
 from freewheel.config import Config
 from freewheel.core import Clocks, Collector, Env, Episode, Learner, Rows, Sink, Snapshot, Tick, host
+from freewheel.envs.gym import GymConfig
 from freewheel.errors import FreewheelError, SetupError
 from freewheel.evaluate import Exam, Score, examiner, playable
 from freewheel.examiners import Examiner, Here, Reserved, There
@@ -205,11 +206,17 @@ class _Trainer:
             stack.callback(env.close)
             return Here(env, make_actor(self._plan.policy)(), exam, self.meter)
         if isinstance(collect, StaffConfig):
-            exam = replace(exam, lanes=1, patience=(limits.reset_timeout, limits.step_timeout))
+            lanes = self._side_by_side(exam, 1)
+            exam = replace(exam, lanes=lanes, patience=(limits.reset_timeout, limits.step_timeout))
             return There(stack.enter_context(Aside(partial(examiner, self.recipe, exam), "evaluation")), self._stop)
-        env = collect.place(self._make, range(min(exam.episodes, exam.lanes)))
+        env = collect.place(self._make, range(self._side_by_side(exam, exam.lanes)))
         stack.callback(env.close)
         return Here(env, make_actor(self._plan.policy)(), exam, self.meter)
+
+    def _side_by_side(self, exam: Exam, usual: int) -> int:
+        """How many episodes are played at once: all of them where that costs little more than one."""
+        env = self._plan.config.env
+        return exam.episodes if isinstance(env, GymConfig) and env.batched else min(exam.episodes, usual)
 
     def _graded(self) -> Sequence[Episode]:
         """What reserved lanes have played."""

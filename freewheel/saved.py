@@ -35,8 +35,9 @@ class SavedRun:
 
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
         """Greedy episodes; by default those the run itself was evaluated on."""
-        lanes = min(episodes, LANES) if isinstance(self.config.env, GymConfig) else episodes
-        env = playable(self.config.env.make(range(lanes)))
+        world = self.config.env
+        lanes = min(episodes, LANES) if isinstance(world, GymConfig) and not world.batched else episodes
+        env = playable(world.make(range(lanes)))
         try:
             options = self.config.run
             chosen = options.eval_seed if seed is None else seed

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredEnv
 
 from freewheel.core import Env
@@ -143,8 +143,13 @@ class GymConfig:
             raise SetupError(f"'{module}' has no factory '{attribute}'{nearest(attribute, factories, '')}")
         return factory
 
-    def _vector(self, lanes: int) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
-        """The id's own vector env, if it can seed lanes apart. Gymnasium's take one seed for all lanes and for the first
+    @property
+    def batched(self) -> bool:
+        """Whether it is the id's own vector env that is made: many lanes cost little more than one."""
+        return self._vector_spec() is not None
+
+    def _vector_spec(self) -> EnvSpec | None:
+        """Of an id whose own vector env can seed lanes apart. Gymnasium's take one seed for all lanes and for the first
         episode only, so with those an episode would depend on who plays beside it: B single envs are used instead.
         """
         if self.factory or self._find():
@@ -155,8 +160,12 @@ class GymConfig:
         with self._explaining(self.name):
             entry = spec.vector_entry_point
             creator = load_env_creator(entry) if isinstance(entry, str) else entry
-            if not getattr(creator, "metadata", {}).get("lane_seeds"):
-                return None
+            return spec if getattr(creator, "metadata", {}).get("lane_seeds") else None
+
+    def _vector(self, lanes: int) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
+        if (spec := self._vector_spec()) is None:
+            return None
+        with self._explaining(self.name):
             limit = {} if self.max_episode_steps is None else {"max_episode_steps": self.max_episode_steps}
             args: dict[str, Any] = {**self.args, **limit}
             return gymnasium.make_vec(spec, lanes, "vector_entry_point", **args)

@@ -20,6 +20,7 @@ from freewheel.envs.gym import GymConfig, GymLoop, GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
 from freewheel.seeding import training_episodes
 from freewheel.testing import Counter, check_env
+from freewheel.worlds import registry
 
 WORLDS = ["CartPole-v1", "Pendulum-v1"] + [
     f"freewheel.testing:{name}"
@@ -557,3 +558,10 @@ def test_an_id_that_a_script_registered_travels_with_the_config(registry: dict[s
     env = arrived.make(range(1))
     env.reset(streams(range(1)))
     assert [env.step(zeros(env)).truncated.tolist() for _ in range(2)] == [[False], [True]]
+
+
+def test_only_an_id_whose_own_vector_env_seeds_lanes_apart_is_batched() -> None:
+    registry.register()
+    assert GymConfig("freewheel/Cage2-v0").batched
+    assert not GymConfig("CartPole-v1").batched, "Gymnasium's own takes one seed for all lanes"
+    assert not GymConfig("freewheel/Straggler-v0").batched
