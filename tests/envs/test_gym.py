@@ -20,7 +20,7 @@ from freewheel.envs.gym import GymConfig, GymLoop, GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
 from freewheel.seeding import training_episodes
 from freewheel.testing import Counter, check_env
-from freewheel.worlds import registry
+from freewheel.worlds.registry import register
 
 WORLDS = ["CartPole-v1", "Pendulum-v1"] + [
     f"freewheel.testing:{name}"
@@ -561,7 +561,7 @@ def test_an_id_that_a_script_registered_travels_with_the_config(registry: dict[s
 
 
 def test_only_an_id_whose_own_vector_env_seeds_lanes_apart_is_batched() -> None:
-    registry.register()
+    register()
     assert GymConfig("freewheel/Cage2-v0").batched
     assert not GymConfig("CartPole-v1").batched, "Gymnasium's own takes one seed for all lanes"
     assert not GymConfig("freewheel/Straggler-v0").batched
