@@ -1,4 +1,4 @@
-"""The command line: train | eval | play | doctor. Thin: every command is one function of the house."""
+"""The command line: train | eval | play | workflow | doctor. Thin: every command is one function of the house."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ Train reinforcement-learning agents with acting and learning uncoupled.
   train ENV     train an agent:  freewheel train CartPole-v1 --mode lockstep --num-envs 8 --steps 100000
   eval RUN      score a run's greedy policy
   play RUN      watch it play
+  workflow      search the best workflow of CAGE 2:  freewheel workflow search --total-episodes 20000
   doctor        what this machine has and what is missing
 
 ENV is a Gymnasium id (CartPole-v1) or package.module:Factory. RUN is a name under runs/ or a path.
@@ -90,15 +91,33 @@ def _train(argv: list[str]) -> int:
 
 
 def _eval(argv: list[str]) -> int:
-    from freewheel.commands import EvalOptions, parse, report_score
+    from freewheel.commands import EvalOptions, OfficialOptions, parse, report_official, report_score
 
-    return report_score(parse(EvalOptions, argv, "freewheel eval RUN", "Score a run's greedy policy."))
+    official, argv = _switch(argv, "--official")
+    if official:
+        what = "Score a run's greedy policy by the protocol of CAGE Challenge 2, on the real simulator."
+        return report_official(parse(OfficialOptions, argv, "freewheel eval RUN --official", what))
+    what = "Score a run's greedy policy. --official: by the protocol of CAGE Challenge 2, on the real simulator."
+    return report_score(parse(EvalOptions, argv, "freewheel eval RUN", what))
 
 
 def _play(argv: list[str]) -> int:
     from freewheel.commands import PlayOptions, parse, show_episodes
 
     return show_episodes(parse(PlayOptions, argv, "freewheel play RUN", "Watch a run's greedy policy play."))
+
+
+def _workflow(argv: list[str]) -> int:
+    from freewheel.errors import UsageError, nearest
+
+    command, *rest = argv or [""]
+    if command in ("-h", "--help"):
+        command, rest = "search", ["--help"]
+    if command != "search":
+        raise UsageError(f"unknown command 'workflow {command}'{nearest(command, ['search'])}")
+    from freewheel.workflow.command import search_workflows
+
+    return search_workflows(rest)
 
 
 def _doctor(argv: list[str]) -> int:
@@ -120,4 +139,10 @@ def _switch(argv: list[str], flag: str) -> tuple[bool, list[str]]:
     return any(word in spellings for word in argv), [word for word in argv if word not in spellings]
 
 
-COMMANDS: Mapping[str, Callable[[list[str]], int]] = {"train": _train, "eval": _eval, "play": _play, "doctor": _doctor}
+COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "eval": _eval,
+    "play": _play,
+    "workflow": _workflow,
+    "doctor": _doctor,
+}

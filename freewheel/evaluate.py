@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,9 @@ class Score:
     returns: tuple[float, ...]  # by episode number
     lengths: tuple[int, ...]
     cut: int = 0  # episodes that had not ended at the limit and count as far as they went
-    measures: Mapping[str, float] = field(default_factory=dict)  # means over the episodes that ended
+    measures: Mapping[str, float] = field(
+        default_factory=dict
+    )  # means over the episodes that ended and have them (NaN: not)
     contexts: tuple[tuple[float, ...], ...] = ()  # by episode number, where they were told any
 
     @property
@@ -69,10 +72,14 @@ def evaluate(
         number = int(np.argmin(np.isfinite(returns)))
         who = f"evaluation episode {number} of {env.spec.name}, seed {evaluation_episodes(seed, number, 1).seed(0)},"
         raise EnvError(f"{who} has return {returns[number]}: check the env for NaN and inf", "nan")
-    means = np.mean(measured, axis=0).tolist() if measured else ()
+    means = [_mean([value for value in own if not math.isnan(value)]) for own in np.transpose(measured).tolist()]
     seeds = [evaluation_episodes(seed, number, 1).seed(0) for number in range(episodes if context.size else 0)]
     told = tuple(tuple(drawn(context, episode).tolist()) for episode in seeds)
     return Score(tuple(returns), tuple(lengths), cut, dict(zip(env.spec.measures, means, strict=False)), told)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _round(env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: int) -> tuple[NDArray, ...]:

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -216,7 +216,7 @@ class Meter:
             "open": rows.open,
             "dropped": dict(rows.dropped),
             **self._counts,
-            **{f"measure/{name}": _mean(window) for name, window in self._measures.items()},
+            **{f"measure/{name}": _mean([v for v in own if not math.isnan(v)]) for name, own in self._measures.items()},
             **({} if self._eval is None else {"eval_return": self._eval, **self._eval_measures}),
             **{key: interval.mean(key) for key in interval.sums if key.startswith("loss/")},
         }
@@ -264,7 +264,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return _finite(part / whole) if whole > 0 else None
 
 
-def _mean(values: deque[float]) -> float | None:
+def _mean(values: Collection[float]) -> float | None:
     return _finite(sum(values) / len(values)) if values else None
 
 

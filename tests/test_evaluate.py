@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -173,3 +174,19 @@ def test_a_context_is_played_too() -> None:
     env, seed = GymConfig("freewheel.testing:Conditioned").make(range(1)), tree(SEED, "eval", 5)
     rewards = play(env, Greedy(), (SEED, 5), lambda picture: None, context=table)
     assert sum(rewards) == Conditioned.worth(seed, drawn(table, seed).tolist())
+
+
+class Sometimes(BySeed):
+    """Reports the seed's last digit where that is odd."""
+
+    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
+        digit = float(self.seed % 10)
+        return *super().step(action)[:4], {"digit": digit if digit % 2 else math.nan, "never": math.nan}
+
+
+def test_measures_are_averaged_over_the_episodes_that_have_them() -> None:
+    env = GymConfig(id="Sometimes", factory=Sometimes, measures=("digit", "never")).make(range(3))
+    digits = [tree(SEED, "eval", number) % 10 for number in range(9)]
+    score = evaluate(env, Greedy(), 9, SEED)
+    assert score.measures["digit"] == pytest.approx(np.mean([digit for digit in digits if digit % 2]))
+    assert math.isnan(score.measures["never"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -391,3 +392,14 @@ def test_the_meter_does_not_import_torch() -> None:
 )
 def test_progress_is_the_limit_that_comes_first(budget: Budget, progress: float) -> None:
     assert budget.progress(env_steps=250, wall_s=60.0, episodes=7) == progress
+
+
+def test_a_measure_is_averaged_over_the_episodes_that_have_it(clock: Clock) -> None:
+    """Some things do not apply to an episode: that is NaN, and no reason to know nothing of the others."""
+    meter = Meter(workers=1, measures=("compliance", "never"), now=clock)
+    for value in (1.0, math.nan, 0.5):
+        ended = Episode(0, 0, 0, (), 0.0, 1, 0.0, (value, math.nan))
+        meter.take(Tick([replace(chunk(1), episodes=(ended,))], 1, 0, None))
+    row = meter.row(ROWS, {}, None)
+    assert row["measure/compliance"] == 0.75
+    assert row["measure/never"] is None

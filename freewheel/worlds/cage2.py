@@ -87,13 +87,22 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         lanes = np.arange(self.num_envs)
         if (mask := options.get("reset_mask")) is not None:
             lanes = np.flatnonzero(mask)
+            seeds = self._next_seeds(lanes)
         elif (streams := options.get("seeds")) is not None:
             self._streams, self._played[:] = streams, 0
+            seeds = self._next_seeds(lanes)
         else:
-            self._streams = None
-            self._key = _mix(np.array(self._own_seeds(seed), np.uint64))
-        self._begin(lanes)
+            self._streams, seeds = None, np.array(self._own_seeds(seed), np.uint64)
+        self._begin(lanes, _mix(seeds))
         return self._look(), self._info()
+
+    def _next_seeds(self, lanes: NDArray) -> NDArray:
+        """Of the next episode of each: by its stream, or from the one before."""
+        if self._streams is None:
+            return np.asarray(self._key[lanes] + _FIRST)
+        seeds = [self._streams[lane].seed(k) for lane, k in zip(lanes, self._played[lanes], strict=True)]
+        self._played[lanes] += 1
+        return np.array(seeds, np.uint64)
 
     def _own_seeds(self, seed: int | Sequence[int | None] | None) -> list[int]:
         if isinstance(seed, Sequence):
@@ -102,14 +111,9 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         first = int(self.np_random.integers(2**31)) if seed is None else int(seed)
         return [first + lane for lane in range(self.num_envs)]
 
-    def _begin(self, lanes: NDArray) -> None:
-        if self._streams is not None:
-            seeds = [self._streams[lane].seed(k) for lane, k in zip(lanes, self._played[lanes], strict=True)]
-            self._key[lanes] = _mix(np.array(seeds, np.uint64))
-            self._played[lanes] += 1
-        else:
-            self._key[lanes] = _mix(self._key[lanes] + _FIRST)
-        entry, choice = _uniform(_mix(self._key[lanes] + _SECOND))
+    def _begin(self, lanes: NDArray, key: NDArray) -> None:
+        self._key[lanes] = key
+        entry, choice = _uniform(_mix(key + _SECOND))
         if self._red == len(RED_AGENTS):
             self._which[lanes] = np.where(choice < 0.5, BLINE, MEANDER)
         self.nets.begin(lanes)

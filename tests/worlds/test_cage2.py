@@ -139,6 +139,18 @@ def test_one_game_is_a_lane_of_many() -> None:
     one.close()
 
 
+def test_a_seed_is_the_same_episode_in_a_stream() -> None:
+    one, many = gymnasium.make(NAME), Cage2Vector(2)
+    stream = training_episodes(4, 0)
+    many.reset(options={"seeds": [training_episodes(4, 1), stream]})
+    one.reset(seed=stream.seed(0))
+    actions = np.random.default_rng(3).integers(145, size=60)
+    alone = [float(one.step(action)[1]) for action in actions]
+    assert alone == [float(many.step(np.full(2, action))[1][1]) for action in actions]
+    assert min(alone) < -1
+    one.close()
+
+
 def test_gymnasium_accepts_it() -> None:
     env = gymnasium.make(NAME, memory=True)
     check_env(env.unwrapped, skip_render_check=True)
