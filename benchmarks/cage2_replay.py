@@ -1,0 +1,32 @@
+"""Recorded games of the official simulator, replayed through our own world: how many steps come out exactly."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks._common import ROOT
+from freewheel.worlds.replay import replay
+
+
+def main() -> int:
+    """A line a recording; the exit code is 1 if a single step differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    default = ROOT / "tests" / "worlds" / "data" / "official"
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=default, help="of .npz recordings (default: the repository's)"
+    )
+    recordings = sorted(parser.parse_args().folder.glob("*.npz"))
+    differs = not recordings
+    for path in recordings:
+        result = replay(path)
+        print(
+            f"{path.name}: {result.exact} of {result.steps} steps exact, red foreseen in {result.foreseen}",
+            result.difference,
+        )
+        differs |= (result.exact, result.foreseen) != (result.steps, result.steps)
+    return int(differs)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
