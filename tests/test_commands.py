@@ -160,5 +160,5 @@ def test_eval_measures_a_defender_by_others(tmp_path: Path, capfd: pytest.Captur
     scores = {who.strip(): float(score) for score, who in (line.split(None, 1) for line in others)}
     assert list(scores.values()) == sorted(scores.values(), reverse=True)
     assert scores["this run"] == pytest.approx(mean, abs=0.05)
-    assert scores["asleep, measured now"] == pytest.approx(-40, abs=4)  # 20,000 games: -39.9; 1,000 of the real simulator: -39.1
+    assert scores["asleep, measured now"] == pytest.approx(-40, abs=4)  # the real one: -39.1
     assert scores["CardiffUni, 1st, published (older code)"] == -5.6
