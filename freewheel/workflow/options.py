@@ -17,6 +17,7 @@ from freewheel.workflow.search import Rules, Strategy
 #: The worlds that can be searched, by the names that `train` knows them by, and as they are under a workflow.
 WORLDS = {"freewheel/Cage2-v0": FAST, "cyborg:Scenario2": REAL}
 PRESET = "cage2"  # settings that learn well here
+REAL_EVAL = 10  # greedy episodes after a trial on the real simulator, where a hundred take half a minute
 EPISODES = 100  # an update, in a mode that counts them and where nobody says
 
 
@@ -107,6 +108,8 @@ class SearchOptions:
         length = {"max_episode_steps": self.max_episode_steps}
         real = WORLDS[self.env] == REAL
         (world if real else options).update(length)
+        if real:
+            options["eval_episodes"] = REAL_EVAL
         mode = "episodes" if real and self.mode == "auto" else self.mode
         if mode != "auto":
             options["mode"] = mode

@@ -241,3 +241,10 @@ def test_help_lists_every_option(capfd: pytest.CaptureFixture[str]) -> None:
         for name in flags.option_types(SearchOptions):
             assert f" --{name.replace('_', '-')} " in told
         assert command.DESCRIPTION[:40] in told
+
+
+def test_a_trial_on_the_real_simulator_is_not_mostly_evaluation() -> None:
+    fast, real = (SearchOptions(env=env).training({}) for env in ("freewheel/Cage2-v0", "cyborg:Scenario2"))
+    assert "eval_episodes" not in fast, "the preset's"
+    assert real["eval_episodes"] == 10
+    assert SearchOptions(env="cyborg:Scenario2").training({"eval_episodes": 3})["eval_episodes"] == 3
