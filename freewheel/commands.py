@@ -20,6 +20,7 @@ from freewheel.envs import cyborg
 from freewheel.errors import SetupError, UsageError
 from freewheel.saved import SavedRun, open_run
 from freewheel.worlds import yardsticks
+from freewheel.worlds.scenario2 import STEPS
 
 T = TypeVar("T", bound="RunOptions")
 YARD = 500  # games of a simple defender
@@ -102,7 +103,7 @@ def report_score(options: EvalOptions) -> int:
 
 def _beside_others(config: Config, mean: float) -> Table:
     """A defender's score among those of simple ones, played now, and of published ones."""
-    red, steps = str(config.env.args["red_agent"]), config.world.max_episode_steps or cyborg.STEPS
+    red, steps = str(config.env.args["red_agent"]), config.world.max_episode_steps or STEPS
     scores = [(mean, official.THIS)]
     for name, who in yardsticks.SIMPLE.items():
         scores.append((float(yardsticks.returns(name, red, steps, YARD).mean()), f"{who}, measured now"))

@@ -35,7 +35,7 @@ from freewheel.learn.settings import MBPOConfig, PPOConfig, SACConfig
 from freewheel.meter import Budget
 from freewheel.policies.spec import PolicyConfig
 from freewheel.worlds import registry
-from freewheel.worlds.scenario2 import RED_AGENTS
+from freewheel.worlds.scenario2 import RED_AGENTS, check_red
 
 registry.register()
 
@@ -312,7 +312,7 @@ def _world(name: str, args: Mapping[str, Any], options: WorldConfig, device: str
         raise UsageError(f"{name} has action bounds of its own: leave out --action-bounds and --clip-actions")
     plain = {key: value for key, value in dataclasses.asdict(options).items() if key in GymConfig.__dataclass_fields__}
     if cyborg.plays(name):
-        cyborg.check_red(args["red_agent"])
+        check_red(args["red_agent"])
     return cyborg.world(name, args, plain) if name.startswith(cyborg.PREFIX) else GymConfig(id=name, args=args, **plain)
 
 

@@ -16,7 +16,7 @@ from freewheel.envs.dice import Dice
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError, nearest
 from freewheel.worlds.memory import COLUMNS, Memory
-from freewheel.worlds.scenario2 import ACTIONS, FOOTHOLD, HOSTS, RED_AGENTS
+from freewheel.worlds.scenario2 import ACTIONS, FOOTHOLD, HOSTS, MIXTURE, RED_AGENTS, STEPS, check_red
 
 if TYPE_CHECKING:
     from freewheel.envs.cyborg_package import Package
@@ -25,9 +25,7 @@ PREFIX = "cyborg:"
 REAL, FAST = "cyborg:Scenario2", "freewheel/Cage2-v0"
 #: What a worker loads for it; the second loads the simulator.
 MODULES = ("freewheel.envs.cyborg", "freewheel.envs.cyborg_package")
-MIXTURE = "mixture"
 MIXED = ("B_lineAgent", "RedMeanderAgent")
-STEPS = 100  # of an episode, unless somebody says otherwise
 PRIVILEGED = ("root", "SYSTEM")
 PLACE = {host: number for number, host in enumerate(HOSTS)}
 
@@ -172,12 +170,6 @@ def world(name: str, args: Mapping[str, Any], options: Mapping[str, Any]) -> Gym
         raise UsageError(f"unknown scenario '{name}'{nearest(name, [REAL])}")
     limited = {**options, "max_episode_steps": options["max_episode_steps"] or STEPS}
     return GymConfig(name, args, factory=UNLIMITED, **limited)
-
-
-def check_red(name: str) -> None:
-    """UsageError unless red can be this one."""
-    if name not in (*RED_AGENTS, MIXTURE):
-        raise UsageError(f"unknown red agent '{name}'{nearest(str(name), (*RED_AGENTS, MIXTURE))}")
 
 
 def _known(success: Any) -> int:

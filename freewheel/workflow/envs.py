@@ -18,7 +18,8 @@ from freewheel.core import NDArray
 from freewheel.seeding import drawn
 from freewheel.workflow.compliance import Compliance
 from freewheel.workflow.orders import COLUMNS
-from freewheel.worlds.cage2 import STEPS, Cage2, Cage2Vector
+from freewheel.worlds.cage2 import Cage2, Cage2Vector
+from freewheel.worlds.scenario2 import STEPS
 
 FAST, REAL = "freewheel.workflow.envs:freewheel/Cage2Workflow-v0", "freewheel.workflow.envs:RealWorkflow"
 #: What an episode's last info reports: both parts of the reward, hits / fixes (NaN without a fix), and the fixes.

@@ -14,16 +14,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from freewheel.core import NDArray, SeedStream
-from freewheel.errors import UsageError, nearest
 from freewheel.worlds import story
 from freewheel.worlds.memory import COLUMNS, Memory
 from freewheel.worlds.network import Dice, Networks
 from freewheel.worlds.red import Bline, Meander
-from freewheel.worlds.scenario2 import ACTIONS, BIT, FOOTHOLD, HOSTS, RED_AGENTS, N
+from freewheel.worlds.scenario2 import ACTIONS, BIT, FOOTHOLD, HOSTS, RED_AGENTS, REDS, STEPS, N, check_red
 
-REDS = (*RED_AGENTS, "mixture")
 BLINE, MEANDER, ASLEEP = range(len(RED_AGENTS))
-STEPS = 100
 #: Hosts that green scans now and then, when it is awake.
 GREEN_HOSTS = np.array([h for h, name in enumerate(HOSTS) if name.startswith(("User", "Enterprise"))])
 GREEN_ACTS = 0.5
@@ -58,8 +55,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         green: bool = False,
         memory: bool = False,
     ) -> None:
-        if red_agent not in REDS:
-            raise UsageError(f"no red agent '{red_agent}'{nearest(red_agent, REDS)}")
+        check_red(red_agent)
         self.num_envs, self._limit, self._green = num_envs, max_episode_steps, green
         self._red = REDS.index(red_agent)
         self.nets = Networks(num_envs)

@@ -14,25 +14,10 @@ NONE = -1
 class Bline:
     """A chain of fifteen actions, each done when the one before has succeeded; after a failure it steps back."""
 
-    KIND = np.array(
-        [
-            SWEEP,
-            SCAN,
-            EXPLOIT,
-            ESCALATE,
-            SCAN,
-            EXPLOIT,
-            ESCALATE,
-            SWEEP,
-            SCAN,
-            EXPLOIT,
-            ESCALATE,
-            SCAN,
-            EXPLOIT,
-            ESCALATE,
-            IMPACT,
-        ]
-    )
+    KIND = np.array([
+        SWEEP, SCAN, EXPLOIT, ESCALATE, SCAN, EXPLOIT, ESCALATE, SWEEP, SCAN, EXPLOIT, ESCALATE, SCAN, EXPLOIT, ESCALATE,
+        IMPACT,
+    ])  # fmt: skip
     BACK = np.array([0, 1, 2, 2, 2, 2, 5, 5, 5, 5, 9, 9, 9, 12, 13])
     ENTRY = np.array([HOSTS.index(name) for name in ("User1", "User2", "User3", "User4")])
     NEXT = np.array([HOSTS.index(name) for name in ("Enterprise1", "Enterprise1", "Enterprise0", "Enterprise0")])

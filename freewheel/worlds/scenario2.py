@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freewheel.core import NDArray
+from freewheel.errors import UsageError, nearest
 
 HOSTS = (
     "Defender", "Enterprise0", "Enterprise1", "Enterprise2", "Op_Host0", "Op_Host1", "Op_Host2", "Op_Server0",
@@ -19,6 +20,9 @@ VERBS = (
 )  # fmt: skip
 ACTIONS = ("Sleep", "Monitor", *(f"{verb} {host}" for verb in VERBS for host in HOSTS))
 RED_AGENTS = ("B_lineAgent", "RedMeanderAgent", "SleepAgent")
+MIXTURE = "mixture"  # one of the first two, drawn by the episode's seed
+REDS = (*RED_AGENTS, MIXTURE)
+STEPS = 100  # of an episode, unless somebody says otherwise
 #: The subnets, and what red does; its action is one of these and a number: of a subnet for the first, of a host for the others.
 SUBNETS = ("User", "Enterprise", "Operational")
 RED_KINDS = (
@@ -37,6 +41,12 @@ SQL, WEB = PORTS.index(3390), (PORTS.index(80), PORTS.index(443))
 
 #: What comes of exploiting a service that is really there.
 NOTHING, USER, ROOT, REFUSED = range(4)
+
+
+def check_red(name: str) -> None:
+    """UsageError unless red can be this one."""
+    if name not in REDS:
+        raise UsageError(f"unknown red agent '{name}'{nearest(str(name), REDS)}")
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,6 @@ DECOYS = {
 # A set of hosts is a number with bit h for host h; a set of exploitable ports one with bit p for PORTS[p].
 
 BIT = 1 << np.arange(N)  # [13]
-ALL = (1 << N) - 1
 _HOSTS = [SETUP[name] for name in HOSTS]
 SUBNET_OF = np.array([SUBNETS.index(host.subnet) for host in _HOSTS])  # [13]
 MEMBERS = np.array([sum(BIT[subnet == SUBNET_OF]) for subnet in range(len(SUBNETS))])  # [3] sets of hosts

@@ -15,10 +15,10 @@ import freewheel
 from freewheel.core import NDArray
 from freewheel.errors import UsageError
 from freewheel.seeding import training_episodes
-from freewheel.worlds.cage2 import REDS, Cage2Vector
+from freewheel.worlds.cage2 import Cage2Vector
 from freewheel.worlds.network import _PER_GAME, _PER_HOST, EXPLOIT, Dice, Networks, choose_exploit
 from freewheel.worlds.registry import register
-from freewheel.worlds.scenario2 import ACTIONS, HOSTS, PORTS, RED_KINDS
+from freewheel.worlds.scenario2 import ACTIONS, HOSTS, PORTS, RED_KINDS, REDS
 
 NAME = "freewheel/Cage2-v0"
 
