@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from freewheel.core import NDArray
-from freewheel.transport.fleet import Fleet
+from freewheel.transport.pool import WorkerPool
 
 
 class Attendant(threading.Thread):
@@ -24,7 +24,7 @@ class Attendant(threading.Thread):
 
     period = 0.002
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: WorkerPool) -> None:
         super().__init__(daemon=True)
         self._fleet = fleet
         self._over = threading.Event()
@@ -52,13 +52,13 @@ class Arrivals(Attendant):
 
     period = 0.005
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: WorkerPool) -> None:
         super().__init__(fleet)
         self._began = perf_counter()
         self.seconds: float | None = None
 
     def look(self) -> bool:
-        if (self._fleet.pulse.memory["steps"] == 0).any():
+        if (self._fleet.heartbeats.memory["steps"] == 0).any():
             return True
         self.seconds = perf_counter() - self._began
         return False
@@ -69,7 +69,7 @@ class Loads(Attendant):
 
     period = 0.0005
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: WorkerPool) -> None:
         super().__init__(fleet)
         self.median: list[float] = []
         self.last: list[float] = []
@@ -101,7 +101,7 @@ class Loads(Attendant):
 class Killer(Attendant):
     """SIGKILL by a schedule of (seconds, worker), and how long until the next incarnation has stepped."""
 
-    def __init__(self, fleet: Fleet, schedule: Sequence[tuple[float, int]], updates: Callable[[], int]) -> None:
+    def __init__(self, fleet: WorkerPool, schedule: Sequence[tuple[float, int]], updates: Callable[[], int]) -> None:
         super().__init__(fleet)
         self._todo, self._updates = deque(schedule), updates
         self._began = 0.0
@@ -121,7 +121,7 @@ class Killer(Attendant):
         for worker, (at, incarnation) in list(self._away.items()):
             seat = self._fleet.crew.seats[worker]
             replaced = seat.process is not None and seat.incarnation > incarnation
-            if replaced and self._fleet.pulse.memory["steps"][worker] > seat.steps:
+            if replaced and self._fleet.heartbeats.memory["steps"][worker] > seat.steps:
                 self.back.append(perf_counter() - at)
                 del self._away[worker]
         return bool(self._todo or self._away)
@@ -142,7 +142,7 @@ class Killer(Attendant):
             self.updates_at_last = self._updates()
 
 
-def memory_kb(fleet: Fleet) -> list[int]:
+def memory_kb(fleet: WorkerPool) -> list[int]:
     """Every worker's own share of the memory it uses (PSS)."""
     sizes = []
     for seat in fleet.crew.seats:

@@ -12,9 +12,9 @@ from typing import TypeAlias
 import numpy as np
 
 from freewheel.core import NDArray
-from freewheel.envs.cyborg import Scenario2, Truth
-from freewheel.worlds.defenders import defender
-from freewheel.worlds.scenario2 import HOSTS, RED_KINDS, VERB_OF, VERBS
+from freewheel.worlds.cage2.cyborg import Scenario2, Truth
+from freewheel.worlds.cage2.defenders import defender
+from freewheel.worlds.cage2.scenario import HOSTS, RED_KINDS, VERB_OF, VERBS
 
 STEPS = 100
 DEFENDERS = ("sleeping", "random", "heuristic")

@@ -8,10 +8,10 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 
-from freewheel.envs import cyborg
 from freewheel.envs.gym import GymConfig
-from freewheel.evaluate import evaluate
-from freewheel.saved import open_run
+from freewheel.evaluate.episodes import evaluate
+from freewheel.run.saved import open_run
+from freewheel.worlds.cage2 import cyborg
 
 
 def main() -> None:

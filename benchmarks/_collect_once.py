@@ -21,16 +21,16 @@ import psutil
 
 from benchmarks._attendants import Arrivals, Killer, Loads, memory_kb
 from benchmarks._counting import Counting
-from freewheel.config import from_options
-from freewheel.core import WORKER_TIME, Chunk, Collector, Episode, Learner, NDArray, Rows, Snapshot, Tick
+from freewheel.config.resolve import from_options
+from freewheel.core import WORKER_TIME, Chunk, Collector, Episode, Learner, NDArray, RowCounts, Snapshot, Tick
 from freewheel.errors import LedgerError
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.meter import Meter
-from freewheel.plan import Plan, plan
-from freewheel.run import _standing_back, _torch_threads
-from freewheel.transport.channel import Fragment
-from freewheel.transport.fleet import Fleet
+from freewheel.run.plan import Plan, plan
+from freewheel.run.trainer import _standing_back, _torch_threads
+from freewheel.transport.pool import WorkerPool
+from freewheel.transport.shm.channel import Fragment
 
 BUSY = ("observe", "update", "publish")
 SLACK = 60.0  # seconds beyond what was asked after which a run counts as stalled
@@ -64,7 +64,7 @@ class Reading:
     """All counters at one moment."""
 
     at: float
-    rows: Rows  # of both parties
+    rows: RowCounts  # of both parties
     version: int
     learner_s: Mapping[str, float]  # by kind
     learner_cpu: float
@@ -108,17 +108,17 @@ class Measurement:
             self.lag_max = max(self.lag_max, float(tick.metrics["lag_max"]))
         if self.meter.wall_s >= self._next_log:  # what a run does every second, it does here too
             self.meter.row(self.balanced(), self.collector.stats(), self.learner.rows().queued / self.planned.rows)
-            self.collector.news()
+            self.collector.messages()
             self._next_log = self.meter.wall_s + 1.0
 
-    def balanced(self) -> Rows:
+    def balanced(self) -> RowCounts:
         ours, theirs = self.collector.rows(), self.learner.rows()
         self.balances += 1
         try:
             return balance(ours, theirs)
         except LedgerError as error:
             self.errors.append(str(error))
-            return Rows(produced=ours.produced, trained=theirs.trained, dropped={**ours.dropped, **theirs.dropped})
+            return RowCounts(produced=ours.produced, trained=theirs.trained, dropped={**ours.dropped, **theirs.dropped})
 
     def read(self) -> Reading:
         return Reading(
@@ -204,20 +204,20 @@ def _run(order: Order, planned: Plan, learner: Learner) -> dict[str, Any]:
 
     with ExitStack() as stack:
         build = planned.config.collector.build(planned.recipe, planned.job(learner.snapshot(), waiting))
-        fleet: Fleet | None = getattr(build, "fleet", None)
+        fleet: WorkerPool | None = getattr(build, "fleet", None)
         arrivals = stack.enter_context(Arrivals(fleet)) if fleet is not None else None
         collector = stack.enter_context(build)
         run = Measurement(order, planned, learner, collector)
         row = _watch(run, fleet, waiting)
         row["started_s"] = arrivals.seconds if arrivals else None
-    rows, report = run.balanced(), collector.report()
+    rows, report = run.balanced(), collector.summary()
     row |= {"produced": rows.produced, "dropped": dict(rows.dropped), "lag_max": run.lag_max}
     row |= {"ledger": "; ".join(run.errors) or "exact", "balances": run.balances, "longest_wait_s": run.longest_wait}
     row |= {"return_mean": run.meter.totals()["return_mean"], "restarts": report.get("worker_restarts", 0)}
     return row | {"workers_lost": report.get("workers_lost", 0)}
 
 
-def _watch(run: Measurement, fleet: Fleet | None, waiting: Callable[[], None]) -> dict[str, Any]:
+def _watch(run: Measurement, fleet: WorkerPool | None, waiting: Callable[[], None]) -> dict[str, Any]:
     """Loop until the window is over; what was seen."""
     row: dict[str, Any] = {"stalled": False}
     with ExitStack() as stack:
@@ -249,7 +249,7 @@ def _watch(run: Measurement, fleet: Fleet | None, waiting: Callable[[], None]) -
 
 
 @contextmanager
-def _looking(run: Measurement, fleet: Fleet | None) -> Iterator[None]:
+def _looking(run: Measurement, fleet: WorkerPool | None) -> Iterator[None]:
     """Every episode that ends is seen, whatever becomes of its rows; and every wait of the learner's."""
     collect = run.collector.collect
 
@@ -276,7 +276,7 @@ def _looking(run: Measurement, fleet: Fleet | None) -> Iterator[None]:
 
 
 @contextmanager
-def _loading(collector: Collector, fleet: Fleet) -> Iterator[Loads]:
+def _loading(collector: Collector, fleet: WorkerPool) -> Iterator[Loads]:
     publish = collector.publish
     with Loads(fleet) as loads:
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from freewheel.core import Array, Chunk, Metrics, Rows, Snapshot
+from freewheel.core import Array, Chunk, Metrics, RowCounts, Snapshot
 
 
 class Counting:
@@ -49,8 +49,8 @@ class Counting:
     def snapshot(self) -> Snapshot:
         return replace(self._weights, version=self.version)
 
-    def rows(self) -> Rows:
-        return Rows(
+    def rows(self) -> RowCounts:
+        return RowCounts(
             trained=self._trained, queued=self._held.total(), dropped={"stale": self._stale} if self._stale else {}
         )
 

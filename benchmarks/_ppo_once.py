@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 if TYPE_CHECKING:
-    from freewheel.run import Result
+    from freewheel.run.trainer import Result
 
 HIDDEN = (64, 64)  # tanh, of the actor and of the critic apart
 CLIP, ENTROPY, VALUE, MAX_GRAD_NORM = 0.2, 0.0, 0.5, 0.5
@@ -56,7 +56,7 @@ def find_task(name: str) -> Task:
     """A task by its name; that of a preset is read from the preset."""
     if name in TASKS:
         return TASKS[name]
-    from freewheel.config import from_options
+    from freewheel.config.resolve import from_options
     from freewheel.learn.settings import PPOConfig
 
     env, preset = PRESETS[name]
@@ -79,7 +79,7 @@ def find_task(name: str) -> Task:
 
 
 @dataclass
-class Watch:
+class FaultTolerantLanes:
     """What a run has come to, update by update."""
 
     goal: float | None
@@ -118,13 +118,13 @@ class Watch:
         }
 
 
-def train(env: str, options: Mapping[str, Any], watch: Watch) -> Result:
+def train(env: str, options: Mapping[str, Any], watch: FaultTolerantLanes) -> Result:
     """The product as it is: a whole run with its directory, meter and ledger, only its loop looked at from outside."""
-    from freewheel import run
-    from freewheel.config import from_options
+    from freewheel.config.resolve import from_options
     from freewheel.core import Collector, Learner, Tick
     from freewheel.loop import loop
     from freewheel.meter import Meter
+    from freewheel.run import trainer as run
 
     def watched(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int | None = None) -> Iterator[Tick]:
         watch.start()
@@ -140,7 +140,7 @@ def train(env: str, options: Mapping[str, Any], watch: Watch) -> Result:
         return run.run(from_options(env, {"runs_dir": folder, **options}), quiet=True)
 
 
-def freewheel(task: Task, seed: int, steps: int, watch: Watch) -> None:
+def freewheel(task: Task, seed: int, steps: int, watch: FaultTolerantLanes) -> None:
     """Lockstep, every env in this process."""
     ppo = {
         "lr": task.lr,
@@ -161,7 +161,7 @@ def freewheel(task: Task, seed: int, steps: int, watch: Watch) -> None:
     train(task.env, options, watch)
 
 
-def stable_baselines3(task: Task, seed: int, steps: int, watch: Watch) -> None:
+def stable_baselines3(task: Task, seed: int, steps: int, watch: FaultTolerantLanes) -> None:
     """PPO as its users call it: one process, a Monitor around each env."""
     import torch
     from stable_baselines3 import PPO
@@ -206,7 +206,7 @@ def stable_baselines3(task: Task, seed: int, steps: int, watch: Watch) -> None:
         model.learn(total_timesteps=steps, callback=after_step)
 
 
-LIBRARIES: Mapping[str, Callable[[Task, int, int, Watch], None]] = {
+LIBRARIES: Mapping[str, Callable[[Task, int, int, FaultTolerantLanes], None]] = {
     "freewheel": freewheel,
     "stable-baselines3": stable_baselines3,
 }
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     given = parser.parse_args()
     task = find_task(given.task)
-    watch = Watch(task.goal)
+    watch = FaultTolerantLanes(task.goal)
     LIBRARIES[given.library](task, given.seed, given.steps, watch)
     print(json.dumps(vars(given) | watch.result()))
 

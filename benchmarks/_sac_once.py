@@ -28,7 +28,7 @@ def ours(order: dict[str, Any]) -> dict[str, Any]:
         )  # fmt: skip
         summary = result.summary
         rows = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
-        from freewheel.saved import open_run
+        from freewheel.run.saved import open_run
 
         actor, _ = open_run(result.path.name, folder).actor("latest")
     rng = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks._common import ROOT
-from freewheel.worlds.replay import replay
+from freewheel.worlds.cage2.replay import replay
 
 
 def main() -> int:

@@ -13,12 +13,12 @@ import torch
 
 from freewheel.core import ActionSpec, Compile, EnvSpec, Slice
 from freewheel.envs.batched import BatchedConfig
-from freewheel.graphs import Program
-from freewheel.learn.dynamics import ModelSpec
-from freewheel.learn.fitting import Fitter
-from freewheel.learn.sac import SAC
-from freewheel.learn.settings import Assignment, MBPOConfig, SACConfig
+from freewheel.learn.mbpo.dynamics import ModelSpec
+from freewheel.learn.mbpo.fitting import Fitter
+from freewheel.learn.sac.learner import SAC
+from freewheel.learn.settings import LearnerSpec, MBPOConfig, SACConfig
 from freewheel.policies.spec import PolicyConfig
+from freewheel.rollout.graphs import Program
 from freewheel.seeding import training_episodes
 from freewheel.worlds import registry
 
@@ -62,7 +62,7 @@ def sac(batch: int, device: str, compile: Compile) -> Callable[[], None]:  # noq
         "probe", 1, 17, "float32", (Slice("policy", 0, 17, (17,)),), ActionSpec("box", 6, (-1.0,) * 6, (1.0,) * 6)
     )
     policy = PolicyConfig(hidden=(256, 256), activation="relu", head="squashed").resolve(spec)
-    task = Assignment(policy, 1, 1, 0, 50_000, device, compile=compile, algo="sac")
+    task = LearnerSpec(policy, 1, 1, 0, 50_000, device, compile=compile, algo="sac")
     learner = SAC(SACConfig(batch=batch), task)
     learner.replay.add(torch.randn(20_000, learner.replay.columns.width, device=device))
     learner.agent.step()

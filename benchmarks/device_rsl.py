@@ -16,7 +16,7 @@ import torch
 import freewheel
 from benchmarks.device_rates import drone
 from freewheel.core import Compile
-from freewheel.graphs import Program
+from freewheel.rollout.graphs import Program
 from freewheel.worlds import registry
 
 STEPS, EPOCHS, PARTS, HIDDEN, LR, ENTROPY = 24, 5, 4, (256, 128, 64), 1e-3, 0.002

@@ -10,10 +10,10 @@ import numpy as np
 
 from benchmarks._common import Notebook, Row, number, spread, straggler, table
 from freewheel.core import WORKER_TIME, ActionSpec, EnvSpec, Slice, Snapshot
-from freewheel.policies.actor import NumpyActor
+from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import FlatParams, PolicyConfig, actor_layout
-from freewheel.transport.channel import COLUMNS, Channel, Port, Reader, Shape, Writer
-from freewheel.transport.mailbox import Mailbox
+from freewheel.transport.shm.channel import COLUMNS, Channel, Port, Reader, Shape, Writer
+from freewheel.transport.shm.mailbox import Mailbox
 
 NAME = "startup"
 STEP_S, BRISK_STEP_S = 0.010, 0.005
@@ -111,7 +111,7 @@ def _throughput(steps: int, fragments: int) -> tuple[float, int]:
     process = multiprocessing.get_context("fork").Process(target=_fill, args=(link.ports[0], fragments), daemon=True)
     process.start()
     while taken < fragments:
-        if not reader.ready() and not link.bell.wait(5.0):
+        if not reader.ready() and not link.wakeup.wait(5.0):
             raise SystemExit("the writing process has stopped")
         for _ in range(int(link.memory["committed"][0] - link.memory["taken"][0])):
             data = reader.take(0).data
@@ -133,7 +133,7 @@ def _fill(port: Port, fragments: int) -> None:
         for t in range(port.shape.steps):
             writer.row(t, 1)
         writer.commit(time)
-        writer.ring()
+        writer.notify()
 
 
 def comebacks(notebook: Notebook, kills: int) -> Row:

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks._common import Notebook, Row, mean_interval, number, rotated, run_python, table
-from freewheel.saved import open_run
-from freewheel.workflow.logs import SAMPLING, STATE, TRAINING
-from freewheel.workflow.train import TRIALS
+from freewheel.run.saved import open_run
+from freewheel.worlds.cage2.workflow.logs import SAMPLING, STATE, TRAINING
+from freewheel.worlds.cage2.workflow.train import TRIALS
 
 NAME = "workflow_cage2"
 ARMS: Mapping[str, Sequence[str]] = {

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from freewheel.evaluate import Score
-    from freewheel.run import Result, Until
+    from freewheel.evaluate.episodes import Score
+    from freewheel.run.trainer import Result, Until
 
 __all__ = ["score", "train"]
 
@@ -27,8 +27,8 @@ def train(env: str | Callable[..., Any], *, quiet: bool = False, until: Until | 
     `until(episodes, tick)` is called again and again with the episodes that have ended meanwhile; the run ends as soon as it
     returns a reason, which becomes summary["ended"].
     """
-    from freewheel.config import from_options
-    from freewheel.run import run
+    from freewheel.config.resolve import from_options
+    from freewheel.run.trainer import run
 
     result = run(from_options(env, options), quiet=quiet, until=until)
     if result.exit_code == 130:
@@ -40,7 +40,7 @@ def score(run: str, *, episodes: int = 20, which: str = "best", seed: int | None
     """Greedy episodes of a finished run's weights: `which` is best, latest or a step."""
     import warnings
 
-    from freewheel.saved import open_run
+    from freewheel.run.saved import open_run
 
     saved = open_run(run)
     actor, passed_over = saved.actor(which)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freewheel.cli import main
+from freewheel.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -97,17 +97,19 @@ class EnvSpec:
     action: ActionSpec
     device: str = "cpu"
     measures: tuple[str, ...] = ()  # floats that ride with every finished episode
-    single: bool = False  # only one simulation can live in a process
-    tensors: bool = (
+    one_per_process: bool = False  # only one simulation can live in a process
+    batched_on_device: bool = (
         False  # a batched simulator: all lanes are one simulation, and its arrays are torch tensors on `device`
     )
-    finals: bool = True  # next_obs of an episode's last row is known; where not, it repeats the row's own observation
+    has_final_obs: bool = (
+        True  # next_obs of an episode's last row is known; where not, it repeats the row's own observation
+    )
     context: int = 0  # C: numbers of the context that an episode can be told, and then shows; 0: it cannot
 
     def slice(self, name: str) -> Slice | None:
         return next((part for part in self.slices if part.name == name), None)
 
-    def admit(self, context: NDArray) -> None:
+    def check_context(self, context: NDArray) -> None:
         """SetupError unless episodes can be told rows of this table [K, C]; an empty one is always welcome."""
         if not context.size or context.shape[1] == self.context:
             return
@@ -115,7 +117,7 @@ class EnvSpec:
             raise SetupError(f"{self.name} shows contexts of {self.context} numbers; {context.shape[1]} were given")
         remedy = (
             "it is one simulation, leave them out"
-            if self.tensors
+            if self.batched_on_device
             else "it has to take options['context'] in reset() and show it as 'context' in a Dict observation "
             "(a vector env options['contexts'], see envs/vector.py)"
         )
@@ -145,7 +147,7 @@ class Step(Generic[A]):
     next_obs: A  # [B, D] the true successor, never a reset observation
     valid: A  # [B] bool: False where no transition happened (a reset that took a step, an env that failed)
     measures: A  # [B, M] float32, read where the episode has just ended
-    reset_ns: int = 0  # how much of this step went into resets, where the env cannot keep them for `renew`
+    reset_ns: int = 0  # how much of this step went into resets, where the env cannot keep them for `autoreset`
     failures: tuple[Failure, ...] = ()  # only of an Env that was made tolerant; another raises
 
 
@@ -219,7 +221,7 @@ class Decision(Generic[A]):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowCounts:
     """One party's account of its rows; the ledger adds the parties up and checks that they balance."""
 
     produced: int = 0  # a step returned and its row was counted
@@ -244,7 +246,7 @@ class Tick:
     metrics: Metrics | None  # of the update, if there was one
 
 
-def host(array: Array) -> NDArray:
+def to_numpy(array: Array) -> NDArray:
     """As numpy, whatever it is and wherever it lives."""
     return np.asarray(array if isinstance(array, np.ndarray) else array.cpu())
 
@@ -262,16 +264,18 @@ class SeedStream(Protocol):
 class Env(Protocol[A]):
     """B lanes stepped as one; the only place that knows a simulator.
 
-    After a step in which a lane ended or failed comes `renew`, so that a row can be shipped before a slow reset.
+    After a step in which a lane ended or failed comes `autoreset`, so that a row can be shipped before a slow reset.
     An episode of seed s that begins after `condition(context)` is told row seeding.pick(s, K) of it.
     """
 
     @property
     def spec(self) -> EnvSpec: ...
-    def condition(self, context: NDArray) -> None: ...  # [K, C], the env's to keep; SetupError as EnvSpec.admit says
+    def set_context(
+        self, context: NDArray
+    ) -> None: ...  # [K, C], the env's to keep; SetupError as EnvSpec.check_context says
     def reset(self, seeds: Sequence[SeedStream]) -> A: ...  # one stream a lane; the k-th reset of a lane takes seed(k)
     def step(self, action: A) -> Step[A]: ...
-    def renew(self) -> A: ...  # begin what has to begin; [B, D] what to act on next
+    def autoreset(self) -> A: ...  # begin what has to begin; [B, D] what to act on next
     def render(self) -> NDArray | str | None: ...  # lane 0 for a person: RGB [H, W, 3], text, or nothing
     def close(self) -> None: ...
 
@@ -288,13 +292,13 @@ class Collector(AbstractContextManager["Collector"], Protocol):
 
     def publish(
         self, snapshot: Snapshot, done: int
-    ) -> None: ...  # latest wins; never waits for a worker. done: see Rows
+    ) -> None: ...  # latest wins; never waits for a worker. done: see RowCounts.done
     def collect(self, wait: bool) -> Sequence[Chunk[Any]]: ...  # wait: until there is one or oldest() moves, or raise
     def oldest(self) -> int | None: ...  # smallest version still open or queued here; None: nothing is
-    def rows(self) -> Rows: ...
+    def rows(self) -> RowCounts: ...
     def stats(self) -> Mapping[str, float | None]: ...
-    def news(self) -> Sequence[str]: ...  # what a person should read, each once
-    def report(self) -> Mapping[str, Any]: ...  # what summary.json should know; also after the end
+    def messages(self) -> Sequence[str]: ...  # what a person should read, each once
+    def summary(self) -> Mapping[str, Any]: ...  # what summary.json should know; also after the end
 
 
 class Learner(Protocol):
@@ -309,12 +313,12 @@ class Learner(Protocol):
     def observe(self, chunk: Chunk[Any]) -> None: ...
     def update(self) -> Metrics: ...
     def snapshot(self) -> Snapshot: ...
-    def rows(self) -> Rows: ...
+    def rows(self) -> RowCounts: ...
     def state_dict(self) -> dict[str, Array]: ...
     def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
 
 
-class Clock(Protocol):
+class Executor(Protocol):
     """A part of a learner that runs on its own clock: questions in, answers out, one after the other."""
 
     @property
@@ -323,10 +327,10 @@ class Clock(Protocol):
     def answer(self, wait: float = 0.0) -> Any: ...  # to the oldest question, or the error it ended in; None: not yet
 
 
-class Clocks(Protocol):
+class MakeExecutor(Protocol):
     """Makes clocks. `build` makes what answers, wherever that runs; all clocks end with whoever made this."""
 
-    def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Clock: ...
+    def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor: ...
 
 
 class Sink(Protocol):

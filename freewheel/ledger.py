@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freewheel.core import CAUSES, Rows
+from freewheel.core import CAUSES, RowCounts
 from freewheel.errors import LedgerError, nearest
 
 
@@ -26,13 +26,13 @@ class Drops:
         return {cause: self._rows[cause] for cause in CAUSES if cause in self._rows}
 
 
-def balance(*accounts: Rows) -> Rows:
+def balance(*accounts: RowCounts) -> RowCounts:
     """The parties' accounts as one; raises unless every row produced is found in exactly one place."""
     drops = Drops()
     for account in accounts:
         for cause, rows in account.dropped.items():
             drops.add(cause, rows)
-    total = Rows(
+    total = RowCounts(
         produced=sum(int(account.produced) for account in accounts),
         trained=sum(int(account.trained) for account in accounts),
         queued=sum(int(account.queued) for account in accounts),
@@ -46,7 +46,7 @@ def balance(*accounts: Rows) -> Rows:
     return total
 
 
-def _complaint(total: Rows, found: int, accounts: tuple[Rows, ...]) -> str:
+def _complaint(total: RowCounts, found: int, accounts: tuple[RowCounts, ...]) -> str:
     surplus = found - total.produced
     verdict = f"{abs(surplus)} rows were {'doubled' if surplus > 0 else 'lost'}" if surplus else "a count is negative"
     parties = "\n".join(f"  account {number}: {_terms(account)}" for number, account in enumerate(accounts, start=1))
@@ -56,6 +56,6 @@ def _complaint(total: Rows, found: int, accounts: tuple[Rows, ...]) -> str:
     )
 
 
-def _terms(rows: Rows) -> str:
+def _terms(rows: RowCounts) -> str:
     dropped = " + ".join(f"dropped[{cause}] {count}" for cause, count in rows.dropped.items()) or "dropped 0"
     return f"produced {rows.produced} : trained {rows.trained} + queued {rows.queued} + open {rows.open} + {dropped}"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, Rows, Tick
+from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, RowCounts, Tick
 from freewheel.rollout.probe import usable_cores
 
 #: Totals that a learner reports as they stand.
@@ -183,7 +183,7 @@ class Meter:
         self._eval_measures = {f"eval/{name}": _finite(value) for name, value in (measures or {}).items()}
         self._best = _greater(self._best, self._eval)
 
-    def row(self, rows: Rows, stats: Mapping[str, float | None], buffer_util: float | None) -> dict[str, Any]:
+    def row(self, rows: RowCounts, stats: Mapping[str, float | None], buffer_util: float | None) -> dict[str, Any]:
         """Close the interval: one line of metrics.jsonl."""
         now = self._learner.cut()
         interval, self._interval = self._interval, self._open(now)

@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 
 import freewheel
-from freewheel import checkpoint, cli
-from freewheel.config import from_file, from_options
-from freewheel.core import Snapshot, host
+from freewheel.cli import main as cli
+from freewheel.config.resolve import from_file, from_options
+from freewheel.core import Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
-from freewheel.plan import plan
-from freewheel.run import Result
+from freewheel.run import checkpoint
+from freewheel.run.plan import plan
+from freewheel.run.trainer import Result
 
-DISCRETE, BOX, DRONE = "freewheel.testing:Identity", "freewheel.testing:IdentityBox", "freewheel/RoughDrone-v0"
+DISCRETE, BOX, DRONE = (
+    "freewheel.testing.worlds:Identity",
+    "freewheel.testing.worlds:IdentityBox",
+    "freewheel/RoughDrone-v0",
+)
 SMALL: Mapping[str, Any] = {"num_envs": 2, "num_steps_per_env": 16, "steps": 96, "evals": 3, "eval_episodes": 2}
 NORMALISED = {"hidden": [8], "normalize_obs": True}
 REPLAYING = {"learning_starts": 32, "batch": 8, "updates_per_row": 0.25}
@@ -48,7 +53,7 @@ def first_snapshot(runs: Path, env: str, **options: Any) -> Snapshot:
 
 def assert_same(snapshot: Snapshot, saved: checkpoint.Checkpoint) -> None:
     assert snapshot.version == 0
-    weights = {name: host(value) for name, value in snapshot.params.items()}
+    weights = {name: to_numpy(value) for name, value in snapshot.params.items()}
     assert checkpoint.fingerprint(weights) == checkpoint.fingerprint(saved.params)
 
 
@@ -62,7 +67,7 @@ def test_the_first_weights_are_the_others_to_the_bit(tmp_path: Path, env: str, o
     assert_same(first_snapshot(tmp_path, env, init="source@latest", **options), latest)
     assert_same(first_snapshot(tmp_path, env, init=f"{source.path}@{latest.step}", **options), latest)
     assert checkpoint.fingerprint(
-        {name: host(value) for name, value in first_snapshot(tmp_path, env, **options).params.items()}
+        {name: to_numpy(value) for name, value in first_snapshot(tmp_path, env, **options).params.items()}
     ) != checkpoint.fingerprint(latest.params)
     done = train(tmp_path, env, init="source@latest", run="heir", **options)
     assert done.exit_code == 0

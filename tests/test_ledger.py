@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freewheel.core import CAUSES, Rows
+from freewheel.core import CAUSES, RowCounts
 from freewheel.errors import LedgerError
 from freewheel.ledger import Drops, balance
 
-COLLECTOR = Rows(produced=100, queued=7, open=5, dropped={"stale": 2, "worker_death": 1})
-LEARNER = Rows(trained=80, queued=4, dropped={"nan": 0, "stale": 1})
+COLLECTOR = RowCounts(produced=100, queued=7, open=5, dropped={"stale": 2, "worker_death": 1})
+LEARNER = RowCounts(trained=80, queued=4, dropped={"nan": 0, "stale": 1})
 
 counts = st.integers(0, 10**12)
 drops = st.dictionaries(st.sampled_from(CAUSES), counts)
@@ -22,16 +22,16 @@ drops = st.dictionaries(st.sampled_from(CAUSES), counts)
 
 def test_adds_the_accounts() -> None:
     total = balance(COLLECTOR, LEARNER)
-    assert total == Rows(produced=100, trained=80, queued=11, open=5, dropped={"stale": 3, "worker_death": 1})
+    assert total == RowCounts(produced=100, trained=80, queued=11, open=5, dropped={"stale": 3, "worker_death": 1})
 
 
 def test_nothing_balances() -> None:
-    assert balance() == balance(Rows(), Rows()) == Rows()
+    assert balance() == balance(RowCounts(), RowCounts()) == RowCounts()
 
 
 @pytest.mark.parametrize(("trained", "verdict"), [(79, "1 rows were lost"), (81, "1 rows were doubled")])
 def test_one_row_is_noticed_and_every_term_is_itemised(trained: int, verdict: str) -> None:
-    learner = Rows(trained=trained, queued=4, dropped={"stale": 1})
+    learner = RowCounts(trained=trained, queued=4, dropped={"stale": 1})
     with pytest.raises(LedgerError) as caught:
         balance(COLLECTOR, learner)
     first, terms, *parties = str(caught.value).splitlines()
@@ -46,12 +46,12 @@ def test_one_row_is_noticed_and_every_term_is_itemised(trained: int, verdict: st
 
 def test_a_negative_count_cannot_hide_a_doubled_row() -> None:
     with pytest.raises(LedgerError, match="a count is negative"):
-        balance(Rows(produced=10, queued=-2), Rows(trained=12))
+        balance(RowCounts(produced=10, queued=-2), RowCounts(trained=12))
 
 
 def test_unknown_cause_is_an_error() -> None:
     with pytest.raises(LedgerError, match="unknown cause 'stael'; did you mean 'stale'"):
-        balance(Rows(produced=1, dropped={"stael": 1}))
+        balance(RowCounts(produced=1, dropped={"stael": 1}))
     with pytest.raises(LedgerError, match="unknown cause"):
         Drops().add("bored", 0)
 
@@ -77,7 +77,7 @@ def test_the_map_is_a_copy() -> None:
 
 
 def test_numpy_counts_become_plain_numbers() -> None:
-    total = balance(Rows(produced=np.int64(3), dropped={"nan": np.int64(1)}), Rows(trained=np.int64(2)))  # type: ignore[arg-type, dict-item] # shared counters
+    total = balance(RowCounts(produced=np.int64(3), dropped={"nan": np.int64(1)}), RowCounts(trained=np.int64(2)))  # type: ignore[arg-type, dict-item] # shared counters
     assert json.dumps(total.__dict__) == '{"produced": 3, "trained": 2, "queued": 0, "open": 0, "dropped": {"nan": 1}}'
 
 
@@ -86,8 +86,8 @@ def test_balances_if_and_only_if_exact(
     trained: int, queued: int, still_open: int, dropped: dict[str, int], planted: int
 ) -> None:
     produced = trained + queued + still_open + sum(dropped.values()) + planted
-    collector = Rows(produced=produced, open=still_open, dropped=dropped)
-    learner = Rows(trained=trained, queued=queued)
+    collector = RowCounts(produced=produced, open=still_open, dropped=dropped)
+    learner = RowCounts(trained=trained, queued=queued)
     if planted == 0:
         assert balance(collector, learner).produced == produced
     else:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from freewheel.core import Array, Chunk, Metrics, Origin, Rows, Snapshot, Tick, Transitions
+from freewheel.core import Array, Chunk, Metrics, Origin, RowCounts, Snapshot, Tick, Transitions
 from freewheel.loop import loop
 from freewheel.meter import Meter
 
@@ -64,16 +64,16 @@ class Source:
     def oldest(self) -> int | None:
         return self.oldest_version
 
-    def rows(self) -> Rows:
-        return Rows()
+    def rows(self) -> RowCounts:
+        return RowCounts()
 
     def stats(self) -> Mapping[str, float | None]:
         return {}
 
-    def news(self) -> Sequence[str]:
+    def messages(self) -> Sequence[str]:
         return ()
 
-    def report(self) -> Mapping[str, Any]:
+    def summary(self) -> Mapping[str, Any]:
         return {}
 
 
@@ -105,8 +105,8 @@ class Pupil:
     def snapshot(self) -> Snapshot:
         return Snapshot(self.version, {})
 
-    def rows(self) -> Rows:
-        return Rows(trained=self.needed * self.version, queued=self.held, dropped={"stale": self.version})
+    def rows(self) -> RowCounts:
+        return RowCounts(trained=self.needed * self.version, queued=self.held, dropped={"stale": self.version})
 
     def state_dict(self) -> dict[str, Array]:
         return {}

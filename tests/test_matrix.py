@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import freewheel
-from freewheel import cli
-from freewheel.config import from_file
+from freewheel.cli import main as cli
+from freewheel.config.resolve import from_file
 from freewheel.errors import FreewheelError, SetupError, UsageError
-from freewheel.plan import plan
-from freewheel.run import Result
-from freewheel.saved import open_run
+from freewheel.run.plan import plan
+from freewheel.run.saved import open_run
+from freewheel.run.trainer import Result
 
-DRONE, PLANTED = "freewheel/RoughDrone-v0", "torch:tests.envs.planted:build"
+DRONE, PLANTED = "freewheel/RoughDrone-v0", "torch:tests.support.device_story:build"
 ROWS, STEPS = 32, 224  # of an update or a publication, and of the run
 IN_TURN, BESIDE = ("sequential", "lockstep"), ("batch", "continuous")
 RATIO, STARTS = 0.5, 64
@@ -84,7 +84,7 @@ def assert_equal_updates(summary: Mapping[str, Any], algo: str, mode: str) -> No
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_algorithm_runs_in_every_mode(tmp_path: Path, algo: str, mode: str) -> None:
-    world = "freewheel.testing:Drifting" if algo == "ppo" else "freewheel.testing:IdentityBox"
+    world = "freewheel.testing.worlds:Drifting" if algo == "ppo" else "freewheel.testing.worlds:IdentityBox"
     result = train(tmp_path, world, algo, mode, **MODES[mode])
     assert_well(result, algo, mode)
     assert result.summary["lag_max"] <= {"sequential": 0, "lockstep": 0, "batch": 1}.get(mode, math.inf)
@@ -162,7 +162,9 @@ def test_publications_that_nobody_could_wait_for_are_refused(
 ) -> None:
     """A batch ahead waits for its version; others have rows for a few updates under way."""
     sac = {**REPLAYING, "publish_every": every}
-    error = refused(tmp_path, "freewheel.testing:IdentityBox", "sac", mode, **MODES[mode] | {"sac": sac} | options)
+    error = refused(
+        tmp_path, "freewheel.testing.worlds:IdentityBox", "sac", mode, **MODES[mode] | {"sac": sac} | options
+    )
     assert str(error).startswith(f"sac.publish_every {every} ")
     assert "leave it out" in str(error)
 
@@ -189,10 +191,10 @@ def test_isaac_lab_is_missing_in_one_line(tmp_path: Path, capfd: pytest.CaptureF
 
 @pytest.mark.parametrize("mode", ["lockstep", "continuous"])
 def test_a_factory_of_ones_own_is_a_batched_simulator(tmp_path: Path, mode: str) -> None:
-    result = train(tmp_path, PLANTED, "ppo", mode, num_envs=4, env_args={"finals": False})
+    result = train(tmp_path, PLANTED, "ppo", mode, num_envs=4, env_args={"has_final_obs": False})
     assert_well(result, "ppo", mode)
     kept = json.loads((result.path / "config.json").read_text())
-    assert (kept["env"], kept["env_args"], kept["num_envs"]) == (PLANTED, {"finals": False}, 4)
+    assert (kept["env"], kept["env_args"], kept["num_envs"]) == (PLANTED, {"has_final_obs": False}, 4)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
@@ -202,7 +204,7 @@ def test_a_config_reloads_and_makes_the_same_run_again(tmp_path: Path, algo: str
     assert again.path != first.path
     assert again.summary["weights_sha256"] == first.summary["weights_sha256"]
     assert from_file(first.path / "config.json") == from_file(again.path / "config.json")
-    assert plan(from_file(first.path / "config.json")).spec.tensors
+    assert plan(from_file(first.path / "config.json")).spec.batched_on_device
 
 
 def test_a_run_of_drones_is_evaluated_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

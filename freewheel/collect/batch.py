@@ -10,24 +10,24 @@ from typing import Any, Self
 
 import numpy as np
 
-from freewheel.core import Chunk, Collector, Rows, SeedStream, Snapshot
+from freewheel.core import Chunk, Collector, RowCounts, SeedStream, Snapshot
 from freewheel.errors import UsageError
-from freewheel.rollout.job import Job
-from freewheel.rollout.recipe import Recipe
-from freewheel.transport.bell import Bells
-from freewheel.transport.channel import Tally
-from freewheel.transport.device import OneAhead, simulate_beside
-from freewheel.transport.fleet import LOOK, Fleet, Size
-from freewheel.transport.lock import ProcessLock
-from freewheel.transport.memory import SharedArrays
-from freewheel.transport.staff import StaffConfig
-from freewheel.transport.worker import Grant
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.spec import CollectSpec
+from freewheel.transport.pool import LOOK, Size, WorkerPool
+from freewheel.transport.shm.channel import Tally
+from freewheel.transport.shm.lock import ProcessLock
+from freewheel.transport.shm.memory import SharedArrays
+from freewheel.transport.shm.wakeup import Wakeups
+from freewheel.transport.shm.worker import Grant
+from freewheel.transport.stream import OneAhead, simulate_beside
+from freewheel.transport.workers import WorkersConfig
 
 NONE = -1
 
 
 @dataclass(frozen=True)
-class BatchConfig(StaffConfig):
+class BatchConfig(WorkersConfig):
     """Batch k + 1 from all envs while the learner trains on batch k."""
 
     collection_batch_size: int | None = None
@@ -41,13 +41,13 @@ class BatchConfig(StaffConfig):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
 
-    def build(self, recipe: Recipe, job: Job) -> Collector:
-        if job.spec.tensors:
+    def build(self, recipe: RunnerFactory, job: CollectSpec) -> Collector:
+        if job.spec.batched_on_device:
             size = self.size(job)
             return simulate_beside(recipe, job, OneAhead(job, size.steps), size)
         return Batch(recipe, job, self)
 
-    def size(self, job: Job) -> Size:
+    def size(self, job: CollectSpec) -> Size:
         steps = min(self.collection_batch_size or job.steps, job.steps)
         return Size(self.staff, min(2, self.max_queue_size) * -(-job.steps // steps), steps)
 
@@ -59,13 +59,13 @@ class Releases:
     lock: ProcessLock | None = None
     gated = False  # batches are handed over in order: there is no gate
 
-    def __init__(self, workers: int, lanes: int, job: Job, steps: int) -> None:
+    def __init__(self, workers: int, lanes: int, job: CollectSpec, steps: int) -> None:
         each = ((workers,), "i8")
         self._memory = SharedArrays(
             {"target": each, "waiting": each, "posted": ((1,), "i8"), "broken": ((1,), "i8"), "gone": each}
         )
         self._memory["posted"][0] = NONE
-        self.bells = Bells(workers)
+        self.wakeups = Wakeups(workers)
         self._lanes, self._steps, self.quota = lanes, steps, job.steps * lanes  # rows a worker gives to a batch
 
     @property
@@ -87,7 +87,7 @@ class Releases:
         target[here] += self._lanes * (share + (np.arange(here.sum()) < extra))
         waiting = np.flatnonzero(self._memory["waiting"].copy())  # which workers may write to meanwhile
         self._memory["waiting"][waiting] = 0
-        self.bells.ring(waiting.tolist())
+        self.wakeups.notify(waiting.tolist())
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> None:
         self._memory["waiting"][worker] = 0
@@ -121,59 +121,59 @@ class Releases:
 
     def close(self) -> None:
         self._memory.close()
-        self.bells.close()
+        self.wakeups.close()
 
 
 class Batch:
     """Implements core.Collector."""
 
-    def __init__(self, recipe: Recipe, job: Job, config: BatchConfig) -> None:
+    def __init__(self, recipe: RunnerFactory, job: CollectSpec, config: BatchConfig) -> None:
         size = config.size(job)
         self._releases = Releases(size.workers, job.spec.lanes // size.workers, job, size.steps)
-        self.fleet = Fleet(recipe, job, self._releases, size)
+        self.pool = WorkerPool(recipe, job, self._releases, size)
         self._waiting: list[deque[Chunk]] = [deque() for _ in range(size.workers)]
         self._came = np.zeros(size.workers, np.int64)  # rows, by worker
         self._batch = 0  # the next to be handed over
 
     def __enter__(self) -> Self:
-        self.fleet.__enter__()
+        self.pool.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.fleet.__exit__(kind, error, tb)
+        self.pool.__exit__(kind, error, tb)
 
     def publish(self, snapshot: Snapshot, done: int) -> None:
-        self.fleet.post(snapshot)
+        self.pool.post(snapshot)
         self._releases.post(snapshot.version)
 
     def collect(self, wait: bool) -> Sequence[Chunk]:
         """The next batch when it is whole, in the order of lanes."""
         chunks = self._whole_batch()
         while wait and not chunks:
-            self.fleet.listen(LOOK)
+            self.pool.listen(LOOK)
             chunks = self._whole_batch()
         return chunks
 
     def oldest(self) -> int | None:
         return None  # batches are handed over whole and in order: there is nothing to wait for
 
-    def rows(self) -> Rows:
-        rows = self.fleet.rows()
+    def rows(self) -> RowCounts:
+        rows = self.pool.rows()
         held = sum(chunk.rows for chunks in self._waiting for chunk in chunks)
-        return Rows(rows.produced, rows.trained, rows.queued + held, rows.open, rows.dropped)
+        return RowCounts(rows.produced, rows.trained, rows.queued + held, rows.open, rows.dropped)
 
     def stats(self) -> Mapping[str, float | None]:
-        return self.fleet.stats()
+        return self.pool.stats()
 
-    def news(self) -> Sequence[str]:
-        return self.fleet.news()
+    def messages(self) -> Sequence[str]:
+        return self.pool.messages()
 
-    def report(self) -> Mapping[str, Any]:
-        return self.fleet.report()
+    def summary(self) -> Mapping[str, Any]:
+        return self.pool.summary()
 
     def _whole_batch(self) -> list[Chunk]:
-        for fragment in self.fleet.take():
-            if (chunk := self.fleet.sign(fragment)) is not None:
+        for fragment in self.pool.take():
+            if (chunk := self.pool.sign(fragment)) is not None:
                 self._waiting[fragment.worker].append(chunk)
                 self._came[fragment.worker] += chunk.rows
         end = (self._batch + 1) * self._releases.quota

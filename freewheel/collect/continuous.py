@@ -9,18 +9,18 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from freewheel.core import Chunk, Collector, Rows, Snapshot
+from freewheel.core import Chunk, Collector, RowCounts, Snapshot
 from freewheel.errors import UsageError
-from freewheel.rollout.job import Job
-from freewheel.rollout.recipe import Recipe
-from freewheel.transport.credits import NOBODY, Credits
-from freewheel.transport.device import FreeRunning, simulate_beside
-from freewheel.transport.fleet import Fleet, Size
-from freewheel.transport.staff import StaffConfig
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.spec import CollectSpec
+from freewheel.transport.pool import Size, WorkerPool
+from freewheel.transport.shm.credits import NOBODY, Credits
+from freewheel.transport.stream import FreeRunning, simulate_beside
+from freewheel.transport.workers import WorkersConfig
 
 
 @dataclass(frozen=True)
-class ContinuousConfig(StaffConfig):
+class ContinuousConfig(WorkersConfig):
     """Free-running workers; the learner trains on what they bring, at most max_lag versions old."""
 
     collection_batch_size: int | None = None
@@ -43,15 +43,15 @@ class ContinuousConfig(StaffConfig):
         if self.max_lag < 0 or self.patience <= 0:
             raise UsageError("--max-lag must not be negative and --patience must be positive")
 
-    def build(self, recipe: Recipe, job: Job) -> Collector:
-        if job.spec.tensors:
+    def build(self, recipe: RunnerFactory, job: CollectSpec) -> Collector:
+        if job.spec.batched_on_device:
             if self.overflow == "drop-oldest":
                 raise UsageError(f"{job.spec.name} waits for the learner when the queue is full; leave out --overflow")
             size = self.size(job)
             return simulate_beside(recipe, job, FreeRunning(job, self.max_lag, size.steps), size)
         return Continuous(recipe, job, self)
 
-    def size(self, job: Job) -> Size:
+    def size(self, job: CollectSpec) -> Size:
         steps = self.collection_batch_size or max(1, min(32, job.steps // 2))
         allowed = -(-(self.max_lag + 1) * job.steps // steps) + 1
         slots = allowed if self.max_queue_size is None else max(2, self.max_queue_size // self.staff)
@@ -61,10 +61,10 @@ class ContinuousConfig(StaffConfig):
 class Continuous:
     """Implements core.Collector."""
 
-    def __init__(self, recipe: Recipe, job: Job, config: ContinuousConfig) -> None:
+    def __init__(self, recipe: RunnerFactory, job: CollectSpec, config: ContinuousConfig) -> None:
         size = config.size(job)
         self._credits = Credits(size.workers, job.spec.lanes // size.workers, size.steps, fresh=job.on_policy)
-        self.fleet = Fleet(recipe, job, self._credits, size)
+        self.pool = WorkerPool(recipe, job, self._credits, size)
         self._patience, self._max_lag = config.patience, config.max_lag if job.on_policy else None
         self._allowance = (config.max_lag + 1) * job.rows
         self._done = self._granted = 0  # rows that the learner is through with; the limit of credits
@@ -72,14 +72,14 @@ class Continuous:
         self._expired: set[int] = set()  # workers whose open fragment is not waited for: the rest of it is dropped
 
     def __enter__(self) -> Self:
-        self.fleet.__enter__()
+        self.pool.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.fleet.__exit__(kind, error, tb)
+        self.pool.__exit__(kind, error, tb)
 
     def publish(self, snapshot: Snapshot, done: int) -> None:
-        self.fleet.post(snapshot)
+        self.pool.post(snapshot)
         self._version, self._done = snapshot.version, done
         self._granted = self._limit()
         self._credits.post(snapshot.version, self._granted)
@@ -90,7 +90,7 @@ class Continuous:
         while wait and not chunks and self.oldest() == oldest:
             gated = self._blocks(oldest)
             self._credits.memory["gated"][0] = gated
-            patience = self.fleet.wait(self._patience, hurried=gated)
+            patience = self.pool.wait(self._patience, hurried=gated)
             chunks = self._take()
             if gated and not chunks:
                 chunks = [chunk for worker in self._late(patience) for chunk in self._expire(worker)]
@@ -98,31 +98,31 @@ class Continuous:
 
     def oldest(self) -> int | None:
         announced = self._credits.announced()  # before the queue: rows are queued before an announcement is cleared
-        versions = [*announced[announced != NOBODY].tolist(), *self.fleet.reader.queued_versions()]
+        versions = [*announced[announced != NOBODY].tolist(), *self.pool.reader.queued_versions()]
         return min(versions, default=None)
 
-    def rows(self) -> Rows:
-        return self.fleet.rows()
+    def rows(self) -> RowCounts:
+        return self.pool.rows()
 
     def stats(self) -> Mapping[str, float | None]:
-        return self.fleet.stats()
+        return self.pool.stats()
 
-    def news(self) -> Sequence[str]:
-        return self.fleet.news()
+    def messages(self) -> Sequence[str]:
+        return self.pool.messages()
 
-    def report(self) -> Mapping[str, Any]:
-        return self.fleet.report()
+    def summary(self) -> Mapping[str, Any]:
+        return self.pool.summary()
 
     def _limit(self) -> int:
-        return self._allowance + self._done + self.fleet.done
+        return self._allowance + self._done + self.pool.done
 
     def _take(self) -> list[Chunk]:
         chunks = []
-        for fragment in self.fleet.take():
+        for fragment in self.pool.take():
             if fragment.worker in self._expired:
                 self._expired.remove(fragment.worker)
-                self.fleet.drop(fragment, "stale")
-            elif (chunk := self.fleet.sign(fragment)) is not None:
+                self.pool.drop(fragment, "stale")
+            elif (chunk := self.pool.sign(fragment)) is not None:
                 chunks.append(chunk)
         if self._limit() > self._granted:
             self._granted = self._limit()
@@ -135,7 +135,7 @@ class Continuous:
 
     def _late(self, patience: float) -> list[int]:
         """Workers that keep the next update from being sealed, by a step that has used up its patience."""
-        announced, old = self._credits.announced(), self.fleet.pulse.age() > patience
+        announced, old = self._credits.announced(), self.pool.heartbeats.age() > patience
         return [
             worker for worker in np.flatnonzero((announced != NOBODY) & old).tolist() if self._blocks(announced[worker])
         ]
@@ -143,11 +143,11 @@ class Continuous:
     def _expire(self, worker: int) -> Iterator[Chunk]:
         """The finished rows of a worker's open fragment; what else comes of it will be dropped."""
         version = int(self._credits.memory["announced"][worker])
-        fragment = self.fleet.reader.take_open(worker)
+        fragment = self.pool.reader.take_open(worker)
         if fragment is None:  # it has just been closed
             return
-        produced = self.fleet.reader.account(worker).produced
+        produced = self.pool.reader.account(worker).produced
         if self._credits.revoke(worker, version, produced):
             self._expired.add(worker)
-        if (chunk := self.fleet.sign(self.fleet.book(fragment))) is not None:
+        if (chunk := self.pool.sign(self.pool.book(fragment))) is not None:
             yield chunk

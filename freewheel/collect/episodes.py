@@ -9,21 +9,21 @@ from typing import Any, Self
 
 import numpy as np
 
-from freewheel.core import Chunk, Collector, Rows, Snapshot, Transitions
+from freewheel.core import Chunk, Collector, RowCounts, Snapshot, Transitions
 from freewheel.errors import UsageError
-from freewheel.rollout.job import Job
-from freewheel.rollout.recipe import Recipe
-from freewheel.transport.channel import COLUMNS, Fragment
-from freewheel.transport.fleet import Fleet, Size
-from freewheel.transport.staff import Auto, StaffConfig
-from freewheel.transport.tickets import NOBODY, Draw, Tickets
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.spec import CollectSpec
+from freewheel.transport.pool import Size, WorkerPool
+from freewheel.transport.shm.channel import COLUMNS, Fragment
+from freewheel.transport.shm.tickets import NOBODY, EpisodeOrder, EpisodeQueue
+from freewheel.transport.workers import Auto, WorkersConfig
 
 SLOTS = 4  # fragments of a worker that may wait; an episode is put together on this side
 AHEAD = 1  # updates' worth of finished episodes that may wait for the learner, where no lag was asked for
 
 
 @dataclass(frozen=True)
-class EpisodesConfig(StaffConfig):
+class EpisodesConfig(WorkersConfig):
     """Workers play whole episodes on their own; the learner takes them as they end."""
 
     envs_per_worker: int | Auto = 1
@@ -49,8 +49,8 @@ class EpisodesConfig(StaffConfig):
         if self.envs_per_worker != 1:
             raise UsageError("in mode episodes every worker plays one episode at a time; leave out --envs-per-worker")
 
-    def build(self, recipe: Recipe, job: Job) -> Collector:
-        if job.spec.tensors:
+    def build(self, recipe: RunnerFactory, job: CollectSpec) -> Collector:
+        if job.spec.batched_on_device:
             raise UsageError(f"{job.spec.name} steps all its lanes at once: use --mode continuous instead of episodes")
         return Episodes(recipe, job, self)
 
@@ -58,11 +58,11 @@ class EpisodesConfig(StaffConfig):
 class Episodes:
     """Implements core.Collector."""
 
-    def __init__(self, recipe: Recipe, job: Job, config: EpisodesConfig) -> None:
-        self._draw = Draw(recipe.seed, job.spec.lanes)
+    def __init__(self, recipe: RunnerFactory, job: CollectSpec, config: EpisodesConfig) -> None:
+        self._draw = EpisodeOrder(recipe.seed, job.spec.lanes)
         steps, in_episodes = config.collection_batch_size, config.episodes_per_update is not None
-        self._tickets = Tickets(config.staff, steps, self._draw, in_episodes=in_episodes)
-        self.fleet = Fleet(recipe, job, self._tickets, Size(config.staff, SLOTS, steps))
+        self._tickets = EpisodeQueue(config.staff, steps, self._draw, in_episodes=in_episodes)
+        self.pool = WorkerPool(recipe, job, self._tickets, Size(config.staff, SLOTS, steps))
         self._config, self._job = config, job
         self._parts: list[list[Fragment]] = [[] for _ in range(config.staff)]  # of the episode each worker plays
         self._expired: set[int] = set()  # workers whose episode is not waited for
@@ -73,14 +73,14 @@ class Episodes:
             self._tickets.release(self._wave)
 
     def __enter__(self) -> Self:
-        self.fleet.__enter__()
+        self.pool.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.fleet.__exit__(kind, error, tb)
+        self.pool.__exit__(kind, error, tb)
 
     def publish(self, snapshot: Snapshot, done: int) -> None:
-        self.fleet.post(snapshot)
+        self.pool.post(snapshot)
         self._version, self._done = snapshot.version, done
         self._granted = self._limit()
         self._tickets.post(snapshot.version, self._granted, self._expected())
@@ -93,29 +93,29 @@ class Episodes:
                 self._tickets.release(int(self._tickets.memory["wave"][0]) + self._wave)
             gated = self._blocks(oldest)
             self._tickets.memory["gated"][0] = gated
-            patience = self.fleet.wait(self._config.patience, hurried=gated or bool(self._wave))
+            patience = self.pool.wait(self._config.patience, hurried=gated or bool(self._wave))
             chunks = self._take()
             self._expire(patience)
         return chunks
 
     def oldest(self) -> int | None:
         announced = self._tickets.announced()  # before the queue: rows are queued before an announcement is cleared
-        versions = [*announced[announced != NOBODY].tolist(), *self.fleet.reader.queued_versions()]
+        versions = [*announced[announced != NOBODY].tolist(), *self.pool.reader.queued_versions()]
         return min(versions, default=None)
 
-    def rows(self) -> Rows:
-        rows = self.fleet.rows()
+    def rows(self) -> RowCounts:
+        rows = self.pool.rows()
         held = sum(fragment.rows for parts in self._parts for fragment in parts)
         return replace(rows, queued=rows.queued + held)
 
     def stats(self) -> Mapping[str, float | None]:
-        return self.fleet.stats()
+        return self.pool.stats()
 
-    def news(self) -> Sequence[str]:
-        return self.fleet.news()
+    def messages(self) -> Sequence[str]:
+        return self.pool.messages()
 
-    def report(self) -> Mapping[str, Any]:
-        return self.fleet.report()
+    def summary(self) -> Mapping[str, Any]:
+        return self.pool.summary()
 
     def _expected(self) -> int:
         """What an episode counts until it has ended: one, or the rows that it is likely to have."""
@@ -130,10 +130,10 @@ class Episodes:
         ahead, under_way = (AHEAD, self._config.staff * self._expected()) if lag is None else (lag, 0)
         if each:
             return (ahead + 1 + max(self._version, 0)) * each + self._cut + under_way
-        return (ahead + 1) * self._job.rows + self._done + self.fleet.done + under_way
+        return (ahead + 1) * self._job.rows + self._done + self.pool.done + under_way
 
     def _take(self) -> list[Chunk]:
-        chunks = [chunk for fragment in self.fleet.take() for chunk in self._put(fragment)]
+        chunks = [chunk for fragment in self.pool.take() for chunk in self._put(fragment)]
         if self._limit() > self._granted >= 0 and self._version != NOBODY:
             self._granted = self._limit()
             self._tickets.allow(self._granted)
@@ -156,7 +156,7 @@ class Episodes:
             whole = self._whole(parts)
             parts.clear()
             self._finished, self._finished_rows = self._finished + 1, self._finished_rows + whole.rows
-            if (chunk := self.fleet.sign(whole)) is not None:
+            if (chunk := self.pool.sign(whole)) is not None:
                 yield chunk
 
     def _whole(self, parts: Sequence[Fragment]) -> Fragment:
@@ -173,7 +173,7 @@ class Episodes:
 
     def _drop(self, worker: int, cause: str) -> None:
         for part in self._parts[worker]:
-            self.fleet.drop(part, cause)
+            self.pool.drop(part, cause)
         self._parts[worker].clear()
         self._expired.discard(worker)
 
@@ -188,5 +188,5 @@ class Episodes:
             return
         announced = self._tickets.announced()
         blocking = (announced != NOBODY) & (announced <= self._version - self._config.max_lag)
-        late = np.flatnonzero(blocking & (self.fleet.pulse.age() > patience)).tolist()
+        late = np.flatnonzero(blocking & (self.pool.heartbeats.age() > patience)).tolist()
         self._expired.update(worker for worker in late if self._tickets.revoke(worker, int(announced[worker])))

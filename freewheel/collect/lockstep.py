@@ -6,13 +6,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
+from freewheel.collect.serial import SerialCollector, SerialConfig, simulate_in_turn
 from freewheel.core import Collector, Env
 from freewheel.errors import UsageError
-from freewheel.rollout.cpu import Runner
-from freewheel.rollout.job import Job
+from freewheel.rollout.factory import MakeEnv, RunnerFactory
 from freewheel.rollout.probe import StepCost, step_cost, usable_cores
-from freewheel.rollout.recipe import MakeEnv, Recipe
-from freewheel.rollout.turns import InTurn, Turns, simulate_in_turn
+from freewheel.rollout.runner import Runner
+from freewheel.rollout.spec import CollectSpec
 
 #: Seconds a lane-step that a barrier over processes costs beyond the steps themselves (0.2 for sleeping worlds to 0.6 ms for
 #: burning ones, 8 lanes on 2 cores).
@@ -20,7 +20,7 @@ BARRIER = 450e-6
 
 
 @dataclass(frozen=True)
-class LockstepConfig(InTurn):
+class LockstepConfig(SerialConfig):
     """N envs, a barrier every step."""
 
     num_envs: int = 8
@@ -28,11 +28,11 @@ class LockstepConfig(InTurn):
     placement: Literal["auto", "inline", "processes"] = "auto"
     """Where lanes live: in this process, in one process each, or (auto) whichever their measured step time suggests."""
 
-    def build(self, recipe: Recipe, job: Job) -> Collector:
-        if job.spec.tensors:
+    def build(self, recipe: RunnerFactory, job: CollectSpec) -> Collector:
+        if job.spec.batched_on_device:
             return simulate_in_turn(recipe, job)
         lanes = range(self.num_envs)
-        return Turns(Runner(recipe, lanes, env=self.place(recipe.make, lanes)), job.steps)
+        return SerialCollector(Runner(recipe, lanes, env=self.place(recipe.make, lanes)), job.steps)
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freewheel.collect.serial import SerialCollector, SerialConfig, simulate_in_turn
 from freewheel.core import Collector, Env
 from freewheel.errors import UsageError
-from freewheel.rollout.cpu import Runner
-from freewheel.rollout.job import Job
-from freewheel.rollout.recipe import MakeEnv, Recipe
-from freewheel.rollout.turns import InTurn, Turns, simulate_in_turn
+from freewheel.rollout.factory import MakeEnv, RunnerFactory
+from freewheel.rollout.runner import Runner
+from freewheel.rollout.spec import CollectSpec
 
 
 @dataclass(frozen=True)
-class SequentialConfig(InTurn):
+class SequentialConfig(SerialConfig):
     """All lanes in turn in one process, act then learn."""
 
     num_envs: int = 1
     """Lanes: environments stepped side by side."""
 
-    def build(self, recipe: Recipe, job: Job) -> Collector:
-        if job.spec.tensors:
+    def build(self, recipe: RunnerFactory, job: CollectSpec) -> Collector:
+        if job.spec.batched_on_device:
             return simulate_in_turn(recipe, job)
-        return Turns(Runner(recipe, range(self.num_envs)), job.steps)
+        return SerialCollector(Runner(recipe, range(self.num_envs)), job.steps)
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:

@@ -40,7 +40,7 @@ class BatchedConfig:
         return self.id
 
     def make(
-        self, lanes: range, *, processes: bool = False, tolerant: bool = False, render_mode: str | None = None
+        self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
     ) -> DeviceEnv:
         """An Env of these lanes, all in one simulation."""
         from freewheel.envs.device import DeviceEnv

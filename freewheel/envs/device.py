@@ -41,7 +41,7 @@ class DeviceEnv:
         bounds: float | None = None,
         clip: float | None = None,
         *,
-        single: bool = False,
+        one_per_process: bool = False,
     ) -> None:
         self._world, self._bare, self._name = world, getattr(world, "unwrapped", world), name
         lanes, self._device = int(self._bare.num_envs), torch.device(self._bare.device)
@@ -60,9 +60,9 @@ class DeviceEnv:
             action=self._actions.spec,
             device=str(self._device),
             measures=tuple(extras.get("measures", ())),
-            single=single,
-            tensors=True,
-            finals=self._finals,
+            one_per_process=one_per_process,
+            batched_on_device=True,
+            has_final_obs=self._finals,
         )
         self._step = _blank_step(self._spec)
         self._obs = torch.zeros_like(self._step.next_obs)  # [B, D] what to act on next
@@ -86,9 +86,9 @@ class DeviceEnv:
         ours = [step.reward, step.terminated, step.truncated, step.next_obs, step.measures, self._obs]
         return [*ours, *self._bare.state_tensors()] if hasattr(self._bare, "state_tensors") else ours
 
-    def condition(self, context: NDArray) -> None:
+    def set_context(self, context: NDArray) -> None:
         """Its episodes cannot be told apart from outside, so only an empty table is welcome."""
-        self._spec.admit(context)
+        self._spec.check_context(context)
 
     def reset(self, seeds: Sequence[SeedStream]) -> Tensor:
         """Begin all lanes anew. There is one seed for the whole simulation, the first lane's; later episodes take none."""
@@ -102,7 +102,7 @@ class DeviceEnv:
             self._convert(*self._world.step(self._actions.encode(action)))
         return self._step
 
-    def renew(self) -> Tensor:
+    def autoreset(self) -> Tensor:
         return self._obs
 
     def _convert(
@@ -119,12 +119,12 @@ class DeviceEnv:
         # Where there is none, the row's own observation stands in for it, never one of the next episode.
         leaves = self._columns.read(seen)
         if self._finals and "final_obs" in extras:
-            finals = self._columns.read(extras["final_obs"])
-            if any(here.data_ptr() == there.data_ptr() != 0 for here, there in zip(leaves, finals, strict=True)):
+            has_final_obs = self._columns.read(extras["final_obs"])
+            if any(here.data_ptr() == there.data_ptr() != 0 for here, there in zip(leaves, has_final_obs, strict=True)):
                 raise BadObservationError(
                     "final_obs is the memory of the observation after the reset: give observations a tensor of their own"
                 )
-            self._columns.write(finals, step.next_obs)
+            self._columns.write(has_final_obs, step.next_obs)
         else:
             step.next_obs.copy_(self._obs)
         self._columns.write(leaves, self._obs)

@@ -16,8 +16,8 @@ from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredE
 
 from freewheel.core import Env
 from freewheel.envs.lane import raised
+from freewheel.envs.legacy import OldGym, is_old
 from freewheel.envs.loop import GymLoop, GymSingle
-from freewheel.envs.oldgym import OldGym, is_old
 from freewheel.envs.processes import GymProcesses, Patience, in_processes
 from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, SetupError, UsageError, nearest
@@ -80,7 +80,7 @@ class GymConfig:
         return self.id or str(getattr(self.factory, "__qualname__", self.factory))
 
     def make(
-        self, lanes: range, *, processes: bool = False, tolerant: bool = False, render_mode: str | None = None
+        self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
     ) -> Env:
         """An Env of these lanes. `tolerant` is for single envs in this process, `render_mode` for the first of them; a vector
         env cannot begin one lane anew, so there all that goes wrong is raised at once."""
@@ -88,17 +88,17 @@ class GymConfig:
             patience = Patience(self.construct_timeout, self.reset_timeout, self.step_timeout)
             return in_processes(self.open, self.name, lanes, self.measures, patience)
         if render_mode is None and (vector := self._vector(len(lanes))) is not None:
-            return GymVector(vector, self.name, self.measures, wary=tolerant)
+            return GymVector(vector, self.name, self.measures, wary=fault_tolerant)
         with ExitStack() as undo:
             envs = []
             for lane in lanes:
                 envs.append(self.open(lane, render_mode if lane == lanes[0] else None))
                 undo.callback(envs[-1].close)
             loop: Env
-            if tolerant and len(lanes) == 1:
+            if fault_tolerant and len(lanes) == 1:
                 loop = GymSingle(envs[0], self.name, lanes, self.measures)
             else:
-                loop = GymLoop(envs, self.name, lanes, self.measures, tolerant=tolerant)
+                loop = GymLoop(envs, self.name, lanes, self.measures, fault_tolerant=fault_tolerant)
             undo.pop_all()
         return loop
 

@@ -74,7 +74,7 @@ class IsaacConfig:
         return importlib.util.find_spec("isaacsim") is not None
 
     def make(
-        self, lanes: range, *, processes: bool = False, tolerant: bool = False, render_mode: str | None = None
+        self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
     ) -> DeviceEnv:
         """An Env of these lanes, all in one simulation: it cannot begin one lane anew, so all that goes wrong is raised."""
         if processes:
@@ -92,7 +92,7 @@ class IsaacConfig:
             with ExitStack() as undo:
                 world = gymnasium.make(self.id, cfg=settings, render_mode=render_mode, disable_env_checker=True)
                 undo.callback(world.close)
-                env = DeviceEnv(world, self.name, self.action_bounds, self.clip_actions, single=True)
+                env = DeviceEnv(world, self.name, self.action_bounds, self.clip_actions, one_per_process=True)
                 undo.pop_all()
             return env
 

@@ -17,7 +17,7 @@ from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import drawn
 
 
-class Rows(NamedTuple):
+class LaneBuffers(NamedTuple):
     """Where a lane writes."""
 
     first: NDArray  # [D] the first observation of the next episode
@@ -83,7 +83,7 @@ class Lane:
     )  # fmt: skip
 
     def __init__(
-        self, env: gymnasium.Env[Any, Any], who: str, layout: Layout, measures: tuple[str, ...], rows: Rows
+        self, env: gymnasium.Env[Any, Any], who: str, layout: Layout, measures: tuple[str, ...], rows: LaneBuffers
     ) -> None:
         columns, mask = layout.observation, layout.observation.mask
         if Layout.of(*_spaces(env, who), info_mask=mask is not None) != layout:
@@ -105,7 +105,7 @@ class Lane:
         """Play the episodes of this stream, from its first on."""
         self._stream, self._episode = stream, -1
 
-    def condition(self, context: NDArray) -> None:
+    def set_context(self, context: NDArray) -> None:
         """Tell every episode that begins from now on its row of this table."""
         self._context = context
 

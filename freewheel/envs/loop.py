@@ -10,15 +10,15 @@ import gymnasium
 import numpy as np
 
 from freewheel.core import EnvSpec, NDArray, SeedStream, Step
-from freewheel.envs.lane import Lane, Rows, blank_step, survey
-from freewheel.envs.tolerant import Ward, Watch, finite
+from freewheel.envs.fault_tolerant import FaultTolerantLane, FaultTolerantLanes, finite
+from freewheel.envs.lane import Lane, LaneBuffers, blank_step, survey
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
 class GymLoop:
     """B envs in this process, stepped in turn. It raises where one fails and can then be reset and used again; or,
-    made tolerant, it reports the failure in its Step and begins the lane anew.
+    made fault-tolerant, it reports the failure in its Step and begins the lane anew.
     """
 
     def __init__(
@@ -28,19 +28,19 @@ class GymLoop:
         lanes: range,
         measures: tuple[str, ...] = (),
         *,
-        tolerant: bool = False,
+        fault_tolerant: bool = False,
     ) -> None:
         who = [f"lane {lane} of {name}" for lane in lanes]
         layout = survey(envs[0], who[0])
         self._spec = layout.spec(name, len(envs), measures)
         self._step = step = blank_step(self._spec)
-        self._first = np.zeros_like(step.next_obs)  # [B, D] what `renew` shows
+        self._first = np.zeros_like(step.next_obs)  # [B, D] what `autoreset` shows
         self._obs = self._first  # what to act on: the above, or step.next_obs
-        rows = map(Rows, self._first, step.next_obs, step.measures)
+        rows = map(LaneBuffers, self._first, step.next_obs, step.measures)
         self._lanes = [Lane(env, own, layout, measures, row) for env, own, row in zip(envs, who, rows, strict=True)]
-        self._watch = Watch(name, self._lanes, step, self._first) if tolerant else None
-        self._players: Sequence[Lane | Ward] = self._watch.wards if self._watch else self._lanes
-        self._ended: Sequence[Lane | Ward] = self._players  # whose next episode is still to begin
+        self._watch = FaultTolerantLanes(name, self._lanes, step, self._first) if fault_tolerant else None
+        self._players: Sequence[Lane | FaultTolerantLane] = self._watch.wards if self._watch else self._lanes
+        self._ended: Sequence[Lane | FaultTolerantLane] = self._players  # whose next episode is still to begin
         self._advance = [player.step for player in self._players]
         self._encode = layout.action.encoder()
         self._split: Callable[[NDArray], Sequence[Any]] = (
@@ -52,21 +52,21 @@ class GymLoop:
     def spec(self) -> EnvSpec:
         return self._spec
 
-    def condition(self, context: NDArray) -> None:
-        self._spec.admit(context)
+    def set_context(self, context: NDArray) -> None:
+        self._spec.check_context(context)
         for lane in self._lanes:
-            lane.condition(context)
+            lane.set_context(context)
 
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
         for lane, stream in zip(self._lanes, seeds, strict=True):
             lane.follow(stream)
         self._ended = self._players
-        return self.renew()
+        return self.autoreset()
 
     def step(self, action: NDArray) -> Step:
         step = self._step
         reward = step.reward
-        ended: list[Lane | Ward] = []
+        ended: list[Lane | FaultTolerantLane] = []
         step.terminated.fill(False)
         step.truncated.fill(False)
         for lane, (advance, own) in enumerate(zip(self._advance, self._split(self._encode(action)), strict=True)):
@@ -77,7 +77,7 @@ class GymLoop:
         self._ended, self._obs = ended, step.next_obs
         return step if self._watch is None else self._watch.judge(step, ended)
 
-    def renew(self) -> NDArray:
+    def autoreset(self) -> NDArray:
         if self._ended:
             np.copyto(self._first, self._step.next_obs)
             for player in self._ended:
@@ -102,11 +102,11 @@ class GymLoop:
 
 
 class GymSingle(GymLoop):
-    """A tolerant loop of one env that can be stepped without arrays. Implements rollout.solo.SingleEnv."""
+    """A fault-tolerant loop of one env that can be stepped without arrays. Implements rollout.solo.SingleEnv."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, lanes: range, measures: tuple[str, ...] = ()) -> None:
-        super().__init__([env], name, lanes, measures, tolerant=True)
-        assert self._watch is not None, "it is tolerant"
+        super().__init__([env], name, lanes, measures, fault_tolerant=True)
+        assert self._watch is not None, "it is fault-tolerant"
         self.first, self.after = self._first, self._step
         self._judge, self._notes = self._watch.judge, self._watch.notes
         self._advance_one, (row,) = self._advance[0], self._step.next_obs

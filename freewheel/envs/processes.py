@@ -20,7 +20,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from typing_extensions import override
 
 from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, SeedStream
-from freewheel.envs.lane import Lane, Rows, survey, whereabouts
+from freewheel.envs.lane import Lane, LaneBuffers, survey, whereabouts
 from freewheel.envs.spaces import Layout
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
@@ -192,10 +192,10 @@ class _Lanes(GymVector):
     def _able(self, spec: EnvSpec) -> EnvSpec:
         return spec
 
-    def condition(self, context: NDArray) -> None:
-        self._spec.admit(context)
+    def set_context(self, context: NDArray) -> None:
+        self._spec.check_context(context)
         if not np.array_equal(context, self._told):
-            self._vector.ask("condition", context)
+            self._vector.ask("set_context", context)
             self._told = context
 
 
@@ -253,7 +253,7 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         self.metadata = {"render_modes": [], "lane_seeds": True}
         columns = layout.observation
         first, successor = np.zeros((2, columns.size), columns.dtype)
-        self._rows = Rows(first, successor, np.zeros(len(measures), np.float32))
+        self._rows = LaneBuffers(first, successor, np.zeros(len(measures), np.float32))
         self._plain: Callable[[Any], Any] = int if layout.action.spec.kind == "discrete" else lambda action: action
         low, high = (0, 255) if columns.dtype == "uint8" else (-np.inf, np.inf)
         self.observation_space = spaces.Box(low, high, (columns.size,), np.dtype(columns.dtype).type)
@@ -269,9 +269,9 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         settle()
         return None
 
-    def condition(self, context: NDArray) -> None:
+    def set_context(self, context: NDArray) -> None:
         assert self._lane is not None, "build comes first"
-        self._lane.condition(context)
+        self._lane.set_context(context)
 
     @override
     def reset(

@@ -64,8 +64,8 @@ class GymVector:
     def spec(self) -> EnvSpec:
         return self._spec
 
-    def condition(self, context: NDArray) -> None:
-        self._spec.admit(context)
+    def set_context(self, context: NDArray) -> None:
+        self._spec.check_context(context)
         self._context = {"contexts": context} if context.size else {}
 
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
@@ -84,7 +84,7 @@ class GymVector:
                 self._insist_on_numbers()
         return replace(self._step, reset_ns=reset_ns) if reset_ns else self._step
 
-    def renew(self) -> NDArray:
+    def autoreset(self) -> NDArray:
         if self._mode is AutoresetMode.DISABLED and self._ended.any():
             with self._blaming("reset"):
                 options = {"reset_mask": self._ended.copy(), **self._context}

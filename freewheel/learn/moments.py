@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freewheel.core import NDArray, Transitions, host
+from freewheel.core import NDArray, Transitions, to_numpy
 from freewheel.policies.spec import Start
 
 
-class Moments:
+class RunningMoments:
     """Mean and variance of all rows ever added, a column each."""
 
     def __init__(self, columns: int, start: Start | None = None) -> None:
@@ -45,13 +45,13 @@ class Moments:
 
 
 def _known(start: Start) -> NDArray:
-    """The state of Moments that have seen what the statistics among these weights were taken from."""
-    mean, scale = (np.asarray(host(start.params[f"norm.{name}"]), np.float64) for name in ("mean", "scale"))
+    """The state of RunningMoments that have seen what the statistics among these weights were taken from."""
+    mean, scale = (np.asarray(to_numpy(start.params[f"norm.{name}"]), np.float64) for name in ("mean", "scale"))
     return np.concatenate([mean, start.rows * np.maximum(scale**-2 - 1e-8, 0.0), [start.rows]])
 
 
-class TensorMoments:
-    """Moments of rows on a device, kept there: nothing waits for them."""
+class TensorRunningMoments:
+    """RunningMoments of rows on a device, kept there: nothing waits for them."""
 
     def __init__(self, columns: int, device: str, start: Start | None = None) -> None:
         self.count, self.mean, self.square = (
@@ -74,7 +74,7 @@ class TensorMoments:
         return self.mean.float(), deviation.reciprocal().float()
 
     def state(self) -> NDArray:
-        """As Moments has it."""
+        """As RunningMoments has it."""
         parts = [self.mean, self.square, self.count[None]]
         return np.asarray(torch.cat(parts).cpu())
 
@@ -88,7 +88,7 @@ class ReturnScale:
     """How large discounted returns are: every lane's running return, followed over its rows in order."""
 
     def __init__(self, lanes: int, gamma: float) -> None:
-        self.moments = Moments(1)
+        self.moments = RunningMoments(1)
         self._gamma = gamma
         self.running = np.zeros(lanes)
 

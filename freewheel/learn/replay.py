@@ -33,11 +33,11 @@ class Columns:
         obs, action, reward, terminated, known, next_obs = rows.split(sizes, dim=-1)
         return Batch(obs, action, reward.squeeze(-1), terminated.squeeze(-1), known.squeeze(-1), next_obs)
 
-    def pack(self, data: Transitions[Any], device: torch.device | str, *, finals: bool = True) -> Tensor:
-        """The valid rows [n, width] of [T, B] transitions. finals: the successor of an episode's last row is known."""
+    def pack(self, data: Transitions[Any], device: torch.device | str, *, has_final_obs: bool = True) -> Tensor:
+        """The valid rows [n, width] of [T, B] transitions. has_final_obs: the successor of an episode's last row is known."""
         numpy = isinstance(data.obs, np.ndarray)
         obs, action, reward, terminated, truncated, next_obs, valid = map(torch.as_tensor, _fields(data))
-        known = torch.ones_like(reward) if finals else (~(terminated | truncated)).float()
+        known = torch.ones_like(reward) if has_final_obs else (~(terminated | truncated)).float()
         parts = (obs.float(), action, _column(reward), _column(terminated), _column(known), next_obs.float())
         rows = torch.cat(parts, dim=-1).flatten(0, 1)
         if numpy and not bool(valid.all()):  # device worlds have no gaps, and a look would be a wait

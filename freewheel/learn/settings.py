@@ -11,14 +11,14 @@ from freewheel.core import Compile
 from freewheel.errors import UsageError
 
 if TYPE_CHECKING:
-    from freewheel.core import Clocks, Learner
+    from freewheel.core import Learner, MakeExecutor
     from freewheel.policies.spec import PolicySpec, Start
 
 Schedule = Literal["constant", "linear"]
 
 
-class InTurn:
-    """Answers at once, in turn with everything else. Implements core.Clock, and as a class core.Clocks."""
+class SerialExecutor:
+    """Answers at once, in turn with everything else. Implements core.Executor, and as a class core.MakeExecutor."""
 
     busy = False
 
@@ -41,7 +41,7 @@ def _patiently() -> None:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class LearnerSpec:
     """What a learner is told about the run it belongs to."""
 
     policy: PolicySpec
@@ -55,10 +55,10 @@ class Assignment:
     compile: Compile = "off"
     algo: str = "ppo"
     world: str = ""  # its name, by which known rules of it are found
-    tensors: bool = False  # whether rows come as tensors, from a batched simulator
+    batched_on_device: bool = False  # whether rows come as tensors, from a batched simulator
     start: Start | None = None  # weights to begin with; None: drawn
-    finals: bool = True  # whether the true successor of an episode's last row is known
-    clocks: Clocks = InTurn  # how a part of the learner gets a clock of its own
+    has_final_obs: bool = True  # whether the true successor of an episode's last row is known
+    clocks: MakeExecutor = SerialExecutor  # how a part of the learner gets a clock of its own
     waiting: Callable[[], None] = _patiently  # called while a learner waits; what it raises ends the wait
 
 
@@ -122,17 +122,17 @@ class PPOConfig:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"ppo.{name} must not be negative, but is {getattr(self, name)}")
 
-    def describe(self, task: Assignment) -> str:
+    def describe(self, task: LearnerSpec) -> str:
         """The plan for a person."""
         return f"{self.epochs} epochs of minibatches of {min(self.minibatch, task.rows)}"
 
-    def build(self, assignment: Assignment) -> Learner:
+    def build(self, assignment: LearnerSpec) -> Learner:
         """The learner; imports torch."""
-        if assignment.tensors:
-            from freewheel.learn.ppo_device import DevicePPO
+        if assignment.batched_on_device:
+            from freewheel.learn.ppo.device_learner import DevicePPO
 
             return DevicePPO(self, assignment)
-        from freewheel.learn.ppo import PPO
+        from freewheel.learn.ppo.learner import PPO
 
         return PPO(self, assignment)
 
@@ -183,11 +183,11 @@ class SACConfig:
                 f"{name}.buffer {self.buffer} cannot hold the {self.learning_starts} rows of learning_starts"
             )
 
-    def rows_kept(self, task: Assignment) -> int:
+    def rows_kept(self, task: LearnerSpec) -> int:
         """What the replay buffer holds: no more than the run will bring."""
         return self.buffer if task.total_steps is None else min(self.buffer, task.total_steps + 2 * task.rows)
 
-    def describe(self, task: Assignment) -> str:
+    def describe(self, task: LearnerSpec) -> str:
         """The plan for a person."""
         rows, width = self.rows_kept(task), 2 * task.policy.obs_size + task.policy.action_size + 3
         replay = f"replay of {rows:,} rows ({4 * rows * width / 2**20:,.0f} MB)"
@@ -198,9 +198,9 @@ class SACConfig:
         """Updates per row."""
         return self.updates_per_row if self.replay_ratio is None else self.replay_ratio / self.batch
 
-    def build(self, assignment: Assignment) -> Learner:
+    def build(self, assignment: LearnerSpec) -> Learner:
         """The learner; imports torch."""
-        from freewheel.learn.sac import SAC
+        from freewheel.learn.sac.learner import SAC
 
         return SAC(self, assignment)
 
@@ -264,13 +264,13 @@ class MBPOConfig(SACConfig):
                 "mbpo.rollout_schedule is FROM_ROW TO_ROW FROM_STEPS TO_STEPS, each pair rising, steps from 1"
             )
 
-    def describe(self, task: Assignment) -> str:
+    def describe(self, task: LearnerSpec) -> str:
         """The plan for a person."""
         sizes = " - ".join(map(str, self.model_hidden))
         return f"{super().describe(task)}; {self.members} models of {sizes}, fitted every {self.model_every} rows"
 
-    def build(self, assignment: Assignment) -> Learner:
+    def build(self, assignment: LearnerSpec) -> Learner:
         """The learner; imports torch."""
-        from freewheel.learn.mbpo import MBPO
+        from freewheel.learn.mbpo.learner import MBPO
 
         return MBPO(self, assignment)

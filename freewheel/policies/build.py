@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from freewheel.policies.actor import NumpyActor
+from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.recipe import MakeActor
+from freewheel.rollout.factory import MakeActor
 
 
 def make_actor(policy: PolicySpec) -> MakeActor:
@@ -20,6 +20,6 @@ def make_actor(policy: PolicySpec) -> MakeActor:
 
 def make_tensor_actor(policy: PolicySpec, device: str, seed: int) -> MakeActor:
     """For worlds on tensors."""
-    from freewheel.policies.tensor import TensorActor
+    from freewheel.policies.device_actor import TensorActor
 
     return functools.partial(TensorActor, policy, device, seed)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from freewheel.core import Array, Decision, NDArray, Snapshot, host
+from freewheel.core import Array, Decision, NDArray, Snapshot, to_numpy
 from freewheel.errors import SetupError
-from freewheel.policies.actor import EDGE, HALF_LOG_2PI
-from freewheel.policies.single import MASKED
+from freewheel.policies.fast_categorical import MASKED
+from freewheel.policies.numpy_actor import EDGE, HALF_LOG_2PI
 from freewheel.policies.spec import (
     LOG_STD,
     Columns,
@@ -141,7 +141,7 @@ class PolicyNet:
                 what = f"{name} is {theirs} there and {ours} here"
                 raise SetupError(f"the weights to begin with are another network's: {what}; choose the same policy")
         for name, view in views.items():
-            view[...] = host(params[name])
+            view[...] = to_numpy(params[name])
         self.push()
 
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
@@ -232,7 +232,7 @@ class TorchActor:
 
     def load(self, snapshot: Snapshot) -> None:
         for name, view in self.net.params.views.items():
-            view[...] = host(snapshot.params[name])
+            view[...] = to_numpy(snapshot.params[name])
 
     @torch.no_grad()
     def act(self, obs: NDArray, rng: np.random.Generator, *, greedy: bool = False) -> Decision:

@@ -48,7 +48,7 @@ class PolicyConfig:
         if (head == "categorical") != discrete:
             raise SetupError(f"policy.head {head} does not fit the {env.action.kind} actions of {env.name}; use auto")
         if head == "squashed" and not all(math.isfinite(bound) for bound in (*env.action.low, *env.action.high)):
-            remedy = ": give --action-bounds" if env.tensors else ""
+            remedy = ": give --action-bounds" if env.batched_on_device else ""
             raise SetupError(
                 f"policy.head squashed needs finite action bounds; those of {env.name} are infinite{remedy}"
             )

@@ -1,1 +1,1 @@
-"""Acting: how one Env of B lanes is driven, and the Recipe that travels to where it is driven."""
+"""Acting: how one Env of B lanes is driven, and the RunnerFactory that travels to where it is driven."""

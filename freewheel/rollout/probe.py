@@ -36,7 +36,7 @@ def step_cost(env: Env, seed: int, *, steps: int = 50, limit: float = 0.3) -> St
     env.step(random_actions(env.spec, obs, rng))  # warm-up
     taken, wall, began, cpu_began = 0, 0.0, perf_counter(), process_time()
     while taken < steps and wall < limit:
-        env.step(random_actions(env.spec, env.renew(), rng))
+        env.step(random_actions(env.spec, env.autoreset(), rng))
         taken, wall = taken + 1, perf_counter() - began
     rows = taken * env.spec.lanes
     return StepCost(wall / rows, (process_time() - cpu_began) / rows)

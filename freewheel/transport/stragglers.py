@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from freewheel.core import WORKER_TIME, Episode, NDArray
-from freewheel.transport.pulse import RESET, STEP, Pulse
+from freewheel.transport.shm.heartbeats import RESET, STEP, Heartbeats
 
 WINDOW = 5.0  # seconds over which steps are averaged
 SLOW = 10.0  # times the median of the others
@@ -21,8 +21,8 @@ BUSY = [WORKER_TIME.index("step"), WORKER_TIME.index("reset")]
 class Stragglers:
     """Looks at counters that the workers keep anyway."""
 
-    def __init__(self, pulse: Pulse, times: NDArray) -> None:
-        self._pulse, self._times = pulse, times  # [W, len(WORKER_TIME)] ns, of all incarnations
+    def __init__(self, heartbeats: Heartbeats, times: NDArray) -> None:
+        self._heartbeats, self._times = heartbeats, times  # [W, len(WORKER_TIME)] ns, of all incarnations
         workers = len(times)
         self._past: deque[tuple[float, NDArray, NDArray]] = deque()
         self._named: set[int] = set()
@@ -51,12 +51,12 @@ class Stragglers:
 
     def table(self) -> list[dict[str, Any]]:
         """Each worker's means over the whole run."""
-        steps = np.maximum(self._pulse.memory["steps"], 1)
+        steps = np.maximum(self._heartbeats.memory["steps"], 1)
         step, reset = (self._times[:, kind] * 1e-9 for kind in BUSY)
         return [
             {
                 "worker": worker,
-                "steps": int(self._pulse.memory["steps"][worker]),
+                "steps": int(self._heartbeats.memory["steps"][worker]),
                 "step_s": float(step[worker] / steps[worker]),
                 "reset_s": float(reset[worker] / max(count, 1)),
                 "episodes": int(count),
@@ -80,7 +80,7 @@ class Stragglers:
         """Time is booked when a fragment is closed: only then are steps counted, or the two would not belong together."""
         busy = self._times[:, BUSY].sum(axis=1)
         booked = busy != self._busy
-        self._busy[booked], self._steps[booked] = busy[booked], self._pulse.memory["steps"][booked]
+        self._busy[booked], self._steps[booked] = busy[booked], self._heartbeats.memory["steps"][booked]
 
     def _look(self) -> None:
         self._align()
@@ -94,7 +94,7 @@ class Stragglers:
         (_, steps_then, busy_then), (_, steps, busy) = self._past[0], self._past[-1]
         taken = steps - steps_then
         mean = np.where(taken > 0, (busy - busy_then) / np.maximum(taken, 1), busy / np.maximum(steps, 1)) * 1e-9
-        phase, age = self._pulse.memory["phase"].copy(), self._pulse.age()
+        phase, age = self._heartbeats.memory["phase"].copy(), self._heartbeats.age()
         lasting = np.where(((phase == STEP) | (phase == RESET)) & (age >= NOTICE), age, 0.0)
         return np.asarray(np.maximum(mean, lasting / (taken + 1)))
 

@@ -6,11 +6,11 @@ from typing import Any
 
 #: What gymnasium.register takes, by id.
 WORLDS: dict[str, dict[str, Any]] = {
-    "freewheel/RoughDrone-v0": {"entry_point": "freewheel.worlds.drone:RoughDrone"},
+    "freewheel/RoughDrone-v0": {"entry_point": "freewheel.worlds.drone.env:RoughDrone"},
     "freewheel/Straggler-v0": {"entry_point": "freewheel.worlds.straggler:Straggler"},
     "freewheel/Cage2-v0": {
-        "entry_point": "freewheel.worlds.cage2:Cage2",
-        "vector_entry_point": "freewheel.worlds.cage2:Cage2Vector",
+        "entry_point": "freewheel.worlds.cage2.env:Cage2",
+        "vector_entry_point": "freewheel.worlds.cage2.env:Cage2Vector",
         "max_episode_steps": 100,
     },
 }

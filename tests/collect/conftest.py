@@ -11,11 +11,11 @@ from freewheel.core import Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, actor_layout, full_layout, initialise
-from freewheel.rollout.job import Job, Limits
-from freewheel.rollout.recipe import Recipe
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.spec import CollectSpec, Timeouts
 from freewheel.seeding import generator
 
-WORLD = GymConfig(id="freewheel.testing:Drifting", args={"n": 4, "length": 5})
+WORLD = GymConfig(id="freewheel.testing.worlds:Drifting", args={"n": 4, "length": 5})
 
 
 @pytest.fixture(scope="session")
@@ -26,18 +26,18 @@ def policy() -> PolicySpec:
 
 
 @pytest.fixture
-def recipe(policy: PolicySpec) -> Recipe:
-    return Recipe(WORLD.make, make_actor(policy), seed=3)
+def recipe(policy: PolicySpec) -> RunnerFactory:
+    return RunnerFactory(WORLD.make, make_actor(policy), seed=3)
 
 
 @pytest.fixture
-def job(policy: PolicySpec) -> Callable[..., Job]:
+def job(policy: PolicySpec) -> Callable[..., CollectSpec]:
     """So many steps of each of so many lanes an update."""
 
-    def work(steps: int, lanes: int = 1, limits: Limits | None = None) -> Job:
+    def work(steps: int, lanes: int = 1, limits: Timeouts | None = None) -> CollectSpec:
         env = WORLD.make(range(1))
         env.close()
-        return Job(replace(env.spec, lanes=lanes), steps, actor_layout(policy), limits or Limits())
+        return CollectSpec(replace(env.spec, lanes=lanes), steps, actor_layout(policy), limits or Timeouts())
 
     return work
 

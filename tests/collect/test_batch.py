@@ -9,20 +9,20 @@ import pytest
 
 from freewheel.collect.batch import Batch, BatchConfig, Releases
 from freewheel.core import Snapshot
-from freewheel.learn.settings import Assignment, PPOConfig
+from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.job import Job
-from freewheel.rollout.recipe import Recipe
-from freewheel.transport.channel import Tally
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.spec import CollectSpec
+from freewheel.transport.shm.channel import Tally
 
 Weights = Callable[[int], Snapshot]
 
 
 @pytest.mark.parametrize(("workers", "fragment"), [(1, None), (2, None), (4, 3)])
 def test_batches_come_whole_in_order_and_one_version_behind(
-    recipe: Recipe, snapshot: Weights, job: Callable[..., Job], workers: int, fragment: int | None
+    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec], workers: int, fragment: int | None
 ) -> None:
     config = BatchConfig(workers=workers, envs_per_worker=4 // workers, num_envs=4, collection_batch_size=fragment)
     with config.build(recipe, job(7, lanes=4)) as collector:
@@ -35,7 +35,9 @@ def test_batches_come_whole_in_order_and_one_version_behind(
             assert lanes == sorted(lanes)
 
 
-def test_workers_are_one_batch_ahead_and_no_more(recipe: Recipe, snapshot: Weights, job: Callable[..., Job]) -> None:
+def test_workers_are_one_batch_ahead_and_no_more(
+    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]
+) -> None:
     with BatchConfig(workers=2, envs_per_worker=2, num_envs=4).build(recipe, job(7, lanes=4)) as collector:
         collector.publish(snapshot(0), 0)
         assert isinstance(collector, Batch)
@@ -46,8 +48,10 @@ def test_workers_are_one_batch_ahead_and_no_more(recipe: Recipe, snapshot: Weigh
         assert (rows.produced, rows.queued, rows.open) == (56, 0, 0)
 
 
-def weights_after(recipe: Recipe, policy: PolicySpec, job: Job, config: BatchConfig, updates: int) -> bytes:
-    task = Assignment(policy=policy, rows=28, lanes=4, seed=0, total_steps=None)
+def weights_after(
+    recipe: RunnerFactory, policy: PolicySpec, job: CollectSpec, config: BatchConfig, updates: int
+) -> bytes:
+    task = LearnerSpec(policy=policy, rows=28, lanes=4, seed=0, total_steps=None)
     learner = PPOConfig(epochs=2, minibatch=14).build(task)
     lags = []
     with config.build(recipe, job) as collector:
@@ -60,7 +64,9 @@ def weights_after(recipe: Recipe, policy: PolicySpec, job: Job, config: BatchCon
     return b"".join(np.asarray(value).tobytes() for value in learner.snapshot().params.values())
 
 
-def test_it_is_repeatable_bit_for_bit(recipe: Recipe, policy: PolicySpec, job: Callable[..., Job]) -> None:
+def test_it_is_repeatable_bit_for_bit(
+    recipe: RunnerFactory, policy: PolicySpec, job: Callable[..., CollectSpec]
+) -> None:
     """Also when it travels in other fragments: who is faster must not show."""
     whole = BatchConfig(workers=2, envs_per_worker=2, num_envs=4)
     parts = BatchConfig(workers=2, envs_per_worker=2, num_envs=4, collection_batch_size=2)
@@ -68,7 +74,7 @@ def test_it_is_repeatable_bit_for_bit(recipe: Recipe, policy: PolicySpec, job: C
     assert len(runs) == 1
 
 
-def test_the_place_of_a_worker_that_is_gone_is_filled_by_the_others(job: Callable[..., Job]) -> None:
+def test_the_place_of_a_worker_that_is_gone_is_filled_by_the_others(job: Callable[..., CollectSpec]) -> None:
     """Three workers of two lanes, seven steps: 14 rows each a batch."""
     releases = Releases(3, 2, job(7, lanes=6), 7)
     try:
@@ -88,7 +94,7 @@ def test_the_place_of_a_worker_that_is_gone_is_filled_by_the_others(job: Callabl
         releases.close()
 
 
-def test_rows_that_failures_took_are_made_up_for(job: Callable[..., Job]) -> None:
+def test_rows_that_failures_took_are_made_up_for(job: Callable[..., CollectSpec]) -> None:
     releases = Releases(1, 2, job(7, lanes=2), 7)
     try:
         releases.post(0)

@@ -16,10 +16,10 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.job import Job
-from freewheel.rollout.recipe import Recipe
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.spec import CollectSpec
 from freewheel.seeding import training_episodes
-from freewheel.testing import Drifting
+from freewheel.testing.worlds import Drifting
 
 Weights = Callable[[int], Snapshot]
 LIMIT = 20.0  # seconds for anything that should happen at once
@@ -48,16 +48,16 @@ class Stage:
         first, second = (training_episodes(3, lane).seed(0) for lane in range(2))
         gates = {first: (0, str(self.start)), second: (2, str(self.gate))}
         world = GymConfig(id="Gated", args={"gates": gates}, factory=Gated)
-        self._recipe = Recipe(world.make, make_actor(policy), seed=3)
+        self._recipe = RunnerFactory(world.make, make_actor(policy), seed=3)
 
     @contextmanager
-    def playing(self, config: ContinuousConfig, job: Job, first: Snapshot) -> Iterator[Continuous]:
+    def playing(self, config: ContinuousConfig, job: CollectSpec, first: Snapshot) -> Iterator[Continuous]:
         """Until lane 1 is at its gate; then lane 0 is let go."""
         with config.build(self._recipe, job) as collector:
             assert isinstance(collector, Continuous)
             collector.publish(first, 0)
             deadline = time.monotonic() + LIMIT
-            while collector.fleet.pulse.memory["steps"][1] < 2 and time.monotonic() < deadline:
+            while collector.pool.heartbeats.memory["steps"][1] < 2 and time.monotonic() < deadline:
                 time.sleep(0.001)
             self.start.touch()
             yield collector
@@ -79,7 +79,9 @@ def gather(collector: Continuous, rows: int) -> list[Any]:
 TWO = ContinuousConfig(workers=2, envs_per_worker=1, num_envs=2, max_lag=1, collection_batch_size=4)
 
 
-def test_workers_stop_where_the_credits_end(recipe: Recipe, snapshot: Weights, job: Callable[..., Job]) -> None:
+def test_workers_stop_where_the_credits_end(
+    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]
+) -> None:
     """(max_lag + 1) × S rows and not one more, until the learner is through with some."""
     with TWO.build(recipe, job(8, lanes=2)) as collector:
         collector.publish(snapshot(0), 0)
@@ -94,7 +96,7 @@ def test_workers_stop_where_the_credits_end(recipe: Recipe, snapshot: Weights, j
 
 
 def test_a_step_that_lasts_is_waited_for_then_passed_over_and_its_row_dropped(
-    stage: Stage, snapshot: Weights, job: Callable[..., Job]
+    stage: Stage, snapshot: Weights, job: Callable[..., CollectSpec]
 ) -> None:
     """The rows it had finished are taken from its open fragment; only the one it was stepping comes too late."""
     config = ContinuousConfig(
@@ -123,7 +125,9 @@ def test_a_step_that_lasts_is_waited_for_then_passed_over_and_its_row_dropped(
         assert all(chunk.origin.sequence > from_held[-1].origin.sequence + 1 for chunk in late), "no joint over the gap"
 
 
-def test_within_its_patience_a_step_holds_the_gate(stage: Stage, snapshot: Weights, job: Callable[..., Job]) -> None:
+def test_within_its_patience_a_step_holds_the_gate(
+    stage: Stage, snapshot: Weights, job: Callable[..., CollectSpec]
+) -> None:
     config = ContinuousConfig(
         workers=2, envs_per_worker=1, num_envs=2, max_lag=0, collection_batch_size=4, patience=1e9
     )
@@ -138,7 +142,7 @@ def test_within_its_patience_a_step_holds_the_gate(stage: Stage, snapshot: Weigh
         assert collector.rows().dropped == {}
 
 
-def test_new_weights_close_a_fragment(stage: Stage, snapshot: Weights, job: Callable[..., Job]) -> None:
+def test_new_weights_close_a_fragment(stage: Stage, snapshot: Weights, job: Callable[..., CollectSpec]) -> None:
     config = ContinuousConfig(workers=2, envs_per_worker=1, num_envs=2, max_lag=4, collection_batch_size=50)
     with stage.playing(config, job(100, lanes=2), snapshot(0)) as collector:
         gather(collector, 50)
@@ -174,7 +178,7 @@ def test_what_can_be_set() -> None:
     ],
 )
 def test_fragments_and_slots(
-    job: Callable[..., Job], steps: int, config: dict[str, int], fragment: int, slots: int
+    job: Callable[..., CollectSpec], steps: int, config: dict[str, int], fragment: int, slots: int
 ) -> None:
     size = ContinuousConfig(workers=4, envs_per_worker=1, num_envs=4, **config).size(job(steps, lanes=4))  # type: ignore[arg-type]
     assert (size.workers, size.steps, size.slots) == (4, fragment, slots)

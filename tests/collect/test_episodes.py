@@ -11,22 +11,22 @@ import pytest
 from freewheel.collect.episodes import SLOTS, Episodes, EpisodesConfig
 from freewheel.core import Chunk, Snapshot
 from freewheel.errors import UsageError
-from freewheel.learn.settings import Assignment, PPOConfig
+from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.job import Job
-from freewheel.rollout.recipe import Recipe
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.spec import CollectSpec
 from freewheel.seeding import training_episodes
-from freewheel.transport.pulse import WAIT
-from freewheel.transport.tickets import NONE
+from freewheel.transport.shm.heartbeats import WAIT
+from freewheel.transport.shm.tickets import NONE
 
 Weights = Callable[[int], Snapshot]
 
 
 @pytest.mark.parametrize("fragment", [2, 128])
 def test_a_chunk_is_one_whole_episode_and_none_is_played_twice(
-    recipe: Recipe, snapshot: Weights, job: Callable[..., Job], fragment: int
+    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec], fragment: int
 ) -> None:
     config = EpisodesConfig(workers=3, num_envs=3, collection_batch_size=fragment)
     chunks: list[Chunk[Any]] = []
@@ -52,7 +52,7 @@ def test_a_chunk_is_one_whole_episode_and_none_is_played_twice(
 
 
 def test_one_version_an_episode_though_it_travels_in_parts(
-    recipe: Recipe, snapshot: Weights, job: Callable[..., Job]
+    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]
 ) -> None:
     config = EpisodesConfig(workers=3, num_envs=3, collection_batch_size=1)
     with config.build(recipe, job(700, lanes=3)) as collector:
@@ -65,20 +65,22 @@ def test_one_version_an_episode_though_it_travels_in_parts(
 
 
 def test_who_waits_for_a_slot_keeps_the_ticket_it_has_drawn(
-    recipe: Recipe, snapshot: Weights, job: Callable[..., Job]
+    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]
 ) -> None:
     """Four episodes wait, and the fifth has begun: should its worker die now, another has to play it."""
     with EpisodesConfig(workers=3, num_envs=3).build(recipe, job(7000, lanes=3)) as collector:
         assert isinstance(collector, Episodes)
         collector.publish(snapshot(0), 0)
-        phases, deadline = collector.fleet.pulse.memory["phase"], time.monotonic() + 20.0
+        phases, deadline = collector.pool.heartbeats.memory["phase"], time.monotonic() + 20.0
         while (collector.rows().produced < 3 * SLOTS * 5 or (phases != WAIT).any()) and time.monotonic() < deadline:
             time.sleep(0.001)
         drawn = collector._tickets.memory["ticket"].tolist()
         assert (NONE not in drawn, len(set(drawn)), max(drawn)) == (True, 3, 3 * SLOTS + 2)
 
 
-def test_a_wave_begins_when_the_last_one_has_ended(recipe: Recipe, snapshot: Weights, job: Callable[..., Job]) -> None:
+def test_a_wave_begins_when_the_last_one_has_ended(
+    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]
+) -> None:
     with EpisodesConfig(workers=3, num_envs=3, wave=True).build(recipe, job(7, lanes=3)) as collector:
         collector.publish(snapshot(0), 0)
         for wave in range(4):
@@ -89,9 +91,11 @@ def test_a_wave_begins_when_the_last_one_has_ended(recipe: Recipe, snapshot: Wei
             assert collector.rows().produced == 15 * (wave + 1), "nobody has begun the next one"
 
 
-def test_an_update_may_be_so_many_episodes(recipe: Recipe, policy: PolicySpec, job: Callable[..., Job]) -> None:
+def test_an_update_may_be_so_many_episodes(
+    recipe: RunnerFactory, policy: PolicySpec, job: Callable[..., CollectSpec]
+) -> None:
     config = EpisodesConfig(workers=3, num_envs=3, episodes_per_update=4)
-    task = Assignment(policy=policy, rows=21, lanes=3, seed=0, total_steps=None, episodes=4)
+    task = LearnerSpec(policy=policy, rows=21, lanes=3, seed=0, total_steps=None, episodes=4)
     learner = PPOConfig(epochs=1).build(task)
     with config.build(recipe, job(7, lanes=3)) as collector:
         for tick in loop(collector, learner, Meter(workers=3)):
@@ -103,9 +107,11 @@ def test_an_update_may_be_so_many_episodes(recipe: Recipe, policy: PolicySpec, j
         assert begun <= (3 + 10) * 4, "credits are episodes: three updates' worth ahead"
 
 
-def test_a_lag_that_was_asked_for_is_held(recipe: Recipe, policy: PolicySpec, job: Callable[..., Job]) -> None:
+def test_a_lag_that_was_asked_for_is_held(
+    recipe: RunnerFactory, policy: PolicySpec, job: Callable[..., CollectSpec]
+) -> None:
     config = EpisodesConfig(workers=4, num_envs=4, max_lag=1, collection_batch_size=2)
-    task = Assignment(policy=policy, rows=28, lanes=4, seed=0, total_steps=None, max_lag=1)
+    task = LearnerSpec(policy=policy, rows=28, lanes=4, seed=0, total_steps=None, max_lag=1)
     learner = PPOConfig(epochs=1).build(task)
     lags = []
     with config.build(recipe, job(7, lanes=4)) as collector:

@@ -13,28 +13,28 @@ import pytest
 
 from freewheel.collect.lockstep import BARRIER, LockstepConfig, processes_pay
 from freewheel.collect.sequential import SequentialConfig
-from freewheel.conformance import check_collector
 from freewheel.core import Chunk, Env, Snapshot
 from freewheel.envs.gym import GymConfig, GymLoop
 from freewheel.errors import EnvError
-from freewheel.rollout.job import Job
+from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.probe import StepCost
-from freewheel.rollout.recipe import Recipe
-from freewheel.testing import Counter, Crawls, Raises
+from freewheel.rollout.spec import CollectSpec
+from freewheel.testing.conformance import check_collector
+from freewheel.testing.worlds import Counter, Crawls, Raises
 
 
 @pytest.mark.parametrize("placement", ["inline", "processes"])
 def test_it_keeps_the_promises_of_a_collector(
-    recipe: Recipe,
+    recipe: RunnerFactory,
     snapshot: Callable[[int], Snapshot],
-    job: Callable[[int], Job],
+    job: Callable[[int], CollectSpec],
     placement: Literal["inline", "processes"],
 ) -> None:
     check_collector(lambda: LockstepConfig(3, placement).build(recipe, job(7)), snapshot)
 
 
 def test_it_collects_what_sequential_collects(
-    recipe: Recipe, snapshot: Callable[[int], Snapshot], job: Callable[[int], Job]
+    recipe: RunnerFactory, snapshot: Callable[[int], Snapshot], job: Callable[[int], CollectSpec]
 ) -> None:
     def collected(config: SequentialConfig | LockstepConfig) -> list[Chunk[Any]]:
         with config.build(recipe, job(6)) as collector:
@@ -61,7 +61,7 @@ class Asked:
         self.calls: list[tuple[int, bool]] = []
         self.open = 0
 
-    def __call__(self, lanes: range, *, processes: bool = False, tolerant: bool = False) -> Env:
+    def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env:
         self.calls.append((len(lanes), processes))
         env = self.config.make(lanes)  # never in processes: who asked is all that matters here
         assert isinstance(env, GymLoop)

@@ -8,22 +8,22 @@ from dataclasses import replace
 import pytest
 
 from freewheel.collect.sequential import SequentialConfig
-from freewheel.conformance import check_collector
 from freewheel.core import Env, Snapshot
 from freewheel.envs.gym import GymLoop
-from freewheel.rollout.job import Job
-from freewheel.rollout.recipe import Recipe
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.spec import CollectSpec
+from freewheel.testing.conformance import check_collector
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_it_keeps_the_promises_of_a_collector(
-    recipe: Recipe, snapshot: Callable[[int], Snapshot], job: Callable[[int], Job], num_envs: int
+    recipe: RunnerFactory, snapshot: Callable[[int], Snapshot], job: Callable[[int], CollectSpec], num_envs: int
 ) -> None:
     check_collector(lambda: SequentialConfig(num_envs).build(recipe, job(7)), snapshot)
 
 
 def test_a_chunk_holds_these_steps_of_all_lanes(
-    recipe: Recipe, snapshot: Callable[[int], Snapshot], job: Callable[[int], Job]
+    recipe: RunnerFactory, snapshot: Callable[[int], Snapshot], job: Callable[[int], CollectSpec]
 ) -> None:
     with SequentialConfig(3).build(recipe, job(7)) as collector:
         collector.publish(snapshot(0), 0)
@@ -33,10 +33,10 @@ def test_a_chunk_holds_these_steps_of_all_lanes(
     assert [(episode.lane, episode.length) for episode in chunk.episodes] == [(0, 5), (1, 5), (2, 5)]
 
 
-def test_lanes_stay_in_this_process(recipe: Recipe, job: Callable[[int], Job]) -> None:
+def test_lanes_stay_in_this_process(recipe: RunnerFactory, job: Callable[[int], CollectSpec]) -> None:
     asked: list[tuple[range, bool]] = []
 
-    def make(lanes: range, *, processes: bool = False, tolerant: bool = False) -> Env:
+    def make(lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env:
         asked.append((lanes, processes))
         return recipe.make(lanes)
 

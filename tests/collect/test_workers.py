@@ -11,18 +11,18 @@ import pytest
 from freewheel.collect.batch import BatchConfig
 from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
-from freewheel.conformance import check_collector
+from freewheel.collect.serial import SerialConfig
 from freewheel.core import Chunk, Collector, Snapshot
 from freewheel.errors import SetupError, UsageError
-from freewheel.learn.settings import Assignment, PPOConfig
+from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.job import Job
-from freewheel.rollout.recipe import Recipe
-from freewheel.rollout.turns import InTurn
-from freewheel.transport.staff import StaffConfig
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.spec import CollectSpec
+from freewheel.testing.conformance import check_collector
+from freewheel.transport.workers import WorkersConfig
 
 Weights = Callable[[int], Snapshot]
 MODES: dict[str, ContinuousConfig | BatchConfig | EpisodesConfig] = {
@@ -40,20 +40,23 @@ MODES: dict[str, ContinuousConfig | BatchConfig | EpisodesConfig] = {
 
 @pytest.mark.parametrize("config", MODES.values(), ids=MODES.keys())
 def test_it_keeps_the_promises_of_a_collector(
-    recipe: Recipe, snapshot: Weights, job: Callable[..., Job], config: ContinuousConfig | BatchConfig | EpisodesConfig
+    recipe: RunnerFactory,
+    snapshot: Weights,
+    job: Callable[..., CollectSpec],
+    config: ContinuousConfig | BatchConfig | EpisodesConfig,
 ) -> None:
     check_collector(lambda: config.build(recipe, job(7, lanes=4)), snapshot, turns=30, every=1)
 
 
 @pytest.mark.parametrize("config", MODES.values(), ids=MODES.keys())
 def test_every_row_certifies_itself_and_every_update_has_its_rows(
-    recipe: Recipe,
+    recipe: RunnerFactory,
     policy: PolicySpec,
-    job: Callable[..., Job],
+    job: Callable[..., CollectSpec],
     config: ContinuousConfig | BatchConfig | EpisodesConfig,
 ) -> None:
     """Drifting: the right action moves on by one at every step, so rows that are torn, mixed or repeated show."""
-    task = Assignment(
+    task = LearnerSpec(
         policy=policy, rows=28, lanes=4, seed=0, total_steps=None, max_lag=getattr(config, "max_lag", None)
     )
     learner, meter = PPOConfig(epochs=1).build(task), Meter(workers=4)
@@ -89,21 +92,23 @@ def certify(chunk: Chunk[Any]) -> None:
     np.testing.assert_array_equal(steps[1:], np.where(over[:-1], 0, steps[:-1] + 1))
 
 
-def test_a_queue_that_cannot_fit_is_refused_before_anything_starts(recipe: Recipe, job: Callable[..., Job]) -> None:
+def test_a_queue_that_cannot_fit_is_refused_before_anything_starts(
+    recipe: RunnerFactory, job: Callable[..., CollectSpec]
+) -> None:
     config = ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4, max_queue_size=10**9)
     with pytest.raises(SetupError, match=r"a queue of 2 x 500000000 fragments takes .* GB of memory"):
         config.build(recipe, job(7, lanes=4))
 
 
-def test_a_recipe_that_cannot_travel_is_refused(recipe: Recipe, job: Callable[..., Job]) -> None:
+def test_a_recipe_that_cannot_travel_is_refused(recipe: RunnerFactory, job: Callable[..., CollectSpec]) -> None:
     class Stuck:
         def __reduce__(self) -> Any:
             raise TypeError("cannot pickle this")
 
-        def __call__(self, lanes: range, *, processes: bool = False, tolerant: bool = False) -> Any: ...
+        def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Any: ...
 
     with pytest.raises(SetupError, match="cannot be sent to another process"):
-        MODES["batch"].build(Recipe(Stuck(), recipe.actor, 0), job(7, lanes=4))
+        MODES["batch"].build(RunnerFactory(Stuck(), recipe.actor, 0), job(7, lanes=4))
 
 
 @pytest.mark.parametrize("mode", [ContinuousConfig, BatchConfig, EpisodesConfig])
@@ -114,17 +119,17 @@ def test_sizes_must_be_positive(mode: type[Any]) -> None:
 
 def test_every_mode_knows_its_place() -> None:
     """In turn, or on workers; the composition root tells them apart by this alone."""
-    from freewheel.config import MODES as ALL
+    from freewheel.config.resolve import MODES as ALL
 
-    assert {name: issubclass(mode, StaffConfig) for name, mode in ALL.items()} == {
-        name: not issubclass(mode, InTurn) for name, mode in ALL.items()
+    assert {name: issubclass(mode, WorkersConfig) for name, mode in ALL.items()} == {
+        name: not issubclass(mode, SerialConfig) for name, mode in ALL.items()
     }
 
 
-def test_leaving_early_and_twice(recipe: Recipe, job: Callable[..., Job]) -> None:
+def test_leaving_early_and_twice(recipe: RunnerFactory, job: Callable[..., CollectSpec]) -> None:
     """Before anything was published, nothing is produced, and the books are still there afterwards."""
     collector: Collector = MODES["continuous"].build(recipe, job(7, lanes=4))
     with collector:
         assert collector.collect(wait=False) == []
     assert collector.rows().produced == 0
-    assert collector.report()["worker_restarts"] == 0
+    assert collector.summary()["worker_restarts"] == 0

@@ -15,7 +15,7 @@ from freewheel.core import NO_CONTEXT, ActionSpec, NDArray, Slice
 from freewheel.envs.device import DeviceEnv
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import training_episodes
-from tests.envs.isaac_like import IsaacLike, Traps, start
+from tests.support.isaac_like import IsaacLike, Traps, start
 
 LANES, STEPS, SEED = 4, 300, 5
 SEEDS = [training_episodes(SEED, lane) for lane in range(LANES)]
@@ -51,11 +51,11 @@ def played(world: IsaacLike, steps: int = STEPS, bounds: float | None = None) ->
         assert step.valid.all()
         values = (obs, step.reward, step.terminated, step.truncated, step.next_obs, step.measures)
         rows.append([value.numpy().copy() for value in values])
-        obs = env.renew().clone()
+        obs = env.autoreset().clone()
     return Story(*(np.stack(column) for column in zip(*rows, strict=True)))
 
 
-def closed_form(steps: int = STEPS, *, finals: bool = True, shortest: int = 3) -> Story:
+def closed_form(steps: int = STEPS, *, has_final_obs: bool = True, shortest: int = 3) -> Story:
     """What the rows are, worked out for each lane and row alone. Columns of the policy, then those of the critic."""
     blank = (steps, LANES)
     story = Story(
@@ -69,7 +69,7 @@ def closed_form(steps: int = STEPS, *, finals: bool = True, shortest: int = 3) -
         over = t + 1 == shortest + lane
         story.obs[row, lane] = (x, t, x, t, episode)
         story.next_obs[row, lane] = (
-            (after, t + 1, after, t + 1, episode) if finals or not over else story.obs[row, lane]
+            (after, t + 1, after, t + 1, episode) if has_final_obs or not over else story.obs[row, lane]
         )
         story.reward[row, lane] = after / 2
         story.terminated[row, lane], story.truncated[row, lane] = over and episode % 2 == 1, over and episode % 2 == 0
@@ -97,15 +97,15 @@ def test_rows_are_what_happened(in_place: bool, views: bool, stale: bool, both_f
 @pytest.mark.parametrize("shortest", [3, 1])
 @pytest.mark.parametrize("in_place", [True, False])
 def test_where_finals_are_hidden_a_last_row_repeats_its_own_observation(in_place: bool, shortest: int) -> None:
-    world = IsaacLike(LANES, Traps(in_place=in_place, finals=False, shortest=shortest))
-    assert_same(played(world), closed_form(finals=False, shortest=shortest))
-    assert not DeviceEnv(world, "like").spec.finals
+    world = IsaacLike(LANES, Traps(in_place=in_place, has_final_obs=False, shortest=shortest))
+    assert_same(played(world), closed_form(has_final_obs=False, shortest=shortest))
+    assert not DeviceEnv(world, "like").spec.has_final_obs
 
 
 def test_a_final_observation_that_does_not_come_is_not_made_up_from_the_next_episode() -> None:
-    world = IsaacLike(LANES, Traps(finals=False))
+    world = IsaacLike(LANES, Traps(has_final_obs=False))
     world.cfg.compute_final_obs = True
-    assert_same(played(world), closed_form(finals=False))
+    assert_same(played(world), closed_form(has_final_obs=False))
 
 
 def test_the_world_overwrites_what_a_naive_reader_keeps() -> None:
@@ -113,12 +113,12 @@ def test_the_world_overwrites_what_a_naive_reader_keeps() -> None:
     world = IsaacLike(LANES)
     world.reset(seed=0)
     world.reset(seed=WORLD_SEED)
-    kept, told, finals = [], [], []
+    kept, told, has_final_obs = [], [], []
     for row in range(STEPS):
         obs, reward, terminated, truncated, extras = world.step(action_at(row))
         kept.append((obs["policy"], reward, terminated, truncated))
         told.append((reward.numpy().copy(), terminated.numpy().copy(), truncated.numpy().copy()))
-        finals.append(extras.get("final_obs", obs)["critic"].numpy().copy())
+        has_final_obs.append(extras.get("final_obs", obs)["critic"].numpy().copy())
     wanted = closed_form()
     for column, name in enumerate(("reward", "terminated", "truncated")):
         naive = np.stack([values[1 + column].numpy() for values in kept])
@@ -127,7 +127,7 @@ def test_the_world_overwrites_what_a_naive_reader_keeps() -> None:
     assert all((values[0] == kept[-1][0]).all() for values in kept)
     over = (wanted.terminated | wanted.truncated).any(1)
     assert not over.all()
-    stale = np.stack(finals)[~over] != wanted.next_obs[~over, :, 2:]
+    stale = np.stack(has_final_obs)[~over] != wanted.next_obs[~over, :, 2:]
     assert stale.any(), "final observations of earlier steps do not stay in extras"
 
 
@@ -138,7 +138,7 @@ def test_arrays_keep_their_addresses_and_renew_does_not_change_the_step() -> Non
     for row in range(20):
         step = env.step(action_at(row))
         told = step.next_obs.clone()
-        acted_on = env.renew()
+        acted_on = env.autoreset()
         assert acted_on is first
         assert torch.equal(step.next_obs, told)
         names = ("reward", "terminated", "truncated", "next_obs", "valid", "measures")
@@ -153,10 +153,10 @@ def test_a_step_is_out_of_the_worlds_reach() -> None:
     env.reset(SEEDS)
     step = env.step(action_at(0))
     fields_of_step = [getattr(step, name) for name in ("reward", "terminated", "truncated", "next_obs", "measures")]
-    told = [tensor.clone() for tensor in [*fields_of_step, env.renew()]]
+    told = [tensor.clone() for tensor in [*fields_of_step, env.autoreset()]]
     for tensor in [*vars(world._out).values(), *world.state_tensors(), *world.extras["measures"].values()]:
         tensor.fill_(1)
-    assert all(torch.equal(here, there) for here, there in zip([*fields_of_step, env.renew()], told, strict=True))
+    assert all(torch.equal(here, there) for here, there in zip([*fields_of_step, env.autoreset()], told, strict=True))
 
 
 def test_state_tensors_are_all_that_a_step_needs_to_be_repeated() -> None:
@@ -182,8 +182,8 @@ def test_a_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(*args: object, **more: object) -> NoReturn:
         raise AssertionError("this waits for the device")
 
-    for finals in (True, False):
-        env = DeviceEnv(IsaacLike(LANES, Traps(stale=False, finals=finals, bounds=(-1, 1))), "like")
+    for has_final_obs in (True, False):
+        env = DeviceEnv(IsaacLike(LANES, Traps(stale=False, has_final_obs=has_final_obs, bounds=(-1, 1))), "like")
         env.reset(SEEDS)
         actions = [action_at(row) for row in range(20)]
         with monkeypatch.context() as patch:
@@ -205,7 +205,7 @@ def test_a_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> N
                 patch.setattr(torch, name, refuse)
             for action in actions:
                 env.step(action)
-                env.renew()
+                env.autoreset()
 
 
 # ---------------------------------------------------------------------------------------------------------------- seeds
@@ -225,21 +225,21 @@ def test_one_seed_rules_the_simulation_and_the_first_reset_is_like_any_other() -
 
 def test_contexts_are_refused() -> None:
     env = DeviceEnv(IsaacLike(LANES), "like")
-    env.condition(NO_CONTEXT)
+    env.set_context(NO_CONTEXT)
     with pytest.raises(SetupError, match=r"^episodes of like cannot be told contexts: it is one simulation"):
-        env.condition(np.ones((3, 2), np.float32))
+        env.set_context(np.ones((3, 2), np.float32))
 
 
 def test_spec_says_what_the_world_is() -> None:
-    spec = DeviceEnv(IsaacLike(LANES), "like", single=True).spec
+    spec = DeviceEnv(IsaacLike(LANES), "like", one_per_process=True).spec
     assert (spec.name, spec.lanes, spec.obs_size, spec.obs_dtype) == ("like", LANES, 5, "float32")
     assert spec.slices == (Slice("policy", 0, 2, (2,)), Slice("critic", 2, 5, (3,)))
     assert spec.action == ActionSpec("box", 1, (-np.inf,), (np.inf,))
     assert spec.measures == ("position", "steps")
     assert spec.device == "cpu"
-    assert spec.single
-    assert spec.tensors
-    assert spec.finals
+    assert spec.one_per_process
+    assert spec.batched_on_device
+    assert spec.has_final_obs
 
 
 def test_nested_groups_become_columns_and_actor_means_policy() -> None:
@@ -323,7 +323,7 @@ def test_the_world_gets_an_action_of_its_own_without_a_graph(dtype: torch.dtype)
 
 
 class Lying(IsaacLike):
-    """Rewards have one column too many, the critic is missing, finals are overwritten by the reset, or it raises."""
+    """Rewards have one column too many, the critic is missing, has_final_obs are overwritten by the reset, or it raises."""
 
     def __init__(self, lie: str) -> None:
         super().__init__(LANES)
@@ -335,7 +335,7 @@ class Lying(IsaacLike):
         obs, reward, terminated, truncated, extras = super().step(action)
         if self.lie == "critic":
             del obs["critic"]
-        if self.lie == "finals":
+        if self.lie == "has_final_obs":
             extras["final_obs"] = obs
         if self.lie == "shape":
             obs["policy"] = obs["policy"][:1]
@@ -348,7 +348,7 @@ class Lying(IsaacLike):
         ("raises", "env_error", r"^like raised ValueError: no ground \(in step\(\)\)\nTraceback"),
         ("reward", "shape", r"reward: expected a tensor of shape \(4,\), got shape \(4, 1\)"),
         ("critic", "shape", r"like gave a wrong answer in step\(\): 'critic' is missing"),
-        ("finals", "shape", r"final_obs is the memory of the observation after the reset: give"),
+        ("has_final_obs", "shape", r"final_obs is the memory of the observation after the reset: give"),
         ("shape", "shape", r"policy: expected a tensor of shape \(4, 2\), got shape \(1, 2\)"),
     ],
 )

@@ -14,16 +14,16 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from freewheel import testing
 from freewheel.core import Env, NDArray, Slice, Step
 from freewheel.envs.gym import GymConfig, GymLoop, GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
 from freewheel.seeding import training_episodes
-from freewheel.testing import Counter, check_env
+from freewheel.testing import worlds as testing
+from freewheel.testing.worlds import Counter, check_env
 from freewheel.worlds.registry import register
 
 WORLDS = ["CartPole-v1", "Pendulum-v1"] + [
-    f"freewheel.testing:{name}"
+    f"freewheel.testing.worlds:{name}"
     for name in ("Identity", "IdentityBox", "Drifting", "Counter", "MutatesBuffer", "Crawls")
 ]
 
@@ -39,11 +39,11 @@ def zeros(env: Env) -> NDArray:
 def turn(env: Env) -> tuple[Step, NDArray]:
     """A step and what to act on next."""
     step = env.step(zeros(env))
-    return step, env.renew()
+    return step, env.autoreset()
 
 
 def counter(lanes: range = range(1), **args: Any) -> Env:
-    return GymConfig("freewheel.testing:Counter", args).make(lanes)
+    return GymConfig("freewheel.testing.worlds:Counter", args).make(lanes)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -59,7 +59,7 @@ def test_worlds_conform(world: str) -> None:
 def test_rows_of_a_counter(ends: str) -> None:
     """Two lanes, episodes of 2 steps: every field written out."""
     lanes = range(4, 6)
-    env = GymConfig("freewheel.testing:Counter", {"length": 2, "ends": ends}, measures=("count",)).make(lanes)
+    env = GymConfig("freewheel.testing.worlds:Counter", {"length": 2, "ends": ends}, measures=("count",)).make(lanes)
     seed = [[training_episodes(0, lane).seed(k) % 1000 for lane in lanes] for k in range(3)]
     assert env.reset(streams(lanes)).tolist() == [[seed[0][0], 0], [seed[0][1], 0]]
     for k, (count, over) in enumerate([(1, False), (2, True), (1, False), (2, True)]):
@@ -93,7 +93,7 @@ def test_one_lane_ends_while_another_goes_on() -> None:
 
 def test_a_time_limit_truncates_and_none_keeps_the_ids_own() -> None:
     for config in (
-        GymConfig("freewheel.testing:Counter", {"length": 9}, max_episode_steps=2),
+        GymConfig("freewheel.testing.worlds:Counter", {"length": 9}, max_episode_steps=2),
         GymConfig("CartPole-v1", max_episode_steps=2),
     ):
         env = config.make(range(1))
@@ -110,7 +110,7 @@ def test_reset_starts_the_streams_again() -> None:
     assert turn(env)[1].tolist() != first.tolist()
     assert env.reset(streams(range(1))).tolist() == first.tolist()
     env.step(zeros(env))  # an end that nobody renews
-    assert env.reset(streams(range(1))).tolist() == env.renew().tolist() == first.tolist()
+    assert env.reset(streams(range(1))).tolist() == env.autoreset().tolist() == first.tolist()
 
 
 def test_a_step_allocates_no_step() -> None:
@@ -136,7 +136,7 @@ def test_the_next_episode_begins_when_asked_for_and_once() -> None:
     assert begun == [], "the row can be shipped before a slow reset"
     told = step.next_obs.tolist()
     for _ in range(2):
-        assert env.renew().tolist() == [[one.seed(1) % 1000, 0], [other.seed(0) % 1000, 1]]
+        assert env.autoreset().tolist() == [[one.seed(1) % 1000, 0], [other.seed(0) % 1000, 1]]
         assert begun == [one.seed(1)]
         assert step.next_obs.tolist() == told == [[one.seed(0) % 1000, 1], [other.seed(0) % 1000, 1]]
 
@@ -145,7 +145,7 @@ def test_the_spec_names_the_world() -> None:
     spec = GymConfig("CartPole-v1", measures=()).make(range(3)).spec
     assert (spec.name, spec.lanes, spec.obs_size, spec.obs_dtype) == ("CartPole-v1", 3, 4, "float32")
     assert spec.slices == (Slice("obs", 0, 4, (4,)),)
-    assert (spec.action.kind, spec.action.size, spec.device, spec.single) == ("discrete", 2, "cpu", False)
+    assert (spec.action.kind, spec.action.size, spec.device, spec.one_per_process) == ("discrete", 2, "cpu", False)
 
 
 # -------------------------------------------------------------------------------------------------------- actions and masks
@@ -239,7 +239,7 @@ def test_a_mask_may_be_missing_at_the_end_only() -> None:
 
 
 def failing(world: str, args: dict[str, Any], **options: Any) -> Env:
-    return GymConfig(f"freewheel.testing:{world}", args, **options).make(range(1, 4))
+    return GymConfig(f"freewheel.testing.worlds:{world}", args, **options).make(range(1, 4))
 
 
 def failure(env: Env, steps: int = 9, cause: str = "env_error") -> list[str]:
@@ -247,7 +247,7 @@ def failure(env: Env, steps: int = 9, cause: str = "env_error") -> list[str]:
         env.reset(streams(range(1, 4)))
         for _ in range(steps):
             env.step(np.ones(3, np.int64))
-            env.renew()
+            env.autoreset()
 
     with pytest.raises(EnvError) as caught:
         play()
@@ -260,7 +260,7 @@ def test_an_env_that_raises_is_named_with_its_traceback() -> None:
     seed = training_episodes(0, 2).seed(1)  # lane 2's second episode
     report = failure(failing("Raises", {"at": 3, "only_seed": seed, "length": 4}), steps=8)
     where = f"(episode 1, seed {seed}, step 3, last action 1)"
-    assert report[0] == f"lane 2 of freewheel.testing:Raises raised ValueError: boom {where}"
+    assert report[0] == f"lane 2 of freewheel.testing.worlds:Raises raised ValueError: boom {where}"
     assert report[1] == "Traceback (most recent call last):"
     assert 'raise ValueError("boom")' in "\n".join(report)
     assert report[-1] == "ValueError: boom"
@@ -270,7 +270,10 @@ def test_an_env_that_raises_is_named_with_its_traceback() -> None:
 def test_an_env_that_raises_in_reset_is_named() -> None:
     seed = training_episodes(0, 3).seed(0)
     report = failure(failing("Raises", {"at": 0, "only_seed": seed}))
-    assert report[0] == f"lane 3 of freewheel.testing:Raises raised ValueError: boom (episode 0, seed {seed}, in reset)"
+    assert (
+        report[0]
+        == f"lane 3 of freewheel.testing.worlds:Raises raised ValueError: boom (episode 0, seed {seed}, in reset)"
+    )
 
 
 def test_a_loop_can_be_used_again_after_a_failure() -> None:
@@ -286,7 +289,7 @@ def test_an_observation_of_the_wrong_shape_is_named() -> None:
     report = failure(failing("WrongShape", {"at": 2, "only_seed": seed}), cause="shape")
     where = f"(episode 0, seed {seed}, step 2, last action 1)"
     complaint = "gave a wrong observation in step(): obs: expected shape (2,), got (1,)"
-    assert report == [f"lane 1 of freewheel.testing:WrongShape {complaint} {where}"]
+    assert report == [f"lane 1 of freewheel.testing.worlds:WrongShape {complaint} {where}"]
 
 
 def test_numbers_that_are_not_finite_pass_through() -> None:
@@ -324,7 +327,7 @@ def test_an_answer_that_breaks_the_api_is_named(answer: Any, text: str) -> None:
 
 
 def test_an_env_that_keeps_its_buffer_does_no_harm() -> None:
-    env = GymConfig("freewheel.testing:MutatesBuffer", {"length": 2}).make(range(1))
+    env = GymConfig("freewheel.testing.worlds:MutatesBuffer", {"length": 2}).make(range(1))
     env.reset(streams(range(1)))
     env.step(zeros(env))
     end, obs = turn(env)
@@ -361,15 +364,18 @@ LISTING = "python -c 'import gymnasium; gymnasium.pprint_registry()' lists what 
             "cannot import 'nowhere.at.all' of 'nowhere.at.all:Env' (ModuleNotFoundError: No module named 'nowhere'): install",
         ),
         (GymConfig("nowhere:Env-v0"), "cannot import 'nowhere' of 'nowhere:Env-v0' (ModuleNotFoundError: No module"),
-        (GymConfig("freewheel.testing:Countr"), "'freewheel.testing' has no factory 'Countr'; did you mean 'Counter'?"),
-        (GymConfig("freewheel.testing:zzzzzz"), "'freewheel.testing' has no factory 'zzzzzz'"),
+        (
+            GymConfig("freewheel.testing.worlds:Countr"),
+            "'freewheel.testing.worlds' has no factory 'Countr'; did you mean 'Counter'?",
+        ),
+        (GymConfig("freewheel.testing.worlds:zzzzzz"), "'freewheel.testing.worlds' has no factory 'zzzzzz'"),
         (
             GymConfig("CartPole-v1", {"nonsense": 1}),
             "CartPole-v1 does not take args {'nonsense': 1}: CartPoleEnv.__init__() got",
         ),
         (
-            GymConfig("freewheel.testing:Counter", {"nonsense": 1}),
-            "freewheel.testing:Counter does not take args {'nonsense': 1}: Counter.__init__() got an unexpected keyword",
+            GymConfig("freewheel.testing.worlds:Counter", {"nonsense": 1}),
+            "freewheel.testing.worlds:Counter does not take args {'nonsense': 1}: Counter.__init__() got an unexpected keyword",
         ),
         (
             GymConfig("X", factory=Broken),
@@ -529,7 +535,7 @@ def test_an_ids_own_vector_env_is_used_if_it_seeds_lanes_apart(registry: dict[st
     gymnasium.register("Seeded-v0", entry_point=make_one, vector_entry_point=make_many)
     env = GymConfig("Seeded-v0").make(range(3))
     assert isinstance(env, GymVector)
-    assert isinstance(GymConfig("Seeded-v0").make(range(3), tolerant=True), GymVector)
+    assert isinstance(GymConfig("Seeded-v0").make(range(3), fault_tolerant=True), GymVector)
     check_env(GymConfig("Seeded-v0", {"length": 4}).make)
     assert isinstance(GymConfig("CartPole-v1").make(range(3)), GymLoop), "Gymnasium's own takes one seed for all lanes"
 
@@ -538,7 +544,7 @@ def test_an_id_may_name_the_module_that_registers_it(
     registry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "registers_itself.py").write_text(
-        "import gymnasium\ngymnasium.register('Late-v0', entry_point='freewheel.testing:Counter', max_episode_steps=2)\n"
+        "import gymnasium\ngymnasium.register('Late-v0', entry_point='freewheel.testing.worlds:Counter', max_episode_steps=2)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     env = GymConfig("registers_itself:Late-v0").make(range(1))

@@ -17,7 +17,7 @@ import torch
 from freewheel.envs.isaaclab import MISSING, IsaacConfig
 from freewheel.errors import EnvError, SetupError, UsageError
 from freewheel.seeding import training_episodes
-from tests.envs.isaac_like import IsaacLike, Traps
+from tests.support.isaac_like import IsaacLike, Traps
 
 TASK = "Stand-In-Direct"
 CONFIG = IsaacConfig(TASK, device="cpu")
@@ -67,7 +67,7 @@ class StandIn:
             def close(self) -> None:
                 stand_in.living.clear()
 
-        world = World(cfg.scene.num_envs, replace(self.traps, finals=hasattr(cfg, "compute_final_obs")))
+        world = World(cfg.scene.num_envs, replace(self.traps, has_final_obs=hasattr(cfg, "compute_final_obs")))
         world.cfg = cfg
         self.living.append(world)
         return world
@@ -96,11 +96,16 @@ def isaac(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 
 def test_a_task_gets_our_settings_and_becomes_an_env(isaac: StandIn) -> None:
-    env = CONFIG.make(range(4, 7), tolerant=True)
+    env = CONFIG.make(range(4, 7), fault_tolerant=True)
     settings = isaac.settings
     assert (settings.scene.num_envs, settings.sim.device, settings.seed) == (3, "cpu", 0)
     assert settings.compute_final_obs
-    assert (env.spec.name, env.spec.lanes, env.spec.single, env.spec.finals) == (f"isaaclab:{TASK}", 3, True, True)
+    assert (env.spec.name, env.spec.lanes, env.spec.one_per_process, env.spec.has_final_obs) == (
+        f"isaaclab:{TASK}",
+        3,
+        True,
+        True,
+    )
     assert isaac.launched == [{"device": "cpu", "visualizer": []}]
     env.reset([training_episodes(1, lane) for lane in range(3)])
     assert env.step(torch.zeros(3, 1)).reward.shape == (3,)
@@ -108,7 +113,7 @@ def test_a_task_gets_our_settings_and_becomes_an_env(isaac: StandIn) -> None:
 
 def test_a_version_without_final_observations_hides_them(isaac: StandIn) -> None:
     del isaac.settings.compute_final_obs
-    assert not CONFIG.make(range(2)).spec.finals
+    assert not CONFIG.make(range(2)).spec.has_final_obs
 
 
 def test_bounds_reach_the_adapter(isaac: StandIn) -> None:
@@ -152,7 +157,7 @@ def test_a_window_is_asked_for_by_name(isaac: StandIn) -> None:
 
 
 def test_a_task_may_name_the_module_that_registers_it(isaac: StandIn) -> None:
-    assert IsaacConfig(f"isaaclab:tests.envs.isaac_like:{TASK}", "cpu").make(range(1)).spec.lanes == 1
+    assert IsaacConfig(f"isaaclab:tests.support.isaac_like:{TASK}", "cpu").make(range(1)).spec.lanes == 1
 
 
 # ---------------------------------------------------------------------------------------------------------- what goes wrong

@@ -24,7 +24,8 @@ from freewheel.envs.gym import GymConfig, GymVector
 from freewheel.envs.processes import GymProcesses
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import drawn, training_episodes
-from freewheel.testing import Counter, Identity, check_env
+from freewheel.testing.worlds import Counter, Identity, check_env
+from tests.support.places import ROOT
 
 LANES = range(2, 5)
 ONES = np.ones(3, np.int64)
@@ -35,7 +36,7 @@ def streams(lanes: range = LANES) -> list[Any]:
 
 
 def config(world: str, args: dict[str, Any], **options: Any) -> GymConfig:
-    return GymConfig(f"freewheel.testing:{world}", args, **options)
+    return GymConfig(f"freewheel.testing.worlds:{world}", args, **options)
 
 
 def vector(env: Env) -> GymProcesses:
@@ -100,7 +101,7 @@ def roll(env: Env, steps: int) -> list[dict[str, Any]]:
         names = ("reward", "terminated", "truncated", "next_obs", "valid")
         row = {name: getattr(step, name).tobytes() for name in names}
         over = step.terminated | step.truncated
-        said.append({**row, "measures": step.measures[over].tobytes(), "obs": env.renew().tobytes()})
+        said.append({**row, "measures": step.measures[over].tobytes(), "obs": env.autoreset().tobytes()})
     return said
 
 
@@ -131,7 +132,7 @@ def test_an_ended_episode_brings_its_measures_and_its_successor() -> None:
         assert env.step(ONES).reset_ns == 0
         end = env.step(ONES)
         assert end.next_obs.tolist() == [[stream.seed(0) % 1000, 2] for stream in streams()]
-        assert env.renew().tolist() == [[stream.seed(1) % 1000, 0] for stream in streams()]
+        assert env.autoreset().tolist() == [[stream.seed(1) % 1000, 0] for stream in streams()]
         assert end.measures.tolist() == [[2], [2], [2]]
         assert end.reset_ns > 0, "workers reset within the step"
         assert env.render() is None
@@ -146,8 +147,8 @@ def test_lanes_in_processes_are_told_their_contexts() -> None:
         call_async = vector(env).call_async
         vector(env).call_async = lambda name, *told: asked.append(name) or call_async(name, *told)  # type: ignore[func-returns-value, method-assign]
         for context in (table, table.copy(), table + 1):
-            env.condition(context)
-        assert asked == ["condition", "condition"]
+            env.set_context(context)
+        assert asked == ["set_context", "set_context"]
         assert env.reset(streams())[:, 1:].tolist() == [drawn(table + 1, own.seed(0)).tolist() for own in streams()]
 
 
@@ -161,7 +162,7 @@ def fails(env: Env, cause: str = "env_error") -> list[str]:
         env.reset(streams())
         for _ in range(4):
             env.step(ONES)
-            env.renew()
+            env.autoreset()
 
     with closing(env), pytest.raises(EnvError) as caught:
         play()
@@ -177,7 +178,7 @@ def test_a_worker_that_dies_is_named_and_takes_the_others_along() -> None:
     with takes_at_most(2.0):
         report = fails(env, "worker_death")
     where = f"(episode 0, seed {seed}, step 2, last action 1)"
-    assert report == [f"lane 3 of freewheel.testing:Dies died (exit code -9) {where}"]
+    assert report == [f"lane 3 of freewheel.testing.worlds:Dies died (exit code -9) {where}"]
     assert not [process for process in alive if process.is_running()]
 
 
@@ -192,7 +193,7 @@ def test_a_worker_that_is_killed_between_steps_is_named() -> None:
     with closing(env), takes_at_most(2.0), pytest.raises(EnvError) as caught:
         env.step(ONES)
     where = f"(episode 1, seed {training_episodes(0, 3).seed(1)}, step 2, last action 1)"
-    assert caught.value.report == f"lane 3 of freewheel.testing:Counter died (exit code -9) {where}"
+    assert caught.value.report == f"lane 3 of freewheel.testing.worlds:Counter died (exit code -9) {where}"
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["", "deaf to SIGTERM"])
@@ -207,7 +208,7 @@ def test_a_worker_that_hangs_is_named_and_killed(at: int, limits: dict[str, floa
         report = fails(env, "worker_death")
     place = "step 2, last action 1" if at else "in reset"
     where = f"(episode 0, seed {seed}, {place})"
-    assert report == [f"lane 4 of freewheel.testing:Hangs did not answer within 0.5 s {where}"]
+    assert report == [f"lane 4 of freewheel.testing.worlds:Hangs did not answer within 0.5 s {where}"]
     assert not [process for process in alive if process.is_running()]
 
 
@@ -247,7 +248,7 @@ def test_an_env_that_raises_reports_from_its_process_and_the_others_live_on() ->
             env.step(ONES)
         report = caught.value.report.splitlines()
         where = f"(episode 1, seed {seed}, step 1, last action 1)"
-        assert report[0] == f"lane 3 of freewheel.testing:Raises raised ValueError: boom {where}"
+        assert report[0] == f"lane 3 of freewheel.testing.worlds:Raises raised ValueError: boom {where}"
         assert report[1] == "Traceback (most recent call last):"
         assert report[-1] == "ValueError: boom"
         env.reset([training_episodes(0, lane, start=7) for lane in LANES])
@@ -256,9 +257,12 @@ def test_an_env_that_raises_reports_from_its_process_and_the_others_live_on() ->
 
 def test_an_env_that_raises_in_its_own_reset_or_lies_reports_too() -> None:
     seed = training_episodes(0, 2).seed(1)
-    env = config("Raises", {"at": 0, "only_seed": seed, "length": 2}).make(LANES, processes=True, tolerant=True)
+    env = config("Raises", {"at": 0, "only_seed": seed, "length": 2}).make(LANES, processes=True, fault_tolerant=True)
     report = fails(env)  # tolerance is for loops
-    assert report[0] == f"lane 2 of freewheel.testing:Raises raised ValueError: boom (episode 1, seed {seed}, in reset)"
+    assert (
+        report[0]
+        == f"lane 2 of freewheel.testing.worlds:Raises raised ValueError: boom (episode 1, seed {seed}, in reset)"
+    )
     report = fails(config("WrongShape", {"at": 2}).make(LANES, processes=True), "shape")
     assert "gave a wrong observation in step(): obs: expected shape (2,), got (1,)" in report[0]
 
@@ -267,10 +271,13 @@ def test_an_env_that_raises_in_its_own_reset_or_lies_reports_too() -> None:
     ("world", "text"),
     [
         (GymConfig("CartPol-v1"), "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
-        (GymConfig("freewheel.testing:Countr"), "'freewheel.testing' has no factory 'Countr'; did you mean 'Counter'?"),
         (
-            GymConfig("Sealed", {"ends": (end for end in "no generator can be pickled")}, factory=Counter),
-            "Sealed cannot be sent to another process",
+            GymConfig("freewheel.testing.worlds:Countr"),
+            "'freewheel.testing.worlds' has no factory 'Countr'; did you mean 'Counter'?",
+        ),
+        (
+            GymConfig("RolloutBatch", {"ends": (end for end in "no generator can be pickled")}, factory=Counter),
+            "RolloutBatch cannot be sent to another process",
         ),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -334,7 +341,7 @@ import os, sys, time
 import numpy as np
 from freewheel.envs.gym import GymConfig
 from freewheel.seeding import training_episodes
-from freewheel.testing import Counter
+from freewheel.testing.worlds import Counter
 
 print("script", flush=True)
 
@@ -356,7 +363,7 @@ env.close()
 def script(folder: Path, *, hang: bool) -> Iterator[subprocess.Popen[str]]:
     path = folder / "unguarded.py"
     path.write_text(SCRIPT.replace("HANG", str(hang)))
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(path)]
     with subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:

@@ -41,7 +41,7 @@ def written(space: gs.Space[Any], value: Any, *lanes: int) -> Any:
 
 
 def stacked(values: list[Any]) -> Any:
-    """Single values as a vector env hands them over."""
+    """FastCategorical values as a vector env hands them over."""
     if isinstance(values[0], dict):
         return {key: stacked([value[key] for value in values]) for key in values[0]}
     if isinstance(values[0], tuple):

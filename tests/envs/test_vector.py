@@ -14,8 +14,8 @@ from freewheel.core import NO_CONTEXT, NDArray, Slice
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import drawn, training_episodes
-from freewheel.testing import Counter, check_env
-from tests.told import StuckVector, ToldVector
+from freewheel.testing.worlds import Counter, check_env
+from tests.support.contexts import StuckVector, ToldVector
 
 SEEDS = [training_episodes(0, lane) for lane in range(2)]
 ZEROS = np.zeros(2, np.int64)
@@ -74,7 +74,7 @@ def play(env: GymVector, steps: int) -> dict[str, list[Any]]:
     """Each field of the Steps and what to act on next, [T][B]."""
     taken: list[dict[str, Any]] = []
     for _ in range(steps):
-        step, obs = env.step(ZEROS), env.renew()
+        step, obs = env.step(ZEROS), env.autoreset()
         told = {name: np.squeeze(getattr(step, name)).tolist() for name in FIELDS}
         taken.append({**told, "obs": np.squeeze(obs).tolist()})
     return {name: [row[name] for row in taken] for name in taken[0]}
@@ -132,10 +132,10 @@ def test_only_ended_lanes_are_reset_where_autoreset_is_disabled_and_once_when_as
     env.reset(SEEDS)
     vector.reset_calls.clear()
     env.step(ZEROS)
-    env.renew()
+    env.autoreset()
     env.step(ZEROS)
     assert vector.reset_calls == [], "the row can be shipped before a slow reset"
-    assert [env.renew().tolist() for _ in range(2)] == [[[10], [102]]] * 2
+    assert [env.autoreset().tolist() for _ in range(2)] == [[[10], [102]]] * 2
     play(env, 1)
     assert [options["reset_mask"].tolist() for _, options in vector.reset_calls] == [[True, False], [False, True]]
 
@@ -147,7 +147,7 @@ def test_an_end_is_shown_as_often_as_asked_for(mode: AutoresetMode) -> None:
     play(env, 1)
     end = env.step(ZEROS)
     shown = [[2 if mode is AutoresetMode.NEXT_STEP else 10], [102]]
-    assert [env.renew().tolist() for _ in range(2)] == [shown] * 2
+    assert [env.autoreset().tolist() for _ in range(2)] == [shown] * 2
     assert end.next_obs.tolist() == [[2], [102]]
 
 
@@ -171,14 +171,14 @@ def test_a_vector_env_is_told_the_table_at_every_reset() -> None:
     check_env(lambda lanes: GymVector(ToldVector(len(lanes)), "Told"), steps=40)
     vector, table = ToldVector(2), np.array([[1, 2], [3, 4]], np.float32)
     env = GymVector(vector, "Told")
-    env.condition(table)
+    env.set_context(table)
     assert env.reset(SEEDS)[:, 1:].tolist() == [drawn(table, stream.seed(0)).tolist() for stream in SEEDS]
     play(env, 2)
-    env.condition(table + 5)
+    env.set_context(table + 5)
     assert play(env, 1)["next_obs"] == [[[3, *drawn(table, stream.seed(0))] for stream in SEEDS]]
-    assert env.renew()[:, 1:].tolist() == [drawn(table + 5, stream.seed(1)).tolist() for stream in SEEDS]
+    assert env.autoreset()[:, 1:].tolist() == [drawn(table + 5, stream.seed(1)).tolist() for stream in SEEDS]
     assert [sorted(options) for options in vector.options[1:]] == [["contexts", "seeds"], ["contexts", "reset_mask"]]
-    env.condition(NO_CONTEXT)
+    env.set_context(NO_CONTEXT)
     env.reset(SEEDS)
     assert list(vector.options[-1]) == ["seeds"]
 
@@ -196,9 +196,9 @@ def test_who_could_not_pass_contexts_on_refuses_them(says: dict[str, Any]) -> No
     vector.metadata = {**vector.metadata, **says}
     env = GymVector(vector, "Told")
     assert env.spec.context == 0
-    env.condition(NO_CONTEXT)
+    env.set_context(NO_CONTEXT)
     with pytest.raises(SetupError, match=r"^episodes of Told cannot be told contexts: .*\['contexts'\]"):
-        env.condition(np.zeros((1, 2), np.float32))
+        env.set_context(np.zeros((1, 2), np.float32))
 
 
 def test_a_vector_env_that_does_not_say_how_it_resets_is_refused() -> None:
@@ -213,12 +213,12 @@ def test_masks_in_info_are_the_last_columns(mode: AutoresetMode, batched: bool) 
     assert env.spec.slices == (Slice("obs", 0, 1, (1,)), Slice("action_mask", 1, 3, (2,)))
     assert env.reset(SEEDS).tolist() == [[0, 1, 1], [100, 1, 1]]
     env.step(ZEROS)
-    assert env.renew().tolist() == [[1, 0, 1], [101, 0, 1]]
+    assert env.autoreset().tolist() == [[1, 0, 1], [101, 0, 1]]
     assert env.step(ZEROS).next_obs.tolist() == [[2, 1, 1], [102, 1, 1]]
-    env.renew()
+    env.autoreset()
     end = env.step(ZEROS)
     assert end.next_obs[1].tolist() == [103, 0, 1], "the mask of the episode that ended"
-    assert env.renew()[1].tolist() == ([103, 0, 1] if mode is AutoresetMode.NEXT_STEP else [110, 1, 1])
+    assert env.autoreset()[1].tolist() == ([103, 0, 1] if mode is AutoresetMode.NEXT_STEP else [110, 1, 1])
 
 
 class Pair(Counter):
@@ -248,9 +248,9 @@ def test_gymnasiums_own_vector_env_of_nested_observations(mode: AutoresetMode) -
     assert end.terminated.tolist() == [True, False]
     assert end.measures[0].tolist() == [2]
     if mode is AutoresetMode.NEXT_STEP:
-        assert env.renew()[0, 1:].tolist() == [0, 0, 1, 0]
+        assert env.autoreset()[0, 1:].tolist() == [0, 0, 1, 0]
         assert env.step(ZEROS).valid.tolist() == [False, True]
-    assert env.renew()[0, 1:].tolist() == [1, 0, 0, 0]
+    assert env.autoreset()[0, 1:].tolist() == [1, 0, 0, 0]
     env.close()
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from freewheel import cli
+from freewheel.cli import main as cli
 from freewheel.seeding import tree
-from tests.faults.chaos import SMALL_ARGV, every
+from tests.support.chaos import SMALL_ARGV, every
 
 EVALUATED = str(tree(1000, "eval", 0))  # the seed of the first evaluation episode; nobody is trained on it
 
@@ -21,13 +21,13 @@ EVALUATED = str(tree(1000, "eval", 0))  # the seed of the first evaluation episo
     ("mode", "name", "what"),
     every(
         ("Dies", "evaluation ended its process (exit code -9)"),
-        ("Raises", "lane 0 of freewheel.testing:Raises raised ValueError: boom (episode 0, "),
+        ("Raises", "lane 0 of freewheel.testing.worlds:Raises raised ValueError: boom (episode 0, "),
     ),
 )
 def test_an_evaluation_that_fails_is_told_and_nothing_else(
     mode: str, name: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [f"freewheel.testing:{name}", "--env.only_seed", EVALUATED, "--mode", mode, "--workers", "2"]
+    argv = [f"freewheel.testing.worlds:{name}", "--env.only_seed", EVALUATED, "--mode", mode, "--workers", "2"]
     argv += ["--num-envs", "2", "--steps", "640", *SMALL_ARGV, "--evals", "2", "--eval-episodes", "2"]
     assert cli.main(["train", *argv, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
     assert capsys.readouterr().out.count(": " + what) == 2
@@ -38,7 +38,7 @@ def test_an_evaluation_that_fails_is_told_and_nothing_else(
 def test_an_evaluation_that_hangs_does_not_keep_the_run_from_ending(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["freewheel.testing:Hangs", "--env.only_seed", EVALUATED, "--mode", "continuous", "--workers", "2"]
+    argv = ["freewheel.testing.worlds:Hangs", "--env.only_seed", EVALUATED, "--mode", "continuous", "--workers", "2"]
     argv += ["--num-envs", "2", "--steps", "640", "--step-timeout", "1", *SMALL_ARGV, "--evals", "1"]
     alarm = threading.Timer(20.0, os.kill, (os.getpid(), signal.SIGTERM))
     alarm.start()

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.chaos import LONG, MODES, ROOT, trial, world
+from tests.support.chaos import LONG, MODES, ROOT, trial, world
 
 #: A script without `if __name__ == "__main__"`, as people write them; it holds locks in threads of several kinds.
 SCRIPT = """
@@ -32,7 +32,7 @@ import freewheel
 
 for mode in ("batch", "continuous", "episodes"):
     result = freewheel.train(
-        "tests.faults.worlds:Certified", mode=mode, workers=2, num_envs=2, num_steps_per_env=16, steps=500, evals=1,
+        "tests.support.faulty_worlds:Certified", mode=mode, workers=2, num_envs=2, num_steps_per_env=16, steps=500, evals=1,
         eval_episodes=1, runs_dir=sys.argv[1], quiet=True,
     )
     print(json.dumps([mode, result.exit_code, torch.get_num_threads()]))

@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from freewheel.transport.crew import Loss, Seat
-from tests.faults.chaos import (
+from freewheel.transport.supervisor import WorkerLoss, WorkerSlot
+from tests.support.chaos import (
     LONG,
     MODES,
     Trial,
@@ -54,14 +54,14 @@ def test_an_env_that_hangs_is_replaced_in_time(mode: str, at: int, phase: str, l
         meanwhile = Counter(one.origin.worker for one in on.audit.deliveries if harm.at + 0.2 < one.at < loss.seen)
         if mode != "batch":  # whose next batch needs all of them
             assert meanwhile.keys() == {0, 2, 3}
-        on.run(lambda: f"worker 1 did not answer within {limit:g} s of {phase} and is replaced" in on.news)
+        on.run(lambda: f"worker 1 did not answer within {limit:g} s of {phase} and is replaced" in on.messages)
 
 
-def losses(on: Trial, worker: int) -> list[Loss]:
+def losses(on: Trial, worker: int) -> list[WorkerLoss]:
     return [loss for loss in on.crew.losses if loss.worker == worker]
 
 
-def stopped(seat: Seat) -> psutil.Process:
+def stopped(seat: WorkerSlot) -> psutil.Process:
     """The process that sits here, stopped."""
     assert seat.process is not None
     process = psutil.Process(seat.process.pid)

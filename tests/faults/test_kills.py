@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from freewheel.seeding import tree
-from tests.faults.chaos import LONG, MODES, SEED, Killer, alive, every, finite, harms, kill, tokens, trial, world
+from tests.support.chaos import LONG, MODES, SEED, Killer, alive, every, finite, harms, kill, tokens, trial, world
 
 WORKERS = 8
 STORM_S, RATE = (60.0, 0.8) if LONG else (1.5, 6.0)  # seconds, kills a second
@@ -41,8 +41,8 @@ def test_a_storm_of_kills_loses_and_doubles_nothing(mode: str, options: dict[str
         on.run(lambda: on.crew.restarts == len(killer.kills))
         on.run(lambda: len(on.audit.incarnations(since=ended)) == WORKERS)  # all of them act again
         assert len(killer.kills) >= RATE * STORM_S / 3
-        assert on.collector.report()["worker_restarts"] == len(killer.kills)
-        assert on.collector.report()["workers_lost"] == 0
+        assert on.collector.summary()["worker_restarts"] == len(killer.kills)
+        assert on.collector.summary()["workers_lost"] == 0
         lost = {(loss.worker, loss.incarnation): loss for loss in on.crew.losses}
         assert lost.keys() == {(one.worker, one.incarnation) for one in killer.kills}
         assert all("was killed (SIGKILL" in loss.reason for loss in lost.values())

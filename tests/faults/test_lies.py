@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from freewheel import cli
-from tests.faults.chaos import LONG, MODES, SMALL_ARGV, finite, tokens, trial, world
+from freewheel.cli import main as cli
+from tests.support.chaos import LONG, MODES, SMALL_ARGV, finite, tokens, trial, world
 
 PLACE = r"episode \d+, seed \d+, step \d+, last action [01]"
 

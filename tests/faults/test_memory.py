@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.chaos import every, tokens, trial, world
+from tests.support.chaos import every, tokens, trial, world
 
 
 @pytest.mark.parametrize(("mode", "at"), every((12,), (0,)))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from freewheel import cli
-from tests.faults.chaos import SMALL_ARGV, every, harms, tokens, world
+from freewheel.cli import main as cli
+from tests.support.chaos import SMALL_ARGV, every, harms, tokens, world
 
 WORKERS = 3
 MANY = 100  # tokens: more than anyone will take
@@ -36,7 +36,7 @@ def summary(tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "name", "what"),
     every(
-        ("Raises", "lane 0 of freewheel.testing:Raises raised ValueError: boom (in its first reset"),
+        ("Raises", "lane 0 of freewheel.testing.worlds:Raises raised ValueError: boom (in its first reset"),
         ("Dies", "the world ended its process (exit code -9)"),
     ),
 )
@@ -44,7 +44,7 @@ def test_a_world_that_cannot_be_built_starts_nothing(
     mode: str, name: str, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is tried out in a process of its own first."""
-    code, said, took = train(tmp_path, capfd, mode, f"freewheel.testing:{name}", "--env.at", "0")
+    code, said, took = train(tmp_path, capfd, mode, f"freewheel.testing.worlds:{name}", "--env.at", "0")
     assert (code, said.startswith(f"freewheel: {what}")) == (1, True), said
     assert took < 10.0
     assert not (tmp_path / "runs").exists()
@@ -53,7 +53,7 @@ def test_a_world_that_cannot_be_built_starts_nothing(
 @pytest.mark.parametrize(
     ("mode", "how", "what"),
     every(
-        ("raises", "it ended (exit code 1)\nlane {} of tests.faults.worlds:Mishap raised ValueError: boom"),
+        ("raises", "it ended (exit code 1)\nlane {} of tests.support.faulty_worlds:Mishap raised ValueError: boom"),
         ("is killed", "it was killed (SIGKILL)"),
         ("hangs", "it did not answer within 0.8 s of construct"),
     ),
@@ -86,7 +86,7 @@ def test_when_every_lane_was_given_up_the_run_fails_in_the_words_of_the_env(
     code, said, took = train(tmp_path, capfd, mode, world("Mishap"), "--env.how", how, "--env.at", at, steps=10**6)
     assert code == summary(tmp_path)["exit_code"] == 1
     assert said.startswith("freewheel: every worker was given up, the last one because it ended (exit code 4)\n")
-    assert "no lane of tests.faults.worlds:Mishap is left: lane " in said
+    assert "no lane of tests.support.faulty_worlds:Mishap is left: lane " in said
     assert words in said
     assert how != "raises" or said.rstrip().endswith("ValueError: boom")
     assert took < 10.0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from freewheel import cli
-from freewheel.saved import open_run
-from tests.faults.chaos import (
+from freewheel.cli import main as cli
+from freewheel.run.saved import open_run
+from tests.support.chaos import (
     LONG,
     MODES,
     SMALL_ARGV,
@@ -62,7 +62,7 @@ def test_workers_that_hang_or_are_stopped_or_dead_do_not_keep_it_from_ending(mod
     args = {"how": "hangs", "only": 1, "folder": tokens(tmp_path, 1)}
     with trial(world("Mishap"), mode, workers=4, num_envs=4, env_args=args) as on:
         on.publish()
-        steps = on.collector.fleet.pulse.memory["steps"]
+        steps = on.collector.pool.heartbeats.memory["steps"]
         wait_until(lambda: (tmp_path / "used-token-0").exists() and bool((steps > 0).all()))
         on.processes()[2].suspend()
         assert kill(on.crew.seats[3], [])

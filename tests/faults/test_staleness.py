@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import freewheel
-from tests.faults.chaos import LONG, SEED, Trial, trial, world
+from tests.support.chaos import LONG, SEED, Trial, trial, world
 
 UPDATES = 400 if LONG else 8
 #: Steps that take 1 ms and, one in a hundred, 200: ten times the patience of the learner.

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.faults.chaos import LONG, MODES, trial, world
+from tests.support.chaos import LONG, MODES, trial, world
 
 WORKERS = 8
 STEP_S = 0.005
@@ -36,7 +36,7 @@ def test_the_slow_one_is_named_soon_and_nobody_else(mode: str) -> None:
         on.run(lambda: "slow" in on.told)
         assert time.monotonic() - began < 10.0
         on.run_for(0.3)
-        named = [text for text in on.news if "slow" in text]
+        named = [text for text in on.messages if "slow" in text]
         assert [text.startswith("worker 2 is slow: ") for text in named] == [True]
 
 
@@ -46,4 +46,4 @@ def test_where_all_are_alike_nobody_is_called_slow(mode: str) -> None:
     args = {"seconds": 0.4 if LONG else 0.03}
     with trial(world("Certified"), mode, workers=6, num_envs=6, env_args=args) as on:
         on.run_for(20.0 if LONG else 0.8)
-        assert on.news == []
+        assert on.messages == []

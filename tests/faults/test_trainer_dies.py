@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.faults.chaos import (
+from tests.support.chaos import (
     LONG,
     MODES,
     alive,

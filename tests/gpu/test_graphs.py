@@ -13,16 +13,16 @@ from torch import Tensor
 
 from freewheel.core import WORKER_TIME, Chunk, Compile, Origin, Snapshot, Transitions
 from freewheel.envs.batched import BatchedConfig
-from freewheel.graphs import Program
-from freewheel.learn.dynamics import ModelSpec
-from freewheel.learn.fitting import Fitter, Question
-from freewheel.learn.ppo_device import DevicePPO
-from freewheel.learn.sac import SAC
-from freewheel.learn.settings import Assignment, MBPOConfig, PPOConfig, SACConfig
+from freewheel.learn.mbpo.dynamics import ModelSpec
+from freewheel.learn.mbpo.fitting import Fitter, Question
+from freewheel.learn.ppo.device_learner import DevicePPO
+from freewheel.learn.sac.learner import SAC
+from freewheel.learn.settings import LearnerSpec, MBPOConfig, PPOConfig, SACConfig
 from freewheel.policies.build import make_tensor_actor
 from freewheel.policies.spec import FlatParams, Head, PolicyConfig, PolicySpec, full_layout, initialise
-from freewheel.rollout.device import DeviceRunner
-from freewheel.rollout.recipe import Recipe
+from freewheel.rollout.device_runner import DeviceRunner
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator
 
 if not torch.cuda.is_available():
@@ -43,9 +43,9 @@ def policy_with(head: Head) -> PolicySpec:
     return PolicySpec(5, "float32", ((0, 5),), ((0, 5),), (), None, head, 2, (32, 32), "tanh", 0.0, "")
 
 
-def task_of(head: Head, kind: Compile) -> Assignment:
-    return Assignment(
-        policy_with(head), ROWS, LANES, seed=1, total_steps=None, device="cuda", compile=kind, tensors=True
+def task_of(head: Head, kind: Compile) -> LearnerSpec:
+    return LearnerSpec(
+        policy_with(head), ROWS, LANES, seed=1, total_steps=None, device="cuda", compile=kind, batched_on_device=True
     )
 
 
@@ -119,7 +119,7 @@ def test_ppo_makes_the_same_update(head: Head) -> None:
 def test_drones_fly_the_same_way() -> None:
     """Sixty steps in fragments of twelve, with episodes that end on the way."""
     world = BatchedConfig(
-        "torch:freewheel.worlds.drone:RoughDrone", {"lidar": False, "episode_seconds": 1.0}, device="cuda"
+        "torch:freewheel.worlds.drone.env:RoughDrone", {"lidar": False, "episode_seconds": 1.0}, device="cuda"
     )
     stories = []
     for kind in KINDS:
@@ -127,7 +127,7 @@ def test_drones_fly_the_same_way() -> None:
             policy = PolicyConfig(hidden=(32,)).resolve(env.spec)
         params = FlatParams(full_layout(policy))
         initialise(policy, params, generator(7))
-        recipe = Recipe(world.make, make_tensor_actor(policy, "cuda", 3), seed=5)
+        recipe = RunnerFactory(world.make, make_tensor_actor(policy, "cuda", 3), seed=5)
         with closing(DeviceRunner(recipe, range(LANES), 12, kind)) as runner:
             runner.load(Snapshot(1, params.views))
             chunks = [runner.unroll(12) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""DeviceEnv over the real Isaac Lab: rows are true although buffers are reused, ends hidden and finals left lying about."""
+"""DeviceEnv over the real Isaac Lab: rows are true although it reuses buffers, hides ends and leaves stale final observations."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def played(env: DeviceEnv) -> Story:
         assert step.valid.all()
         values = (obs, step.reward, step.terminated, step.truncated, step.next_obs)
         rows.append([value.numpy().copy() for value in values])
-        obs = env.renew().clone()
+        obs = env.autoreset().clone()
     return Story(*(np.stack(column) for column in zip(*rows, strict=True)))
 
 
@@ -128,9 +128,9 @@ def test_spec_of_a_real_task(hover: DeviceEnv) -> None:
     assert (spec.lanes, spec.obs_size, spec.device) == (LANES, 12, "cpu")
     assert [part.name for part in spec.slices] == ["policy"]
     assert (spec.action.low, spec.action.high) == ((-1.0,) * 4, (1.0,) * 4)
-    assert spec.single
-    assert spec.tensors
-    assert spec.finals
+    assert spec.one_per_process
+    assert spec.batched_on_device
+    assert spec.has_final_obs
     assert not hover.capturable
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from freewheel.core import WORKER_TIME, Chunk, NDArray, Origin, Snapshot, Transitions
-from freewheel.learn.objective import Coefficients, Losses, Minibatch
-from freewheel.learn.ppo import PPO
-from freewheel.policies.actor import NumpyActor
+from freewheel.learn.ppo.learner import PPO
+from freewheel.learn.ppo.objective import Coefficients, Losses, Minibatch
+from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import PolicySpec
 
 

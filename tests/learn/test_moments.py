@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freewheel.core import Transitions
-from freewheel.learn.moments import Moments, ReturnScale, TensorMoments
+from freewheel.learn.moments import ReturnScale, RunningMoments, TensorRunningMoments
 from freewheel.policies.spec import Start
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def test_mean_and_variance_do_not_depend_on_the_grouping(
     sizes: list[int], offset: float, dtype: str, seed: int
 ) -> None:
     rows = np.random.default_rng(seed).normal(offset if dtype != "uint8" else 100, 10, (sum(sizes), 3)).astype(dtype)
-    moments = Moments(3)
+    moments = RunningMoments(3)
     for part in np.split(rows, np.cumsum(sizes)[:-1]):
         moments.add(part)
     wide = rows.astype(np.float64)
@@ -47,23 +47,23 @@ def test_they_go_on_from_the_statistics_among_weights(kind: str) -> None:
     rng = np.random.default_rng(1)
     before, after = rng.normal(5, 3, (2, 40, 3))
     before[:, 2] = after[:, 2] = 4.0
-    one = Moments(3)
+    one = RunningMoments(3)
     one.add(before)
     params = {"norm.mean": one.mean.astype(np.float32), "norm.scale": (1 / one.deviation).astype(np.float32)}
     one.add(after)
     if kind == "numpy":
-        moments = Moments(3, Start(params, rows=40))
+        moments = RunningMoments(3, Start(params, rows=40))
         moments.add(after)
         state = moments.state()
     else:
-        others = TensorMoments(3, "cpu", Start(params, rows=40))
+        others = TensorRunningMoments(3, "cpu", Start(params, rows=40))
         others.add(torch.from_numpy(after))
         state = others.state()
     np.testing.assert_allclose(state, one.state(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_state_is_restored() -> None:
-    moments, copy, rng = Moments(2), Moments(2), np.random.default_rng(0)
+    moments, copy, rng = RunningMoments(2), RunningMoments(2), np.random.default_rng(0)
     moments.add(rng.normal(size=(5, 2)))
     copy.restore(moments.state())
     more = rng.normal(size=(4, 2))
@@ -74,7 +74,7 @@ def test_a_state_is_restored() -> None:
 
 
 def test_a_state_is_a_copy() -> None:
-    moments = Moments(1)
+    moments = RunningMoments(1)
     moments.add(np.ones((2, 1)))
     state = moments.state()
     moments.add(np.full((2, 1), 9.0))

@@ -269,8 +269,8 @@ def test_restored_empty_it_has_nothing_to_draw() -> None:
 # ------------------------------------------------------------------------------------------------------------------- rows
 
 
-def packed(data: Any, *, finals: bool = True) -> Tensor:
-    return Columns(4, 2).pack(data, "cpu", finals=finals)
+def packed(data: Any, *, has_final_obs: bool = True) -> Tensor:
+    return Columns(4, 2).pack(data, "cpu", has_final_obs=has_final_obs)
 
 
 def transitions(dtype: str = "float32") -> Transitions:
@@ -312,17 +312,17 @@ def test_rows_that_are_packed_share_no_memory_with_the_chunk() -> None:
 
 
 @pytest.mark.parametrize("tensors", [False, True])
-@pytest.mark.parametrize("finals", [False, True])
+@pytest.mark.parametrize("has_final_obs", [False, True])
 def test_successors_are_unknown_exactly_where_an_episode_ended_and_the_world_hides_them(
-    tensors: bool, finals: bool
+    tensors: bool, has_final_obs: bool
 ) -> None:
     data = transitions()
     over = data.terminated | data.truncated
     given: Any = data
     if tensors:
         given = Transitions(*(torch.from_numpy(getattr(data, name)) for name in data.__slots__))
-    batch = Columns(4, 2).split(packed(given, finals=finals))
-    np.testing.assert_array_equal(batch.known.numpy().reshape(SHAPE), np.ones(SHAPE) if finals else ~over)
+    batch = Columns(4, 2).split(packed(given, has_final_obs=has_final_obs))
+    np.testing.assert_array_equal(batch.known.numpy().reshape(SHAPE), np.ones(SHAPE) if has_final_obs else ~over)
     np.testing.assert_array_equal(batch.terminated.numpy().reshape(SHAPE), data.terminated)
     np.testing.assert_array_equal(batch.obs.numpy().reshape(*SHAPE, 4), data.obs)
     np.testing.assert_array_equal(batch.next_obs.numpy().reshape(*SHAPE, 4), data.next_obs)

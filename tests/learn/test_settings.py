@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from freewheel.errors import UsageError
-from freewheel.learn.ppo import PPO
-from freewheel.learn.settings import Assignment, PPOConfig
+from freewheel.learn.ppo.learner import PPO
+from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.policies.spec import PolicySpec
+from tests.support.places import ROOT
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_edges_are_allowed() -> None:
 def test_a_config_builds_its_learner() -> None:
     policy = PolicySpec(2, "float32", ((0, 2),), ((0, 2),), (), None, "categorical", 3, (4,), "tanh", 0.0, "")
     config = PPOConfig(lr=1e-3)
-    learner = config.build(Assignment(policy, rows=8, lanes=2, seed=0, total_steps=None))
+    learner = config.build(LearnerSpec(policy, rows=8, lanes=2, seed=0, total_steps=None))
     assert isinstance(learner, PPO)
     assert learner.config is config
     assert (learner.version, learner.ready, learner.hungry) == (0, False, True)
@@ -54,4 +54,4 @@ def test_a_config_builds_its_learner() -> None:
 
 def test_settings_are_read_without_torch() -> None:
     script = "import sys, freewheel.learn.settings as s; s.PPOConfig(); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=30)

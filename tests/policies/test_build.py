@@ -5,15 +5,15 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from freewheel.policies.actor import NumpyActor
 from freewheel.policies.build import make_actor
 from freewheel.policies.nets import TorchActor
+from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import PolicySpec
+from tests.support.places import ROOT, SUPPORT
 
 
 def policy(module: str = "") -> PolicySpec:
@@ -28,7 +28,7 @@ def test_our_own_networks_run_in_numpy() -> None:
 
 
 def test_a_users_module_runs_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(SUPPORT)
     make = pickle.loads(pickle.dumps(make_actor(policy("custom_module:Shared"))))  # noqa: S301
     assert isinstance(make(), TorchActor)
 
@@ -40,5 +40,5 @@ make = pickle.loads({pickle.dumps(make_actor(policy()))!r})
 make()
 assert "torch" not in sys.modules
 """
-    root = Path(__file__).resolve().parents[2]
+    root = ROOT
     subprocess.run([sys.executable, "-c", script], cwd=root, check=True, timeout=30)

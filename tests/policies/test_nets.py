@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,10 @@ from hypothesis import strategies as st
 
 from freewheel.core import NDArray, Snapshot
 from freewheel.errors import SetupError
-from freewheel.policies.actor import NumpyActor
 from freewheel.policies.nets import Categorical, Gaussian, PolicyNet, Squashed, TorchActor
+from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import Head, PolicySpec, network_inputs
+from tests.support.places import SUPPORT
 
 PLAIN = PolicySpec(
     obs_size=4,
@@ -39,7 +39,7 @@ SLICED = replace(PLAIN, obs_size=6, actor_columns=((0, 3), (5, 6)), critic_colum
 @pytest.fixture
 def custom(monkeypatch: pytest.MonkeyPatch) -> PolicySpec:
     """A spec whose network is in a module that can be imported by name."""
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(SUPPORT)
     return replace(PLAIN, module="custom_module:Shared")
 
 
@@ -155,12 +155,12 @@ def test_squashed_is_torchs() -> None:
     rng = np.random.default_rng(0)
     head = torch.from_numpy(rng.uniform(-1.5, 1.5, (50, 6)).astype(np.float32))
     mean, log_std = head.double().chunk(2, -1)
-    bell: Any = torch.distributions.Normal(mean, log_std.exp())
-    theirs: Any = torch.distributions.TransformedDistribution(bell, [torch.distributions.TanhTransform()])
+    wakeup: Any = torch.distributions.Normal(mean, log_std.exp())
+    theirs: Any = torch.distributions.TransformedDistribution(wakeup, [torch.distributions.TanhTransform()])
     action = torch.tanh(torch.from_numpy(rng.normal(size=(50, 3)))).float()
     ours = Squashed(head)
     torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action.double()).sum(-1).float())
-    torch.testing.assert_close(ours.entropy(), bell.entropy().sum(-1).float())
+    torch.testing.assert_close(ours.entropy(), wakeup.entropy().sum(-1).float())
 
 
 def test_a_squashed_deviation_is_bounded() -> None:

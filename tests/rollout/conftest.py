@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from freewheel.core import ActionSpec, Decision, EnvSpec, Failure, NDArray, SeedStream, Slice, Snapshot, Step
-from freewheel.rollout.recipe import Recipe
+from freewheel.rollout.factory import RunnerFactory
 
 #: (step of the run, lane) -> what stands in which fields of the Step instead, or "raise"; step -1 is the first reset.
 Tricks = dict[tuple[int, int], dict[str, float]]
 
 
-class Clock:
+class Executor:
     """Nanoseconds that pass when told to, and one with every look."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class CountingWorld:
     """Lane i plays episodes of i + 2 steps: even ones are terminated, odd ones truncated. An observation is (lane, episode,
     step), the reward is 100 × lane + 10 × episode + step. The arrays are written anew at every step, as an env may do."""
 
-    def __init__(self, lanes: int, clock: Clock, tricks: Tricks | None = None) -> None:
+    def __init__(self, lanes: int, clock: Executor, tricks: Tricks | None = None) -> None:
         everything = Slice("obs", 0, 3, (3,))
         self.spec = EnvSpec(
             "Counting-v0", lanes, 3, "float32", (everything,), ActionSpec("discrete", 4), measures=("number",)
@@ -80,10 +80,10 @@ class CountingWorld:
             failures=failed,
         )
 
-    def condition(self, context: NDArray) -> None:
-        self.spec.admit(context)
+    def set_context(self, context: NDArray) -> None:
+        self.spec.check_context(context)
 
-    def renew(self) -> NDArray:
+    def autoreset(self) -> NDArray:
         self._obs[:] = self._next_obs
         failed = self._failing(self.steps - 1)
         for lane in range(self.spec.lanes):
@@ -123,7 +123,7 @@ class CountingWorld:
 class Follower:
     """Chooses the step number, says minus the version, and remembers what its generator gave."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Executor) -> None:
         self.version, self.draws = -1, list[float]()
         self._clock = clock
 
@@ -140,21 +140,21 @@ class Follower:
 
 
 class Stage:
-    """A world and an actor as a Recipe makes them, within the test's reach."""
+    """A world and an actor as a RunnerFactory makes them, within the test's reach."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Executor) -> None:
         self.clock = clock
         self.worlds: list[CountingWorld] = []
         self.actors: list[Follower] = []
         self.tricks: Tricks = {}
-        self.recipe = Recipe(make=self._make, actor=self._actor, seed=11)
+        self.recipe = RunnerFactory(make=self._make, actor=self._actor, seed=11)
 
     @property
     def world(self) -> CountingWorld:
         (only,) = self.worlds
         return only
 
-    def _make(self, lanes: range, *, processes: bool = False, tolerant: bool = False) -> CountingWorld:
+    def _make(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> CountingWorld:
         self.worlds.append(CountingWorld(len(lanes), self.clock, self.tricks))
         return self.worlds[-1]
 
@@ -165,7 +165,7 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    clock = Clock()
+    clock = Executor()
     for module in ("cpu", "turns"):
         monkeypatch.setattr(f"freewheel.rollout.{module}.perf_counter_ns", clock)
     return Stage(clock)

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from freewheel.rollout.child import ignore_interrupts, without_main
+from tests.support.places import ROOT
 
 TIED = """
 import sys
@@ -30,7 +30,7 @@ while True:
 def tied(descriptor: int, *, wait: bool = False) -> Iterator[subprocess.Popen[str]]:
     """A process that ties itself to this descriptor, at once or when it is told to."""
     command = [sys.executable, "-c", TIED.format(descriptor=descriptor, wait=wait)]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         command, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[descriptor]
     ) as process:

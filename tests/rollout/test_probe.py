@@ -48,7 +48,7 @@ class Timed:
     """A world of four lanes whose steps take `cost` seconds, the first one 100, and whose resets, every second step, 7 more."""
 
     def __init__(self, cost: float) -> None:
-        self.env = GymConfig("freewheel.testing:Counter", {"length": 2}).make(range(4))
+        self.env = GymConfig("freewheel.testing.worlds:Counter", {"length": 2}).make(range(4))
         self.cost, self.seconds, self.steps, self.ended = cost, 50.0, 0, False
 
     @property
@@ -65,12 +65,12 @@ class Timed:
         self.ended = bool(step.terminated.all())
         return step
 
-    def condition(self, context: NDArray) -> None:
-        self.env.condition(context)
+    def set_context(self, context: NDArray) -> None:
+        self.env.set_context(context)
 
-    def renew(self) -> NDArray:
+    def autoreset(self) -> NDArray:
         self.seconds, self.ended = self.seconds + 7.0 * self.ended, False
-        return self.env.renew()
+        return self.env.autoreset()
 
     def render(self) -> None:
         return None

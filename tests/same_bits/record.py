@@ -64,7 +64,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for case in CASES:
         save_file(weights(case), folder / f"{case}.safetensors", metadata={"arithmetic": arithmetic()})
-        print(case)
+        sys.stdout.write(f"{case}\n")
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:  # child processes import tests.transport.children
+if str(ROOT) not in sys.path:  # child processes import tests.support.children
     sys.path.append(str(ROOT))
 
-from freewheel.transport import nursery  # noqa: E402
+from freewheel.transport import forkserver  # noqa: E402
 
 LIMIT = 20.0  # seconds that anything waited for here may take, on a machine with other things to do
 
@@ -34,17 +34,17 @@ class Eventually(Protocol):
 
 @pytest.fixture(scope="session", autouse=True)
 def prepared() -> None:
-    nursery.prepare(["tests.transport.children"])
+    forkserver.prepare(["tests.support.children"])
 
 
 @pytest.fixture
 def start(prepared: None) -> Iterator[Start]:
-    leash = nursery.Leash()
+    leash = forkserver.Leash()
     processes: list[ForkServerProcess] = []
 
     def run(target: Callable[..., None], *args: Any) -> ForkServerProcess:
         process = leash.process(target, *args, name=f"test-{target.__name__}")
-        nursery.start(process)
+        forkserver.start(process)
         processes.append(process)
         return process
 

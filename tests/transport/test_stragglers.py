@@ -10,30 +10,30 @@ import numpy as np
 import pytest
 
 from freewheel.core import WORKER_TIME, Episode
-from freewheel.transport.pulse import RESET, STEP, WAIT, Pulse
+from freewheel.transport.shm.heartbeats import RESET, STEP, WAIT, Heartbeats
 from freewheel.transport.stragglers import WINDOW, Stragglers
 
 
 class Scene:
     """Workers whose steps take what the test says, under a clock that moves when it is told to."""
 
-    def __init__(self, pulse: Pulse, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, heartbeats: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: round(self.now * 1e9))
-        for module in ("stragglers", "pulse"):
+        for module in ("stragglers", "heartbeats"):
             monkeypatch.setattr(f"freewheel.transport.{module}.time", clock)
-        self.pulse, self.workers = pulse, len(pulse.memory["steps"])
+        self.heartbeats, self.workers = heartbeats, len(heartbeats.memory["steps"])
         self.times = np.zeros((self.workers, len(WORKER_TIME)), np.int64)
         for worker in range(self.workers):
-            pulse.enter(worker, WAIT)
-        self.stragglers = Stragglers(pulse, self.times)
+            heartbeats.enter(worker, WAIT)
+        self.stragglers = Stragglers(heartbeats, self.times)
 
     def play(self, seconds: float, step_s: Sequence[float], reset_share: float = 0.0) -> list[str]:
         """Everyone steps for this long, a step taking so many seconds; who is newly slow."""
         self.now += seconds
         for worker, each in enumerate(step_s):
             steps = round(seconds / each)
-            self.pulse.memory["steps"][worker] += steps
+            self.heartbeats.memory["steps"][worker] += steps
             busy = steps * each * 1e9
             self.times[worker, WORKER_TIME.index("step")] += round(busy * (1 - reset_share))
             self.times[worker, WORKER_TIME.index("reset")] += round(busy * reset_share)
@@ -42,8 +42,8 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    with closing(Pulse(4, 1)) as pulse:
-        yield Scene(pulse, monkeypatch)
+    with closing(Heartbeats(4, 1)) as heartbeats:
+        yield Scene(heartbeats, monkeypatch)
 
 
 EVEN = (0.01, 0.01, 0.01, 0.01)
@@ -71,20 +71,20 @@ def test_ten_times_the_median_is_where_slow_begins(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("phase", "slow"), [(STEP, True), (RESET, True), (WAIT, False)])
 def test_a_step_that_goes_on_and_on_counts_though_it_has_not_ended(scene: Scene, phase: int, slow: bool) -> None:
-    scene.pulse.enter(1, phase)
+    scene.heartbeats.enter(1, phase)
     named = scene.play(3.0, (0.01, 100.0, 0.01, 0.01))
     assert named == (["worker 1 is slow: 3 s a step, the others 10 ms"] if slow else [])
 
 
 def test_a_step_that_has_not_lasted_long_says_nothing(scene: Scene) -> None:
     scene.play(3.0, EVEN)
-    scene.pulse.enter(1, STEP)
+    scene.heartbeats.enter(1, STEP)
     assert scene.play(0.9, (0.01, 100.0, 0.01, 0.01)) == [], "it may have lost the processor"
 
 
 def test_of_two_workers_one_can_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Pulse(2, 1)) as pulse:
-        scene = Scene(pulse, monkeypatch)
+    with closing(Heartbeats(2, 1)) as heartbeats:
+        scene = Scene(heartbeats, monkeypatch)
         assert scene.play(10.0, (0.5, 0.01)) == ["worker 0 is slow: 500 ms a step, the others 10 ms"]
 
 
@@ -113,7 +113,7 @@ def test_the_table_has_everyones_means(scene: Scene) -> None:
     }
     assert (table[0]["steps"], table[0]["episodes"], table[0]["episode_s"]) == (200, 0, None)
     assert scene.stragglers.mean_step() == pytest.approx(8.0 / 604)
-    scene.pulse.memory["steps"][:] += 50  # of fragments that are still open: their time is not known yet
+    scene.heartbeats.memory["steps"][:] += 50  # of fragments that are still open: their time is not known yet
     assert scene.stragglers.mean_step() == pytest.approx(8.0 / 604)
 
 

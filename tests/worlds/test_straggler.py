@@ -7,7 +7,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_args
 
 import gymnasium
@@ -20,6 +19,7 @@ from freewheel.core import NDArray
 from freewheel.errors import UsageError
 from freewheel.worlds.registry import WORLDS, register
 from freewheel.worlds.straggler import ACTIONS, TARGETS, Law, Straggler, relative_times, right_action
+from tests.support.places import ROOT
 
 ID = "freewheel/Straggler-v0"
 #: The deviation of each law of mean 1, in closed form: e^(σ²) − 1 at σ = 0.7, and p(1 − p)(long − short)².
@@ -235,4 +235,4 @@ def test_registering_twice_is_quiet_and_leaves_the_world_bare(monkeypatch: pytes
 @pytest.mark.parametrize(("module", "absent"), [("straggler", "torch"), ("registry", "gymnasium")])
 def test_importing_is_light(module: str, absent: str) -> None:
     script = f"import sys, freewheel.worlds.{module}; assert {absent!r} not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], timeout=30, check=True)
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=30, check=True)

@@ -1,0 +1,121 @@
+"""SerialCollector: acting in the caller's own process, whenever it asks; what sequential and lockstep share."""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from freewheel.core import WORKER_TIME, Chunk, Env, EnvSpec, Episode, RowCounts, Snapshot
+from freewheel.rollout.factory import MakeEnv, RunnerFactory
+from freewheel.rollout.probe import StepCost
+from freewheel.rollout.spec import CollectSpec, Timeouts
+
+WAIT_CREDIT = WORKER_TIME.index("wait-credit")
+
+
+class SerialConfig(ABC):
+    """What the configs of modes that act in turn share."""
+
+    num_envs: int
+
+    @abstractmethod
+    def place(self, make: MakeEnv, lanes: range) -> Env: ...
+
+    def survey(self, make: MakeEnv, limits: Timeouts, modules: Sequence[str] = ()) -> tuple[EnvSpec, StepCost]:
+        """What the world is; nothing depends on what its steps cost."""
+        with closing(self.place(make, range(1))) as env:
+            return env.spec, StepCost(0.0, 0.0)
+
+    def planned(self, cost: StepCost) -> Self:
+        return self
+
+    @property
+    def lanes(self) -> int:
+        return self.num_envs
+
+
+class SerialRunner(Protocol):
+    """A Runner in this process, on numpy or on tensors."""
+
+    produced: int
+    open: int
+
+    def load(self, snapshot: Snapshot) -> None: ...
+    def spend(self, kind: int, ns: int) -> None: ...
+    def unroll(self, steps: int) -> Chunk[Any]: ...
+    def close(self) -> None: ...
+
+
+def simulate_in_turn(recipe: RunnerFactory, job: CollectSpec) -> SerialCollector:
+    """A batched simulator, in turn with learning."""
+    from freewheel.rollout.device_runner import DeviceRunner
+
+    runner = DeviceRunner(recipe, range(job.spec.lanes), job.steps, job.compile, job.reserved)
+    return SerialCollector(runner, job.steps)
+
+
+class SerialCollector:
+    """A Collector over one Runner: act, then learn, then act. Lag is 0 because nobody acts during an update.
+
+    What is there when the first rows have come is kept from the garbage collector until the end, as it is in workers.
+    """
+
+    def __init__(self, runner: SerialRunner, steps: int) -> None:
+        self._runner, self._steps = runner, steps
+        self._idle_since = perf_counter_ns()
+        self._warm = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._warm:
+            gc.unfreeze()
+        self._runner.close()
+
+    def publish(self, snapshot: Snapshot, done: int) -> None:
+        self._waited()
+        self._runner.load(snapshot)
+        self._idle_since = perf_counter_ns()
+
+    def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
+        if not wait:
+            return ()
+        self._waited()
+        chunk = self._runner.unroll(self._steps)
+        if not self._warm:
+            self._warm = True
+            gc.freeze()
+        self._idle_since = perf_counter_ns()
+        return (chunk,)
+
+    def oldest(self) -> int | None:
+        return None  # nothing is ever left open or queued between two calls
+
+    def rows(self) -> RowCounts:
+        return RowCounts(produced=self._runner.produced, open=self._runner.open)
+
+    def stats(self) -> Mapping[str, float | None]:
+        return {"queue_util": None}
+
+    def eval_episodes(self) -> list[Episode]:
+        """Episodes of reserved lanes since this was last asked."""
+        eval_episodes: list[Episode] = getattr(self._runner, "eval_episodes", [])
+        found = eval_episodes[:]
+        eval_episodes.clear()
+        return found
+
+    def messages(self) -> Sequence[str]:
+        messages: Sequence[str] = self._runner.messages() if hasattr(self._runner, "messages") else ()
+        return messages
+
+    def summary(self) -> Mapping[str, Any]:
+        return {}
+
+    def _waited(self) -> None:
+        self._runner.spend(WAIT_CREDIT, perf_counter_ns() - self._idle_since)

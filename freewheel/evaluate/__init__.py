@@ -1,0 +1,1 @@
+"""Evaluation: greedy episodes of a policy, and who plays them."""

@@ -1,0 +1,194 @@
+"""Fitting a learned world: new rows in, parameters and elites out; what it keeps is its own data, so it can live anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from freewheel.core import Array, Compile, Metrics, NDArray
+from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
+from freewheel.learn.settings import MBPOConfig
+from freewheel.rollout.graphs import Program
+from freewheel.seeding import tree
+
+HOLDOUT, MOST_HELD_OUT = 0.2, 5_000  # share of the rows, and how many at most
+PROGRESS, PATIENCE = 0.01, 5  # less than this relative gain of every member, for more than so many epochs, ends a fit
+FIRST_ALLOCATION = 16_384  # rows; doubled when they are full
+
+
+@dataclass(frozen=True)
+class Question:
+    """Rows that have come since the last fit, packed [n, W] float32."""
+
+    rows: Array
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted model: numpy from a CPU, tensors on any other device; all of it copied."""
+
+    params: Array  # [E * P]
+    statistics: Mapping[str, Array]
+    elites: Array  # [k] int64, the best first
+    metrics: Metrics
+    version: int  # fits finished
+
+    @property
+    def state(self) -> dict[str, Array]:
+        """What `Ensemble.load` takes."""
+        return {"vector": self.params, **self.statistics}
+
+
+class Fitter:
+    """Every call appends rows to the data, forgets the oldest beyond `model_rows`, and fits the ensemble from where it was."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: MBPOConfig,
+        seed: int,
+        device: str,
+        compile: Compile,  # noqa: A002 - the name of the option
+    ) -> None:
+        self.config, self.device, self.compile = config, device, compile
+        self.ensemble = Ensemble(spec, device, torch.Generator().manual_seed(tree(seed, "model")))
+        self.version, self.seen = 0, 0  # fits finished; rows that ever came
+        self._rng = torch.Generator(device).manual_seed(tree(seed, "fit"))
+        self._flat = nn.Parameter(self.ensemble.vector)
+        self._flat.grad = self.ensemble.grad
+        self._adam = torch.optim.Adam([self._flat], config.model_lr, fused=True, capturable=device != "cpu")
+        self._moments = {
+            "step": torch.zeros((), device=device),
+            "exp_avg": torch.zeros_like(self.ensemble.vector),
+            "exp_avg_sq": torch.zeros_like(self.ensemble.vector),
+        }
+        self._adam.state[self._flat] = self._moments
+        self._best = torch.zeros_like(self.ensemble.vector)
+        self._owner = _owners(spec).to(device)
+        self._loss = torch.zeros((), device=device)  # summed over an epoch's steps
+        self._column = torch.arange(config.model_batch, device=device)  # of `_order`, for the next step
+        self._allocate(min(FIRST_ALLOCATION, config.model_rows))
+
+    @property
+    def rows(self) -> int:
+        """Rows to fit to."""
+        return min(self.seen, self.config.model_rows)
+
+    def __call__(self, question: Question) -> Fit:
+        self._append(torch.as_tensor(question.rows, device=self.device))
+        held, steps = self._draw()
+        metrics, elites = self._train(held, steps)
+        self.version += 1
+        parts = {"params": self.ensemble.vector.clone(), "elites": elites}
+        statistics = {name: value.clone() for name, value in self.ensemble.statistics.items()}
+        return Fit(**_export(parts), statistics=_export(statistics), metrics=metrics, version=self.version)
+
+    def _append(self, rows: Tensor) -> None:
+        capacity = self.config.model_rows
+        self.seen += len(rows)
+        rows = rows[-capacity:]
+        if self.rows > len(self._data):
+            kept = self._data
+            self._allocate(min(max(2 * len(kept), self.rows), capacity))
+            self._data[: len(kept)] = kept
+        place = torch.arange(self.seen - len(rows), self.seen, device=self.device) % capacity
+        self._data.index_copy_(0, place, rows)
+
+    def _allocate(self, rows: int) -> None:
+        """Room for so many rows; the step is captured again, since it reads them where they are."""
+        batch, members = self.config.model_batch, self.config.members
+        self._data = torch.zeros(rows, self.ensemble.spec.width, device=self.device)
+        self._order = torch.zeros(members, -(-rows // batch) * batch, dtype=torch.int64, device=self.device)
+        state = [self.ensemble.vector, self.ensemble.grad, self._loss, self._column, *self._moments.values()]
+        self._step = Program(self._gradient_step, self.compile, state=state)
+
+    def _gradient_step(self) -> None:
+        rows = self._data[self._order.index_select(1, self._column)]  # [E, n, W]
+        self._loss += self.ensemble.gradient(rows)
+        self._adam.step()
+        self._column += len(self._column)
+
+    def _draw(self) -> tuple[Tensor, int]:
+        """Split the rows, take the statistics of one part, and draw each member's own sample of it: held-out rows, steps."""
+        shuffled = torch.randperm(self.rows, generator=self._rng, device=self.device)
+        held = min(max(1, int(HOLDOUT * self.rows)), MOST_HELD_OUT)
+        train = shuffled[held:]
+        steps = -(-len(train) // self.config.model_batch)
+        size = (self.config.members, steps * self.config.model_batch)  # whole minibatches: every step has one shape
+        draws = torch.randint(len(train), size, generator=self._rng, device=self.device)
+        self._order[:, : size[1]] = train[draws]
+        self.ensemble.normalise(self._data[train])
+        return self._data[shuffled[:held]], steps
+
+    def _train(self, held: Tensor, steps: int) -> tuple[dict[str, float], Tensor]:
+        """Until held-out rows show no progress; each member ends with its best weights. Metrics, elites."""
+        vector = self.ensemble.vector
+        self._best.copy_(vector)
+        least = torch.full((self.config.members,), torch.inf)
+        epochs = idle = 0
+        while epochs < self.config.max_epochs and idle <= PATIENCE:
+            self._epoch(steps)
+            epochs += 1
+            error = self.ensemble.holdout_error(held)[0].cpu()  # the only wait for the device
+            better = error < (1 - PROGRESS) * least
+            least = torch.where(better, error, least)
+            self._best.copy_(torch.where(better.to(self.device)[self._owner], vector, self._best))
+            idle = 0 if better.any() else idle + 1
+        vector.copy_(self._best)
+        elites = least.argsort(stable=True)[: self.config.elites]
+        metrics = {
+            "model/holdout": float(least[elites].mean()),
+            "model/epochs": float(epochs),
+            "model/steps": float(epochs * steps),
+            "model/rows": float(self.rows),
+            "model/train_loss": float(self._loss) / steps,  # of the last epoch, all members
+        }
+        elites = elites.to(self.device)
+        if self.ensemble.spec.learns_termination:
+            metrics["model/termination_error"] = float(self.ensemble.holdout_error(held)[1][elites].mean())
+        return metrics, elites
+
+    def _epoch(self, steps: int) -> None:
+        """One pass of every member over its sample, in a new order."""
+        order = self._order[:, : steps * self.config.model_batch]
+        keys = torch.rand(order.shape, generator=self._rng, device=self.device)
+        order.copy_(order.gather(1, keys.argsort(1)))
+        torch.arange(self.config.model_batch, out=self._column)
+        self._loss.zero_()
+        for _ in range(steps):
+            self._step()
+
+    def state(self) -> dict[str, NDArray]:
+        """All that the next call depends on."""
+        tensors = {
+            **self.ensemble.state(),
+            **self._moments,
+            "rng": self._rng.get_state(),
+            "data": self._data[: self.rows],
+        }
+        counts = torch.tensor([self.seen, self.version])
+        return {name: value.cpu().numpy().copy() for name, value in {**tensors, "counts": counts}.items()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on where `state` was taken."""
+        self.seen, self.version = (int(count) for count in state["counts"])
+        if self.rows > len(self._data):
+            self._allocate(self.rows)
+        self._data[: self.rows] = torch.as_tensor(state["data"], device=self.device)
+        self.ensemble.load(state)
+        for name, value in self._moments.items():
+            value.copy_(torch.as_tensor(state[name]))
+        self._rng.set_state(torch.as_tensor(state["rng"]))
+
+
+def _owners(spec: ModelSpec) -> Tensor:
+    """The member that each parameter of the flat vector belongs to."""
+    member = torch.arange(spec.members)[:, None, None]
+    return torch.cat([member.expand(shape).reshape(-1) for shape in spec.layout().values()])
+
+
+def _export(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    return {name: value if value.is_cuda else value.numpy() for name, value in tensors.items()}

@@ -1,0 +1,105 @@
+"""What can be chosen by name: worlds, algorithms, modes, sinks, commands and heads, ours and those of installed packages.
+
+A choice is one entry: an object with a `name`, kept in a module of its own. Ours are found where they live, those of other packages
+by the entry points that they declare in their pyproject.toml:
+
+    kind         attribute    our modules                                   entry points
+    worlds       FAMILY       freewheel.envs.*, freewheel.worlds.*.family   freewheel.worlds
+    algorithms   ALGORITHM    freewheel.learn.*.config                      freewheel.algorithms
+    modes        MODE         freewheel.collect.*                           freewheel.modes
+    sinks        SINK         freewheel.sinks.*                             freewheel.sinks
+    commands     COMMAND      freewheel.cli.*                               freewheel.commands
+    heads        HEAD         freewheel.policies.heads.*                    freewheel.heads
+
+Nothing is imported before somebody asks, and entries are light: what is heavy they import when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from freewheel.errors import SetupError, UsageError, nearest
+
+
+class Named(Protocol):
+    """Anything that can be registered."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Entry = TypeVar("Entry", bound=Named)
+
+
+class Registry(Generic[Entry]):
+    """All entries of one kind by name."""
+
+    def __init__(self, kind: str, attribute: str, *rooms: str, leaf: str = "") -> None:
+        self.kind, self.group = kind, f"freewheel.{kind}s"
+        self._attribute, self._rooms, self._leaf = attribute, rooms, leaf
+
+    @cached_property
+    def entries(self) -> dict[str, Entry]:
+        """Ours first; the name of an entry is its own to choose, and may be taken only once."""
+        found: dict[str, Entry] = {}
+        for entry in (*self._ours(), *self._installed()):
+            if entry.name in found:
+                raise SetupError(f"two {self.kind}s are called '{entry.name}': uninstall one of the packages")
+            found[entry.name] = entry
+        return found
+
+    def __getitem__(self, name: str) -> Entry:
+        """The entry of this name, or UsageError with the nearest one."""
+        if name not in self.entries:
+            raise UsageError(f"unknown {self.kind} '{name}'{nearest(name, self.entries)}")
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def _ours(self) -> Iterator[Entry]:
+        for room in self._rooms:
+            for module in _modules(room, self._leaf):
+                if _defines(module, self._attribute):
+                    yield getattr(importlib.import_module(module), self._attribute)
+
+    def _installed(self) -> Iterator[Entry]:
+        for point in metadata.entry_points(group=self.group):
+            try:
+                entry: Entry = point.load()
+            except Exception as error:
+                raise SetupError(
+                    f"the {self.kind} '{point.name}' of another package cannot be loaded ({point.value}: {error}); "
+                    "repair or uninstall that package"
+                ) from error
+            yield entry
+
+
+def _modules(room: str, leaf: str) -> Iterator[str]:
+    """The modules of a room, or those called `leaf` in the folders of the room; none of them is imported."""
+    folder = importlib.import_module(room)
+    for found in pkgutil.iter_modules(folder.__path__, f"{room}."):
+        if leaf and found.ispkg and (Path(folder.__path__[0]) / found.name.rpartition(".")[2] / f"{leaf}.py").is_file():
+            yield f"{found.name}.{leaf}"
+        elif not leaf and not found.ispkg:
+            yield found.name
+
+
+def _defines(module: str, attribute: str) -> bool:
+    """Whether a module assigns this name, read from its source: importing it to find out could import torch."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return False
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    return re.search(rf"^{attribute}\b[^=\n]*= ", text, re.MULTILINE) is not None

@@ -1,0 +1,311 @@
+"""DeviceRunner: drives one batched simulator where its tensors live, into preallocated slabs; a step can be one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freewheel.core import (
+    WORKER_TIME,
+    Chunk,
+    Compile,
+    Decision,
+    Env,
+    EnvSpec,
+    Episode,
+    Origin,
+    Snapshot,
+    Step,
+    Transitions,
+)
+from freewheel.errors import EnvError
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.graphs import Program
+from freewheel.seeding import generator, training_episodes
+
+STEP, RESET, LOAD, OTHER = (WORKER_TIME.index(kind) for kind in ("step", "reset", "load", "other"))
+
+
+class DeviceActor(Protocol):
+    """An Actor on tensors whose dice can be captured."""
+
+    @property
+    def generators(self) -> list[torch.Generator]: ...
+    def act(self, obs: Tensor, rng: np.random.Generator, *, greedy: bool = False) -> Decision[Tensor]: ...
+    def load(self, snapshot: Snapshot) -> None: ...
+
+
+@dataclass(frozen=True)
+class Endings:
+    """What is known of episodes at each row [T, B], reserved lanes included: meaningful where one is over."""
+
+    over: Tensor
+    ret: Tensor
+    length: Tensor
+    measures: Tensor  # [T, B, M]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Rows that were launched; on a GPU they may still be under way until `done`."""
+
+    data: Transitions[Tensor]
+    endings: Endings
+    version: int
+    sequence: int
+    begun: torch.cuda.Event | None
+    done: torch.cuda.Event | None
+    wall: int  # ns that launching took
+
+    @property
+    def finished(self) -> bool:
+        return self.done is None or self.done.query()
+
+    def step_ns(self) -> int:
+        """What the simulation took; waits until it is done."""
+        if self.begun is None or self.done is None:
+            return self.wall
+        self.done.synchronize()
+        return int(self.begun.elapsed_time(self.done) * 1e6)
+
+
+class DeviceRunner:
+    """One author for all lanes of a simulation. Weights change only between chunks.
+
+    Beyond its lanes there may be reserved ones, which act greedily: their rows are nobody's, their episodes are `eval_episodes`.
+    """
+
+    def __init__(
+        self,
+        recipe: RunnerFactory,
+        lanes: range,
+        steps: int,
+        compile: Compile = "off",  # noqa: A002 - the name of the option
+        reserved: int = 0,
+    ) -> None:
+        self.env: Any = recipe.make(range(len(lanes) + reserved))
+        spec: EnvSpec = self.env.spec
+        self.spec = replace(spec, lanes=len(lanes))
+        self.eval_episodes: list[Episode] = []
+        self.produced = self.open = self.version = 0
+        self._actor: DeviceActor = recipe.actor()  # type: ignore[assignment]
+        self._rng = generator(recipe.seed, "actor", 0)  # unused: actors on tensors have dice of their own
+        self._streams = [training_episodes(recipe.seed, lane) for lane in range(spec.lanes)]
+        self._played = np.zeros(spec.lanes, np.int64)
+        self._compile, self._steps, self._sequence = compile, steps, 0
+        self._slab = _empty(steps, self.spec)
+        shape, device = (steps, spec.lanes), spec.device
+        self._endings = Endings(
+            torch.zeros(shape, dtype=torch.bool, device=device), torch.zeros(shape, device=device),
+            torch.zeros(shape, device=device),
+            torch.zeros((*shape, len(spec.measures)), device=device),
+        )  # fmt: skip
+        self._return, self._length = (torch.zeros(spec.lanes, device=device) for _ in range(2))
+        self._row = torch.zeros(1, dtype=torch.int64, device=device)
+        self._obs = torch.zeros(spec.lanes, spec.obs_size, device=device)
+        self._action = torch.zeros(
+            (spec.lanes, *spec.action.shape), dtype=getattr(torch, spec.action.dtype), device=device
+        )
+        self._log_prob = torch.zeros(spec.lanes, device=device)
+        self._programs: list[Program] = []
+        self._told = False
+        self._time = [0] * len(WORKER_TIME)
+        self._no_state = torch.zeros(len(lanes), 0)
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """Why there are no graphs, where they were asked for."""
+        return [program.fallback for program in self._programs if program.fallback]
+
+    def messages(self) -> list[str]:
+        """Why there are no graphs on a GPU, once."""
+        if self._told or not self._programs or not self._obs.is_cuda:
+            return []
+        self._told = True
+        return [f"no CUDA graph for the simulation, it is launched bit by bit: {why}" for why in self.fallbacks]
+
+    def load(self, snapshot: Snapshot) -> None:
+        began = perf_counter_ns()
+        self._actor.load(snapshot)
+        self.env.set_context(snapshot.context)
+        self.version = snapshot.version
+        self._time[LOAD] += perf_counter_ns() - began
+
+    def spend(self, kind: int, ns: int) -> None:
+        self._time[kind] += ns
+
+    def launch(self, steps: int) -> Written:
+        """The next rows of every lane, at most as many as there is room for; what is written is the reader's own."""
+        if not self._programs:
+            self.begin()
+        began, events = perf_counter_ns(), self._events()
+        if events is not None:
+            events[0].record()
+        self._row.zero_()
+        for _ in range(steps):
+            for program in self._programs:
+                program()
+        data = Transitions(
+            **{field.name: getattr(self._slab, field.name)[:steps].clone() for field in fields(Transitions)}
+        )
+        endings = Endings(*(getattr(self._endings, field.name)[:steps].clone() for field in fields(Endings)))
+        if events is not None:
+            events[1].record()
+        self.produced += steps * self.spec.lanes
+        self.open += steps * self.spec.lanes
+        begun, done = events or (None, None)
+        written = Written(data, endings, self.version, self._sequence, begun, done, perf_counter_ns() - began)
+        self._sequence += 1
+        return written
+
+    def sign(self, written: Written) -> Chunk[Tensor]:
+        """As a chunk, with the episodes that ended in it; waits until it is done."""
+        time = self._time
+        time[STEP] += written.step_ns()
+        self._time = [0] * len(WORKER_TIME)
+        self._check(written.data)
+        self.open -= written.data.reward.numel()
+        episodes = self._finished(written)
+        rows = written.data.reward.numel()
+        origin = Origin(0, 0, written.sequence, 0)
+        return Chunk(written.data, written.version, origin, episodes, self._no_state, np.array(time), rows)
+
+    def unroll(self, steps: int) -> Chunk[Tensor]:
+        """The next `steps` rows of every lane, when they are done."""
+        return self.sign(self.launch(steps))
+
+    def begin(self) -> None:
+        """Start the first episodes, and capture what is to be replayed."""
+        began = perf_counter_ns()
+        self._obs.copy_(self.env.reset(self._streams))
+        self._time[RESET] += perf_counter_ns() - began
+        own = [self._obs, self._action, self._log_prob, self._row, self._return, self._length]
+        dice = self._actor.generators
+        if getattr(self.env, "capturable", False):
+            state, dice = [*own, *self.env.state_tensors()], [*dice, *self.env.generators]
+            self._programs = [Program(self._whole_step, self._compile, state=state, generators=dice)]
+            return
+        acting = Program(self._act, self._compile, state=own, generators=dice)
+        stepping = Program(self._simulate, "off", state=())
+        storing = Program(self._store, self._compile, state=own)
+        self._programs = [acting, stepping, storing]
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _whole_step(self) -> None:
+        self._act()
+        self._simulate()
+        self._store()
+
+    def _act(self) -> None:
+        decision = self._actor.act(self._obs, self._rng)
+        self._action.copy_(decision.action)
+        self._log_prob.copy_(decision.log_prob)
+        reserved = self._obs[self.spec.lanes :]
+        if len(reserved):
+            self._action[self.spec.lanes :] = self._actor.act(reserved, self._rng, greedy=True).action
+
+    def _simulate(self) -> None:
+        self._step: Step[Tensor] = self.env.step(self._action)
+
+    def _store(self) -> None:
+        """Write row number `_row`, which lives on the device, so that one graph serves all rows."""
+        step, slab, ends, row = self._step, self._slab, self._endings, self._row
+        over = step.terminated | step.truncated
+        self._return += step.reward
+        self._length += 1
+        for room, value in (
+            (slab.obs, self._obs), (slab.action, self._action), (slab.log_prob, self._log_prob), (slab.reward, step.reward),
+            (slab.terminated, step.terminated), (slab.truncated, step.truncated), (slab.next_obs, step.next_obs),
+            (ends.over, over), (ends.ret, self._return), (ends.length, self._length), (ends.measures, step.measures),
+        ):  # fmt: skip
+            if value.numel():
+                room.index_copy_(0, row, value[: room.shape[1]].unsqueeze(0))
+        going_on = (~over).float()
+        self._return *= going_on
+        self._length *= going_on
+        self._obs.copy_(self.env.autoreset())
+        row.add_(1).remainder_(self._steps)
+
+    def _events(self) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
+        if not self._obs.is_cuda:
+            return None
+        return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def _finished(self, written: Written) -> tuple[Episode, ...]:
+        ends = written.endings
+        over = ends.over.nonzero()  # [E, 2] step, lane: in order of time
+        if not len(over):
+            return ()
+        at = (over[:, 0], over[:, 1])
+        told = torch.cat([ends.ret[at][:, None], ends.length[at][:, None], ends.measures[at]], dim=1).cpu().tolist()
+        episodes = [self._episode(lane, row) for lane, row in zip(over[:, 1].tolist(), told, strict=True)]
+        self.eval_episodes += [episode for episode in episodes if episode.lane >= self.spec.lanes]
+        return tuple(episode for episode in episodes if episode.lane < self.spec.lanes)
+
+    def _check(self, data: Transitions[Tensor]) -> None:
+        """EnvError if any row holds a number that is not finite."""
+        if bool(torch.isfinite(data.reward.sum() + data.next_obs.sum())):  # one sum is far cheaper than a test a value
+            return
+        bad = ~(data.reward.isfinite() & data.next_obs.isfinite().all(-1))
+        if bool(bad.any()):
+            t, lane = bad.nonzero()[0].tolist()
+            where = f"lane {lane} of {self.spec.name}, row {t} of chunk {self._sequence - 1}"
+            raise EnvError(
+                f"{where}: an observation or a reward is not finite; check the simulator for NaN and inf", "nan"
+            )
+
+    def _episode(self, lane: int, told: Sequence[float]) -> Episode:
+        stream, k = self._streams[lane], int(self._played[lane])
+        self._played[lane] += 1
+        ret, length, *measures = told
+        return Episode(lane, stream.number(k), 0, (), ret, int(length), 0.0, tuple(measures))
+
+
+def _empty(steps: int, spec: EnvSpec) -> Transitions[Tensor]:
+    rows, device = (steps, spec.lanes), spec.device
+
+    def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros((*rows, *shape), dtype=dtype, device=device)
+
+    return Transitions(
+        obs=room(spec.obs_size),
+        action=room(*spec.action.shape, dtype=getattr(torch, spec.action.dtype)),
+        log_prob=room(),
+        reward=room(),
+        terminated=room(dtype=torch.bool),
+        truncated=room(dtype=torch.bool),
+        next_obs=room(spec.obs_size),
+        valid=torch.ones(rows, dtype=torch.bool, device=device),
+    )
+
+
+def as_numpy(env: Env[Tensor]) -> Env:
+    """A device world as a numpy one, for whoever plays a few episodes of it."""
+    return _AsNumpy(env)
+
+
+class _AsNumpy:
+    """Implements core.Env over an Env[Tensor]."""
+
+    def __init__(self, env: Env[Tensor]) -> None:
+        self.spec, self.set_context, self._env = env.spec, env.set_context, env
+        self.render, self.close = env.render, env.close
+
+    def reset(self, seeds: Sequence[Any]) -> Any:
+        return self._env.reset(seeds).cpu().numpy().copy()
+
+    def step(self, action: Any) -> Step:
+        step = self._env.step(torch.from_numpy(np.asarray(action)).to(self.spec.device))
+        names = ("reward", "terminated", "truncated", "next_obs", "valid", "measures")
+        return Step(**{name: getattr(step, name).cpu().numpy().copy() for name in names})
+
+    def autoreset(self) -> Any:
+        return self._env.autoreset().cpu().numpy().copy()

@@ -1,0 +1,253 @@
+"""Runner: drives one Env of B lanes with a private policy and writes signed chunks, in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+
+import numpy as np
+
+from freewheel.core import (
+    NO_CONTEXT,
+    WORKER_TIME,
+    Chunk,
+    Decision,
+    Env,
+    EnvSpec,
+    Episode,
+    Failure,
+    NDArray,
+    Origin,
+    SeedStream,
+    Snapshot,
+    Step,
+    Transitions,
+)
+from freewheel.errors import EnvError
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.seeding import drawn, generator, training_episodes
+
+STEP, RESET, INFER, WRITE, LOAD, OTHER = (
+    WORKER_TIME.index(kind) for kind in ("step", "reset", "infer", "write", "load", "other")
+)
+
+
+def empty_transitions(steps: int, spec: EnvSpec) -> Transitions:
+    """Room for [T, B] rows of this world."""
+    rows = (steps, spec.lanes)
+    return Transitions(
+        obs=np.empty((*rows, spec.obs_size), spec.obs_dtype),
+        action=np.empty((*rows, *spec.action.shape), spec.action.dtype),
+        log_prob=np.empty(rows, np.float32),
+        reward=np.empty(rows, np.float32),
+        terminated=np.empty(rows, np.bool_),
+        truncated=np.empty(rows, np.bool_),
+        next_obs=np.empty((*rows, spec.obs_size), spec.obs_dtype),
+        valid=np.empty(rows, np.bool_),
+    )
+
+
+def _ended(step: Step) -> list[int]:
+    """The lanes whose episode is over."""
+    lanes: list[int] = (step.terminated | step.truncated).nonzero()[0].tolist()
+    return lanes
+
+
+class Author:
+    """Who acts: its number, its dice, and the episodes its lanes play; a later incarnation goes on where an earlier one ended."""
+
+    def __init__(
+        self, seed: int, lanes: range, *, worker: int = 0, incarnation: int = 0, streams: Sequence[SeedStream] = ()
+    ) -> None:
+        self.worker = worker
+        self.streams = streams or [training_episodes(seed, lane) for lane in lanes]
+        self._path = (seed, "actor", worker, incarnation) if incarnation else (seed, "actor", worker)
+
+    def rng(self) -> np.random.Generator:
+        return generator(*self._path)
+
+
+class Runner:
+    """One author of experience: worker `worker` driving these global lanes. Weights change only between chunks."""
+
+    def __init__(
+        self, recipe: RunnerFactory, lanes: range, *, env: Env | None = None, author: Author | None = None
+    ) -> None:
+        author = author or Author(recipe.seed, lanes)
+        self.env = recipe.make(lanes) if env is None else env
+        self.produced = 0  # rows whose step returned
+        self.open = 0  # of these, in a chunk that is still being written
+        self.rows = 0  # of the last step
+        self.version = 0
+        self.failures: tuple[Failure, ...] = ()  # of the last step
+        self.over = False  # the last step ended an episode: `autoreset` comes next
+        self._actor = recipe.actor()
+        self._rng = author.rng()
+        self._worker, self._lanes, self._sequence = author.worker, lanes, 0
+        self._time = [0] * len(WORKER_TIME)
+        self._streams = author.streams
+        self._played = [0] * len(lanes)
+        self._return = np.zeros(len(lanes), np.float64)
+        self._length = np.zeros(len(lanes), np.int64)
+        self._carried = self._length  # lengths at the start of the chunk
+        self._began = [0] * len(lanes)
+        self._context = NO_CONTEXT
+        self._contexts = [NO_CONTEXT] * len(lanes)  # the table that each lane's episode has drawn from
+        self._obs: NDArray | None = None
+        self._no_state = np.zeros((len(lanes), 0), np.float32)
+
+    def load(self, snapshot: Snapshot) -> None:
+        began = perf_counter_ns()
+        self._actor.load(snapshot)
+        self.set_context(snapshot.context)
+        self.version = snapshot.version
+        self._time[LOAD] += perf_counter_ns() - began
+
+    def set_context(self, context: NDArray) -> None:
+        """Episodes that begin from now on draw from this table [K, C]."""
+        if context.size or self._context.size:
+            self._context = context
+            self.env.set_context(context)
+
+    def spend(self, kind: int, ns: int) -> None:
+        """Account time that passed outside the Runner (waits) to the next chunk."""
+        self._time[kind] += ns
+
+    def spent(self) -> list[int]:
+        """[len(WORKER_TIME)] ns since this was last asked."""
+        time, self._time = self._time, [0] * len(WORKER_TIME)
+        return time
+
+    def unroll(self, steps: int) -> Chunk:
+        """The next `steps` rows of every lane."""
+        began = perf_counter_ns()
+        if self._obs is None:
+            self.begin()
+        data = empty_transitions(steps, self.env.spec)
+        self._carried = self._length.copy()
+        episodes: list[Episode] = []
+        for t in range(steps):
+            episodes += self.step(data, t)
+            if self.over:
+                self.autoreset()
+        self._check(data)
+        rows, self.open = self.open, 0
+        elapsed = perf_counter_ns() - began
+        time = self.spent()
+        time[OTHER] += max(0, elapsed - sum(time[kind] for kind in (STEP, RESET, INFER, WRITE)))
+        origin = Origin(self._worker, 0, self._sequence, self._lanes.start)
+        self._sequence += 1
+        return Chunk(data, self.version, origin, tuple(episodes), self._no_state, np.array(time), rows)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def begin(self) -> None:
+        """Start the first episode of every lane."""
+        began = perf_counter_ns()
+        self._obs = self.env.reset(self._streams)
+        self._time[RESET] += perf_counter_ns() - began
+        self._began = [began] * len(self._lanes)
+        self._contexts = [self._context] * len(self._lanes)
+
+    def step(self, data: Transitions, t: int) -> Sequence[Episode]:
+        """Act once in every lane and write row t; the episodes it ended. If it is `over`, `autoreset` comes next."""
+        obs, time = self._obs, self._time
+        assert obs is not None, "begin comes first"
+        clock0 = perf_counter_ns()
+        data.obs[t] = obs
+        decision = self._actor.act(obs, self._rng)
+        clock1 = perf_counter_ns()
+        step = self.env.step(decision.action)
+        time[INFER] += clock1 - clock0
+        return self._record(data, t, decision, step, clock1)
+
+    def _record(self, data: Transitions, t: int, decision: Decision, step: Step, clock1: int) -> Sequence[Episode]:
+        """Write what came of a step that has just returned, begun at clock1; the episodes it ended."""
+        time, clock2 = self._time, perf_counter_ns()
+        data.action[t] = decision.action
+        data.log_prob[t] = decision.log_prob
+        data.reward[t] = step.reward
+        data.terminated[t] = step.terminated
+        data.truncated[t] = step.truncated
+        data.next_obs[t] = self._obs = step.next_obs
+        data.valid[t] = step.valid
+        self.rows = step.valid.tobytes().count(1)  # several times cheaper than a reduction of numpy's
+        self.produced += self.rows
+        self.open += self.rows
+        if self.rows == len(self._lanes):
+            self._return += step.reward
+            self._length += 1
+        else:
+            np.add(self._return, step.reward, out=self._return, where=step.valid)
+            self._length += step.valid
+        self.over = 1 in step.terminated.tobytes() or 1 in step.truncated.tobytes()
+        self.failures = step.failures
+        for failure in step.failures:
+            if failure.in_reset:  # the episode after it took its place
+                self._played[failure.lane] += 1
+            elif failure.cause != "quarantine":
+                self.over = True
+                self._forget(failure.lane, clock2)
+        episodes = [self._finish(i, step.measures[i], clock2) for i in _ended(step)] if self.over else ()
+        time[STEP] += clock2 - clock1 - step.reset_ns
+        time[RESET] += step.reset_ns
+        time[WRITE] += perf_counter_ns() - clock2
+        return episodes
+
+    def autoreset(self) -> None:
+        """Begin the next episodes of the lanes that the last step ended."""
+        began = perf_counter_ns()
+        self._obs = self.env.autoreset()
+        self._time[RESET] += perf_counter_ns() - began
+
+    def _forget(self, i: int, now: int) -> None:
+        """The episode of lane i was cut short; the next one begins."""
+        self._played[i] += 1
+        self._return[i], self._length[i], self._began[i] = 0.0, 0, now
+        self._contexts[i] = self._context
+
+    def _finish(self, i: int, measures: NDArray, now: int) -> Episode:
+        stream, k, context = self._streams[i], self._played[i], self._contexts[i]
+        seed = stream.seed(k)
+        episode = Episode(
+            lane=self._lanes[i],
+            number=stream.number(k),
+            seed=seed,
+            context=tuple(drawn(context, seed).tolist()) if context.size else (),
+            ret=float(self._return[i]),
+            length=int(self._length[i]),
+            seconds=(now - self._began[i]) * 1e-9,
+            measures=tuple(float(value) for value in measures),
+        )
+        self._forget(i, now)
+        return episode
+
+    def _check(self, data: Transitions) -> None:
+        """EnvError if any row holds a number that is not finite."""
+        fields = (("reward", data.reward), ("observation", data.next_obs), ("observation", data.obs))
+        with np.errstate(invalid="ignore"):
+            for name, values in fields:
+                # one sum over the chunk is far cheaper than a test a value, and is finite unless a value is not
+                if values.dtype != np.uint8 and not np.isfinite(values.sum(dtype=np.float64)):
+                    self._accuse(name, values, data)
+
+    def _accuse(self, name: str, values: NDArray, data: Transitions) -> None:
+        bad = data.valid & ~np.isfinite(values).reshape(*data.valid.shape, -1).all(axis=-1)
+        if not bad.any():  # only gaps, where anything may stand
+            return
+        t, i = (int(axis[0]) for axis in bad.nonzero())
+        raise EnvError(
+            f"lane {self._lanes[i]} of {self.env.spec.name} returned a {name} that is not finite "
+            f"({values[t, i]}) at row {t} of chunk {self._sequence} ({self._whereabouts(data, t, i)}, "
+            f"last action {data.action[t, i]}); check the env for NaN and inf"
+        )
+
+    def _whereabouts(self, data: Transitions, t: int, i: int) -> str:
+        """Which step of which episode row t of the chunk just written is."""
+        over = data.terminated[:, i] | data.truncated[:, i]
+        k = self._played[i] - int(np.count_nonzero(over[t:]))
+        ends = np.flatnonzero(over[:t])
+        begun, carried = (int(ends[-1]) + 1, 0) if len(ends) else (0, self._carried[i])
+        steps = carried + np.count_nonzero(data.valid[begun : t + 1, i])
+        return f"episode {self._streams[i].number(k)}, seed {self._streams[i].seed(k)}, step {steps}"

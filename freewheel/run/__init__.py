@@ -1,0 +1,1 @@
+"""A training run: the plan, the trainer, checkpoints, stopping, and a finished run read back."""

@@ -1,0 +1,1 @@
+"""Worlds for tests and conformance kits, for our tests and for users' own."""

@@ -1,0 +1,350 @@
+"""Kits that tell whether an implementation keeps the promises of core.py: one for each noun, raising AssertionError if not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+import numpy as np
+
+from freewheel.core import NO_CONTEXT, Chunk, Collector, Env, EnvSpec, Learner, NDArray, Snapshot, Step
+from freewheel.errors import SetupError
+from freewheel.rollout.probe import random_actions
+from freewheel.seeding import drawn, generator, training_episodes
+
+# --------------------------------------------------------------------------------------------------------------- check_env
+
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Story:
+    """What lanes lived through: their first observations [B, D], their Steps field by field, and what they acted on next."""
+
+    first: NDArray
+    obs: NDArray  # [T, B, D] after the step
+    reward: NDArray
+    terminated: NDArray
+    truncated: NDArray
+    next_obs: NDArray
+    valid: NDArray
+    measures: NDArray
+
+    @property
+    def over(self) -> NDArray:
+        return self.terminated | self.truncated
+
+    def starts(self, lane: int) -> Iterator[tuple[int, NDArray]]:
+        """Row of each end that another row follows, and the next episode's first observation."""
+        for row in np.flatnonzero(self.over[:-1, lane]):
+            yield int(row), self.obs[row if self.valid[row + 1, lane] else row + 1, lane]
+
+
+def check_env(make: Callable[[range], Env], *, steps: int = 200) -> None:
+    """Raise AssertionError unless what `make(lanes)` builds keeps the promises of core.Env over `steps` random steps."""
+    lanes = range(2, 5)
+    with closing(make(lanes)) as env:
+        story = _play(env, lanes, steps, eager=True)
+        _check_rows(env.spec.name, story)
+        env.close()
+    with closing(make(lanes)) as env:
+        _check_same(env.spec.name, story, _play(env, lanes, steps), "a second instance with the same seeds and actions")
+        _check_starts(env, lanes, story)
+        _check_clipping(env, lanes)
+        _check_context(env, lanes, steps)
+    with closing(make(lanes[1:2])) as env:
+        alone = _play(env, lanes[1:2], steps)
+        beside = Story(story.first[1:2], **{name: getattr(story, name)[:, 1:2] for name in _ROWS})
+        _check_same(env.spec.name, beside, alone, "the same lane without its neighbours")
+
+
+_ROWS = tuple(field.name for field in fields(Story) if field.name != "first")
+_STEP = tuple(name for name in _ROWS if name != "obs")
+
+
+def _play(env: Env, lanes: range, steps: int, *, eager: bool = False) -> Story:
+    """Random actions, drawn lane by lane so that a lane's do not depend on who is beside it.
+
+    `eager`: renew after every step, and not only where an episode ended.
+    """
+    spec, draws = env.spec, [generator(SEED, "check_env", lane) for lane in lanes]
+    alone = replace(spec, lanes=1)
+    first = obs = _seen(spec, "reset", env.reset([training_episodes(SEED, lane) for lane in lanes]).copy())
+    rows: dict[str, list[NDArray]] = {name: [] for name in _ROWS}
+    for _ in range(steps + 1):  # one more, because an end shows its new episode only with the row after it
+        actions = [random_actions(alone, row[None], draw) for row, draw in zip(obs, draws, strict=True)]
+        step = env.step(np.concatenate(actions))
+        _check_shapes(spec, step)
+        _expect(not step.failures, f"{spec.name}: failed with {[failure.report for failure in step.failures]}")
+        told = {name: getattr(step, name).copy() for name in _STEP}
+        over = step.terminated | step.truncated
+        obs = _seen(spec, "renew", env.autoreset().copy()) if eager or over.any() else told["next_obs"]
+        for name, values in {**told, "obs": obs}.items():
+            rows[name].append(values)
+        changed = [name for name in _STEP if told[name].tobytes() != getattr(step, name).tobytes()]
+        _expect(not changed, f"{spec.name}: renew changes {changed} of the step before it")
+    return Story(first, **{name: np.stack(values) for name, values in rows.items()})
+
+
+def _expect(holds: bool | np.bool_, text: str) -> None:
+    if not holds:
+        raise AssertionError(text)
+
+
+def _seen(spec: EnvSpec, what: str, array: NDArray) -> NDArray:
+    _expect_array(spec, what, array, (spec.lanes, spec.obs_size), spec.obs_dtype)
+    return array
+
+
+def _expect_array(spec: EnvSpec, what: str, array: NDArray, shape: tuple[int, ...], dtype: str) -> None:
+    got = f"{getattr(array, 'dtype', type(array).__name__)} {getattr(array, 'shape', '')}"
+    _expect(got == f"{dtype} {shape}", f"{spec.name}: {what} is {got}, its spec says {dtype} {shape}")
+
+
+def _check_shapes(spec: EnvSpec, step: Step) -> None:
+    _seen(spec, "next_obs", step.next_obs)
+    for name, dtype in (("reward", "float32"), ("terminated", "bool"), ("truncated", "bool"), ("valid", "bool")):
+        _expect_array(spec, name, getattr(step, name), (spec.lanes,), dtype)
+    _expect_array(spec, "measures", step.measures, (spec.lanes, len(spec.measures)), "float32")
+
+
+def _check_rows(name: str, story: Story) -> None:
+    """Successors are true ones and gaps are empty."""
+    going = story.valid & ~story.over
+    same = (story.next_obs == story.obs).all(-1) | np.isnan(story.obs).any(-1)
+    _expect(same[going].all(), f"{name}: within an episode, next_obs is not what is acted on next")
+    gap = ~story.valid
+    _expect(not (gap & story.over).any(), f"{name}: a row that is not valid ends an episode")
+    _expect(not story.reward[gap].any(), f"{name}: a row that is not valid has a reward")
+    after_end = np.concatenate([np.zeros_like(story.over[:1]), story.over[:-1]])
+    _expect(not (gap & ~after_end).any(), f"{name}: a row is not valid although no episode had just ended")
+    ends = [
+        (story.next_obs[row, lane], start) for lane in range(story.over.shape[1]) for row, start in story.starts(lane)
+    ]
+    _expect(
+        bool(ends), f"{name}: no episode ended in {len(story.over) - 1} steps: check it over more, or shorter episodes"
+    )
+    confused = bool((story.obs != story.obs[0, 0]).any()) and all(np.array_equal(final, start) for final, start in ends)
+    _expect(
+        not confused, f"{name}: at an end, next_obs is the next episode's first observation, not the last of its own"
+    )
+
+
+def _check_same(name: str, one: Story, other: Story, who: str) -> None:
+    for field in fields(Story):
+        here, there = getattr(one, field.name), getattr(other, field.name)
+        if field.name == "measures":
+            here, there = here[one.over], there[one.over]
+        equal = np.array_equal(here, there, equal_nan=here.dtype.kind == "f")
+        _expect(equal, f"{name}: '{field.name}' is not the same for {who}")
+
+
+def _check_starts(env: Env, lanes: Sequence[int], story: Story) -> None:
+    """Episode k of a lane begins as a stream that starts at k does, whatever was played before."""
+    starts = [[start for _, start in story.starts(lane)] for lane in range(len(lanes))]
+    for k in range(1, min(4, 1 + max(map(len, starts)))):
+        first = env.reset([training_episodes(SEED, lane, start=k) for lane in lanes])
+        for lane, begun in enumerate(starts):
+            agrees = len(begun) < k or np.array_equal(begun[k - 1], first[lane], equal_nan=True)
+            _expect(agrees, f"{env.spec.name}: episode {k} of lane {lanes[lane]} does not begin as its seed says")
+
+
+def _check_clipping(env: Env, lanes: range) -> None:
+    action = env.spec.action
+    if action.kind == "discrete" or not np.isfinite(action.low).any():
+        return
+    bounded = np.isfinite(action.low)
+    inside, outside = np.where(bounded, 1.0, 0.0), np.where(bounded, 5.0, 0.0)
+    for sign in (-1, 1):
+        seen = []
+        for columns in (inside, outside):
+            env.reset([training_episodes(SEED, lane) for lane in lanes])
+            step = env.step(np.tile(np.float32(sign * columns), (len(lanes), 1)))
+            seen.append((step.next_obs.copy(), step.reward.copy()))
+        (obs, reward), (far_obs, far_reward) = seen
+        agrees = np.array_equal(obs, far_obs, equal_nan=True) and np.array_equal(reward, far_reward, equal_nan=True)
+        _expect(agrees, f"{env.spec.name}: actions outside [-1, 1] are not clipped")
+
+
+def _check_context(env: Env, lanes: range, steps: int) -> None:
+    """An episode shows the row that its seed draws from the table there was when it began, until it ends."""
+    spec, rng = env.spec, generator(SEED, "check_env", "context")
+    columns, width = spec.slice("context"), spec.context
+    _check_refusal(env, width + 1)
+    if columns is None or not width:
+        return
+    first, second = np.arange(6 * width, dtype=np.float32).reshape(2, 3, width)
+    streams, played, table = [training_episodes(SEED, lane) for lane in lanes], [0] * len(lanes), first
+    env.set_context(first)
+    obs, told = env.reset(streams).copy(), np.stack([drawn(first, stream.seed(0)) for stream in streams])
+    for turn in range(steps):
+        step = env.step(random_actions(spec, obs, rng))
+        for seen in (obs, step.next_obs):
+            shown = seen[:, columns.start : columns.stop]
+            right = np.array_equal(shown[step.valid], told[step.valid])
+            _expect(right, f"{spec.name}: shows the contexts {shown.tolist()}, its episodes were told {told.tolist()}")
+        for lane in np.flatnonzero(step.terminated | step.truncated):
+            played[lane] += 1
+            told[lane] = drawn(table, streams[lane].seed(played[lane]))
+        obs = env.autoreset().copy()
+        if turn == steps // 2:
+            table = second
+            env.set_context(second)
+    env.set_context(NO_CONTEXT)
+
+
+def _check_refusal(env: Env, width: int) -> None:
+    """Contexts of another length are refused, and none are welcome."""
+    env.set_context(NO_CONTEXT)
+    try:
+        env.set_context(np.zeros((1, width), np.float32))
+    except SetupError:
+        return
+    raise AssertionError(f"{env.spec.name}: takes contexts of {width} numbers, its spec says {env.spec.context}")
+
+
+# ---------------------------------------------------------------------------------- check_runner, check_collector, check_learner
+
+
+class AnyRunner(Protocol):
+    """What rollout/cpu.py and its siblings have in common."""
+
+    produced: int
+    open: int
+
+    def load(self, snapshot: Snapshot) -> None: ...
+    def unroll(self, steps: int) -> Chunk: ...
+    def close(self) -> None: ...
+
+
+def check_runner(make: Callable[[], AnyRunner], snapshot: Snapshot) -> None:
+    """Raise AssertionError unless chunks are signed, whole, continuous and repeatable. The snapshot may be of any version."""
+    stories = []
+    for _ in range(2):
+        with closing(make()) as runner:
+            runner.load(snapshot)
+            chunks = [runner.unroll(steps) for steps in (5, 1, 7)]
+            _expect(runner.open == 0, "rows are still open after the chunk was handed over")
+            _expect(runner.produced == sum(chunk.rows for chunk in chunks), "produced is not the rows of all chunks")
+        for number, chunk in enumerate(chunks):
+            _expect(chunk.version == snapshot.version, "a chunk is not signed with the version that was loaded")
+            _expect(chunk.origin.sequence == number, "sequence numbers have a gap")
+            _expect(chunk.rows == np.count_nonzero(chunk.data.valid), "rows is not the number of valid rows")
+        _check_joints(chunks)
+        stories.append(chunks)
+    for one, other in zip(*stories, strict=True):
+        same = all(np.array_equal(getattr(one.data, f.name), getattr(other.data, f.name)) for f in fields(one.data))
+        _expect(same, "two runners with the same seed and weights wrote different rows")
+
+
+def check_collector(
+    make: Callable[[], Collector], snapshot: Callable[[int], Snapshot], *, turns: int = 20, every: int = 3
+) -> None:
+    """Raise AssertionError unless a mode signs, orders, counts and versions what it delivers, and can be left at any time.
+
+    New weights come after so many turns; a mode that paces itself by them needs them after each.
+    """
+    with make() as collector:
+        collector.publish(snapshot(0), 0)
+        tables = [snapshot(0).context]
+        seen: dict[tuple[int, int], list[Chunk]] = {}
+        delivered, published = 0, 0
+        for turn in range(turns):
+            got = _waited_for(collector)
+            for chunk in got:
+                seen.setdefault((chunk.origin.worker, chunk.origin.incarnation), []).append(chunk)
+                delivered += chunk.rows
+                _expect(chunk.version <= published, "a chunk is newer than the weights that were published")
+                _check_told(chunk, tables)
+            rows = collector.rows()
+            elsewhere = rows.queued + rows.open + sum(rows.dropped.values())
+            _expect(rows.produced == delivered + elsewhere, f"{rows} does not balance with {delivered} delivered")
+            if turn % every == every - 1:
+                published += 1
+                collector.publish(snapshot(published), delivered)
+                tables.append(snapshot(published).context)
+        lossy = bool(collector.rows().dropped)
+        for author, written in seen.items():
+            numbers = [chunk.origin.sequence for chunk in written]
+            rising = all(here < there for here, there in itertools.pairwise(numbers))
+            whole = numbers == list(range(len(numbers)))
+            _expect(whole or (rising and lossy), f"{author}: sequence numbers {numbers} are not in order")
+            versions = [chunk.version for chunk in written]
+            _expect(versions == sorted(versions), f"{author}: versions {versions} go back")
+            for run in _runs(written):
+                _check_joints(run)
+        _expect(published == 0 or any(written[-1].version > 0 for written in seen.values()), "new weights never arrive")
+        oldest = collector.oldest()
+        _expect(oldest is None or oldest <= published, "oldest() is newer than what was published")
+
+
+def _check_told(chunk: Chunk, tables: Sequence[NDArray]) -> None:
+    """Episodes say which row of a table that was published they were told."""
+    for episode in chunk.episodes:
+        known = [tuple(drawn(table, episode.seed).tolist()) if table.size else () for table in tables]
+        _expect(episode.context in known, f"{episode} should have one of the contexts {known}")
+
+
+def _waited_for(collector: Collector) -> Sequence[Chunk]:
+    """At least one chunk: a wait may end because `oldest` has moved, but not again and again."""
+    for _ in range(1000):
+        if got := [*collector.collect(wait=True), *collector.collect(wait=False)]:
+            return got
+    raise AssertionError("collect(wait=True) came back with nothing")
+
+
+def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chunk]) -> None:
+    """Raise AssertionError unless an algorithm counts its rows, moves its version, and restores from its own state.
+
+    A state holds all but the rows that still wait, so chunks must fill batches exactly.
+    """
+    learner, twin = make(), make()
+    observed = 0
+    for turn in range(3):
+        while not learner.ready:
+            _expect(learner.hungry, "neither ready nor hungry: the loop would stand still")
+            chunk = collect(learner.snapshot())
+            learner.observe(chunk)
+            observed += chunk.rows
+        before = learner.snapshot()
+        held = {name: np.array(value) for name, value in before.params.items()}
+        metrics = learner.update()
+        _expect(all(np.isfinite(float(value)) for value in metrics.values()), f"metrics are not finite: {metrics}")
+        _expect(learner.version == before.version + 1, "an update did not move the version by one")
+        unchanged = all(np.array_equal(held[name], np.asarray(value)) for name, value in before.params.items())
+        _expect(unchanged, "an update changed a snapshot that had been handed out")
+        _expect(learner.snapshot().version == learner.version, "a snapshot is not of the learner's version")
+        rows = learner.rows()
+        accounted = rows.trained + rows.queued + sum(rows.dropped.values())
+        _expect(accounted == observed, f"turn {turn}: {rows} does not account for {observed} rows observed")
+    _expect(learner.rows().queued == 0, "rows still wait: give the kit chunks that fill batches exactly")
+    twin.load_state_dict(learner.state_dict())
+    while not learner.ready:
+        chunk = collect(learner.snapshot())
+        learner.observe(chunk)
+        twin.observe(chunk)
+    learner.update()
+    twin.update()
+    ours, theirs = learner.snapshot(), twin.snapshot()
+    same = all(np.array_equal(np.asarray(ours.params[name]), np.asarray(theirs.params[name])) for name in ours.params)
+    _expect(same and ours.version == theirs.version, "a learner restored from state_dict goes another way")
+
+
+def _runs(chunks: Sequence[Chunk]) -> Sequence[Sequence[Chunk]]:
+    """Cut where a number is missing."""
+    cuts = [at for at in range(1, len(chunks)) if chunks[at].origin.sequence != chunks[at - 1].origin.sequence + 1]
+    return [chunks[begin:end] for begin, end in itertools.pairwise((0, *cuts, len(chunks)))]
+
+
+def _check_joints(chunks: Sequence[Chunk]) -> None:
+    """Where no episode ends, a row's successor is what the lane acts on next: within chunks and from one to the next."""
+    for here, there in itertools.pairwise(chunks):
+        _expect(here.origin.sequence + 1 == there.origin.sequence, "chunks of one author are not consecutive")
+    data = [chunk.data for chunk in chunks]
+    obs, successor, valid = (np.concatenate([getattr(d, name) for d in data]) for name in ("obs", "next_obs", "valid"))
+    over = np.concatenate([d.terminated | d.truncated for d in data])
+    going = valid[:-1] & valid[1:] & ~over[:-1]
+    _expect(np.array_equal(successor[:-1][going], obs[1:][going]), "a row does not follow from the row before it")

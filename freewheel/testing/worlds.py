@@ -1,0 +1,249 @@
+"""Toy worlds, faulty worlds, and (from conformance.py) the kits for whoever implements a noun of core.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+
+from freewheel.core import NDArray
+from freewheel.testing.conformance import check_collector, check_env, check_learner, check_runner
+
+__all__ = [
+    "Conditioned", "Counter", "Crawls", "Dies", "Drifting", "Faulty", "Hangs", "Identity", "IdentityBox", "MutatesBuffer",
+    "Raises", "ReturnsNaN", "Toy", "WrongShape", "check_collector", "check_env", "check_learner", "check_runner",
+]  # fmt: skip
+
+# -------------------------------------------------------------------------------------------------------------- toy worlds
+
+
+class Toy(gymnasium.Env[Any, Any], ABC):
+    """An episode of `length` steps; a subclass says what is seen and what an action is worth."""
+
+    def __init__(self, length: int, ends: Literal["terminated", "truncated"] = "truncated") -> None:
+        self.length, self.ends = length, ends
+        self.count = self.seed = 0
+
+    @abstractmethod
+    def observe(self) -> Any: ...
+
+    @abstractmethod
+    def judge(self, action: Any) -> float: ...
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.count, self.seed = 0, seed or 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = self.judge(action)
+        self.count += 1
+        over = self.count >= self.length
+        ends = over and self.ends == "terminated", over and self.ends == "truncated"
+        return self.observe(), reward, *ends, {"count": self.count}
+
+
+class Identity(Toy):
+    """Say what you see: a random class as a one-hot observation, reward 1 for naming it."""
+
+    def __init__(self, n: int = 4, length: int = 16) -> None:
+        super().__init__(length)
+        self.observation_space, self.action_space = Box(0.0, 1.0, (n,), np.float32), Discrete(n)
+        self.classes = np.eye(n, dtype=np.float32)
+
+    def observe(self) -> NDArray:
+        self.shown = int(self.np_random.integers(len(self.classes)))
+        return np.array(self.classes[self.shown])
+
+    def judge(self, action: Any) -> float:
+        return float(action == self.shown)
+
+
+class IdentityBox(Toy):
+    """The continuous twin: a random point in [-1, 1]^n, reward 1 less the mean squared distance of the action from it."""
+
+    def __init__(self, n: int = 2, length: int = 16) -> None:
+        super().__init__(length)
+        self.observation_space = self.action_space = Box(-1.0, 1.0, (n,), np.float32)
+
+    def observe(self) -> NDArray:
+        self.shown = self.np_random.uniform(-1.0, 1.0, self.observation_space.shape or ()).astype(np.float32)
+        return self.shown
+
+    def judge(self, action: Any) -> float:
+        return 1.0 - float(np.mean((action - self.shown) ** 2))
+
+
+class Drifting(Toy):
+    """The right action moves on by one at every step, from a start that the seed sets; nothing else is random.
+
+    Observation: the right action as one-hot, and the share of the episode that is over. So every row certifies itself:
+    its reward is 1 where the action is the argmax of obs[:n], else 0, and the argmax of next_obs[:n] is one further, modulo n.
+    A row whose parts come from different steps, lanes or episodes shows, and so does a policy that is fed such rows.
+    """
+
+    def __init__(self, n: int = 8, length: int = 20) -> None:
+        super().__init__(length)
+        self.observation_space, self.action_space = Box(0.0, 1.0, (n + 1,), np.float32), Discrete(n)
+        self.n = n
+
+    def observe(self) -> NDArray:
+        seen = np.zeros(self.n + 1, np.float32)
+        seen[(self.seed + self.count) % self.n] = 1.0
+        seen[self.n] = self.count / self.length
+        return seen
+
+    def judge(self, action: Any) -> float:
+        return float(action == (self.seed + self.count) % self.n)
+
+
+class Counter(Toy):
+    """For rows that can be written down: observation (seed mod 1000, steps so far), reward the number of the step."""
+
+    def __init__(self, length: int = 3, ends: Literal["terminated", "truncated"] = "terminated") -> None:
+        super().__init__(length, ends)
+        self.observation_space, self.action_space = Box(0.0, 1000.0, (2,), np.float32), Discrete(2)
+
+    def observe(self) -> NDArray:
+        return np.array([self.seed % 1000, self.count], np.float32)
+
+    def judge(self, action: Any) -> float:
+        return float(self.count + 1)
+
+
+class Conditioned(Toy):
+    """What an episode is worth follows from its seed and its context (a, b) alone: step t has reward (seed mod 5 + 1)(a + b t).
+
+    So an episode that was told another context than it says, or plays by the one before it, shows in its return.
+    """
+
+    def __init__(self, length: int = 3) -> None:
+        super().__init__(length)
+        steps, context = Box(0.0, float(length), (1,), np.float32), Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space, self.action_space = Dict(steps=steps, context=context), Discrete(2)
+        self.context = np.zeros(2, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.context = options["context"] if options else np.zeros(2, np.float32)
+        return super().reset(seed=seed, options=options)
+
+    def observe(self) -> dict[str, NDArray]:
+        return {"steps": np.array([self.count], np.float32), "context": self.context}
+
+    def judge(self, action: Any) -> float:
+        return (self.seed % 5 + 1) * float(self.context[0] + self.context[1] * (self.count + 1))
+
+    @staticmethod
+    def worth(seed: int, context: Sequence[float], length: int = 3) -> float:
+        """The return of such an episode."""
+        first, slope = context
+        return (seed % 5 + 1) * (length * first + slope * length * (length + 1) / 2)
+
+
+# ----------------------------------------------------------------------------------------------------------- faulty worlds
+
+
+class Faulty(Counter):
+    """A Counter that fails at step `at` (0: in reset) of every episode or, given `only_seed`, of the one with that seed.
+
+    Given a `rate`, it fails at any step with that probability instead; the seed says at which.
+    """
+
+    def __init__(self, at: int = 3, only_seed: int | None = None, length: int = 8, rate: float | None = None) -> None:
+        super().__init__(length)
+        self.at, self.only_seed, self.rate = at, only_seed, rate
+
+    def due(self) -> bool:
+        if self.rate is not None:
+            return self.count > 0 and self.np_random.random() < self.rate
+        return self.count == self.at and self.only_seed in (None, self.seed)
+
+    def observe(self) -> NDArray:
+        return self.fail(super().observe()) if self.due() else super().observe()
+
+    @abstractmethod
+    def fail(self, observation: NDArray) -> NDArray: ...
+
+
+class Raises(Faulty):
+    """Raises a ValueError."""
+
+    def fail(self, observation: NDArray) -> NDArray:
+        raise ValueError("boom")
+
+
+class Dies(Faulty):
+    """Kills its process, so it belongs in a worker."""
+
+    def fail(self, observation: NDArray) -> NDArray:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return observation
+
+
+class Hangs(Faulty):
+    """Never answers; `deaf` to SIGTERM too."""
+
+    def __init__(
+        self,
+        at: int = 3,
+        only_seed: int | None = None,
+        length: int = 8,
+        deaf: bool = False,
+        rate: float | None = None,
+    ) -> None:
+        super().__init__(at, only_seed, length, rate)
+        self.deaf = deaf
+
+    def fail(self, observation: NDArray) -> NDArray:
+        if self.deaf:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            time.sleep(60.0)
+
+
+class Crawls(Faulty):
+    """Takes `seconds` for every step from `at` on."""
+
+    def __init__(self, seconds: float = 0.01, at: int = 1, only_seed: int | None = None, length: int = 8) -> None:
+        super().__init__(at, only_seed, length)
+        self.seconds = seconds
+
+    def due(self) -> bool:
+        return self.count >= self.at and self.only_seed in (None, self.seed)
+
+    def fail(self, observation: NDArray) -> NDArray:
+        time.sleep(self.seconds)
+        return observation
+
+
+class ReturnsNaN(Faulty):
+    """Observes nothing but NaN."""
+
+    def fail(self, observation: NDArray) -> NDArray:
+        return np.full_like(observation, np.nan)
+
+
+class WrongShape(Faulty):
+    """Observes one column, which would broadcast."""
+
+    def fail(self, observation: NDArray) -> NDArray:
+        return observation[:1]
+
+
+class MutatesBuffer(Counter):
+    """Returns one and the same array every time; harmless to whoever copies at once."""
+
+    def __init__(self, length: int = 3) -> None:
+        super().__init__(length)
+        self.buffer = np.zeros(2, np.float32)
+
+    def observe(self) -> NDArray:
+        self.buffer[:] = super().observe()
+        return self.buffer

@@ -1,0 +1,176 @@
+"""CAGE Challenge 2 on the real CybORG, as a Gymnasium env: blue's side of Scenario 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Box, Discrete
+
+from freewheel.core import NDArray
+from freewheel.envs.gym import GymConfig
+from freewheel.errors import SetupError, UsageError, nearest
+from freewheel.worlds.cage2.global_random import GlobalRandom
+from freewheel.worlds.cage2.memory import COLUMNS, Memory
+from freewheel.worlds.cage2.scenario import ACTIONS, FOOTHOLD, HOSTS, MIXTURE, RED_AGENTS, STEPS, check_red
+
+if TYPE_CHECKING:
+    from freewheel.worlds.cage2.cyborg_package import Package
+
+PREFIX = "cyborg:"
+REAL, FAST = "cyborg:Scenario2", "freewheel/Cage2-v0"
+#: What a worker loads for it; the second loads the simulator.
+MODULES = ("freewheel.worlds.cage2.cyborg", "freewheel.worlds.cage2.cyborg_package")
+MIXED = ("B_lineAgent", "RedMeanderAgent")
+PRIVILEGED = ("root", "SYSTEM")
+PLACE = {host: number for number, host in enumerate(HOSTS)}
+
+
+class Truth(NamedTuple):
+    """What blue is not shown, after a step; after a reset nobody has acted."""
+
+    red_action: str  # with the name of its host or subnet
+    red_success: int  # 0 no, 1 yes, 2 not known
+    blue_success: int
+    access: NDArray  # [13] int8: red has 0 nothing, 1 a user's session, 2 root's or SYSTEM's
+    decoys: NDArray  # [13] int8: how many there are
+    otservice: bool  # it runs
+
+
+class Scenario2(gymnasium.Env[NDArray, Any]):
+    """Blue against red in Scenario 2, green asleep.
+
+    Every number is drawn from Python's global `random`, so every env has it to itself while it is stepped: `reset(seed=s)`
+    begins the episode that `random.seed(s)` before the simulator's own `reset()` begins, whatever is played beside it.
+    `red_agent` is B_lineAgent, RedMeanderAgent, SleepAgent, or mixture: one of the first two, drawn by the episode's seed.
+    Episodes are truncated after `max_episode_steps` (None: never) and have no other end. info["compromised"] [13] says
+    where red has a session, User0 apart. With `memory`, what blue can know from its own actions and sightings stands beside
+    the observation. With `dice` given, the env goes on with these and seeds are ignored.
+    """
+
+    def __init__(
+        self,
+        red_agent: str = RED_AGENTS[0],
+        max_episode_steps: int | None = STEPS,
+        memory: bool = False,
+        dice: GlobalRandom | None = None,
+    ) -> None:
+        check_red(red_agent)
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise UsageError(f"max_episode_steps is {max_episode_steps}: give at least 1, or None for no limit")
+        source = package()
+        self._memory = Memory(1) if memory else None
+        self.observation_space = Box(0.0, 1.0, (4 * len(HOSTS) + (len(COLUMNS) if memory else 0),), np.float32)
+        self.action_space = Discrete(len(ACTIONS))
+        self._limit, self._steps = max_episode_steps, -1
+        self._seeded, self._dice = dice is None, dice or GlobalRandom()
+        self._reds = [source.reds[name] for name in (MIXED if red_agent == MIXTURE else (red_agent,))]
+        with self._dice:
+            simulator = source.start(self._reds[0])
+            self._game = source.wrap(simulator)
+        self._controller = simulator.environment_controller
+        self._blue = self._game.env.env.env  # the wrapper that remembers whether blue's action worked
+        if self._game.action_space.n != len(ACTIONS):
+            raise SetupError(
+                f"this {source.name} is not that of CAGE Challenge 2: blue has {self._game.action_space.n} actions in it, "
+                f"not {len(ACTIONS)}"
+            )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None and self._seeded:
+            self._dice.seed(seed)
+        if len(self._reds) > 1:
+            self._controller.agent_interfaces["Red"].agent = self._reds[self.np_random.integers(len(self._reds))]()
+        with self._dice:
+            answer = self._game.reset()
+        self._steps = 0
+        if self._memory is not None:
+            self._memory.begin(np.arange(1))
+        return self._seen(answer[0] if isinstance(answer, tuple) else answer), self._info()
+
+    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
+        if self._steps < 0:
+            raise ResetNeeded("Scenario2 is not in an episode: call reset() first")
+        with self._dice:
+            observation, reward, *_ = self._game.step(int(action))  # more follows, which is not to be trusted
+        self._steps += 1
+        if self._memory is not None:
+            self._memory.note(np.array([action]), np.asarray(observation)[None])
+        return self._seen(observation), float(reward), False, self._steps == self._limit, self._info()
+
+    def _seen(self, observation: Any) -> NDArray:
+        seen = np.asarray(observation, np.float32)
+        return seen if self._memory is None else np.concatenate((seen, self._memory.columns[0]))
+
+    def truth(self) -> Truth:
+        """The state behind what blue sees, and how the last actions went."""
+        hosts = self._controller.state.hosts
+        access = np.zeros(len(HOSTS), np.int8)
+        for session in self._sessions():
+            level = 2 if session.username in PRIVILEGED else 1
+            access[PLACE[session.host]] = max(access[PLACE[session.host]], level)
+        decoys = [sum(process.decoy_type.name != "NONE" for process in hosts[host].processes) for host in HOSTS]
+        otservice = any(process.name == "OTService" for process in hosts["Op_Server0"].processes)
+        acted = self._acted() if self._steps else ("", 2, 2)
+        return Truth(*acted, access, np.array(decoys, np.int8), otservice)
+
+    def _acted(self) -> tuple[str, int, int]:
+        """Red's action, and the success of both."""
+        success = self._controller.observation["Red"].data["success"]
+        return self._red_action(), _known(success), _known(self._blue.success)
+
+    def _red_action(self) -> str:
+        action = self._controller.action["Red"]
+        target = getattr(action, "hostname", "")
+        if address := getattr(action, "ip_address", None):
+            target = self._controller.state.ip_addresses[address]
+        elif subnet := getattr(action, "subnet", None):
+            target = next(name for name, own in self._controller.subnet_cidr_map.items() if own == subnet)
+        return f"{type(action).__name__} {target}".rstrip()
+
+    def _sessions(self) -> Any:
+        return self._controller.state.sessions["Red"].values()
+
+    def _info(self) -> dict[str, Any]:
+        held = np.zeros(len(HOSTS), np.bool_)
+        for session in self._sessions():
+            held[PLACE[session.host]] = True
+        held[FOOTHOLD] = False  # red's for ever, and none of blue's business
+        return {"compromised": held}
+
+
+def package() -> Package:
+    """Where the simulator comes from; it is loaded now, if it was not."""
+    try:
+        from freewheel.worlds.cage2.cyborg_package import PACKAGE
+    except ImportError as error:
+        raise SetupError(str(error)) from error
+    return PACKAGE
+
+
+#: The scenario without a clock of its own, for whoever brings one.
+UNLIMITED = partial(Scenario2, max_episode_steps=None)
+
+
+def plays(name: str) -> bool:
+    """Whether a world of this name is CAGE Challenge 2, on the real simulator or on ours."""
+    return name.startswith(PREFIX) or name == FAST
+
+
+def world(name: str, args: Mapping[str, Any], options: Mapping[str, Any]) -> GymConfig:
+    """cyborg:Scenario2 with these arguments and options, 100 steps an episode unless the options say otherwise."""
+    if name != REAL:
+        raise UsageError(f"unknown scenario '{name}'{nearest(name, [REAL])}")
+    limited = {**options, "max_episode_steps": options["max_episode_steps"] or STEPS}
+    return GymConfig(name, args, factory=UNLIMITED, **limited)
+
+
+def _known(success: Any) -> int:
+    return {"FALSE": 0, "TRUE": 1}.get(success.name, 2)

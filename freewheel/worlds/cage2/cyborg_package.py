@@ -1,0 +1,96 @@
+"""The real CybORG from whichever package has it, loaded without torch; an ImportError that says what to install if none has."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from freewheel.worlds.cage2.scenario import RED_AGENTS
+
+INSTALL = (
+    "pip install csle-cyborg==0.0.3, then pip install --no-deps gym-csle-cyborg==0.10.1; or install the folder CybORG of "
+    "the repository cage-challenge/cage-challenge-2"
+)
+NAMESAKE = "; the package CybORG on PyPI is a web scraper of the same name, and no help"
+
+
+@dataclass(frozen=True)
+class Package:
+    """Where the simulator comes from."""
+
+    name: str
+    start: Callable[[type[Any]], Any]  # red's class in, a simulator of Scenario 2 out
+    wrap: Callable[[Any], Any]  # the challenge's own view of a simulator, for blue
+    reds: Mapping[str, type[Any]]
+
+
+def find() -> Package:
+    """The PyPI fork or the official repository; they play the same game."""
+    for module, load in (("csle_cyborg", _fork), ("CybORG", _official)):
+        if find_spec(module) is not None:
+            return _load(module, load)
+    namesake = NAMESAKE if find_spec("cyborg") is not None else ""
+    raise ModuleNotFoundError(f"the simulator CybORG is not installed: {INSTALL}{namesake}")
+
+
+def _load(module: str, load: Callable[[], Package]) -> Package:
+    """gym tells everybody on stderr that it is old, and warns; that is for its users to read, not for ours."""
+    try:
+        with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()), _without_learner():
+            return load()
+    except Exception as error:  # whatever is wrong with it, whoever preloads it goes on without
+        raise ImportError(f"the simulator '{module}' cannot be loaded ({error}): {INSTALL}") from error
+
+
+@contextmanager
+def _without_learner() -> Iterator[None]:
+    """Its agents import stable_baselines3, and torch with it, for a sample that nobody here uses: an empty module will do."""
+    name = "stable_baselines3"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = empty = ModuleType(name)
+    vars(empty)["PPO"] = None
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+def _fork() -> Package:
+    main = import_module("csle_cyborg.main").Main
+    agents = import_module("csle_cyborg.agents")
+    wrapper = import_module("csle_cyborg.agents.wrappers.challenge_wrapper").ChallengeWrapper
+    scenario = import_module("gym_csle_cyborg.constants.constants").CYBORG.CYBORG_SCENARIO_2_DICT
+    return Package(
+        name="csle-cyborg",
+        start=lambda red: main(deepcopy(scenario), "sim", agents={"Red": red}),
+        wrap=lambda simulator: wrapper(env=simulator, agent_name="Blue"),
+        reds={name: getattr(agents, name) for name in RED_AGENTS},
+    )
+
+
+def _official() -> Package:
+    package = import_module("CybORG")
+    agents = import_module("CybORG.Agents")
+    wrapper = import_module("CybORG.Agents.Wrappers").ChallengeWrapper
+    scenario = Path(str(package.__file__)).parent / "Shared" / "Scenarios" / "Scenario2.yaml"
+    return Package(
+        name="CybORG",
+        start=lambda red: package.CybORG(str(scenario), "sim", agents={"Red": red}),
+        wrap=lambda simulator: wrapper(env=simulator, agent_name="Blue"),
+        reds={name: getattr(agents, name) for name in RED_AGENTS},
+    )
+
+
+PACKAGE = find()

@@ -1,0 +1,114 @@
+"""Red's agents in many games at once: the one that goes straight for the server, and the one that takes all it can."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from freewheel.core import NDArray
+from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, Networks
+from freewheel.worlds.cage2.scenario import BIT, GATEWAYS, HOSTS, MEMBER, OP_SERVER, OPERATIONAL, SIZE, SUBNETS
+
+NONE = -1
+
+
+class Bline:
+    """A chain of fifteen actions, each done when the one before has succeeded; after a failure it steps back."""
+
+    KIND = np.array([
+        SWEEP, SCAN, EXPLOIT, ESCALATE, SCAN, EXPLOIT, ESCALATE, SWEEP, SCAN, EXPLOIT, ESCALATE, SCAN, EXPLOIT, ESCALATE,
+        IMPACT,
+    ])  # fmt: skip
+    BACK = np.array([0, 1, 2, 2, 2, 2, 5, 5, 5, 5, 9, 9, 9, 12, 13])
+    ENTRY = np.array([HOSTS.index(name) for name in ("User1", "User2", "User3", "User4")])
+    NEXT = np.array([HOSTS.index(name) for name in ("Enterprise1", "Enterprise1", "Enterprise0", "Enterprise0")])
+    LAST, AFTER_SCAN = 14, 12
+
+    def __init__(self, lanes: int) -> None:
+        self._stage = np.zeros(lanes, np.int64)
+        self._scanned_server = np.zeros(lanes, np.bool_)  # it has once come so far as to exploit the server
+        self._targets = np.zeros((lanes, len(self.KIND)), np.int64)  # [B, 15]
+        server, enterprise2 = OP_SERVER, HOSTS.index("Enterprise2")
+        self._targets[:, 0], self._targets[:, 7] = SUBNETS.index("User"), SUBNETS.index("Enterprise")
+        self._targets[:, 8:11], self._targets[:, 11:] = enterprise2, server
+
+    def begin(self, lanes: NDArray, chance: NDArray) -> None:
+        """New games; chance [len(lanes)] decides by which host it will come in."""
+        entry = (chance * len(self.ENTRY)).astype(np.int64)
+        self._stage[lanes], self._scanned_server[lanes] = 0, False
+        self._targets[lanes, 1:4] = self.ENTRY[entry][:, None]
+        self._targets[lanes, 4:7] = self.NEXT[entry][:, None]
+
+    def act(self, success: NDArray, shown: NDArray) -> tuple[NDArray, NDArray]:
+        """[B] kind and target, given what came of the last action."""
+        stage = np.where(success, np.minimum(self._stage + 1, self.LAST), self.BACK[self._stage])
+        arrived = stage == self.AFTER_SCAN
+        lost = arrived & ~self._scanned_server & ~shown  # it scanned, and saw nothing: back to the beginning
+        stage[lost] = 1
+        self._scanned_server |= arrived & ~lost
+        self._stage = stage
+        return self.KIND[stage], self._targets[np.arange(len(stage)), stage]
+
+
+class Meander:
+    """Scans, escalates and exploits whatever it can, subnet by subnet, in no order."""
+
+    def __init__(self, lanes: int) -> None:
+        self._swept = np.zeros(lanes, np.int64)  # set of subnets
+        self._scanned, self._exploited, self._escalated, self._mapped = (np.zeros(lanes, np.int64) for _ in range(4))
+        self._last_exploited, self._last_host = np.full(lanes, NONE), np.full(lanes, NONE)
+
+    def begin(self, lanes: NDArray) -> None:
+        """New games."""
+        for known in (self._swept, self._scanned, self._exploited, self._escalated, self._mapped):
+            known[lanes] = 0
+        self._last_exploited[lanes] = self._last_host[lanes] = NONE
+
+    def act(self, success: NDArray, nets: Networks, chance: NDArray) -> tuple[NDArray, NDArray]:
+        """[B] kind and target, given what came of the last action; chance [B] decides where it has a choice."""
+        self.learn(success)
+        kind, options = self.options(nets)
+        target = MEMBER[options, (chance * SIZE[options]).astype(np.int64)].astype(np.int64)
+        self.remember(kind, target)
+        return kind, target
+
+    def options(self, nets: Networks) -> tuple[NDArray, NDArray]:
+        """[B] what it will do next, and the set it will take its target from, each member as likely as another."""
+        subnets = nets.subnets & ~self._swept
+        unscanned = nets.known & ~self._scanned
+        ready = nets.named & ~self._escalated & (~self._mapped | self._exploited)
+        untried = nets.known & ~self._exploited
+        server = self._escalated & BIT[OP_SERVER]
+        first = subnets & -subnets
+        kind, options = np.full(len(server), EXPLOIT), untried
+        for what, where in ((ESCALATE, ready), (SCAN, unscanned), (SWEEP, first), (IMPACT, server)):
+            can = where != 0
+            kind[can] = what
+            options = np.where(can, where, options)
+        return kind, options
+
+    def learn(self, success: NDArray) -> None:
+        """What came of the last action."""
+        tried = self._last_exploited != NONE
+        bit = np.where(tried, BIT[self._last_exploited], 0)
+        self._mapped |= np.where(success, bit, 0)
+        failed = tried & ~success
+        self._exploited &= ~np.where(failed, bit, 0)
+        # It takes a failed exploit for the loss of the deepest subnet that it holds.
+        deepest = np.where(self._escalated & OPERATIONAL, OPERATIONAL, GATEWAYS)
+        lost = np.where(failed, self._escalated & deepest, 0)
+        self._escalated &= ~lost
+        self._exploited &= ~lost
+        refused = (self._last_host != NONE) & ~success
+        bit = np.where(refused, BIT[self._last_host], 0)
+        self._escalated &= ~bit
+        self._exploited &= ~(bit & self._mapped)
+
+    def remember(self, kind: NDArray, target: NDArray) -> None:
+        """What it does now."""
+        bit = BIT[target]
+        self._swept |= np.where(kind == SWEEP, 1 << target, 0)
+        self._scanned |= np.where(kind == SCAN, bit, 0)
+        self._exploited |= np.where(kind == EXPLOIT, bit, 0)
+        self._escalated |= np.where(kind == ESCALATE, bit, 0)
+        self._last_exploited = np.where(kind == EXPLOIT, target, NONE)
+        self._last_host = np.where((kind == ESCALATE) | (kind == IMPACT), target, NONE)

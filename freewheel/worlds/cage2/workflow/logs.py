@@ -1,0 +1,127 @@
+"""A search on disk: search.json, from which it is taken up again, and two tables for reading."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from freewheel.errors import SetupError
+from freewheel.run.checkpoint import make_private
+from freewheel.worlds.cage2.workflow.orders import Order, parse, spelt
+from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Search, Trial
+
+STATE, TRAINING, SAMPLING = "search.json", "training_log.csv", "gp_sampling_log.csv"
+FORMAT = 1
+NO_WORKFLOW = "none"
+#: A row an update: means over the episodes that ended since the last one.
+TRAINING_COLUMNS = (
+    "trial", "workflow", "update", "episodes", "total_episodes", "env_return", "alignment", "total_reward", "compliance",
+    "fixes", "seconds",
+)  # fmt: skip
+#: A row a decision: what was expected of the order that was chosen, and what became of it.
+SAMPLING_COLUMNS = (
+    "trial", "strategy", "chosen", "init", "mean", "std", "ucb", "feasibility", "env_return", "alignment", "total_reward",
+    "compliance", "episodes", "total_episodes", "ended", "failed",
+)  # fmt: skip
+
+
+class Book:
+    """The files of one search; whatever moment it is killed at, search.json is whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def exists(self) -> bool:
+        return (self.folder / STATE).is_file()
+
+    def read(self) -> tuple[dict[str, Any], list[Trial]]:
+        """What was asked for, and the trials that were finished."""
+        path = self.folder / STATE
+        try:
+            data = json.loads(path.read_text())
+            if data["format"] != FORMAT:
+                raise ValueError(f"format {data['format']}")
+            return data["asked"], [_trial(entry) for entry in data["trials"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SetupError(f"{path} is missing or damaged ({error}); restore it from a copy") from None
+
+    def save(self, asked: Mapping[str, Any], search: Search) -> None:
+        """The whole state, and the table of decisions."""
+        make_private(self.folder)
+        trials = [{"proposal": asdict(trial.proposal), "outcome": asdict(trial.outcome)} for trial in search.trials]
+        best = None if search.best is None else {**_named(search.best.order), **asdict(search.best.outcome)}
+        state = {"format": FORMAT, "asked": dict(asked), "best": best, "trials": trials}
+        _replace(self.folder / STATE, json.dumps(state, indent=1, allow_nan=False) + "\n")
+        _replace(self.folder / SAMPLING, _text(SAMPLING_COLUMNS, _decisions(search)))
+
+    def begin_training(self, finished: int) -> None:
+        """The training log with the rows of finished trials alone: those of one that was cut short will come again."""
+        path = self.folder / TRAINING
+        kept: list[dict[str, Any]] = []
+        if path.is_file():
+            with path.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
+            kept = [row for row in rows if int(row["trial"]) < finished]
+        _replace(path, _text(TRAINING_COLUMNS, kept))
+
+    def train(self, row: Mapping[str, Any]) -> None:
+        """One more row of the training log."""
+        with (self.folder / TRAINING).open("a", newline="") as file:
+            csv.DictWriter(file, TRAINING_COLUMNS).writerow(row)
+
+
+def workflow(order: Order | None) -> str:
+    """The name of a workflow in tables."""
+    return NO_WORKFLOW if order is None else spelt(order)
+
+
+def _named(order: Order | None) -> dict[str, str]:
+    return {"workflow": workflow(order)}
+
+
+def _trial(entry: Mapping[str, Any]) -> Trial:
+    order = entry["proposal"]["order"]
+    proposal = {**entry["proposal"], "order": None if order is None else parse("-".join(order))}
+    return Trial(Proposal(**proposal), Outcome(**entry["outcome"]))
+
+
+def _decisions(search: Search) -> Iterable[dict[str, Any]]:
+    total = 0
+    for number, (proposal, outcome) in enumerate((trial.proposal, trial.outcome) for trial in search.trials):
+        total += outcome.episodes
+        yield {
+            "trial": number,
+            "strategy": search.rules.strategy,
+            "chosen": workflow(proposal.order),
+            "init": proposal.init,
+            **{name: getattr(proposal, name) for name in ("mean", "std", "ucb", "feasibility")},
+            **{name: getattr(outcome, name) for name in ("env_return", "alignment", "compliance", "episodes", "ended")},
+            "total_reward": outcome.env_return + outcome.alignment,
+            "total_episodes": total,
+            "failed": search.failure(search.trials[number]),
+        }
+
+
+def _text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or as it was."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)

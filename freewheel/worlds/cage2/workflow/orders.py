@@ -1,0 +1,81 @@
+"""Workflows: orders of the five host types in which a defender fixes what red has taken."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from freewheel.core import NDArray
+from freewheel.errors import UsageError
+from freewheel.worlds.cage2.scenario import HOSTS
+
+Order: TypeAlias = tuple[str, ...]
+
+TYPES = ("defender", "enterprise", "op_server", "op_host", "user")
+ORDERS: tuple[Order, ...] = tuple(itertools.permutations(TYPES))  # all 120
+COLUMNS = len(TYPES) ** 2  # of an order as numbers
+#: [13] the number of each host's type.
+TYPE_OF_HOST = np.array([[host.lower().startswith(kind) for kind in TYPES].index(True) for host in HOSTS])
+#: Orders that a person would try first.
+CANONICAL: dict[str, Order] = {
+    # What a lost host costs, dearest first.
+    "critical-first": ("op_server", "enterprise", "defender", "op_host", "user"),
+    # The hosts that every way to the operational network leads through.
+    "enterprise-first": ("enterprise", "op_server", "defender", "op_host", "user"),
+    # Red's own way through the network.
+    "outside-in": ("user", "enterprise", "defender", "op_host", "op_server"),
+    # The same way back.
+    "inside-out": ("op_server", "op_host", "defender", "enterprise", "user"),
+    # The machine that blue works from, then as critical-first.
+    "defender-first": ("defender", "op_server", "enterprise", "op_host", "user"),
+    # The reverse of critical-first: what should be worst.
+    "cheapest-first": ("user", "op_host", "defender", "enterprise", "op_server"),
+}
+
+
+def spelt(order: Order) -> str:
+    """For people and file names."""
+    return "-".join(order)
+
+
+def parse(text: str) -> Order:
+    """An order as `spelt` writes it, or the name of a canonical one."""
+    order = CANONICAL.get(text, tuple(text.split("-")))
+    if sorted(order) != sorted(TYPES):
+        raise UsageError(f"'{text}' is no order of the host types: join {', '.join(TYPES)} by '-', each once")
+    return order
+
+
+def encode(order: Order) -> NDArray:
+    """[25] one-hot numbers: five for who comes first, five for who comes second, and so on."""
+    return np.array([[float(kind == other) for other in TYPES] for kind in order], np.float32).reshape(COLUMNS)
+
+
+def decode(numbers: NDArray | Sequence[float]) -> Order:
+    """The order that was encoded."""
+    places = np.asarray(numbers).reshape(len(TYPES), len(TYPES))
+    order = tuple(TYPES[kind] for kind in places.argmax(axis=1))
+    if len(set(order)) != len(TYPES) or (encode(order) != places.ravel()).any():
+        raise UsageError(f"these {COLUMNS} numbers are no order of the host types: {places.ravel().tolist()}")
+    return order
+
+
+def ranks(contexts: NDArray) -> NDArray:
+    """[..., 25] orders as numbers -> [..., 5] the place of each type, 0 the first."""
+    places: NDArray = contexts.reshape(*contexts.shape[:-1], len(TYPES), len(TYPES)).argmax(axis=-2)
+    return places
+
+
+def precedence(orders: Sequence[Order]) -> NDArray:
+    """[N, 10] whether the first of each pair of types comes before the second, as 0 and 1."""
+    place = ranks(np.stack([encode(order) for order in orders]))
+    first, second = np.triu_indices(len(TYPES), 1)
+    return (place[:, first] < place[:, second]).astype(np.float64)
+
+
+def distance(one: Order, other: Order) -> int:
+    """Kendall's: how many pairs of types the two orders put the other way round, 0 to 10."""
+    return int(np.abs(np.subtract(*precedence([one, other]))).sum())

@@ -1,0 +1,90 @@
+"""A Gaussian process over orders: what a trial of a workflow is likely to give. Needs scikit-learn (extra `workflow`)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import (
+    ConstantKernel,
+    Hyperparameter,
+    Kernel,
+    NormalizedKernelMixin,
+    StationaryKernelMixin,
+    WhiteKernel,
+)
+
+from freewheel.core import NDArray
+from freewheel.worlds.cage2.workflow.orders import Order, precedence
+
+#: Where the marginal likelihood may look: variances in those of the values, decay a pair of types.
+AMPLITUDE, DECAY, NOISE = (0.1, 10.0), (0.03, 3.0), (1e-3, 1.0)
+RESTARTS = 1  # of the climb to the likeliest hyper-parameters, besides the one from their middle
+
+
+class Mallows(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ignore[misc]
+    """exp(-decay × Kendall's distance) of orders as `precedence` [N, 10]: positive definite for every decay above 0."""
+
+    def __init__(self, decay: float = 0.3, decay_bounds: tuple[float, float] | str = DECAY) -> None:
+        self.decay, self.decay_bounds = decay, decay_bounds  # `theta` is what a Kernel calls all its parameters
+
+    @property
+    def hyperparameter_decay(self) -> Any:
+        return Hyperparameter("decay", "numeric", self.decay_bounds)
+
+    def __call__(self, X: NDArray, Y: NDArray | None = None, eval_gradient: bool = False) -> Any:
+        """[N, M], and the derivative by log(decay) [N, N, 1] if asked for."""
+        pairs = np.abs(X[:, None] - (X if Y is None else Y)[None]).sum(axis=2)
+        value = np.exp(-self.decay * pairs)
+        if not eval_gradient:
+            return value
+        if self.hyperparameter_decay.fixed:
+            return value, np.empty((*value.shape, 0))
+        return value, (-self.decay * pairs * value)[..., None]
+
+    def __repr__(self) -> str:
+        return f"Mallows(decay={self.decay:.3g})"
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What is expected of each of N orders, noise of a single trial apart."""
+
+    mean: NDArray  # [N]
+    std: NDArray  # [N]
+
+    def at_least(self, bound: float) -> NDArray:
+        """[N] the probability that the order's mean is not below this."""
+        scores = (self.mean - bound) / np.maximum(self.std, 1e-12)
+        return np.array([math.erfc(-score / math.sqrt(2)) / 2 for score in scores])
+
+
+class Surrogate:
+    """amplitude × Mallows + noise over standardised values, hyper-parameters by marginal likelihood within their bounds."""
+
+    def __init__(self, seed: int = 0, kernel: Kernel | None = None) -> None:
+        middle = (math.sqrt(low * high) for low, high in (AMPLITUDE, DECAY, NOISE))
+        amplitude, decay, noise = middle
+        kernel = kernel or (ConstantKernel(amplitude, AMPLITUDE) * Mallows(decay, DECAY) + WhiteKernel(noise, NOISE))
+        self.process = GaussianProcessRegressor(kernel, n_restarts_optimizer=RESTARTS, random_state=seed)
+        self._centre, self._scale = 0.0, 1.0
+
+    def fit(self, orders: Sequence[Order], values: Sequence[float]) -> Surrogate:
+        """Learn from trials; an order may have had several."""
+        self._centre, self._scale = float(np.mean(values)), float(np.std(values)) or 1.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a hyper-parameter at its bound is where it should be
+            self.process.fit(precedence(orders), (np.asarray(values) - self._centre) / self._scale)
+        return self
+
+    def predict(self, orders: Sequence[Order]) -> Belief:
+        """What is believed of these."""
+        mean, std = self.process.predict(precedence(orders), return_std=True)
+        noise = self.process.kernel_.k2.noise_level  # which the process adds to what it says of a single trial
+        return Belief(self._centre + self._scale * mean, self._scale * np.sqrt(np.maximum(std**2 - noise, 0.0)))

@@ -1,0 +1,1 @@
+"""A quadrotor over rough terrain, thousands at once on one device."""

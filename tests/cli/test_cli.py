@@ -1,0 +1,312 @@
+"""The command line: what it answers, and that every mistake costs one line and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import freewheel
+from freewheel.cli import main as cli
+from freewheel.cli.commands import EvalOptions, PlayOptions
+from freewheel.collect.lockstep import LockstepConfig
+from freewheel.config import flags
+from freewheel.config.resolve import RunConfig, WorldConfig
+from freewheel.learn.settings import PPOConfig
+from freewheel.policies.spec import PolicyConfig
+
+ROOT = Path(freewheel.__file__).parents[1]
+WORLDS = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text
+
+class World(gymnasium.Env):
+    observation_space, action_space = Box(-1, 1, (2,), np.float32), Discrete(2)
+
+    def __init__(self, size=1):
+        pass
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, True, {}
+
+class Speaks(World):
+    observation_space = Text(5)
+
+class Chords(World):
+    action_space = MultiBinary(3)
+
+class Nested(World):
+    action_space = Dict(a=Discrete(2))
+
+class Spaceless(gymnasium.Env):
+    pass
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for runs, beside modules of worlds that can be imported."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "bad_worlds.py").write_text(WORLDS)
+    (tmp_path / "modules" / "needy_world.py").write_text("import no_such_package_anywhere\nWorld = None\n")
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.delitem(sys.modules, "bad_worlds", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def shell(*argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "freewheel", *argv]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), "modules"])}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+
+
+USAGE = [
+    (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+    (["train"], "which environment? e.g. freewheel train CartPole-v1"),
+    (["train", "A-v0", "B-v0"], "one environment at a time, not A-v0 B-v0"),
+    (
+        ["train", "CartPole-v1", "--mode", "asynchronous"],
+        "unknown mode 'asynchronous'; choose from batch, continuous, episodes, lockstep, sequential",
+    ),
+    (["train", "CartPole-v1", "--algo", "pp"], "unknown algo 'pp'; did you mean 'ppo'?"),
+    (["train", "CartPole-v1", "--preset", "pendullum"], "unknown preset 'pendullum'; did you mean 'pendulum'?"),
+    (["train", "CartPole-v1", "--num-env", "3"], "unknown option --num-env; did you mean '--num-envs'?"),
+    (["train", "CartPole-v1", "--dry-rum"], "unknown option --dry-rum; "),
+    (["train", "CartPole-v1", "--steps", "-100"], "--steps must be positive, not -100"),
+    (["train", "CartPole-v1", "--ppo.lr=-1"], "ppo.lr must be positive, not -1.0"),
+    (["train", "CartPole-v1", "--steps", "lots"], "--steps must be a whole number or none, not lots"),
+    (["train", "CartPole-v1", "--ppo.lr", "1,5"], "--ppo.lr must be a number, not 1,5"),
+    (
+        ["train", "CartPole-v1", "--mode=sequential", "--placement=processes"],
+        "--placement does not belong to ppo in mode sequential; leave it out",
+    ),
+    (["train", "CartPole-v1", "--preset", "cartpole", "--minutes", "1"], "ppo.lr_schedule linear needs --steps"),
+    (["train", "CartPole-v1", "--config", "nosuch.json"], "--config nosuch.json: No such file or directory; "),
+    (["train", "CartPole-v1", "--run", "../escape"], "--run '../escape' must be a plain name"),
+    (["eval"], "which run? freewheel eval NAME, a directory under runs/"),
+    (["eval", "nosuch"], "no run 'nosuch' in runs; train one first"),
+    (["eval", "a", "b"], "one run at a time, not a b"),
+    (["eval", "a", "--episodes", "0"], "--episodes must be positive, not 0"),
+    (["play", "nosuch", "--render", "film"], "--render must be one of auto, human, ansi, gif, none, not film"),
+    (["doctor", "--all"], "freewheel doctor takes no arguments, not --all"),
+]
+SETUP = [
+    (["CartPole-v9"], "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
+    (["NoSuchWorld-v0"], "unknown environment 'NoSuchWorld-v0'; "),
+    (
+        ["needy_world:World"],
+        "cannot import 'needy_world' of 'needy_world:World' (ModuleNotFoundError: No module named 'no_such_",
+    ),
+    (["no_module_here:World"], "cannot import 'no_module_here' of 'no_module_here:World' ("),
+    (["bad_worlds:Word"], "'bad_worlds' has no factory 'Word'; did you mean 'World'?"),
+    (["bad_worlds:nothing"], "bad_worlds:nothing returned NoneType: it has to return a gymnasium.Env"),
+    (["bad_worlds:Speaks"], "observation space Text(1, 5, "),
+    (["bad_worlds:Chords"], "action space MultiBinary(3) is not supported: use Box or Discrete"),
+    (["bad_worlds:Nested"], "action space Dict('a': Discrete(2)) is not supported: use Box or Discrete"),
+    (["bad_worlds:Spaceless"], "lane 0 of bad_worlds:Spaceless does not say what its spaces are"),
+    (["bad_worlds:World", "--env.sise", "3"], "bad_worlds:World does not take args {'sise': 3}"),
+    (["CartPole-v1", "--red-agent", "SleepAgent"], "CartPole-v1 does not take args {'red_agent': 'SleepAgent'}"),
+    (["bad_worlds:World", "--policy.head", "gaussian"], "policy.head gaussian does not fit the discrete actions of"),
+    (
+        ["bad_worlds:World", "--policy.module", "no_module_here:Net"],
+        "policy.module 'no_module_here:Net' cannot be imported",
+    ),
+]
+
+
+def assert_one_line(err: str, text: str) -> None:
+    assert err.startswith(f"freewheel: {text}")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("argv", "text"), USAGE)
+def test_wrong_usage_is_one_line_and_exit_2(
+    runs: Path, capfd: pytest.CaptureFixture[str], argv: list[str], text: str
+) -> None:
+    assert cli.main(argv) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert_one_line(err, text)
+    assert not runs.exists()
+
+
+@pytest.mark.parametrize(("argv", "text"), SETUP)
+@pytest.mark.parametrize("placement", ["inline", "processes"])
+def test_what_cannot_be_trained_here_is_one_line_and_exit_1(
+    runs: Path, capfd: pytest.CaptureFixture[str], argv: list[str], text: str, placement: str
+) -> None:
+    assert cli.main(["train", *argv, "--placement", placement]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert_one_line(err, text)
+    assert not runs.exists()
+
+
+def test_a_missing_gpu_is_said(runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["train", "CartPole-v1", "--device", "cuda"]) == 1
+    assert_one_line(capfd.readouterr().err, "--device cuda: torch sees no GPU here; use --device cpu")
+    assert not runs.exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("not a directory")
+    for folder in ("file", "file/runs"):
+        assert cli.main(["train", "CartPole-v1", "--runs-dir", folder]) == 1
+        assert_one_line(capfd.readouterr().err, f"cannot write runs under {folder}: ")
+    assert Path("file").read_text() == "not a directory"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_place_is_refused(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    runs.mkdir(mode=0o500)
+    assert cli.main(["train", "CartPole-v1"]) == 1
+    assert_one_line(
+        capfd.readouterr().err, "cannot write runs under runs: runs is not a writable directory; choose another"
+    )
+
+
+def test_an_existing_run_is_left_alone(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (runs / "mine").mkdir(parents=True)
+    (runs / "mine" / "notes").write_text("keep me")
+    assert cli.main(["train", "CartPole-v1", "--run", "mine"]) == 1
+    assert_one_line(capfd.readouterr().err, "run 'mine' exists in runs; choose another --run or remove it")
+    assert [path.name for path in (runs / "mine").iterdir()] == ["notes"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "text"),
+    [
+        (["train", "CartPole-v1", "--stepz", "3"], 2, "unknown option --stepz; did you mean '--steps'?"),
+        (["train", "bad_worlds:Chords"], 1, "action space MultiBinary(3) is not supported"),
+        (["train", "needy_world:World", "--placement", "processes"], 1, "cannot import 'needy_world' of"),
+        (["eval", "nosuch"], 2, "no run 'nosuch' in runs; train one first"),
+    ],
+)
+def test_the_real_command_says_the_same(runs: Path, argv: list[str], code: int, text: str) -> None:
+    told = shell(*argv)
+    assert (told.returncode, told.stdout) == (code, "")
+    assert_one_line(told.stderr, text)
+    assert not runs.exists()
+
+
+# ------------------------------------------------------------------------------------------------------------------ answers
+
+
+def help_of(command: str, capfd: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    return " ".join(capfd.readouterr().out.replace("│", " ").split())
+
+
+def test_help_lists_every_option_of_train(capfd: pytest.CaptureFixture[str]) -> None:
+    told = help_of("train", capfd)
+    for prefix, options in {"": RunConfig, "ppo.": PPOConfig, "policy.": PolicyConfig}.items():
+        for name in flags.option_types(options):
+            assert f" --{prefix}{name.replace('_', '-')} " in told
+    for name in (*flags.option_types(LockstepConfig), *flags.option_types(WorldConfig)):
+        assert f" --{name.replace('_', '-')} " in told
+    assert "Adam's step size." in told
+    for word in ("--env.KEY", "--dry-run", "--print-config", "cartpole, pendulum, halfcheetah"):
+        assert word in told
+
+
+def test_help_is_that_of_the_algorithm_and_mode_that_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--algo", "mbpo", "--mode=continuous", "--help"])
+    told = capfd.readouterr().out
+    assert " --mbpo.rollout-schedule " in told
+    assert " --max-lag " in told
+    assert "--ppo." not in told
+
+
+@pytest.mark.parametrize(("command", "options"), [("eval", EvalOptions), ("play", PlayOptions)])
+def test_help_lists_every_option_of_a_command(
+    command: str, options: type[EvalOptions | PlayOptions], capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = help_of(command, capfd)
+    for name in flags.option_types(options):
+        assert f" --{name.replace('_', '-')} " in told
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["CartPole-v1", "--print-config"], ["CartPole-v1", "--dry-run"]])
+def test_help_and_plans_do_without_torch(runs: Path, argv: list[str]) -> None:
+    code = (
+        "import sys; from freewheel import cli\ntry: cli.main(sys.argv[1:])\nfinally: assert 'torch' not in sys.modules"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(
+        [sys.executable, "-c", code, "train", *argv], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout
+
+
+def test_bare_and_helpful(capfd: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], ["--help"], ["-h"], ["help"]):
+        assert cli.main(argv) == 0
+        assert capfd.readouterr() == (cli.HELP, "")
+    assert cli.main(["doctor", "--help"]) == 0
+    assert capfd.readouterr().out.startswith("usage: freewheel doctor\n")
+
+
+def test_the_static_help_names_every_command() -> None:
+    for command in cli.COMMANDS:
+        assert f"\n  {command} " in cli.HELP
+
+
+def test_the_version_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capfd.readouterr().out.startswith("freewheel ")
+
+
+def test_the_resolved_options_are_printed_and_can_be_used(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    argv = ["train", "CartPole-v1", "--ppo.lr", "0.5", "--env.gravity", "9", "--print_config"]
+    assert cli.main(argv) == 0
+    printed = capfd.readouterr().out
+    assert json.loads(printed)["ppo"]["lr"] == 0.5
+    Path("mine.json").write_text(printed)
+    assert cli.main(["train", "--config", "mine.json", "--print-config"]) == 0
+    again = json.loads(capfd.readouterr().out)
+    assert {**again, "sources": None} == {**json.loads(printed), "sources": None}
+    assert not runs.exists()
+
+
+def test_a_dry_run_shows_the_plan_and_starts_nothing(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "bad_worlds:World", "--dry_run", "--steps", "1e6"]) == 0
+    out, err = capfd.readouterr()
+    assert out.splitlines()[0] == "world    bad_worlds:World: 2 observation columns (obs), 2 actions to choose from"
+    assert "budget   1,000,000 steps" in out.splitlines()
+    assert err == ""
+    assert not runs.exists()
+
+
+def test_the_example_of_the_front_page_runs(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The flags of the README, fewer steps."""
+    argv = ["--algo", "ppo", "--mode", "lockstep", "--num_envs", "8", "--steps", "512", "--seed", "1", "--run", "first"]
+    assert cli.main(["train", "CartPole-v1", *argv, "--eval-episodes", "2"]) == 0
+    assert json.loads((runs / "first" / "summary.json").read_text())["env_steps"] == 512
+    assert "all steps taken" in capfd.readouterr().out
+    assert cli.main(["eval", "first", "--episodes", "2"]) == 0
+    assert capfd.readouterr().out.startswith("CartPole-v1: mean ")
+
+
+@pytest.mark.parametrize("argv", ["--help", "train CartPole-v1 --print-config"])
+def test_a_reader_who_leaves_is_no_error(runs: Path, argv: str) -> None:
+    command = f"{sys.executable} -m freewheel {argv} | true; echo ${{PIPESTATUS[0]}}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    told = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert (told.stdout, told.stderr) == ("0\n", "")

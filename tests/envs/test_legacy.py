@@ -1,0 +1,183 @@
+"""Old gym's worlds through the same door as all others."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import freewheel
+from freewheel.core import NDArray
+from freewheel.envs.gym import GymConfig
+from freewheel.envs.legacy import OldGym, is_old, modern
+from freewheel.errors import EnvError, SetupError
+from freewheel.seeding import training_episodes
+from freewheel.testing.worlds import Counter
+from tests.support import legacy_worlds as old_worlds
+from tests.support.legacy_worlds import InNameOnly, Nested, Newer, Odd, Old, Seeded
+
+KINDS = (Old, Seeded, Newer, InNameOnly)
+
+
+def world(kind: type[Any], limit: int | None = None, **args: Any) -> GymConfig:
+    return GymConfig(f"tests.support.legacy_worlds:{kind.__name__}", args, limit)
+
+
+def rows(config: GymConfig, lanes: int, steps: int = 12) -> list[NDArray]:
+    """[B, 6] observation, reward, terminated and truncated of every step, with actions that the step's number says."""
+    env = config.make(range(lanes))
+    env.reset([training_episodes(9, lane) for lane in range(lanes)])
+    seen = []
+    for step in range(steps):
+        answer = env.step(np.full(lanes, step % 4))
+        seen.append(np.c_[answer.next_obs, answer.reward, answer.terminated, answer.truncated])
+        env.autoreset()
+    env.close()
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_a_world_like_any_other(kind: type[Any]) -> None:
+    config = world(kind)
+    env = config.open(0)
+    assert isinstance(env, OldGym)
+    assert (env.observation_space, env.action_space) == (spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
+    observation, _ = env.reset(seed=1)
+    assert env.observation_space.contains(observation)
+    observation, reward, terminated, truncated, info = env.step(2)
+    assert env.observation_space.contains(observation)
+    assert isinstance(reward, float)
+    assert (terminated, truncated, type(info)) == (False, False, dict)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_episode_depends_on_its_seed_alone(kind: type[Any]) -> None:
+    """Not on its neighbours, nor on who else draws from the global generators."""
+    together = rows(world(kind), lanes=3)
+    np.random.rand(5)  # noqa: NPY002
+    random.random()
+    alone = rows(world(kind), lanes=1)
+    assert [row[0].tolist() for row in together] == [row[0].tolist() for row in alone]
+    assert len({tuple(row[lane][:2]) for row in together for lane in range(3)}) > 1  # there was chance in it
+    ends = [bool(row[0, 4]) for row in together]
+    assert ends == [step % 5 == 4 for step in range(12)]
+
+
+def test_the_callers_streams_are_left_alone() -> None:
+    env = world(Old).open(0)
+    kept = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        random.setstate(random.Random(3).getstate())
+        np.random.set_state(np.random.RandomState(3).get_state())  # noqa: NPY002
+        env.reset(seed=1)
+        for _ in range(3):
+            env.step(0)
+        assert random.random() == random.Random(3).random()
+        assert np.random.rand() == np.random.RandomState(3).rand()  # noqa: NPY002
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])  # noqa: NPY002
+
+
+def test_without_a_seed_it_goes_on() -> None:
+    stories = []
+    for _ in range(2):
+        env = world(Old, length=50).open(0)
+        env.reset(seed=4)
+        env.reset()
+        stories.append([env.step(0)[0].tolist() for _ in range(20)])
+    assert stories[0] == stories[1]
+    env.reset(seed=4)
+    assert stories[0] != [env.step(0)[0].tolist() for _ in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("config", "ends"),
+    [
+        (world(Old), {4: (True, False)}),
+        (world(Old, clock=True), {4: (False, True)}),
+        (world(Old, limit=5), {4: (False, True)}),  # a bare `done` at the limit is the clock's
+        (world(Old, limit=3), {2: (False, True)}),
+        (world(Old, limit=9), {4: (True, False)}),
+        (world(Newer), {4: (True, False)}),
+        (world(Newer, clock=True), {4: (False, True)}),
+        (world(Newer, limit=5), {4: (True, True)}),  # it said which
+        (world(Newer, limit=2), {1: (False, True)}),
+    ],
+    ids=str,
+)
+def test_which_end_it_was(config: GymConfig, ends: dict[int, tuple[bool, bool]]) -> None:
+    env = config.open(0)
+    for _ in range(2):
+        env.reset(seed=0)
+        last = max(ends)
+        assert [env.step(0)[2:4] for _ in range(last + 1)] == [
+            ends.get(step, (False, False)) for step in range(last + 1)
+        ]
+
+
+def test_observations_are_fitted_to_their_spaces() -> None:
+    env = world(Nested).open(0)
+    observation, _ = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
+    assert observation["c"].dtype == np.uint8
+    spec = world(Nested).make(range(1)).spec
+    assert spec.obs_size == 3 + 2 + 5 + 1
+
+
+def test_spaces_keep_what_they_hold() -> None:
+    assert modern(old_worlds.Box(-2.0, 3.0, (2, 2), np.float64), "it") == spaces.Box(-2.0, 3.0, (2, 2), np.float64)
+    assert modern(spaces.Discrete(3, start=1), "it") == spaces.Discrete(3, start=1)
+    assert modern(old_worlds.MultiDiscrete([2, 3]), "it") == spaces.MultiDiscrete([2, 3])
+
+
+@pytest.mark.parametrize("kind", [Odd, old_worlds.Stepless])
+def test_what_is_neither_is_refused_in_a_line(kind: type[Any]) -> None:
+    complaint = {
+        "Odd": "the observation space of tests.support.legacy_worlds:Odd is a Graph: use Box, Discrete",
+        "Stepless": "tests.support.legacy_worlds:Stepless returned Stepless: "
+        "it has to return a gymnasium.Env, or one of old gym; wrap it in a class that has step",
+    }
+    with pytest.raises(SetupError) as caught:
+        world(kind).make(range(1))
+    assert str(caught.value).startswith(complaint[kind.__name__])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncation_that_is_no_bool_is_refused() -> None:
+    """An info dictionary in its place is true, and would end every episode after a step."""
+    env = world(InNameOnly, truthy=True).make(range(1))
+    env.reset([training_episodes(0, 0)])
+    with pytest.raises(
+        EnvError, match=r"step\(\) has bool, dict between reward and info: wrap it to return `terminated`"
+    ):
+        env.step(np.zeros(1, np.int64))
+    env.close()
+
+
+def test_gymnasiums_own_are_left_as_they_are() -> None:
+    assert not is_old(gymnasium.make("CartPole-v1"))
+    assert not is_old(Counter())
+    assert not isinstance(GymConfig("freewheel.testing.worlds:Counter").open(0), OldGym)
+
+
+def test_it_is_closed() -> None:
+    old = Old()
+    OldGym(old, "it").close()
+    assert old.closed
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "episodes"])
+def test_it_is_trained_on(mode: str, tmp_path: Path) -> None:
+    where: dict[str, Any] = {"num_envs": 2, "placement": "processes"} if mode == "lockstep" else {"workers": 2}
+    run = freewheel.train(
+        "tests.support.legacy_worlds:Old", quiet=True, runs_dir=tmp_path, mode=mode, num_steps_per_env=10, steps=40, evals=1,
+        eval_episodes=2, policy={"hidden": [4]}, max_episode_steps=4, **where,
+    )  # fmt: skip
+    assert run.exit_code == 0
+    assert run.summary["episodes"] >= 10  # of four steps

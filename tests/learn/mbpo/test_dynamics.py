@@ -1,0 +1,286 @@
+"""The ensemble's loss, gradients, normalisation and draws, against closed forms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec, pack
+
+Predict: TypeAlias = Literal["delta", "direct"]
+
+SPEC = ModelSpec(3, 2, 4, (8, 8), "delta", True, True)
+LINEAR = ModelSpec(1, 1, 2, (), "direct", True, True)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_rows(spec: ModelSpec, *shape: int, seed: int = 0) -> Tensor:
+    generator = rng(seed)
+    obs, next_obs = torch.randn(2, *shape, spec.obs_size, generator=generator)
+    action = torch.randn(*shape, spec.action_size, generator=generator)
+    reward, ends, known = torch.randn(3, *shape, generator=generator)
+    return pack(obs, action, reward, ends > 1, known > -1, next_obs)
+
+
+def test_packed_rows_are_taken_apart_again() -> None:
+    obs, next_obs, action = torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.randn(3, 5, 2)
+    reward, terminated, known = torch.randn(3, 5), torch.rand(3, 5) < 0.5, torch.rand(3, 5) < 0.5
+    rows = pack(obs, action, reward, terminated, known, next_obs)
+    assert rows.shape == (3, 5, SPEC.width)
+    assert rows.dtype == torch.float32
+    row = SPEC.split(rows)
+    for part, value in zip(row, (obs, action, reward, terminated, known, next_obs), strict=True):
+        assert torch.equal(part, value.float().reshape(part.shape))
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+def test_the_loss_of_two_linear_members_in_closed_form() -> None:
+    """Direct prediction, one column each of observation and action; outputs: 2 means, 2 log-variances, 1 logit."""
+    model = Ensemble(LINEAR, "cpu")
+    weight, bias = model.params["0.weight"].data, model.params["0.bias"].data
+    weight[0, 0] = torch.tensor([0.5, 2.0, 0.0, 0.1, 1.0])
+    weight[1, 1] = torch.tensor([-1.0, 0.3, 0.2, 0.0, -2.0])
+    bias[1, 0] = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
+    data = [[1.0, -1.0, 0.25, 1.0, 1.0, 3.0], [2.0, 0.5, -0.5, 0.0, 0.0, math.nan]]  # the second: successor unknown
+    rows = torch.tensor([data, data])
+
+    expected = 0.0
+    for member in range(2):
+        for x, a, reward, ended, known, successor in data:
+            out = [
+                x * float(weight[member, 0, k]) + a * float(weight[member, 1, k]) + float(bias[member, 0, k])
+                for k in range(5)
+            ]
+            for k, target in enumerate((reward, successor)):
+                logvar = 0.5 - softplus(0.5 - out[2 + k])
+                logvar = -10.0 + softplus(logvar + 10.0)
+                if k == 0 or known:
+                    expected += ((out[k] - target) ** 2 * math.exp(-logvar) + logvar) / 4  # 2 rows × 2 targets
+            expected += (softplus(out[4]) - ended * out[4]) / 2
+    expected += 0.01 * 2 * (0.5 + 10.0)
+    expected += LAST_DECAY * 0.5 * float(weight.square().sum())
+    assert model.gradient(rows).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("predict", ["delta", "direct"])
+@pytest.mark.parametrize("learns", [(True, True), (True, False), (False, True), (False, False)])
+def test_the_flat_gradient_is_the_slope_of_the_loss(predict: Predict, learns: tuple[bool, bool]) -> None:
+    spec = replace(SPEC, predict=predict, learns_reward=learns[0], learns_termination=learns[1])
+    model, rows = Ensemble(spec, "cpu", rng()), random_rows(spec, spec.members, 16)
+    model.normalise(rows.flatten(0, 1))
+    model.gradient(rows)
+    grad, start = model.grad.clone(), model.vector.clone()
+    direction = torch.randn(len(start), generator=rng(1))
+    direction /= direction.norm()
+    losses = []
+    for sign in (1, -1):
+        model.vector.copy_(start + sign * 1e-2 * direction)
+        losses.append(model.gradient(rows).double().item())
+    slope = (losses[0] - losses[1]) / 2e-2
+    assert slope == pytest.approx(float(grad @ direction), rel=2e-2, abs=1e-3)
+    model.vector.copy_(start)
+    model.gradient(rows)
+    assert torch.equal(model.grad, grad)  # nothing of other calls adds up
+
+
+def test_weight_decay_grows_by_layer_and_spares_biases() -> None:
+    model = Ensemble(replace(SPEC, hidden=(4, 4, 4, 4)), "cpu", rng())
+    model.vector.fill_(0.3)
+    rows = random_rows(model.spec, 4, 8)
+    with_decay = model.gradient(rows), model.grad.clone()
+    decay, model._decay = model._decay, torch.zeros_like(model.vector)
+    without = model.gradient(rows), model.grad.clone()
+    torch.testing.assert_close(with_decay[0] - without[0], 0.5 * 0.09 * decay.sum(), rtol=0.02, atol=0)
+    values = [*DECAY, DECAY[-1], LAST_DECAY]
+    start = 2 * 4 * model.spec.targets
+    for i, value in enumerate(values):
+        for name, each in ((f"{i}.weight", value), (f"{i}.bias", 0.0)):
+            size = model.params[name].numel()
+            assert torch.equal(decay[start : start + size], torch.full((size,), each))
+            start += size
+    torch.testing.assert_close(with_decay[1] - without[1], 0.3 * decay, rtol=0.05, atol=2e-6)
+
+
+def test_members_do_not_know_each_other() -> None:
+    model, rows = Ensemble(SPEC, "cpu", rng()), random_rows(SPEC, 4, 16)
+    model.gradient(rows)
+    before = {name: value.grad.clone() for name, value in model.params.items() if value.grad is not None}
+    rows[2] = random_rows(SPEC, 16, seed=5)
+    model.gradient(rows)
+    assert len(before) == len(model.params)
+    for name, value in model.params.items():
+        assert value.grad is not None
+        same = [torch.equal(value.grad[e], before[name][e]) for e in range(4)]
+        assert same == [True, True, False, True], name
+
+
+def test_members_begin_different_and_a_seed_repeats_them() -> None:
+    once, again = Ensemble(SPEC, "cpu", rng(3)), Ensemble(SPEC, "cpu", rng(3))
+    assert torch.equal(once.vector, again.vector)
+    weight = once.params["0.weight"].detach()
+    assert not torch.equal(weight[0], weight[1])
+    assert weight.abs().max() <= 1 / math.sqrt(5)
+    assert weight.std() > 0.3 / math.sqrt(5)
+
+
+def test_what_a_row_without_successor_says_of_it_does_not_matter() -> None:
+    results = []
+    for garbage in (1e6, math.nan):
+        model, rows = Ensemble(SPEC, "cpu", rng()), random_rows(SPEC, 4, 32)
+        row = SPEC.split(rows)
+        row.next_obs[row.known.squeeze(-1) == 0] = garbage
+        assert 0 < row.known.mean() < 1
+        model.normalise(rows.flatten(0, 1))
+        results.append((model.gradient(rows), model.grad, *model.holdout_error(rows[0]), *model.statistics.values()))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+        assert one.isfinite().all()
+
+
+def test_their_reward_and_their_end_are_learned_all_the_same() -> None:
+    model, rows = Ensemble(SPEC, "cpu", rng()), random_rows(SPEC, 4, 8)
+    row = SPEC.split(rows)
+    row.known.fill_(0)
+    losses = [model.gradient(rows)]
+    for part in (row.reward, row.terminated):
+        part.add_(1)
+        losses.append(model.gradient(rows))
+    assert len({float(loss) for loss in losses}) == 3
+    assert model.holdout_error(rows[0])[0].min() > 0
+
+
+def test_statistics_of_columns_of_all_sizes() -> None:
+    spec = replace(SPEC, obs_size=5)
+    rows = random_rows(spec, 2000).double()
+    row = spec.split(rows)
+    row.known.fill_(1)
+    row.obs[:, 0] = row.obs[:, 0] * 1e-5 + 3e-5
+    row.obs[:, 1] *= 1e6
+    row.obs[:, 2], row.next_obs[:, 2] = 1 / 3, 1 / 3  # constant
+    row.obs[:, 3], row.next_obs[:, 3] = 0, 0
+    row.reward[:] = 1e4
+    rows = rows.float()
+    model = Ensemble(spec, "cpu", rng())
+    model.normalise(rows)
+    x = model._inputs(*spec.split(rows)[:2])
+    target, weight = model._targets(spec.split(rows))
+    normal, constant = [0, 1, 4, 5, 6], [2, 3]
+    torch.testing.assert_close(x[:, normal].mean(0), torch.zeros(5), rtol=0, atol=1e-3)
+    torch.testing.assert_close(x[:, normal].std(0), torch.ones(5), rtol=1e-3, atol=0)
+    assert not x[:, constant].any()
+    assert not weight[:, [0, 3, 4]].any()  # targets: reward, then the observation
+    assert weight[:, [1, 2, 5]].all()
+    torch.testing.assert_close(target[:, [1, 2, 5]].std(0), torch.ones(3), rtol=1e-3, atol=0)
+    moved = rows.clone()
+    spec.split(moved).obs[:, constant] = 1e9  # what has never moved moves after the fit
+    assert torch.equal(model._inputs(*spec.split(moved)[:2]), x)
+    told = model.sample(rows[:, :5], rows[:, 5:7], torch.arange(4), rng())
+    assert told.reward is not None
+    torch.testing.assert_close(told.reward, torch.full((2000,), 1e4))
+    torch.testing.assert_close(told.next_obs[:, constant], rows[:, constant])
+
+
+def planted(predict: Predict = "direct") -> Ensemble:
+    """Member e says next observation (x, y) = (e, 10 e) and reward −e, with its own noise, and ends at odds by e."""
+    model = Ensemble(ModelSpec(2, 1, 4, (), predict, True, True), "cpu")
+    for e in range(4):
+        model.params["0.bias"].data[e, 0] = torch.tensor([-e, e, 10 * e, -8, -2 * e, -9, e])
+    return model
+
+
+def test_each_row_is_drawn_from_its_member() -> None:
+    model, member = planted(), torch.arange(4000) % 4
+    obs = torch.zeros(4000, 2)
+    told = model.predict(obs, torch.zeros(4000, 1), rng(), member)
+    assert told.reward is not None
+    assert told.termination is not None
+    logvar = model.forward(torch.zeros(4, 1, 3)).logvar[:, 0]
+    for e in range(4):
+        mine = torch.cat([told.reward[:, None], told.next_obs], dim=1)[member == e]
+        deviation = torch.exp(0.5 * logvar[e])
+        errors = (mine - torch.tensor([-e, e, 10.0 * e])) / deviation
+        assert errors.mean(0).abs().max() < 4 / math.sqrt(1000)
+        torch.testing.assert_close(errors.std(0), torch.ones(3), rtol=0.1, atol=0)
+        torch.testing.assert_close(told.termination[member == e], torch.sigmoid(torch.full((1000,), float(e))))
+    assert logvar.min() > -10
+    torch.testing.assert_close(logvar[3, 1], torch.tensor(-5.97), rtol=0, atol=0.03)
+
+
+def test_elites_share_the_rows_evenly_and_at_random() -> None:
+    model, elites = planted("delta"), torch.tensor([3, 1])
+    obs = torch.arange(2001.0)[:, None] * torch.tensor([100.0, 1000.0])
+    generator = rng()
+    chosen = []
+    for _ in range(2):
+        told = model.sample(obs, torch.zeros(2001, 1), elites, generator)
+        assert told.reward is not None
+        assert told.termination is not None
+        member = -told.reward.round()
+        assert dict(zip(*np.unique(member.numpy(), return_counts=True), strict=True)) == {1.0: 1000, 3.0: 1001}
+        torch.testing.assert_close(told.next_obs - obs, member[:, None] * torch.tensor([1.0, 10.0]), rtol=0, atol=3.0)
+        torch.testing.assert_close(torch.logit(told.termination), member, rtol=1e-4, atol=1e-4)
+        chosen.append(member == 3)
+    first, second = chosen
+    assert (first & second).float().mean() == pytest.approx(0.25, abs=0.04)  # a fresh draw for every step
+    halves = first[:1000].float().mean(), first[1000:].float().mean()
+    assert halves == pytest.approx((0.5, 0.5), abs=0.06)
+
+
+def test_fewer_rows_than_elites() -> None:
+    told = planted().sample(torch.zeros(1, 2), torch.zeros(1, 1), torch.arange(4), rng())
+    assert told.next_obs.shape == (1, 2)
+
+
+def test_what_elites_expect_on_average() -> None:
+    model = planted("delta")
+    model.statistics["out_mean"].copy_(torch.tensor([7.0, 0.5, 0.0]))
+    model.statistics["out_scale"].copy_(torch.tensor([1.0, 2.0, 0.1]))
+    expected = model.expect(torch.tensor([[1.0, 2.0]]), torch.zeros(1, 1), torch.tensor([0, 1, 3]))
+    torch.testing.assert_close(expected, torch.tensor([[1 + 4 / 3 * 2 + 0.5, 2 + 4 / 3]]))
+
+
+def test_what_is_not_learned_is_not_said() -> None:
+    spec = replace(SPEC, learns_reward=False, learns_termination=False)
+    told = Ensemble(spec, "cpu", rng()).sample(torch.zeros(6, 3), torch.zeros(6, 2), torch.arange(2), rng())
+    assert told.reward is None
+    assert told.termination is None
+    assert told.next_obs.shape == (6, 3)
+
+
+def test_a_state_makes_another_ensemble_the_same() -> None:
+    model = Ensemble(SPEC, "cpu", rng())
+    model.normalise(random_rows(SPEC, 100))
+    copy = Ensemble(SPEC, "cpu")
+    copy.load({name: value.numpy() for name, value in model.state().items()})
+    obs, action = torch.randn(20, 3), torch.randn(20, 2)
+    for one, other in zip(*(m.sample(obs, action, torch.arange(3), rng()) for m in (model, copy)), strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+    assert torch.equal(model.holdout_error(random_rows(SPEC, 9))[0], copy.holdout_error(random_rows(SPEC, 9))[0])
+    kept = model.state()["vector"]
+    model.vector.zero_()
+    assert kept.any()
+
+
+def test_held_out_error_is_the_squared_error_and_not_the_likelihood() -> None:
+    model = planted()
+    rows = pack(
+        torch.zeros(2, 2), torch.zeros(2, 1), torch.zeros(2), torch.ones(2), torch.tensor([1, 0]), torch.ones(2, 2)
+    )
+    error, wrong = model.holdout_error(rows)
+    e = torch.arange(4.0)
+    torch.testing.assert_close(error, (2 * e.square() + (e - 1).square() + (10 * e - 1).square()) / 4)
+    torch.testing.assert_close(wrong, 1 - torch.sigmoid(e))

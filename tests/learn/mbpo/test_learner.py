@@ -1,0 +1,414 @@
+"""MBPO: what it asks its model to be fitted to and when, what it imagines, what its agent learns from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from freewheel.core import Executor, NDArray
+from freewheel.envs.device import DeviceEnv
+from freewheel.errors import EnvError
+from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
+from freewheel.learn.mbpo.fitting import Fit, Question
+from freewheel.learn.mbpo.learner import MBPO
+from freewheel.policies.build import make_tensor_actor
+from freewheel.policies.spec import PolicyConfig
+from freewheel.rollout.device_runner import DeviceRunner
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.testing.conformance import check_learner
+from freewheel.transport.thread_executor import Executors
+from tests.support.isaac_like import IsaacLike, Traps
+from tests.support.model_story import (
+    BOX_LANES,
+    CHUNK,
+    DELTA,
+    EVERY,
+    SMALL,
+    SPEC,
+    STARTS,
+    Planted,
+    S,
+    box_world,
+    mbpo_for,
+)
+
+if TYPE_CHECKING:
+    from tests.learn.conftest import Play, Sign
+
+Feed = Callable[..., list[Mapping[str, float]]]
+
+
+@pytest.fixture
+def feed(play: Play, sign: Sign) -> Feed:
+    """Give a learner so many more steps of two lanes, one publication's rows at a time, and let it work each off."""
+
+    def feed(learner: MBPO, steps: int, after: Callable[[], None] = lambda: None) -> list[Mapping[str, float]]:
+        data, told = play(SPEC, learner.snapshot(), (steps, 2), seed=learner.sac.pace.rows), []
+        for at in range(0, steps, 2):
+            learner.observe(sign(data, slice(at, at + 2), sequence=at))
+            while learner.ready:
+                told.append(learner.update())
+                after()
+        return told
+
+    return feed
+
+
+# ------------------------------------------------------------------------------------------------------------------ the kit
+
+
+@pytest.mark.parametrize("termination", ["never", "learned"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_mbpo_keeps_the_promises_of_a_learner(termination: str, normalised: bool) -> None:
+    """With one fit only: a fitter's own state is not part of a learner's."""
+    collect, spec = box_world(normalize_obs=normalised)
+    config = replace(SMALL, learning_starts=CHUNK, model_every=1_000, rollouts_per_row=0.03, termination=termination)
+    check_learner(lambda: mbpo_for(config, policy=spec, rows=CHUNK, lanes=BOX_LANES), collect)
+
+
+# ------------------------------------------------------------------------------------------------------------ what it learns from
+
+
+@pytest.mark.parametrize(
+    ("batch", "ratio", "real"), [(256, 0.05, 12), (256, 1.0, 256), (64, 0.0, 0), (10, 0.5, 5), (20, 0.99, 19)]
+)
+def test_so_many_real_rows_are_in_every_minibatch(batch: int, ratio: float, real: int) -> None:
+    learner = mbpo_for(replace(SMALL, batch=batch, real_ratio=ratio))
+    width = learner.sac.replay.columns.width
+    learner.sac.replay.add(torch.full((7, width), 1.0))
+    learner.model_buffer.add(torch.full((5, width), -1.0))
+    for _ in range(5):
+        mixed = learner.sac.agent._draw()
+        assert mixed.obs.shape == (batch, 3)
+        assert int((mixed.obs[:, 0] == 1).sum()) == real
+        assert int((mixed.next_obs[:, 2] == -1).sum()) == batch - real
+
+
+def test_the_agents_dice_are_all_known() -> None:
+    learner = mbpo_for()
+    known = learner.sac.agent.dice
+    for generator in (learner.sac.replay.generator, learner.model_buffer.generator, learner.sac.agent.policy.dice):
+        assert sum(one is generator for one in known) == 1
+    assert len(known) == 3
+
+
+# -------------------------------------------------------------------------------------------------------------- what it imagines
+
+
+def imagined(learner: MBPO) -> Any:
+    return learner.model_buffer.columns.split(learner.model_buffer.newest(learner.model_buffer.count))
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_imagined_rows_are_the_newest_models(feed: Feed, keep: int) -> None:
+    clock = Planted()
+    config = replace(SMALL, keep_models=keep, rollout_schedule=(1_000, 2_000, 1, 3))  # there is room for longer ones
+    learner = mbpo_for(config, clocks=clock)
+    starts = EVERY // 2
+    for fits in range(1, 6):
+        feed(learner, STARTS // 2 if fits == 1 else EVERY // 2)
+        assert learner._fits == fits == len(clock.asked)
+        rows = imagined(learner)
+        newest = [float(version) for version in range(max(1, fits - keep + 1), fits + 1)]
+        assert rows.reward.tolist() == [version for version in newest for _ in range(starts)]
+        assert learner.model_buffer.added == fits * starts
+        assert learner.model_buffer.capacity == keep * starts * 3
+        assert {*learner.model_buffer.sample(200).rows[:, 5].tolist()} == {*newest}
+
+
+def test_rollouts_begin_in_real_states_and_go_on_from_there(feed: Feed) -> None:
+    learner = mbpo_for(replace(SMALL, rollout_schedule=(0, 1, 1, 3)), clocks=Planted())
+    feed(learner, STARTS // 2)
+    starts = EVERY // 2
+    rows = imagined(learner)
+    assert len(rows.obs) == 3 * starts
+    real = {tuple(row) for row in learner.sac.replay.newest(STARTS)[:, :3].tolist()}
+    assert {tuple(row) for row in rows.obs[:starts].tolist()} <= real
+    torch.testing.assert_close(rows.next_obs, rows.obs + DELTA)
+    assert torch.equal(rows.obs[starts:], rows.next_obs[:-starts])
+    assert torch.equal(rows.known, torch.ones(3 * starts))
+    assert not rows.terminated.any()
+    assert (rows.action.abs() < 1).all()
+    assert len({tuple(row) for row in rows.action.tolist()}) == 3 * starts
+
+
+def stop_above_zero(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
+    return next_obs[:, 0] > 0
+
+
+def test_a_rollout_that_ends_is_not_gone_on_with(feed: Feed) -> None:
+    here = f"{__name__}:stop_above_zero"
+    config = replace(SMALL, rollout_schedule=(0, 1, 1, 6), termination=here, rollouts_per_row=4.0)
+    learner = mbpo_for(config, clocks=Planted())
+    feed(learner, STARTS // 2)
+    rows = imagined(learner)
+    assert rows.terminated.any()
+    assert torch.equal(rows.terminated, (rows.next_obs[:, 0] > 0).float())
+    begun = 4 * EVERY
+    ended = int(rows.terminated[:begun].sum())
+    assert 0 < ended < begun
+    assert float(rows.obs[begun:, 0].max()) <= 0
+    assert len(rows.obs) == sum(int((rows.obs[:begun, 0] + 0.5 * k <= 0).sum()) for k in range(1, 6)) + begun
+
+
+@pytest.mark.parametrize(
+    ("schedule", "lengths"),
+    [
+        ((20, 100, 1, 5), {0: 1, 20: 1, 39: 1, 40: 2, 60: 3, 99: 4, 100: 5, 10_000: 5}),
+        ((0, 0, 1, 1), {0: 1, 7: 1}),
+        ((50, 50, 2, 9), {0: 2, 50: 2, 51: 9}),
+        ((0, 1_000, 3, 3), {0: 3, 500: 3, 2_000: 3}),
+    ],
+)
+def test_rollouts_grow_by_the_schedule(schedule: tuple[int, int, int, int], lengths: dict[int, int]) -> None:
+    learner = mbpo_for(replace(SMALL, rollout_schedule=schedule))
+    for rows, length in lengths.items():
+        learner.sac.pace.rows = rows
+        assert learner.length == length
+
+
+def test_room_is_made_for_the_longest_rollouts() -> None:
+    learner = mbpo_for(replace(SMALL, rollout_schedule=(0, 9, 1, 7), keep_models=3, rollouts_per_row=2.0))
+    assert learner.model_buffer.capacity == 3 * 7 * 2 * EVERY
+
+
+# -------------------------------------------------------------------------------------------------------------- when it is fitted
+
+
+def test_a_fit_is_asked_for_every_so_many_rows_with_what_is_new(feed: Feed) -> None:
+    clock = Planted()
+    learner = mbpo_for(clocks=clock)
+    at = list[int]()
+    feed(learner, 40, lambda: at.append(learner.sac.pace.rows) if len(clock.asked) > len(at) else None)
+    assert at == [16, 28, 40, 52, 64, 76]
+    assert [len(rows) for rows in clock.asked] == [16, 12, 12, 12, 12, 12]
+    np.testing.assert_array_equal(np.concatenate(clock.asked), learner.sac.replay.newest(80)[:76].numpy())
+
+
+def test_the_model_is_never_more_than_two_fits_worth_behind(feed: Feed) -> None:
+    clock = Planted(slow=True)
+    learner = mbpo_for(clocks=clock)
+    lags, fresh = list[int](), list[bool]()
+
+    def look() -> None:
+        if learner.sac.pace.rows >= STARTS:
+            lags.append(learner.sac.pace.rows - learner._model_rows)
+            fresh.append(bool(learner._asked_at))
+
+    feed(learner, 120, look)
+    assert learner._fits >= 8
+    assert max(lags) < 2 * EVERY + S
+    assert max(lags) >= 2 * EVERY - S, "a slow fit was waited for at once"
+    assert True in fresh, "the agent went on while a fit was under way"
+    assert lags[0] == 0, "the agent learned before there was a model"
+
+
+def test_no_agent_step_comes_before_the_first_model(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Planted(slow=True)
+    learner = mbpo_for(clocks=clock)
+    fits = list[int]()
+    monkeypatch.setattr(learner.sac.agent, "step", lambda: fits.append(learner._fits))
+    feed(learner, 20)
+    assert fits
+    assert min(fits) == 1
+
+
+def test_whoever_waits_for_a_model_can_be_called_off(feed: Feed) -> None:
+    class Never(Planted):
+        def answer(self, wait: float = 0.0) -> Fit | None:
+            return None
+
+    class CalledOffError(Exception):
+        pass
+
+    calls = list[int]()
+
+    def waiting() -> None:
+        calls.append(0)
+        if len(calls) == 3:
+            raise CalledOffError
+
+    with pytest.raises(CalledOffError):
+        feed(mbpo_for(clocks=Never(), waiting=waiting), 20)
+
+
+def test_counters_and_what_publications_say(feed: Feed) -> None:
+    learner = mbpo_for(clocks=Planted())
+    told = feed(learner, 16)
+    last = told[-1]
+    assert (last["real_data"], last["agent_updates"]) == (32, 8)
+    assert (last["model_data"], last["dynamics_updates"]) == (2 * EVERY // 2, 10 + 20)
+    first = next(row for row in told if row["real_data"] == STARTS)
+    assert (first["model_data"], first["dynamics_updates"], first["agent_updates"]) == (6, 10, 0)
+    assert (first["loss/model_version"], first["loss/model_lag"], first["loss/model_holdout"]) == (1, 0, 0.125)
+    later = next(row for row in told if row["real_data"] == STARTS + S and "loss/model_lag" in row)
+    assert later["loss/model_lag"] == S
+    assert "loss/model_holdout" not in later, "news of a fit are told once"
+    assert all({"real_data", "model_data", "agent_updates", "dynamics_updates"} <= row.keys() for row in told), (
+        "counters belong in every row"
+    )
+
+
+def test_after_a_restart_the_fitter_is_given_all_real_rows(feed: Feed) -> None:
+    learner, clock = mbpo_for(clocks=Planted()), Planted()
+    feed(learner, 16)
+    twin = mbpo_for(clocks=clock, seed=5)
+    twin.load_state_dict(learner.state_dict())
+    assert twin._dream.elites.tolist() == [2, 0]
+    assert torch.equal(twin._dream.generator.get_state(), learner._dream.generator.get_state())
+    assert torch.equal(twin.model.statistics["out_mean"], learner.model.statistics["out_mean"])
+    assert torch.equal(imagined(twin).obs, imagined(learner).obs)
+    feed(twin, 6)
+    assert len(clock.asked) == 1
+    rows = twin.sac.replay.newest(twin.sac.pace.rows)[:40].numpy()
+    np.testing.assert_array_equal(clock.asked[0], rows)
+    twin.update()
+    assert (twin._fits, twin._model_rows) == (3, 40)
+
+
+# -------------------------------------------------------------------------------------------------------------------- real clocks
+
+
+@pytest.fixture(scope="module")
+def serial_model() -> dict[str, Tensor]:
+    return {}
+
+
+@pytest.mark.parametrize("kind", ["serial", "thread", "process"])
+def test_it_works_on_every_clock(
+    feed: Feed, kind: Literal["serial", "thread", "process"], serial_model: dict[str, Tensor]
+) -> None:
+    with ExitStack() as stack:
+        clocks = {} if kind == "serial" else {"clocks": stack.enter_context(Executors(kind, "cpu"))}
+        learner = mbpo_for(replace(SMALL, termination="learned"), **clocks)
+        told = feed(learner, STARTS // 2)
+        first = learner.model.state()
+        told += feed(learner, 30)
+    assert learner._fits >= 3
+    assert all(math.isfinite(value) for row in told for value in row.values())
+    assert told[-1]["dynamics_updates"] >= 3
+    assert told[-1]["agent_updates"] == 30
+    assert told[-1]["real_data"] == 76
+    assert learner.model_buffer.count > 0
+    expected = serial_model or serial_model.update(first) or first
+    for name, value in expected.items():
+        torch.testing.assert_close(first[name], value, msg=f"{name}: the first model is not that of the serial clock")
+
+
+def failing(error: Exception) -> Callable[[Any], Any]:
+    def answer(_: Any) -> Any:
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["serial", "thread", "process"])
+def test_what_the_fitter_raises_is_raised_here(
+    feed: Feed, kind: Literal["serial", "thread", "process"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freewheel.learn.mbpo.learner.Fitter", lambda *_: failing(EnvError("no fit today")))
+    with ExitStack() as stack:
+        clocks = {} if kind == "serial" else {"clocks": stack.enter_context(Executors(kind, "cpu"))}
+        learner = mbpo_for(SMALL, **clocks)
+        with pytest.raises(EnvError, match=r"^no fit today$"):
+            feed(learner, 20)
+
+
+@pytest.mark.parametrize("has_final_obs", [False, True])
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+def test_multi_step_errors_are_those_of_rows_that_happened(
+    play: Play, sign: Sign, has_final_obs: bool, bias: float
+) -> None:
+    """A world that moves by DELTA and a bias, with a gap, and ends whose successor may be hidden: the row repeats itself."""
+    learner = mbpo_for(replace(SMALL, learning_starts=20), clocks=Planted(), rows=20, has_final_obs=has_final_obs)
+    data = play(SPEC, learner.snapshot(), (12, 2))
+    data.valid[4, 0] = False
+    data.terminated[...] = data.truncated[...] = False
+    data.truncated[3, 0] = data.terminated[6, 1] = True
+    over, move = data.terminated | data.truncated, DELTA.numpy() + np.array([bias, 0, 0], np.float32)
+    for t in range(12):
+        if t:
+            goes_on = (data.valid & ~over)[t - 1][:, None]
+            data.obs[t] = np.where(goes_on, data.next_obs[t - 1], np.round(data.obs[t]))
+        data.next_obs[t] = data.obs[t] + move
+    data.next_obs[4, 0] = 77.0
+    if not has_final_obs:
+        data.next_obs[over] = data.obs[over]
+    learner.observe(sign(data))
+    told = learner.update()
+    for horizon in (1, 5):
+        assert told[f"loss/model_error_{horizon}"] == pytest.approx(horizon * bias / math.sqrt(3), abs=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------- unknown successors
+
+
+@pytest.mark.parametrize("has_final_obs", [False, True])
+def test_rows_whose_successor_is_hidden_teach_no_teleports(has_final_obs: bool) -> None:
+    """x grows by the action and t by one, until an episode ends and both leap."""
+    traps = Traps(has_final_obs=has_final_obs, bounds=(-1.0, 1.0))
+    env = DeviceEnv(IsaacLike(4, traps), "like")
+    policy = PolicyConfig(hidden=(8,), head="squashed").resolve(env.spec)
+    recipe = RunnerFactory(lambda lanes, **_: env, make_tensor_actor(policy, "cpu", 3), seed=5)
+    runner = DeviceRunner(recipe, range(4), 10)
+    spec = ModelSpec(5, 1, 3, (16,), "delta", True, True)
+    clock = Questions()
+    config = replace(SMALL, learning_starts=40, model_every=40, termination="learned")
+    learner = mbpo_for(
+        config, policy=policy, rows=40, lanes=4, batched_on_device=True, has_final_obs=has_final_obs, clocks=clock
+    )
+    chunks = list[Any]()
+    for _ in range(3):
+        runner.load(learner.snapshot())
+        chunks.append(runner.unroll(10))
+        learner.observe(chunks[-1])
+        with pytest.raises(EnvError, match="enough"):
+            learner.update()
+        learner._asked_at.clear()
+    asked = torch.tensor(np.concatenate(clock.asked))
+    assert torch.equal(asked, learner.sac.replay.newest(120)), "what is asked is not what was stored"
+    row = spec.split(asked)
+    over = torch.cat([(chunk.data.terminated | chunk.data.truncated).flatten() for chunk in chunks])
+    assert 20 <= int(over.sum()) <= 40
+    assert torch.equal(row.obs, torch.cat([chunk.data.obs.flatten(0, 1) for chunk in chunks]))
+    assert torch.equal(row.known[:, 0], torch.ones(120) if has_final_obs else (~over).float())
+    assert row.terminated.any()
+    moved = torch.cat([row.action, torch.ones(120, 1), row.action, torch.ones(120, 1), torch.zeros(120, 1)], 1)
+    true = row.known[:, 0] > 0
+    torch.testing.assert_close(row.next_obs[true], (row.obs + moved)[true])
+    assert torch.equal(row.next_obs[~true], row.obs[~true])
+    model = Ensemble(spec, "cpu")
+    model.normalise(asked)
+    assert model.statistics["out_mean"][2] == model.statistics["out_mean"][4] == 1  # t, as policy and critic see it
+    assert model.statistics["out_scale"][2] == 0, "what is unknown was taken for true"
+    assert model.statistics["out_scale"][1] < 1
+    env.close()
+
+
+class Questions:
+    """A clock that only listens."""
+
+    busy = False
+
+    def __init__(self) -> None:
+        self.asked: list[NDArray] = []
+        self._open = 0
+
+    def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
+        return self
+
+    def ask(self, question: Question) -> None:
+        self.asked.append(np.array(question.rows))
+        self._open += 1
+
+    def answer(self, wait: float = 0.0) -> Any:
+        self._open, answer = 0, EnvError("enough") if self._open else None
+        return answer

@@ -1,0 +1,360 @@
+"""PPO against a plain one written out in torch, without lag and under lag, and what it makes of the rows it is given."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from freewheel.core import NDArray, Snapshot, Transitions
+from freewheel.errors import SetupError
+from freewheel.learn.ppo.analytic import Analytic
+from freewheel.learn.ppo.learner import PPO
+from freewheel.learn.ppo.objective import Autograd
+from freewheel.learn.settings import LearnerSpec, PPOConfig
+from freewheel.policies.spec import Head, PolicySpec
+from freewheel.seeding import generator
+
+if TYPE_CHECKING:
+    from tests.learn.conftest import Play, Sign, Spy
+
+SPEC = PolicySpec(4, "float32", ((0, 4),), ((0, 4),), (), None, "categorical", 3, (16, 8), "tanh", -0.2, "")
+MASKED = replace(SPEC, obs_size=7, mask=(4, 7))
+GAUSSIAN = replace(SPEC, head="gaussian")
+STEPS, LANES = 24, 3
+ROWS = STEPS * LANES
+#: Long gradients, so that clipping is at work, and an uneven number of minibatches.
+CONFIG = PPOConfig(lr=2e-3, epochs=3, minibatch=20, entropy=0.02, max_grad_norm=0.3)
+
+
+def learner_for(spec: PolicySpec, config: PPOConfig = CONFIG, *, rows: int = ROWS, lanes: int = LANES) -> PPO:
+    """A learner whose weights are no longer the first ones, so that heads and values say something."""
+    learner = PPO(config, LearnerSpec(spec, rows, lanes, seed=5, total_steps=None))
+    learner.net.host += np.random.default_rng(9).normal(0, 0.2, learner.net.host.shape).astype(np.float32)
+    return learner
+
+
+# ------------------------------------------------------------------------------------------------------------ written out
+
+
+class Plain:
+    """PPO as one would write it down: lanes in Python, losses with torch's distributions, torch's optimiser."""
+
+    def __init__(self, spec: PolicySpec, config: PPOConfig, snapshot: Snapshot, seed: int) -> None:
+        self.spec, self.config, self.rng = spec, config, generator(seed, "learner")
+        self.params = {
+            name: torch.nn.Parameter(torch.tensor(np.asarray(value)))
+            for name, value in snapshot.params.items()
+            if not name.startswith("norm.")
+        }
+        self.optimizer = torch.optim.Adam(self.params.values(), eps=1e-5)
+
+    def forward(self, part: str, obs: NDArray) -> Tensor:
+        x = torch.from_numpy(obs[..., :4])
+        for layer in range(3):
+            x = x @ self.params[f"{part}.{layer}.weight"] + self.params[f"{part}.{layer}.bias"]
+            x = torch.tanh(x) if layer < 2 else x
+        return x
+
+    def law(self, obs: NDArray) -> Any:
+        head = self.forward("actor", obs)
+        if self.spec.head == "gaussian":
+            wakeup = torch.distributions.Normal(head, self.params["actor.log_std"].exp())
+            return torch.distributions.Independent(wakeup, 1)
+        if self.spec.mask:
+            head = head.masked_fill(torch.from_numpy(obs[..., 4:7] == 0), -math.inf)
+        return torch.distributions.Categorical(logits=head)
+
+    def targets(self, data: Transitions, ratio: NDArray) -> tuple[NDArray, NDArray]:
+        """Advantages and value targets [T, B], lane by lane and from the back."""
+        gamma, lam = self.config.gamma, self.config.gae_lambda
+        with torch.no_grad():
+            value, successor = (self.forward("critic", obs)[..., 0].double() for obs in (data.obs, data.next_obs))
+        advantage, target = np.zeros(data.valid.shape), np.zeros(data.valid.shape)
+        for lane in range(data.valid.shape[1]):
+            following, joined = 0.0, False
+            for t in range(len(data.valid) - 1, -1, -1):
+                if not data.valid[t, lane]:
+                    joined = False
+                    continue
+                going_on = joined and not (data.terminated[t, lane] or data.truncated[t, lane])
+                future = 0.0 if data.terminated[t, lane] else successor[t, lane].item()
+                delta = data.reward[t, lane] + gamma * future - value[t, lane].item()
+                carried = gamma * lam * following if going_on else 0.0
+                rho, c = (min(bound, ratio[t, lane]) for bound in (self.config.rho_bar, self.config.c_bar))
+                rho, c = (rho, c) if self.config.targets == "corrected" else (1.0, 1.0)
+                advantage[t, lane] = delta + carried
+                following, joined = rho * delta + c * carried, True
+                target[t, lane] = value[t, lane].item() + following
+        return advantage.astype(np.float32), target.astype(np.float32)
+
+    def update(self, data: Transitions, *, lagging: bool = False) -> None:
+        config, valid = self.config, data.valid
+        reference, ratio = data.log_prob, np.ones(valid.shape)
+        if lagging:
+            with torch.no_grad():
+                start = self.law(data.obs).log_prob(torch.from_numpy(data.action)).numpy()
+            ratio = np.exp(start - data.log_prob)
+            reference = start if config.surrogate == "decoupled" else data.log_prob
+        advantage, target = self.targets(data, ratio)
+        weighting = lagging and config.surrogate == "decoupled"
+        weight = np.minimum(config.rho_bar, ratio) if weighting else np.ones(valid.shape)
+        flat = [values[valid] for values in (data.obs, data.action, reference, weight, advantage, target)]
+        parts = max(1, len(flat[0]) // config.minibatch)
+        for _ in range(config.epochs):
+            order = self.rng.permutation(len(flat[0]))
+            bounds = [len(order) * part // parts for part in range(parts + 1)]
+            for begin, end in itertools.pairwise(bounds):
+                self.step(*(values[order[begin:end]] for values in flat))
+
+    def step(self, obs: NDArray, action: NDArray, *others: NDArray) -> None:
+        reference, weight, advantage, target = (torch.from_numpy(values) for values in others)
+        config, law = self.config, self.law(obs)
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        ratio = (law.log_prob(torch.from_numpy(action)) - reference).exp()
+        clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
+        policy = -(weight * torch.min(ratio * advantage, clipped * advantage)).mean()
+        value = (self.forward("critic", obs)[:, 0] - target).square().mean()
+        self.optimizer.param_groups[0]["lr"] = config.lr
+        self.optimizer.zero_grad()
+        (policy + config.value * value - config.entropy * law.entropy().mean()).backward()
+        torch.nn.utils.clip_grad_norm_(self.params.values(), config.max_grad_norm)
+        self.optimizer.step()
+
+
+def assert_same_weights(learner: PPO, plain: Plain) -> None:
+    for name, value in plain.params.items():
+        np.testing.assert_allclose(learner.net.params.views[name], value.detach(), rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("gradient", ["analytic", "autograd"])
+@pytest.mark.parametrize("spec", [SPEC, MASKED, GAUSSIAN], ids=["categorical", "masked", "gaussian"])
+def test_without_lag_it_is_plain_ppo(
+    play: Play, sign: Sign, spec: PolicySpec, gradient: Literal["analytic", "autograd"]
+) -> None:
+    learner = learner_for(spec, replace(CONFIG, gradient=gradient))
+    plain = Plain(spec, CONFIG, learner.snapshot(), seed=5)
+    first = learner.net.host.copy()
+    for version in range(3):
+        data = play(spec, learner.snapshot(), (STEPS, LANES), seed=version)
+        learner.observe(sign(data, version=version, sequence=version))
+        about = learner.update()
+        plain.update(data)
+        assert_same_weights(learner, plain)
+        assert about["loss/grad_norm"] > CONFIG.max_grad_norm
+        assert (about["lag_mean"], about["lag_max"], about["loss/ess"]) == (0, 0, 1)
+    assert np.abs(learner.net.host - first).max() > 0.02
+
+
+@pytest.mark.parametrize("targets", ["corrected", "plain"])
+@pytest.mark.parametrize("surrogate", ["decoupled", "behaviour"])
+@pytest.mark.parametrize("bounds", [(1.0, 1.0), (0.8, 1.5)], ids=str)
+@pytest.mark.parametrize("spec", [MASKED, GAUSSIAN], ids=["masked", "gaussian"])
+def test_under_lag_rows_are_weighted_once_and_the_clip_starts_where_the_update_does(
+    play: Play,
+    sign: Sign,
+    spec: PolicySpec,
+    bounds: tuple[float, float],
+    surrogate: Literal["decoupled", "behaviour"],
+    targets: Literal["corrected", "plain"],
+) -> None:
+    config = replace(CONFIG, surrogate=surrogate, targets=targets, rho_bar=bounds[0], c_bar=bounds[1])
+    learner = learner_for(spec, config)
+    learner.version = 7
+    plain = Plain(spec, config, learner.snapshot(), seed=5)
+    old = play(spec, learner_for(spec).snapshot(), (STEPS, LANES))
+    drift = np.random.default_rng(1).normal(0, 0.3, old.log_prob.shape).astype(np.float32)
+    drift[10:] = 0  # chosen by the present version
+    data = replace(old, log_prob=old.log_prob + drift)
+    learner.observe(sign(data, slice(0, 10), version=5, sequence=3))
+    learner.observe(sign(data, slice(10, None), version=7, sequence=4))
+    about = learner.update()
+    plain.update(data, lagging=True)
+    assert_same_weights(learner, plain)
+    assert (about["lag_mean"], about["lag_max"]) == (2 * 10 / STEPS, 2)
+    ratio = np.exp(-drift.astype(np.float64))
+    assert about["loss/ess"] == pytest.approx(ratio.sum() ** 2 / np.square(ratio).sum() / ROWS, rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------- what the objective is given
+
+
+def whole(spec: PolicySpec, **changes: Any) -> PPO:
+    """A learner that passes each batch on in one piece, as it is."""
+    rows = changes.pop("rows", ROWS)
+    config = PPOConfig(epochs=1, minibatch=10**6, normalize_advantage=False, **changes)
+    return learner_for(spec, config, rows=rows)
+
+
+def by_observation(spy: Spy) -> dict[float, tuple[float, float]]:
+    """(advantage, value target) of every row that came, by the first column of its observation."""
+    return {
+        float(inputs[0]): (float(advantage), float(value))
+        for batch in spy.batches
+        for inputs, advantage, value in zip(batch.inputs, batch.advantage, batch.value, strict=True)
+    }
+
+
+def test_reference_and_weight_under_lag(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+    for surrogate in ("decoupled", "behaviour"):
+        learner = whole(SPEC, surrogate=surrogate, rho_bar=0.9)
+        spy = spy_on(learner)
+        data = play(SPEC, learner.snapshot(), (STEPS, LANES))
+        behaviour = data.log_prob + np.random.default_rng(0).normal(0, 0.2, data.log_prob.shape).astype(np.float32)
+        learner.version = 1
+        learner.observe(sign(replace(data, log_prob=behaviour), version=0))
+        learner.update()
+        (batch,) = spy.batches
+        if surrogate == "behaviour":
+            assert np.array_equal(batch.reference, behaviour.ravel())
+            assert batch.weight is None
+        else:
+            np.testing.assert_allclose(batch.reference, data.log_prob.ravel(), rtol=1e-5, atol=1e-6)
+            assert batch.weight is not None
+            expected = np.minimum(0.9, np.exp(data.log_prob - behaviour)).ravel()
+            np.testing.assert_allclose(batch.weight, expected, rtol=1e-5)
+            assert 0.1 < (batch.weight < 0.9).mean() < 0.9
+
+
+def test_without_lag_rows_are_taken_as_they_are(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+    learner = whole(SPEC)
+    spy = spy_on(learner)
+    data = play(SPEC, learner.snapshot(), (STEPS, LANES))
+    learner.observe(sign(data))
+    about = learner.update()
+    (batch,) = spy.batches
+    assert batch.weight is None
+    assert np.array_equal(batch.reference, data.log_prob.ravel())
+    assert np.array_equal(batch.action, data.action.ravel())
+    advantage, target = Plain(SPEC, learner.config, learner.snapshot(), 5).targets(data, np.ones(data.valid.shape))
+    np.testing.assert_allclose(batch.advantage, advantage.ravel(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(batch.value, target.ravel(), rtol=1e-5, atol=1e-5)
+    spread = (target - learner._objective.values(data.obs.reshape(-1, 4)).reshape(target.shape)).var() / target.var()
+    assert about["loss/explained_variance"] == pytest.approx(1 - spread, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("cuts", [[24], [8, 8, 8], [1, 22, 1], [5, 7, 12]], ids=str)
+def test_rows_of_one_author_have_the_same_targets_however_they_are_cut(
+    play: Play, sign: Sign, spy_on: type[Spy], cuts: list[int]
+) -> None:
+    learner = whole(SPEC)
+    spy = spy_on(learner)
+    data = play(SPEC, learner.snapshot(), (STEPS, LANES), gaps=True)
+    learner._task = replace(learner._task, rows=int(data.valid.sum()))
+    ends = np.cumsum(cuts).tolist()
+    for sequence, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        learner.observe(sign(data, slice(begin, end), sequence=sequence))
+    learner.update()
+    advantage, target = Plain(SPEC, learner.config, learner.snapshot(), 5).targets(data, np.ones(data.valid.shape))
+    found = by_observation(spy)
+    assert len(found) == data.valid.sum()
+    for t, lane in zip(*data.valid.nonzero(), strict=True):
+        expected = (advantage[t, lane], target[t, lane])
+        assert found[float(data.obs[t, lane, 0])] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("rows", [7, 24, 31])
+def test_complete_pieces_have_the_same_targets_whatever_s_is(
+    play: Play, sign: Sign, spy_on: type[Spy], rows: int
+) -> None:
+    """A piece is complete if the batch holds all of it up to its end; the weights stand still, so only the cuts differ."""
+    learner = whole(SPEC, rows=rows)
+    spy = spy_on(learner)
+    data = play(SPEC, learner.snapshot(), (STEPS, LANES))
+    for sequence in range(4):
+        learner.observe(sign(data, slice(6 * sequence, 6 * sequence + 6), sequence=sequence))
+    batch_of: dict[float, int] = {}
+    while learner.ready:
+        learner.update()
+        batch_of |= {float(inputs[0]): len(spy.batches) for inputs in spy.batches[-1].inputs}
+    advantage, target = Plain(SPEC, learner.config, learner.snapshot(), 5).targets(data, np.ones(data.valid.shape))
+    found, over = by_observation(spy), data.terminated | data.truncated
+    complete = 0
+    for t, lane in np.ndindex(STEPS, LANES):
+        end = next((k for k in range(t, STEPS) if over[k, lane]), None)
+        if end is None:
+            continue
+        own, last = (batch_of.get(float(data.obs[k, lane, 0])) for k in (t, end))
+        if own is not None and own == last:
+            complete += 1
+            expected = (advantage[t, lane], target[t, lane])
+            assert found[float(data.obs[t, lane, 0])] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert complete > 8
+
+
+def test_what_stands_in_a_gap_means_nothing(play: Play, sign: Sign) -> None:
+    ends = []
+    for rubbish in (0.0, np.nan, np.inf):
+        learner = learner_for(SPEC, rows=50)
+        data = play(SPEC, learner.snapshot(), (STEPS, LANES), gaps=True)
+        gap = ~data.valid
+        for values in (data.reward, data.obs, data.next_obs, data.log_prob):
+            values[gap] = rubbish
+        data.terminated[gap] = rubbish != 0
+        learner.observe(sign(data))
+        assert learner.update()["loss/skipped"] == 0
+        ends.append(learner.net.host.copy())
+    assert np.isfinite(ends[0]).all()
+    assert np.array_equal(ends[0], ends[1])
+    assert np.array_equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize(
+    ("rows", "minibatch", "sizes"), [(72, 20, [24] * 3), (70, 16, [17, 18, 17, 18]), (72, 500, [72])]
+)
+def test_every_epoch_takes_every_row_once(
+    play: Play, sign: Sign, spy_on: type[Spy], rows: int, minibatch: int, sizes: list[int]
+) -> None:
+    learner = learner_for(SPEC, PPOConfig(epochs=4, minibatch=minibatch), rows=rows)
+    spy = spy_on(learner)
+    data = play(SPEC, learner.snapshot(), (STEPS, LANES))
+    learner.observe(sign(data))
+    learner.update()
+    assert [len(batch.action) for batch in spy.batches] == sizes * 4
+    taken = np.sort(data.obs.reshape(-1, 4)[:rows, 0])
+    epochs = [spy.batches[k : k + len(sizes)] for k in range(0, len(spy.batches), len(sizes))]
+    orders = [np.concatenate([batch.inputs[:, 0] for batch in epoch]) for epoch in epochs]
+    for order in orders:
+        assert np.array_equal(np.sort(order), taken)
+    if len(sizes) > 1:
+        assert not np.array_equal(orders[0], orders[1])
+    for batch in spy.batches:
+        assert batch.advantage.mean() == pytest.approx(0, abs=1e-6)
+        assert batch.advantage.std(ddof=1) == pytest.approx(1, rel=1e-5)
+
+
+def test_a_single_row_is_not_standardised(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+    learner = learner_for(SPEC, PPOConfig(epochs=1, minibatch=1), rows=2, lanes=1)
+    spy = spy_on(learner)
+    learner.observe(sign(play(SPEC, learner.snapshot(), (2, 1))))
+    learner.update()
+    assert all(np.abs(batch.advantage) > 1e-3 for batch in spy.batches)
+
+
+# ----------------------------------------------------------------------------------------------------------- which gradients
+
+
+@pytest.mark.parametrize(
+    ("head", "gradient", "kind"),
+    [
+        ("categorical", "auto", Analytic),
+        ("gaussian", "analytic", Analytic),
+        ("categorical", "autograd", Autograd),
+        ("squashed", "auto", Autograd),
+    ],
+)
+def test_the_fast_path_is_taken_where_it_serves(
+    head: Head, gradient: Literal["auto", "analytic", "autograd"], kind: type
+) -> None:
+    assert type(learner_for(replace(SPEC, head=head), PPOConfig(gradient=gradient))._objective) is kind
+
+
+def test_the_fast_path_is_refused_where_it_does_not_serve() -> None:
+    with pytest.raises(SetupError, match=r"serves plain MLPs .* use auto"):
+        learner_for(replace(SPEC, activation="silu"), PPOConfig(gradient="analytic"))

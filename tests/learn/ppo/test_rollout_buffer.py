@@ -1,0 +1,238 @@
+"""RolloutBuffer rows: sealed in batches of exactly S, oldest version first, none lost, none doubled, joined where they belong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freewheel.core import Chunk, NDArray, Transitions
+from freewheel.learn.ppo.rollout_buffer import RolloutBatch, RolloutBuffer, cut, join
+
+if TYPE_CHECKING:
+    from tests.learn.conftest import Sign
+
+
+def numbered(first: int, steps: int, lanes: int, valid: NDArray | None = None) -> Transitions:
+    """Rows with numbers first, first + 1, ...; every field follows from the number, gaps hold rubbish."""
+    number = np.arange(first, first + steps * lanes).reshape(steps, lanes)
+    valid = np.ones((steps, lanes), np.bool_) if valid is None else valid
+    number = np.where(valid, number, -999)
+    return Transitions(
+        obs=np.stack([number, -number], axis=-1).astype(np.float32),
+        action=number + 1,
+        log_prob=number.astype(np.float32) / 2,
+        reward=number.astype(np.float32) / 4,
+        terminated=number % 3 == 0,
+        truncated=number % 5 == 0,
+        next_obs=np.stack([number + 1, number], axis=-1).astype(np.float32),
+        valid=valid,
+    )
+
+
+def check_fields(data: Transitions) -> list[int]:
+    """The numbers of the valid rows, after a look whether every field is still aligned."""
+    number = data.obs[data.valid][:, 0].astype(int)
+    one = numbered(0, 1, 1)
+    expected = [numbered(int(n), 1, 1) for n in number]
+    for name in (slot for slot in one.__slots__ if slot != "valid"):
+        found = getattr(data, name)
+        assert found.dtype == getattr(one, name).dtype
+        for row, model in zip(found[data.valid], expected, strict=True):
+            assert np.array_equal(row, getattr(model, name)[0, 0])
+    return [int(n) for n in number]
+
+
+def columns(sealed: RolloutBatch) -> list[list[int]]:
+    """The numbers in every lane of a batch, -1 in gaps."""
+    number = np.where(sealed.data.valid, sealed.data.obs[..., 0], -1)
+    return [[int(n) for n in column] for column in number.T]
+
+
+# ------------------------------------------------------------------------------------------------------ nothing lost or doubled
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[tuple[int, NDArray]]:
+    """(worker, valid [T, B]) in order of arrival; worker w has w + 1 lanes."""
+    found = []
+    for worker in draw(st.lists(st.integers(0, 2), min_size=1, max_size=8)):
+        steps = draw(st.integers(1, 5))
+        bits = draw(st.lists(st.booleans(), min_size=steps * (worker + 1), max_size=steps * (worker + 1)))
+        dense = draw(st.booleans())
+        found.append((worker, np.array(bits).reshape(steps, worker + 1) | dense))
+    return found
+
+
+def deliveries(found: list[tuple[int, NDArray]], sign: Sign) -> Iterator[Chunk]:
+    number, sequence = 0, Counter[int]()
+    for turn, (worker, valid) in enumerate(found):
+        data = numbered(number, len(valid), worker + 1, valid)
+        yield sign(data, version=turn // 3, worker=worker, sequence=sequence[worker], lane0=10 * worker)
+        sequence[worker] += 1
+        number += valid.size
+
+
+@given(found=arrivals(), size=st.integers(1, 12))
+def test_every_row_is_sealed_once_in_batches_of_exactly_s(
+    sign: Sign, found: list[tuple[int, NDArray]], size: int
+) -> None:
+    held, came, sealed = RolloutBuffer(), Counter[int](), Counter[int]()
+    for chunk in deliveries(found, sign):
+        held.add(chunk)
+        came.update(check_fields(chunk.data))
+        while held.rows >= size:
+            batch = held.seal(size)
+            numbers = check_fields(batch.data)
+            assert len(numbers) == size
+            sealed.update(numbers)
+            assert held.rows == came.total() - sealed.total()
+    if held.rows:
+        sealed.update(check_fields(held.seal(held.rows).data))
+    assert held.rows == 0
+    assert sealed == came
+    assert not sealed or max(sealed.values()) == 1
+
+
+@given(found=arrivals(), size=st.integers(1, 12))
+def test_older_versions_go_first(sign: Sign, found: list[tuple[int, NDArray]], size: int) -> None:
+    held = RolloutBuffer()
+    chunks = list(deliveries(found, sign))
+    for chunk in reversed(chunks):
+        held.add(chunk)
+    version = {number: chunk.version for chunk in chunks for number in check_fields(chunk.data)}
+    order: list[int] = []
+    while held.rows >= size:
+        batch = held.seal(size)
+        stamps = batch.flatten(batch.version).tolist()
+        assert stamps == [version[number] for number in check_fields(batch.data)]
+        order.extend(sorted(stamps))
+    assert order == sorted(version.values())[: len(order)]
+
+
+def test_within_a_version_the_first_to_come_goes_first(sign: Sign) -> None:
+    held = RolloutBuffer()
+    for worker, version in ((5, 1), (3, 0), (4, 1), (1, 0)):
+        held.add(sign(numbered(worker, 1, 1), worker=worker, version=version))
+    assert [columns(held.seal(1)) for _ in range(4)] == [[[3]], [[1]], [[5]], [[4]]]
+
+
+@given(found=arrivals())
+def test_flatten_and_spread_are_inverse(sign: Sign, found: list[tuple[int, NDArray]]) -> None:
+    chunks = list(deliveries(found, sign))
+    batch = join(chunks)
+    flat = batch.flatten(batch.data.reward)
+    assert len(flat) == sum(chunk.rows for chunk in chunks)
+    spread = batch.spread(flat)
+    assert np.array_equal(spread, np.where(batch.data.valid, batch.data.reward, 0))
+    assert np.array_equal(batch.flatten(spread), flat)
+    assert batch.flatten(batch.data.obs).shape == (len(flat), 2)
+
+
+def test_a_batch_without_gaps_is_flattened_without_a_copy(sign: Sign) -> None:
+    chunk = sign(numbered(0, 3, 2))
+    batch = join([chunk])
+    assert np.shares_memory(batch.flatten(batch.data.obs), chunk.data.obs)
+
+
+# ------------------------------------------------------------------------------------------------------------------- cutting
+
+
+def test_a_cut_may_go_through_a_step(sign: Sign) -> None:
+    first, rest = cut(sign(numbered(0, 3, 3), sequence=7, version=4), 4)
+    assert columns(join([first])) == [[0, 3], [1, -1], [2, -1]]
+    assert columns(join([rest])) == [[-1, 6], [4, 7], [5, 8]]
+    assert (first.rows, rest.rows) == (4, 5)
+    assert first.origin == rest.origin
+    assert first.version == rest.version == 4
+
+
+def test_a_cut_between_steps_leaves_no_gap(sign: Sign) -> None:
+    first, rest = cut(sign(numbered(0, 3, 3)), 6)
+    assert columns(join([first])) == [[0, 3], [1, 4], [2, 5]]
+    assert columns(join([rest])) == [[6], [7], [8]]
+
+
+def test_gaps_are_not_counted(sign: Sign) -> None:
+    valid = np.array([[0, 0], [1, 0], [0, 1], [1, 1], [0, 0]], np.bool_)
+    first, rest = cut(sign(numbered(0, 5, 2, valid)), 2)
+    assert columns(join([first])) == [[-1, 2, -1], [-1, -1, 5]]
+    assert columns(join([rest])) == [[6, -1], [7, -1]]
+
+
+# ------------------------------------------------------------------------------------------------------------------- joining
+
+
+def test_consecutive_chunks_of_one_author_share_columns(sign: Sign) -> None:
+    batch = join([sign(numbered(10, 1, 2), sequence=3, version=1), sign(numbered(0, 2, 2), sequence=2, version=0)])
+    assert columns(batch) == [[0, 2, 10], [1, 3, 11]]
+    assert batch.version.tolist() == [[0, 0], [0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"sequence": 2}, {"sequence": 1, "worker": 1}, {"sequence": 1, "incarnation": 1}, {"sequence": 1, "lane0": 8}],
+    ids=["a missing chunk", "another worker", "another incarnation", "other lanes"],
+)
+def test_what_does_not_follow_stands_apart(sign: Sign, other: dict[str, int]) -> None:
+    batch = join([sign(numbered(0, 2, 1), sequence=0), sign(numbered(10, 3, 1), slice(None), **other)])
+    assert columns(batch) == [[0, 1, -1], [10, 11, 12]]
+
+
+def test_a_thread_is_taken_up_again_after_a_missing_chunk(sign: Sign) -> None:
+    batch = join([sign(numbered(10 * k, 1, 1), sequence=k) for k in (0, 1, 3, 4)])
+    assert columns(batch) == [[0, 10], [30, 40]]
+
+
+def test_the_rest_of_a_cut_chunk_is_joined_to_what_follows(sign: Sign) -> None:
+    held = RolloutBuffer()
+    held.add(sign(numbered(0, 3, 2), sequence=0))
+    held.add(sign(numbered(10, 2, 2), sequence=1))
+    assert columns(held.seal(3)) == [[0, 2], [1, -1]]
+    assert columns(held.seal(7)) == [[-1, 4, 10, 12], [3, 5, 11, 13]]
+
+
+def test_the_rest_of_a_cut_chunk_is_next(sign: Sign) -> None:
+    held = RolloutBuffer()
+    for worker in (0, 1):
+        held.add(sign(numbered(10 * worker, 3, 2), worker=worker))
+    assert [columns(held.seal(3)) for _ in range(3)] == [[[0, 2], [1, -1]], [[-1, 4], [3, 5]], [[10, 12], [11, -1]]]
+
+
+def test_workers_of_different_widths_stand_side_by_side(sign: Sign) -> None:
+    parts = [
+        sign(numbered(0, 1, 2), worker=0),
+        sign(numbered(10, 3, 1), worker=1),
+        sign(numbered(20, 1, 2), sequence=1),
+    ]
+    batch = join(parts)
+    assert columns(batch) == [[0, 20, -1], [1, 21, -1], [10, 11, 12]]
+    check_fields(batch.data)
+
+
+# ---------------------------------------------------------------------------------------------------------- age and episodes
+
+
+def test_what_is_too_old_is_given_up_and_counted(sign: Sign) -> None:
+    held = RolloutBuffer()
+    for version, first in ((3, 0), (1, 10), (2, 20)):
+        held.add(sign(numbered(first, 2, 2), version=version))
+    assert held.expire(1) == 0
+    assert held.expire(2) == 4
+    assert held.rows == 8
+    assert sorted(check_fields(held.seal(8).data)) == [0, 1, 2, 3, 20, 21, 22, 23]
+
+
+def test_whole_chunks_are_sealed_oldest_version_first(sign: Sign) -> None:
+    held = RolloutBuffer()
+    for sequence, (version, steps) in enumerate([(2, 3), (1, 5), (1, 2)]):
+        held.add(sign(numbered(100 * sequence, steps, 1), version=version, worker=sequence))
+    assert held.chunks == 3
+    sealed = held.seal_chunks(2)
+    assert columns(sealed) == [[100, 101, 102, 103, 104], [200, 201, -1, -1, -1]]
+    assert (held.chunks, held.rows) == (1, 3)

@@ -1,0 +1,342 @@
+"""What PPO keeps from update to update: counts, statistics, schedules, snapshots, and nothing of an update gone wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freewheel.core import NDArray, RowCounts
+from freewheel.learn.ppo.learner import PPO
+from freewheel.learn.settings import LearnerSpec, PPOConfig
+from freewheel.ledger import balance
+from freewheel.policies.spec import PolicySpec
+
+if TYPE_CHECKING:
+    from tests.learn.conftest import Play, Sign, Spy
+
+SPEC = PolicySpec(4, "float32", ((0, 4),), ((0, 4),), (), None, "categorical", 3, (16,), "tanh", 0.0, "")
+NORMALISED = replace(SPEC, normalised=((0, 1), (2, 4)))
+SHAPE = (8, 3)
+ROWS = 24
+
+
+def learner_for(
+    spec: PolicySpec = SPEC, config: PPOConfig | None = None, *, seed: int = 0, total: int | None = None, **task: Any
+) -> PPO:
+    config = config or PPOConfig(lr=1e-2, epochs=2, minibatch=8)
+    return PPO(config, LearnerSpec(spec, rows=ROWS, lanes=3, seed=seed, total_steps=total, **task))
+
+
+def weights_and_adam(learner: PPO) -> dict[str, NDArray]:
+    state = learner.state_dict()
+    return {name: np.array(state[name]) for name in ("params", "adam.mean", "adam.square")}
+
+
+def assert_identical(one: Mapping[str, NDArray], other: Mapping[str, NDArray]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert value.tobytes() == other[name].tobytes(), name
+
+
+# -------------------------------------------------------------------------------------------------- an update that goes wrong
+
+
+@pytest.mark.parametrize("gradient", ["analytic", "autograd"])
+@pytest.mark.parametrize("planted", [math.nan, math.inf, -math.inf, 3e38])
+def test_an_update_that_stops_being_finite_has_never_been(
+    play: Play, sign: Sign, planted: float, gradient: Literal["analytic", "autograd"]
+) -> None:
+    learner = learner_for(
+        config=PPOConfig(lr=1e-2, epochs=2, minibatch=8, gradient=gradient, normalize_advantage=False)
+    )
+    learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
+    learner.update()
+    before, steps = weights_and_adam(learner), learner.state_dict()["counts"][3]
+    data = play(SPEC, learner.snapshot(), SHAPE, seed=1)
+    data.reward[5, 1] = planted
+    learner.observe(sign(data, version=1, sequence=1))
+    about = learner.update()
+    assert_identical(weights_and_adam(learner), before)
+    assert learner.state_dict()["counts"][3] == steps
+    assert learner.version == 2
+    assert learner.rows() == RowCounts(trained=ROWS, dropped={"nan": ROWS})
+    assert about["loss/skipped"] == 1
+    assert "loss/policy" not in about
+    learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE, seed=2), version=2, sequence=2))
+    learner.update()
+    assert learner.rows() == RowCounts(trained=2 * ROWS, dropped={"nan": ROWS})
+    assert np.isfinite(learner.net.host).all()
+    assert not np.array_equal(learner.net.params.vector, before["params"])
+
+
+def test_the_guard_takes_back_minibatches_that_were_fine(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+    learner = learner_for(config=PPOConfig(lr=1e-2, epochs=1, minibatch=6))
+    spy = spy_on(learner)
+    before = weights_and_adam(learner)
+    spy.slope = 1.0
+    gradient, calls = spy.gradient, 0
+
+    def third_time_unlucky(*batch: object) -> object:
+        nonlocal calls
+        calls += 1
+        spy.slope = math.nan if calls == 3 else 1.0
+        return gradient(*batch)  # type: ignore[arg-type]
+
+    spy.gradient = third_time_unlucky  # type: ignore[method-assign, assignment]
+    learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
+    learner.update()
+    assert calls == 3
+    assert_identical(weights_and_adam(learner), before)
+
+
+# --------------------------------------------------------------------------------------------------------------------- counts
+
+
+@settings(max_examples=40)
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), seed=st.integers(0, 99), wrong=st.integers(0, 3))
+def test_every_row_is_on_the_books(play: Play, sign: Sign, sizes: list[int], seed: int, wrong: int) -> None:
+    learner = learner_for(config=PPOConfig(epochs=1))
+    delivered = 0
+    for sequence, steps in enumerate(sizes):
+        data = play(SPEC, learner.snapshot(), (steps, 3), seed + sequence, gaps=True)
+        if sequence % 4 == wrong:
+            data.reward[:] = np.nan
+        chunk = sign(data, version=learner.version, sequence=sequence)
+        learner.observe(chunk)
+        delivered += chunk.rows
+        while learner.ready:
+            learner.update()
+        rows = balance(RowCounts(produced=delivered), learner.rows())
+        assert rows.queued < ROWS
+        assert rows.trained + sum(rows.dropped.values()) == learner.version * ROWS
+
+
+def test_it_is_hungry_until_it_is_ready(play: Play, sign: Sign) -> None:
+    learner = learner_for()
+    for step in range(8):
+        assert (learner.ready, learner.hungry) == (False, True)
+        learner.observe(sign(play(SPEC, learner.snapshot(), (1, 3), step), sequence=step))
+    assert (learner.ready, learner.hungry) == (True, False)
+    assert learner.rows() == RowCounts(queued=ROWS)
+    learner.update()
+    assert (learner.ready, learner.hungry) == (False, True)
+
+
+def test_nothing_older_than_the_lag_is_ever_learned_from(play: Play, sign: Sign) -> None:
+    """Neither what comes too late, nor what was held too long: both are on the books as stale."""
+    learner = learner_for(config=PPOConfig(epochs=1), max_lag=1)
+    data = play(SPEC, learner.snapshot(), (10, 3), 0)
+    learner.observe(sign(data, version=0))  # six rows more than the update takes
+    learner.update()
+    assert learner.rows() == RowCounts(trained=ROWS, queued=6)
+    learner.observe(sign(data, slice(0, 7), version=1, sequence=1))
+    assert learner.update()["lag_max"] == 1
+    assert learner.rows() == RowCounts(trained=2 * ROWS, queued=3)
+    learner.observe(sign(data, slice(0, 8), version=0, sequence=2))
+    assert learner.rows() == RowCounts(trained=2 * ROWS, queued=3, dropped={"stale": 24})
+    learner.observe(sign(data, slice(0, 9), version=2, sequence=3))
+    assert learner.update()["lag_max"] == 1
+    learner.observe(sign(data, slice(0, 8), version=3, sequence=4))
+    learner.update()
+    assert learner.version == 4
+    assert learner.rows().queued == 6
+
+
+def test_held_rows_that_grow_too_old_are_dropped(play: Play, sign: Sign) -> None:
+    learner = learner_for(config=PPOConfig(epochs=1), max_lag=0)
+    data = play(SPEC, learner.snapshot(), (10, 3), 0)
+    learner.observe(sign(data, version=0))
+    learner.update()
+    assert learner.rows() == RowCounts(trained=ROWS, dropped={"stale": 6})
+    twin = learner_for(config=PPOConfig(epochs=1), max_lag=0)
+    twin.load_state_dict(learner.state_dict())
+    assert twin.rows() == learner.rows()
+
+
+def test_an_update_may_be_of_whole_chunks(play: Play, sign: Sign) -> None:
+    learner = learner_for(config=PPOConfig(epochs=1), episodes=2)
+    trained = 0
+    for sequence, steps in enumerate((3, 5, 2, 9)):
+        assert not learner.ready
+        learner.observe(sign(play(SPEC, learner.snapshot(), (steps, 1), sequence), sequence=sequence))
+        if sequence % 2:
+            assert learner.ready
+            learner.update()
+            trained = learner.rows().trained
+            assert learner.rows().queued == 0
+    assert trained == 19
+
+
+# ------------------------------------------------------------------------------------------------------------------ snapshots
+
+
+def test_a_snapshot_is_a_copy(play: Play, sign: Sign) -> None:
+    learner = learner_for(NORMALISED)
+    snapshot = learner.snapshot()
+    kept = {name: np.array(value) for name, value in snapshot.params.items()}
+    assert kept.keys() == learner.net.params.views.keys()
+    learner.observe(sign(play(NORMALISED, snapshot, SHAPE)))
+    learner.update()
+    assert_identical({name: np.asarray(value) for name, value in snapshot.params.items()}, kept)
+    assert snapshot.version == 0
+    assert learner.snapshot().version == 1
+    changed = learner.snapshot().params
+    for name in ("norm.mean", "norm.scale", "actor.0.weight", "critic.1.bias"):
+        assert not np.array_equal(changed[name], kept[name])
+
+
+def test_equal_seeds_and_rows_give_equal_weights(play: Play, sign: Sign) -> None:
+    ends = []
+    for seed in (1, 1, 2):
+        learner = learner_for(seed=seed)
+        learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
+        learner.update()
+        ends.append(learner.net.params.vector)
+    assert np.array_equal(ends[0], ends[1])
+    assert not np.array_equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize("gradient", ["analytic", "autograd"])
+def test_a_restored_learner_goes_on_bit_for_bit(
+    play: Play, sign: Sign, gradient: Literal["analytic", "autograd"]
+) -> None:
+    config = PPOConfig(lr=1e-2, epochs=2, minibatch=7, reward_scale="returns", lr_schedule="linear", gradient=gradient)
+    one, other = (learner_for(NORMALISED, config, seed=seed, total=20 * ROWS) for seed in (3, 4))
+
+    def teach(learner: PPO, version: int) -> None:
+        data = play(NORMALISED, learner.snapshot(), SHAPE, version)
+        learner.observe(sign(data, version=version, sequence=version))
+        learner.update()
+
+    for version in range(2):
+        teach(one, version)
+    state = one.state_dict()
+    saved = {name: np.array(value) for name, value in state.items()}
+    other.load_state_dict(saved)
+    for version in (2, 3):
+        for learner in (one, other):
+            teach(learner, version)
+        after = [{name: np.array(value) for name, value in learner.state_dict().items()} for learner in (one, other)]
+        assert_identical(*after)
+    assert one.rows() == other.rows()
+    assert_identical({name: np.asarray(value) for name, value in state.items()}, saved)
+    assert not np.array_equal(saved["params"], after[0]["params"])
+
+
+def test_the_books_are_restored(play: Play, sign: Sign) -> None:
+    one, other = learner_for(), learner_for()
+    for version in range(3):
+        data = play(SPEC, one.snapshot(), SHAPE, version)
+        data.reward[0, 0] = np.nan if version == 1 else 0
+        one.observe(sign(data, version=version, sequence=version))
+        one.update()
+    other.load_state_dict(one.state_dict())
+    assert other.version == 3
+    assert other.rows() == RowCounts(trained=2 * ROWS, dropped={"nan": ROWS})
+
+
+# ----------------------------------------------------------------------------------------------------------------- statistics
+
+
+def test_an_update_trains_with_its_own_versions_statistics(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+    learner = learner_for(NORMALISED, PPOConfig(epochs=1, minibatch=1000))
+    spy = spy_on(learner)
+    seen: list[NDArray] = []
+    mean, scale = np.zeros(4), np.ones(4)
+    for version in range(3):
+        snapshot = learner.snapshot()
+        np.testing.assert_allclose(snapshot.params["norm.mean"], mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(snapshot.params["norm.scale"], scale, rtol=1e-5)
+        data = play(NORMALISED, snapshot, SHAPE, version, gaps=False)
+        data.obs[..., 2] += 5 * version
+        learner.observe(sign(data, version=version, sequence=version))
+        learner.update()
+        rows = data.obs.reshape(-1, 4).astype(np.float64)
+        expected = (rows - mean) * scale
+        np.testing.assert_allclose(spy.batches[-1].inputs, np.clip(expected, -10, 10), rtol=1e-4, atol=1e-5)
+        seen.append(rows)
+        so_far = np.concatenate(seen)
+        mean, scale = so_far.mean(axis=0), 1 / np.sqrt(so_far.var(axis=0) + 1e-8)
+        mean[1], scale[1] = 0, 1  # a column that is not normalised
+
+
+def test_rows_in_gaps_are_no_statistics(play: Play, sign: Sign) -> None:
+    learner = learner_for(NORMALISED, PPOConfig(epochs=1))
+    data = play(NORMALISED, learner.snapshot(), (20, 3), gaps=True)
+    data.obs[~data.valid] = np.nan
+    learner.observe(sign(data))
+    learner.update()
+    np.testing.assert_allclose(
+        learner.snapshot().params["norm.mean"][2:], data.obs[data.valid].mean(axis=0)[2:], rtol=1e-4
+    )
+
+
+def test_rewards_are_divided_by_the_deviation_of_returns(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+    """Without a future the value target is the reward and the return is the reward."""
+    config = PPOConfig(gamma=0.0, epochs=1, minibatch=1000, reward_scale="returns")
+    learner = learner_for(SPEC, config)
+    spy = spy_on(learner)
+    seen = np.zeros(0)
+    for version in range(2):
+        data = play(SPEC, learner.snapshot(), SHAPE, version)
+        reward = 50 * data.reward
+        learner.observe(sign(replace(data, reward=reward), version=version, sequence=version))
+        seen = np.concatenate([seen, reward.ravel()])
+        learner.update()
+        np.testing.assert_allclose(spy.batches[-1].value, reward.ravel() / seen.std(), rtol=1e-3, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------------------ schedules
+
+
+def test_what_is_linear_falls_to_nothing_over_the_budget(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+    config = PPOConfig(
+        lr=0.01,
+        clip=0.2,
+        entropy=0.1,
+        epochs=1,
+        lr_schedule="linear",
+        clip_schedule="linear",
+        entropy_schedule="linear",
+    )
+    learner = learner_for(SPEC, config, total=4 * ROWS)
+    spy = spy_on(learner)
+    spy.slope = 1e-3  # a gradient that never changes moves every weight by one step size a step
+    for version, left in enumerate([1.0, 0.75, 0.5, 0.25, 0.0, 0.0]):
+        before = learner.net.host.copy()
+        learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE, version), version=version, sequence=version))
+        learner.update()
+        np.testing.assert_allclose(before - learner.net.host, 0.01 * left, rtol=0.02, atol=1e-7)
+        assert spy.coefficients[-1] == pytest.approx((0.2 * left, 0.5, 0.1 * left))
+
+
+def test_what_is_constant_stays(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+    learner = learner_for(SPEC, PPOConfig(clip=0.3, entropy=0.2, value=0.7, epochs=1), total=ROWS)
+    spy = spy_on(learner)
+    for version in range(2):
+        learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE, version), version=version, sequence=version))
+        learner.update()
+    assert spy.coefficients == [(0.3, 0.7, 0.2)] * 2
+
+
+@pytest.mark.parametrize(("target", "steps"), [(None, 6), (0.1, 6), (0.05, 4), (0.01, 1)])
+def test_an_update_stops_when_the_policy_has_moved_too_far(
+    play: Play, sign: Sign, spy_on: type[Spy], target: float | None, steps: int
+) -> None:
+    """Beyond one and a half times the target nothing more is stepped."""
+    learner = learner_for(SPEC, PPOConfig(epochs=2, minibatch=8, target_kl=target))
+    spy = spy_on(learner)
+    spy.slope, spy.kl = 1.0, [0.0, 0.02, 0.07, 0.075, 0.08, 0.12]
+    learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
+    about = learner.update()
+    assert learner.state_dict()["counts"][3] == steps
+    assert learner.rows() == RowCounts(trained=ROWS)
+    looked_at = [0.0, 0.02, 0.07, 0.075, 0.08, 0.12][: steps + 1]
+    assert about["loss/kl"] == pytest.approx(np.mean(looked_at))

@@ -1,0 +1,162 @@
+"""Advantages and value targets against explicit sums, in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freewheel.core import NDArray
+from freewheel.learn.ppo.targets import Discount, Targets, continues, estimate, temporal_difference
+
+
+class RowCounts(NamedTuple):
+    """[T, B] each, of a random world with ends of both kinds and gaps."""
+
+    reward: NDArray
+    terminated: NDArray
+    truncated: NDArray
+    valid: NDArray
+    value: NDArray  # V(obs)
+    next_value: NDArray  # V(next_obs)
+    ratio: NDArray
+
+    @classmethod
+    def random(cls, shape: tuple[int, int], seed: int, ends: float, gaps: float) -> RowCounts:
+        rng = np.random.default_rng(seed)
+        terminated, truncated = rng.random((2, *shape)) < ends
+        valid = rng.random(shape) >= gaps
+        reward, value, fresh = rng.normal(size=(3, *shape))
+        next_value = (
+            fresh.copy()
+        )  # the value of a successor is that of the next row, unless an end or a gap lies between
+        joined = ~(terminated | truncated)[:-1] & valid[:-1] & valid[1:]
+        next_value[:-1][joined] = value[1:][joined]
+        return cls(reward, terminated, truncated, valid, value, next_value, rng.lognormal(0, 1, shape))
+
+    def targets(self, discount: Discount, ratio: NDArray | None) -> Targets:
+        delta = temporal_difference(self.reward, self.terminated, self.value, self.next_value, discount.gamma)
+        goes_on = continues(self.terminated, self.truncated, self.valid)
+        return estimate(delta, self.value, goes_on, ratio, discount)
+
+    def piece(self, t: int, lane: int) -> range:
+        """The steps from t to the end of its episode, or to where the rows are cut."""
+        end = t
+        while (
+            end + 1 < len(self.valid)
+            and self.valid[end + 1, lane]
+            and not (self.terminated[end, lane] or self.truncated[end, lane])
+        ):
+            end += 1
+        return range(t, end + 1)
+
+    def delta(self, t: int, lane: int, gamma: float) -> float:
+        future = 0.0 if self.terminated[t, lane] else gamma * self.next_value[t, lane]
+        return float(self.reward[t, lane] + future - self.value[t, lane])
+
+
+def textbook(rows: RowCounts, t: int, lane: int, discount: Discount) -> float:
+    """GAE: the discounted sum of temporal differences to the end of the piece."""
+    decay = discount.gamma * discount.lam
+    return math.fsum(decay ** (k - t) * rows.delta(k, lane, discount.gamma) for k in rows.piece(t, lane))
+
+
+def correction(rows: RowCounts, t: int, lane: int, discount: Discount) -> float:
+    """Δ as the sum over the piece, each difference weighted by the clipped ratios on the way to it."""
+    decay, terms = discount.gamma * discount.lam, []
+    for k in rows.piece(t, lane):
+        way = math.prod(min(discount.c_bar, rows.ratio[i, lane]) for i in range(t, k))
+        own = min(discount.rho_bar, rows.ratio[k, lane])
+        terms.append(decay ** (k - t) * way * own * rows.delta(k, lane, discount.gamma))
+    return math.fsum(terms)
+
+
+unit = st.floats(0, 1)
+shapes = st.tuples(st.integers(1, 12), st.integers(1, 3))
+worlds = st.builds(
+    RowCounts.random, shapes, st.integers(0, 2**32 - 1), st.sampled_from([0, 0.2, 0.6]), st.sampled_from([0, 0.2, 0.6])
+)
+
+
+@given(rows=worlds, gamma=unit, lam=unit)
+def test_without_lag_it_is_generalised_advantage_estimation(rows: RowCounts, gamma: float, lam: float) -> None:
+    discount = Discount(gamma, lam)
+    plain = rows.targets(discount, None)
+    for t, lane in zip(*rows.valid.nonzero(), strict=True):
+        expected = textbook(rows, t, lane, discount)
+        assert plain.advantage[t, lane] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert plain.value[t, lane] == pytest.approx(rows.value[t, lane] + expected, rel=1e-12, abs=1e-12)
+
+
+@given(rows=worlds, gamma=unit, lam=unit, rho_bar=st.floats(1, 3), c_bar=st.floats(1, 3))
+def test_a_ratio_of_one_is_no_ratio(rows: RowCounts, gamma: float, lam: float, rho_bar: float, c_bar: float) -> None:
+    ones = rows.targets(Discount(gamma, lam, rho_bar, c_bar), np.ones_like(rows.ratio))
+    none = rows.targets(Discount(gamma, lam), None)
+    assert np.array_equal(ones.advantage, none.advantage)
+    assert np.array_equal(ones.value, none.value)
+
+
+@given(rows=worlds, gamma=unit, lam=unit, rho_bar=st.floats(0.1, 3), c_bar=st.floats(0.1, 3))
+def test_under_lag_differences_are_weighted_by_clipped_ratios(
+    rows: RowCounts, gamma: float, lam: float, rho_bar: float, c_bar: float
+) -> None:
+    discount = Discount(gamma, lam, rho_bar, c_bar)
+    found = rows.targets(discount, rows.ratio)
+    for t, lane in zip(*rows.valid.nonzero(), strict=True):
+        later = correction(rows, t + 1, lane, discount) if len(rows.piece(t, lane)) > 1 else 0.0
+        advantage = rows.delta(t, lane, gamma) + gamma * lam * later
+        target = rows.value[t, lane] + correction(rows, t, lane, discount)
+        assert found.advantage[t, lane] == pytest.approx(advantage, rel=1e-9, abs=1e-9)
+        assert found.value[t, lane] == pytest.approx(target, rel=1e-9, abs=1e-9)
+
+
+@given(rows=worlds)
+def test_without_discount_targets_are_monte_carlo_returns(rows: RowCounts) -> None:
+    found = rows.targets(Discount(gamma=1.0, lam=1.0), None)
+    for t, lane in zip(*rows.valid.nonzero(), strict=True):
+        piece = rows.piece(t, lane)
+        beyond = 0.0 if rows.terminated[piece[-1], lane] else rows.next_value[piece[-1], lane]
+        expected = math.fsum(rows.reward[k, lane] for k in piece) + beyond
+        assert found.value[t, lane] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert found.advantage[t, lane] == pytest.approx(expected - rows.value[t, lane], rel=1e-12, abs=1e-12)
+
+
+def test_two_rows_by_hand() -> None:
+    """γ = λ = ½, ρ̄ = 1, c̄ = ½; the second row is the last before a cut."""
+    column = np.array([[1.0], [2.0]])
+    delta, value, goes_on = column, 10 * column, np.array([[True], [False]])
+    found = estimate(delta, value, goes_on, np.array([[0.8], [4.0]]), Discount(0.5, 0.5, rho_bar=1.0, c_bar=0.5))
+    # Δ₁ = min(1, 4) × 2 = 2;  Δ₀ = 0.8 × 1 + ¼ × min(½, 0.8) × 2 = 1.05
+    assert found.value[:, 0].tolist() == [10 + 1.05, 20 + 2]
+    assert found.advantage[:, 0].tolist() == [1 + 0.25 * 2, 2]
+
+
+def test_the_future_counts_through_time_limits_and_not_through_true_ends() -> None:
+    row = np.ones((1, 3))
+    ended = np.array([[True, False, True]])
+    delta = temporal_difference(row, ended, 5 * row, np.array([[np.nan, 8.0, np.inf]]), gamma=0.5)
+    assert delta.tolist() == [[1 - 5, 1 + 4 - 5, 1 - 5]]
+
+
+def test_what_follows_is_of_the_same_episode_only_if_nothing_lies_between() -> None:
+    no, yes = [False], [True]
+    terminated = np.array([no, yes, no, no, no, no])
+    truncated = np.array([no, no, no, yes, no, no])
+    valid = np.array([yes, yes, yes, yes, yes, yes])
+    assert continues(terminated, truncated, valid)[:, 0].tolist() == [True, False, True, False, True, False]
+    valid[4] = False
+    assert continues(terminated, truncated, valid)[:, 0].tolist() == [True, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_dtype_is_kept(dtype: type[np.floating]) -> None:
+    rows = RowCounts.random((4, 2), 0, 0.2, 0.0)
+    narrow = rows._replace(
+        **{name: getattr(rows, name).astype(dtype) for name in ("reward", "value", "next_value", "ratio")}
+    )
+    for ratio in (None, narrow.ratio):
+        assert {part.dtype for part in narrow.targets(Discount(0.99, 0.95), ratio)} == {np.dtype(dtype)}

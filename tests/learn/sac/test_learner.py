@@ -1,0 +1,369 @@
+"""SAC as a learner: when it updates and publishes, what it keeps waiting, what it refuses, and that it repeats itself."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from freewheel.core import ActionSpec, Array, EnvSpec, RowCounts, Slice, Transitions
+from freewheel.errors import FreewheelError, SetupError
+from freewheel.learn.replay import Batch
+from freewheel.learn.sac.learner import BURST, REPORT, SAC
+from freewheel.learn.settings import LearnerSpec, SACConfig
+from freewheel.policies.spec import PolicyConfig, PolicySpec
+from freewheel.testing.conformance import check_learner
+from tests.support.model_story import BOX_LANES, CHUNK, box_world
+
+if TYPE_CHECKING:
+    from tests.learn.conftest import Play, Sign
+
+SPEC = PolicySpec(3, "float32", ((0, 3),), ((0, 3),), (), None, "squashed", 2, (8,), "tanh", 0.0, "")
+LINEAR = replace(SPEC, hidden=())
+NORMALISED = replace(SPEC, normalised=((0, 1), (2, 3)))
+SMALL = SACConfig(batch=8, buffer=1_000, learning_starts=10)
+S = 8  # rows a publication
+
+
+def sac_for(
+    config: SACConfig = SMALL, spec: PolicySpec = SPEC, draw: Callable[[], Batch] | None = None, **task: Any
+) -> SAC:
+    given = {"rows": S, "lanes": 2, "seed": 0, "total_steps": None, "algo": "sac"} | task
+    return SAC(config, LearnerSpec(spec, **given), draw)
+
+
+def settle(learner: SAC) -> list[Mapping[str, float]]:
+    """Update as long as it may; what the publications said."""
+    told = []
+    while learner.ready:
+        version, metrics = learner.version, learner.update()
+        assert learner.version <= version + 1
+        if learner.version > version:
+            told.append(metrics)
+        assert learner.ready or learner.hungry, "neither ready nor hungry"
+    return told
+
+
+def fingerprint(learner: SAC) -> str:
+    state = learner.state_dict()
+    return hashlib.sha256(b"".join(np.asarray(state[name]).tobytes() for name in sorted(state))).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------------------ the kit
+
+KIT = SACConfig(batch=16, buffer=60, learning_starts=CHUNK)  # the buffer wraps within the kit
+
+
+def kit_learner(kind: type[SAC], spec: PolicySpec, config: SACConfig) -> SAC:
+    return kind(config, LearnerSpec(spec, rows=CHUNK, lanes=BOX_LANES, seed=1, total_steps=None, algo="sac"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [KIT, replace(KIT, critic_norm=True, temperature=0.1), replace(KIT, updates_per_row=0.25), replace(KIT, learning_starts=5)],
+    ids=["plain", "norm", "quarter", "early"],
+)  # fmt: skip
+@pytest.mark.parametrize("normalised", [False, True])
+def test_sac_keeps_the_promises_of_a_learner(config: SACConfig, normalised: bool) -> None:
+    collect, spec = box_world(normalize_obs=normalised)
+    check_learner(lambda: kit_learner(SAC, spec, config), collect)
+
+
+class Amnesiac(SAC):
+    """Restores everything but its target critics."""
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        super().load_state_dict({**state, "agent.targets": state["agent.critics"]})
+
+
+class Unlucky(SAC):
+    """Restores everything but the dice of its buffer."""
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        super().load_state_dict({**state, "replay.rng": torch.Generator().manual_seed(9).get_state().numpy()})
+
+
+@pytest.mark.parametrize("kind", [Amnesiac, Unlucky])
+def test_one_that_forgets_is_caught(kind: type[SAC]) -> None:
+    collect, spec = box_world()
+    with pytest.raises(AssertionError, match="goes another way"):
+        check_learner(lambda: kit_learner(kind, spec, KIT), collect)
+
+
+# ---------------------------------------------------------------------------------------------------- pace and publications
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(st.integers(1, 14), min_size=1, max_size=8),
+    ratio=st.sampled_from([0.3, 1.0, 2.5]),
+    eager=st.booleans(),
+)
+def test_a_version_is_so_many_rows_and_all_the_updates_they_call_for(
+    play: Play, sign: Sign, monkeypatch: pytest.MonkeyPatch, steps: list[int], ratio: float, eager: bool
+) -> None:
+    learner = sac_for(replace(SMALL, updates_per_row=ratio))
+    monkeypatch.setattr(learner.agent, "step", lambda: None)
+    data, at, observed = play(SPEC, learner.snapshot(), (sum(steps), 2)), 0, 0
+    for count in steps:
+        learner.observe(sign(data, slice(at, at + count)))
+        at, observed = at + count, observed + 2 * count
+        while learner.ready:
+            version = learner.version
+            assert learner.update()["updates"] <= BURST
+            if learner.version > version:
+                assert learner.pace.updates == learner.pace.called_for(learner.version * S)
+            assert learner.ready or learner.hungry
+            if eager and learner.hungry:
+                break
+        rows = learner.rows()
+        assert rows.trained + rows.queued == observed
+        assert learner.pace.updates <= ratio * max(0, learner.pace.rows - 10)
+    settle(learner)
+    assert learner.rows() == RowCounts(trained=observed)
+    assert learner.version == observed // S
+    assert learner.pace.updates == int(ratio * max(0, observed - 10) + 1e-9)
+
+
+def test_versions_move_on_while_learning_has_not_begun(play: Play, sign: Sign) -> None:
+    learner = sac_for(replace(SMALL, learning_starts=100))
+    before = learner.snapshot()
+    learner.observe(sign(play(SPEC, learner.snapshot(), (13, 2))))
+    told = settle(learner)
+    assert (learner.version, learner.pace.updates) == (3, 0)
+    assert [metrics["updates"] for metrics in told] == [0, 0, 0]
+    after = learner.snapshot()
+    assert after.version == 3
+    assert all(np.array_equal(value, after.params[name]) for name, value in before.params.items())
+
+
+def test_rows_beyond_the_pace_wait_unpaid(play: Play, sign: Sign) -> None:
+    learner = sac_for()
+    data = play(SPEC, learner.snapshot(), (20, 2))
+    learner.observe(sign(data, slice(0, 10)))  # 20 rows call for 10 updates: more than 8 rows' worth behind
+    assert (learner.ready, learner.hungry) == (True, False)
+    learner.observe(sign(data, slice(10, 20)))
+    assert learner.rows() == RowCounts(trained=20, queued=20)
+    assert (learner.replay.count, learner.pace.rows) == (20, 20)
+    assert learner.update()["updates"] == 0  # the first 8 rows are not enough to learn from: version 1
+    assert (learner.version, learner.rows().queued) == (1, 20)
+    assert learner.update()["updates"] == 6  # up to row 16: version 2
+    assert (learner.version, learner.rows()) == (2, RowCounts(trained=40))  # 4 updates behind: the others come in
+    assert learner.update()["updates"] == 8
+    assert learner.version == 3
+
+
+def test_updates_come_in_bursts_so_that_rows_are_looked_for(play: Play, sign: Sign) -> None:
+    learner = sac_for(replace(SMALL, updates_per_row=9.5, learning_starts=8))
+    learner.observe(sign(play(SPEC, learner.snapshot(), (8, 2))))
+    bursts = []
+    while learner.ready:
+        bursts.append((learner.update()["updates"], learner.version))
+    assert bursts == [(0, 1), (BURST, 1), (BURST, 1), (76 - 2 * BURST, 2)]
+
+
+def test_every_update_draws_a_minibatch_of_its_own(play: Play, sign: Sign) -> None:
+    drawn = list[torch.Tensor]()
+
+    def spied() -> Batch:
+        batch = learner.draw()
+        drawn.append(batch.obs)
+        return batch
+
+    learner = sac_for(replace(SMALL, learning_starts=50), draw=spied)
+    learner.observe(sign(play(SPEC, learner.snapshot(), (40, 2))))
+    settle(learner)
+    assert len(drawn) == learner.pace.updates == 30
+    assert all(obs.shape == (SMALL.batch, 3) for obs in drawn)
+    assert len({obs.numpy().tobytes() for obs in drawn}) == 30
+
+
+def test_publications_say_how_old_rows_were(play: Play, sign: Sign) -> None:
+    learner = sac_for(replace(SMALL, learning_starts=100))
+    data = play(SPEC, learner.snapshot(), (12, 2))
+    learner.observe(sign(data, slice(0, 4)))
+    learner.update()
+    learner.observe(sign(data, slice(4, 7), version=1))
+    learner.observe(sign(data, slice(7, 8), version=0))
+    told = learner.update()
+    assert (told["lag_mean"], told["lag_max"]) == (2 * 1 / 8, 1.0)
+    assert told["buffer_util"] == 16 / 1_000
+    learner.observe(sign(data, slice(8, 12), version=2))
+    assert learner.update()["lag_max"] == 0.0
+
+
+def test_what_was_achieved_is_told(play: Play, sign: Sign) -> None:
+    learner = sac_for(replace(SMALL, updates_per_row=2.0, learning_starts=8))
+    learner.observe(sign(play(SPEC, learner.snapshot(), (16, 2))))
+    assert settle(learner)[-1]["loss/updates_per_row"] == 2.0
+
+
+# ------------------------------------------------------------------------------------------------------------- what is learned
+
+
+def one_row(*, terminated: bool = False, truncated: bool = False) -> Transitions:
+    return Transitions(
+        obs=np.zeros((1, 1, 3), np.float32),
+        action=np.zeros((1, 1, 2), np.float32),
+        log_prob=np.zeros((1, 1), np.float32),
+        reward=np.full((1, 1), 2.0, np.float32),
+        terminated=np.array([[terminated]]),
+        truncated=np.array([[truncated]]),
+        next_obs=np.array([[[1.0, 10.0, 100.0]]], np.float32),
+        valid=np.array([[True]]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ends", "goal"),
+    [({}, 2 + 0.9 * 3210), ({"truncated": True}, 2 + 0.9 * 3210), ({"terminated": True}, 2.0)],
+    ids=["goes on", "truncated", "terminated"],
+)
+def test_the_future_counts_unless_the_world_ended(sign: Sign, ends: dict[str, bool], goal: float) -> None:
+    """Linear critics that say 0, linear targets that say 6000 and 3210 of the successor, and hardly any entropy."""
+    config = SACConfig(batch=4, buffer=10, learning_starts=1, gamma=0.9, temperature=1e-9)
+    learner = sac_for(config, LINEAR, rows=1)
+    critics = learner.agent.critics
+    critics.vector.zero_()
+    critics.target.zero_()
+    weight, _ = critics.views(critics.target)
+    weight[:, :3, 0] = torch.tensor([[1000.0, 200.0, 30.0], [10.0, 20.0, 30.0]])
+    for _ in range(2):
+        learner.observe(sign(one_row(**ends)))
+        learner.update()
+    assert learner.pace.updates == 1
+    critic = learner.agent.losses()["loss/critic"]
+    assert critic == pytest.approx(goal**2, rel=1e-5)  # half the square, twice
+    assert (critics.vector != 0).sum() == 2  # what is 0 in the row moves nothing but the two biases
+
+
+def test_gaps_are_not_learned_from(play: Play, sign: Sign) -> None:
+    learner = sac_for()
+    data = play(SPEC, learner.snapshot(), (20, 2), gaps=True)
+    chunk = sign(data)
+    assert chunk.rows < 40
+    learner.observe(chunk)
+    batch = learner.replay.columns.split(learner.replay.newest(chunk.rows))
+    np.testing.assert_array_equal(batch.obs.numpy(), data.obs[data.valid])
+    assert learner.rows().trained == learner.pace.rows == chunk.rows
+
+
+def test_a_chunk_that_miscounts_is_refused(play: Play, sign: Sign) -> None:
+    learner = sac_for()
+    chunk = sign(play(SPEC, learner.snapshot(), (3, 2)))
+    with pytest.raises(FreewheelError, match=r"^a chunk says 5 rows and holds 6: please report this$"):
+        learner.observe(replace(chunk, rows=5))
+
+
+def test_statistics_change_with_publications_alone(play: Play, sign: Sign) -> None:
+    learner = sac_for(spec=NORMALISED)
+    data = play(NORMALISED, learner.snapshot(), (20, 2), gaps=True)
+    data.obs[...] = data.obs * (3.0, 2.0, 0.5) + (1.0, 5.0, -4.0)
+    learner.observe(sign(data))
+    first = learner.snapshot().params
+    assert np.asarray(first["norm.mean"]).tolist() == [0, 0, 0]
+    learner.update()
+    seen = data.obs[data.valid].astype(np.float64)
+    published = learner.snapshot().params
+    columns = [0, 2]
+    np.testing.assert_allclose(np.asarray(published["norm.mean"])[columns], seen.mean(0)[columns], rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(published["norm.scale"])[columns], 1 / seen.std(0)[columns], rtol=1e-5)
+    assert (published["norm.mean"][1], published["norm.scale"][1]) == (0, 1)
+    np.testing.assert_array_equal(learner.agent.policy.mean.numpy(), published["norm.mean"])
+
+
+# ------------------------------------------------------------------------------------------------- refusals, repeats, divergence
+
+
+def world_of(action: ActionSpec) -> EnvSpec:
+    return EnvSpec("Here-v0", 1, 3, "float32", (Slice("policy", 0, 3, (3,)),), action)
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (ActionSpec("discrete", 4), "policy.head squashed does not fit the discrete actions of Here-v0; use auto"),
+        (
+            ActionSpec("box", 1, (-math.inf,), (math.inf,)),
+            "policy.head squashed needs finite action bounds; those of Here-v0 are infinite",
+        ),
+    ],
+    ids=["discrete", "unbounded"],
+)
+def test_a_head_that_cannot_be_had_is_refused_in_a_line(action: ActionSpec, text: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        PolicyConfig(head="squashed").resolve(world_of(action))
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    "action",
+    [ActionSpec("discrete", 4), ActionSpec("box", 1, (-math.inf,), (math.inf,)), ActionSpec("box", 1, (-1.0,), (1.0,))],
+)
+def test_another_head_is_refused_in_a_line(action: ActionSpec) -> None:
+    spec = PolicyConfig().resolve(world_of(action))
+    with pytest.raises(SetupError) as caught:
+        sac_for(spec=spec, world="Here-v0")
+    assert str(caught.value) == "sac needs a squashed head and bounded Box actions; Here-v0 has others"
+
+
+@pytest.mark.parametrize("spec", [SPEC, NORMALISED], ids=["plain", "normalised"])
+def test_it_repeats_itself_bit_for_bit_and_touches_no_dice_but_its_own(
+    play: Play, sign: Sign, spec: PolicySpec
+) -> None:
+    def run(seed: int) -> str:
+        learner = sac_for(spec=spec, seed=seed)
+        data = play(spec, sac_for(spec=spec).snapshot(), (30, 2))
+        for start in range(0, 30, 5):
+            learner.observe(sign(data, slice(start, start + 5)))
+            settle(learner)
+        return fingerprint(learner)
+
+    before = torch.random.get_rng_state()
+    once = run(0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.default_generator.manual_seed(4)
+    assert run(0) == once
+    assert run(1) != once
+
+
+def test_rows_on_tensors_teach_the_same(play: Play, sign: Sign) -> None:
+    ours, theirs = sac_for(), sac_for(batched_on_device=True)
+    data = play(SPEC, ours.snapshot(), (20, 2))
+    chunk = sign(data)
+    tensors: Any = Transitions(*(torch.from_numpy(getattr(data, name)) for name in data.__slots__))
+    ours.observe(chunk)
+    theirs.observe(replace(chunk, data=tensors))
+    for learner in (ours, theirs):
+        settle(learner)
+    assert fingerprint(ours) == fingerprint(theirs)
+
+
+@pytest.mark.parametrize("planted", [math.nan, math.inf, 3e38])
+def test_divergence_is_told_in_a_line(play: Play, sign: Sign, planted: float) -> None:
+    learner = sac_for(replace(SMALL, updates_per_row=8.0, batch=64))
+    data = play(SPEC, learner.snapshot(), (20, 2))
+    data.reward[::3] = planted
+    learner.observe(sign(data))
+    with pytest.raises(FreewheelError) as caught:
+        settle(learner)
+    assert str(caught.value).startswith("sac has diverged ({'loss/critic': ")
+    assert str(caught.value).endswith("): lower its lr, or set critic_norm")
+    assert "\n" not in str(caught.value)
+
+
+def test_losses_are_looked_at_every_so_many_updates(play: Play, sign: Sign) -> None:
+    learner = sac_for(replace(SMALL, learning_starts=8))
+    learner.observe(sign(play(SPEC, learner.snapshot(), (80, 2))))
+    seen = [(learner.pace.updates, "loss/critic" in learner.update()) for _ in iter(lambda: learner.ready, False)]
+    looks = [updates + S for updates, looked in seen if looked]
+    assert looks == [56, 112]
+    assert all(there - here >= REPORT for here, there in zip([0, *looks], looks, strict=False))

@@ -1,0 +1,370 @@
+"""The gradient step of soft actor-critic: what it moves, by how much, and that it is what autograd makes of the formulas."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from freewheel.learn.adam import FusedAdam
+from freewheel.learn.replay import Batch
+from freewheel.learn.sac.update import SACUpdate
+from freewheel.learn.settings import LearnerSpec, SACConfig
+from freewheel.policies.critics import TwinCritics
+from freewheel.policies.spec import PolicySpec
+
+SPEC = PolicySpec(4, "float32", ((0, 3),), ((1, 4),), (), None, "squashed", 2, (12, 8), "tanh", 0.0, "")
+LINEAR = replace(SPEC, hidden=())
+ROWS = 16
+
+
+def batch_of(rows: int = ROWS, seed: int = 0) -> Batch:
+    rng = torch.Generator().manual_seed(seed)
+    obs, next_obs = torch.randn(2, rows, 4, generator=rng)
+    action = torch.rand(rows, 2, generator=rng) * 2 - 1
+    terminated = (torch.rand(rows, generator=rng) < 0.3).float()
+    return Batch(obs, action, torch.randn(rows, generator=rng), terminated, torch.ones(rows), next_obs)
+
+
+def agent_for(
+    spec: PolicySpec = SPEC, config: SACConfig | None = None, draw: Callable[[], Batch] = batch_of, seed: int = 0
+) -> SACUpdate:
+    task = LearnerSpec(spec, rows=8, lanes=2, seed=seed, total_steps=None, algo="sac")
+    return SACUpdate(config or SACConfig(), task, draw, dice=[])
+
+
+def fill(views: dict[str, Any], weight: float, bias: Sequence[float]) -> None:
+    """Make a linear policy say the same to every observation."""
+    views["actor.0.weight"][...] = weight
+    views["actor.0.bias"][...] = bias
+
+
+# ------------------------------------------------------------------------------------------------------------ twin critics
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
+def test_twin_critics_are_two_networks(norm: bool, activation: Any) -> None:
+    spec = replace(SPEC, activation=activation)
+    critics = TwinCritics(spec, np.random.default_rng(1), "cpu", norm=norm)
+    kind = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}[activation]
+    x = torch.randn(20, 5, generator=torch.Generator().manual_seed(2))
+    ours = critics(x)
+    ours.square().sum().backward()
+    for twin in range(2):
+        parts, layers = list[nn.Module](), list[nn.Linear]()
+        for weight, bias in _pairs(critics.parameters):
+            linear = nn.Linear(*weight.shape[1:])
+            linear.weight.data, linear.bias.data = weight[twin].T.detach(), bias[twin, 0].detach()
+            between = nn.LayerNorm(weight.shape[2], elementwise_affine=False) if norm else nn.Identity()
+            layers.append(linear)
+            parts += [linear, between, kind()]
+        theirs = nn.Sequential(*parts[:-2])(x).squeeze(-1)
+        torch.testing.assert_close(ours[twin], theirs)
+        theirs.square().sum().backward()
+        for (weight, bias), linear in zip(_pairs(critics.parameters), layers, strict=True):
+            assert weight.grad is not None
+            assert bias.grad is not None
+            torch.testing.assert_close(weight.grad[twin].T, linear.weight.grad)
+            torch.testing.assert_close(bias.grad[twin, 0], linear.bias.grad)
+    assert not torch.equal(ours[0], ours[1])
+
+
+def _pairs(parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(parameters[::2], parameters[1::2], strict=True))
+
+
+def test_critics_begin_as_their_own_targets_and_the_worse_twin_counts() -> None:
+    critics = TwinCritics(SPEC, np.random.default_rng(1), "cpu", norm=False)
+    x = torch.randn(50, 5, generator=torch.Generator().manual_seed(2))
+    both = critics(x).detach()
+    assert (both.argmin(0) == 0).any()
+    assert (both.argmin(0) == 1).any()
+    assert torch.equal(critics.worst(x), torch.minimum(*both))
+    critics.vector.zero_()
+    assert torch.equal(critics.worst(x), torch.minimum(*both)), "targets share the critics' memory"
+
+
+# ----------------------------------------------------------------------------------------------------------- the fused Adam
+
+
+def test_forty_fused_steps_are_those_of_torch() -> None:
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(7, 3), (5,), (1,)]
+    ours = [torch.randn(shape, generator=rng) for shape in shapes]
+    theirs = [nn.Parameter(part.clone()) for part in ours]
+    start = [part.clone() for part in ours]
+    fused, plain = FusedAdam(ours, 3e-3), torch.optim.Adam(theirs, lr=3e-3)
+    for _ in range(40):
+        fused.forget()
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.grad is None
+            grad = torch.randn(mine.shape, generator=rng) * 10 ** float(torch.randn(1, generator=rng) * 3)
+            mine.grad, other.grad = grad.clone(), grad.clone()
+        fused.step()
+        plain.step()
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other.detach(), rtol=1e-5, atol=1e-7)
+    assert float(fused.steps) == 40
+    assert all((mine - begun).abs().min() > 1e-4 for mine, begun in zip(ours, start, strict=True))
+
+
+def test_what_has_no_gradient_stays() -> None:
+    moved, idle, last = (torch.ones(2) for _ in range(3))
+    adam = FusedAdam([moved, idle, last], 0.5)
+    moved.grad, last.grad = torch.ones(2), -torch.ones(2)
+    adam.step()
+    torch.testing.assert_close(torch.stack([moved, idle, last]), torch.tensor([[0.5] * 2, [1.0] * 2, [1.5] * 2]))
+    assert torch.count_nonzero(adam.mean[2:4]) == 0
+
+
+def test_a_step_size_can_be_changed_in_place() -> None:
+    parameter = torch.zeros(1)
+    adam = FusedAdam([parameter], 0.5)
+    for lr, place in ((0.5, -0.5), (0.25, -0.75)):
+        adam.lr.fill_(lr)
+        parameter.grad = torch.ones(1)
+        adam.step()
+        assert float(parameter) == pytest.approx(place, rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------- closed forms of a step
+
+
+@pytest.mark.parametrize(("log_std", "sign"), [(-4.0, 1), (0.0, -1)], ids=["too sharp", "too wide"])
+def test_the_temperature_moves_against_the_error_of_the_entropy(log_std: float, sign: int) -> None:
+    agent = agent_for(LINEAR, SACConfig(lr=0.01))
+    fill(agent.net.params.views, 0.0, [0.0, 0.0, log_std, log_std])
+    agent.step()
+    losses = agent.losses()
+    grad = agent.log_temperature.grad
+    assert grad is not None
+    assert float(grad) == pytest.approx(losses["loss/entropy"] - -2.0, rel=1e-5)  # the target: minus the columns
+    assert math.copysign(1, -float(grad)) == sign
+    assert float(agent.log_temperature) == pytest.approx(sign * 0.01, rel=1e-4)  # Adam's first step is one lr long
+    assert losses["loss/temperature"] == 1.0  # as it was in the step
+
+
+def test_a_sharp_gaussian_has_the_entropy_of_its_formula() -> None:
+    agent = agent_for(LINEAR, SACConfig(), lambda: batch_of(20_000))
+    fill(agent.net.params.views, 0.0, [0.5, -0.5, -3.0, -4.0])
+    agent.step()
+    squash = 2 * math.log(1 - math.tanh(0.5) ** 2)
+    expected = 2 * 0.5 * math.log(2 * math.pi * math.e) - 7 + squash
+    assert agent.losses()["loss/entropy"] == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("target", [-7.0, 3.0])
+def test_the_entropy_to_steer_to_can_be_given(target: float) -> None:
+    agent = agent_for(config=SACConfig(target_entropy=target))
+    agent.step()
+    assert agent.log_temperature.grad is not None
+    assert float(agent.log_temperature.grad) == pytest.approx(agent.losses()["loss/entropy"] - target, rel=1e-5)
+
+
+def test_a_fixed_temperature_stays() -> None:
+    agent = agent_for(config=SACConfig(temperature=0.2))
+    for _ in range(3):
+        agent.step()
+    assert float(agent.log_temperature.exp()) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("tau", [0.005, 0.3, 1.0])
+def test_targets_follow_exactly_once_a_step(tau: float) -> None:
+    agent = agent_for(config=SACConfig(tau=tau, lr=0.05))
+    target = agent.critics.target.clone()
+    for _ in range(3):
+        agent.step()
+        target = (1 - tau) * target + tau * agent.critics.vector
+        torch.testing.assert_close(agent.critics.target, target, rtol=1e-6, atol=1e-7)
+    assert (agent.critics.target - agent.critics.vector).abs().max() > 0.01 or tau == 1.0
+
+
+def test_the_actors_step_leaves_no_gradient_in_the_critics(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, seen = agent_for(), list[Tensor]()
+    before = agent.critics.vector.clone()
+
+    def grads() -> list[Tensor]:
+        return [parameter.grad.clone() for parameter in agent.critics.parameters if parameter.grad is not None]
+
+    def spied(step: Callable[[], None]) -> Callable[[], None]:
+        def inner() -> None:
+            seen.extend(grads())
+            step()
+
+        return inner
+
+    monkeypatch.setattr(agent._critics_adam, "step", spied(agent._critics_adam.step))
+    agent.step()
+    assert len(seen) == len(agent.critics.parameters)
+    assert all(torch.equal(*pair) for pair in zip(seen, grads(), strict=True))
+    assert not torch.equal(before, agent.critics.vector)
+
+
+def test_every_step_draws_and_losses_are_means_since_they_were_asked() -> None:
+    drawn = list[Batch]()
+
+    def draw() -> Batch:
+        drawn.append(batch_of(seed=len(drawn)))
+        return drawn[-1]
+
+    agent = agent_for(draw=draw)
+    twin = agent_for(draw=lambda: batch_of(seed=len(each)))
+    each = list[dict[str, float]]()
+    for number in range(3):
+        agent.step()
+        twin.step()
+        each.append(twin.losses())
+        assert len(drawn) == agent.unread == number + 1
+    means = agent.losses()
+    assert means == pytest.approx({name: sum(losses[name] for losses in each) / 3 for name in means}, rel=1e-5)
+    assert agent.unread == 0
+    assert set(agent.losses().values()) == {0.0}
+
+
+# ------------------------------------------------------------------------------------------------ against plain autograd, float64
+
+
+@dataclass
+class Reference:
+    """Soft actor-critic as the paper has it, in float64, with autograd and torch's Adam for each of three losses."""
+
+    config: SACConfig
+    spec: PolicySpec
+    actor: list[nn.Parameter]
+    critics: list[list[nn.Parameter]]
+    log_temperature: nn.Parameter
+    mean: Tensor
+    scale: Tensor
+
+    def __post_init__(self) -> None:
+        lr = self.config.lr
+        self.targets = [[part.detach().clone() for part in critic] for critic in self.critics]
+        self.optimisers = [
+            torch.optim.Adam(parts, lr=lr)
+            for parts in (self.actor, [*itertools.chain(*self.critics)], [self.log_temperature])
+        ]
+
+    @classmethod
+    def of(cls, agent: SACUpdate) -> Reference:
+        views = agent.net.params.views
+        count = len(agent.net.spec.hidden) + 1
+        actor = [views[f"actor.{i}.{part}"] for i in range(count) for part in ("weight", "bias")]
+        critics = [
+            [nn.Parameter(part[twin].detach().double().clone()) for part in agent.critics.parameters]
+            for twin in range(2)
+        ]
+        return cls(
+            agent.config,
+            agent.net.spec,
+            [nn.Parameter(torch.tensor(part).double()) for part in actor],
+            critics,
+            nn.Parameter(agent.log_temperature.double().clone()),
+            torch.tensor(views["norm.mean"]).double(),
+            torch.tensor(views["norm.scale"]).double(),
+        )
+
+    def mlp(self, parts: Sequence[Tensor], x: Tensor, *, norm: bool = False) -> Tensor:
+        for i in range(0, len(parts), 2):
+            x = x @ parts[i] + parts[i + 1]
+            if i < len(parts) - 2:
+                x = torch.tanh(functional.layer_norm(x, x.shape[-1:]) if norm else x)
+        return x
+
+    def act(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.mlp(self.actor, x[:, 0:3]).chunk(2, dim=-1)
+        law = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp(), validate_args=False)
+        raw = mean + law.scale * noise
+        action = torch.tanh(raw)
+        return action, (law.log_prob(raw) - torch.log(1 - action.square())).sum(-1)
+
+    def q(self, critics: Sequence[Sequence[Tensor]], x: Tensor, action: Tensor) -> Tensor:
+        seen = torch.cat([x[:, 1:4], action], -1)
+        return torch.stack([self.mlp(c, seen, norm=self.config.critic_norm).squeeze(-1) for c in critics])
+
+    def step(self, batch: Batch, noises: Sequence[Tensor]) -> None:
+        obs, action, reward, terminated, _, next_obs = (part.double() for part in batch)
+        x, following = (((part - self.mean) * self.scale).clamp(-10, 10) for part in (obs, next_obs))
+        alpha = self.log_temperature.exp().detach()
+        with torch.no_grad():
+            then, log_prob = self.act(following, noises[0].double())
+            goal = self.q(self.targets, following, then).min(0).values - alpha * log_prob
+            goal = reward + self.config.gamma * (1 - terminated) * goal
+        loss = sum(0.5 * functional.mse_loss(q, goal) for q in self.q(self.critics, x, action))
+        self._descend(1, loss)
+        with torch.no_grad():
+            for target, part in zip(itertools.chain(*self.targets), itertools.chain(*self.critics), strict=True):
+                target.copy_((1 - self.config.tau) * target + self.config.tau * part)
+        chosen, log_prob = self.act(x, noises[1].double())
+        self._descend(0, (alpha * log_prob - self.q(self.critics, x, chosen).min(0).values).mean())
+        wanted = -float(self.spec.action_size) if self.config.target_entropy is None else self.config.target_entropy
+        if self.config.temperature is None:
+            self._descend(2, -(self.log_temperature * (log_prob.detach() + wanted)).mean())
+
+    def _descend(self, which: int, loss: Any) -> None:
+        self.optimisers[which].zero_grad()
+        loss.backward()
+        self.optimisers[which].step()
+
+
+CASES = {
+    "plain": (SPEC, SACConfig(lr=1e-3)),
+    "many steps' tau": (SPEC, SACConfig(lr=1e-2, tau=0.2, gamma=0.9)),
+    "fixed temperature": (SPEC, SACConfig(temperature=0.3)),
+    "layer norm": (SPEC, SACConfig(critic_norm=True, target_entropy=-1.0)),
+    "normalised": (replace(SPEC, normalised=((0, 4),)), SACConfig()),
+    "linear": (LINEAR, SACConfig()),
+}
+
+
+def assert_close(ours: Tensor, reference: Tensor) -> None:
+    torch.testing.assert_close(ours.double(), reference, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_updates_are_those_of_plain_autograd(case: str) -> None:
+    spec, config = CASES[case]
+    drawn = itertools.count()
+    agent = agent_for(spec, config, lambda: batch_of(seed=next(drawn)))
+    if spec.normalised:
+        agent.policy.normalise(np.array([0.5, -1.0, 0.0, 2.0]), np.array([2.0, 0.5, 9.0, 1.0]))
+    reference = Reference.of(agent)
+    value = {name: view.copy() for name, view in agent.net.params.views.items() if name.startswith("critic.")}
+    for number in range(3):
+        dice = torch.Generator()
+        dice.set_state(agent.policy.dice.get_state())
+        noises = [torch.empty(ROWS, 2).normal_(generator=dice) for _ in range(2)]
+        agent.step()
+        reference.step(batch_of(seed=number), noises)
+        assert torch.equal(dice.get_state(), agent.policy.dice.get_state()), "it threw its dice more often"
+        for parameter, wanted in zip(agent._actor, reference.actor, strict=True):
+            assert_close(parameter, wanted)
+        flat = agent.critics.views(agent.critics.target)
+        for i, (parameter, target) in enumerate(zip(agent.critics.parameters, flat, strict=True)):
+            for twin in range(2):
+                assert_close(parameter[twin], reference.critics[twin][i])
+                assert_close(target[twin], reference.targets[twin][i])
+        assert_close(agent.log_temperature, reference.log_temperature)
+    for name, before in value.items():
+        assert np.array_equal(agent.net.params.views[name], before), "the value network of the policy is not used"
+
+
+def test_a_restored_agent_goes_on_bit_for_bit() -> None:
+    ours, theirs = agent_for(), agent_for(seed=3)
+    for _ in range(2):
+        ours.step()
+    theirs.load_state_dict(ours.state_dict())
+    for agent in (ours, theirs):
+        agent.step()
+    mine, other = ours.state_dict(), theirs.state_dict()
+    assert mine.keys() == other.keys()
+    assert all(np.array_equal(mine[name], other[name]) for name in mine)
+    assert not np.array_equal(mine["params"], agent_for().state_dict()["params"])

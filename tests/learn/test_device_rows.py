@@ -1,0 +1,133 @@
+"""End to end over a world full of traps: what free-running collection puts into a replay buffer is what happened, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from freewheel.collect.continuous import ContinuousConfig
+from freewheel.core import Executor, Learner, NDArray, to_numpy
+from freewheel.learn.mbpo.fitting import Question
+from freewheel.learn.mbpo.learner import MBPO
+from freewheel.learn.sac.learner import SAC
+from freewheel.learn.settings import LearnerSpec, MBPOConfig, SACConfig, SerialExecutor
+from freewheel.loop import loop
+from freewheel.meter import Meter
+from freewheel.rollout.spec import CollectSpec
+from tests.support.device_story import Stage, retold
+from tests.support.isaac_like import Traps
+
+LANES, STEPS, FRAGMENT, ENOUGH = 4, 6, 3, 480
+#: Buffers are overwritten, final observations of earlier steps stay about, lanes begin anew by themselves.
+TRAPS = Traps(bounds=(-1.0, 1.0))
+SMALL = SACConfig(learning_starts=48, batch=16, updates_per_row=0.2, buffer=4096)
+MODEL = MBPOConfig(
+    learning_starts=48, batch=16, updates_per_row=0.2, buffer=4096, members=2, elites=1, model_hidden=(8,), model_batch=16,
+    model_every=48, max_epochs=1, rollouts_per_row=1.0,
+)  # fmt: skip
+
+
+def staged(*, has_final_obs: bool, views: bool) -> Stage:
+    return Stage(replace(TRAPS, has_final_obs=has_final_obs, views=views), LANES, head="squashed")
+
+
+def task_of(stage: Stage) -> LearnerSpec:
+    return LearnerSpec(
+        stage.policy,
+        LANES * STEPS,
+        LANES,
+        1,
+        None,
+        batched_on_device=True,
+        has_final_obs=stage.spec.has_final_obs,
+        algo="sac",
+    )
+
+
+def learned(stage: Stage, learner: Learner, workers: int) -> None:
+    """Run free until there is enough."""
+    mode = ContinuousConfig(workers=workers, num_envs=LANES, collection_batch_size=FRAGMENT, max_lag=1)
+    job = CollectSpec(stage.spec, STEPS, on_policy=False)
+    with mode.build(stage.recipe, job) as collector:
+        for tick in loop(collector, learner, Meter(1, stage.spec.measures)):
+            if tick.env_steps >= ENOUGH and learner.rows().queued == 0:
+                break
+    assert learner.rows().trained >= ENOUGH
+    assert learner.version > 10
+
+
+def by_lane(rows: NDArray, workers: int) -> NDArray:
+    """Packed rows as they arrived -> [T, B, W]."""
+    parts = rows.reshape(-1, workers, FRAGMENT, LANES // workers, rows.shape[-1])
+    return parts.transpose(0, 2, 1, 3, 4).reshape(-1, LANES, rows.shape[-1])
+
+
+def assert_true(rows: NDArray, workers: int, *, has_final_obs: bool) -> None:
+    """Every stored row is the one that the world's law makes of the actions."""
+    told = by_lane(rows, workers)
+    obs, action, told_scalars, next_obs = np.split(told, np.cumsum([5, 1, 3]), axis=-1)
+    reward, terminated, known = np.moveaxis(told_scalars, -1, 0)
+    wanted = retold(action, has_final_obs=has_final_obs).data
+    over = wanted.terminated | wanted.truncated
+    np.testing.assert_array_equal(obs, wanted.obs)
+    np.testing.assert_array_equal(reward, wanted.reward)
+    np.testing.assert_array_equal(terminated, wanted.terminated)
+    np.testing.assert_array_equal(next_obs, wanted.next_obs)
+    np.testing.assert_array_equal(known, np.ones_like(over) if has_final_obs else ~over)
+    assert terminated.any()
+    assert (over & ~wanted.terminated).any()
+    np.testing.assert_array_equal(obs[..., 4], next_obs[..., 4])  # no row joins two episodes
+    assert len(np.unique(action)) > 0.9 * action.size
+    assert np.abs(action).max() < 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("views", [True, False], ids=["views", "copies"])
+@pytest.mark.parametrize("has_final_obs", [True, False], ids=["has_final_obs", "hidden"])
+def test_a_replay_buffer_holds_what_happened(has_final_obs: bool, views: bool, workers: int) -> None:
+    stage = staged(has_final_obs=has_final_obs, views=views)
+    learner = SAC(SMALL, task_of(stage))
+    learned(stage, learner, workers)
+    stored = to_numpy(learner.replay.newest(learner.replay.count))
+    assert len(stored) == learner.rows().trained
+    assert_true(stored, workers, has_final_obs=has_final_obs)
+    assert stage.closed == [1]
+
+
+@dataclass
+class Listening:
+    """MakeExecutor that remember every question."""
+
+    asked: list[Question] = field(default_factory=list)
+
+    def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
+        def listen() -> Callable[[Any], Any]:
+            answerer = build()
+
+            def answer(question: Question) -> Any:
+                self.asked.append(Question(to_numpy(question.rows).copy()))
+                return answerer(question)
+
+            return answer
+
+        return SerialExecutor(listen, what)
+
+
+@pytest.mark.parametrize("has_final_obs", [True, False], ids=["has_final_obs", "hidden"])
+def test_a_model_is_asked_about_what_happened(has_final_obs: bool) -> None:
+    """Each row once and in order; where the world hides how episodes end, their last rows say so."""
+    stage, clocks = staged(has_final_obs=has_final_obs, views=True), Listening()
+    learner = MBPO(MODEL, replace(task_of(stage), algo="mbpo", clocks=clocks))
+    learned(stage, learner, 1)
+    assert len(clocks.asked) > 3
+    asked = np.concatenate([to_numpy(question.rows) for question in clocks.asked])
+    assert_true(asked, 1, has_final_obs=has_final_obs)
+    stored = to_numpy(learner.sac.replay.newest(learner.sac.replay.count))
+    assert_true(stored, 1, has_final_obs=has_final_obs)
+    np.testing.assert_array_equal(stored[: len(asked)], asked)
+    imagined = to_numpy(learner.model_buffer.newest(learner.model_buffer.count))
+    assert (learner.sac.replay.columns.split(learner.model_buffer.newest(len(imagined))).known == 1).all()

@@ -1,0 +1,181 @@
+"""SingleEnvRunner writes what a Runner writes, whatever happens to the env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from freewheel.core import Env, Episode, Failure, NDArray, Snapshot, Transitions
+from freewheel.envs.gym import GymConfig, GymLoop
+from freewheel.policies.build import make_actor
+from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
+from freewheel.rollout import single_env_runner as solo
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.row_writer import PythonRowWriter, RowWriter
+from freewheel.rollout.runner import Author, Runner, empty_transitions
+from freewheel.rollout.single_env_runner import SingleEnv, SingleEnvRunner
+from freewheel.seeding import generator, training_episodes
+from freewheel.testing.conformance import check_runner
+from freewheel.testing.worlds import Drifting, Toy
+
+LANES, SEED = range(5, 6), 3
+STREAM = training_episodes(SEED, LANES[0])
+FAULTS: Mapping[tuple[int, int], str] = {
+    (3, 2): "raise",
+    (6, 0): "raise",  # in reset
+    (9, 1): "nan",
+    (12, 3): "inf reward",
+    (15, 2): "huge reward",
+    (18, 1): "shape",
+}
+
+
+class Ill(Toy):
+    """Noise of its seed, and what FAULTS say of an episode's step."""
+
+    def __init__(self, space: gymnasium.Space[Any], dtype: Any = np.float32) -> None:
+        super().__init__(5, "terminated")
+        self.observation_space: Any = Box(0, 200, (3,), dtype)
+        self.action_space = space
+        self.faults = {(STREAM.seed(k), step): fault for (k, step), fault in FAULTS.items()}
+
+    def observe(self) -> NDArray:
+        return (100 * self.np_random.random(3)).astype(self.observation_space.dtype)
+
+    def judge(self, action: Any) -> float:
+        return 0.1 + float(np.sum(action))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.spoilt(super().reset(seed=seed, options=options))
+
+    def step(self, action: Any) -> Any:
+        return self.spoilt(super().step(action))
+
+    def spoilt(self, answer: tuple[Any, ...]) -> Any:
+        fault = self.faults.get((self.seed, self.count))
+        observation, *rest = answer
+        if fault == "raise":
+            raise ValueError("boom")
+        if fault == "nan" and observation.dtype == np.float32:
+            observation = observation * np.float32(np.nan)
+        if fault == "shape":
+            observation = observation[:1]
+        if fault in ("inf reward", "huge reward"):
+            rest[0] = float("inf") if fault == "inf reward" else 1e300
+        return observation, *rest
+
+
+def stage(factory: Callable[[], Any], **policy: Any) -> tuple[RunnerFactory, PolicySpec, Snapshot]:
+    world = GymConfig(id="Ill", factory=factory, measures=("count",))
+    spec = PolicyConfig(**policy).resolve(world.make(LANES).spec)
+    params = FlatParams(full_layout(spec))
+    initialise(spec, params, generator(SEED))
+    return RunnerFactory(world.make, make_actor(spec), SEED), spec, Snapshot(7, params.views)
+
+
+def story(runner: Runner, snapshot: Snapshot) -> tuple[list[Any], list[Episode], list[Failure]]:
+    """Every row, episode and failure of 120 steps, in slots of 8 rows that are used again."""
+    runner.load(snapshot)
+    runner.begin()
+    slots = [empty_transitions(8, runner.env.spec) for _ in range(3)]
+    rows: list[Any] = []
+    episodes: list[Episode] = []
+    failures: list[Failure] = []
+    for step in range(120):
+        data, t = slots[step // 8 % 3], step % 8
+        episodes += runner.step(data, t)
+        failures += runner.failures
+        written = {f.name: getattr(data, f.name)[t].copy() for f in fields(Transitions)}
+        rows.append((runner.rows, bool(runner.over), written))
+        if runner.over:
+            runner.autoreset()
+    assert runner.produced == sum(count for count, _, _ in rows)
+    return rows, episodes, failures
+
+
+def tolerant(env: Env) -> GymLoop:
+    """The same lane behind arrays."""
+    assert isinstance(env, GymLoop)
+    return GymLoop([env._lanes[0].env], env.spec.name, LANES, ("count",), fault_tolerant=True)
+
+
+@pytest.mark.parametrize("page", [PythonRowWriter, RowWriter], ids=["plain", "compiled"])
+@pytest.mark.parametrize(
+    "factory",
+    [
+        lambda: Ill(Discrete(4)),
+        lambda: Ill(Discrete(4, start=2)),
+        lambda: Ill(Box(-2.0, 3.0, (2,), np.float32)),
+        lambda: Ill(Discrete(4), np.uint8),
+    ],
+    ids=["discrete", "from 2 on", "box", "bytes"],
+)
+def test_the_same_rows_as_with_arrays(
+    factory: Callable[[], Any], page: type[PythonRowWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solo, "RowWriter", page)
+    recipe, _, snapshot = stage(factory)
+    env = recipe.make(LANES, fault_tolerant=True)
+    assert isinstance(env, SingleEnv)
+    ours = story(SingleEnvRunner(recipe, LANES, env=env, author=Author(SEED, LANES)), snapshot)
+    with np.errstate(over="ignore"):  # a reward beyond float32
+        theirs = story(Runner(recipe, LANES, env=tolerant(recipe.make(LANES, fault_tolerant=True))), snapshot)
+    for (count, over, row), (other_count, other_over, other) in zip(ours[0], theirs[0], strict=True):
+        assert (count, over) == (other_count, other_over)
+        for name in row if count else ("valid",):
+            np.testing.assert_array_equal(row[name], other[name], err_msg=name)
+    assert [(e.number, e.seed, e.ret, e.length, e.measures) for e in ours[1]] == [
+        (e.number, e.seed, e.ret, e.length, e.measures) for e in theirs[1]
+    ]
+    assert [(f.cause, f.in_reset) for f in ours[2]] == [(f.cause, f.in_reset) for f in theirs[2]]
+    assert {f.cause for f in ours[2]} >= {"env_error", "shape", "nan"}
+    assert len(ours[1]) > 5
+
+
+def test_it_is_a_runner() -> None:
+    recipe, _, snapshot = stage(lambda: Drifting(n=4, length=5))
+
+    def make() -> SingleEnvRunner:
+        env = recipe.make(LANES, fault_tolerant=True)
+        assert isinstance(env, SingleEnv)
+        return SingleEnvRunner(recipe, LANES, env=env, author=Author(SEED, LANES))
+
+    check_runner(make, snapshot)
+
+
+def test_it_forgets_pages_that_are_no_more() -> None:
+    recipe, _, snapshot = stage(lambda: Drifting(n=4, length=5))
+    env = recipe.make(LANES, fault_tolerant=True)
+    assert isinstance(env, SingleEnv)
+    runner = SingleEnvRunner(recipe, LANES, env=env, author=Author(SEED, LANES))
+    runner.load(snapshot)
+    for _ in range(3 * solo.PAGES):
+        assert runner.unroll(2).rows == 2
+    assert len(runner._pages) <= solo.PAGES
+
+
+def test_a_policy_without_a_way_for_one_acts_as_for_many() -> None:
+    recipe, _, snapshot = stage(lambda: Ill(Discrete(4)))
+
+    class Many:
+        def __init__(self) -> None:
+            self._inner = recipe.actor()
+            self.act, self.load = self._inner.act, self._inner.load
+
+    both = []
+    for actor in (recipe.actor, Many):
+        env = recipe.make(LANES, fault_tolerant=True)
+        assert isinstance(env, SingleEnv)
+        both.append(
+            story(
+                SingleEnvRunner(RunnerFactory(recipe.make, actor, SEED), LANES, env=env, author=Author(SEED, LANES)),
+                snapshot,
+            )
+        )
+    assert [row["action"].tolist() for _, _, row in both[0][0]] == [row["action"].tolist() for _, _, row in both[1][0]]

@@ -1,0 +1,310 @@
+"""Checkpoints: round trips, random damage, hostile files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from freewheel.core import NDArray
+from freewheel.errors import CheckpointError, UsageError
+from freewheel.run import checkpoint
+from freewheel.run.checkpoint import MANIFEST, POLICY, WEIGHTS, fingerprint, load, make_private, save
+
+Params = dict[str, NDArray]
+
+
+def weights(seed: int) -> Params:
+    rng = np.random.default_rng(seed)
+    return {
+        "actor.weight": rng.normal(size=(4, 3)).astype(np.float32),
+        "actor.bias": rng.normal(size=3).astype(np.float64),
+        "steps": np.array(seed, np.int64),
+        "mask": np.array([True, False]),
+    }
+
+
+def store(root: Path, step: int) -> Path:
+    """A checkpoint whose contents follow from its step."""
+    return save(root, step, weights(step), {"step": step})
+
+
+def whole(root: Path, which: str = "latest") -> int:
+    """The step that is loaded, after a look at its contents."""
+    found = load(root, which)
+    assert found.about == {"step": found.step}
+    assert fingerprint(found.params) == fingerprint(weights(found.step))
+    return found.step
+
+
+def names(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir()}
+
+
+# ------------------------------------------------------------------------------------------------------------ round trips
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    about = {"env": "CartPole-v1", "hidden": [64, 64], "nested": {"lr": 3e-4, "none": None}}
+    path = save(tmp_path / "checkpoints", 512, weights(1), about)
+    found = load(tmp_path / "checkpoints")
+    assert (found.step, found.path, found.about, found.warnings) == (512, path, about, ())
+    assert found.params.keys() == weights(1).keys()
+    for name, array in weights(1).items():
+        np.testing.assert_array_equal(found.params[name], array, strict=True)
+        assert found.params[name].flags.writeable
+
+
+@given(
+    params=st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda name: name != "__metadata__"),
+        hnp.arrays(
+            st.sampled_from([np.float32, np.float64, np.int64, np.uint8, np.bool_, np.float16]),
+            hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+        ).map(np.transpose),  # safetensors alone would write the memory as it lies
+        max_size=4,
+    )
+)
+def test_any_array_comes_back_bit_for_bit(params: Params, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("any")
+    save(root, 0, params, {})
+    found = load(root)
+    assert fingerprint(found.params) == fingerprint(params)
+    assert {name: array.shape for name, array in found.params.items()} == {name: a.shape for name, a in params.items()}
+
+
+def test_layout_and_links(tmp_path: Path) -> None:
+    save(tmp_path, 100, weights(100), {"step": 100}, tag="best")
+    path = store(tmp_path, 200)
+    assert names(tmp_path) == {"100", "200", "latest", "best"}
+    assert names(path) == {WEIGHTS, POLICY, MANIFEST}
+    assert (os.readlink(tmp_path / "latest"), os.readlink(tmp_path / "best")) == ("200", "100")
+    assert (whole(tmp_path), whole(tmp_path, "best"), whole(tmp_path, "100")) == (200, 100, 100)
+    listed = json.loads((path / MANIFEST).read_bytes())["files"]
+    assert {name: entry["size"] for name, entry in listed.items()} == {
+        name: (path / name).stat().st_size for name in (WEIGHTS, POLICY)
+    }
+
+
+def test_old_ones_go_but_never_what_a_link_points_to(tmp_path: Path) -> None:
+    save(tmp_path, 1, weights(1), {"step": 1}, tag="best")
+    for step in (2, 3, 10, 20):
+        store(tmp_path, step)
+    assert names(tmp_path) == {"1", "10", "20", "latest", "best"}
+    # A run that went back: latest stays although it is not the newest.
+    save(tmp_path, 5, weights(5), {"step": 5}, keep=1)
+    assert names(tmp_path) == {"1", "5", "20", "latest", "best"}
+    assert whole(tmp_path) == 5
+
+
+def test_saving_a_step_again_moves_the_links_only(tmp_path: Path) -> None:
+    path = store(tmp_path, 1)
+    inode = path.stat().st_ino
+    store(tmp_path, 2)
+    save(tmp_path, 1, weights(1), {"step": 1}, tag="best")
+    assert path.stat().st_ino == inode
+    assert (whole(tmp_path), whole(tmp_path, "best")) == (1, 1)
+
+
+def test_saving_a_step_again_with_other_contents_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 1, weights(5), {"step": "wrong"})
+    store(tmp_path, 1)
+    assert whole(tmp_path) == 1
+    (tmp_path / "1" / WEIGHTS).write_bytes(b"damaged")
+    store(tmp_path, 1)
+    assert whole(tmp_path) == 1
+    assert names(tmp_path) == {"1", "latest"}
+
+
+def test_what_json_cannot_say_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        save(tmp_path / "new", 1, weights(1), {"loss": float("nan")})
+    assert names(tmp_path) == set()
+
+
+def test_folders_are_private(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        path = store(tmp_path / "runs" / "first" / "checkpoints", 1)
+        private = make_private(tmp_path / "other")
+    finally:
+        os.umask(old)
+    for folder in (path, *path.parents[:3], private):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_fingerprint_sees_names_types_shapes_and_bytes() -> None:
+    zeros = np.zeros(6, np.float32)
+    variants: list[Mapping[str, NDArray]] = [
+        {},
+        {"a": zeros},
+        {"b": zeros},
+        {"a": zeros.reshape(2, 3)},
+        {"a": zeros.view(np.int32)},
+        {"a": zeros + 1},
+        {"a": zeros[:3], "b": zeros[3:]},
+    ]
+    assert len({fingerprint(params) for params in variants}) == len(variants)
+    assert fingerprint({"a": zeros, "b": zeros}) == fingerprint({"b": zeros, "a": zeros.copy()})
+    assert fingerprint({}) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+# ------------------------------------------------------------------------------------------------------- damage and malice
+
+
+def test_damage_is_refused_or_harmless_and_the_previous_one_takes_over(tmp_path: Path) -> None:
+    store(tmp_path, 1)
+    path = store(tmp_path, 2)
+    files = {name: (path / name).read_bytes() for name in (WEIGHTS, POLICY, MANIFEST)}
+    rng = random.Random(7)
+    taken_over = 0
+    for trial in range(200):
+        name = rng.choice(list(files))
+        data = bytearray(files[name])
+        if trial % 2:
+            data = data[: rng.randrange(len(data))]
+        else:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        (path / name).write_bytes(data)
+        found = load(tmp_path)
+        if found.step == 1:
+            taken_over += 1
+            assert str(path if name == MANIFEST else path / name) in found.warnings[0]
+            assert found.warnings[-1] == "using step 1 instead of 'latest'"
+        assert whole(tmp_path) == found.step
+        (path / name).write_bytes(files[name])
+    assert taken_over > 190
+    assert whole(tmp_path) == 2
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, POLICY, MANIFEST])
+def test_a_missing_file_is_noticed(tmp_path: Path, name: str) -> None:
+    store(tmp_path, 1)
+    (store(tmp_path, 2) / name).unlink()
+    found = load(tmp_path)
+    assert found.step == 1
+    assert found.warnings[0] == f"{tmp_path / '2' / name} is missing"
+
+
+def test_a_missing_or_foolish_link_is_noticed(tmp_path: Path) -> None:
+    store(tmp_path, 1)
+    store(tmp_path, 2)
+    assert load(tmp_path, "best").warnings == (
+        f"{tmp_path / 'best'} is missing or is not a link to a step",
+        "using step 2 instead of 'best'",
+    )
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to(tmp_path / "1")  # out of the folder, in principle
+    found = load(tmp_path)
+    assert (found.step, len(found.warnings)) == (2, 2)
+    with pytest.raises(UsageError, match=r"no checkpoint of step 77 .*; there is 2, 1"):
+        load(tmp_path, "77")
+
+
+def test_only_names_made_of_digits_are_looked_at(tmp_path: Path) -> None:
+    store(tmp_path, 1)
+    for name in (".part-9", "9.tmp", "-9", "09", "9²", "nine"):
+        (tmp_path / "1").rename(tmp_path / name)
+        with pytest.raises(CheckpointError, match="no checkpoint under"):
+            load(tmp_path)
+        (tmp_path / name).rename(tmp_path / "1")
+    assert whole(tmp_path) == 1
+
+
+def test_when_nothing_verifies_everything_found_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no checkpoint under .*missing verifies") as caught:
+        load(tmp_path / "missing")
+    assert str(caught.value).endswith("latest is missing or is not a link to a step")
+    for step in (1, 2):
+        (store(tmp_path, step) / POLICY).write_text("{}")
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    _, *found = str(caught.value).splitlines()
+    complaint = "is damaged: its size or hash is not the manifest's"
+    assert found == [f"  {tmp_path / step / POLICY} {complaint}" for step in "21"]
+
+
+@pytest.mark.parametrize("which", ["../1", "/etc", "", "newest", "1\n"])
+def test_which_is_a_word_or_a_number(tmp_path: Path, which: str) -> None:
+    with pytest.raises(UsageError, match="ask for latest, best or the number of a step"):
+        load(tmp_path, which)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../secret", "..", "", "weights.safetensors/../../x", "extra.bin"])
+def test_a_manifest_cannot_name_other_files(tmp_path: Path, name: str) -> None:
+    path = store(tmp_path, 1)
+    (tmp_path / "secret").write_text("secret")
+    manifest = json.loads((path / MANIFEST).read_bytes())
+    manifest["files"][name] = {"size": 6, "sha256": "0" * 64}
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"should list weights\.safetensors and policy\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "3",
+        "{}",
+        '{"format": 2, "files": {}}',
+        '{"format": 1}',
+        '{"format": 1, "files": []}',
+        "[" * 99_999,
+        "\xff",
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    path = store(tmp_path, 1)
+    (path / MANIFEST).write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        (WEIGHTS, b"\x80\x04\x95\x0c\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94\x8c\x06getcwd\x94\x93\x94)R."),
+        (WEIGHTS, b"\xff" * 64),
+        (WEIGHTS, b""),
+        (WEIGHTS, (59).to_bytes(8, "little") + b'{"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}    \x00\x00'),
+        (POLICY, b"[]"),
+        (POLICY, b"\x80\x04."),
+    ],
+)
+def test_content_that_is_none_is_refused_even_with_a_matching_hash(tmp_path: Path, name: str, data: bytes) -> None:
+    path = store(tmp_path, 1)
+    manifest = json.loads((path / MANIFEST).read_bytes())
+    manifest["files"][name] = checkpoint._entry(data)
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    (path / name).write_bytes(data)
+    with pytest.raises(CheckpointError, match=name):
+        load(tmp_path)
+
+
+def test_links_and_pipes_in_place_of_files_are_not_followed(tmp_path: Path) -> None:
+    path = store(tmp_path, 1)
+    (path / POLICY).rename(tmp_path / "policy")
+    (path / POLICY).symlink_to(tmp_path / "policy")
+    with pytest.raises(CheckpointError, match=f"{POLICY} is missing"):
+        load(tmp_path)
+    (path / POLICY).unlink()
+    os.mkfifo(path / POLICY)
+    with pytest.raises(CheckpointError, match=f"{POLICY} is missing"):
+        load(tmp_path)
+
+
+def test_checkpoints_need_no_torch() -> None:
+    check = "import sys, freewheel.run.checkpoint; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=30)

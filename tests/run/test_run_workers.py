@@ -1,0 +1,157 @@
+"""Runs whose workers are processes: what they leave behind, how they are planned, evaluated and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import freewheel
+from freewheel.config.resolve import from_argv, from_options
+from freewheel.core import LEARNER_TIME, WORKER_TIME
+from freewheel.errors import EnvError, SetupError, UsageError
+from freewheel.rollout.probe import StepCost
+from freewheel.run import checkpoint, plan
+from freewheel.run.trainer import Result
+
+IDENTITY = "freewheel.testing.worlds:Identity"  # episodes of 16 steps, at most 1 a step
+MODES = ("continuous", "batch", "episodes")
+
+
+def train(tmp_path: Path, mode: str, env: str = IDENTITY, **options: Any) -> Result:
+    """Four lanes of 16 steps: S = 64."""
+    small: dict[str, Any] = {"workers": 4, "num_envs": 4, "num_steps_per_env": 16, "log_every": 1e-9}
+    small |= {"evals": 2, "eval_episodes": 3, "steps": 640}
+    return freewheel.train(env, quiet=True, runs_dir=tmp_path, mode=mode, **small | options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_is_complete_and_adds_up(tmp_path: Path, mode: str) -> None:
+    result = train(tmp_path, mode)
+    summary = json.loads((result.path / "summary.json").read_text())
+    assert summary == result.summary
+    assert (summary["ended"], summary["exit_code"], summary["error"]) == ("steps", 0, None)
+    assert summary["env_steps"] >= 640
+    assert summary["trained"] == 64 * summary["updates"]
+    assert summary["produced"] == summary["trained"] + sum(summary["dropped"].values())
+    assert set(summary["dropped"]) <= {"shutdown"}
+    assert (summary["worker_restarts"], summary["workers_lost"]) == (0, 0)
+    for party, kinds in (("worker", WORKER_TIME), ("learner", LEARNER_TIME)):
+        shares = summary["shares"][party]
+        assert tuple(shares) == kinds
+        assert sum(shares.values()) == pytest.approx(1.0)
+    assert (
+        checkpoint.fingerprint(checkpoint.load(result.path / "checkpoints", "latest").params)
+        == (summary["weights_sha256"])
+    )
+    for row in map(json.loads, (result.path / "metrics.jsonl").read_text().splitlines()):
+        assert row["produced"] == row["trained"] + row["queued"] + row["open"] + sum(row["dropped"].values())
+        assert 0.0 <= row["queue_util"] <= 1.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_audit_compares_what_was_produced_with_what_was_trained(tmp_path: Path, mode: str) -> None:
+    summary = train(tmp_path, mode).summary
+    produced, trained = summary["episodes_produced"], summary["episodes_trained"]
+    assert (produced["length_mean"], trained["length_mean"]) == (16.0, 16.0)
+    assert trained["count"] == summary["episodes"] > 0
+    assert produced["count"] >= trained["count"]
+    workers = summary["workers"]
+    assert [worker["worker"] for worker in workers] == [0, 1, 2, 3]
+    assert sum(worker["steps"] for worker in workers) == summary["produced"]
+    assert all(worker["step_s"] > 0 and worker["reset_s"] > 0 for worker in workers if worker["episodes"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_evaluations_are_made_aside_and_the_last_one_counts(tmp_path: Path, mode: str) -> None:
+    result = train(tmp_path, mode, steps=2000, ppo={"lr": 0.01})
+    assert result.summary["best_eval"] >= result.summary["final_eval"] > 0
+    scored = freewheel.score(str(result.path), episodes=3)
+    assert scored.mean == result.summary["best_eval"], "what is called best is what was scored best"
+
+
+def test_a_final_evaluation_is_that_of_the_final_weights(tmp_path: Path) -> None:
+    result = train(tmp_path, "batch", evals=1)
+    assert freewheel.score(str(result.path), episodes=3, which="latest").mean == result.summary["final_eval"]
+
+
+def test_the_config_that_is_kept_says_what_was_planned(tmp_path: Path) -> None:
+    result = freewheel.train(
+        IDENTITY, quiet=True, runs_dir=tmp_path, mode="batch", num_envs=4, num_steps_per_env=16, steps=64, evals=0
+    )
+    kept = json.loads((result.path / "config.json").read_text())
+    assert kept["workers"] * kept["envs_per_worker"] == kept["num_envs"] == 4
+    again = freewheel.train(IDENTITY, quiet=True, config=result.path / "config.json")
+    assert again.summary["weights_sha256"] == result.summary["weights_sha256"]
+
+
+# ------------------------------------------------------------------------------------------------------------------- the plan
+
+
+@pytest.mark.parametrize("flag", ["--workers", "--num-collectors", "--n-workers", "--num_collectors"])
+def test_workers_have_several_names(flag: str) -> None:
+    config = from_argv([IDENTITY, "--mode", "continuous", flag, "3"])
+    assert config.collector == from_options(IDENTITY, {"mode": "continuous", flag.strip("-"): 3}).collector
+    assert getattr(config.collector, "workers", None) == 3
+    assert config == from_argv([IDENTITY, "--mode", "continuous", f"{flag}=3"])
+
+
+def test_the_plan_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freewheel.transport.workers.usable_cores", lambda: 4)
+    # On a busy machine a step seems to sleep: what was measured must not decide here.
+    monkeypatch.setattr("freewheel.transport.workers.useful_workers", lambda _: 3)
+    config = from_options(IDENTITY, {"mode": "continuous", "runs_dir": tmp_path, "num_envs": 9})
+    lines = plan.plan(config).lines()
+    assert "workers  3 workers x 3 envs, a thread each, on 4 cores; the learner has a core" in lines
+    assert "collect  continuous: 9 envs x 64 steps = 576 rows an update" in lines
+
+
+def test_the_plan_of_episodes(tmp_path: Path) -> None:
+    options = {"mode": "episodes", "runs_dir": tmp_path, "num_envs": 2, "episodes_per_update": 5}
+    planned = plan.plan(from_options(IDENTITY, options))
+    assert "collect  episodes: 2 envs, 5 episodes an update" in planned.lines()
+    assert not any(line.startswith("updates") for line in planned.lines())
+    assert (planned.workers, planned.assignment.episodes, planned.max_lag) == (2, 5, None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_world_is_tried_out_in_a_process_of_its_own(tmp_path: Path, mode: str) -> None:
+    options = {"mode": mode, "runs_dir": tmp_path}
+    with pytest.raises(EnvError, match=r"raised ValueError: boom \(in its first reset"):
+        plan.plan(from_options("freewheel.testing.worlds:Raises", {**options, "env_args": {"at": 0}}))
+    with pytest.raises(EnvError, match=r"ended its process \(exit code -9\)"):
+        plan.plan(from_options("freewheel.testing.worlds:Dies", {**options, "env_args": {"at": 0}}))
+    with pytest.raises(SetupError, match="unknown environment 'CartPole-v9'"):
+        plan.plan(from_options("CartPole-v9", options))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_makes_no_sense_is_refused_before_anything_starts() -> None:
+    for argv, text in (
+        (["--workers", "3", "--num-envs", "8"], "8 envs do not share out over 3 workers; use --num-envs 6"),
+        (["--workers", "0"], "--workers must be positive"),
+        (["--workers", "some"], "--workers must be a whole number or one of auto, not some"),
+        (["--max-lag", "-1"], "--max-lag must not be negative"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            from_argv([IDENTITY, "--mode", "continuous", *argv])
+    with pytest.raises(UsageError, match="--max-lag does not belong to ppo in mode batch"):
+        from_argv([IDENTITY, "--mode", "batch", "--max-lag", "1"])
+
+
+def test_the_learner_stands_back_where_cores_are_shared(tmp_path: Path) -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    train(tmp_path, "batch", steps=64, evals=0)
+    assert os.getpriority(os.PRIO_PROCESS, 0) in (before, before + 5), "taken back where the system lets us"
+
+
+def test_costs_are_measured_where_the_world_runs(tmp_path: Path) -> None:
+    config = from_options("freewheel.testing.worlds:Crawls", {"mode": "batch", "env_args": {"seconds": 0.01, "at": 0}})
+    spec, cost = config.collector.survey(config.env.make, plan._limits(config.world))
+    assert spec.lanes == 1
+    assert isinstance(cost, StepCost)
+    assert cost.wall > 0.008
+    assert cost.cpu < cost.wall / 2

@@ -1,0 +1,459 @@
+"""Training under fire: a loop in this process whose every tick is audited, and those who kill, stop and watch its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import psutil
+
+import freewheel
+from freewheel.collect.batch import Batch
+from freewheel.collect.continuous import Continuous
+from freewheel.collect.episodes import Episodes
+from freewheel.config.resolve import Config, from_options
+from freewheel.core import Chunk, EnvSpec, NDArray, Origin, RowCounts, Snapshot, Tick, Transitions
+from freewheel.envs.gym import GymConfig
+from freewheel.learn.ppo.learner import PPO
+from freewheel.learn.ppo.rollout_buffer import RolloutBatch, RolloutBuffer
+from freewheel.ledger import balance
+from freewheel.loop import loop
+from freewheel.meter import Meter
+from freewheel.rollout.probe import StepCost
+from freewheel.run.plan import Plan
+from freewheel.seeding import tree
+from freewheel.transport.shm.heartbeats import WAIT
+from freewheel.transport.supervisor import GOOD_STEPS, Supervisor, WorkerSlot
+from tests.support.faulty_worlds import HIGH, LENGTH, LOW
+
+ROOT = Path(freewheel.__file__).parents[1]
+MODES = ("batch", "continuous", "episodes")
+LONG = bool(os.environ.get("FREEWHEEL_LONG"))  # the long form of every test: `make soak`
+SEED = 5
+SMALL = {
+    "seed": SEED,
+    "num_steps_per_env": 16,
+    "evals": 0,
+    "policy": {"hidden": [8]},
+    "ppo": {"epochs": 1},
+}
+SMALL_ARGV = ["--num-steps-per-env", "16", "--policy.hidden", "8", "--evals", "0", "--seed", str(SEED)]
+
+
+def world(name: str) -> str:
+    return f"tests.support.faulty_worlds:{name}"
+
+
+def every(*variants: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """(mode, *variant) for every mode and every variant; in the short form, for each of them at least once."""
+    if LONG:
+        return [(mode, *variant) for variant in variants for mode in MODES]
+    count = max(len(MODES), len(variants))
+    return [(MODES[number % len(MODES)], *variants[number % len(variants)]) for number in range(count)]
+
+
+def wait_until(condition: Callable[[], bool], limit: float = 20.0, what: str = "it never came") -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the audit
+
+
+def certified(data: Transitions) -> NDArray:
+    """[N] a number for every valid row, of its episode's seed and its step; fails if a row is not what a Certified world gave."""
+    valid = data.valid
+    obs, after, action, reward = (part[valid] for part in (data.obs, data.next_obs, data.action, data.reward))
+    assert np.isfinite(data.obs).all()
+    assert np.isfinite(data.next_obs).all()
+    assert np.isfinite(data.reward).all()
+    assert np.isfinite(data.log_prob[valid]).all()
+    seed = (obs[:, 0] * LOW).astype(np.int64) + (obs[:, 1] * HIGH).astype(np.int64) * LOW
+    step = (obs[:, 2] * LENGTH).astype(np.int64)
+    np.testing.assert_array_equal(after[:, :2], obs[:, :2])
+    np.testing.assert_array_equal(after[:, 2] * LENGTH, step + 1)
+    np.testing.assert_array_equal(reward, (seed + step) % 5 + action)
+    np.testing.assert_array_equal(data.truncated[valid], step + 1 == 6 + seed % 20)
+    assert not data.terminated[valid].any()
+    return np.asarray(seed * LENGTH + step)
+
+
+class Witness(RolloutBuffer):
+    """Sees every row that is trained on, and how old it is."""
+
+    def __init__(self, learner: PPO) -> None:
+        super().__init__()
+        self._learner = learner
+        self.lags: Counter[int] = Counter()
+        self.trained: list[NDArray] = []
+
+    def seal(self, rows: int) -> RolloutBatch:
+        sealed = super().seal(rows)
+        self.trained.append(certified(sealed.data))
+        assert len(self.trained[-1]) == rows
+        self.lags.update((self._learner.version - sealed.version[sealed.data.valid]).tolist())
+        return sealed
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A chunk that has come."""
+
+    at: float  # time.monotonic()
+    origin: Origin
+    version: int
+    rows: int
+
+
+@dataclass
+class Audit:
+    """What was delivered: in order, whole and once."""
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    gaps: int = 0  # in the sequence of an incarnation
+    _last: dict[int, Origin] = field(default_factory=dict)
+    _rows: list[tuple[NDArray, NDArray]] = field(default_factory=list)  # (lane, certificate)
+
+    def take(self, chunk: Chunk) -> None:
+        origin, before = chunk.origin, self._last.get(chunk.origin.worker)
+        same = before is not None and before.incarnation == origin.incarnation
+        if before is not None:
+            assert origin.incarnation >= before.incarnation, f"{origin} came after {before}"
+        expected = before.sequence + 1 if same and before is not None else 0
+        assert origin.sequence >= expected, f"{origin} came after {before}"
+        self.gaps += origin.sequence - expected
+        self._last[origin.worker] = origin
+        self.deliveries.append(Delivery(time.monotonic(), origin, chunk.version, chunk.rows))
+        assert chunk.rows == np.count_nonzero(chunk.data.valid)
+        follows_itself(chunk)
+        lanes = np.arange(chunk.data.valid.shape[1]) + origin.lane0
+        if chunk.episodes and len(chunk.episodes) == 1 and len(lanes) == 1:
+            lanes = np.array([chunk.episodes[0].lane])
+        self._rows.append((np.broadcast_to(lanes, chunk.data.valid.shape)[chunk.data.valid], certified(chunk.data)))
+
+    def finish(self, witness: Witness) -> None:
+        """No row came twice, and nothing was trained on more often than it came."""
+        lanes, rows = (np.concatenate([part[i] for part in self._rows]) for i in range(2))
+        for (lane, row), count in Counter(zip(lanes.tolist(), rows.tolist(), strict=True)).items():
+            if count > 1:  # unless two episodes of a lane happen to have the same seed
+                seed = row // LENGTH
+                assert count <= sum(tree(SEED, "env", lane, k) == seed for k in range(100_000)), f"lane {lane}, {seed}"
+        came = Counter(rows.tolist())
+        trained = Counter(row for part in witness.trained for row in part.tolist())
+        assert trained <= came
+
+    def incarnations(self, since: float = 0.0) -> dict[int, int]:
+        """The newest incarnation of each worker that has delivered since then."""
+        return {one.origin.worker: one.origin.incarnation for one in self.deliveries if one.at >= since and one.rows}
+
+
+def follows_itself(chunk: Chunk) -> None:
+    """Within a chunk, a row begins where the one before it ended, or at the start of an episode."""
+    data = chunk.data
+    ended = data.terminated | data.truncated
+    for t, following in pairwise(range(len(data.valid))):
+        both = data.valid[t] & data.valid[following]
+        goes_on = both & ~ended[t]
+        np.testing.assert_array_equal(data.obs[following][goes_on], data.next_obs[t][goes_on])
+        assert (data.obs[following][both & ended[t], 2] == 0).all()
+
+
+# -------------------------------------------------------------------------------------------------------------- the training
+
+
+@dataclass
+class Limit:
+    """No wait without one."""
+
+    at: float = float("inf")  # time.monotonic()
+
+    def set(self, seconds: float) -> None:
+        self.at = time.monotonic() + seconds
+
+    def check(self) -> None:
+        assert time.monotonic() < self.at, "it takes too long"
+
+
+class Trial:
+    """A training whose books are balanced at every tick and whose rows are audited."""
+
+    def __init__(
+        self, collector: Batch | Continuous | Episodes, learner: PPO, max_lag: int | None, limit: Limit
+    ) -> None:
+        self.collector, self.learner, self.max_lag = collector, learner, max_lag
+        self._limit = limit
+        self.witness = learner._held = Witness(learner)
+        self.audit, self.meter = Audit(), Meter(workers=collector.pool.workers)
+        self.messages: list[str] = []
+        self.longest_wait = 0.0
+        self._ticks: Iterator[Tick] | None = None
+        self._next_news = 0.0
+
+    def publish(self) -> None:
+        """Let the workers go, without ever collecting."""
+        self.collector.publish(self.learner.snapshot(), self.learner.rows().done)
+
+    def tick(self) -> Tick:
+        self._ticks = self._ticks or loop(self.collector, self.learner, self.meter, max_lag=self.max_lag)
+        began = time.monotonic()
+        tick = next(self._ticks)
+        self.longest_wait = max(self.longest_wait, time.monotonic() - began)
+        self.meter.take(tick)
+        for chunk in tick.chunks:
+            self.audit.take(chunk)
+        self.balance()
+        if began >= self._next_news:
+            self.messages += self.collector.messages()
+            self._next_news = began + 0.1
+        return tick
+
+    def run(self, until: Callable[[], bool], limit: float = 20.0) -> None:
+        """Train until then."""
+        self._limit.set(limit)
+        while not until():
+            self._limit.check()
+            self.tick()
+
+    def run_for(self, seconds: float) -> int:
+        """Train for so long; how many rows were delivered."""
+        end, before = time.monotonic() + seconds, self.delivered
+        self.run(lambda: time.monotonic() >= end, limit=seconds + 20.0)
+        return self.delivered - before
+
+    def learn(self, updates: int, limit: float = 20.0) -> None:
+        """So many more."""
+        target = self.learner.version + updates
+        self.run(lambda: self.learner.version >= target, limit)
+
+    def balance(self) -> RowCounts:
+        return balance(self.collector.rows(), self.learner.rows())
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        return dict(self.balance().dropped)
+
+    @property
+    def delivered(self) -> int:
+        return sum(one.rows for one in self.audit.deliveries)
+
+    @property
+    def crew(self) -> Supervisor:
+        return self.collector.pool.crew
+
+    def processes(self) -> list[psutil.Process]:
+        """Of all workers that have one."""
+        return [psutil.Process(seat.process.pid) for seat in self.crew.seats if seat.process is not None]
+
+    @property
+    def told(self) -> str:
+        return "\n".join(self.messages)
+
+    def wait_for_workers(self) -> None:
+        """Train until all of them act, and have for so long that one more death is not the last."""
+        self.run(lambda: all(good_steps(self.crew, seat) >= GOOD_STEPS for seat in self.crew.seats))
+
+
+def good_steps(crew: Supervisor, seat: WorkerSlot) -> int:
+    """Of the incarnation that sits here."""
+    return int(crew.heartbeats.memory["steps"][seat.worker]) - seat.steps
+
+
+@contextmanager
+def trial(env: str, mode: str, **options: Any) -> Iterator[Trial]:
+    """A Trial on this world; when it is left, the books are closed and audited."""
+    planned = _planned(from_options(env, {**SMALL, "mode": mode, **options}))
+    learner = planned.config.learner.build(planned.assignment)
+    assert isinstance(learner, PPO)
+    limit = Limit()
+    job = planned.job(learner.snapshot(), limit.check)
+    with planned.config.collector.build(planned.recipe, job) as collector:
+        assert isinstance(collector, Batch | Continuous | Episodes)
+        on = Trial(collector, learner, planned.max_lag, limit)
+        yield on
+    on.messages += collector.messages()
+    rows = on.balance()
+    assert rows.produced == rows.trained + rows.queued + rows.open + sum(rows.dropped.values())
+    if on.audit.deliveries:
+        on.audit.finish(on.witness)
+
+
+def _planned(config: Config) -> Plan:
+    """What plan() would find out, without trying the world out: those of this folder look alike."""
+    collector = config.collector.planned(StepCost(0.0, 0.0))
+    assert collector.num_envs != "auto", "planned"
+    spec = replace(_look_of_the_worlds(), name=config.env.id, lanes=collector.num_envs)
+    return Plan(replace(config, collector=collector), spec, config.policy.resolve(spec), Path("never made"), "cpu")
+
+
+@cache
+def _look_of_the_worlds() -> EnvSpec:
+    with closing(GymConfig(world("Certified")).make(range(1))) as env:
+        return env.spec
+
+
+def idle(on: Trial) -> bool:
+    """Whether no worker can go on before the learner does."""
+    heartbeats = on.collector.pool.heartbeats
+    before = heartbeats.memory["steps"].copy()
+    time.sleep(0.05)
+    return bool((heartbeats.memory["steps"] == before).all() and (heartbeats.memory["phase"] == WAIT).all())
+
+
+def finite(snapshot: Snapshot) -> bool:
+    return all(bool(np.isfinite(np.asarray(value)).all()) for value in snapshot.params.values())
+
+
+# ------------------------------------------------------------------------------------------------------------ who does harm
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A worker that was killed."""
+
+    worker: int
+    incarnation: int
+    at: float  # time.monotonic()
+
+
+class Killer:
+    """Kills workers, on average `rate` a second, at moments and in an order that the seed sets."""
+
+    def __init__(self, crew: Supervisor, rate: float, seed: int = SEED) -> None:
+        self._crew, self._rate = crew, rate
+        self._rng = np.random.default_rng(seed)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._prowl, name="killer")
+        self.kills: list[Kill] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _prowl(self) -> None:
+        while not self._over.wait(self._rng.exponential(1 / self._rate)):
+            seat = self._crew.seats[self._rng.integers(len(self._crew.seats))]
+            if not self._on_its_last_life(seat):
+                kill(seat, self.kills)
+
+    def _on_its_last_life(self, seat: WorkerSlot) -> bool:
+        """Whether one more death would be the end of it: a worker that fails at once three times is given up."""
+        return seat.failures >= 2 and good_steps(self._crew, seat) < GOOD_STEPS
+
+
+def kill(seat: WorkerSlot, kills: list[Kill]) -> bool:
+    """Kill the incarnation that sits here, if there is one that was not killed yet."""
+    process, incarnation = seat.process, seat.incarnation
+    if process is None or any((seat.worker, incarnation) == (one.worker, one.incarnation) for one in kills):
+        return False
+    with suppress(ValueError, ProcessLookupError):  # it has just been buried
+        assert process.pid is not None, "a worker that was never started"
+        at = time.monotonic()
+        os.kill(process.pid, signal.SIGKILL)
+        kills.append(Kill(seat.worker, incarnation, at))
+        return True
+    return False
+
+
+def tokens(folder: Path, count: int) -> str:
+    """Leave for so many mishaps, for Mishap(folder=...)."""
+    folder.mkdir(exist_ok=True)
+    for number in range(count):
+        (folder / f"token-{number}").touch()
+    return str(folder)
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What a Mishap noted."""
+
+    worker: int
+    at: float
+    pid: int
+
+
+def harms(folder: Path) -> list[Harm]:
+    notes = (note.read_text().split() for note in sorted(folder.glob("used-*")))
+    return [Harm(int(worker), float(at), int(pid)) for worker, at, pid in notes]
+
+
+# ---------------------------------------------------------------------------------------------------- a trainer of its own
+
+
+@contextmanager
+def command(runs: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    """`freewheel train`, in a session of its own as a terminal would have it, killed if it does not end."""
+    where = ["--runs-dir", str(runs), "--run", "cut"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "freewheel", "train", *SMALL_ARGV, *argv, *where],
+        cwd=runs.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def commands(folder: Path, modes: Sequence[str], *argv: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Such a command for each of these modes, with three workers, all at the same time and in the middle of training."""
+    options = ["--workers", "3", "--num-envs", "3", "--steps", "1000000000", "--log-every", "0.05"]
+    with ExitStack() as stack:
+        processes = {
+            mode: stack.enter_context(command(folder / mode, *argv, *options, "--mode", mode)) for mode in modes
+        }
+        wait_until(lambda: all(has_logged(folder / mode) for mode in modes), limit=40.0)
+        yield processes
+
+
+def hang_one_of_each(mishaps: Path, count: int) -> None:
+    """Give the Mishaps of so many commands, each in one worker only, leave to hang."""
+    tokens(mishaps, count)
+    wait_until(lambda: len(harms(mishaps)) == count)
+
+
+def has_logged(runs: Path) -> bool:
+    log = runs / "cut" / "metrics.jsonl"
+    return log.is_file() and b"\n" in log.read_bytes()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Everyone below a process."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it can still do anything; a zombie only waits for somebody to ask how it ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The forkserver's children: workers, and whoever else is born there."""
+    return [child for child in family(pid) if child.ppid() != pid]

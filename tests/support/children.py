@@ -1,0 +1,265 @@
+"""What the processes of these tests do: small functions without pytest, so that a process starts at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from freewheel.core import Snapshot
+from freewheel.transport.shm.channel import Port, Tally, Writer
+from freewheel.transport.shm.credits import Credits
+from freewheel.transport.shm.heartbeats import HOPELESS, RESET, STEP, WAIT, Heartbeats
+from freewheel.transport.shm.lock import ProcessLock
+from freewheel.transport.shm.mailbox import Mailbox
+from freewheel.transport.shm.memory import SharedArrays
+from freewheel.transport.shm.tickets import EpisodeQueue
+from freewheel.transport.shm.wakeup import Wakeup
+from tests.support.ring_rows import NO_TIME, Pen
+
+LIMIT = 20.0  # seconds
+
+
+def hang() -> None:
+    while True:
+        time.sleep(60.0)
+
+
+# ------------------------------------------------------------------------------------------------- memory, wakeup, lock, mailbox
+
+
+def double(memory: SharedArrays, answer: Connection) -> None:
+    """Read what is there, write twice that."""
+    memory["words"][:] *= 2
+    memory.cells("numbers", 1)[2] = 7
+    answer.send({name: memory[name].tolist() for name in memory.fields})
+
+
+def listen(wakeup: Wakeup, times: int, answer: Connection) -> None:
+    """Wait for a wakeup, again and again, and tell each time."""
+    answer.send("ready")
+    for _ in range(times):
+        answer.send(wakeup.wait(LIMIT))
+
+
+def notify(wakeup: Wakeup, times: int) -> None:
+    wakeup.notify(times)
+
+
+def increment(lock: ProcessLock, memory: SharedArrays, times: int) -> None:
+    """Read, let others run, write: without a lock, most of it is lost."""
+    cell = memory["counter"]
+    for _ in range(times):
+        with lock:
+            seen = int(cell[0])
+            os.sched_yield()
+            cell[0] = seen + 1
+
+
+def hold(lock: ProcessLock, answer: Connection) -> None:
+    """Take the lock and never give it back."""
+    with lock:
+        answer.send("held")
+        hang()
+
+
+def take_once(lock: ProcessLock, answer: Connection) -> None:
+    with lock:
+        answer.send("held")
+
+
+def post_for_ever(mailbox: Mailbox, stop: SharedArrays) -> None:
+    """Version after version, every weight of which is the version."""
+    version = 0
+    sizes = mailbox.layout.items()
+    while not stop["stop"][0]:
+        version += 1
+        params = {name: np.full(shape, version, np.float32) for name, shape in sizes}
+        mailbox.post(Snapshot(version, params, np.full(mailbox.context, version, np.float32)))
+
+
+def tell(answer: Connection, *names: str) -> None:
+    """What this process is like."""
+    facts: dict[str, Any] = {name: os.environ.get(name) for name in names}
+    answer.send((facts, sorted(sys.modules), vars(sys.modules["__main__"]).get("__file__")))
+
+
+def listen_alone(wakeup: Wakeup, answer: Connection) -> None:
+    """Wait until this very process heard the wakeup: when several are woken, one of them does."""
+    answer.send("ready")
+    while not wakeup.wait(LIMIT):
+        pass
+    answer.send("heard")
+
+
+def hang_on(answer: Connection) -> None:
+    """Hang, and say so again when an interrupt has come and gone."""
+    answer.send("here")
+    signal.sigtimedwait([], 0.2)
+    answer.send("still here")
+    hang()
+
+
+# ------------------------------------------------------------------------------------------------------------------ channel
+
+
+def write_for_ever(port: Port, incarnation: int) -> None:
+    """Fragments of 1 to all steps, as fast as they can be written; row k is numbered k over all incarnations."""
+    writer = Writer(port, 0, incarnation)
+    author = Pen(writer, writer.tally.produced)
+    while True:
+        for steps in range(1, port.shape.steps + 1):
+            while writer.full():
+                port.room.wait(LIMIT)
+            author.fragment(steps, version=author.number)
+            writer.notify()
+
+
+def write_blanks_for_ever(port: Port) -> None:
+    """Full fragments of rows that say nothing: all the time goes into the channel."""
+    writer = Writer(port, 0, 0)
+    port.memory["valid"][0] = True
+    while True:
+        while writer.full():
+            port.room.wait(LIMIT)
+        writer.begin(0)
+        for t in range(port.shape.steps):
+            writer.row(t, port.shape.spec.lanes)
+        writer.commit(NO_TIME)
+
+
+# ------------------------------------------------------------------------------------------------------------------- permits
+
+
+def wait_for_grant(permits: Credits, worker: int, answer: Connection) -> None:
+    grant = permits.take(worker, Tally(0, 0, ended=True))
+    answer.send("waiting")
+    while grant is None:
+        assert permits.wakeups[worker].wait(LIMIT)
+        grant = permits.take(worker, Tally(0, 0, ended=True))
+    answer.send((grant.steps, grant.version))
+
+
+def act_again_and_again(permits: Credits, worker: int, memory: SharedArrays) -> None:
+    """Log the version of every grant; fails if the announcement does not stand from take to give_back."""
+    log, count = memory["log"][worker], memory["count"]
+    tally = Tally(0, 0, ended=True)
+    while count[worker] < len(log):
+        grant = permits.take(worker, tally)
+        if grant is None:
+            permits.wakeups[worker].wait(LIMIT)
+            continue
+        log[count[worker]] = grant.version
+        count[worker] += 1
+        for _ in range(2):
+            assert permits.announced()[worker] == grant.version
+            os.sched_yield()
+        permits.give_back(worker, tally)
+
+
+def issue_many(tickets: EpisodeQueue, worker: int, go: Wakeup, answer: Connection) -> None:
+    answer.send("ready")
+    go.wait(LIMIT)
+    answer.send([tickets.issue(worker) for _ in range(2000)])
+
+
+# --------------------------------------------------------------------------------------------------------------------- heartbeats
+
+
+def die_speaking(heartbeats: Heartbeats, worker: int) -> None:
+    """Be killed between beginning to speak and having spoken."""
+    said = heartbeats.memory["said"]
+    said[worker] += 1
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_stop(heartbeats: Heartbeats) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not heartbeats.stopping:
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+# ----------------------------------------------------------------------------------------------------------------------- crew
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What the workers of a crew share."""
+
+    heartbeats: Heartbeats
+    board: SharedArrays  # incarnation [W], acted [W] ns: who acts, and when it first did
+    lock: ProcessLock
+    plans: tuple[tuple[str, ...], ...]  # for every worker what its incarnations do; the last one for ever
+
+
+def board(workers: int) -> SharedArrays:
+    memory = SharedArrays({"incarnation": ((workers,), "i8"), "acted": ((workers,), "i8")})
+    memory["incarnation"][:] = -1
+    return memory
+
+
+def serve(shift: Shift, worker: int, incarnation: int) -> None:
+    """One incarnation of a worker: take good steps, so many or for ever, and end in the way that is planned for it."""
+    plan = shift.plans[worker]
+    steps, _, end = plan[min(incarnation, len(plan) - 1)].partition(" ")
+    heartbeats, count = shift.heartbeats, float(steps)
+    if end == "hang in construct":
+        hang()
+    heartbeats.enter(worker, RESET)
+    if end == "hang in reset":
+        hang()
+    shift.board["acted"][worker] = time.monotonic_ns()
+    shift.board["incarnation"][worker] = incarnation
+    while count > 0 and not heartbeats.stopping:
+        with shift.lock:
+            heartbeats.enter(worker, STEP)
+        time.sleep(0.001)  # this is the step
+        heartbeats.memory["steps"][worker] += 1
+        count -= 1
+    if not heartbeats.stopping:
+        heartbeats.enter(worker, STEP)
+        _end(shift, worker, end)
+
+
+def _end(shift: Shift, worker: int, end: str) -> None:
+    heartbeats = shift.heartbeats
+    if end == "stop in wait":
+        heartbeats.enter(worker, WAIT)
+    elif end == "speak and exit":
+        heartbeats.say(worker, "the env said no\nand why")
+    with shift.lock if end == "stop with the lock" else nullcontext():
+        ENDS[end]()
+
+
+def _spin() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        pass
+
+
+def _send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+ENDS: dict[str, Callable[[], None]] = {
+    "exit": partial(os._exit, 0),
+    "exit, hopeless": partial(os._exit, HOPELESS),
+    "speak and exit": partial(os._exit, 3),
+    "die": partial(_send, signal.SIGKILL),
+    "die of signal 40": partial(_send, 40),
+    "hang in step": hang,
+    "spin, deaf": _spin,
+    "stop": partial(_send, signal.SIGSTOP),
+    "stop in wait": partial(_send, signal.SIGSTOP),
+    "stop with the lock": partial(_send, signal.SIGSTOP),
+}

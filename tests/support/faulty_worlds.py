@@ -1,0 +1,228 @@
+"""Worlds whose rows certify themselves, and the ways in which they fail: in workers only, never where they are tried out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import current_process
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from freewheel.core import NDArray
+from freewheel.testing.worlds import Toy
+
+LOW, HIGH, LENGTH = 2**16, 2**15, 2**12  # what the columns of an observation are divided by: all exact in float32
+
+
+def worker() -> int | None:
+    """The number of the worker that this process is; None where a world is only tried out."""
+    match = re.fullmatch(r"freewheel-worker-(\d+)", current_process().name)
+    return int(match[1]) if match else None
+
+
+class Certified(Toy):
+    """An episode of 6 to 25 steps, as the seed says; a step takes `seconds`.
+
+    Observation: the seed in two columns, and the step. Reward: (seed + step) mod 5, and 1 more for action 1. So a row whose
+    parts come from different steps, lanes or episodes shows.
+    """
+
+    def __init__(self, seconds: float = 0.001) -> None:
+        super().__init__(length=6)
+        self.observation_space, self.action_space = Box(0.0, 1.0, (3,), np.float32), Discrete(2)
+        self.seconds = seconds
+
+    def observe(self) -> NDArray:
+        self.length = 6 + self.seed % 20
+        return np.array([self.seed % LOW / LOW, self.seed // LOW / HIGH, self.count / LENGTH], np.float32)
+
+    def judge(self, action: Any) -> float:
+        if self.seconds:
+            time.sleep(self.seconds)
+        return float((self.seed + self.count) % 5 + action)
+
+
+class Scribbles(Certified):
+    """Returns one and the same array every time, and spoils it before the next step."""
+
+    def __init__(self, seconds: float = 0.001) -> None:
+        super().__init__(seconds)
+        self.buffer = np.zeros(3, np.float32)
+
+    def observe(self) -> NDArray:
+        self.buffer[:] = super().observe()
+        return self.buffer
+
+    def judge(self, action: Any) -> float:
+        self.buffer[:] = -1.0
+        return super().judge(action)
+
+
+class Slow(Certified):
+    """`factor` times as slow in worker `only`."""
+
+    def __init__(self, seconds: float = 0.001, only: int = 0, factor: float = 100.0) -> None:
+        super().__init__(seconds * (factor if worker() == only else 1.0))
+
+
+class Mishap(Certified):
+    """Fails in a worker: in all of them or `only` in one, in all of its envs or only in the first `envs`.
+
+    It fails at step `at` (0: in reset, -1: in its constructor) of every episode, of the one with seed `in_seed` or, given a
+    `rate`, at any step with that probability. Given a `folder`, it fails as often as there are tokens (files named token-*) in
+    it, each taken once, and notes when and where it failed in a file beside them.
+    """
+
+    made: ClassVar[int] = 0  # in this process
+
+    def __init__(
+        self,
+        how: str = "raises",
+        only: int | None = None,
+        envs: int | None = None,
+        at: int = 3,
+        rate: float | None = None,
+        folder: str | None = None,
+        in_seed: int | None = None,
+        seconds: float = 0.001,
+    ) -> None:
+        super().__init__(seconds)
+        self.in_seed = in_seed
+        self.how: Callable[[Mishap, NDArray], Any] = HOW[how]
+        self.at, self.rate, self.folder = at, rate, None if folder is None else Path(folder)
+        mine = envs is None or Mishap.made < envs
+        Mishap.made += 1
+        self.prone = mine and worker() is not None and only in (None, worker())
+        self.poisoned = False  # the reward of this step
+        self.token = 0
+        if at == -1 and self._due(-1):
+            self.how(self, np.zeros(3, np.float32))
+
+    def observe(self) -> Any:
+        observation = super().observe()
+        return self.how(self, observation) if self._due(self.count) else observation
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        reward, self.poisoned = float("inf") if self.poisoned else reward, False
+        return observation, reward, terminated, truncated, info
+
+    def _due(self, step: int) -> bool:
+        if not self.prone or self.in_seed not in (None, self.seed):
+            return False
+        due = step == self.at if self.rate is None else step > 0 and self.np_random.random() < self.rate
+        return due and (self.folder is None or self._take_token(self.folder))
+
+    def _take_token(self, folder: Path) -> bool:
+        for token in folder.glob("token-*"):
+            try:
+                token.unlink()
+            except FileNotFoundError:  # somebody else was faster
+                continue
+            self.token = int(token.name.partition("-")[2])
+            note = folder / f".{token.name}"
+            note.write_text(f"{worker()} {time.monotonic()} {os.getpid()}")
+            note.rename(folder / f"used-{token.name}")  # whole or absent
+            return True
+        return False
+
+
+def _raises(world: Mishap, observation: NDArray) -> NDArray:
+    raise ValueError("boom")
+
+
+def _raises_something_else(world: Mishap, observation: NDArray) -> NDArray:
+    raise KeyError("bang") if world.count % 2 else ValueError("boom")
+
+
+def _is_killed(world: Mishap, observation: NDArray) -> NDArray:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return observation
+
+
+def _crashes(world: Mishap, observation: NDArray) -> NDArray:
+    ctypes.string_at(0)  # reads what is not there
+    return observation
+
+
+def _exits(world: Mishap, observation: NDArray) -> NDArray:
+    os._exit(7)
+
+
+def _hangs(world: Mishap, observation: NDArray) -> NDArray:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(60.0)
+
+
+def _grows(world: Mishap, observation: NDArray) -> NDArray:
+    """Wants more memory than it may have."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + 64 * 2**20, resource.RLIM_INFINITY))
+    hoard = []
+    while True:
+        hoard.append(np.ones(2**20))
+
+
+def _stops_with_the_lock(world: Mishap, observation: NDArray) -> NDArray:
+    """Stopped from outside at the worst of moments: a worker that is just taking its next grant."""
+    frame = sys._getframe()
+    while "permits" not in frame.f_locals:
+        assert frame.f_back is not None, "no worker here"
+        frame = frame.f_back
+    with frame.f_locals["permits"].lock:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return observation
+
+
+def _naps(world: Mishap, observation: NDArray) -> NDArray:
+    time.sleep(0.2)
+    return observation
+
+
+def _does_anything(world: Mishap, observation: NDArray) -> Any:
+    how = world.np_random.choice(["raises", "is killed", "exits", "nan", "reward inf", "wrong shape", "None", "naps"])
+    return HOW[how](world, observation)
+
+
+def _lies(world: Mishap, observation: NDArray) -> Any:
+    """Every lie there is, by the number of the token."""
+    return HOW[LIES[world.token % len(LIES)]](world, observation)
+
+
+def _poisons_the_reward(world: Mishap, observation: NDArray) -> NDArray:
+    world.poisoned = True
+    return observation
+
+
+HOW: dict[str, Callable[[Mishap, NDArray], Any]] = {
+    "raises": _raises,
+    "raises variously": _raises_something_else,
+    "is killed": _is_killed,
+    "crashes": _crashes,
+    "exits": _exits,
+    "hangs": _hangs,
+    "grows": _grows,
+    "stops with the lock": _stops_with_the_lock,
+    "naps": _naps,
+    "anything": _does_anything,
+    "lies": _lies,
+    "reward inf": _poisons_the_reward,
+    "nan": lambda world, observation: np.full_like(observation, np.nan),
+    "-inf": lambda world, observation: np.where(np.arange(3) == 1, np.float32(-np.inf), observation),
+    "wrong shape": lambda world, observation: observation[:2],
+    "one column": lambda world, observation: observation[:1],
+    "None": lambda world, observation: None,
+    "text": lambda world, observation: np.array(["a", "b", "c"]),
+    "complex": lambda world, observation: observation + 1j,
+}
+LIES = ("nan", "reward inf", "-inf", "wrong shape", "one column", "None", "text", "complex")

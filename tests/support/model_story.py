@@ -1,0 +1,93 @@
+"""What tests of learners with a replay buffer share: a box to act in, and a model whose every word is known."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from freewheel.core import Chunk, Executor, NDArray, Snapshot
+from freewheel.envs.gym import GymConfig
+from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
+from freewheel.learn.mbpo.fitting import Fit, Question
+from freewheel.learn.mbpo.learner import MBPO
+from freewheel.learn.settings import LearnerSpec, MBPOConfig
+from freewheel.policies.build import make_actor
+from freewheel.policies.spec import PolicyConfig, PolicySpec
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.runner import Runner
+
+BOX_LANES, BOX_STEPS = 3, 8
+CHUNK = BOX_LANES * BOX_STEPS  # rows
+
+
+def box_world(**policy: Any) -> tuple[Callable[[Snapshot], Chunk], PolicySpec]:
+    """Who acts in IdentityBox, CHUNK rows at a time, and the policy for it."""
+    config = GymConfig(id="freewheel.testing.worlds:IdentityBox")
+    lanes = range(BOX_LANES)
+    env = config.make(lanes)
+    env.close()
+    spec = PolicyConfig(hidden=(8,), head="squashed", **policy).resolve(env.spec)
+    runner = Runner(RunnerFactory(config.make, make_actor(spec), seed=5), lanes)
+
+    def collect(snapshot: Snapshot) -> Chunk:
+        runner.load(snapshot)
+        return runner.unroll(BOX_STEPS)
+
+    return collect, spec
+
+
+SPEC = PolicySpec(3, "float32", ((0, 3),), ((0, 3),), (), None, "squashed", 2, (8,), "tanh", 0.0, "")
+MODEL = ModelSpec(3, 2, 3, (16,), "delta", True, False)
+S = 4  # rows a publication: two steps of two lanes
+STARTS, EVERY = 16, 12
+DELTA = torch.tensor([0.5, -0.25, 2.0])  # how a planted model says that observations change
+SMALL = MBPOConfig(
+    batch=8, buffer=400, learning_starts=STARTS, updates_per_row=0.5, members=3, elites=2, model_hidden=(16,), model_batch=16,
+    model_every=EVERY, max_epochs=2, rollouts_per_row=0.5, rollout_schedule=(0, 0, 1, 1), keep_models=2, real_ratio=0.5,
+    termination="never",
+)  # fmt: skip
+
+
+@dataclass
+class Planted:
+    """A clock whose k-th model says reward k and DELTA, and nothing else; slow: it answers only whoever waits."""
+
+    slow: bool = False
+    asked: list[NDArray] = field(default_factory=list)
+    answers: deque[Fit] = field(default_factory=deque)
+
+    def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
+        return self
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.answers)
+
+    def ask(self, question: Question) -> None:
+        self.asked.append(np.array(question.rows))
+        version, model = len(self.asked), Ensemble(MODEL, "cpu")
+        model.statistics["out_scale"].zero_()
+        model.statistics["out_mean"].copy_(torch.cat([torch.tensor([float(version)]), DELTA]))
+        state = model.state()
+        metrics = {"model/steps": 10.0 * version, "model/holdout": 0.125}
+        self.answers.append(Fit(state.pop("vector"), state, torch.tensor([2, 0]), metrics, version))
+
+    def answer(self, wait: float = 0.0) -> Fit | None:
+        return self.answers.popleft() if self.answers and (wait > 0 or not self.slow) else None
+
+
+def mbpo_for(config: MBPOConfig = SMALL, **task: Any) -> MBPO:
+    given: dict[str, Any] = {
+        "policy": SPEC,
+        "rows": S,
+        "lanes": 2,
+        "seed": 0,
+        "total_steps": None,
+        "algo": "mbpo",
+    } | task
+    return MBPO(config, LearnerSpec(**given))

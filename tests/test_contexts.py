@@ -1,0 +1,291 @@
+"""Contexts in every mode: each episode is told the row its seed draws, plays by it, and says so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import freewheel
+from freewheel.cli import main as cli
+from freewheel.collect.batch import BatchConfig
+from freewheel.collect.continuous import Continuous, ContinuousConfig
+from freewheel.collect.episodes import EpisodesConfig
+from freewheel.collect.lockstep import LockstepConfig
+from freewheel.collect.sequential import SequentialConfig
+from freewheel.config.resolve import ModeConfig, from_file, from_options
+from freewheel.core import Chunk, Collector, Episode, NDArray, Snapshot, Tick
+from freewheel.errors import EnvError, SetupError
+from freewheel.policies.spec import FlatParams, full_layout, initialise
+from freewheel.run.plan import Plan, plan
+from freewheel.run.saved import open_run
+from freewheel.run.trainer import Result
+from freewheel.seeding import drawn, evaluation_episodes, generator, training_episodes
+from freewheel.testing.worlds import Conditioned
+
+WORLD, MANY = "freewheel.testing.worlds:Conditioned", "tests.support.contexts:Told-v0"
+TABLE = [[1.0, 0.0], [2.0, 3.0], [-4.0, 1.0]]
+CONTEXTS = np.array(TABLE, np.float32)
+SEED, EPISODES = 5, 40
+MODES: Mapping[str, dict[str, Any]] = {
+    "sequential": {"mode": "sequential", "num_envs": 2},
+    "lockstep": {"mode": "lockstep", "num_envs": 2, "placement": "inline"},
+    "processes": {"mode": "lockstep", "num_envs": 2, "placement": "processes"},
+    "batch": {"mode": "batch", "workers": 2, "num_envs": 2},
+    "continuous": {"mode": "continuous", "workers": 2, "num_envs": 4},
+    "one env a worker": {"mode": "continuous", "workers": 1, "num_envs": 1},
+    "episodes": {"mode": "episodes", "workers": 2},
+}
+
+
+def train(tmp_path: Path, env: str = WORLD, **options: Any) -> tuple[Result, list[Episode]]:
+    """A run of so many episodes, and all that ended in it."""
+    seen: list[Episode] = []
+
+    def until(episodes: Sequence[Episode], tick: Tick) -> str:
+        seen.extend(episodes)
+        return "enough" if len(seen) >= EPISODES else ""
+
+    small = {"num_steps_per_env": 8, "eval_episodes": 12, "evals": 1, "seed": SEED, "context": TABLE, "ppo.epochs": 1}
+    return freewheel.train(env, quiet=True, until=until, runs_dir=tmp_path, **small | options), seen
+
+
+def assert_told(episodes: Sequence[Episode], table: NDArray = CONTEXTS) -> None:
+    for episode in episodes:
+        assert episode.seed == training_episodes(SEED, episode.lane).seed(episode.number)
+        assert episode.context == tuple(drawn(table, episode.seed).tolist())
+        assert episode.ret == Conditioned.worth(episode.seed, episode.context), episode
+
+
+# ------------------------------------------------------------------------------------------------------------ in every mode
+
+
+@pytest.mark.parametrize("options", MODES.values(), ids=MODES.keys())
+def test_every_return_is_that_of_its_context_and_seed(tmp_path: Path, options: dict[str, Any]) -> None:
+    result, episodes = train(tmp_path, **options)
+    assert result.summary["ended"] == "enough"
+    assert_told(episodes)
+    assert {episode.context for episode in episodes} == set(map(tuple, TABLE))
+    score = open_run(str(result.path)).score(open_run(str(result.path)).actor()[0], 12)
+    assert score.mean == result.summary["final_eval"]
+    seeds = [evaluation_episodes(1000, number, 1).seed(0) for number in range(12)]
+    assert score.contexts == tuple(tuple(drawn(CONTEXTS, seed).tolist()) for seed in seeds)
+    assert score.returns == tuple(map(Conditioned.worth, seeds, score.contexts))
+
+
+@pytest.mark.parametrize("mode", ["sequential", "batch", "continuous", "episodes"])
+def test_a_vector_env_is_told_the_table(tmp_path: Path, mode: str) -> None:
+    result, episodes = train(tmp_path, MANY, **MODES[mode])
+    assert_told(episodes)
+    seeds = [evaluation_episodes(1000, number, 1).seed(0) for number in range(12)]
+    worth = [Conditioned.worth(seed, drawn(CONTEXTS, seed).tolist()) for seed in seeds]
+    assert result.summary["final_eval"] == np.mean(worth)
+
+
+def test_a_world_that_plays_by_the_context_before_is_found_out(tmp_path: Path) -> None:
+    _, episodes = train(tmp_path, "tests.support.contexts:Plays", mode="sequential")
+    with pytest.raises(AssertionError, match="context="):
+        assert_told(episodes)
+
+
+@pytest.mark.parametrize("mode", ["sequential", "processes"])
+def test_a_world_that_shows_the_context_before_ends_the_run(tmp_path: Path, mode: str) -> None:
+    with pytest.raises(EnvError) as caught:
+        train(tmp_path, "tests.support.contexts:Shows", **MODES[mode])
+    told = r"gave a wrong observation in reset(): context: it was told ["
+    assert told in str(caught.value)
+    assert "] and shows [0. 0.] (episode 0, seed " in str(caught.value)
+    assert caught.value.cause == "shape"
+
+
+def test_without_contexts_a_reset_is_told_nothing(tmp_path: Path) -> None:
+    """An env need not even know that there are options."""
+
+    class Plain(Conditioned):
+        def reset(self, *, seed: int | None = None) -> Any:  # type: ignore[override]
+            return super().reset(seed=seed)
+
+    result = freewheel.train(Plain, quiet=True, runs_dir=tmp_path, mode="sequential", steps=64, evals=1)
+    assert (result.exit_code, result.summary["final_eval"]) == (0, 0.0)
+
+
+# --------------------------------------------------------------------------------------------- a table that changes on the way
+
+COLLECTORS: Mapping[str, ModeConfig] = {
+    "sequential": SequentialConfig(num_envs=2),
+    "processes": LockstepConfig(num_envs=2, placement="processes"),
+    "batch": BatchConfig(workers=2, envs_per_worker=1, num_envs=2),
+    "continuous": ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4),
+    "one env a worker": ContinuousConfig(workers=1, envs_per_worker=1, num_envs=1),
+    "episodes": EpisodesConfig(workers=2, num_envs=2),
+}
+
+
+def table_of(version: int) -> NDArray:
+    """Whoever draws from it knows by the first number which version's it was."""
+    return np.array([[version, -1.0], [version, 1.0], [version, 2.0]], np.float32)
+
+
+def opened(tmp_path: Path, collector: ModeConfig, world: str = WORLD) -> tuple[Collector, Callable[[int], Snapshot]]:
+    """A collector that begins with the table of version 0, and the weights and table of any version."""
+    config = from_options(world, {"context": table_of(0), "seed": SEED, "num_steps_per_env": 7, "runs_dir": tmp_path})
+    with closing(config.env.make(range(1))) as env:
+        spec = replace(env.spec, lanes=collector.lanes)
+    planned = Plan(config, spec, config.policy.resolve(spec), tmp_path, "cpu")
+
+    def weights(version: int) -> Snapshot:
+        params = FlatParams(full_layout(planned.policy))
+        initialise(planned.policy, params, generator(version))
+        return Snapshot(version, params.views, table_of(version))
+
+    return collector.build(planned.recipe, planned.job(weights(0), lambda: None)), weights
+
+
+def collected(collector: Collector) -> Sequence[Chunk]:
+    while not (chunks := collector.collect(wait=True)):
+        pass
+    return chunks
+
+
+@pytest.mark.parametrize(
+    ("mode", "world"), [*((mode, WORLD) for mode in COLLECTORS), ("sequential", MANY), ("continuous", MANY)]
+)
+def test_a_new_table_is_for_episodes_that_begin_after_it(tmp_path: Path, mode: str, world: str) -> None:
+    collector, weights = opened(tmp_path, COLLECTORS[mode], world)
+    delivered, tables, seen = 0, dict[tuple[int, int], int](), set[int]()
+    with collector:
+        for version in range(25):
+            collector.publish(weights(version), delivered)
+            for chunk in collected(collector):
+                delivered += chunk.rows
+                for episode in chunk.episodes:
+                    drawn_from, whose = int(episode.context[0]), (chunk.origin.worker, episode.lane)
+                    assert_told([episode], table_of(drawn_from))
+                    assert tables.get(whose, 0) <= drawn_from <= chunk.version, "a table came back, or too early"
+                    tables[whose] = drawn_from
+                    seen.add(drawn_from)
+                    assert_shown(chunk, episode)
+    assert len(seen) > 5, "new tables never arrive"
+
+
+def assert_shown(chunk: Chunk, episode: Episode) -> None:
+    """The last row of the episode shows what it was told, although other weights may have been loaded since it began."""
+    over = (chunk.data.terminated | chunk.data.truncated)[..., None]
+    shown = np.where(over, chunk.data.next_obs, 0).reshape(-1, chunk.data.obs.shape[-1])
+    assert episode.context in {tuple(row[1:].tolist()) for row in shown}
+
+
+def test_an_episode_keeps_its_context_while_tables_come_and_go(tmp_path: Path) -> None:
+    """Episodes of three steps, a new table after each: the k-th begins under the table of version 3 k."""
+    config = SequentialConfig(num_envs=1)
+    collector, weights = opened(tmp_path, config)
+    told: list[float] = []
+    with collector:
+        collector._steps = 1  # type: ignore[attr-defined]
+        for version in range(12):
+            collector.publish(weights(version), 0)
+            for chunk in collector.collect(wait=True):
+                told += [episode.context[0] for episode in chunk.episodes]
+    assert told == [0, 2, 5, 8], (
+        "the first begins with version 0; others right after the step that ended the one before"
+    )
+
+
+def test_who_takes_a_dead_workers_place_begins_with_the_newest_table(tmp_path: Path) -> None:
+    collector, weights = opened(tmp_path, COLLECTORS["one env a worker"])
+    assert isinstance(collector, Continuous)
+    with collector:
+        collector.publish(weights(0), 0)
+        delivered = sum(chunk.rows for chunk in collected(collector))
+        collector.publish(weights(1), delivered)
+        process = collector.pool.crew.seats[0].process
+        assert process is not None
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        for _ in itertools.count():
+            chunks = collected(collector)
+            delivered += sum(chunk.rows for chunk in chunks)
+            collector.publish(weights(1), delivered)
+            episodes = [one for chunk in chunks if chunk.origin.incarnation for one in chunk.episodes]
+            if episodes:
+                break
+    assert episodes[0].context[0] == 1
+    assert_told(episodes, table_of(1))
+
+
+# ------------------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "text"),
+    [
+        ("CartPole-v1", {}, "episodes of CartPole-v1 cannot be told contexts: it has to take options['context']"),
+        (WORLD, {"context": [[1, 2, 3]]}, f"{WORLD} shows contexts of 2 numbers; 3 were given"),
+        (
+            "freewheel/RoughDrone-v0",
+            {},
+            "episodes of freewheel/RoughDrone-v0 cannot be told contexts: it is one simulation",
+        ),
+    ],
+)
+@pytest.mark.parametrize("mode", ["sequential", "continuous"])
+def test_worlds_that_cannot_be_told_are_refused_while_planning(
+    tmp_path: Path, env: str, options: dict[str, Any], text: str, mode: str
+) -> None:
+    config = from_options(env, {"context": TABLE, "runs_dir": tmp_path / "runs", "mode": mode, **options})
+    with pytest.raises(SetupError) as caught:
+        plan(config)
+    assert str(caught.value).startswith(text)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ the command line
+
+
+def test_contexts_are_typed_as_json_and_kept_in_the_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    argv = [
+        "train",
+        WORLD,
+        "--context",
+        "[[1,0],[2,3],[-4,1]]",
+        "--mode",
+        "sequential",
+        "--steps",
+        "64",
+        "--evals",
+        "1",
+    ]
+    assert cli.main([*argv, "--runs-dir", str(tmp_path), "--run", "one"]) == 0
+    kept = json.loads((tmp_path / "one" / "config.json").read_text())
+    assert kept["context"] == TABLE
+    assert from_file(tmp_path / "one" / "config.json").run.contexts.tolist() == TABLE
+    assert cli.main(["eval", str(tmp_path / "one"), "--episodes", "12"]) == 0
+    seeds = [evaluation_episodes(1000, number, 1).seed(0) for number in range(12)]
+    mean = np.mean([Conditioned.worth(seed, drawn(CONTEXTS, seed).tolist()) for seed in seeds])
+    assert f"mean {mean:.1f} " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["1", "[1,0]", "[[1],[2,3]]", "[[]]", "[[NaN]]", "[[1,", '[["a"]]', '{"a":1}'])
+def test_what_is_no_table_is_refused_in_one_line(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", WORLD, "--context", text]) == 2
+    wanted = "--context must be rows of equally many numbers as JSON, e.g. [[1,0],[0,1]]"
+    assert capfd.readouterr().err == f"freewheel: {wanted}, not {text}\n"
+
+
+def test_arrays_are_tables_too() -> None:
+    by_array = from_options(WORLD, {"context": CONTEXTS}).run.context
+    by_rows = from_options(WORLD, {"context": [np.array([0.5, 1], np.float32), (2, np.float64(3))]}).run.context
+    assert by_array == tuple(map(tuple, TABLE))
+    assert by_rows == ((0.5, 1.0), (2.0, 3.0))
+    assert from_options(WORLD, {"context": "[[1, 2]]"}).run.context == ((1.0, 2.0),)
+    assert from_options(WORLD, {}).run.contexts.shape == (0, 0)

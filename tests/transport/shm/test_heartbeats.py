@@ -1,0 +1,88 @@
+"""The heartbeats: what a worker does and since when, and its last words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from freewheel.transport.shm.heartbeats import PHASES, REPORT, RESET, SAYINGS, STEP, WAIT, Heartbeats, kind
+from tests.support import children
+
+if TYPE_CHECKING:
+    from tests.transport.conftest import Start
+
+
+@pytest.fixture
+def heartbeats() -> Iterator[Heartbeats]:
+    with closing(Heartbeats(3, 2)) as heartbeats:
+        yield heartbeats
+
+
+def test_a_phase_ages_from_when_it_was_entered(heartbeats: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [10_000_000_000]
+    monkeypatch.setattr("freewheel.transport.shm.heartbeats.time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
+    heartbeats.enter(0, STEP)
+    clock[0] += 1_500_000_000
+    heartbeats.enter(2, RESET)
+    clock[0] += 250_000_000
+    heartbeats.enter(1, WAIT)
+    assert [PHASES[phase] for phase in heartbeats.memory["phase"]] == ["step", "wait", "reset"]
+    assert heartbeats.age().tolist() == pytest.approx([1.75, 0.0, 0.25])
+
+
+def test_words_are_heard_as_they_were_said(heartbeats: Heartbeats) -> None:
+    assert heartbeats.last_words(1) == ""
+    said = ["a long complaint – with a dash", "short", "two\nlines"]
+    for text in said:
+        heartbeats.say(1, text)
+    assert list(heartbeats.heard(1, 0)) == said
+    assert list(heartbeats.heard(1, 2)) == said[2:]
+    assert list(heartbeats.heard(1, 3)) == []
+    assert [heartbeats.last_words(worker) for worker in range(3)] == ["", "two\nlines", ""]
+
+
+def test_of_many_sayings_the_last_ones_are_kept(heartbeats: Heartbeats) -> None:
+    said = ["!" * number for number in range(2 * SAYINGS + 3, 0, -1)]  # each is shorter than the one before
+    for text in said:
+        heartbeats.say(0, text)
+    assert list(heartbeats.heard(0, 0)) == said[-SAYINGS:]
+    assert list(heartbeats.heard(0, len(said) - 1)) == [heartbeats.last_words(0)] == ["!"]
+
+
+def test_too_many_words_are_cut(heartbeats: Heartbeats) -> None:
+    heartbeats.say(0, "x" * (REPORT - 1) + "–")  # the cut goes through the dash
+    assert heartbeats.last_words(0)[:-1] == "x" * (REPORT - 1)
+    assert heartbeats.last_words(2) == ""
+
+
+def test_who_died_speaking_does_not_silence_its_heir(heartbeats: Heartbeats, start: Start) -> None:
+    heartbeats.say(1, "before")
+    process = start(children.die_speaking, heartbeats, 1)
+    process.join(20.0)
+    assert list(heartbeats.heard(1, 0)) == ["before"]
+    heartbeats.say(1, "what the heir says")
+    assert list(heartbeats.heard(1, 0)) == ["before", "what the heir says"]
+
+
+@pytest.mark.parametrize(
+    ("report", "about"),
+    [
+        ("lane 3 of X raised\nTraceback\nValueError: boom at 0x7f12", "ValueError: boom at #"),
+        ("lane 3 of X observed nan at step 17, seed 99", "lane 3 of X observed nan at step # seed #"),
+    ],
+)
+def test_reports_that_differ_in_numbers_are_of_one_kind(report: str, about: str) -> None:
+    assert kind(report) == about
+
+
+def test_stopping_is_seen_by_all(heartbeats: Heartbeats, start: Start) -> None:
+    assert not heartbeats.stopping
+    process = start(children.wait_for_stop, heartbeats)
+    heartbeats.stop()
+    assert heartbeats.stopping
+    process.join(20.0)
+    assert process.exitcode == 0

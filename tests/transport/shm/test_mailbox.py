@@ -1,0 +1,119 @@
+"""The mailbox: the newest weights, whole; the ones before them too, until the next ones come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from freewheel.core import Snapshot
+from freewheel.transport.shm.mailbox import NEVER, Mailbox
+from freewheel.transport.shm.memory import SharedArrays
+from tests.support import children
+
+if TYPE_CHECKING:
+    from tests.transport.conftest import Eventually, Start
+
+LAYOUT = {"w": (2, 3), "b": (3,), "log_std": ()}
+
+
+def weights(version: int) -> Snapshot:
+    """w counts up from the version, b down from it."""
+    params = {
+        "b": np.arange(version, version - 3, -1, dtype=np.float32),
+        "critic": np.full((50, 50), np.nan, np.float32),
+        "w": np.arange(version, version + 6, dtype=np.float32).reshape(2, 3),
+        "log_std": np.array(-version, np.float32),
+    }
+    return Snapshot(version, params)
+
+
+def assert_holds(snapshot: Snapshot, version: int) -> None:
+    assert snapshot.version == version
+    assert list(snapshot.params) == list(LAYOUT), "names outside the layout stay behind"
+    for name, values in snapshot.params.items():
+        np.testing.assert_array_equal(np.asarray(values), np.asarray(weights(version).params[name]))
+
+
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox]:
+    with closing(Mailbox(LAYOUT)) as mailbox:
+        yield mailbox
+
+
+def test_it_is_empty_at_first(mailbox: Mailbox) -> None:
+    assert mailbox.version == NEVER
+    with pytest.raises(LookupError, match="version -1 is not in the mailbox"):
+        mailbox.read()
+    with pytest.raises(LookupError):
+        mailbox.read(0)
+
+
+def test_the_latest_wins_and_the_one_before_it_stays(mailbox: Mailbox) -> None:
+    for version in range(4):
+        mailbox.post(weights(version))
+        assert mailbox.version == version
+        assert_holds(mailbox.read(), version)
+        assert_holds(mailbox.read(version), version)
+        if version:
+            assert_holds(mailbox.read(version - 1), version - 1)
+        for absent in {version - 2, version + 1, version + 2}:
+            with pytest.raises(LookupError, match=f"version {absent} is not in the mailbox"):
+                mailbox.read(absent)
+
+
+def test_what_was_read_is_a_copy(mailbox: Mailbox) -> None:
+    mailbox.post(weights(3))
+    read = mailbox.read()
+    mailbox.post(weights(4))
+    mailbox.post(weights(5))
+    assert_holds(read, 3)
+
+
+def test_weights_of_another_shape_are_refused(mailbox: Mailbox) -> None:
+    wrong = {**weights(0).params, "w": np.zeros((2, 2), np.float32)}
+    with pytest.raises(ValueError, match="reshape"):
+        mailbox.post(Snapshot(0, wrong))
+
+
+def test_contexts_travel_with_the_weights() -> None:
+    with closing(Mailbox(LAYOUT, (2, 3))) as mailbox:
+        room, kept = mailbox.room(), list[Snapshot]()
+        for version in range(3):
+            context = np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * version
+            mailbox.post(replace(weights(version), context=context))
+            kept.append(mailbox.read(room=room))
+        assert_holds(mailbox.read(), 2)
+        assert [snapshot.context[0, 0] for snapshot in kept] == [0, 10, 20], "a copy, though the room is used again"
+        for wrong in (np.zeros((1, 3), np.float32), np.zeros((0, 0), np.float32)):
+            with pytest.raises(ValueError, match=r"do not fit the mailbox, which has room for \(2, 3\)"):
+                mailbox.post(replace(weights(3), context=wrong))
+        assert mailbox.version == 2
+
+
+def test_readers_never_see_half_of_two_versions(start: Start, eventually: Eventually) -> None:
+    layout = {"w": (64, 64), "b": (64,)}
+    with closing(Mailbox(layout, (16, 4))) as mailbox, closing(SharedArrays({"stop": ((1,), "i8")})) as stop:
+        writer = start(children.post_for_ever, mailbox, stop)
+        eventually(lambda: mailbox.version > 0)
+        first, last, missed = mailbox.version, 0, 0
+        for turn in range(4000):
+            try:
+                snapshot = mailbox.read((None, mailbox.version - 1, None, mailbox.version + 1)[turn % 4])
+            except LookupError:  # the writer was faster, or not yet there
+                missed += turn % 2
+                continue
+            parts = (*snapshot.params.values(), snapshot.context)
+            assert {float(v) for p in parts for v in (np.min(p), np.max(p))} == {snapshot.version}
+            if turn % 2 == 0:
+                assert snapshot.version >= last
+                last = snapshot.version
+        stop["stop"][0] = 1
+        writer.join(20.0)
+        assert writer.exitcode == 0
+        assert 0 < missed < 2000
+        assert last > first + 100, "the writer was at it all the time"

@@ -1,0 +1,115 @@
+"""Simple defenders: what they do is said by what they see, in every lane for itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from freewheel.core import NDArray
+from freewheel.errors import UsageError
+from freewheel.worlds.cage2.defenders import DECOYS, DEFENDERS, Defender, Reactive, Uniform, defender
+from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS
+
+QUIET = np.zeros(52, np.float32)
+SCAN, EXPLOIT, UNKNOWN, USER, PRIVILEGED = (1, 0, 0, 0), (1, 1, 0, 1), (0, 0, 1, 0), (0, 0, 0, 1), (0, 0, 1, 1)
+
+
+def seen(**hosts: tuple[int, ...]) -> NDArray:
+    """An observation in which these hosts show something."""
+    bits = QUIET.reshape(13, 4).copy()
+    for host, shown in hosts.items():
+        bits[HOSTS.index(host)] = shown
+    return bits.reshape(-1)
+
+
+def acts(blue: Defender, *observations: NDArray) -> list[str]:
+    """What it does in one game after another observation each."""
+    return [ACTIONS[int(blue.act(obs[None])[0])] for obs in observations]
+
+
+def placing() -> list[str]:
+    return [f"Decoy{kind} {host}" for host, kinds in DECOYS.items() for kind in kinds]
+
+
+def test_sleeping_sleeps() -> None:
+    assert acts(defender("sleeping"), QUIET, seen(User1=EXPLOIT)) == ["Sleep", "Sleep"]
+
+
+def test_random_draws_every_action_alike_and_repeats_itself_by_its_seed() -> None:
+    drawn = Uniform(3).act(np.zeros((14_500, 52)))
+    counts = np.bincount(drawn, minlength=145)
+    assert (counts.min() > 60, counts.max() < 140, len(counts)) == (True, True, 145)  # 100 each, four deviations
+    assert np.array_equal(drawn, Uniform(3).act(np.zeros((14_500, 52))))
+    assert not np.array_equal(drawn, Uniform(4).act(np.zeros((14_500, 52))))
+
+
+@pytest.mark.parametrize(
+    ("obs", "action"),
+    [
+        (seen(User1=PRIVILEGED), "Restore User1"),
+        (seen(User1=(1, 1, 1, 1)), "Restore User1"),
+        (seen(User1=EXPLOIT), "Remove User1"),
+        (seen(User1=USER), "Remove User1"),
+        (seen(User1=UNKNOWN), "Analyse User1"),
+        (seen(User1=SCAN), "Analyse User1"),
+        (seen(Enterprise1=SCAN, Op_Host0=EXPLOIT, User4=PRIVILEGED), "Restore User4"),  # the worst first
+        (
+            seen(User1=PRIVILEGED, Op_Server0=PRIVILEGED, Enterprise0=PRIVILEGED),
+            "Restore Op_Server0",
+        ),  # then the dearest
+        (seen(User1=SCAN, Enterprise2=SCAN), "Analyse Enterprise2"),
+        (seen(User0=PRIVILEGED), "DecoyHarakaSMPT Op_Server0"),  # red's for ever
+        (QUIET, "DecoyHarakaSMPT Op_Server0"),
+    ],
+)
+def test_the_heuristic_answers_what_it_sees(obs: NDArray, action: str) -> None:
+    assert acts(Reactive(1), obs) == [action]
+    assert acts(Reactive(1), np.append(obs, np.ones(7))) == [action]  # columns beyond the 52 are not its business
+
+
+def test_it_puts_up_every_decoy_and_then_sleeps() -> None:
+    assert acts(Reactive(1), *[QUIET] * 40) == [*placing(), *["Sleep"] * (40 - len(placing()))]
+    assert not any("User0" in action for action in placing())
+
+
+def test_decoys_of_a_restored_host_are_put_up_again() -> None:
+    blue = Reactive(1)
+    acts(blue, *[QUIET] * len(placing()))
+    assert acts(blue, seen(User3=PRIVILEGED), *[QUIET] * 3) == [
+        "Restore User3", "DecoySSHD User3", "DecoyVsftpd User3", "Sleep",
+    ]  # fmt: skip
+
+
+def test_what_was_analysed_is_not_analysed_again_until_something_happens_there() -> None:
+    blue, unknown = Reactive(1), seen(Enterprise0=UNKNOWN)
+    assert acts(blue, unknown, unknown, unknown)[::2] == ["Analyse Enterprise0", "DecoyApache Op_Server0"]
+    assert acts(blue, seen(Enterprise0=(1, 0, 1, 0)), unknown) == ["Analyse Enterprise0", "DecoyTomcat Op_Server0"]
+    assert acts(blue, seen(Enterprise0=USER), unknown) == ["Remove Enterprise0", "Analyse Enterprise0"]
+
+
+@pytest.mark.parametrize("name", ["sleeping", "heuristic"])
+def test_games_do_not_see_each_other_and_a_new_one_begins_anew(name: str) -> None:
+    rng = np.random.default_rng(0)
+    shown = rng.random((40, 3, 13)) < 0.05
+    patterns = np.array([SCAN, EXPLOIT, UNKNOWN, USER, PRIVILEGED])[rng.integers(5, size=(40, 3, 13))]
+    games = (patterns * shown[..., None]).reshape(40, 3, 52)
+    together = defender(name, 3)
+    acted = []
+    for step, obs in enumerate(games):
+        if step == 20:
+            together.begin(np.array([False, True, False]))
+        acted.append(together.act(obs).tolist())
+    for lane in range(3):
+        alone = defender(name)
+        own = []
+        for step, obs in enumerate(games[:, lane]):
+            if (step, lane) == (20, 1):
+                alone = defender(name)
+            own += alone.act(obs[None]).tolist()
+        assert own == [actions[lane] for actions in acted]
+
+
+def test_one_that_nobody_knows_is_named() -> None:
+    with pytest.raises(UsageError, match=r"unknown defender 'heuristics'; did you mean 'heuristic'\?"):
+        defender("heuristics")
+    assert set(DEFENDERS) == {"sleeping", "random", "heuristic"}

@@ -1,0 +1,251 @@
+"""The fast world: the same episode whoever plays it, boundaries that hold, dice that are fair, in every mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import freewheel
+from freewheel.core import NDArray
+from freewheel.errors import UsageError
+from freewheel.seeding import training_episodes
+from freewheel.worlds.cage2.env import Cage2Vector
+from freewheel.worlds.cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, GlobalRandom, Networks, choose_exploit
+from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, PORTS, RED_KINDS, REDS
+from freewheel.worlds.registry import register
+
+NAME = "freewheel/Cage2-v0"
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    register()
+
+
+def episode(games: Cage2Vector, lane: int, actions: NDArray) -> Iterator[tuple[bytes, float]]:
+    """What one lane shows while all lanes do the same."""
+    for action in actions:
+        obs, reward, _, _, _ = games.step(np.full(games.num_envs, action))
+        yield obs[lane].tobytes(), float(reward[lane])
+
+
+def replayed(red: str, lanes: int, lane: int, number: int, *, before: int = 0) -> list[tuple[bytes, float]]:
+    """Episode `number` of seed 7's lane 3, played in lane `lane` of so many, after so many other episodes."""
+    games = Cage2Vector(lanes, red, max_episode_steps=40)
+    streams = [training_episodes(7, 100 + other) for other in range(lanes)]
+    streams[lane] = training_episodes(7, 3, start=number - before)
+    games.reset(options={"seeds": streams})
+    rng = np.random.default_rng(5)
+    for _ in range(before):
+        list(episode(games, lane, rng.integers(145, size=40)))
+        games.reset(options={"reset_mask": np.ones(lanes, np.bool_)})
+    return list(episode(games, lane, np.random.default_rng(6).integers(145, size=40)))
+
+
+@pytest.mark.parametrize("red", REDS)
+def test_an_episode_is_the_same_whoever_plays_it(red: str) -> None:
+    alone = replayed(red, 1, 0, 2)
+    assert replayed(red, 16, 11, 2) == alone, "in another lane, beside others"
+    assert replayed(red, 3, 1, 2, before=2) == alone, "after other episodes"
+    if red != "SleepAgent":
+        assert replayed(red, 1, 0, 3) != alone
+
+
+def _leaky(leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new game that does not clear one thing."""
+    begin = Networks.begin
+
+    def leaking(self: Networks, lanes: NDArray) -> None:
+        kept = getattr(self, leak).copy()
+        begin(self, lanes)
+        getattr(self, leak)[:] = kept
+
+    monkeypatch.setattr(Networks, "begin", leaking)
+
+
+@pytest.mark.parametrize("leak", ["belief", "ot_up", "ot_stoppable"])
+def test_a_leak_across_episodes_changes_what_is_played(leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above, with something that a new game does not clear."""
+
+    def same() -> bool:
+        after = [replayed("RedMeanderAgent", 2, 0, number, before=3) for number in range(3, 9)]
+        return after == [replayed("RedMeanderAgent", 2, 0, number) for number in range(3, 9)]
+
+    assert same()
+    _leaky(leak, monkeypatch)
+    assert not same()
+
+
+def unlike_a_fresh_one(games: Cage2Vector) -> set[str]:
+    """What of the state is not as in a new game."""
+    fresh = Networks(games.num_envs)
+    return {name for name in (*_PER_HOST, *_PER_GAME) if (getattr(games.nets, name) != getattr(fresh, name)).any()}
+
+
+@pytest.mark.parametrize("leak", [None, *_PER_HOST, *_PER_GAME])
+def test_a_new_game_is_new_in_everything(leak: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    games, rng = Cage2Vector(64, "RedMeanderAgent"), np.random.default_rng(3)
+    games.reset(seed=4)
+    for _ in range(60):
+        games.step(rng.integers(145, size=64))
+    assert unlike_a_fresh_one(games) == {*_PER_HOST, *_PER_GAME}, "all of it has been touched"
+    if leak is not None:
+        _leaky(leak, monkeypatch)
+    games.reset(options={"reset_mask": np.ones(64, np.bool_)})
+    assert unlike_a_fresh_one(games) == ({leak} if leak else set())
+
+
+def test_a_new_game_leaves_the_others_alone() -> None:
+    games, rng = Cage2Vector(8, "RedMeanderAgent"), np.random.default_rng(0)
+    games.reset(seed=1)
+    for _ in range(30):
+        before = games.step(rng.integers(145, size=8))[0]
+    mask = np.arange(8) % 3 == 0
+    obs, info = games.reset(options={"reset_mask": mask})
+    assert not obs[mask].any()
+    assert not info["compromised"][mask].any()
+    assert (obs[~mask] == before[~mask]).all()
+    assert before[~mask].any()
+
+
+@pytest.mark.parametrize("limit", [30, 50, 100])
+def test_the_limit_truncates_and_never_terminates(limit: int) -> None:
+    games = Cage2Vector(3, max_episode_steps=limit)
+    games.reset(seed=0)
+    ends = [games.step(np.zeros(3, np.int64))[2:4] for _ in range(limit)]
+    assert not any(terminated.any() for terminated, _ in ends)
+    assert [bool(truncated.all()) for _, truncated in ends] == [False] * (limit - 1) + [True]
+
+
+def test_one_game_is_a_lane_of_many() -> None:
+    one = gymnasium.make(NAME, red_agent="RedMeanderAgent")
+    many = Cage2Vector(4, "RedMeanderAgent")
+    first, _ = one.reset(seed=12)
+    firsts, _ = many.reset(seed=[3, 12, 5, 6])
+    assert (first == firsts[1]).all()
+    for step, action in enumerate(np.random.default_rng(2).integers(145, size=100)):
+        obs, reward, terminated, truncated, info = one.step(action)
+        all_obs, rewards, _, _, infos = many.step(np.full(4, action))
+        assert (obs == all_obs[1]).all()
+        assert reward == rewards[1]
+        assert (info["compromised"] == infos["compromised"][1]).all()
+        assert (terminated, truncated) == (False, step == 99)
+    one.close()
+
+
+def test_a_seed_is_the_same_episode_in_a_stream() -> None:
+    one, many = gymnasium.make(NAME), Cage2Vector(2)
+    stream = training_episodes(4, 0)
+    many.reset(options={"seeds": [training_episodes(4, 1), stream]})
+    one.reset(seed=stream.seed(0))
+    actions = np.random.default_rng(3).integers(145, size=60)
+    alone = [float(one.step(action)[1]) for action in actions]
+    assert alone == [float(many.step(np.full(2, action))[1][1]) for action in actions]
+    assert min(alone) < -1
+    one.close()
+
+
+def test_gymnasium_accepts_it() -> None:
+    env = gymnasium.make(NAME, memory=True)
+    check_env(env.unwrapped, skip_render_check=True)
+    env.close()
+    vector = gymnasium.make_vec(NAME, 5, "vector_entry_point", red_agent="mixture")
+    obs, _ = vector.reset(seed=1)
+    assert vector.observation_space.contains(obs)
+    assert vector.single_action_space == gymnasium.spaces.Discrete(145)
+    vector.close()
+
+
+def test_an_unknown_red_agent_gets_a_hint() -> None:
+    with pytest.raises(UsageError, match="B_lineAgent"):
+        Cage2Vector(1, "B_line")
+
+
+def test_the_mixture_is_half_of_each() -> None:
+    games = Cage2Vector(4000, "mixture")
+    games.reset(seed=0)
+    for _ in range(3):
+        games.step(np.zeros(4000, np.int64))
+    assert games.turn is not None
+    exploiting = (games.turn.red_kind == EXPLOIT).mean()  # at its third step B_line exploits and Meander still scans
+    assert exploiting == pytest.approx(0.5, abs=0.03)
+
+
+def test_green_scans_one_host_every_other_step() -> None:
+    games = Cage2Vector(4000, "SleepAgent", green=True)
+    games.reset(seed=0)
+    obs = games.step(np.zeros(4000, np.int64))[0].reshape(4000, 13, 4)
+    assert obs[..., 1:].sum() == 0
+    scanned = obs[..., 0]
+    assert scanned.sum(axis=1).max() == 1
+    share = dict(zip(HOSTS, scanned.mean(axis=0).tolist(), strict=True))
+    for host, rate in share.items():
+        expected = 1 / 16 if host.startswith(("User", "Enterprise")) else 0.0
+        assert rate == pytest.approx(expected, abs=0.016), host
+
+
+def test_red_prefers_the_most_promising_exploit() -> None:
+    chance = (np.arange(8000) + 0.5) / 8000
+    ports = np.full(8000, sum(1 << PORTS.index(port) for port in (22, 80, 443, 3390, 25)), np.uint8)
+    chosen = [PORTS[p] for p in choose_exploit(ports, chance)]
+    rates = {port: chosen.count(port) / 8000 for port in set(chosen)}
+    assert rates == pytest.approx({25: 0.75, 22: 0.0625, 80: 0.0625, 443: 0.0625, 3390: 0.0625}, abs=1e-3)
+    no_web = np.full(8000, sum(1 << PORTS.index(port) for port in (22, 3390)), np.uint8)
+    assert set(choose_exploit(no_web, chance).tolist()) == {PORTS.index(22)}, "SQL injection needs a web port"
+
+
+def test_a_new_session_is_noticed_in_95_of_100() -> None:
+    lanes = 10_000
+    nets, everywhere = Networks(lanes), np.ones(lanes, np.int64)
+    user1 = HOSTS.index("User1")
+    nets.scanned[:], nets.ports[:] = 1 << user1, 1 << PORTS.index(21)
+    dice = GlobalRandom(np.zeros(lanes), (np.arange(lanes) + 0.5) / lanes)
+    nets.blue(np.zeros(lanes, np.int64))
+    success, _ = nets.red(everywhere * EXPLOIT, everywhere * user1, dice)
+    obs = nets.observe().reshape(lanes, 13, 4)[:, user1]
+    assert success.all()
+    assert (obs == [1, 1, 0, 1]).all(axis=1).mean() == pytest.approx(0.95, abs=1e-3)
+    assert (obs == [1, 0, 0, 0]).all(axis=1).mean() == pytest.approx(0.05, abs=1e-3)
+
+
+def test_sleeping_lets_red_reach_the_server() -> None:
+    games = Cage2Vector(200)
+    games.reset(seed=0)
+    total = sum(games.step(np.zeros(200, np.int64))[1] for _ in range(100))
+    assert np.mean(total) == pytest.approx(-1134, abs=6)
+
+
+def test_it_tells_a_story() -> None:
+    env = gymnasium.make(NAME, render_mode="ansi")
+    env.reset(seed=0)
+    assert str(env.render()).split() == ["blue", "red", "cost", "total"]
+    env.step(ACTIONS.index("Restore Op_Server0"))
+    assert "  1 restores Op_Server0  " in str(env.render())
+    assert "sweeps the User subnet" in str(env.render())
+    assert str(env.render()).split()[-2:] == ["-1.0", "-1.0"]
+    env.step(ACTIONS.index("DecoyVsftpd Enterprise1"))
+    assert "no room: Vsftpd, Enterprise1" in str(env.render())
+    env.close()
+
+
+def test_the_kinds_of_red_are_named_in_order() -> None:
+    assert RED_KINDS[EXPLOIT] == "ExploitRemoteService"
+
+
+@pytest.mark.parametrize("mode", ["sequential", "lockstep", "batch", "continuous", "episodes"])
+def test_it_trains_in_every_mode(mode: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = (
+        {"workers": 2, "episodes_per_update": 8} if mode == "episodes" else {"num_steps_per_env": 50, "num_envs": 16}
+    )
+    result = freewheel.train(
+        NAME, mode=mode, steps=4000, runs_dir=str(tmp_path), evals=1, eval_episodes=4, quiet=True, **options
+    )
+    assert result.exit_code == 0
+    assert result.summary["episodes"] >= 16
+    assert result.summary["final_eval"] < 0

@@ -1,0 +1,82 @@
+"""GlobalRandom: the global generators as a stream of one's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from freewheel.worlds.cage2.global_random import GlobalRandom, MoreDice
+
+
+@pytest.fixture(autouse=True)
+def untouched() -> Iterator[None]:
+    """Whatever dice do, the caller's streams go on as if nothing had been."""
+    python, numpy = random.Random(7), np.random.RandomState(7)
+    before, bits = random.getstate(), np.random.mtrand.get_bit_generator()
+    random.setstate(python.getstate())
+    np.random.set_state(numpy.get_state())  # noqa: NPY002
+    yield
+    assert [random.random() for _ in range(3)] == [python.random() for _ in range(3)]
+    assert np.random.rand(3).tolist() == numpy.rand(3).tolist()  # noqa: NPY002
+    random.setstate(before)
+    assert np.random.mtrand.get_bit_generator() is bits
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**31 - 1])
+def test_they_begin_where_seeding_the_global_generator_begins(seed: int) -> None:
+    known = {0: 0.8444218515250481, 5: 0.6229016948897019, 2**31 - 1: random.Random(2**31 - 1).random()}
+    with GlobalRandom(seed):
+        assert random.random() == known[seed]
+
+
+def test_a_stream_goes_on_where_it_was_left() -> None:
+    dice, whole = GlobalRandom(3), random.Random(3)
+    for _ in range(4):
+        with dice:
+            assert random.gauss(0.0, 1.0) == whole.gauss(0.0, 1.0)
+
+
+def test_two_streams_do_not_see_each_other() -> None:
+    pairs = [(GlobalRandom(seed), random.Random(seed)) for seed in (1, 2)]
+    for _ in range(3):
+        for dice, alone in pairs:
+            with dice:
+                assert random.random() == alone.random()
+
+
+def test_the_callers_stream_comes_back_after_an_error() -> None:
+    with pytest.raises(ValueError, match="empty"), GlobalRandom(4):
+        random.randrange(random.randrange(1))
+
+
+def test_a_state_that_was_kept_can_be_put_back() -> None:
+    dice = GlobalRandom(9)
+    kept = dice.state
+    with dice:
+        first = random.random()
+    dice.state = kept
+    with dice:
+        assert random.random() == first
+
+
+def test_dice_without_a_seed_differ() -> None:
+    with GlobalRandom():
+        one = random.random()
+    with GlobalRandom():
+        assert random.random() != one
+
+
+def test_numpy_has_a_stream_too() -> None:
+    dice, again = MoreDice(6), MoreDice(6)
+    with dice:
+        first = np.random.rand(), random.random()  # noqa: NPY002
+    with again:
+        assert (np.random.rand(), random.random()) == first  # noqa: NPY002
+    with dice:
+        assert np.random.rand() != first[0]  # noqa: NPY002
+    dice.seed(6)
+    with dice:
+        assert np.random.rand() == first[0]  # noqa: NPY002

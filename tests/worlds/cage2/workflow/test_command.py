@@ -1,0 +1,251 @@
+"""`freewheel workflow search` as a person meets it: plans, searches, mistakes, and going on after a kill."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import freewheel
+from freewheel.cli import main as cli
+from freewheel.config import flags
+from freewheel.worlds.cage2.workflow import command
+from freewheel.worlds.cage2.workflow.logs import SAMPLING, STATE, TRAINING, Book
+from freewheel.worlds.cage2.workflow.options import SearchOptions, read
+from freewheel.worlds.cage2.workflow.search import Trial
+from freewheel.worlds.cage2.workflow.task import begin
+from freewheel.worlds.cage2.workflow.train import TRIALS
+
+ROOT = Path(freewheel.__file__).parents[1]
+QUICK = [
+    "--max-episode-steps", "10", "--mode", "lockstep", "--placement", "inline", "--num-envs", "4", "--num-steps-per-env", "10",
+    "--window", "4", "--plateau", "0", "--evals", "0", "--seed", "1",
+]  # fmt: skip
+SMALL = [*QUICK, "--total-episodes", "40", "--max-episodes-per-workflow", "8", "--compliance-threshold", "0.05"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def trials_of(folder: Path) -> list[Trial]:
+    return Book(folder).read()[1]
+
+
+@pytest.mark.parametrize("strategy", ["gp", "random"])
+def test_a_search_tries_chooses_and_tells(runs: Path, capfd: pytest.CaptureFixture[str], strategy: str) -> None:
+    assert cli.main(["workflow", "search", *SMALL, "--strategy", strategy, "--run", "mine"]) == 0
+    told, folder = capfd.readouterr().out, runs / "mine"
+    trials = trials_of(folder)
+    assert len(trials) >= 5
+    assert sum(trial.outcome.episodes for trial in trials) == 40
+    state = json.loads((folder / STATE).read_text())
+    assert state["best"]["workflow"] in told.splitlines()[-1] + told.splitlines()[-2]
+    assert told.count("chosen") == 1
+    assert {path.name for path in (folder / TRIALS).iterdir()} == {trial.outcome.run for trial in trials}
+    log = rows_of(folder / TRAINING)
+    assert int(log[-1]["total_episodes"]) == 40
+    for row in (*log, *rows_of(folder / SAMPLING)):
+        assert float(row["env_return"]) + float(row["alignment"]) == pytest.approx(float(row["total_reward"]), abs=1e-3)
+    assert any(row["init"] for row in rows_of(folder / SAMPLING))
+    assert cli.main(["eval", str(folder / TRIALS / trials[-1].outcome.run), "--episodes", "2"]) == 0
+
+
+def test_the_ablations_are_what_they_say(runs: Path) -> None:
+    argv = [
+        "workflow",
+        "search",
+        *SMALL,
+        "--strategy",
+        "random",
+        "--no-warm-start",
+        "--fixed-episodes",
+        "--run",
+        "mine",
+    ]
+    assert cli.main(argv) == 0
+    trials = trials_of(runs / "mine")
+    assert [trial.outcome.episodes for trial in trials] == [8] * 5
+    assert {trial.proposal.init for trial in trials} == {None}
+    assert {trial.outcome.ended for trial in trials} == {"episodes"}
+
+
+@pytest.mark.parametrize(("strategy", "count"), [("plain", 1), ("canonical", 6)])
+def test_the_baselines_have_the_same_episodes(runs: Path, strategy: str, count: int) -> None:
+    argv = ["workflow", "search", *QUICK, "--total-episodes", "48", "--strategy", strategy, "--run", "mine"]
+    assert cli.main(argv) == 0
+    trials = trials_of(runs / "mine")
+    assert (len(trials), sum(trial.outcome.episodes for trial in trials)) == (count, 48)
+
+
+# -------------------------------------------------------------------------------------------------------------- going on
+
+
+@pytest.mark.parametrize("whole", [0, 2])
+def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(runs: Path, whole: int) -> None:
+    """What a kill in the middle of a trial leaves: so many trials recorded, a half-made run, rows of it in the log."""
+    argv = ["workflow", "search", *SMALL]
+    assert cli.main([*argv, "--run", "whole"]) == 0
+    assert cli.main([*argv, "--run", "cut"]) == 0
+    expected, folder = trials_of(runs / "whole"), runs / "cut"
+    state = json.loads((folder / STATE).read_text())
+    (folder / STATE).write_text(json.dumps({**state, "trials": state["trials"][:whole]}))
+    assert cli.main(["workflow", "search", "--run", "cut", "--resume"]) == 0
+    assert trials_of(folder) == expected
+    assert strip(rows_of(folder / TRAINING)) == strip(rows_of(runs / "whole" / TRAINING))
+    assert rows_of(folder / SAMPLING) == rows_of(runs / "whole" / SAMPLING)
+
+
+def strip(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def shell(*argv: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "freewheel", "workflow", "search", *argv]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
+def test_a_real_kill_can_come_at_any_time(runs: Path, number: signal.Signals, code: int) -> None:
+    many = [*QUICK, "--strategy", "random", "--total-episodes", "400000", "--max-episodes-per-workflow", "40"]
+    search = shell(*many, "--compliance-threshold", "1", "--run", "cut")
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline and len(list((runs / "cut" / TRIALS).glob("*/summary.json"))) < 2:
+        assert search.poll() is None, search.communicate()
+        time.sleep(0.05)
+    search.send_signal(number)
+    told, complaint = search.communicate(timeout=20)
+    assert (search.returncode, complaint) == (code, "")
+    assert ("--run cut --resume goes on" in told) == (code == 143)
+    before = trials_of(runs / "cut")
+    assert before
+    spent = sum(trial.outcome.episodes for trial in before)
+    assert cli.main(["workflow", "search", "--run", "cut", "--resume", "--total-episodes", str(spent + 40)]) == 0
+    after = trials_of(runs / "cut")
+    assert after[: len(before)] == before
+    assert len(after) == len(before) + 1
+
+
+def test_a_search_that_is_over_can_be_given_more(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    argv = ["workflow", "search", *SMALL, "--strategy", "random", "--run", "mine"]
+    assert cli.main(argv) == 0
+    assert cli.main(["workflow", "search", "--run", "mine", "--resume", "--dry-run"]) == 0
+    assert "over: there is nothing left to try" in capfd.readouterr().out
+    assert cli.main(["workflow", "search", "--run", "mine", "--resume", "--total-episodes", "48"]) == 0
+    assert sum(trial.outcome.episodes for trial in trials_of(runs / "mine")) == 48
+
+
+# ------------------------------------------------------------------------------------------------------------ before it starts
+
+
+def test_a_dry_run_starts_nothing(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["workflow", "search", *SMALL, "--dry_run"]) == 0
+    told = capfd.readouterr().out.splitlines()
+    assert told[0] == "search   gp: 40 episodes, 0 of them played, at most 8 a workflow, to compliance 0.05"
+    assert "collect  lockstep: 4 envs x 10 steps = 40 rows an update" in told
+    assert not runs.exists()
+
+
+def resolved(*argv: str) -> tuple[dict[str, Any], Any]:
+    options, passed, _ = read(argv)
+    task = begin(options, passed)
+    proposal = task.search.propose()
+    assert proposal is not None
+    return dict(task.training), task.trainer().config(proposal)
+
+
+def test_the_known_flags_reach_the_training(runs: Path) -> None:
+    training, config = resolved(
+        "--n-workers", "2", "--mode", "episodes", "--episodes-per-update", "50", "--red-agent", "RedMeanderAgent",
+        "--alignment-lambda", "12", "--ppo.lr", "0.5", "--env.green", "true", "--max-episodes-per-workflow", "500",
+    )  # fmt: skip
+    assert (config.mode, config.collector.workers, config.collector.episodes_per_update) == ("episodes", 2, 50)
+    assert {**config.env.args, "memory": None} == {
+        "red_agent": "RedMeanderAgent",
+        "alignment_lambda": 12.0,
+        "green": True,
+        "memory": None,  # the preset's
+    }
+    assert (config.learner.lr, config.run.episodes, config.run.steps) == (0.5, 500, 50_000)
+    assert training["preset"] == "cage2"
+
+
+def test_episodes_of_an_update_become_rows_where_a_mode_counts_those(runs: Path) -> None:
+    _, config = resolved(*QUICK, "--episodes-per-update", "6")
+    assert config.run.num_steps_per_env == 15  # 6 episodes of 10 steps over 4 envs
+
+
+def test_the_real_simulator_is_played_in_whole_episodes(runs: Path) -> None:
+    _, config = resolved("cyborg:Scenario2", "--n-workers", "2", "--max-episode-steps", "30")
+    assert config.env.id == "freewheel.worlds.cage2.workflow.envs:RealWorkflow"
+    assert config.env.args["max_episode_steps"] == 30
+    assert (config.mode, config.collector.workers, config.collector.episodes_per_update) == ("episodes", 2, 100)
+
+
+WRONG = [
+    ([], "unknown command 'workflow '; choose from search"),
+    (["serach"], "unknown command 'workflow serach'; did you mean 'search'?"),
+    (["search", "CartPole-v1"], "no workflows in 'CartPole-v1'; choose from cyborg:Scenario2, freewheel/Cage2-v0"),
+    (["search", "--strategy", "best"], "--strategy must be one of gp, greedy, random, canonical, plain, not best"),
+    (["search", "--total-episodes", "0"], "total_episodes must be positive, not 0"),
+    (["search", "--compliance-threshold", "2"], "the compliance threshold must lie in 0..1, not 2.0"),
+    (["search", "--gp-beta", "-1"], "beta must not be negative, but is -1.0"),
+    (["search", "--resume"], "--resume which search? name it by --run"),
+    (["search", "--run", "none", "--resume"], "no search 'none' in runs to go on with; leave out --resume"),
+    (["search", "--run", "../up"], "--run '../up' must be a plain name"),
+    (["search", "--ppo.lrr", "1"], "unknown option ppo.lrr in train()"),
+    (["search", "--mode", "lockstep", "--n-workers", "2"], "--workers does not belong to ppo in mode lockstep"),
+    (["search", "A", "B"], "one world at a time, not A B"),
+]
+
+
+@pytest.mark.parametrize(("argv", "text"), WRONG)
+def test_mistakes_cost_one_line(runs: Path, capfd: pytest.CaptureFixture[str], argv: list[str], text: str) -> None:
+    assert cli.main(["workflow", *argv]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"freewheel: {text}")
+    assert not runs.exists()
+
+
+def test_a_search_is_not_overwritten_and_its_settings_stay(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["workflow", "search", *SMALL, "--strategy", "random", "--run", "mine"]) == 0
+    capfd.readouterr()
+    assert cli.main(["workflow", "search", *SMALL, "--run", "mine"]) == 1
+    assert "'mine' exists in runs; add --resume to go on, or choose another --run" in capfd.readouterr().err
+    assert cli.main(["workflow", "search", "--run", "mine", "--resume", "--gp-beta", "1"]) == 2
+    assert "--gp-beta is settled in a search that goes on; leave it out" in capfd.readouterr().err
+
+
+def test_help_lists_every_option(capfd: pytest.CaptureFixture[str]) -> None:
+    for argv in (["workflow", "--help"], ["workflow", "search", "--help"]):
+        with pytest.raises(SystemExit) as left:
+            cli.main(argv)
+        assert left.value.code == 0
+        told = " ".join(capfd.readouterr().out.replace("│", " ").split())
+        for name in flags.option_types(SearchOptions):
+            assert f" --{name.replace('_', '-')} " in told
+        assert command.DESCRIPTION[:40] in told
+
+
+def test_a_trial_on_the_real_simulator_is_not_mostly_evaluation() -> None:
+    fast, real = (SearchOptions(env=env).training({}) for env in ("freewheel/Cage2-v0", "cyborg:Scenario2"))
+    assert "eval_episodes" not in fast, "the preset's"
+    assert real["eval_episodes"] == 10
+    assert SearchOptions(env="cyborg:Scenario2").training({"eval_episodes": 3})["eval_episodes"] == 3
