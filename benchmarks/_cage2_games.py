@@ -20,7 +20,7 @@ STEPS = 100
 DEFENDERS = ("sleeping", "random", "heuristic")
 REDS = ("B_lineAgent", "RedMeanderAgent")
 BLUE_KINDS = ("Sleep", "Monitor", *VERBS)
-DATA = Path(__file__).resolve().parents[1] / "tests" / "worlds" / "data"
+DATA = Path(__file__).resolve().parents[1] / "tests" / "worlds" / "cage2" / "data"
 
 Record: TypeAlias = dict[str, NDArray]
 

@@ -79,7 +79,7 @@ def find_task(name: str) -> Task:
 
 
 @dataclass
-class FaultTolerantLanes:
+class Watch:
     """What a run has come to, update by update."""
 
     goal: float | None
@@ -118,7 +118,7 @@ class FaultTolerantLanes:
         }
 
 
-def train(env: str, options: Mapping[str, Any], watch: FaultTolerantLanes) -> Result:
+def train(env: str, options: Mapping[str, Any], watch: Watch) -> Result:
     """The product as it is: a whole run with its directory, meter and ledger, only its loop looked at from outside."""
     from freewheel.config.resolve import from_options
     from freewheel.core import Collector, Learner, Tick
@@ -140,7 +140,7 @@ def train(env: str, options: Mapping[str, Any], watch: FaultTolerantLanes) -> Re
         return run.run(from_options(env, {"runs_dir": folder, **options}), quiet=True)
 
 
-def freewheel(task: Task, seed: int, steps: int, watch: FaultTolerantLanes) -> None:
+def freewheel(task: Task, seed: int, steps: int, watch: Watch) -> None:
     """Lockstep, every env in this process."""
     ppo = {
         "lr": task.lr,
@@ -161,7 +161,7 @@ def freewheel(task: Task, seed: int, steps: int, watch: FaultTolerantLanes) -> N
     train(task.env, options, watch)
 
 
-def stable_baselines3(task: Task, seed: int, steps: int, watch: FaultTolerantLanes) -> None:
+def stable_baselines3(task: Task, seed: int, steps: int, watch: Watch) -> None:
     """PPO as its users call it: one process, a Monitor around each env."""
     import torch
     from stable_baselines3 import PPO
@@ -206,7 +206,7 @@ def stable_baselines3(task: Task, seed: int, steps: int, watch: FaultTolerantLan
         model.learn(total_timesteps=steps, callback=after_step)
 
 
-LIBRARIES: Mapping[str, Callable[[Task, int, int, FaultTolerantLanes], None]] = {
+LIBRARIES: Mapping[str, Callable[[Task, int, int, Watch], None]] = {
     "freewheel": freewheel,
     "stable-baselines3": stable_baselines3,
 }
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     given = parser.parse_args()
     task = find_task(given.task)
-    watch = FaultTolerantLanes(task.goal)
+    watch = Watch(task.goal)
     LIBRARIES[given.library](task, given.seed, given.steps, watch)
     print(json.dumps(vars(given) | watch.result()))
 

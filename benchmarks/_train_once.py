@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from benchmarks._ppo_once import FaultTolerantLanes, train
+from benchmarks._ppo_once import Watch, train
 
 KEPT = (
     "wall_s", "updates", "lag_max", "return_mean", "best_eval", "final_eval", "worker_restarts", "weights_sha256",
@@ -16,7 +16,7 @@ KEPT = (
 
 def main() -> None:
     order: dict[str, Any] = json.loads(sys.argv[1])  # options as freewheel.train takes them, env included; curve: bool
-    watch = FaultTolerantLanes(goal=None)
+    watch = Watch(goal=None)
     options = {name: value for name, value in order["options"].items() if name != "env"}
     summary = train(order["options"]["env"], options, watch).summary
     row = watch.result() | {name: summary[name] for name in KEPT}

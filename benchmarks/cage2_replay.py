@@ -12,7 +12,7 @@ from freewheel.worlds.cage2.replay import replay
 def main() -> int:
     """A line a recording; the exit code is 1 if a single step differs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    default = ROOT / "tests" / "worlds" / "data" / "official"
+    default = ROOT / "tests" / "worlds" / "cage2" / "data" / "official"
     parser.add_argument(
         "folder", type=Path, nargs="?", default=default, help="of .npz recordings (default: the repository's)"
     )

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -217,7 +217,22 @@ class Decision(Generic[A]):
 
     action: A
     log_prob: A
-    state: A
+    state: A  # [B, H] the memory to act with next
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """What one update learns from, said once for collectors and learners."""
+
+    steps: int  # of each lane
+    lanes: int
+    episodes: int | None = None  # so many chunks, each a whole episode, instead of S rows
+    max_lag: int | None = None  # rows older than this are never learned from; None: there is no bound
+
+    @property
+    def rows(self) -> int:
+        """S: rows that an on-policy update consumes."""
+        return self.steps * self.lanes
 
 
 @dataclass(frozen=True)
@@ -281,9 +296,17 @@ class Env(Protocol[A]):
 
 
 class Actor(Protocol[A]):
-    """A private copy of the policy, refreshed only by snapshots."""
+    """A private copy of the policy, refreshed only by snapshots.
 
-    def act(self, obs: A, rng: np.random.Generator, *, greedy: bool = False) -> Decision[A]: ...
+    A policy may have a memory: `state_size` numbers a lane, which `act` takes and gives back. It is zero when an episode begins
+    (None: in every lane); whoever steps the environment keeps it, and puts it back to zero where an episode ends.
+    """
+
+    @property
+    def state_size(self) -> int: ...  # H; 0: no memory
+    def act(
+        self, obs: A, rng: np.random.Generator, *, state: A | None = None, greedy: bool = False
+    ) -> Decision[A]: ...  # obs [B, D], state [B, H]
     def load(self, snapshot: Snapshot) -> None: ...
 
 
@@ -299,6 +322,21 @@ class Collector(AbstractContextManager["Collector"], Protocol):
     def stats(self) -> Mapping[str, float | None]: ...
     def messages(self) -> Sequence[str]: ...  # what a person should read, each once
     def summary(self) -> Mapping[str, Any]: ...  # what summary.json should know; also after the end
+
+
+@runtime_checkable
+class EvaluatingCollector(Protocol):
+    """A Collector whose simulation has reserved lanes: they act greedily and are not learned from."""
+
+    def eval_episodes(self) -> list[Episode]: ...  # that have ended there since this was last asked
+
+
+@runtime_checkable
+class MainThreadCollector(Protocol):
+    """A Collector whose simulator lives only in the main thread: the loop then runs in another."""
+
+    def serve(self) -> None: ...  # simulate, until `stop`
+    def stop(self) -> None: ...
 
 
 class Learner(Protocol):
@@ -318,17 +356,25 @@ class Learner(Protocol):
     def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
 
 
+@runtime_checkable
+class GraphedLearner(Protocol):
+    """A Learner that replays its updates from CUDA graphs where it can."""
+
+    @property
+    def fallback(self) -> str: ...  # why it does not; empty: it does, or has not begun
+
+
 class Executor(Protocol):
-    """A part of a learner that runs on its own clock: questions in, answers out, one after the other."""
+    """Runs one function elsewhere, one call after the other: in turn with the caller, in a thread, or in a process."""
 
     @property
     def busy(self) -> bool: ...
-    def ask(self, question: Any) -> None: ...
-    def answer(self, wait: float = 0.0) -> Any: ...  # to the oldest question, or the error it ended in; None: not yet
+    def submit(self, argument: Any) -> None: ...
+    def result(self, wait: float = 0.0) -> Any: ...  # of the oldest call, or the error it ended in; None: not yet
 
 
 class MakeExecutor(Protocol):
-    """Makes clocks. `build` makes what answers, wherever that runs; all clocks end with whoever made this."""
+    """Makes executors. `build` makes the function, where it will run; all executors end with whoever made this."""
 
     def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor: ...
 

@@ -1,7 +1,7 @@
 """What can be chosen by name: worlds, algorithms, modes, sinks, commands and heads, ours and those of installed packages.
 
-A choice is one entry: an object with a `name`, kept in a module of its own. Ours are found where they live, those of other packages
-by the entry points that they declare in their pyproject.toml:
+A choice is one entry: an object with a `name`, kept in a module of its own. Ours are found where they live, those of other
+packages by the entry points that they declare in their pyproject.toml:
 
     kind         attribute    our modules                                   entry points
     worlds       FAMILY       freewheel.envs.*, freewheel.worlds.*.family   freewheel.worlds

@@ -29,7 +29,7 @@ KEYS = [
 ROWS = RowCounts(produced=10, trained=6, queued=1, open=1, dropped={"stale": 2})
 
 
-class Executor:
+class Clock:
     """Seconds that pass when told to."""
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Executor:
 
 
 @pytest.fixture
-def clock() -> Executor:
-    return Executor()
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def meter(clock: Executor) -> Meter:
+def meter(clock: Clock) -> Meter:
     return Meter(workers=2, now=clock)
 
 
@@ -73,7 +73,7 @@ def row(meter: Meter) -> dict[str, object]:
 # ------------------------------------------------------------------------------------------------------------------ rows
 
 
-def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Meter, clock: Executor) -> None:
+def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Meter, clock: Clock) -> None:
     clock.pass_by(2.0)
     first = row(meter)
     assert list(first) == KEYS
@@ -85,7 +85,7 @@ def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Met
     json.dumps(first, allow_nan=False)
 
 
-def test_rates_are_over_the_wall_time_of_the_interval(meter: Meter, clock: Executor) -> None:
+def test_rates_are_over_the_wall_time_of_the_interval(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(64, (10.0, 20)), chunk(36), metrics={}))
     clock.pass_by(4.0)
     first = row(meter)
@@ -140,7 +140,7 @@ def test_lag_comes_from_the_learner(meter: Meter) -> None:
     assert meter.totals()["lag_max"] == 2.0
 
 
-def test_what_is_not_finite_is_null(meter: Meter, clock: Executor) -> None:
+def test_what_is_not_finite_is_null(meter: Meter, clock: Clock) -> None:
     ends = (math.inf, 3), (-math.inf, 4)
     meter.take(tick(chunk(1, *ends), metrics={"loss/value": math.nan, "loss/policy": torch.tensor(math.inf)}))
     clock.pass_by(1.0)
@@ -169,7 +169,7 @@ def test_rows_after_an_evaluation_carry_it_and_the_totals_keep_the_best(meter: M
 # ------------------------------------------------------------------------------------------------------------------ time
 
 
-def test_spans_split_the_learner_time_and_inner_time_is_not_counted_twice(meter: Meter, clock: Executor) -> None:
+def test_spans_split_the_learner_time_and_inner_time_is_not_counted_twice(meter: Meter, clock: Clock) -> None:
     clock.pass_by(1.0)
     with meter.span("wait-data"):
         clock.pass_by(2.0)
@@ -194,7 +194,7 @@ def test_spans_split_the_learner_time_and_inner_time_is_not_counted_twice(meter:
     }
 
 
-def test_learner_busy_is_observe_update_and_publish_of_the_interval(meter: Meter, clock: Executor) -> None:
+def test_learner_busy_is_observe_update_and_publish_of_the_interval(meter: Meter, clock: Clock) -> None:
     row(meter)
     for kind in LEARNER_TIME:
         with meter.span(kind):
@@ -204,7 +204,7 @@ def test_learner_busy_is_observe_update_and_publish_of_the_interval(meter: Meter
     assert row(meter)["learner_busy"] == 0.0
 
 
-def test_a_span_ends_with_its_block_whatever_happens(meter: Meter, clock: Executor) -> None:
+def test_a_span_ends_with_its_block_whatever_happens(meter: Meter, clock: Clock) -> None:
     def fail() -> None:
         with meter.span("save"):
             clock.pass_by(1.0)
@@ -240,7 +240,7 @@ def test_env_busy_is_step_and_reset_of_all_worker_time(meter: Meter) -> None:
     assert row(meter)["env_busy"] == 1.0
 
 
-def test_worker_shares_are_of_all_workers_and_the_rest_is_other(meter: Meter, clock: Executor) -> None:
+def test_worker_shares_are_of_all_workers_and_the_rest_is_other(meter: Meter, clock: Clock) -> None:
     second = 1_000_000_000
     meter.take(tick(chunk(1, step=3 * second, other=second)))
     row(meter)
@@ -251,7 +251,7 @@ def test_worker_shares_are_of_all_workers_and_the_rest_is_other(meter: Meter, cl
     assert {kind: share for kind, share in shares.items() if share} == {"step": 0.4, "wait-slot": 0.2, "other": 0.4}
 
 
-def test_workers_that_report_more_than_the_wall_are_normalised(meter: Meter, clock: Executor) -> None:
+def test_workers_that_report_more_than_the_wall_are_normalised(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(1, step=3_000_000_000, infer=1_000_000_000)))
     clock.pass_by(1.0)
     shares = meter.shares()["worker"]
@@ -271,7 +271,7 @@ nanoseconds = st.lists(st.lists(st.integers(0, 10**15), min_size=10, max_size=10
 def test_shares_always_add_to_one(
     spans: Sequence[tuple[int, str, float]], spent: Sequence[Sequence[int]], workers: int
 ) -> None:
-    clock = Executor()
+    clock = Clock()
     meter = Meter(workers, now=clock)
     for ns in spent:
         kinds = {kind.replace("-", "_"): amount for kind, amount in zip(WORKER_TIME, ns, strict=True)}
@@ -291,7 +291,7 @@ def test_shares_always_add_to_one(
 # ---------------------------------------------------------------------------------------------------------------- totals
 
 
-def test_totals(meter: Meter, clock: Executor) -> None:
+def test_totals(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(30, (1.0, 5), (2.0, 10)), metrics={"lag_mean": 1.0, "lag_max": 3}))
     clock.pass_by(1.0)
     row(meter)
@@ -312,7 +312,7 @@ def test_totals(meter: Meter, clock: Executor) -> None:
     }
 
 
-def test_what_the_run_asks_between_rows(meter: Meter, clock: Executor) -> None:
+def test_what_the_run_asks_between_rows(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(1, (1.0, 1), (2.0, 1))))
     clock.pass_by(7.0)
     assert (meter.wall_s, meter.episodes, meter.doing) == (7.0, 2, "other")
@@ -324,7 +324,7 @@ def test_what_the_run_asks_between_rows(meter: Meter, clock: Executor) -> None:
 # -------------------------------------------------------------------------------------------------------------- hardware
 
 
-def test_cpu_util_is_cpu_time_over_all_cores(clock: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_util_is_cpu_time_over_all_cores(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     used = iter([10.0, 13.0, 12.0])
     monkeypatch.setattr(meter_module, "_cpu_seconds", lambda: next(used))
     monkeypatch.setattr(meter_module, "usable_cores", lambda: 4)
@@ -394,7 +394,7 @@ def test_progress_is_the_limit_that_comes_first(budget: Budget, progress: float)
     assert budget.progress(env_steps=250, wall_s=60.0, episodes=7) == progress
 
 
-def test_a_measure_is_averaged_over_the_episodes_that_have_it(clock: Executor) -> None:
+def test_a_measure_is_averaged_over_the_episodes_that_have_it(clock: Clock) -> None:
     """Some things do not apply to an episode: that is NaN, and no reason to know nothing of the others."""
     meter = Meter(workers=1, measures=("compliance", "never"), now=clock)
     for value in (1.0, math.nan, 0.5):

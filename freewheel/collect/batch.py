@@ -12,8 +12,7 @@ import numpy as np
 
 from freewheel.core import Chunk, Collector, RowCounts, SeedStream, Snapshot
 from freewheel.errors import UsageError
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import LOOK, Size, WorkerPool
 from freewheel.transport.shm.channel import Tally
 from freewheel.transport.shm.lock import ProcessLock
@@ -41,15 +40,15 @@ class BatchConfig(WorkersConfig):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
 
-    def build(self, recipe: RunnerFactory, job: CollectSpec) -> Collector:
-        if job.spec.batched_on_device:
-            size = self.size(job)
-            return simulate_beside(recipe, job, OneAhead(job, size.steps), size)
-        return Batch(recipe, job, self)
+    def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector:
+        if spec.env.batched_on_device:
+            size = self.size(spec)
+            return simulate_beside(recipe, spec, OneAhead(spec, size.steps), size)
+        return Batch(recipe, spec, self)
 
-    def size(self, job: CollectSpec) -> Size:
-        steps = min(self.collection_batch_size or job.steps, job.steps)
-        return Size(self.staff, min(2, self.max_queue_size) * -(-job.steps // steps), steps)
+    def size(self, spec: CollectSpec) -> Size:
+        steps = min(self.collection_batch_size or spec.batch.steps, spec.batch.steps)
+        return Size(self.staff, min(2, self.max_queue_size) * -(-spec.batch.steps // steps), steps)
 
 
 class Releases:
@@ -59,14 +58,14 @@ class Releases:
     lock: ProcessLock | None = None
     gated = False  # batches are handed over in order: there is no gate
 
-    def __init__(self, workers: int, lanes: int, job: CollectSpec, steps: int) -> None:
+    def __init__(self, workers: int, lanes: int, spec: CollectSpec, steps: int) -> None:
         each = ((workers,), "i8")
         self._memory = SharedArrays(
             {"target": each, "waiting": each, "posted": ((1,), "i8"), "broken": ((1,), "i8"), "gone": each}
         )
         self._memory["posted"][0] = NONE
         self.wakeups = Wakeups(workers)
-        self._lanes, self._steps, self.quota = lanes, steps, job.steps * lanes  # rows a worker gives to a batch
+        self._lanes, self._steps, self.quota = lanes, steps, spec.batch.steps * lanes  # rows a worker gives to a batch
 
     @property
     def broken(self) -> bool:
@@ -127,10 +126,10 @@ class Releases:
 class Batch:
     """Implements core.Collector."""
 
-    def __init__(self, recipe: RunnerFactory, job: CollectSpec, config: BatchConfig) -> None:
-        size = config.size(job)
-        self._releases = Releases(size.workers, job.spec.lanes // size.workers, job, size.steps)
-        self.pool = WorkerPool(recipe, job, self._releases, size)
+    def __init__(self, recipe: RunnerFactory, spec: CollectSpec, config: BatchConfig) -> None:
+        size = config.size(spec)
+        self._releases = Releases(size.workers, spec.env.lanes // size.workers, spec, size.steps)
+        self.pool = WorkerPool(recipe, spec, self._releases, size)
         self._waiting: list[deque[Chunk]] = [deque() for _ in range(size.workers)]
         self._came = np.zeros(size.workers, np.int64)  # rows, by worker
         self._batch = 0  # the next to be handed over

@@ -11,8 +11,7 @@ import numpy as np
 
 from freewheel.core import Chunk, Collector, RowCounts, Snapshot
 from freewheel.errors import UsageError
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import Size, WorkerPool
 from freewheel.transport.shm.credits import NOBODY, Credits
 from freewheel.transport.stream import FreeRunning, simulate_beside
@@ -43,17 +42,17 @@ class ContinuousConfig(WorkersConfig):
         if self.max_lag < 0 or self.patience <= 0:
             raise UsageError("--max-lag must not be negative and --patience must be positive")
 
-    def build(self, recipe: RunnerFactory, job: CollectSpec) -> Collector:
-        if job.spec.batched_on_device:
+    def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector:
+        if spec.env.batched_on_device:
             if self.overflow == "drop-oldest":
-                raise UsageError(f"{job.spec.name} waits for the learner when the queue is full; leave out --overflow")
-            size = self.size(job)
-            return simulate_beside(recipe, job, FreeRunning(job, self.max_lag, size.steps), size)
-        return Continuous(recipe, job, self)
+                raise UsageError(f"{spec.env.name} waits for the learner when the queue is full; leave out --overflow")
+            size = self.size(spec)
+            return simulate_beside(recipe, spec, FreeRunning(spec, self.max_lag, size.steps), size)
+        return Continuous(recipe, spec, self)
 
-    def size(self, job: CollectSpec) -> Size:
-        steps = self.collection_batch_size or max(1, min(32, job.steps // 2))
-        allowed = -(-(self.max_lag + 1) * job.steps // steps) + 1
+    def size(self, spec: CollectSpec) -> Size:
+        steps = self.collection_batch_size or max(1, min(32, spec.batch.steps // 2))
+        allowed = -(-(self.max_lag + 1) * spec.batch.steps // steps) + 1
         slots = allowed if self.max_queue_size is None else max(2, self.max_queue_size // self.staff)
         return Size(self.staff, slots, steps, self.overflow == "drop-oldest")
 
@@ -61,12 +60,12 @@ class ContinuousConfig(WorkersConfig):
 class Continuous:
     """Implements core.Collector."""
 
-    def __init__(self, recipe: RunnerFactory, job: CollectSpec, config: ContinuousConfig) -> None:
-        size = config.size(job)
-        self._credits = Credits(size.workers, job.spec.lanes // size.workers, size.steps, fresh=job.on_policy)
-        self.pool = WorkerPool(recipe, job, self._credits, size)
-        self._patience, self._max_lag = config.patience, config.max_lag if job.on_policy else None
-        self._allowance = (config.max_lag + 1) * job.rows
+    def __init__(self, recipe: RunnerFactory, spec: CollectSpec, config: ContinuousConfig) -> None:
+        size = config.size(spec)
+        self._credits = Credits(size.workers, spec.env.lanes // size.workers, size.steps, fresh=spec.on_policy)
+        self.pool = WorkerPool(recipe, spec, self._credits, size)
+        self._patience, self._max_lag = config.patience, config.max_lag if spec.on_policy else None
+        self._allowance = (config.max_lag + 1) * spec.batch.rows
         self._done = self._granted = 0  # rows that the learner is through with; the limit of credits
         self._version = NOBODY
         self._expired: set[int] = set()  # workers whose open fragment is not waited for: the rest of it is dropped

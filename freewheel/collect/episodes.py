@@ -11,8 +11,7 @@ import numpy as np
 
 from freewheel.core import Chunk, Collector, RowCounts, Snapshot, Transitions
 from freewheel.errors import UsageError
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import Size, WorkerPool
 from freewheel.transport.shm.channel import COLUMNS, Fragment
 from freewheel.transport.shm.tickets import NOBODY, EpisodeOrder, EpisodeQueue
@@ -49,21 +48,21 @@ class EpisodesConfig(WorkersConfig):
         if self.envs_per_worker != 1:
             raise UsageError("in mode episodes every worker plays one episode at a time; leave out --envs-per-worker")
 
-    def build(self, recipe: RunnerFactory, job: CollectSpec) -> Collector:
-        if job.spec.batched_on_device:
-            raise UsageError(f"{job.spec.name} steps all its lanes at once: use --mode continuous instead of episodes")
-        return Episodes(recipe, job, self)
+    def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector:
+        if spec.env.batched_on_device:
+            raise UsageError(f"{spec.env.name} steps all its lanes at once: use --mode continuous instead of episodes")
+        return Episodes(recipe, spec, self)
 
 
 class Episodes:
     """Implements core.Collector."""
 
-    def __init__(self, recipe: RunnerFactory, job: CollectSpec, config: EpisodesConfig) -> None:
-        self._draw = EpisodeOrder(recipe.seed, job.spec.lanes)
+    def __init__(self, recipe: RunnerFactory, spec: CollectSpec, config: EpisodesConfig) -> None:
+        self._draw = EpisodeOrder(recipe.seed, spec.env.lanes)
         steps, in_episodes = config.collection_batch_size, config.episodes_per_update is not None
         self._tickets = EpisodeQueue(config.staff, steps, self._draw, in_episodes=in_episodes)
-        self.pool = WorkerPool(recipe, job, self._tickets, Size(config.staff, SLOTS, steps))
-        self._config, self._job = config, job
+        self.pool = WorkerPool(recipe, spec, self._tickets, Size(config.staff, SLOTS, steps))
+        self._config, self._spec = config, spec
         self._parts: list[list[Fragment]] = [[] for _ in range(config.staff)]  # of the episode each worker plays
         self._expired: set[int] = set()  # workers whose episode is not waited for
         self._version, self._done, self._granted = NOBODY, 0, 0
@@ -130,7 +129,7 @@ class Episodes:
         ahead, under_way = (AHEAD, self._config.staff * self._expected()) if lag is None else (lag, 0)
         if each:
             return (ahead + 1 + max(self._version, 0)) * each + self._cut + under_way
-        return (ahead + 1) * self._job.rows + self._done + self.pool.done + under_way
+        return (ahead + 1) * self._spec.batch.rows + self._done + self.pool.done + under_way
 
     def _take(self) -> list[Chunk]:
         chunks = [chunk for fragment in self.pool.take() for chunk in self._put(fragment)]

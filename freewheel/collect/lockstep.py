@@ -9,10 +9,9 @@ from typing import Literal
 from freewheel.collect.serial import SerialCollector, SerialConfig, simulate_in_turn
 from freewheel.core import Collector, Env
 from freewheel.errors import UsageError
-from freewheel.rollout.factory import MakeEnv, RunnerFactory
+from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
 from freewheel.rollout.probe import StepCost, step_cost, usable_cores
 from freewheel.rollout.runner import Runner
-from freewheel.rollout.spec import CollectSpec
 
 #: Seconds a lane-step that a barrier over processes costs beyond the steps themselves (0.2 for sleeping worlds to 0.6 ms for
 #: burning ones, 8 lanes on 2 cores).
@@ -28,11 +27,11 @@ class LockstepConfig(SerialConfig):
     placement: Literal["auto", "inline", "processes"] = "auto"
     """Where lanes live: in this process, in one process each, or (auto) whichever their measured step time suggests."""
 
-    def build(self, recipe: RunnerFactory, job: CollectSpec) -> Collector:
-        if job.spec.batched_on_device:
-            return simulate_in_turn(recipe, job)
+    def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector:
+        if spec.env.batched_on_device:
+            return simulate_in_turn(recipe, spec)
         lanes = range(self.num_envs)
-        return SerialCollector(Runner(recipe, lanes, env=self.place(recipe.make, lanes)), job.steps)
+        return SerialCollector(Runner(recipe, lanes, env=self.place(recipe.make, lanes)), spec.batch.steps)
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:

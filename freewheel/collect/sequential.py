@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from freewheel.collect.serial import SerialCollector, SerialConfig, simulate_in_turn
 from freewheel.core import Collector, Env
 from freewheel.errors import UsageError
-from freewheel.rollout.factory import MakeEnv, RunnerFactory
+from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
 from freewheel.rollout.runner import Runner
-from freewheel.rollout.spec import CollectSpec
 
 
 @dataclass(frozen=True)
@@ -19,10 +18,10 @@ class SequentialConfig(SerialConfig):
     num_envs: int = 1
     """Lanes: environments stepped side by side."""
 
-    def build(self, recipe: RunnerFactory, job: CollectSpec) -> Collector:
-        if job.spec.batched_on_device:
-            return simulate_in_turn(recipe, job)
-        return SerialCollector(Runner(recipe, range(self.num_envs)), job.steps)
+    def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector:
+        if spec.env.batched_on_device:
+            return simulate_in_turn(recipe, spec)
+        return SerialCollector(Runner(recipe, range(self.num_envs)), spec.batch.steps)
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:

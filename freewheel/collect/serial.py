@@ -11,9 +11,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from freewheel.core import WORKER_TIME, Chunk, Env, EnvSpec, Episode, RowCounts, Snapshot
-from freewheel.rollout.factory import MakeEnv, RunnerFactory
+from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, Timeouts
 from freewheel.rollout.probe import StepCost
-from freewheel.rollout.spec import CollectSpec, Timeouts
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
 
@@ -51,12 +50,14 @@ class SerialRunner(Protocol):
     def close(self) -> None: ...
 
 
-def simulate_in_turn(recipe: RunnerFactory, job: CollectSpec) -> SerialCollector:
+def simulate_in_turn(recipe: RunnerFactory, spec: CollectSpec) -> SerialCollector:
     """A batched simulator, in turn with learning."""
     from freewheel.rollout.device_runner import DeviceRunner
 
-    runner = DeviceRunner(recipe, range(job.spec.lanes), job.steps, job.compile, job.reserved)
-    return SerialCollector(runner, job.steps)
+    runner = DeviceRunner(
+        recipe, range(spec.env.lanes), spec.batch.steps, spec.simulation.compile, spec.simulation.reserved_lanes
+    )
+    return SerialCollector(runner, spec.batch.steps)
 
 
 class SerialCollector:

@@ -24,7 +24,7 @@ from freewheel.envs.lane import Lane, LaneBuffers, survey, whereabouts
 from freewheel.envs.spaces import Layout
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
-from freewheel.rollout.child import ignore_interrupts, settle, tie, without_main
+from freewheel.transport.forkserver import ignore_interrupts, settle, tie, without_main
 
 if TYPE_CHECKING:
     _Workers = AsyncVectorEnv[Any, Any]
@@ -54,11 +54,11 @@ def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, .
         raise SetupError(f"{name} cannot be sent to another process ({error}): pass an importable factory") from error
     who = [f"lane {lane} of {name}" for lane in lanes]
     with closing(GymProcesses([partial(_Scout, recipe, lanes[0], who[0])], who[:1], patience)) as scout:
-        layout: Layout = scout.ask("survey", scout.leash)[0]
+        layout: Layout = scout.ask("survey", scout.lifeline)[0]
     makers = [partial(_Worker, recipe, lane, own, layout, measures) for lane, own in zip(lanes, who, strict=True)]
     workers = GymProcesses([partial(maker, index) for index, maker in enumerate(makers)], who, patience)
     try:
-        workers.ask("build", workers.leash)
+        workers.ask("build", workers.lifeline)
     except BaseException:
         workers.close(terminate=True)
         raise
@@ -79,7 +79,7 @@ class GymProcesses(_Workers):
         self._episodes, self._steps = np.zeros(len(who), np.int64), np.zeros(len(who), np.int64)
         self._actions: NDArray | None = None
         self.parent_pipes, self.processes, self._polls = [], [], []
-        self._leash = os.pipe()
+        self._lifeline = os.pipe()
         try:
             with without_main():
                 super().__init__(makers, copy=False, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
@@ -97,9 +97,9 @@ class GymProcesses(_Workers):
         self._polls = [poller.poll for poller in pollers]
 
     @property
-    def leash(self) -> str:
+    def lifeline(self) -> str:
         """What a worker ties itself to."""
-        return f"/proc/{os.getpid()}/fd/{self._leash[0]}"
+        return f"/proc/{os.getpid()}/fd/{self._lifeline[0]}"
 
     def ask(self, method: str, told: Any) -> tuple[Any, ...]:
         """Have every worker do this; raises the first error among the answers."""
@@ -177,7 +177,7 @@ class GymProcesses(_Workers):
             process.close()
         for pipe in self.parent_pipes:
             pipe.close()
-        for end in self._leash:
+        for end in self._lifeline:
             os.close(end)
         self.processes, self.parent_pipes, self._polls = [], [], []
         vars(self).pop("error_queue", None)  # its descriptors go with it
@@ -214,10 +214,10 @@ def _raise_reported(info: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------------------------------------- in the workers
 
 
-def _opened(recipe: bytes, lane: int, who: str, leash: str) -> gymnasium.Env[Any, Any]:
+def _opened(recipe: bytes, lane: int, who: str, lifeline: str) -> gymnasium.Env[Any, Any]:
     ignore_interrupts()
     with suppress(OSError):  # there is no /proc
-        tie(os.open(leash, os.O_RDONLY | os.O_NONBLOCK))
+        tie(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK))
     try:
         open_env: Open = cloudpickle.loads(recipe)
     except Exception as error:
@@ -233,9 +233,9 @@ class _Scout(gymnasium.Env[Any, Any]):
     def __init__(self, recipe: bytes, lane: int, who: str) -> None:
         self._recipe, self._lane, self._who = recipe, lane, who
 
-    def survey(self, leash: str) -> Layout | FreewheelError:
+    def survey(self, lifeline: str) -> Layout | FreewheelError:
         try:
-            with closing(_opened(self._recipe, self._lane, self._who, leash)) as env:
+            with closing(_opened(self._recipe, self._lane, self._who, lifeline)) as env:
                 return survey(env, self._who)
         except FreewheelError as error:
             return error
@@ -259,10 +259,10 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         self.observation_space = spaces.Box(low, high, (columns.size,), np.dtype(columns.dtype).type)
         self.action_space = spaces.Box(-np.inf, np.inf, layout.action.shape)  # of the right shape: nobody looks closer
 
-    def build(self, leash: str) -> FreewheelError | None:
+    def build(self, lifeline: str) -> FreewheelError | None:
         try:
             with warnings.catch_warnings(action="ignore"):  # the scout has passed them on
-                env = _opened(self._recipe, self._number, self._who, leash)
+                env = _opened(self._recipe, self._number, self._who, lifeline)
             self._lane = Lane(env, self._who, self._layout, self._names, self._rows)
         except FreewheelError as error:
             return error

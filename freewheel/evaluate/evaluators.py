@@ -13,7 +13,7 @@ from freewheel.errors import FreewheelError
 from freewheel.evaluate.episodes import EvalSpec, Score, evaluate
 from freewheel.meter import Meter
 from freewheel.run.stopping import Stop
-from freewheel.transport.process_executor import ProcessExecutor
+from freewheel.transport.executors import ProcessExecutor
 
 Result: TypeAlias = tuple[
     int, Snapshot, Score | FreewheelError
@@ -51,18 +51,18 @@ class Here:
 class There:
     """In a process of its own, while training goes on."""
 
-    def __init__(self, aside: ProcessExecutor[Snapshot, Score], stop: Stop) -> None:
-        self._aside, self._stop = aside, stop
+    def __init__(self, executor: ProcessExecutor[Snapshot, Score], stop: Stop) -> None:
+        self._executor, self._stop = executor, stop
         self._asked: list[tuple[int, Snapshot]] = []
 
     def ask(self, step: int, snapshot: Snapshot) -> None:
         self._asked.append((step, snapshot))
-        self._aside.ask(snapshot)
+        self._executor.submit(snapshot)
 
     def results(self, wait: bool) -> Iterator[Result]:
         while self._asked:
             self._stop.check()
-            answer = self._aside.answer(0.1 if wait else 0.0)
+            answer = self._executor.result(0.1 if wait else 0.0)
             if answer is not None:
                 yield *self._asked.pop(0), answer
             elif not wait:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from freewheel.core import Compile
 from freewheel.errors import UsageError
@@ -15,25 +14,6 @@ if TYPE_CHECKING:
     from freewheel.policies.spec import PolicySpec, Start
 
 Schedule = Literal["constant", "linear"]
-
-
-class SerialExecutor:
-    """Answers at once, in turn with everything else. Implements core.Executor, and as a class core.MakeExecutor."""
-
-    busy = False
-
-    def __init__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> None:
-        self._build = build
-        self._answerer: Callable[[Any], Any] | None = None
-        self._answers: deque[Any] = deque()
-
-    def ask(self, question: Any) -> None:
-        if self._answerer is None:
-            self._answerer = self._build()
-        self._answers.append(self._answerer(question))
-
-    def answer(self, wait: float = 0.0) -> Any:
-        return self._answers.popleft() if self._answers else None
 
 
 def _patiently() -> None:
@@ -58,7 +38,7 @@ class LearnerSpec:
     batched_on_device: bool = False  # whether rows come as tensors, from a batched simulator
     start: Start | None = None  # weights to begin with; None: drawn
     has_final_obs: bool = True  # whether the true successor of an episode's last row is known
-    clocks: MakeExecutor = SerialExecutor  # how a part of the learner gets a clock of its own
+    executors: MakeExecutor | None = None  # where a part of the learner runs; for learners that have such a part
     waiting: Callable[[], None] = _patiently  # called while a learner waits; what it raises ends the wait
 
 

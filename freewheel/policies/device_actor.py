@@ -136,11 +136,12 @@ class _Squash(torch.autograd.Function):
 
 
 class TensorActor:
-    """A private copy of the policy beside a simulator. Implements core.Actor[Tensor], with dice of its own."""
+    """A private copy of the policy beside a simulator. Implements core.Actor[Tensor], with random numbers of its own."""
+
+    state_size = 0
 
     def __init__(self, spec: PolicySpec, device: str, seed: int) -> None:
         self.policy = TensorPolicy(spec, np.random.default_rng(0), device, seed)
-        self._no_state = torch.zeros(0, 0)
 
     @property
     def generators(self) -> list[torch.Generator]:
@@ -149,8 +150,11 @@ class TensorActor:
     def load(self, snapshot: Snapshot) -> None:
         self.policy.load(snapshot)
 
-    def act(self, obs: Tensor, rng: np.random.Generator, *, greedy: bool = False) -> Decision[Tensor]:
+    def act(
+        self, obs: Tensor, rng: np.random.Generator, *, state: Tensor | None = None, greedy: bool = False
+    ) -> Decision[Tensor]:
+        state = obs.new_zeros(len(obs), 0) if state is None else state
         if greedy:
             action = self.policy.greedy(obs)
-            return Decision(action, torch.zeros_like(obs[:, 0]), self._no_state)
-        return Decision(*self.policy.act(obs), self._no_state)
+            return Decision(action, torch.zeros_like(obs[:, 0]), state)
+        return Decision(*self.policy.act(obs), state)

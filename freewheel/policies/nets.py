@@ -226,16 +226,20 @@ Distribution = Categorical | Gaussian | Squashed
 class TorchActor:
     """Acts with a user's own module; whoever acts then imports torch. Implements core.Actor."""
 
+    state_size = 0
+
     def __init__(self, spec: PolicySpec) -> None:
         self.net = PolicyNet(spec, np.random.default_rng(0))
-        self._no_state = np.zeros((0, 0), np.float32)
 
     def load(self, snapshot: Snapshot) -> None:
         for name, view in self.net.params.views.items():
             view[...] = to_numpy(snapshot.params[name])
 
     @torch.no_grad()
-    def act(self, obs: NDArray, rng: np.random.Generator, *, greedy: bool = False) -> Decision:
+    def act(
+        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
+    ) -> Decision:
+        state = np.zeros((len(obs), 0), np.float32) if state is None else state
         spec = self.net.spec
         inputs = torch.from_numpy(network_inputs(spec, self.net.params.views, obs))
         mask = None if spec.mask is None else torch.from_numpy(obs[:, slice(*spec.mask)])
@@ -247,7 +251,11 @@ class TorchActor:
             noise = 0.0 if greedy else torch.from_numpy(rng.standard_normal(law.mean.shape))
             raw = law.mean + torch.exp(law.log_std) * noise
             action = (torch.tanh(raw).clamp(-EDGE, EDGE) if isinstance(law, Squashed) else raw).float()
-        return Decision(action.numpy(), law.log_prob(action).numpy(), self._no_state)
+        return Decision(
+            action.numpy(),
+            law.log_prob(action).numpy(),
+            state,
+        )
 
 
 def _build(spec: PolicySpec, rng: np.random.Generator) -> nn.Module:

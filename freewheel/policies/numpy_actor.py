@@ -27,7 +27,9 @@ EDGE = 1.0 - 1e-6  # a squashed action is kept inside (-EDGE, EDGE), so that it 
 
 
 class NumpyActor:
-    """Acts for B lanes at once. Implements core.Actor."""
+    """Acts for B lanes at once, without a memory. Implements core.Actor."""
+
+    state_size = 0
 
     def __init__(self, spec: PolicySpec) -> None:
         self.spec = spec
@@ -39,7 +41,6 @@ class NumpyActor:
         ]
         self._plain = not spec.rescales and spec.actor_columns == ((0, spec.obs_size),)
         self._single = _single(spec, self.params) if spec.head == "categorical" else None
-        self._no_state = np.zeros((0, 0), np.float32)
         self._lanes = np.arange(0)
         self._rng: np.random.Generator | None = None
         self._numbers: list[float] = []  # drawn, and not yet used; the next is the last
@@ -48,10 +49,17 @@ class NumpyActor:
         for name, view in self.params.views.items():
             view[...] = to_numpy(snapshot.params[name])
 
-    def act(self, obs: NDArray, rng: np.random.Generator, *, greedy: bool = False) -> Decision:
+    def act(
+        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
+    ) -> Decision:
+        state = np.zeros((len(obs), 0), np.float32) if state is None else state
         if self._single is not None and len(obs) == 1:
             chosen, chance = self._choose_one(obs[0], None if greedy else self._draw(rng))
-            return Decision(np.array([chosen]), np.array([chance], np.float32), self._no_state)
+            return Decision(
+                np.array([chosen]),
+                np.array([chance], np.float32),
+                state,
+            )
         x = select(self.spec.actor_columns, network_inputs(self.spec, self.params.views, obs))
         for weight, bias in self._hidden:
             x = x @ weight
@@ -60,7 +68,7 @@ class NumpyActor:
         out = x @ self._last[0]
         out += self._last[1]
         action, log_prob = self._choose(out, obs, rng, greedy)
-        return Decision(action, log_prob, self._no_state)
+        return Decision(action, log_prob, state)
 
     def act_one(self, obs: NDArray, rng: np.random.Generator) -> tuple[Any, float]:
         """For one lane's observation [D]: its action, an int or [A], and the log-probability. What `act` says, for less."""

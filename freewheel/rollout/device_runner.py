@@ -37,7 +37,11 @@ class DeviceActor(Protocol):
 
     @property
     def generators(self) -> list[torch.Generator]: ...
-    def act(self, obs: Tensor, rng: np.random.Generator, *, greedy: bool = False) -> Decision[Tensor]: ...
+    @property
+    def state_size(self) -> int: ...
+    def act(
+        self, obs: Tensor, rng: np.random.Generator, *, state: Tensor | None = None, greedy: bool = False
+    ) -> Decision[Tensor]: ...
     def load(self, snapshot: Snapshot) -> None: ...
 
 
@@ -57,6 +61,7 @@ class Written:
 
     data: Transitions[Tensor]
     endings: Endings
+    state: Tensor  # [B, H] the actor's memory before row 0
     version: int
     sequence: int
     begun: torch.cuda.Event | None
@@ -113,10 +118,10 @@ class DeviceRunner:
             (spec.lanes, *spec.action.shape), dtype=getattr(torch, spec.action.dtype), device=device
         )
         self._log_prob = torch.zeros(spec.lanes, device=device)
+        self._state = torch.zeros(spec.lanes, self._actor.state_size, device=device)  # the actor's memory
         self._programs: list[Program] = []
         self._told = False
         self._time = [0] * len(WORKER_TIME)
-        self._no_state = torch.zeros(len(lanes), 0)
 
     @property
     def fallbacks(self) -> list[str]:
@@ -148,6 +153,7 @@ class DeviceRunner:
         if events is not None:
             events[0].record()
         self._row.zero_()
+        state = self._state[: self.spec.lanes].clone()
         for _ in range(steps):
             for program in self._programs:
                 program()
@@ -160,7 +166,7 @@ class DeviceRunner:
         self.produced += steps * self.spec.lanes
         self.open += steps * self.spec.lanes
         begun, done = events or (None, None)
-        written = Written(data, endings, self.version, self._sequence, begun, done, perf_counter_ns() - began)
+        written = Written(data, endings, state, self.version, self._sequence, begun, done, perf_counter_ns() - began)
         self._sequence += 1
         return written
 
@@ -174,7 +180,7 @@ class DeviceRunner:
         episodes = self._finished(written)
         rows = written.data.reward.numel()
         origin = Origin(0, 0, written.sequence, 0)
-        return Chunk(written.data, written.version, origin, episodes, self._no_state, np.array(time), rows)
+        return Chunk(written.data, written.version, origin, episodes, written.state, np.array(time), rows)
 
     def unroll(self, steps: int) -> Chunk[Tensor]:
         """The next `steps` rows of every lane, when they are done."""
@@ -185,7 +191,7 @@ class DeviceRunner:
         began = perf_counter_ns()
         self._obs.copy_(self.env.reset(self._streams))
         self._time[RESET] += perf_counter_ns() - began
-        own = [self._obs, self._action, self._log_prob, self._row, self._return, self._length]
+        own = [self._obs, self._action, self._log_prob, self._row, self._return, self._length, self._state]
         dice = self._actor.generators
         if getattr(self.env, "capturable", False):
             state, dice = [*own, *self.env.state_tensors()], [*dice, *self.env.generators]
@@ -205,12 +211,15 @@ class DeviceRunner:
         self._store()
 
     def _act(self) -> None:
-        decision = self._actor.act(self._obs, self._rng)
+        decision = self._actor.act(self._obs, self._rng, state=self._state)
         self._action.copy_(decision.action)
         self._log_prob.copy_(decision.log_prob)
+        self._state.copy_(decision.state)
         reserved = self._obs[self.spec.lanes :]
         if len(reserved):
-            self._action[self.spec.lanes :] = self._actor.act(reserved, self._rng, greedy=True).action
+            self._action[self.spec.lanes :] = self._actor.act(
+                reserved, self._rng, state=self._state[self.spec.lanes :], greedy=True
+            ).action
 
     def _simulate(self) -> None:
         self._step: Step[Tensor] = self.env.step(self._action)
@@ -231,6 +240,7 @@ class DeviceRunner:
         going_on = (~over).float()
         self._return *= going_on
         self._length *= going_on
+        self._state *= going_on[:, None]
         self._obs.copy_(self.env.autoreset())
         row.add_(1).remainder_(self._steps)
 

@@ -1,17 +1,18 @@
-"""RunnerFactory: all a process needs to start acting, as one picklable value."""
+"""What collectors are given: a factory of environments and actors that travels to where they run, and what to collect."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from freewheel.core import Actor, Env
+from freewheel.core import NO_CONTEXT, Actor, BatchSpec, Compile, Env, EnvSpec, NDArray
 
 
 class MakeEnv(Protocol):
     """Builds an Env of these lanes: a loop in this process, or (processes=True) one process a lane behind a barrier.
 
-    In a tolerant loop a lane that fails is reported in its Step and begun anew; elsewhere a failure raises.
+    In a fault-tolerant loop a lane that fails is reported in its Step and begun again; elsewhere a failure raises.
     """
 
     def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]: ...
@@ -25,8 +26,52 @@ class MakeActor(Protocol):
 
 @dataclass(frozen=True)
 class RunnerFactory:
-    """Worlds and policy are built where they are used; nothing but this value ever travels."""
+    """Environments and policy are built where they are used; nothing but this value ever travels."""
 
     make: MakeEnv
     actor: MakeActor
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Seconds that an environment in a process of its own may take."""
+
+    construct: float = 120.0
+    reset: float = 60.0
+    step: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What worker processes are told."""
+
+    timeouts: Timeouts = Timeouts()
+    modules: Sequence[str] = ()  # that workers will need: loaded once, before they are forked
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationSpec:
+    """What a batched simulator is told."""
+
+    compile: Compile = "off"
+    reserved_lanes: int = 0  # beyond those that are learned from: they act greedily, for evaluation
+    main_thread: bool = False  # it only lives there
+
+
+def _keep_waiting() -> None:
+    """Nothing ends the wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectSpec:
+    """What a collector has to do, apart from how its mode does it."""
+
+    env: EnvSpec  # of all lanes
+    batch: BatchSpec
+    weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # what an actor loads: names and shapes
+    context: NDArray = field(default_factory=lambda: NO_CONTEXT)  # [K, C] of the first snapshot; its shape stays
+    on_policy: bool = True  # whether rows are worth less the older the policy is that wrote them
+    workers: WorkerSpec = WorkerSpec()
+    simulation: SimulationSpec = SimulationSpec()
+    while_waiting: Callable[[], None] = _keep_waiting  # called again and again; what it raises ends the wait

@@ -94,7 +94,7 @@ class Runner:
         self._context = NO_CONTEXT
         self._contexts = [NO_CONTEXT] * len(lanes)  # the table that each lane's episode has drawn from
         self._obs: NDArray | None = None
-        self._no_state = np.zeros((len(lanes), 0), np.float32)
+        self._state = np.zeros((len(lanes), self._actor.state_size), np.float32)  # the actor's memory
 
     def load(self, snapshot: Snapshot) -> None:
         began = perf_counter_ns()
@@ -108,6 +108,11 @@ class Runner:
         if context.size or self._context.size:
             self._context = context
             self.env.set_context(context)
+
+    @property
+    def state(self) -> NDArray:
+        """[B, H] the actor's memory before the next step, as a copy."""
+        return self._state.copy()
 
     def spend(self, kind: int, ns: int) -> None:
         """Account time that passed outside the Runner (waits) to the next chunk."""
@@ -124,7 +129,7 @@ class Runner:
         if self._obs is None:
             self.begin()
         data = empty_transitions(steps, self.env.spec)
-        self._carried = self._length.copy()
+        self._carried, state = self._length.copy(), self.state
         episodes: list[Episode] = []
         for t in range(steps):
             episodes += self.step(data, t)
@@ -137,7 +142,7 @@ class Runner:
         time[OTHER] += max(0, elapsed - sum(time[kind] for kind in (STEP, RESET, INFER, WRITE)))
         origin = Origin(self._worker, 0, self._sequence, self._lanes.start)
         self._sequence += 1
-        return Chunk(data, self.version, origin, tuple(episodes), self._no_state, np.array(time), rows)
+        return Chunk(data, self.version, origin, tuple(episodes), state, np.array(time), rows)
 
     def close(self) -> None:
         self.env.close()
@@ -156,7 +161,7 @@ class Runner:
         assert obs is not None, "begin comes first"
         clock0 = perf_counter_ns()
         data.obs[t] = obs
-        decision = self._actor.act(obs, self._rng)
+        decision = self._actor.act(obs, self._rng, state=self._state)
         clock1 = perf_counter_ns()
         step = self.env.step(decision.action)
         time[INFER] += clock1 - clock0
@@ -165,6 +170,7 @@ class Runner:
     def _record(self, data: Transitions, t: int, decision: Decision, step: Step, clock1: int) -> Sequence[Episode]:
         """Write what came of a step that has just returned, begun at clock1; the episodes it ended."""
         time, clock2 = self._time, perf_counter_ns()
+        self._state = decision.state
         data.action[t] = decision.action
         data.log_prob[t] = decision.log_prob
         data.reward[t] = step.reward
@@ -205,6 +211,9 @@ class Runner:
         """The episode of lane i was cut short; the next one begins."""
         self._played[i] += 1
         self._return[i], self._length[i], self._began[i] = 0.0, 0, now
+        if self._state.size:
+            self._state = self._state.copy()  # the actor may have kept what it gave
+            self._state[i] = 0
         self._contexts[i] = self._context
 
     def _finish(self, i: int, measures: NDArray, now: int) -> Episode:

@@ -67,7 +67,7 @@ class SingleEnvRunner(Runner):
         time[INFER] += clock1 - clock0
         self._fresh, self._row = False, self._successor
         if not isinstance(answer, tuple):
-            decision = Decision(np.asarray(action), np.asarray(log_prob), self._no_state)
+            decision = Decision(np.asarray(action), np.asarray(log_prob), self._state)
             return self._record_as_many(data, t, decision, answer, clock1)
         reward, terminated, truncated = answer
         self._ret += page.put(t, action, log_prob, reward, terminated, truncated)

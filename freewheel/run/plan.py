@@ -13,15 +13,14 @@ from pathlib import Path
 import gymnasium
 
 from freewheel.config.resolve import Config, EnvConfig, WorldConfig
-from freewheel.core import EnvSpec, Snapshot
+from freewheel.core import BatchSpec, EnvSpec, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError, nearest
 from freewheel.learn.settings import LearnerSpec
 from freewheel.policies.build import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, Start, actor_layout
-from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.factory import CollectSpec, RunnerFactory, SimulationSpec, Timeouts, WorkerSpec
 from freewheel.rollout.probe import StepCost
-from freewheel.rollout.spec import CollectSpec, Timeouts
 from freewheel.run import checkpoint
 from freewheel.run.checkpoint import Checkpoint
 from freewheel.seeding import tree
@@ -43,9 +42,19 @@ class Plan:
     begins: Checkpoint | None = None  # with these weights; None: drawn
 
     @property
+    def batch(self) -> BatchSpec:
+        """What one update learns from."""
+        return BatchSpec(
+            steps=self.config.run.num_steps_per_env,
+            lanes=self.spec.lanes,
+            episodes=getattr(self.config.collector, "episodes_per_update", None),
+            max_lag=self.max_lag,
+        )
+
+    @property
     def rows(self) -> int:
         """S: rows an on-policy update consumes."""
-        return self.config.run.num_steps_per_env * self.spec.lanes
+        return self.batch.rows
 
     @property
     def assignment(self) -> LearnerSpec:
@@ -97,19 +106,20 @@ class Plan:
         """What the collector has to do. An actor of ours loads its own part of a snapshot, a user's module all of it."""
         needed = snapshot.params if self.policy.module else actor_layout(self.policy)
         weights = {name: tuple(snapshot.params[name].shape) for name in needed}
-        env, steps = self.config.env, self.config.run.num_steps_per_env
+        env = self.config.env
         return CollectSpec(
-            spec=self.spec,
-            steps=steps,
+            env=self.spec,
+            batch=self.batch,
             weights=weights,
             context=self.config.run.contexts,
-            limits=_limits(self.config.world),
-            modules=_modules(env),
-            compile=self.config.run.compile,
-            reserved=self.reserved,
-            main_thread=getattr(env, "main_thread", False),
             on_policy=self.config.learner.on_policy,
-            waiting=waiting,
+            workers=WorkerSpec(timeouts=_timeouts(self.config.world), modules=_modules(env)),
+            simulation=SimulationSpec(
+                compile=self.config.run.compile,
+                reserved_lanes=self.reserved,
+                main_thread=getattr(env, "main_thread", False),
+            ),
+            while_waiting=waiting,
         )
 
     @property
@@ -161,7 +171,7 @@ def plan(config: Config) -> Plan:
     """Look before starting: every mistake that can be known now is reported now."""
     path, device = _run_path(config), find_device(config.run.device)
     if isinstance(config.env, GymConfig):
-        spec, cost = config.collector.survey(config.env.make, _limits(config.world), _modules(config.env))
+        spec, cost = config.collector.survey(config.env.make, _timeouts(config.world), _modules(config.env))
     else:
         config = replace(config, env=replace(config.env, device=device))
         if config.mode == "episodes":
@@ -218,8 +228,8 @@ def _check_publications(config: Config, rows: int) -> None:
         raise UsageError(f"{config.algo}.publish_every {every} {most} {size} in mode {config.mode}; leave it out")
 
 
-def _limits(world: WorldConfig) -> Timeouts:
-    return Timeouts(world.construct_timeout, world.reset_timeout, world.step_timeout)
+def _timeouts(world: WorldConfig) -> Timeouts:
+    return Timeouts(construct=world.construct_timeout, reset=world.reset_timeout, step=world.step_timeout)
 
 
 def _modules(env: EnvConfig) -> tuple[str, ...]:

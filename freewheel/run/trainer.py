@@ -21,7 +21,6 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import FreewheelError, SetupError
 from freewheel.evaluate.episodes import EvalSpec, Score, evaluator, playable
 from freewheel.evaluate.evaluators import Evaluator, Here, Reserved, There
-from freewheel.learn.settings import SerialExecutor
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.meter import Meter
@@ -32,8 +31,7 @@ from freewheel.run.plan import Plan, plan
 from freewheel.run.stopping import Interrupted, Interruptible, Stop
 from freewheel.sinks.console import ClassicSink, ConsoleSink
 from freewheel.sinks.jsonl import JsonlSink
-from freewheel.transport.process_executor import ProcessExecutor
-from freewheel.transport.thread_executor import Executors
+from freewheel.transport.executors import Executors, ProcessExecutor, SerialExecutor
 from freewheel.transport.workers import WorkersConfig
 
 FREE_RUNNING = ("continuous", "episodes")  # modes in which nobody waits for anybody
@@ -64,8 +62,8 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None) -> R
     config = planned.config
     stop = Stop()
     _keep_freed_memory()
-    with _torch_threads(config.run.threads), _standing_back(planned), _clocks(planned) as clocks:
-        learner = config.learner.build(replace(planned.assignment, clocks=clocks, waiting=stop.check))
+    with _torch_threads(config.run.threads), _standing_back(planned), _executors(planned) as executors:
+        learner = config.learner.build(replace(planned.assignment, executors=executors, waiting=stop.check))
         _create(planned.path)
         _write_json(planned.path / "config.json", config.to_json())
         sinks: list[Sink] = [JsonlSink(planned.path / "metrics.jsonl")]
@@ -142,7 +140,7 @@ class _Trainer:
             evaluator = self._examiner(stack)
             collector = stack.enter_context(self._plan.config.collector.build(self.recipe, job))
             self._collector = collector
-            if job.main_thread and hasattr(collector, "serve"):
+            if job.simulation.main_thread and hasattr(collector, "serve"):
                 return self._beside(collector, evaluator)
             return self._loop(collector, evaluator)
 
@@ -327,7 +325,7 @@ def _keep_freed_memory() -> None:
 
 
 @contextmanager
-def _clocks(planned: Plan) -> Iterator[MakeExecutor]:
+def _executors(planned: Plan) -> Iterator[MakeExecutor]:
     """Where parts of the learner run: in turn, or beside it on a GPU's streams or the CPU's cores."""
     if not planned.overlaps:
         yield SerialExecutor

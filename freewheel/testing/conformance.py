@@ -210,7 +210,7 @@ def _check_refusal(env: Env, width: int) -> None:
 
 
 class AnyRunner(Protocol):
-    """What rollout/cpu.py and its siblings have in common."""
+    """What rollout/runner.py and its siblings have in common."""
 
     produced: int
     open: int

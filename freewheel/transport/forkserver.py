@@ -1,9 +1,13 @@
-"""Nursery: where worker processes are born, from a server that has numpy and the world's modules loaded and one thread each."""
+"""Worker processes: forked from a server that has numpy and the world's modules loaded, one thread each, and dying with us."""
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import multiprocessing
 import os
+import select
+import signal
 import sys
 import threading
 import time
@@ -12,8 +16,6 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from typing import Any
-
-from freewheel.rollout.child import ignore_interrupts, tie, without_main
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 PRELOAD = ("freewheel.transport.shm.worker", "freewheel.transport.preload")
@@ -31,8 +33,8 @@ def prepare(modules: Sequence[str] = ()) -> None:
         forkserver.ensure_running()
 
 
-class Leash:
-    """A pipe that ends with this process: whoever is tied to it is killed by the kernel then."""
+class Lifeline:
+    """A pipe that ends with this process: children that are tied to it are killed by the kernel then."""
 
     def __init__(self) -> None:
         self._held, self._other = os.pipe()
@@ -79,3 +81,45 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+# -------------------------------------------------------------------------------------------- what every child does first
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the caller's script while children start: they would run it again, and it may have no `if __name__` guard."""
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    vars(main).pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(hidden)
+
+
+def ignore_interrupts() -> None:
+    """An interrupt reaches the whole family; it is for the parent to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def settle() -> None:
+    """Warmed up: what is there by now stays, and no garbage collection, which is what makes steps slow, looks at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def tie(descriptor: int) -> None:
+    """Have the kernel kill this process when the other end of a pipe is let go, by its holder's death for instance.
+
+    So it ends even if it hangs. The descriptor is the read end, which nobody reads; it is this process's own (opened anew
+    from /proc, or of a pipe that no other child is tied to), because whom to kill is remembered with the open file.
+    """
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(descriptor, 0)
+    if poller.poll(0):  # it was let go before the kernel was asked to watch it
+        signal.raise_signal(signal.SIGKILL)

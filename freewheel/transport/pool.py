@@ -17,8 +17,7 @@ import numpy as np
 
 from freewheel.core import Chunk, Origin, RowCounts, Snapshot
 from freewheel.errors import EnvError, SetupError
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport import forkserver
 from freewheel.transport.shm.channel import Channel, Fragment, Reader, Shape, Tally
 from freewheel.transport.shm.heartbeats import Heartbeats, kind
@@ -57,25 +56,25 @@ class Size:
 class WorkerPool:
     """Leaving the `with` block leaves nothing running."""
 
-    def __init__(self, recipe: RunnerFactory, job: CollectSpec, pacing: Pacing, size: Size) -> None:
-        self.workers, self._pacing, self._modules = size.workers, pacing, job.modules
-        self._waiting, self._batch_steps = job.waiting, job.steps
-        self._each = job.spec.lanes // size.workers
-        self._context = job.context  # the newest that was posted
-        each = replace(job.spec, lanes=self._each)
-        shape = Shape(each, size.workers, size.slots, size.steps, job.context.shape[1])
+    def __init__(self, recipe: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size) -> None:
+        self.workers, self._pacing, self._modules = size.workers, pacing, spec.workers.modules
+        self._waiting, self._batch_steps = spec.while_waiting, spec.batch.steps
+        self._each = spec.env.lanes // size.workers
+        self._context = spec.context  # the newest that was posted
+        each = replace(spec.env, lanes=self._each)
+        shape = Shape(each, size.workers, size.slots, size.steps, spec.context.shape[1])
         with ExitStack() as undo:
             undo.callback(pacing.close)
             require_room(shape.size, f"a queue of {size.workers} x {size.slots} fragments")
             self._recipe = _pickled(recipe)
             self.channel = _kept(undo, Channel(shape, drop_oldest=size.drop_oldest))
-            self.mailbox = _kept(undo, Mailbox(job.weights, job.context.shape))
+            self.mailbox = _kept(undo, Mailbox(spec.weights, spec.context.shape))
             self.heartbeats = _kept(undo, Heartbeats(size.workers, self._each))
-            self._leash = _kept(undo, forkserver.Leash())
+            self._lifeline = _kept(undo, forkserver.Lifeline())
             self._resources = undo.pop_all()
         self.reader = Reader(self.channel)
         locks = [lock for lock in (pacing.lock, self.channel.overflow) if lock is not None]
-        self.crew = Supervisor(size.workers, self.heartbeats, job.limits, self._spawn, self._settle, locks)
+        self.crew = Supervisor(size.workers, self.heartbeats, spec.workers.timeouts, self._spawn, self._settle, locks)
         self.stragglers = Stragglers(self.heartbeats, self.channel.memory["time"])
         self.dropped: Counter[str] = Counter()
         self._signed = [(0, 0)] * size.workers  # incarnation and next sequence
@@ -231,7 +230,7 @@ class WorkerPool:
         desk = WorkerResources(
             self._recipe, self.channel.ports[worker], self.mailbox, self.heartbeats, self._pacing, self._context
         )
-        return self._leash.process(work, desk, post, name=f"freewheel-worker-{worker}")
+        return self._lifeline.process(work, desk, post, name=f"freewheel-worker-{worker}")
 
     def _settle(self, worker: int, for_good: bool) -> None:
         self._pacing.settle(worker, self.reader.settle(worker), for_good=for_good)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from freewheel.core import WORKER_TIME, Chunk, Episode, Origin, RowCounts, Snapshot, Transitions
 from freewheel.errors import EnvError
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import Size
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ class Permits(Protocol):
 class FreeRunning:
     """Permits of `continuous`: (ahead + 1) updates' worth of rows may be under way; always with the newest weights."""
 
-    def __init__(self, job: CollectSpec, ahead: int, steps: int) -> None:
-        self._allowance, self._steps = (ahead + 1) * job.rows, steps
+    def __init__(self, spec: CollectSpec, ahead: int, steps: int) -> None:
+        self._allowance, self._steps = (ahead + 1) * spec.batch.rows, steps
 
     def grant(self, produced: int, posted: int, done: int) -> tuple[int, int] | None:
         return (self._steps, posted) if posted >= 0 and produced < self._allowance + done else None
@@ -46,8 +45,8 @@ class FreeRunning:
 class OneAhead:
     """Permits of `batch`: batch k is acted with version k - 1, exactly."""
 
-    def __init__(self, job: CollectSpec, steps: int) -> None:
-        self._rows, self._lanes, self._steps = job.rows, job.spec.lanes, steps
+    def __init__(self, spec: CollectSpec, steps: int) -> None:
+        self._rows, self._lanes, self._steps = spec.batch.rows, spec.env.lanes, steps
 
     def grant(self, produced: int, posted: int, done: int) -> tuple[int, int] | None:
         batch, inside = divmod(produced, self._rows)
@@ -58,8 +57,8 @@ class OneAhead:
 class Simulation:
     """A Collector over a DeviceRunner in a thread. For every worker that there would be, a fragment is a chunk of its lanes."""
 
-    def __init__(self, make: Callable[[], DeviceRunner], job: CollectSpec, permits: Permits, size: Size) -> None:
-        self._make, self._job, self._permits, self._size = make, job, permits, size
+    def __init__(self, make: Callable[[], DeviceRunner], spec: CollectSpec, permits: Permits, size: Size) -> None:
+        self._make, self._spec, self._permits, self._size = make, spec, permits, size
         self._changed = threading.Condition()
         self._snapshots: dict[int, tuple[Snapshot, torch.cuda.Event | None]] = {}
         self._posted, self._done = -1, 0
@@ -86,7 +85,7 @@ class Simulation:
             undo.pop_all()
         if self._side is not None:
             torch.cuda.synchronize()  # what was made on this stream is there before the thread's own begins
-        if not self._job.main_thread:
+        if not self._spec.simulation.main_thread:
             self._thread.start()
         return self
 
@@ -119,7 +118,7 @@ class Simulation:
     def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
         chunks = self._take()
         while wait and not chunks:
-            self._job.waiting()
+            self._spec.while_waiting()
             with self._changed:
                 if not self._written and self._error is None:
                     self._changed.wait(TURN)
@@ -243,15 +242,17 @@ class Simulation:
         return True
 
 
-def simulate_beside(recipe: RunnerFactory, job: CollectSpec, permits: Permits, size: Size) -> Simulation:
+def simulate_beside(recipe: RunnerFactory, spec: CollectSpec, permits: Permits, size: Size) -> Simulation:
     """A batched simulator that runs on while the learner learns."""
 
     def make() -> DeviceRunner:
         from freewheel.rollout.device_runner import DeviceRunner
 
-        return DeviceRunner(recipe, range(job.spec.lanes), size.steps, job.compile, job.reserved)
+        return DeviceRunner(
+            recipe, range(spec.env.lanes), size.steps, spec.simulation.compile, spec.simulation.reserved_lanes
+        )
 
-    return Simulation(make, job, permits, size)
+    return Simulation(make, spec, permits, size)
 
 
 def _any_tensor(snapshot: Snapshot) -> Any:

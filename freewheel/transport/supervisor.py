@@ -13,7 +13,7 @@ from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 
 from freewheel.errors import SetupError
-from freewheel.rollout.spec import Timeouts
+from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
 from freewheel.transport.shm.heartbeats import CONSTRUCT, HOPELESS, PHASES, TURN, WAIT, Heartbeats
 from freewheel.transport.shm.lock import ProcessLock

@@ -10,10 +10,9 @@ from typing import Literal, Self
 
 from freewheel.core import EnvSpec
 from freewheel.errors import UsageError
-from freewheel.rollout.factory import MakeEnv
+from freewheel.rollout.factory import MakeEnv, Timeouts
 from freewheel.rollout.probe import StepCost, step_cost, usable_cores
-from freewheel.rollout.spec import Timeouts
-from freewheel.transport.once import ask
+from freewheel.transport.executors import call_in_process
 
 Auto = Literal["auto"]
 ENVS = 8  # where nothing is said
@@ -61,7 +60,9 @@ class WorkersConfig:
 
     def survey(self, make: MakeEnv, limits: Timeouts, modules: Sequence[str] = ()) -> tuple[EnvSpec, StepCost]:
         """What the world is and what its steps cost, found out in a process of its own."""
-        return ask(partial(_try_out, make), "the world", limits.construct + limits.reset + limits.step, modules)
+        return call_in_process(
+            partial(_try_out, make), "the world", limits.construct + limits.reset + limits.step, modules
+        )
 
     def planned(self, cost: StepCost) -> Self:
         """The same with every number known."""

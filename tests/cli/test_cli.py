@@ -244,9 +244,7 @@ def test_help_lists_every_option_of_a_command(
 
 @pytest.mark.parametrize("argv", [["--help"], ["CartPole-v1", "--print-config"], ["CartPole-v1", "--dry-run"]])
 def test_help_and_plans_do_without_torch(runs: Path, argv: list[str]) -> None:
-    code = (
-        "import sys; from freewheel import cli\ntry: cli.main(sys.argv[1:])\nfinally: assert 'torch' not in sys.modules"
-    )
+    code = "import sys; from freewheel.cli.main import main\ntry: main(sys.argv[1:])\nfinally: assert 'torch' not in sys.modules"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     told = subprocess.run(
         [sys.executable, "-c", code, "train", *argv], env=env, capture_output=True, text=True, timeout=30, check=False

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from freewheel.cli import doctor
+from tests.support.places import ROOT
 
 
 def findings() -> dict[str, tuple[bool, str]]:
@@ -30,7 +31,7 @@ def test_every_package_is_told_with_its_version() -> None:
 
 def test_the_required_are_those_of_the_project() -> None:
     """typing-extensions comes with torch and is not worth a line."""
-    text = (Path(doctor.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     assert block
     assert {*re.findall(r'"([\w-]+)', block[1])} - {"typing-extensions"} == {*doctor.REQUIRED}

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from freewheel.core import Snapshot
+from freewheel.core import BatchSpec, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, actor_layout, full_layout, initialise
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec, Timeouts
+from freewheel.rollout.factory import CollectSpec, RunnerFactory, Timeouts, WorkerSpec
 from freewheel.seeding import generator
 
 WORLD = GymConfig(id="freewheel.testing.worlds:Drifting", args={"n": 4, "length": 5})
@@ -37,7 +36,12 @@ def job(policy: PolicySpec) -> Callable[..., CollectSpec]:
     def work(steps: int, lanes: int = 1, limits: Timeouts | None = None) -> CollectSpec:
         env = WORLD.make(range(1))
         env.close()
-        return CollectSpec(replace(env.spec, lanes=lanes), steps, actor_layout(policy), limits or Timeouts())
+        return CollectSpec(
+            env=replace(env.spec, lanes=lanes),
+            batch=BatchSpec(steps, lanes),
+            weights=actor_layout(policy),
+            workers=WorkerSpec(timeouts=limits or Timeouts()),
+        )
 
     return work
 

@@ -13,8 +13,7 @@ from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.shm.channel import Tally
 
 Weights = Callable[[int], Snapshot]

@@ -16,8 +16,7 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
 from freewheel.testing.worlds import Drifting
 

@@ -16,9 +16,8 @@ from freewheel.collect.sequential import SequentialConfig
 from freewheel.core import Chunk, Env, Snapshot
 from freewheel.envs.gym import GymConfig, GymLoop
 from freewheel.errors import EnvError
-from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.probe import StepCost
-from freewheel.rollout.spec import CollectSpec
 from freewheel.testing.conformance import check_collector
 from freewheel.testing.worlds import Counter, Crawls, Raises
 

@@ -10,8 +10,7 @@ import pytest
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.core import Env, Snapshot
 from freewheel.envs.gym import GymLoop
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.testing.conformance import check_collector
 
 

@@ -19,8 +19,7 @@ from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.testing.conformance import check_collector
 from freewheel.transport.workers import WorkersConfig
 

@@ -87,7 +87,7 @@ def test_every_preset_is_made_of_valid_options_and_takes_effect(name: str) -> No
 
 
 def test_help_names_every_preset() -> None:
-    source = " ".join(resources.files("freewheel").joinpath("config.py").read_text(encoding="utf-8").split())
+    source = " ".join(resources.files("freewheel.config").joinpath("resolve.py").read_text(encoding="utf-8").split())
     assert f"Named settings to start from: {', '.join(PRESETS)}." in source
 
 

@@ -24,7 +24,11 @@ SEED = 11
 class Greedy:
     """Chooses 1 where the observation says so, and nothing but greedily."""
 
-    def act(self, obs: NDArray, rng: np.random.Generator, *, greedy: bool = False) -> Decision:
+    state_size = 0
+
+    def act(
+        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
+    ) -> Decision:
         assert greedy
         lanes = len(obs)
         action = (obs[:, 0] > 0).astype(np.int64)

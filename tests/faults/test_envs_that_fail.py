@@ -20,7 +20,7 @@ import pytest
 import freewheel
 from freewheel.cli import main as cli
 from freewheel.collect.sequential import SequentialConfig
-from freewheel.core import Chunk, RowCounts, Snapshot
+from freewheel.core import BatchSpec, Chunk, RowCounts, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
 from freewheel.ledger import balance
@@ -28,8 +28,7 @@ from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
-from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.run import checkpoint
 from freewheel.run.saved import open_run
 from freewheel.run.stopping import Interrupted, Interruptible, Stop
@@ -153,7 +152,7 @@ def test_an_env_that_cannot_even_start_leaves_no_run(tmp_path: Path, capfd: pyte
 
 def test_python_gets_the_error_after_the_books_are_closed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_envs": 1, "steps": 64, "evals": 0, "run": "x", "placement": "inline"}
-    with pytest.raises(EnvError, match=r"lane 0 of freewheel\.testing:Raises raised ValueError: boom"):
+    with pytest.raises(EnvError, match=r"lane 0 of freewheel\.testing\.worlds:Raises raised ValueError: boom"):
         freewheel.train("freewheel.testing.worlds:Raises", quiet=True, runs_dir=tmp_path, **options)
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["ended"] == "failed"
 
@@ -373,10 +372,13 @@ def test_a_signal_loses_no_row_wherever_it_strikes() -> None:
         stop = Stop()
         env = Interruptible(world.make(range(2)), stop)
         recipe = RunnerFactory(lambda lanes, processes=False, fault_tolerant=False: env, make_actor(policy), 0)
-        collector, learner = SequentialConfig(2).build(recipe, CollectSpec(env.spec, 2)), Counting(snapshot)
+        collector, learner = (
+            SequentialConfig(2).build(recipe, CollectSpec(env=env.spec, batch=BatchSpec(2, env.spec.lanes))),
+            Counting(snapshot),
+        )
         with (
             stop.listening(),
-            interrupted_at(line, ["rollout/cpu.py", "rollout/turns.py", "freewheel/loop.py"]) as seen,
+            interrupted_at(line, ["rollout/runner.py", "collect/serial.py", "freewheel/loop.py"]) as seen,
         ):
             try:
                 for tick in loop(collector, learner, Meter(1)):

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from freewheel.collect.continuous import ContinuousConfig
-from freewheel.core import Executor, Learner, NDArray, to_numpy
+from freewheel.core import BatchSpec, Executor, Learner, NDArray, to_numpy
 from freewheel.learn.mbpo.fitting import Question
 from freewheel.learn.mbpo.learner import MBPO
 from freewheel.learn.sac.learner import SAC
-from freewheel.learn.settings import LearnerSpec, MBPOConfig, SACConfig, SerialExecutor
+from freewheel.learn.settings import LearnerSpec, MBPOConfig, SACConfig
 from freewheel.loop import loop
 from freewheel.meter import Meter
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec
+from freewheel.transport.executors import SerialExecutor
 from tests.support.device_story import Stage, retold
 from tests.support.isaac_like import Traps
 
@@ -51,7 +52,7 @@ def task_of(stage: Stage) -> LearnerSpec:
 def learned(stage: Stage, learner: Learner, workers: int) -> None:
     """Run free until there is enough."""
     mode = ContinuousConfig(workers=workers, num_envs=LANES, collection_batch_size=FRAGMENT, max_lag=1)
-    job = CollectSpec(stage.spec, STEPS, on_policy=False)
+    job = CollectSpec(env=stage.spec, batch=BatchSpec(STEPS, stage.spec.lanes), on_policy=False)
     with mode.build(stage.recipe, job) as collector:
         for tick in loop(collector, learner, Meter(1, stage.spec.measures)):
             if tick.env_steps >= ENOUGH and learner.rows().queued == 0:
@@ -121,7 +122,7 @@ class Listening:
 def test_a_model_is_asked_about_what_happened(has_final_obs: bool) -> None:
     """Each row once and in order; where the world hides how episodes end, their last rows say so."""
     stage, clocks = staged(has_final_obs=has_final_obs, views=True), Listening()
-    learner = MBPO(MODEL, replace(task_of(stage), algo="mbpo", clocks=clocks))
+    learner = MBPO(MODEL, replace(task_of(stage), algo="mbpo", executors=clocks))
     learned(stage, learner, 1)
     assert len(clocks.asked) > 3
     asked = np.concatenate([to_numpy(question.rows) for question in clocks.asked])

@@ -14,7 +14,7 @@ from freewheel.rollout.factory import RunnerFactory
 Tricks = dict[tuple[int, int], dict[str, float]]
 
 
-class Executor:
+class Clock:
     """Nanoseconds that pass when told to, and one with every look."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class CountingWorld:
     """Lane i plays episodes of i + 2 steps: even ones are terminated, odd ones truncated. An observation is (lane, episode,
     step), the reward is 100 × lane + 10 × episode + step. The arrays are written anew at every step, as an env may do."""
 
-    def __init__(self, lanes: int, clock: Executor, tricks: Tricks | None = None) -> None:
+    def __init__(self, lanes: int, clock: Clock, tricks: Tricks | None = None) -> None:
         everything = Slice("obs", 0, 3, (3,))
         self.spec = EnvSpec(
             "Counting-v0", lanes, 3, "float32", (everything,), ActionSpec("discrete", 4), measures=("number",)
@@ -123,7 +123,9 @@ class CountingWorld:
 class Follower:
     """Chooses the step number, says minus the version, and remembers what its generator gave."""
 
-    def __init__(self, clock: Executor) -> None:
+    state_size = 0
+
+    def __init__(self, clock: Clock) -> None:
         self.version, self.draws = -1, list[float]()
         self._clock = clock
 
@@ -131,18 +133,20 @@ class Follower:
         self._clock.now += 30
         self.version = snapshot.version
 
-    def act(self, obs: NDArray, rng: np.random.Generator, *, greedy: bool = False) -> Decision:
+    def act(
+        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
+    ) -> Decision:
         self._clock.now += 50
         self.draws.append(rng.random())
         log_prob = np.full(len(obs), -self.version, np.float32)
         action = np.nan_to_num(obs[:, 2], posinf=0, neginf=0).astype(np.int64)
-        return Decision(action, log_prob, np.zeros((0, 0)))
+        return Decision(action, log_prob, np.zeros((len(obs), 0)))
 
 
 class Stage:
     """A world and an actor as a RunnerFactory makes them, within the test's reach."""
 
-    def __init__(self, clock: Executor) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.worlds: list[CountingWorld] = []
         self.actors: list[Follower] = []
@@ -165,7 +169,7 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    clock = Executor()
-    for module in ("cpu", "turns"):
-        monkeypatch.setattr(f"freewheel.rollout.{module}.perf_counter_ns", clock)
+    clock = Clock()
+    for module in ("rollout.runner", "collect.serial"):
+        monkeypatch.setattr(f"freewheel.{module}.perf_counter_ns", clock)
     return Stage(clock)

@@ -49,7 +49,7 @@ def test_it_is_compiled_where_there_is_a_compiler() -> None:
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if shutil.which("gcc") is None or not headers.is_file():
         pytest.skip("no compiler or no headers")
-    assert importlib.util.find_spec("freewheel._kernel") is not None, (
+    assert importlib.util.find_spec("freewheel.rollout._kernel") is not None, (
         "install freewheel anew: make clean, then make test"
     )
     assert FastCategorical is not NumpyCategorical

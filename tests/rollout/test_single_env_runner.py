@@ -164,6 +164,8 @@ def test_a_policy_without_a_way_for_one_acts_as_for_many() -> None:
     recipe, _, snapshot = stage(lambda: Ill(Discrete(4)))
 
     class Many:
+        state_size = 0
+
         def __init__(self) -> None:
             self._inner = recipe.actor()
             self.act, self.load = self._inner.act, self._inner.load

@@ -405,7 +405,7 @@ def test_a_plan_tells_what_would_happen(tmp_path: Path) -> None:
 
 def test_runs_without_a_name_are_numbered(tmp_path: Path) -> None:
     names = [train(tmp_path, steps=64, evals=0).path.name for _ in range(3)]
-    base = "freewheel.testing_Identity-ppo-lockstep"
+    base = "freewheel.testing.worlds_Identity-ppo-lockstep"
     assert names == [base, f"{base}-2", f"{base}-3"]
 
 

@@ -150,7 +150,7 @@ def test_the_learner_stands_back_where_cores_are_shared(tmp_path: Path) -> None:
 
 def test_costs_are_measured_where_the_world_runs(tmp_path: Path) -> None:
     config = from_options("freewheel.testing.worlds:Crawls", {"mode": "batch", "env_args": {"seconds": 0.01, "at": 0}})
-    spec, cost = config.collector.survey(config.env.make, plan._limits(config.world))
+    spec, cost = config.collector.survey(config.env.make, plan._timeouts(config.world))
     assert spec.lanes == 1
     assert isinstance(cost, StepCost)
     assert cost.wall > 0.008

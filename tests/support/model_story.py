@@ -20,6 +20,7 @@ from freewheel.policies.build import make_actor
 from freewheel.policies.spec import PolicyConfig, PolicySpec
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.runner import Runner
+from freewheel.transport.executors import SerialExecutor
 
 BOX_LANES, BOX_STEPS = 3, 8
 CHUNK = BOX_LANES * BOX_STEPS  # rows
@@ -68,7 +69,7 @@ class Planted:
     def busy(self) -> bool:
         return bool(self.answers)
 
-    def ask(self, question: Question) -> None:
+    def submit(self, question: Question) -> None:
         self.asked.append(np.array(question.rows))
         version, model = len(self.asked), Ensemble(MODEL, "cpu")
         model.statistics["out_scale"].zero_()
@@ -77,7 +78,7 @@ class Planted:
         metrics = {"model/steps": 10.0 * version, "model/holdout": 0.125}
         self.answers.append(Fit(state.pop("vector"), state, torch.tensor([2, 0]), metrics, version))
 
-    def answer(self, wait: float = 0.0) -> Fit | None:
+    def result(self, wait: float = 0.0) -> Fit | None:
         return self.answers.popleft() if self.answers and (wait > 0 or not self.slow) else None
 
 
@@ -89,5 +90,6 @@ def mbpo_for(config: MBPOConfig = SMALL, **task: Any) -> MBPO:
         "seed": 0,
         "total_steps": None,
         "algo": "mbpo",
+        "executors": SerialExecutor,
     } | task
     return MBPO(config, LearnerSpec(**given))

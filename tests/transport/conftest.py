@@ -39,11 +39,11 @@ def prepared() -> None:
 
 @pytest.fixture
 def start(prepared: None) -> Iterator[Start]:
-    leash = forkserver.Leash()
+    lifeline = forkserver.Lifeline()
     processes: list[ForkServerProcess] = []
 
     def run(target: Callable[..., None], *args: Any) -> ForkServerProcess:
-        process = leash.process(target, *args, name=f"test-{target.__name__}")
+        process = lifeline.process(target, *args, name=f"test-{target.__name__}")
         forkserver.start(process)
         processes.append(process)
         return process
@@ -53,7 +53,7 @@ def start(prepared: None) -> Iterator[Start]:
         process.kill()
         process.join(LIMIT)
         process.close()
-    leash.close()
+    lifeline.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The nursery: children with one thread each, that know the worker's modules, not the caller's script, and do not outlive it."""
+"""The forkserver: children with one thread each, that know the worker's modules, not the caller's script, and do not outlive it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LIMIT = 20.0
 SCRIPT = """
 import multiprocessing, os, sys
 print("run by", "me" if sys.argv[1:] == ["main"] else "a child", flush=True)
-from freewheel.transport import once as errand
+from freewheel.transport.executors import call_in_process
 from freewheel.transport import forkserver
 from tests.support import children
 
 {first}
 ours, theirs = multiprocessing.Pipe(duplex=False)
-leash = forkserver.Leash()
-process = leash.process(children.tell, theirs, *forkserver.ONE_THREAD, name="child")
+lifeline = forkserver.Lifeline()
+process = lifeline.process(children.tell, theirs, *forkserver.ONE_THREAD, name="child")
 forkserver.start(process)
 assert ours.poll(20)
 facts, modules, main = ours.recv()
@@ -58,7 +58,7 @@ def run(tmp_path: Path, first: str) -> list[str]:
     ("first", "loaded"),
     [
         ("forkserver.prepare(['json.tool'])", True),
-        ("assert errand.ask(lambda: os.environ['OMP_NUM_THREADS'], 'a question', 20) == '1'", False),
+        ("assert call_in_process(lambda: os.environ['OMP_NUM_THREADS'], 'a question', 20) == '1'", False),
         ("", False),
     ],
     ids=["prepared", "after an errand", "unprepared"],
@@ -81,9 +81,9 @@ def test_a_worker_finds_its_modules_loaded_and_torch_is_not_one_of_them(start: S
 
 
 def test_an_interrupt_is_left_to_the_parent_and_a_leash_let_go_ends_all(eventually: Eventually) -> None:
-    leash = forkserver.Leash()
+    lifeline = forkserver.Lifeline()
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    processes = [leash.process(children.hang_on, theirs, name="child") for _ in range(2)]
+    processes = [lifeline.process(children.hang_on, theirs, name="child") for _ in range(2)]
     with ours, theirs:
         for process in processes:
             forkserver.start(process)
@@ -94,7 +94,7 @@ def test_an_interrupt_is_left_to_the_parent_and_a_leash_let_go_ends_all(eventual
             os.kill(process.pid, signal.SIGINT)
             assert ours.poll(LIMIT)
             assert ours.recv() == "still here"
-        leash.close()
+        lifeline.close()
         for process in processes:
             process.join(LIMIT)
             assert process.exitcode == -signal.SIGKILL

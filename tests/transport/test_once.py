@@ -10,7 +10,7 @@ import time
 import pytest
 
 from freewheel.errors import EnvError, SetupError, UsageError
-from freewheel.transport.once import ask
+from freewheel.transport.executors import call_in_process
 
 LIMIT = 30.0
 
@@ -22,13 +22,13 @@ def one_line(error: BaseException) -> str:
 
 def test_a_value_comes_back_from_another_process() -> None:
     here, given = os.getpid(), [1, 2, 3]
-    value, there = ask(lambda: (sum(given), os.getpid()), "a sum", LIMIT)
+    value, there = call_in_process(lambda: (sum(given), os.getpid()), "a sum", LIMIT)
     assert value == 6
     assert there != here
 
 
 def test_a_large_value_comes_back_whole() -> None:
-    assert ask(lambda: bytes(5_000_000), "many zeros", LIMIT) == bytes(5_000_000)
+    assert call_in_process(lambda: bytes(5_000_000), "many zeros", LIMIT) == bytes(5_000_000)
 
 
 def test_an_error_of_ours_is_raised_here() -> None:
@@ -36,13 +36,13 @@ def test_an_error_of_ours_is_raised_here() -> None:
         raise UsageError("--num-envs must be positive, not 0")
 
     with pytest.raises(UsageError, match=r"^--num-envs must be positive, not 0$"):
-        ask(usage, "a question", LIMIT)
+        call_in_process(usage, "a question", LIMIT)
 
     def world() -> None:
         raise EnvError("lane 0 observed nan\nand more", "nan")
 
     with pytest.raises(EnvError) as caught:
-        ask(world, "a question", LIMIT)
+        call_in_process(world, "a question", LIMIT)
     assert (caught.value.report, caught.value.cause) == ("lane 0 observed nan\nand more", "nan")
 
 
@@ -51,13 +51,13 @@ def test_any_other_error_ends_its_process() -> None:
         raise ValueError("boom")
 
     with pytest.raises(EnvError) as caught:
-        ask(fail, "the world", LIMIT)
+        call_in_process(fail, "the world", LIMIT)
     assert one_line(caught.value) == "the world ended its process (exit code 1)"
 
 
 def test_a_death_is_told_in_one_line() -> None:
     with pytest.raises(EnvError) as caught:
-        ask(lambda: os.kill(os.getpid(), signal.SIGKILL), "the world", LIMIT)
+        call_in_process(lambda: os.kill(os.getpid(), signal.SIGKILL), "the world", LIMIT)
     assert one_line(caught.value) == "the world ended its process (exit code -9)"
 
 
@@ -68,7 +68,7 @@ def test_an_errand_that_does_not_come_back_is_ended_in_time() -> None:
 
     began = time.monotonic()
     with pytest.raises(EnvError) as caught:
-        ask(wait, "the world", 0.3)
+        call_in_process(wait, "the world", 0.3)
     assert one_line(caught.value) == "the world did not come back within 0.3 s; is it waiting for something?"
     assert time.monotonic() - began < 5.0
 
@@ -76,11 +76,11 @@ def test_an_errand_that_does_not_come_back_is_ended_in_time() -> None:
 def test_what_cannot_be_sent_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(SetupError) as caught:
-        ask(lambda: lock, "the world", LIMIT)
+        call_in_process(lambda: lock, "the world", LIMIT)
     assert one_line(caught.value).startswith("the world cannot be sent to another process (")
     assert one_line(caught.value).endswith("): pass an importable factory")
 
 
 def test_a_value_that_cannot_be_sent_back_is_told() -> None:
     with pytest.raises(EnvError, match=r"^the world ended its process \(exit code 1\)$"):
-        ask(threading.Lock, "the world", LIMIT)
+        call_in_process(threading.Lock, "the world", LIMIT)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from freewheel.errors import EnvError, FreewheelError
-from freewheel.transport.process_executor import ProcessExecutor
+from freewheel.transport.executors import ProcessExecutor
 
 LIMIT = 30.0
 
@@ -29,43 +29,43 @@ def doubler() -> Callable[[int], tuple[int, int]]:
     return answer
 
 
-def answers(aside: ProcessExecutor[int, tuple[int, int]], count: int) -> list[tuple[int, int] | FreewheelError]:
+def answers(executor: ProcessExecutor[int, tuple[int, int]], count: int) -> list[tuple[int, int] | FreewheelError]:
     found: list[tuple[int, int] | FreewheelError] = []
     deadline = time.monotonic() + LIMIT
     while len(found) < count:
         assert time.monotonic() < deadline, "no answer"
-        if (answer := aside.answer(0.1)) is not None:
+        if (answer := executor.result(0.1)) is not None:
             found.append(answer)
     return found
 
 
 def test_questions_wait_their_turn() -> None:
-    with ProcessExecutor(doubler, "sums") as aside:
-        assert not aside.busy
+    with ProcessExecutor(doubler, "sums") as executor:
+        assert not executor.busy
         for question in (1, 2, 3):
-            aside.ask(question)
-        assert aside.busy
-        assert answers(aside, 3) == [(2, 1), (4, 2), (6, 3)]
-        assert not aside.busy
-        assert aside.answer() is None
+            executor.submit(question)
+        assert executor.busy
+        assert answers(executor, 3) == [(2, 1), (4, 2), (6, 3)]
+        assert not executor.busy
+        assert executor.result() is None
 
 
 def test_what_it_raises_is_the_answer_and_it_goes_on() -> None:
-    with ProcessExecutor(doubler, "sums") as aside:
+    with ProcessExecutor(doubler, "sums") as executor:
         for question in (13, 4):
-            aside.ask(question)
-        failed, fine = answers(aside, 2)
+            executor.submit(question)
+        failed, fine = answers(executor, 2)
     assert isinstance(failed, EnvError)
     assert (str(failed), failed.cause, fine) == ("no luck", "nan", (8, 2))
 
 
 def test_a_process_that_dies_is_named_and_replaced() -> None:
-    with ProcessExecutor(doubler, "sums") as aside:
-        aside.ask(666)
-        (died,) = answers(aside, 1)
+    with ProcessExecutor(doubler, "sums") as executor:
+        executor.submit(666)
+        (died,) = answers(executor, 1)
         assert str(died) == "sums ended its process (exit code 7)"
-        aside.ask(5)
-        assert answers(aside, 1) == [(10, 1)]
+        executor.submit(5)
+        assert answers(executor, 1) == [(10, 1)]
 
 
 @pytest.mark.parametrize("asked", [0, 1])
@@ -73,8 +73,8 @@ def test_leaving_leaves_nothing(asked: int) -> None:
     def sleeper() -> Callable[[int], None]:
         return lambda _: time.sleep(600)
 
-    with ProcessExecutor(sleeper, "sleep") as aside:
+    with ProcessExecutor(sleeper, "sleep") as executor:
         for question in range(asked):
-            aside.ask(question)
+            executor.submit(question)
         began = time.monotonic()
     assert time.monotonic() - began < 5

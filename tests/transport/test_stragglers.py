@@ -20,7 +20,7 @@ class Scene:
     def __init__(self, heartbeats: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: round(self.now * 1e9))
-        for module in ("stragglers", "heartbeats"):
+        for module in ("stragglers", "shm.heartbeats"):
             monkeypatch.setattr(f"freewheel.transport.{module}.time", clock)
         self.heartbeats, self.workers = heartbeats, len(heartbeats.memory["steps"])
         self.times = np.zeros((self.workers, len(WORKER_TIME)), np.int64)

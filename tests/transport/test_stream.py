@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from freewheel.core import Chunk, NDArray, Transitions
+from freewheel.core import BatchSpec, Chunk, NDArray, Transitions
 from freewheel.policies.device_actor import TensorActor
 from freewheel.rollout.device_runner import DeviceRunner
-from freewheel.rollout.spec import CollectSpec
+from freewheel.rollout.factory import CollectSpec
 from freewheel.testing.conformance import check_collector
 from freewheel.transport.pool import Size
 from freewheel.transport.stream import FreeRunning, OneAhead, Permits, Simulation, simulate_beside, split
@@ -34,7 +34,10 @@ def stage() -> Stage:
 
 
 def job_of(stage: Stage, waiting: Callable[[], None] | None = None, steps: int = STEPS) -> CollectSpec:
-    return CollectSpec(stage.spec, steps) if waiting is None else CollectSpec(stage.spec, steps, waiting=waiting)
+    batch = BatchSpec(steps, stage.spec.lanes)
+    if waiting is None:
+        return CollectSpec(env=stage.spec, batch=batch)
+    return CollectSpec(env=stage.spec, batch=batch, while_waiting=waiting)
 
 
 def free(

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from freewheel.rollout.spec import Timeouts
+from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
 from freewheel.transport.shm.heartbeats import TURN, Heartbeats
 from freewheel.transport.shm.lock import ProcessLock
@@ -31,7 +31,7 @@ from tests.support.places import ROOT
 if TYPE_CHECKING:
     from tests.transport.conftest import Eventually
 
-GENEROUS = Timeouts(60.0, 60.0, 60.0)
+GENEROUS = Timeouts(construct=60.0, reset=60.0, step=60.0)
 KILLS = 20
 LIMIT = 20.0
 
@@ -42,7 +42,7 @@ class Party:
     def __init__(self, shift: Shift, limits: Timeouts) -> None:
         self.shift, self.heartbeats, self.board = shift, shift.heartbeats, shift.board
         self.settled: list[tuple[int, bool]] = []
-        self.leash = forkserver.Leash()
+        self.lifeline = forkserver.Lifeline()
         self.crew = Supervisor(len(shift.plans), shift.heartbeats, limits, self._spawn, self._settle, [shift.lock])
         self.started, self.stopped = 0, False
 
@@ -56,7 +56,7 @@ class Party:
 
     def _spawn(self, worker: int, incarnation: int) -> ForkServerProcess:
         self.started += 1
-        return self.leash.process(children.serve, self.shift, worker, incarnation, name=f"worker-{worker}")
+        return self.lifeline.process(children.serve, self.shift, worker, incarnation, name=f"worker-{worker}")
 
     def _settle(self, worker: int, for_good: bool) -> None:
         assert self.crew.seats[worker].process is None, "the dead are settled, not the living"
@@ -98,7 +98,7 @@ def hire() -> Iterator[Hire]:
             )
             board = stack.enter_context(closing(children.board(len(plans))))
             party = Party(Shift(heartbeats, board, lock, plans), limits)
-            stack.callback(party.leash.close)
+            stack.callback(party.lifeline.close)
             stack.callback(party.stop)
             return party
 
@@ -256,11 +256,19 @@ def test_a_worker_that_lost_all_its_lanes_is_not_saved_by_its_good_steps(hire: H
 @pytest.mark.parametrize(
     ("end", "limits", "reason"),
     [
-        ("hang in construct", Timeouts(0.3, 60.0, 60.0), "did not answer within 0.3 s of construct"),
-        ("hang in reset", Timeouts(60.0, 0.3, 60.0), "did not answer within 0.3 s of reset"),
-        ("hang in step", Timeouts(60.0, 60.0, 0.3), "did not answer within 0.3 s of step"),
-        ("stop", Timeouts(60.0, 60.0, 0.3), "did not answer within 0.3 s of step"),
-        ("stop in wait", Timeouts(60.0, 60.0, 0.3), f"did not answer within {2 * TURN:g} s of wait"),
+        (
+            "hang in construct",
+            Timeouts(construct=0.3, reset=60.0, step=60.0),
+            "did not answer within 0.3 s of construct",
+        ),
+        ("hang in reset", Timeouts(construct=60.0, reset=0.3, step=60.0), "did not answer within 0.3 s of reset"),
+        ("hang in step", Timeouts(construct=60.0, reset=60.0, step=0.3), "did not answer within 0.3 s of step"),
+        ("stop", Timeouts(construct=60.0, reset=60.0, step=0.3), "did not answer within 0.3 s of step"),
+        (
+            "stop in wait",
+            Timeouts(construct=60.0, reset=60.0, step=0.3),
+            f"did not answer within {2 * TURN:g} s of wait",
+        ),
     ],
 )
 def test_a_worker_that_is_silent_for_too_long_is_replaced(
@@ -308,17 +316,17 @@ def test_a_fault_of_the_crew_itself_is_kept_and_everyone_still_goes_home(hire: H
 # ------------------------------------------------------------------------------------------------------- the trainer's own death
 
 TRAINER = """
-from freewheel.rollout.spec import Timeouts
+from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
 from freewheel.transport.supervisor import Supervisor
 from freewheel.transport.shm.lock import ProcessLock
 from freewheel.transport.shm.heartbeats import Heartbeats
 from tests.support.children import Shift, board, hang, serve
 forkserver.prepare(["tests.support.children"])
-leash, places = forkserver.Leash(), board(4)
+lifeline, places = forkserver.Lifeline(), board(4)
 plans = (("inf",), ("0 spin, deaf",), ("0 hang in step",), ("0 stop",))
 shift = Shift(Heartbeats(4, 1), places, ProcessLock(), plans)
-spawn = lambda worker, incarnation: leash.process(serve, shift, worker, incarnation, name="worker")
+spawn = lambda worker, incarnation: lifeline.process(serve, shift, worker, incarnation, name="worker")
 crew = Supervisor(4, shift.heartbeats, Timeouts(), spawn, lambda worker, for_good: None, [shift.lock])
 crew.start()
 while (places["incarnation"] < 0).any():

@@ -13,8 +13,7 @@ import pytest
 
 from freewheel.core import Executor
 from freewheel.errors import EnvError, FreewheelError
-from freewheel.learn.settings import SerialExecutor
-from freewheel.transport.thread_executor import Executors, ThreadExecutor
+from freewheel.transport.executors import Executors, SerialExecutor, ThreadExecutor
 
 LIMIT = 30.0
 Kind = Literal["thread", "process"]
@@ -37,12 +36,12 @@ def doubler() -> Callable[[int], tuple[int, int]]:
     return answer
 
 
-def answers(clock: Executor, count: int) -> list[Any]:
+def answers(executor: Executor, count: int) -> list[Any]:
     found = list[Any]()
     deadline = time.monotonic() + LIMIT
     while len(found) < count:
         assert time.monotonic() < deadline, "no answer"
-        if (answer := clock.answer(0.1)) is not None:
+        if (answer := executor.result(0.1)) is not None:
             found.append(answer)
     return found
 
@@ -57,24 +56,24 @@ def threads() -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_questions_are_answered_in_their_order(kind: Kind) -> None:
     with Executors(kind, "cpu") as room:
-        clock = room(doubler, "sums")
-        assert (clock.busy, clock.answer()) == (False, None)
+        executor = room(doubler, "sums")
+        assert (executor.busy, executor.result()) == (False, None)
         for question in (1, 2, 3):
-            clock.ask(question)
-            assert clock.busy
-        assert answers(clock, 2) == [(2, 1), (4, 2)]
-        assert clock.busy, "one is still to come"
-        assert answers(clock, 1) == [(6, 3)]
-        assert (clock.busy, clock.answer()) == (False, None)
+            executor.submit(question)
+            assert executor.busy
+        assert answers(executor, 2) == [(2, 1), (4, 2)]
+        assert executor.busy, "one is still to come"
+        assert answers(executor, 1) == [(6, 3)]
+        assert (executor.busy, executor.result()) == (False, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_our_own_errors_are_answers_and_it_goes_on(kind: Kind) -> None:
     with Executors(kind, "cpu") as room:
-        clock = room(doubler, "sums")
-        clock.ask(13)
-        clock.ask(4)
-        failed, fine = answers(clock, 2)
+        executor = room(doubler, "sums")
+        executor.submit(13)
+        executor.submit(4)
+        failed, fine = answers(executor, 2)
     assert isinstance(failed, EnvError)
     assert (str(failed), failed.cause, fine) == ("no luck", "nan", (8, 2))
 
@@ -88,22 +87,22 @@ def test_our_own_errors_are_answers_and_it_goes_on(kind: Kind) -> None:
 )
 def test_any_other_error_is_told_too(kind: Kind, text: str) -> None:
     with Executors(kind, "cpu") as room:
-        clock = room(doubler, "sums")
-        clock.ask(99)
-        (failed,) = answers(clock, 1)
+        executor = room(doubler, "sums")
+        executor.submit(99)
+        (failed,) = answers(executor, 1)
         assert isinstance(failed, FreewheelError)
         assert str(failed) == text
-        clock.ask(5)
-        assert answers(clock, 1)[0][0] == 10
+        executor.submit(5)
+        assert answers(executor, 1)[0][0] == 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_clock_has_an_answerer_of_its_own(kind: Kind) -> None:
     with Executors(kind, "cpu") as room:
         one, other = room(doubler, "one"), room(doubler, "other")
-        one.ask(1)
-        one.ask(2)
-        other.ask(7)
+        one.submit(1)
+        one.submit(2)
+        other.submit(7)
         assert answers(other, 1) == [(14, 1)]
         assert answers(one, 2) == [(2, 1), (4, 2)]
 
@@ -113,9 +112,9 @@ def test_each_clock_has_an_answerer_of_its_own(kind: Kind) -> None:
 def test_leaving_the_room_ends_what_was_made_in_it(kind: Kind, asked: int) -> None:
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     with Executors(kind, "cpu") as room:
-        for clock in (room(doubler, "one"), room(doubler, "other")):
+        for executor in (room(doubler, "one"), room(doubler, "other")):
             for question in range(asked):
-                clock.ask(question)
+                executor.submit(question)
         if kind == "thread":
             assert sorted(threads()) == ["freewheel-one", "freewheel-other"]
         began = time.monotonic()
@@ -132,9 +131,9 @@ def test_what_a_process_does_happens_elsewhere() -> None:
     pids = set()
     for kind in KINDS:
         with Executors(kind, "cpu") as room:
-            clock = room(where, "where")
-            clock.ask(None)
-            pids.add(answers(clock, 1)[0])
+            executor = room(where, "where")
+            executor.submit(None)
+            pids.add(answers(executor, 1)[0])
     assert len(pids) == 2
     assert os.getpid() in pids
 
@@ -163,28 +162,28 @@ class Handshake:
 def test_a_thread_works_beside_whoever_asked() -> None:
     shake = Handshake()
     with Executors("thread", "cpu") as room:
-        clock = room(shake.build, "model")
+        executor = room(shake.build, "model")
         assert not shake.built, "built before there was a question"
-        clock.ask("first")
+        executor.submit("first")
         assert shake.inside.wait(LIMIT)  # it is at work, and we are here
-        assert (clock.busy, clock.answer(), clock.answer(0.01)) == (True, None, None)
-        clock.ask("second")
+        assert (executor.busy, executor.result(), executor.result(0.01)) == (True, None, None)
+        executor.submit("second")
         assert not shake.answered
         shake.go.set()
-        assert answers(clock, 2) == ["first", "second"]
-        assert not clock.busy
+        assert answers(executor, 2) == ["first", "second"]
+        assert not executor.busy
     assert shake.built == ["freewheel-model"]
 
 
 def test_leaving_waits_for_the_answer_under_way_and_gives_up_the_others() -> None:
     shake = Handshake()
-    clock = ThreadExecutor(shake.build, "model", "cpu")
+    executor = ThreadExecutor(shake.build, "model", "cpu")
     for question in ("first", "second", "third"):
-        clock.ask(question)
+        executor.submit(question)
     assert shake.inside.wait(LIMIT)
-    leaving = threading.Thread(target=clock.close)
+    leaving = threading.Thread(target=executor.close)
     leaving.start()
-    assert clock._over.wait(LIMIT)
+    assert executor._over.wait(LIMIT)
     assert leaving.is_alive(), "it left while an answer was under way"
     shake.go.set()
     leaving.join(LIMIT)
@@ -203,10 +202,10 @@ def test_a_build_that_fails_is_told_and_tried_again() -> None:
         return lambda question: -question
 
     with Executors("thread", "cpu") as room:
-        clock = room(build, "model")
+        executor = room(build, "model")
         for question in (1, 2, 3):
-            clock.ask(question)
-        failed, *fine = answers(clock, 3)
+            executor.submit(question)
+        failed, *fine = answers(executor, 3)
     assert str(failed) == "not yet"
     assert (fine, len(tries)) == ([-2, -3], 2)
 
@@ -215,11 +214,11 @@ def test_a_build_that_fails_is_told_and_tried_again() -> None:
 
 
 def test_in_turn_an_answer_is_there_when_the_question_is() -> None:
-    clock = SerialExecutor(doubler, "sums")
-    assert clock.answer() is None
+    executor = SerialExecutor(doubler, "sums")
+    assert executor.result() is None
     for question in (1, 2):
-        clock.ask(question)
-    assert not clock.busy
-    assert [clock.answer(), clock.answer(), clock.answer()] == [(2, 1), (4, 2), None]
+        executor.submit(question)
+    assert not executor.busy
+    assert [executor.result(), executor.result(), executor.result()] == [(2, 1), (4, 2), None]
     with pytest.raises(EnvError, match=r"^no luck$"):
-        clock.ask(13)
+        executor.submit(13)

@@ -8,8 +8,8 @@ import pytest
 
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, UsageError
+from freewheel.rollout.factory import Timeouts
 from freewheel.rollout.probe import StepCost
-from freewheel.rollout.spec import Timeouts
 from freewheel.transport.workers import CROWD, WorkersConfig, useful_workers
 
 BURNING = StepCost(wall=1e-4, cpu=1e-4)

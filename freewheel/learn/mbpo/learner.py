@@ -50,7 +50,8 @@ class MBPO:
         self.sac.agent.dice.append(self.model_buffer.generator)
         self._real = int(config.batch * config.real_ratio + 1e-9)
         build = partial(Fitter, spec, config, task.seed, task.device, task.compile)
-        self._clock = task.clocks(build, "the model")
+        assert task.executors is not None, "the model is fitted somewhere"
+        self._executor = task.executors(build, "the model")
         self._asked_at: deque[int] = deque()  # rows there were when each fit under way was asked for
         self._sent = self._model_rows = 0  # rows that the fitter has; rows that the present model was fitted to
         self._fits = self._model_steps = 0
@@ -133,21 +134,21 @@ class MBPO:
             return
         self._look()
         newest = self._asked_at[-1] if self._asked_at else self._model_rows
-        if not self._clock.busy and (not self._fits or rows - newest >= self.config.model_every):
+        if not self._executor.busy and (not self._fits or rows - newest >= self.config.model_every):
             self._ask(rows)
             self._look()  # in turn, the answer is there
         while self._asked_at and (not self._fits or rows - self._asked_at[0] >= self.config.model_every):
-            while (fit := self._clock.answer(LOOK)) is None:
+            while (fit := self._executor.result(LOOK)) is None:
                 self._task.waiting()
             self._adopt(fit)
 
     def _look(self) -> None:
-        while (fit := self._clock.answer()) is not None:
+        while (fit := self._executor.result()) is not None:
             self._adopt(fit)
 
     def _ask(self, rows: int) -> None:
         new = self.sac.replay.newest(min(rows - self._sent, self.sac.replay.count))
-        self._clock.ask(Question(new if new.is_cuda else new.numpy()))
+        self._executor.submit(Question(new if new.is_cuda else new.numpy()))
         self._sent = rows
         self._asked_at.append(rows)
 

@@ -13,11 +13,11 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.core import WORKER_TIME, Failure, NDArray, SeedStream, Transitions
 from freewheel.errors import EnvError, FreewheelError
-from freewheel.rollout.child import settle
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.runner import Author, Runner
 from freewheel.rollout.single_env_runner import SingleEnv, SingleEnvRunner
 from freewheel.seeding import training_episodes
+from freewheel.transport.forkserver import settle
 from freewheel.transport.shm import heartbeats as phase
 from freewheel.transport.shm.channel import Port, Tally, Writer
 from freewheel.transport.shm.heartbeats import Heartbeats

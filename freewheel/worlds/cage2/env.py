@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 from freewheel.core import NDArray, SeedStream
 from freewheel.worlds.cage2 import story
 from freewheel.worlds.cage2.memory import COLUMNS, Memory
-from freewheel.worlds.cage2.network import GlobalRandom, Networks
+from freewheel.worlds.cage2.network import Draws, Networks
 from freewheel.worlds.cage2.red import Bline, Meander
 from freewheel.worlds.cage2.scenario import ACTIONS, BIT, FOOTHOLD, HOSTS, RED_AGENTS, REDS, STEPS, N, check_red
 
@@ -126,7 +126,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         choice, green = _uniform(_mix(base + _GOLDEN))
         blue_success = self.nets.blue(actions)
         kind, target = self._red_acts(choice)
-        self._success, self._shown = self.nets.red(kind, target, GlobalRandom(exploit, notice))
+        self._success, self._shown = self.nets.red(kind, target, Draws(exploit, notice))
         self.turn = Turn(actions, blue_success, kind, target, self._success)
         reward = self.nets.reward()
         self.nets.observe(self._green_scans(green) if self._green else None)

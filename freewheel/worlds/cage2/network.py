@@ -64,7 +64,7 @@ _PER_GAME = ("rooted", "held", "known", "named", "scanned", "subnets", "ot_up", 
 
 
 @dataclass(frozen=True)
-class GlobalRandom:
+class Draws:
     """[B] each in [0, 1): all that chance decides about an action of red's."""
 
     exploit: NDArray  # which of the exploits it knows of
@@ -197,7 +197,7 @@ class Networks:
 
     # --------------------------------------------------------------------------------------------------------- red
 
-    def red(self, kind: NDArray, target: NDArray, dice: GlobalRandom) -> tuple[NDArray, NDArray]:
+    def red(self, kind: NDArray, target: NDArray, dice: Draws) -> tuple[NDArray, NDArray]:
         """Red acts on what blue has left; [B] whether it succeeds, and whether a scan or sweep has shown it anything."""
         success = np.zeros(self.lanes, np.bool_)
         shown = np.ones(self.lanes, np.bool_)
@@ -235,7 +235,7 @@ class Networks:
         self.scanned[lanes] |= BIT[host]
         traces.scanned[lanes] = 1
 
-    def _exploit(self, lanes: NDArray, host: NDArray, dice: GlobalRandom, traces: Traces) -> NDArray:
+    def _exploit(self, lanes: NDArray, host: NDArray, dice: Draws, traces: Traces) -> NDArray:
         cells = self._base[lanes] + host
         exploit = choose_exploit(self.ports[cells], dice.exploit[lanes])
         gain = GAINS[host, exploit]

@@ -11,11 +11,11 @@ import numpy as np
 
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
-from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, NOTICED, PREFERENCE, UNKNOWN, GlobalRandom, Networks
+from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, NOTICED, PREFERENCE, UNKNOWN, Draws, Networks
 from freewheel.worlds.cage2.red import Bline, Meander
 from freewheel.worlds.cage2.scenario import BIT, HOSTS, RED_KINDS, SUBNETS, N
 
-#: GlobalRandom for all that can happen: every exploit there may be, noticed or not; either kind of session.
+#: Draws for all that can happen: every exploit there may be, noticed or not; either kind of session.
 _EXPLOITS = [
     0.0,
     *(PREFERENCE + (1.0 - PREFERENCE) * (k + 0.5) / 14 for k in range(14)),
@@ -77,7 +77,7 @@ def _follow(record: Mapping[str, NDArray], game: int, reds: list[tuple[int, int]
         times = nets.lanes // len(exploits)
         every = np.ones(nets.lanes, np.int64)
         blue_success = nets.blue(every * record["action"][game, step])
-        dice = GlobalRandom(np.tile(exploits, times), np.tile(notices, times))
+        dice = Draws(np.tile(exploits, times), np.tile(notices, times))
         red_success, shown = nets.red(every * kind, every * target, dice)
         nets.observe()
         agree = _agreement(record, (game, step + 1), nets)

@@ -24,7 +24,7 @@ from freewheel.policies.spec import PolicyConfig
 from freewheel.rollout.device_runner import DeviceRunner
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.testing.conformance import check_learner
-from freewheel.transport.thread_executor import Executors
+from freewheel.transport.executors import Executors
 from tests.support.isaac_like import IsaacLike, Traps
 from tests.support.model_story import (
     BOX_LANES,
@@ -111,7 +111,7 @@ def imagined(learner: MBPO) -> Any:
 def test_imagined_rows_are_the_newest_models(feed: Feed, keep: int) -> None:
     clock = Planted()
     config = replace(SMALL, keep_models=keep, rollout_schedule=(1_000, 2_000, 1, 3))  # there is room for longer ones
-    learner = mbpo_for(config, clocks=clock)
+    learner = mbpo_for(config, executors=clock)
     starts = EVERY // 2
     for fits in range(1, 6):
         feed(learner, STARTS // 2 if fits == 1 else EVERY // 2)
@@ -125,7 +125,7 @@ def test_imagined_rows_are_the_newest_models(feed: Feed, keep: int) -> None:
 
 
 def test_rollouts_begin_in_real_states_and_go_on_from_there(feed: Feed) -> None:
-    learner = mbpo_for(replace(SMALL, rollout_schedule=(0, 1, 1, 3)), clocks=Planted())
+    learner = mbpo_for(replace(SMALL, rollout_schedule=(0, 1, 1, 3)), executors=Planted())
     feed(learner, STARTS // 2)
     starts = EVERY // 2
     rows = imagined(learner)
@@ -147,7 +147,7 @@ def stop_above_zero(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
 def test_a_rollout_that_ends_is_not_gone_on_with(feed: Feed) -> None:
     here = f"{__name__}:stop_above_zero"
     config = replace(SMALL, rollout_schedule=(0, 1, 1, 6), termination=here, rollouts_per_row=4.0)
-    learner = mbpo_for(config, clocks=Planted())
+    learner = mbpo_for(config, executors=Planted())
     feed(learner, STARTS // 2)
     rows = imagined(learner)
     assert rows.terminated.any()
@@ -185,7 +185,7 @@ def test_room_is_made_for_the_longest_rollouts() -> None:
 
 def test_a_fit_is_asked_for_every_so_many_rows_with_what_is_new(feed: Feed) -> None:
     clock = Planted()
-    learner = mbpo_for(clocks=clock)
+    learner = mbpo_for(executors=clock)
     at = list[int]()
     feed(learner, 40, lambda: at.append(learner.sac.pace.rows) if len(clock.asked) > len(at) else None)
     assert at == [16, 28, 40, 52, 64, 76]
@@ -195,7 +195,7 @@ def test_a_fit_is_asked_for_every_so_many_rows_with_what_is_new(feed: Feed) -> N
 
 def test_the_model_is_never_more_than_two_fits_worth_behind(feed: Feed) -> None:
     clock = Planted(slow=True)
-    learner = mbpo_for(clocks=clock)
+    learner = mbpo_for(executors=clock)
     lags, fresh = list[int](), list[bool]()
 
     def look() -> None:
@@ -213,7 +213,7 @@ def test_the_model_is_never_more_than_two_fits_worth_behind(feed: Feed) -> None:
 
 def test_no_agent_step_comes_before_the_first_model(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Planted(slow=True)
-    learner = mbpo_for(clocks=clock)
+    learner = mbpo_for(executors=clock)
     fits = list[int]()
     monkeypatch.setattr(learner.sac.agent, "step", lambda: fits.append(learner._fits))
     feed(learner, 20)
@@ -223,7 +223,7 @@ def test_no_agent_step_comes_before_the_first_model(feed: Feed, monkeypatch: pyt
 
 def test_whoever_waits_for_a_model_can_be_called_off(feed: Feed) -> None:
     class Never(Planted):
-        def answer(self, wait: float = 0.0) -> Fit | None:
+        def result(self, wait: float = 0.0) -> Fit | None:
             return None
 
     class CalledOffError(Exception):
@@ -237,11 +237,11 @@ def test_whoever_waits_for_a_model_can_be_called_off(feed: Feed) -> None:
             raise CalledOffError
 
     with pytest.raises(CalledOffError):
-        feed(mbpo_for(clocks=Never(), waiting=waiting), 20)
+        feed(mbpo_for(executors=Never(), waiting=waiting), 20)
 
 
 def test_counters_and_what_publications_say(feed: Feed) -> None:
-    learner = mbpo_for(clocks=Planted())
+    learner = mbpo_for(executors=Planted())
     told = feed(learner, 16)
     last = told[-1]
     assert (last["real_data"], last["agent_updates"]) == (32, 8)
@@ -258,9 +258,9 @@ def test_counters_and_what_publications_say(feed: Feed) -> None:
 
 
 def test_after_a_restart_the_fitter_is_given_all_real_rows(feed: Feed) -> None:
-    learner, clock = mbpo_for(clocks=Planted()), Planted()
+    learner, clock = mbpo_for(executors=Planted()), Planted()
     feed(learner, 16)
-    twin = mbpo_for(clocks=clock, seed=5)
+    twin = mbpo_for(executors=clock, seed=5)
     twin.load_state_dict(learner.state_dict())
     assert twin._dream.elites.tolist() == [2, 0]
     assert torch.equal(twin._dream.generator.get_state(), learner._dream.generator.get_state())
@@ -328,7 +328,7 @@ def test_multi_step_errors_are_those_of_rows_that_happened(
     play: Play, sign: Sign, has_final_obs: bool, bias: float
 ) -> None:
     """A world that moves by DELTA and a bias, with a gap, and ends whose successor may be hidden: the row repeats itself."""
-    learner = mbpo_for(replace(SMALL, learning_starts=20), clocks=Planted(), rows=20, has_final_obs=has_final_obs)
+    learner = mbpo_for(replace(SMALL, learning_starts=20), executors=Planted(), rows=20, has_final_obs=has_final_obs)
     data = play(SPEC, learner.snapshot(), (12, 2))
     data.valid[4, 0] = False
     data.terminated[...] = data.truncated[...] = False
@@ -363,7 +363,7 @@ def test_rows_whose_successor_is_hidden_teach_no_teleports(has_final_obs: bool) 
     clock = Questions()
     config = replace(SMALL, learning_starts=40, model_every=40, termination="learned")
     learner = mbpo_for(
-        config, policy=policy, rows=40, lanes=4, batched_on_device=True, has_final_obs=has_final_obs, clocks=clock
+        config, policy=policy, rows=40, lanes=4, batched_on_device=True, has_final_obs=has_final_obs, executors=clock
     )
     chunks = list[Any]()
     for _ in range(3):
@@ -405,10 +405,10 @@ class Questions:
     def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
         return self
 
-    def ask(self, question: Question) -> None:
+    def submit(self, question: Question) -> None:
         self.asked.append(np.array(question.rows))
         self._open += 1
 
-    def answer(self, wait: float = 0.0) -> Any:
+    def result(self, wait: float = 0.0) -> Any:
         self._open, answer = 0, EnvError("enough") if self._open else None
         return answer

@@ -14,7 +14,7 @@ from freewheel.core import NDArray
 from freewheel.learn.ppo.targets import Discount, Targets, continues, estimate, temporal_difference
 
 
-class RowCounts(NamedTuple):
+class Rows(NamedTuple):
     """[T, B] each, of a random world with ends of both kinds and gaps."""
 
     reward: NDArray
@@ -26,7 +26,7 @@ class RowCounts(NamedTuple):
     ratio: NDArray
 
     @classmethod
-    def random(cls, shape: tuple[int, int], seed: int, ends: float, gaps: float) -> RowCounts:
+    def random(cls, shape: tuple[int, int], seed: int, ends: float, gaps: float) -> Rows:
         rng = np.random.default_rng(seed)
         terminated, truncated = rng.random((2, *shape)) < ends
         valid = rng.random(shape) >= gaps
@@ -59,13 +59,13 @@ class RowCounts(NamedTuple):
         return float(self.reward[t, lane] + future - self.value[t, lane])
 
 
-def textbook(rows: RowCounts, t: int, lane: int, discount: Discount) -> float:
+def textbook(rows: Rows, t: int, lane: int, discount: Discount) -> float:
     """GAE: the discounted sum of temporal differences to the end of the piece."""
     decay = discount.gamma * discount.lam
     return math.fsum(decay ** (k - t) * rows.delta(k, lane, discount.gamma) for k in rows.piece(t, lane))
 
 
-def correction(rows: RowCounts, t: int, lane: int, discount: Discount) -> float:
+def correction(rows: Rows, t: int, lane: int, discount: Discount) -> float:
     """Δ as the sum over the piece, each difference weighted by the clipped ratios on the way to it."""
     decay, terms = discount.gamma * discount.lam, []
     for k in rows.piece(t, lane):
@@ -78,12 +78,12 @@ def correction(rows: RowCounts, t: int, lane: int, discount: Discount) -> float:
 unit = st.floats(0, 1)
 shapes = st.tuples(st.integers(1, 12), st.integers(1, 3))
 worlds = st.builds(
-    RowCounts.random, shapes, st.integers(0, 2**32 - 1), st.sampled_from([0, 0.2, 0.6]), st.sampled_from([0, 0.2, 0.6])
+    Rows.random, shapes, st.integers(0, 2**32 - 1), st.sampled_from([0, 0.2, 0.6]), st.sampled_from([0, 0.2, 0.6])
 )
 
 
 @given(rows=worlds, gamma=unit, lam=unit)
-def test_without_lag_it_is_generalised_advantage_estimation(rows: RowCounts, gamma: float, lam: float) -> None:
+def test_without_lag_it_is_generalised_advantage_estimation(rows: Rows, gamma: float, lam: float) -> None:
     discount = Discount(gamma, lam)
     plain = rows.targets(discount, None)
     for t, lane in zip(*rows.valid.nonzero(), strict=True):
@@ -93,7 +93,7 @@ def test_without_lag_it_is_generalised_advantage_estimation(rows: RowCounts, gam
 
 
 @given(rows=worlds, gamma=unit, lam=unit, rho_bar=st.floats(1, 3), c_bar=st.floats(1, 3))
-def test_a_ratio_of_one_is_no_ratio(rows: RowCounts, gamma: float, lam: float, rho_bar: float, c_bar: float) -> None:
+def test_a_ratio_of_one_is_no_ratio(rows: Rows, gamma: float, lam: float, rho_bar: float, c_bar: float) -> None:
     ones = rows.targets(Discount(gamma, lam, rho_bar, c_bar), np.ones_like(rows.ratio))
     none = rows.targets(Discount(gamma, lam), None)
     assert np.array_equal(ones.advantage, none.advantage)
@@ -102,7 +102,7 @@ def test_a_ratio_of_one_is_no_ratio(rows: RowCounts, gamma: float, lam: float, r
 
 @given(rows=worlds, gamma=unit, lam=unit, rho_bar=st.floats(0.1, 3), c_bar=st.floats(0.1, 3))
 def test_under_lag_differences_are_weighted_by_clipped_ratios(
-    rows: RowCounts, gamma: float, lam: float, rho_bar: float, c_bar: float
+    rows: Rows, gamma: float, lam: float, rho_bar: float, c_bar: float
 ) -> None:
     discount = Discount(gamma, lam, rho_bar, c_bar)
     found = rows.targets(discount, rows.ratio)
@@ -115,7 +115,7 @@ def test_under_lag_differences_are_weighted_by_clipped_ratios(
 
 
 @given(rows=worlds)
-def test_without_discount_targets_are_monte_carlo_returns(rows: RowCounts) -> None:
+def test_without_discount_targets_are_monte_carlo_returns(rows: Rows) -> None:
     found = rows.targets(Discount(gamma=1.0, lam=1.0), None)
     for t, lane in zip(*rows.valid.nonzero(), strict=True):
         piece = rows.piece(t, lane)
@@ -154,7 +154,7 @@ def test_what_follows_is_of_the_same_episode_only_if_nothing_lies_between() -> N
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_dtype_is_kept(dtype: type[np.floating]) -> None:
-    rows = RowCounts.random((4, 2), 0, 0.2, 0.0)
+    rows = Rows.random((4, 2), 0, 0.2, 0.0)
     narrow = rows._replace(
         **{name: getattr(rows, name).astype(dtype) for name in ("reward", "value", "next_value", "ratio")}
     )

@@ -304,7 +304,7 @@ def test_workers_find_the_simulator_loaded() -> None:
     done = in_a_process(
         """
         from freewheel.worlds.cage2.cyborg import MODULES
-        from freewheel.transport.once import ask
+        from freewheel.transport.executors import call_in_process
         def look():
             import sys
             return [name in sys.modules for name in ("csle_cyborg.main", "torch", "stable_baselines3")]

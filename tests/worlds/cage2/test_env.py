@@ -16,7 +16,7 @@ from freewheel.core import NDArray
 from freewheel.errors import UsageError
 from freewheel.seeding import training_episodes
 from freewheel.worlds.cage2.env import Cage2Vector
-from freewheel.worlds.cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, GlobalRandom, Networks, choose_exploit
+from freewheel.worlds.cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, Draws, Networks, choose_exploit
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, PORTS, RED_KINDS, REDS
 from freewheel.worlds.registry import register
 
@@ -205,7 +205,7 @@ def test_a_new_session_is_noticed_in_95_of_100() -> None:
     nets, everywhere = Networks(lanes), np.ones(lanes, np.int64)
     user1 = HOSTS.index("User1")
     nets.scanned[:], nets.ports[:] = 1 << user1, 1 << PORTS.index(21)
-    dice = GlobalRandom(np.zeros(lanes), (np.arange(lanes) + 0.5) / lanes)
+    dice = Draws(np.zeros(lanes), (np.arange(lanes) + 0.5) / lanes)
     nets.blue(np.zeros(lanes, np.int64))
     success, _ = nets.red(everywhere * EXPLOIT, everywhere * user1, dice)
     obs = nets.observe().reshape(lanes, 13, 4)[:, user1]

@@ -26,7 +26,11 @@ LENGTHS, EPISODES = (4, 7), 2
 class Whim:
     """An actor that does something else for whatever it sees."""
 
-    def act(self, obs: NDArray, rng: np.random.Generator, *, greedy: bool = False) -> Decision:
+    state_size = 0
+
+    def act(
+        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
+    ) -> Decision:
         assert greedy
         return Decision(np.array([whim(row) for row in obs]), np.zeros(len(obs), np.float32), np.zeros((len(obs), 0)))
 

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from freewheel.rollout.child import ignore_interrupts, without_main
+from freewheel.transport.forkserver import ignore_interrupts, without_main
 from tests.support.places import ROOT
 
 TIED = """
 import sys
-from freewheel.rollout.child import tie
+from freewheel.transport.forkserver import tie
 if {wait}:
     sys.stdin.readline()
 tie({descriptor})

@@ -1,0 +1,240 @@
+"""One way to run a function elsewhere: in turn with the caller, in a thread with a CUDA stream, or in a process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from multiprocessing.context import ForkServerProcess
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from freewheel.core import Executor
+from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.transport import forkserver
+
+Argument = TypeVar("Argument")
+Value = TypeVar("Value")
+Function: TypeAlias = Callable[[Argument], Value]
+
+NICE = 10  # a process beside the training takes what processor time the others leave
+GRACE = 1.0  # seconds for a process to end by itself
+THREAD_GRACE = 30.0  # seconds that a thread may take to finish what it is doing
+
+
+class SerialExecutor:
+    """Calls at once, in the caller's own thread. Implements core.Executor."""
+
+    busy = False
+
+    def __init__(self, build: Callable[[], Function[Any, Any]], what: str) -> None:
+        self._build = build
+        self._function: Function[Any, Any] | None = None
+        self._results: deque[Any] = deque()
+
+    def submit(self, argument: Any) -> None:
+        if self._function is None:
+            self._function = self._build()
+        self._results.append(self._function(argument))
+
+    def result(self, wait: float = 0.0) -> Any:
+        return self._results.popleft() if self._results else None
+
+
+class ThreadExecutor:
+    """Calls in a thread; what it computes on a GPU runs on a stream of its own, and is complete when its result comes."""
+
+    def __init__(self, build: Callable[[], Function[Any, Any]], what: str, device: str) -> None:
+        self._arguments: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._calls = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(build, device), name=f"freewheel-{what}", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self._calls > 0
+
+    def submit(self, argument: Any) -> None:
+        import torch
+
+        ready = torch.cuda.Event() if torch.cuda.is_initialized() else None
+        if ready is not None:
+            ready.record()  # the argument is complete when the caller's stream has come here
+        self._calls += 1
+        self._arguments.put((argument, ready))
+
+    def result(self, wait: float = 0.0) -> Any:
+        try:
+            result = self._results.get(timeout=wait) if wait > 0 else self._results.get_nowait()
+        except queue.Empty:
+            return None
+        self._calls -= 1
+        return result
+
+    def close(self) -> None:
+        self._over.set()
+        self._arguments.put(None)
+        self._thread.join(THREAD_GRACE)
+
+    def _serve(self, build: Callable[[], Function[Any, Any]], device: str) -> None:
+        import torch
+
+        stream = torch.cuda.Stream(device) if device.startswith("cuda") else None
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            function: Function[Any, Any] | None = None
+            while (item := self._arguments.get()) is not None and not self._over.is_set():
+                argument, ready = item
+                if stream is not None and ready is not None:
+                    stream.wait_event(ready)
+                try:
+                    function = function or build()
+                    result = function(argument)
+                except FreewheelError as error:
+                    result = error
+                except Exception as error:  # noqa: BLE001 - the result of the call, for the caller to raise
+                    result = FreewheelError(
+                        f"{threading.current_thread().name} failed with {error!r}; please report this"
+                    )
+                if stream is not None:
+                    stream.synchronize()
+                self._results.put(result)
+
+
+class ProcessExecutor(Generic[Argument, Value]):
+    """Calls in another process, which is started for the first call and replaced for the next one if it dies."""
+
+    def __init__(
+        self,
+        build: Callable[[], Function[Argument, Value]],
+        what: str,
+        *,
+        nice: int = NICE,
+        modules: Sequence[str] = (),
+    ) -> None:
+        try:
+            self._build: bytes = cloudpickle.dumps(build)
+        except Exception as error:
+            raise SetupError(
+                f"{what} cannot be sent to another process ({error}): pass an importable factory"
+            ) from error
+        self._what, self._nice, self._modules = what, nice, modules
+        self._lifeline = forkserver.Lifeline()
+        self._process: ForkServerProcess | None = None
+        self._pipe: Any = None
+        self._waiting: deque[Argument] = deque()
+        self._running = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._end()
+        self._lifeline.close()
+
+    def submit(self, argument: Argument) -> None:
+        self._waiting.append(argument)
+        self._send()
+
+    @property
+    def busy(self) -> bool:
+        return self._running or bool(self._waiting)
+
+    def result(self, wait: float = 0.0) -> Value | FreewheelError | None:
+        """Of the oldest call, or why there is none; None: not yet."""
+        if not self._running or not self._pipe.poll(wait):
+            return None
+        self._running = False
+        try:
+            result: Value | FreewheelError = cloudpickle.loads(self._pipe.recv_bytes())
+        except EOFError:
+            result = EnvError(f"{self._what} ended its process ({self._end()})")
+        self._send()
+        return result
+
+    def _send(self) -> None:
+        if self._running or not self._waiting:
+            return
+        if self._process is None:
+            self._start()
+        with suppress(BrokenPipeError):  # it is dead: the result will be the end of the pipe
+            self._pipe.send_bytes(cloudpickle.dumps(self._waiting.popleft()))
+        self._running = True
+
+    def _start(self) -> None:
+        forkserver.prepare(self._modules)
+        self._pipe, theirs = multiprocessing.get_context("forkserver").Pipe()
+        process = self._lifeline.process(_serve, self._build, theirs, self._nice, name="freewheel-executor")
+        forkserver.start(process)
+        self._process = process
+        theirs.close()
+
+    def _end(self) -> str:
+        """Nothing is left; how it ended."""
+        process, self._process = self._process, None
+        if process is None:
+            return "never started"
+        self._pipe.close()
+        process.join(0.0 if self._running else GRACE)
+        process.kill()
+        process.join()
+        how = "it took too long" if process.exitcode == -signal.SIGALRM else f"exit code {process.exitcode}"
+        process.close()
+        return how
+
+
+def _serve(build: bytes, pipe: Any, nice: int) -> None:
+    os.nice(nice)
+    function: Function[Any, Any] | None = None
+    with suppress(EOFError):
+        while True:
+            argument = cloudpickle.loads(pipe.recv_bytes())
+            try:
+                if function is None:
+                    function = cloudpickle.loads(build)()
+                    forkserver.settle()
+                result: Any = function(argument)
+            except FreewheelError as error:
+                result = error
+            pipe.send_bytes(cloudpickle.dumps(result))
+
+
+def call_in_process(call: Callable[[], Value], what: str, limit: float, modules: Sequence[str] = ()) -> Value:
+    """What `call` returns in a process of its own, within `limit` seconds; `what` names it in errors."""
+    with ProcessExecutor[None, tuple[Value]](lambda: lambda _: (call(),), what, nice=0, modules=modules) as executor:
+        executor.submit(None)
+        result = executor.result(limit)
+        if result is None:
+            raise EnvError(f"{what} did not come back within {limit:g} s; is it waiting for something?")
+        if isinstance(result, FreewheelError):
+            raise result
+        return result[0]
+
+
+class Executors:
+    """Makes executors of one kind, and ends them all when it is left. Implements core.MakeExecutor."""
+
+    def __init__(self, kind: Literal["thread", "process"], device: str) -> None:
+        self._kind, self._device = kind, device
+        self._made = ExitStack()
+
+    def __call__(self, build: Callable[[], Function[Any, Any]], what: str) -> Executor:
+        if self._kind == "process":
+            return self._made.enter_context(ProcessExecutor[Any, Any](build, what, nice=0))
+        executor = ThreadExecutor(build, what, self._device)
+        self._made.callback(executor.close)
+        return executor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._made.close()
