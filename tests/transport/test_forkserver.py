@@ -1,4 +1,4 @@
-"""The forkserver: children with one thread each, that know the worker's modules, not the caller's script, and do not outlive it."""
+"""The forkserver: its children have one thread each, know the modules of workers, never run the caller's script, and die with it."""
 
 from __future__ import annotations
 

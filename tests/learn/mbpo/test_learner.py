@@ -287,7 +287,7 @@ def test_it_works_on_every_clock(
     feed: Feed, kind: Literal["serial", "thread", "process"], serial_model: dict[str, Tensor]
 ) -> None:
     with ExitStack() as stack:
-        clocks = {} if kind == "serial" else {"clocks": stack.enter_context(Executors(kind, "cpu"))}
+        clocks = {} if kind == "serial" else {"executors": stack.enter_context(Executors(kind, "cpu"))}
         learner = mbpo_for(replace(SMALL, termination="learned"), **clocks)
         told = feed(learner, STARTS // 2)
         first = learner.model.state()
@@ -316,7 +316,7 @@ def test_what_the_fitter_raises_is_raised_here(
 ) -> None:
     monkeypatch.setattr("freewheel.learn.mbpo.learner.Fitter", lambda *_: failing(EnvError("no fit today")))
     with ExitStack() as stack:
-        clocks = {} if kind == "serial" else {"clocks": stack.enter_context(Executors(kind, "cpu"))}
+        clocks = {} if kind == "serial" else {"executors": stack.enter_context(Executors(kind, "cpu"))}
         learner = mbpo_for(SMALL, **clocks)
         with pytest.raises(EnvError, match=r"^no fit today$"):
             feed(learner, 20)

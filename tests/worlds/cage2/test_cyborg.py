@@ -308,7 +308,7 @@ def test_workers_find_the_simulator_loaded() -> None:
         def look():
             import sys
             return [name in sys.modules for name in ("csle_cyborg.main", "torch", "stable_baselines3")]
-        print(ask(look, "a look", 30.0, MODULES))
+        print(call_in_process(look, "a look", 30.0, MODULES))
         """
     )
     assert (done.stdout, done.stderr) == ("[True, False, False]\n", "")
