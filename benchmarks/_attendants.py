@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from freewheel.core import NDArray
-from freewheel.transport.pool import WorkerPool
+from freewheel.transport.shm.wire import SharedMemoryWire
 
 
 class Attendant(threading.Thread):
@@ -24,9 +24,9 @@ class Attendant(threading.Thread):
 
     period = 0.002
 
-    def __init__(self, fleet: WorkerPool) -> None:
+    def __init__(self, wire: SharedMemoryWire) -> None:
         super().__init__(daemon=True)
-        self._fleet = fleet
+        self._wire = wire
         self._over = threading.Event()
 
     def __enter__(self) -> Self:
@@ -52,13 +52,13 @@ class Arrivals(Attendant):
 
     period = 0.005
 
-    def __init__(self, fleet: WorkerPool) -> None:
-        super().__init__(fleet)
+    def __init__(self, wire: SharedMemoryWire) -> None:
+        super().__init__(wire)
         self._began = perf_counter()
         self.seconds: float | None = None
 
     def look(self) -> bool:
-        if (self._fleet.heartbeats.memory["steps"] == 0).any():
+        if (self._wire.heartbeats.memory["steps"] == 0).any():
             return True
         self.seconds = perf_counter() - self._began
         return False
@@ -69,14 +69,14 @@ class Loads(Attendant):
 
     period = 0.0005
 
-    def __init__(self, fleet: WorkerPool) -> None:
-        super().__init__(fleet)
+    def __init__(self, wire: SharedMemoryWire) -> None:
+        super().__init__(wire)
         self.median: list[float] = []
         self.last: list[float] = []
         self.overtaken = 0  # publications that some worker never loaded, because there was a newer one
         self._published: tuple[int, float] = (0, perf_counter())
         self._watched = 0
-        self._after: NDArray = np.zeros(fleet.workers)  # [W] seconds; nan: not yet
+        self._after: NDArray = np.zeros(wire.authors)  # [W] seconds; nan: not yet
 
     def published(self, version: int) -> None:
         """About to be."""
@@ -86,11 +86,11 @@ class Loads(Attendant):
         version, at = self._published
         if version != self._watched:
             self.overtaken += bool(np.isnan(self._after).any())
-            self._watched, self._after = version, np.full(self._fleet.workers, np.nan)
+            self._watched, self._after = version, np.full(self._wire.authors, np.nan)
         if not np.isnan(self._after).any():
             return True
-        memory, slots = self._fleet.channel.memory, self._fleet.channel.shape.slots
-        acting = memory["version"][np.arange(self._fleet.workers), memory["opened"] % slots]
+        memory, slots = self._wire.channel.memory, self._wire.channel.shape.slots
+        acting = memory["version"][np.arange(self._wire.authors), memory["opened"] % slots]
         self._after[np.isnan(self._after) & (acting >= version)] = perf_counter() - at
         if not np.isnan(self._after).any():
             self.median.append(float(np.median(self._after)))
@@ -101,8 +101,10 @@ class Loads(Attendant):
 class Killer(Attendant):
     """SIGKILL by a schedule of (seconds, worker), and how long until the next incarnation has stepped."""
 
-    def __init__(self, fleet: WorkerPool, schedule: Sequence[tuple[float, int]], updates: Callable[[], int]) -> None:
-        super().__init__(fleet)
+    def __init__(
+        self, wire: SharedMemoryWire, schedule: Sequence[tuple[float, int]], updates: Callable[[], int]
+    ) -> None:
+        super().__init__(wire)
         self._todo, self._updates = deque(schedule), updates
         self._began = 0.0
         self._killed: set[tuple[int, int]] = set()  # worker and incarnation
@@ -119,17 +121,17 @@ class Killer(Attendant):
         while self._todo and self._todo[0][0] <= perf_counter() - self._began:
             self._kill(self._todo.popleft()[1])
         for worker, (at, incarnation) in list(self._away.items()):
-            seat = self._fleet.crew.seats[worker]
-            replaced = seat.process is not None and seat.incarnation > incarnation
-            if replaced and self._fleet.heartbeats.memory["steps"][worker] > seat.steps:
+            slot = self._wire.supervisor.slots[worker]
+            replaced = slot.process is not None and slot.incarnation > incarnation
+            if replaced and self._wire.heartbeats.memory["steps"][worker] > slot.steps:
                 self.back.append(perf_counter() - at)
                 del self._away[worker]
         return bool(self._todo or self._away)
 
     def _kill(self, worker: int) -> None:
         """Each incarnation once; nobody is killed who is not there."""
-        seat = self._fleet.crew.seats[worker]
-        process, incarnation = seat.process, seat.incarnation
+        slot = self._wire.supervisor.slots[worker]
+        process, incarnation = slot.process, slot.incarnation
         if process is None or (worker, incarnation) in self._killed:
             return
         with suppress(ValueError, ProcessLookupError):  # it has just been buried
@@ -142,13 +144,13 @@ class Killer(Attendant):
             self.updates_at_last = self._updates()
 
 
-def memory_kb(fleet: WorkerPool) -> list[int]:
+def memory_kb(wire: SharedMemoryWire) -> list[int]:
     """Every worker's own share of the memory it uses (PSS)."""
     sizes = []
-    for seat in fleet.crew.seats:
+    for slot in wire.supervisor.slots:
         with suppress(OSError, ValueError):  # it has just died
-            if seat.process is None:
+            if slot.process is None:
                 continue
-            lines = Path(f"/proc/{seat.process.pid}/smaps_rollup").read_text().splitlines()
+            lines = Path(f"/proc/{slot.process.pid}/smaps_rollup").read_text().splitlines()
             sizes += [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
     return sizes

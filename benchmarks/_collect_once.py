@@ -30,7 +30,8 @@ from freewheel.meter import Meter
 from freewheel.run.plan import Plan, plan
 from freewheel.run.trainer import _standing_back, _torch_threads
 from freewheel.transport.pool import WorkerPool
-from freewheel.transport.shm.channel import Fragment
+from freewheel.transport.shm.wire import SharedMemoryWire
+from freewheel.transport.wire import Fragment
 
 BUSY = ("observe", "update", "publish")
 SLACK = 60.0  # seconds beyond what was asked after which a run counts as stalled
@@ -204,11 +205,11 @@ def _run(order: Order, planned: Plan, learner: Learner) -> dict[str, Any]:
 
     with ExitStack() as stack:
         build = planned.config.collector.build(planned.recipe, planned.job(learner.snapshot(), waiting))
-        fleet: WorkerPool | None = getattr(build, "fleet", None)
-        arrivals = stack.enter_context(Arrivals(fleet)) if fleet is not None else None
+        wire = build.wire if isinstance(build, WorkerPool) and isinstance(build.wire, SharedMemoryWire) else None
+        arrivals = stack.enter_context(Arrivals(wire)) if wire is not None else None
         collector = stack.enter_context(build)
         run = Measurement(order, planned, learner, collector)
-        row = _watch(run, fleet, waiting)
+        row = _watch(run, wire, waiting)
         row["started_s"] = arrivals.seconds if arrivals else None
     rows, report = run.balanced(), collector.summary()
     row |= {"produced": rows.produced, "dropped": dict(rows.dropped), "lag_max": run.lag_max}
@@ -217,13 +218,13 @@ def _run(order: Order, planned: Plan, learner: Learner) -> dict[str, Any]:
     return row | {"workers_lost": report.get("workers_lost", 0)}
 
 
-def _watch(run: Measurement, fleet: WorkerPool | None, waiting: Callable[[], None]) -> dict[str, Any]:
+def _watch(run: Measurement, wire: SharedMemoryWire | None, waiting: Callable[[], None]) -> dict[str, Any]:
     """Loop until the window is over; what was seen."""
     row: dict[str, Any] = {"stalled": False}
     with ExitStack() as stack:
-        stack.enter_context(_looking(run, fleet))
-        loads = stack.enter_context(_loading(run.collector, fleet)) if run.order.loads and fleet else None
-        killer = Killer(fleet, run.order.kills, lambda: run.learner.version) if run.order.kills and fleet else None
+        stack.enter_context(_looking(run, wire))
+        loads = stack.enter_context(_loading(run.collector, wire)) if run.order.loads and wire else None
+        killer = Killer(wire, run.order.kills, lambda: run.learner.version) if run.order.kills and wire else None
         first, begun = None, run.read()
         try:
             for tick in loop(run.collector, run.learner, run.meter, max_lag=run.planned.max_lag):
@@ -238,8 +239,8 @@ def _watch(run: Measurement, fleet: WorkerPool | None, waiting: Callable[[], Non
         except StalledError:
             row["stalled"] = True
         row |= run.figures(first or begun, run.read())
-        if fleet is not None:
-            row["pss_kb"] = memory_kb(fleet)
+        if wire is not None:
+            row["pss_kb"] = memory_kb(wire)
         if loads is not None:
             row["loads"] = {"median_s": loads.median, "last_s": loads.last, "overtaken": loads.overtaken}
         if killer is not None:
@@ -249,7 +250,7 @@ def _watch(run: Measurement, fleet: WorkerPool | None, waiting: Callable[[], Non
 
 
 @contextmanager
-def _looking(run: Measurement, fleet: WorkerPool | None) -> Iterator[None]:
+def _looking(run: Measurement, wire: SharedMemoryWire | None) -> Iterator[None]:
     """Every episode that ends is seen, whatever becomes of its rows; and every wait of the learner's."""
     collect = run.collector.collect
 
@@ -257,28 +258,28 @@ def _looking(run: Measurement, fleet: WorkerPool | None) -> Iterator[None]:
         began = perf_counter()
         chunks = collect(wait)
         run.waited(perf_counter() - began, chunks)
-        if fleet is None:
+        if wire is None:
             for chunk in chunks:
                 run.finished(chunk.episodes)
         return chunks
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(run.collector, "collect", timed))
-        if fleet is not None:
-            book = fleet.book
+        if wire is not None:
+            note = wire.note_episodes
 
-            def seen(fragment: Fragment) -> Fragment:
+            def seen(fragment: Fragment) -> None:
                 run.finished(fragment.episodes)
-                return book(fragment)
+                note(fragment)
 
-            stack.enter_context(mock.patch.object(fleet, "book", seen))
+            stack.enter_context(mock.patch.object(wire, "note_episodes", seen))
         yield
 
 
 @contextmanager
-def _loading(collector: Collector, fleet: WorkerPool) -> Iterator[Loads]:
+def _loading(collector: Collector, wire: SharedMemoryWire) -> Iterator[Loads]:
     publish = collector.publish
-    with Loads(fleet) as loads:
+    with Loads(wire) as loads:
 
         def timed(snapshot: Snapshot, done: int) -> None:
             loads.published(snapshot.version)

@@ -29,7 +29,7 @@ def sleepy(mean: float) -> dict[str, object]:
 
 
 def starts(notebook: Notebook, workers: int, rounds: int) -> list[Row]:
-    """Whole starts of a crew; nothing is learned."""
+    """Whole starts of a supervisor; nothing is learned."""
     options = straggler("continuous", workers, sleepy(STEP_S), {})
     order = {"options": options, "learner": "none", "warm_s": 1.0, "window_s": 2.0}
     rows: list[Row] = [notebook.once("_collect_once", order, {"part": "start", "round": n + 1}) for n in range(rounds)]

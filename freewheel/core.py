@@ -322,6 +322,8 @@ class Collector(AbstractContextManager["Collector"], Protocol):
     def stats(self) -> Mapping[str, float | None]: ...
     def messages(self) -> Sequence[str]: ...  # what a person should read, each once
     def summary(self) -> Mapping[str, Any]: ...  # what summary.json should know; also after the end
+    def state_dict(self) -> dict[str, Array]: ...  # what a later run goes on from; rows under way are not part of it
+    def load_state_dict(self, state: Mapping[str, Array]) -> None: ...  # before it is entered
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ import pytest
 import freewheel
 from freewheel.cli import main as cli
 from freewheel.collect.batch import BatchConfig
-from freewheel.collect.continuous import Continuous, ContinuousConfig
+from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.sequential import SequentialConfig
@@ -31,6 +31,7 @@ from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
 from freewheel.seeding import drawn, evaluation_episodes, generator, training_episodes
 from freewheel.testing.worlds import Conditioned
+from tests.support.pools import wire_of
 
 WORLD, MANY = "freewheel.testing.worlds:Conditioned", "tests.support.contexts:Told-v0"
 TABLE = [[1.0, 0.0], [2.0, 3.0], [-4.0, 1.0]]
@@ -202,12 +203,11 @@ def test_an_episode_keeps_its_context_while_tables_come_and_go(tmp_path: Path) -
 
 def test_who_takes_a_dead_workers_place_begins_with_the_newest_table(tmp_path: Path) -> None:
     collector, weights = opened(tmp_path, COLLECTORS["one env a worker"])
-    assert isinstance(collector, Continuous)
     with collector:
         collector.publish(weights(0), 0)
         delivered = sum(chunk.rows for chunk in collected(collector))
         collector.publish(weights(1), delivered)
-        process = collector.pool.crew.seats[0].process
+        process = wire_of(collector).supervisor.slots[0].process
         assert process is not None
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)

@@ -76,6 +76,11 @@ class Source:
     def summary(self) -> Mapping[str, Any]:
         return {}
 
+    def state_dict(self) -> dict[str, Array]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
+
 
 class Pupil:
     """A Learner that is ready with so many rows, and hungry while it is not, or always."""

@@ -27,11 +27,11 @@ class LockstepConfig(SerialConfig):
     placement: Literal["auto", "inline", "processes"] = "auto"
     """Where lanes live: in this process, in one process each, or (auto) whichever their measured step time suggests."""
 
-    def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector:
+    def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         if spec.env.batched_on_device:
-            return simulate_in_turn(recipe, spec)
+            return simulate_in_turn(factory, spec)
         lanes = range(self.num_envs)
-        return SerialCollector(Runner(recipe, lanes, env=self.place(recipe.make, lanes)), spec.batch.steps)
+        return SerialCollector(Runner(factory, lanes, env=self.place(factory.make, lanes)), spec.batch.steps)
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:

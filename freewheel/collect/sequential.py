@@ -18,10 +18,10 @@ class SequentialConfig(SerialConfig):
     num_envs: int = 1
     """Lanes: environments stepped side by side."""
 
-    def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector:
+    def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         if spec.env.batched_on_device:
-            return simulate_in_turn(recipe, spec)
-        return SerialCollector(Runner(recipe, range(self.num_envs)), spec.batch.steps)
+            return simulate_in_turn(factory, spec)
+        return SerialCollector(Runner(factory, range(self.num_envs)), spec.batch.steps)
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:

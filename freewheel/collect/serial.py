@@ -1,4 +1,4 @@
-"""SerialCollector: acting in the caller's own process, whenever it asks; what sequential and lockstep share."""
+"""The serial collector: acts in the caller's own process when it is asked to; what sequential and lockstep share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from freewheel.core import WORKER_TIME, Chunk, Env, EnvSpec, Episode, RowCounts, Snapshot
+from freewheel.core import WORKER_TIME, Array, Chunk, Env, EnvSpec, Episode, RowCounts, Snapshot
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, Timeouts
 from freewheel.rollout.probe import StepCost
 
@@ -47,15 +47,19 @@ class SerialRunner(Protocol):
     def load(self, snapshot: Snapshot) -> None: ...
     def spend(self, kind: int, ns: int) -> None: ...
     def unroll(self, steps: int) -> Chunk[Any]: ...
+    def messages(self) -> Sequence[str]: ...
+    def take_eval_episodes(self) -> list[Episode]: ...
+    def state_dict(self) -> dict[str, Array]: ...
+    def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
     def close(self) -> None: ...
 
 
-def simulate_in_turn(recipe: RunnerFactory, spec: CollectSpec) -> SerialCollector:
+def simulate_in_turn(factory: RunnerFactory, spec: CollectSpec) -> SerialCollector:
     """A batched simulator, in turn with learning."""
     from freewheel.rollout.device_runner import DeviceRunner
 
     runner = DeviceRunner(
-        recipe, range(spec.env.lanes), spec.batch.steps, spec.simulation.compile, spec.simulation.reserved_lanes
+        factory, range(spec.env.lanes), spec.batch.steps, spec.simulation.compile, spec.simulation.reserved_lanes
     )
     return SerialCollector(runner, spec.batch.steps)
 
@@ -106,17 +110,19 @@ class SerialCollector:
 
     def eval_episodes(self) -> list[Episode]:
         """Episodes of reserved lanes since this was last asked."""
-        eval_episodes: list[Episode] = getattr(self._runner, "eval_episodes", [])
-        found = eval_episodes[:]
-        eval_episodes.clear()
-        return found
+        return self._runner.take_eval_episodes()
 
     def messages(self) -> Sequence[str]:
-        messages: Sequence[str] = self._runner.messages() if hasattr(self._runner, "messages") else ()
-        return messages
+        return self._runner.messages()
 
     def summary(self) -> Mapping[str, Any]:
         return {}
+
+    def state_dict(self) -> dict[str, Array]:
+        return self._runner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        self._runner.load_state_dict(state)
 
     def _waited(self) -> None:
         self._runner.spend(WAIT_CREDIT, perf_counter_ns() - self._idle_since)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from freewheel.core import (
     WORKER_TIME,
+    Array,
     Chunk,
     Compile,
     Decision,
@@ -88,20 +89,20 @@ class DeviceRunner:
 
     def __init__(
         self,
-        recipe: RunnerFactory,
+        factory: RunnerFactory,
         lanes: range,
         steps: int,
         compile: Compile = "off",  # noqa: A002 - the name of the option
         reserved: int = 0,
     ) -> None:
-        self.env: Any = recipe.make(range(len(lanes) + reserved))
+        self.env: Any = factory.make(range(len(lanes) + reserved))
         spec: EnvSpec = self.env.spec
         self.spec = replace(spec, lanes=len(lanes))
-        self.eval_episodes: list[Episode] = []
+        self._eval_episodes: list[Episode] = []
         self.produced = self.open = self.version = 0
-        self._actor: DeviceActor = recipe.actor()  # type: ignore[assignment]
-        self._rng = generator(recipe.seed, "actor", 0)  # unused: actors on tensors have dice of their own
-        self._streams = [training_episodes(recipe.seed, lane) for lane in range(spec.lanes)]
+        self._actor: DeviceActor = factory.actor()  # type: ignore[assignment]
+        self._rng = generator(factory.seed, "actor", 0)  # unused: actors on tensors have dice of their own
+        self._streams = [training_episodes(factory.seed, lane) for lane in range(spec.lanes)]
         self._played = np.zeros(spec.lanes, np.int64)
         self._compile, self._steps, self._sequence = compile, steps, 0
         self._slab = _empty(steps, self.spec)
@@ -127,6 +128,11 @@ class DeviceRunner:
     def fallbacks(self) -> list[str]:
         """Why there are no graphs, where they were asked for."""
         return [program.fallback for program in self._programs if program.fallback]
+
+    def take_eval_episodes(self) -> list[Episode]:
+        """Episodes of reserved lanes since this was last asked."""
+        episodes, self._eval_episodes = self._eval_episodes, []
+        return episodes
 
     def messages(self) -> list[str]:
         """Why there are no graphs on a GPU, once."""
@@ -202,6 +208,13 @@ class DeviceRunner:
         storing = Program(self._store, self._compile, state=own)
         self._programs = [acting, stepping, storing]
 
+    def state_dict(self) -> dict[str, Array]:
+        """A simulation is seeded once and begins again; what counts on is counted here."""
+        return {"counts": np.array([self.produced, self._sequence], np.int64)}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        self.produced, self._sequence = (int(count) for count in np.asarray(state["counts"]))
+
     def close(self) -> None:
         self.env.close()
 
@@ -257,7 +270,7 @@ class DeviceRunner:
         at = (over[:, 0], over[:, 1])
         told = torch.cat([ends.ret[at][:, None], ends.length[at][:, None], ends.measures[at]], dim=1).cpu().tolist()
         episodes = [self._episode(lane, row) for lane, row in zip(over[:, 1].tolist(), told, strict=True)]
-        self.eval_episodes += [episode for episode in episodes if episode.lane >= self.spec.lanes]
+        self._eval_episodes += [episode for episode in episodes if episode.lane >= self.spec.lanes]
         return tuple(episode for episode in episodes if episode.lane < self.spec.lanes)
 
     def _check(self, data: Transitions[Tensor]) -> None:

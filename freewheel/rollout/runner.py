@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from freewheel.core import (
     NO_CONTEXT,
     WORKER_TIME,
+    Actor,
+    Array,
     Chunk,
     Decision,
     Env,
@@ -25,7 +27,7 @@ from freewheel.core import (
 )
 from freewheel.errors import EnvError
 from freewheel.rollout.factory import RunnerFactory
-from freewheel.seeding import drawn, generator, training_episodes
+from freewheel.seeding import drawn, generator, generator_state, restore_generator, training_episodes
 
 STEP, RESET, INFER, WRITE, LOAD, OTHER = (
     WORKER_TIME.index(kind) for kind in ("step", "reset", "infer", "write", "load", "other")
@@ -71,18 +73,24 @@ class Runner:
     """One author of experience: worker `worker` driving these global lanes. Weights change only between chunks."""
 
     def __init__(
-        self, recipe: RunnerFactory, lanes: range, *, env: Env | None = None, author: Author | None = None
+        self,
+        factory: RunnerFactory,
+        lanes: range,
+        *,
+        env: Env | None = None,
+        author: Author | None = None,
+        actor: Actor | None = None,
     ) -> None:
-        author = author or Author(recipe.seed, lanes)
-        self.env = recipe.make(lanes) if env is None else env
+        author = author or Author(factory.seed, lanes)
+        self.env = factory.make(lanes) if env is None else env
         self.produced = 0  # rows whose step returned
         self.open = 0  # of these, in a chunk that is still being written
         self.rows = 0  # of the last step
         self.version = 0
         self.failures: tuple[Failure, ...] = ()  # of the last step
         self.over = False  # the last step ended an episode: `autoreset` comes next
-        self._actor = recipe.actor()
-        self._rng = author.rng()
+        self._actor = factory.actor() if actor is None else actor
+        self._seed, self._rng = factory.seed, author.rng()
         self._worker, self._lanes, self._sequence = author.worker, lanes, 0
         self._time = [0] * len(WORKER_TIME)
         self._streams = author.streams
@@ -143,6 +151,31 @@ class Runner:
         origin = Origin(self._worker, 0, self._sequence, self._lanes.start)
         self._sequence += 1
         return Chunk(data, self.version, origin, tuple(episodes), state, np.array(time), rows)
+
+    def messages(self) -> Sequence[str]:
+        return ()
+
+    def take_eval_episodes(self) -> list[Episode]:
+        return []
+
+    def state_dict(self) -> dict[str, Array]:
+        """How far the lanes have come. Episodes under way are not part of it: a later run begins with the next ones."""
+        begun = [
+            stream.number(k) + (self._obs is not None) for stream, k in zip(self._streams, self._played, strict=True)
+        ]
+        return {
+            "begun": np.array(begun, np.int64),
+            "counts": np.array([self.produced, self._sequence], np.int64),
+            "rng": generator_state(self._rng),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Before the first step, for lanes that play episodes of their own."""
+        begun = np.asarray(state["begun"]).tolist()
+        lanes = zip(self._lanes, begun, strict=True)
+        self._streams = [training_episodes(self._seed, lane, start=number) for lane, number in lanes]
+        self.produced, self._sequence = (int(count) for count in np.asarray(state["counts"]))
+        restore_generator(self._rng, np.asarray(state["rng"]))
 
     def close(self) -> None:
         self.env.close()

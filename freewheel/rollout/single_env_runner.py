@@ -1,4 +1,4 @@
-"""SingleEnvRunner: a Runner for one lane that touches as little as it can."""
+"""A Runner for a single environment that touches as little code and memory as it can, and which Runner a worker gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from freewheel.core import Decision, Env, Episode, NDArray, Step, Transitions
+from freewheel.core import Actor, Decision, Env, Episode, NDArray, Step, Transitions
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.row_writer import PythonRowWriter, RowWriter
 from freewheel.rollout.runner import INFER, STEP, WRITE, Author, Runner
@@ -31,6 +31,23 @@ class SingleEnv(Env, Protocol):
     ) -> tuple[float, bool, bool] | Step: ...  # reward, terminated, truncated; or what is wrong
 
 
+@runtime_checkable
+class OneLaneActor(Actor, Protocol):
+    """An Actor that can also choose for one lane, without arrays; only where it has no memory."""
+
+    def act_one(
+        self, obs: NDArray, rng: np.random.Generator
+    ) -> tuple[Any, float]: ...  # [D] to action, log-probability
+
+
+def make_runner(factory: RunnerFactory, lanes: range, env: Env, author: Author) -> Runner:
+    """The Runner with the least overhead for this environment and policy."""
+    actor = factory.actor()
+    if isinstance(env, SingleEnv) and isinstance(actor, OneLaneActor) and not actor.state_size:
+        return SingleEnvRunner(factory, lanes, env=env, author=author, actor=actor)
+    return Runner(factory, lanes, env=env, author=author, actor=actor)
+
+
 class SingleEnvRunner(Runner):
     """The same rows for less.
 
@@ -38,10 +55,12 @@ class SingleEnvRunner(Runner):
     touches: code, objects, pages. With a hundred such workers that alone can fill the machine.
     """
 
-    def __init__(self, recipe: RunnerFactory, lanes: range, *, env: SingleEnv, author: Author) -> None:
-        super().__init__(recipe, lanes, env=env, author=author)
+    def __init__(
+        self, factory: RunnerFactory, lanes: range, *, env: SingleEnv, author: Author, actor: OneLaneActor
+    ) -> None:
+        super().__init__(factory, lanes, env=env, author=author, actor=actor)
         self._step_one, self._after, self._first = env.step_one, env.after, env.first
-        self._act_one = getattr(self._actor, "act_one", self._act_as_many)
+        self._act_one = actor.act_one
         self._pages: dict[int, tuple[PythonRowWriter, Transitions]] = {}
         self._ret, self._steps = 0.0, 0  # of this episode
         self._fresh, self._row = True, env.first[0]  # what the env shows
@@ -99,11 +118,6 @@ class SingleEnvRunner(Runner):
         )
         self._pages[id(data)] = turned = RowWriter(columns, self._first[0], self._successor), data
         return turned
-
-    def _act_as_many(self, obs: NDArray, rng: np.random.Generator) -> tuple[Any, float]:
-        decision = self._actor.act(obs[None], rng)
-        action = decision.action[0]
-        return action.item() if action.ndim == 0 else action, float(decision.log_prob[0])
 
     def _record_as_many(
         self, data: Transitions, t: int, decision: Decision, step: Step, clock1: int

@@ -89,7 +89,7 @@ class Plan:
     @property
     def workers(self) -> int:
         """Processes that act; the trainer itself where none do."""
-        return 1 if self.staff is None else self.staff.staff
+        return 1 if self.staff is None else self.staff.worker_count
 
     @property
     def in_processes(self) -> bool:

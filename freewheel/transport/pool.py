@@ -1,149 +1,191 @@
-"""WorkerPool: workers, their channel, their mail and their supervisor as one thing that the worker modes collect from."""
+"""The worker pool: a Collector over any wire. Chunks, the ledger, messages, health and summary are the same for all of them."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from multiprocessing.context import ForkServerProcess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
-from freewheel.core import Chunk, Origin, RowCounts, Snapshot
-from freewheel.errors import EnvError, SetupError
-from freewheel.rollout.factory import CollectSpec, RunnerFactory
-from freewheel.transport import forkserver
-from freewheel.transport.shm.channel import Channel, Fragment, Reader, Shape, Tally
-from freewheel.transport.shm.heartbeats import Heartbeats, kind
-from freewheel.transport.shm.lock import ProcessLock
-from freewheel.transport.shm.mailbox import Mailbox
-from freewheel.transport.shm.memory import require_room
-from freewheel.transport.shm.worker import Permits, Post, WorkerResources, work
-from freewheel.transport.stragglers import Stragglers
-from freewheel.transport.supervisor import Supervisor
+from freewheel.core import CAUSES, WORKER_TIME, Array, Chunk, Origin, RowCounts, Snapshot
+from freewheel.pacing.pacing import NOBODY
+from freewheel.rollout.factory import CollectSpec
+from freewheel.transport.wire import Fragment, Wire
 
-LOOK = 0.1  # seconds between two looks at the workers while the learner waits
-SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for a while, whatever its steps take
-GATHER = 0.02  # of the time that a batch takes: so long fragments are gathered for, once there is one ...
+LOOK = 0.1  # seconds between two checks of the workers while the learner waits
+SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for a while, however short its steps are
+GATHER = 0.02  # of the time that a batch takes: so long fragments are gathered once there is one, ...
 LONGEST_GATHER = 0.02  # ... or so many seconds
 
 
-class Pacing(Permits, Protocol):
-    """The learner's side of a mode's permits."""
+class Assembly(Protocol):
+    """How fragments become what the learner is given: as they come, as whole batches, as whole episodes."""
 
+    takes_parts: bool  # the finished rows of an unfinished fragment are of use
+    gathers: bool  # being woken for every fragment is not worth its cost
+
+    def put(self, fragment: Fragment, *, late: bool) -> Iterable[tuple[Fragment, str]]: ...  # what to drop, and why
+    def ready(self) -> Iterable[Fragment]: ...  # what to hand over now
     @property
-    def lock(self) -> ProcessLock | None: ...
-    def settle(self, worker: int, tally: Tally, *, for_good: bool) -> None: ...  # it died, having come so far
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Size:
-    """How many workers, and what each can hold."""
-
-    workers: int
-    slots: int  # fragments a worker may have waiting
-    steps: int  # of a fragment at most
-    drop_oldest: bool = False
+    def rows(self) -> int: ...  # held here
+    @property
+    def hurried(self) -> bool: ...  # there is something to decide often, beside the gate
+    def wait(self, wire: Wire) -> None: ...  # called before every wait
 
 
 class WorkerPool:
-    """Leaving the `with` block leaves nothing running."""
+    """Implements core.Collector."""
 
-    def __init__(self, recipe: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size) -> None:
-        self.workers, self._pacing, self._modules = size.workers, pacing, spec.workers.modules
-        self._waiting, self._batch_steps = spec.while_waiting, spec.batch.steps
-        self._each = spec.env.lanes // size.workers
-        self._context = spec.context  # the newest that was posted
-        each = replace(spec.env, lanes=self._each)
-        shape = Shape(each, size.workers, size.slots, size.steps, spec.context.shape[1])
-        with ExitStack() as undo:
-            undo.callback(pacing.close)
-            require_room(shape.size, f"a queue of {size.workers} x {size.slots} fragments")
-            self._recipe = _pickled(recipe)
-            self.channel = _kept(undo, Channel(shape, drop_oldest=size.drop_oldest))
-            self.mailbox = _kept(undo, Mailbox(spec.weights, spec.context.shape))
-            self.heartbeats = _kept(undo, Heartbeats(size.workers, self._each))
-            self._lifeline = _kept(undo, forkserver.Lifeline())
-            self._resources = undo.pop_all()
-        self.reader = Reader(self.channel)
-        locks = [lock for lock in (pacing.lock, self.channel.overflow) if lock is not None]
-        self.crew = Supervisor(size.workers, self.heartbeats, spec.workers.timeouts, self._spawn, self._settle, locks)
-        self.stragglers = Stragglers(self.heartbeats, self.channel.memory["time"])
-        self.dropped: Counter[str] = Counter()
-        self._signed = [(0, 0)] * size.workers  # incarnation and next sequence
-        self._unsigned = np.zeros_like(self.channel.memory["time"])  # time of fragments without rows
-        self._last_rows: RowCounts | None = None
-        self._last_report: Mapping[str, Any] = {}
-        self._last_news: list[str] = []
-        self._told, self._heard = 0, [0] * size.workers  # losses, and what each worker said
-        self._complaints: set[str] = set()  # that were told
-        self._no_state = np.zeros((self._each, 0), np.float32)
+    def __init__(self, wire: Wire, assembly: Assembly, spec: CollectSpec, patience: float = math.inf) -> None:
+        self.wire, self._assembly, self._patience = wire, assembly, patience
+        self._pacing, self._permits = wire.permits.pacing, wire.permits
+        self._while_waiting, self._batch_steps = spec.while_waiting, spec.batch.steps
+        self._late: set[int] = set()  # workers that are not waited for: what they are writing comes too late
+        self._dropped: Counter[str] = Counter()
+        self._done = 0  # rows of this run that the learner is through with, ...
+        self._done_before: int | None = (
+            0  # ... and of the run that it goes on from; None: known at the first publication
+        )
+        self._signed = [(0, 0)] * wire.authors  # incarnation and next sequence
+        self._unsigned = np.zeros((wire.authors, len(WORKER_TIME)), np.int64)  # time of fragments without rows
+        self._before = RowCounts()  # of the run that this one goes on from
 
     def __enter__(self) -> Self:
-        with ExitStack() as undo:
-            undo.push(self)
-            forkserver.prepare(self._modules)
-            self._resources.callback(self._close_the_books)
-            self._resources.callback(self._stop)
-            self.crew.start()
-            undo.pop_all()
+        self.wire.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._resources.close()
+        self.wire.__exit__(kind, error, tb)
 
-    def post(self, snapshot: Snapshot) -> None:
-        self.mailbox.post(snapshot)
-        self._context = snapshot.context
+    def publish(self, snapshot: Snapshot, done: int) -> None:
+        self.wire.post(snapshot)
+        if self._done_before is None:
+            self._done_before = done
+        self._done = done - self._done_before
+        self._permits.publish(snapshot.version, self._rows_done())
 
-    def wait(self, patience: float, *, hurried: bool) -> float:
-        """Until something was committed, or it is time for a look around; raises when nobody is left to commit anything.
+    def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
+        """Waiting ends with a chunk; under a bound on the lag also when `oldest` has moved, since a step that takes too long is
+        no longer waited for."""
+        bounded = self._pacing.max_lag is not None
+        oldest, chunks = self.oldest(), self._take()  # in this order: what is dropped while it is taken has moved it
+        while wait and not chunks and not (bounded and self.oldest() != oldest):
+            gated = self._pacing.blocks(oldest)
+            if bounded:
+                self._pacing.cells["gated"][0] = gated
+            self._assembly.wait(self.wire)
+            patience = self._wait(hurried=gated or self._assembly.hurried)
+            chunks = self._take()
+            if gated and not chunks:
+                chunks = self._pass_over(patience)
+        return chunks
 
-        Patience is in mean steps, and in seconds what comes back. In a hurry one looks around often enough to see it end; else
-        fragments are gathered for a while once there is one, because being woken for each is dear.
+    def oldest(self) -> int | None:
+        announced = self._pacing.announced()  # before the queue: rows are queued before an announcement is cleared
+        versions = [version for version in announced if version != NOBODY]
+        if self._pacing.max_lag is not None or announced:
+            versions += self.wire.queued_versions()
+        return min(versions, default=None)
+
+    def rows(self) -> RowCounts:
+        rows, before = self.wire.rows(), self._before
+        dropped = Counter(rows.dropped) + self._dropped + Counter(before.dropped)
+        return RowCounts(
+            produced=rows.produced + before.produced,
+            queued=rows.queued + self._assembly.rows,
+            open=rows.open,
+            dropped={cause: dropped[cause] for cause in CAUSES if dropped[cause]},
+        )
+
+    def stats(self) -> Mapping[str, float | None]:
+        return self.wire.stats()
+
+    def messages(self) -> Sequence[str]:
+        return self.wire.messages()
+
+    def summary(self) -> Mapping[str, Any]:
+        return self.wire.summary()
+
+    def state_dict(self) -> dict[str, Array]:
+        """What a later run goes on from. Rows under way are not part of it: they count as dropped at shutdown."""
+        rows = self.rows()
+        lost = rows.queued + rows.open
+        dropped = Counter(rows.dropped) + Counter({"shutdown": lost} if lost else {})
+        counts = [rows.produced, *(dropped[cause] for cause in CAUSES)]
+        state: dict[str, Array] = {"rows": np.array(counts, np.int64)}
+        state |= {f"wire.{name}": value for name, value in self.wire.state().items()}
+        pacing = self._pacing.state()
+        return state | {f"pacing.{name}": np.array(value, np.int64) for name, value in pacing.items()}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Before it is entered."""
+        produced, *dropped = (int(count) for count in np.asarray(state["rows"]))
+        causes = dict(zip(CAUSES, dropped, strict=True))
+        self._before, self._done_before = RowCounts(produced=produced, dropped=causes), None
+        self.wire.restore({name.removeprefix("wire."): np.asarray(value) for name, value in state.items()})
+        numbers = {name.removeprefix("pacing."): np.asarray(value).tolist() for name, value in state.items()}
+        self._pacing.restore(numbers)
+
+    # -------------------------------------------------------------------------------------------------------------------
+
+    def _rows_done(self) -> int:
+        return self._done + self._dropped.total() + self.wire.overflowed
+
+    def _wait(self, *, hurried: bool) -> float:
+        """Until something was closed, or it is time to look around; in seconds, how long a step is waited for.
+
+        In a hurry the learner looks often enough to see that time end; else fragments are gathered for a while once there is one.
         """
-        mean = self.stragglers.mean_step()
-        seconds = max(SHORTEST_PATIENCE, patience * mean) if mean else math.inf
-        if self.listen(min(LOOK, seconds / 4) if hurried else LOOK) and not hurried:
+        mean = self.wire.mean_step()
+        patience = max(SHORTEST_PATIENCE, self._patience * mean) if mean else math.inf
+        self._while_waiting()
+        closed = self.wire.wait(min(LOOK, patience / 4) if hurried else LOOK)
+        if closed and not hurried and self._assembly.gathers:
             time.sleep(min(LONGEST_GATHER, GATHER * self._batch_steps * mean))
-        return seconds
+        return patience
 
-    def listen(self, seconds: float) -> bool:
-        """Whether something was committed within this time."""
-        self._waiting()
-        heard = self.channel.wakeup.wait(seconds)
-        if not heard:
-            self.check()
-        return heard
+    def _take(self) -> list[Chunk[Any]]:
+        for fragment in self.wire.take():
+            self._put(fragment)
+        self._permits.allow(self._rows_done())
+        return list(self._ready())
 
-    def check(self) -> None:
-        if self.crew.error is not None:
-            raise self.crew.error
-        if self.crew.given_up == self.workers:
-            last = self.crew.losses[-1]
-            raise EnvError(f"every worker was given up, the last one because it {last.reason}\n{last.report}".rstrip())
+    def _put(self, fragment: Fragment, *, part: bool = False) -> None:
+        self._dropped.update(fragment.lost)
+        self.wire.note_episodes(fragment)
+        worker = fragment.worker
+        late = worker in self._late and not part
+        for dropped, cause in self._assembly.put(fragment, late=late):
+            self._drop(dropped, cause)
+            self._late.discard(worker)
 
-    def take(self) -> Iterator[Fragment]:
-        """All fragments that are closed by now."""
-        committed, taken = self.channel.memory["committed"], self.channel.memory["taken"]
-        for worker in self.reader.ready():
-            end = int(committed[worker])
-            while taken[worker] < end:  # a full ring may move it too
-                yield self.book(self.reader.take(worker))
+    def _ready(self) -> Iterator[Chunk[Any]]:
+        for fragment in self._assembly.ready():
+            if (chunk := self._sign(fragment)) is not None:
+                yield chunk
 
-    def book(self, fragment: Fragment) -> Fragment:
-        self.dropped.update(fragment.lost)
-        self.stragglers.take(fragment.worker, fragment.episodes)
-        return fragment
+    def _pass_over(self, patience: float) -> list[Chunk[Any]]:
+        """No longer wait for workers that keep the next update from being sealed by a step that has used up its patience."""
+        ages = self.wire.step_ages()
+        for worker, version in enumerate(self._pacing.announced()):
+            if version != NOBODY and self._pacing.blocks(version) and ages[worker] > patience:
+                self._revoke(worker, version)
+        return list(self._ready())
 
-    def sign(self, fragment: Fragment) -> Chunk | None:
+    def _revoke(self, worker: int, version: int) -> None:
+        part = self.wire.take_open(worker) if self._assembly.takes_parts else None
+        if self._assembly.takes_parts and part is None:  # it has just been closed
+            return
+        if self._permits.revoke(worker, version, self.wire.produced(worker)):
+            self._late.add(worker)
+        if part is not None:
+            self._put(part, part=True)
+
+    def _sign(self, fragment: Fragment) -> Chunk[Any] | None:
         """The fragment as a chunk of its author; None if no step was taken in it."""
         worker = fragment.worker
         self._unsigned[worker] += fragment.time
@@ -154,106 +196,38 @@ class WorkerPool:
             sequence = 0
         sequence += fragment.gap
         self._signed[worker] = (fragment.incarnation, sequence + 1)
-        time, self._unsigned[worker] = self._unsigned[worker].copy(), 0
-        origin = Origin(worker, fragment.incarnation, sequence, worker * self._each)
-        return Chunk(fragment.data, fragment.version, origin, fragment.episodes, self._no_state, time, fragment.rows)
+        spent = self._unsigned[worker].copy()
+        self._unsigned[worker] = 0
+        origin = Origin(worker, fragment.incarnation, sequence, worker * self.wire.lanes)
+        return Chunk(fragment.data, fragment.version, origin, fragment.episodes, fragment.state, spent, fragment.rows)
 
-    def drop(self, fragment: Fragment, cause: str) -> None:
+    def _drop(self, fragment: Fragment, cause: str) -> None:
         """Give a fragment up, counted; what comes after it does not follow from what came before."""
         self._unsigned[fragment.worker] += fragment.time
         if fragment.rows:
-            self.dropped[cause] += fragment.rows
+            self._dropped[cause] += fragment.rows
             incarnation, sequence = self._signed[fragment.worker]
             self._signed[fragment.worker] = (incarnation, sequence + 1)
 
-    @property
-    def done(self) -> int:
-        """Rows dropped on this side."""
-        return self.dropped.total() + self.reader.overflowed
 
-    def _stop(self) -> None:
-        """Whoever waits is woken to see that it is over."""
-        self.heartbeats.stop()
-        self._pacing.wakeups.notify(range(self.workers))
-        for port in self.channel.ports:
-            port.room.notify()
-        self.crew.stop()
+class AsTheyCome:
+    """Every fragment is handed over as soon as it is there; those that come too late are dropped."""
 
-    def _close_the_books(self) -> None:
-        """All workers have ended; what is known of them outlives their memory."""
-        for worker in range(self.workers):
-            self.reader.settle(worker)
-        self._last_news = self.messages()
-        self._last_report = self.summary()
-        self._last_rows = self.rows()
+    takes_parts = gathers = True
+    hurried, rows = False, 0
 
-    def rows(self) -> RowCounts:
-        if self._last_rows is not None:
-            return self._last_rows
-        accounts = [self.reader.account(worker) for worker in range(self.workers)]
-        produced, queued, opened = (sum(column) for column in zip(*accounts, strict=True))
-        overflow = {"overflow": self.reader.overflowed} if self.reader.overflowed else {}
-        return RowCounts(produced=produced, queued=queued, open=opened, dropped={**self.dropped, **overflow})
+    def __init__(self) -> None:
+        self._ready: list[Fragment] = []
 
-    def stats(self) -> Mapping[str, float | None]:
-        memory, shape = self.channel.memory, self.channel.shape
-        waiting = int((memory["committed"] - memory["taken"]).sum())
-        return {"queue_util": waiting / (shape.workers * shape.slots)}
+    def put(self, fragment: Fragment, *, late: bool) -> Iterable[tuple[Fragment, str]]:
+        if late:
+            yield fragment, "stale"
+        else:
+            self._ready.append(fragment)
 
-    def messages(self) -> list[str]:
-        """Deaths, complaints of envs, and stragglers, each once."""
-        if self._last_rows is not None:
-            news, self._last_news = self._last_news, []
-            return news
-        losses, self._told = self.crew.losses[self._told :], len(self.crew.losses)
-        self._complaints.update(kind(loss.report) for loss in losses)
-        complaints = []
-        for worker, since in enumerate(self._heard):
-            for report in self.heartbeats.heard(worker, since):
-                self._heard[worker] += 1
-                if (about := kind(report)) not in self._complaints:
-                    self._complaints.add(about)
-                    complaints.append(report)
-        return [*map(str, losses), *complaints, *self.stragglers.slow()]
+    def ready(self) -> Iterable[Fragment]:
+        ready, self._ready = self._ready, []
+        return ready
 
-    def summary(self) -> Mapping[str, Any]:
-        return self._last_report or {
-            "worker_restarts": self.crew.restarts,
-            "workers_lost": self.crew.given_up,
-            "episodes_produced": self.stragglers.produced(),
-            "workers": self.stragglers.table(),
-        }
-
-    def _spawn(self, worker: int, incarnation: int) -> ForkServerProcess:
-        first = worker * self._each
-        post = Post(worker, incarnation, range(first, first + self._each))
-        desk = WorkerResources(
-            self._recipe, self.channel.ports[worker], self.mailbox, self.heartbeats, self._pacing, self._context
-        )
-        return self._lifeline.process(work, desk, post, name=f"freewheel-worker-{worker}")
-
-    def _settle(self, worker: int, for_good: bool) -> None:
-        self._pacing.settle(worker, self.reader.settle(worker), for_good=for_good)
-        self.channel.wakeup.notify()
-
-
-def _pickled(recipe: RunnerFactory) -> bytes:
-    try:
-        blob: bytes = cloudpickle.dumps(recipe)
-    except Exception as error:
-        raise SetupError(
-            f"the world cannot be sent to another process ({error}): pass an importable factory"
-        ) from error
-    return blob
-
-
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-Part = TypeVar("Part", bound=_Closable)
-
-
-def _kept(stack: ExitStack, part: Part) -> Part:
-    stack.callback(part.close)
-    return part
+    def wait(self, wire: Wire) -> None:
+        """Nothing to decide."""

@@ -16,7 +16,7 @@ from freewheel.errors import SetupError
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
 from freewheel.transport.shm.heartbeats import CONSTRUCT, HOPELESS, PHASES, TURN, WAIT, Heartbeats
-from freewheel.transport.shm.lock import ProcessLock
+from freewheel.transport.shm.sync import ProcessLock
 
 GOOD_STEPS, FAILURES = 10, 3  # a worker that fails three times running with fewer good steps between is given up
 BACKOFF = (0.0, 0.1, 0.5)  # seconds before a restart, by failures running
@@ -66,12 +66,12 @@ class Supervisor:
     spawn: Callable[[int, int], ForkServerProcess]  # (worker, incarnation) -> a process, not yet started
     settle: Callable[[int, bool], None]  # called between the death of a worker and its replacement; True: there is none
     locks: Sequence[ProcessLock] = ()  # that a stopped worker might hold; held in `settle`
-    seats: list[WorkerSlot] = field(init=False)
+    slots: list[WorkerSlot] = field(init=False)
     losses: list[WorkerLoss] = field(default_factory=list)
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        self.seats = [WorkerSlot(worker) for worker in range(self.count)]
+        self.slots = [WorkerSlot(worker) for worker in range(self.count)]
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="freewheel-crew", daemon=True)
         self._holders: dict[ProcessLock, tuple[int | None, float]] = {}  # who was last seen with each, since when
@@ -79,13 +79,13 @@ class Supervisor:
         self.error: BaseException | None = None  # of the thread itself
 
     def start(self) -> None:
-        for seat in self.seats:
-            self._start(seat)
+        for slot in self.slots:
+            self._start(slot)
         self._thread.start()
 
     @property
     def given_up(self) -> int:
-        return sum(seat.given_up for seat in self.seats)
+        return sum(slot.given_up for slot in self.slots)
 
     def stop(self) -> None:
         """Ask, then tell, then kill; nothing is left."""
@@ -93,17 +93,17 @@ class Supervisor:
         os.write(self._wake_write, b"x")
         if self._thread.ident is not None:
             self._thread.join()
-        _end([seat.process for seat in self.seats if seat.process is not None])
+        _end([slot.process for slot in self.slots if slot.process is not None])
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _start(self, seat: WorkerSlot) -> None:
-        seat.incarnation += 1
-        seat.steps = int(self.heartbeats.memory["steps"][seat.worker])
-        self.heartbeats.enter(seat.worker, CONSTRUCT)
-        process = self.spawn(seat.worker, seat.incarnation)
+    def _start(self, slot: WorkerSlot) -> None:
+        slot.incarnation += 1
+        slot.steps = int(self.heartbeats.memory["steps"][slot.worker])
+        self.heartbeats.enter(slot.worker, CONSTRUCT)
+        process = self.spawn(slot.worker, slot.incarnation)
         forkserver.start(process)
-        seat.process = process
+        slot.process = process
 
     def _watch(self) -> None:
         try:
@@ -113,7 +113,7 @@ class Supervisor:
             self.error = error
 
     def _look(self) -> None:
-        running = {seat.process.sentinel: seat for seat in self.seats if seat.process is not None}
+        running = {slot.process.sentinel: slot for slot in self.slots if slot.process is not None}
         for ready in connection.wait([*running, self._wake_read], LOOK):
             if isinstance(ready, int) and ready in running:
                 self._bury(running[ready], "")
@@ -124,19 +124,19 @@ class Supervisor:
         self._looked = now
         self._kill_silent(now - self._returned)
         self._free_locks()
-        for seat in self.seats:
-            if seat.process is None and not seat.given_up and now >= seat.due and not self.heartbeats.stopping:
+        for slot in self.slots:
+            if slot.process is None and not slot.given_up and now >= slot.due and not self.heartbeats.stopping:
                 self.restarts += 1
-                self._start(seat)
+                self._start(slot)
 
     def _kill_silent(self, watched: float) -> None:
         """Silence counts only while it was watched, for so many seconds now."""
         limits = (self.limits.construct, self.limits.reset, self.limits.step, max(self.limits.step, 2 * TURN))
         phases, ages = self.heartbeats.memory["phase"].tolist(), self.heartbeats.age().clip(max=watched).tolist()
-        for seat in self.seats:
-            phase = phases[seat.worker]
-            if seat.process is not None and ages[seat.worker] > (limit := limits[phase]):
-                self._kill(seat, f"did not answer within {limit:g} s of {PHASES[phase]}")
+        for slot in self.slots:
+            phase = phases[slot.worker]
+            if slot.process is not None and ages[slot.worker] > (limit := limits[phase]):
+                self._kill(slot, f"did not answer within {limit:g} s of {PHASES[phase]}")
 
     def _free_locks(self) -> None:
         """A worker that was stopped with a lock in its hands stops everyone."""
@@ -151,14 +151,14 @@ class Supervisor:
 
     def _kill_holder(self, lock: ProcessLock) -> None:
         holder = lock.holder()
-        for seat in self.seats:
-            if seat.process is not None and seat.process.pid == holder:
-                self._kill(seat, "was stopped with a lock in its hands")
+        for slot in self.slots:
+            if slot.process is not None and slot.process.pid == holder:
+                self._kill(slot, "was stopped with a lock in its hands")
 
-    def _kill(self, seat: WorkerSlot, reason: str) -> None:
-        assert seat.process is not None, "a worker dies once"
-        seat.process.kill()
-        self._bury(seat, reason)
+    def _kill(self, slot: WorkerSlot, reason: str) -> None:
+        assert slot.process is not None, "a worker dies once"
+        slot.process.kill()
+        self._bury(slot, reason)
 
     @contextmanager
     def _holding_locks(self) -> Iterator[None]:
@@ -170,29 +170,29 @@ class Supervisor:
                 held.callback(lock.release)
             yield
 
-    def _bury(self, seat: WorkerSlot, reason: str) -> None:
-        process = seat.process
+    def _bury(self, slot: WorkerSlot, reason: str) -> None:
+        process = slot.process
         assert process is not None, "a worker dies once"
         process.join(JOIN)
         if process.exitcode is None:
-            raise SetupError(f"worker {seat.worker} (process {process.pid}) cannot be killed; the machine needs a look")
+            raise SetupError(f"worker {slot.worker} (process {process.pid}) cannot be killed; the machine needs a look")
         code = process.exitcode
         _close(process)
-        seat.process = None
-        self.heartbeats.enter(seat.worker, WAIT)
-        self.heartbeats.memory["died"][seat.worker] = time.monotonic_ns()
+        slot.process = None
+        self.heartbeats.enter(slot.worker, WAIT)
+        self.heartbeats.memory["died"][slot.worker] = time.monotonic_ns()
         if self.heartbeats.stopping:
             return
-        good = int(self.heartbeats.memory["steps"][seat.worker]) - seat.steps
-        seat.failures = 1 if good >= GOOD_STEPS and code != HOPELESS else seat.failures + 1
-        given_up = seat.failures >= FAILURES
-        seat.due = time.monotonic() + BACKOFF[seat.failures - 1] if not given_up else 0.0
+        good = int(self.heartbeats.memory["steps"][slot.worker]) - slot.steps
+        slot.failures = 1 if good >= GOOD_STEPS and code != HOPELESS else slot.failures + 1
+        given_up = slot.failures >= FAILURES
+        slot.due = time.monotonic() + BACKOFF[slot.failures - 1] if not given_up else 0.0
         with self._holding_locks():
-            self.settle(seat.worker, given_up)
-        report = self.heartbeats.last_words(seat.worker) if code > 0 else ""
-        why = reason or self._cause(seat.worker, code)
-        self.losses.append(WorkerLoss(seat.worker, seat.incarnation, why, report, given_up, time.monotonic()))
-        seat.given_up = given_up  # last: who finds nobody left finds out why
+            self.settle(slot.worker, given_up)
+        report = self.heartbeats.last_words(slot.worker) if code > 0 else ""
+        why = reason or self._cause(slot.worker, code)
+        self.losses.append(WorkerLoss(slot.worker, slot.incarnation, why, report, given_up, time.monotonic()))
+        slot.given_up = given_up  # last: who finds nobody left finds out why
 
     def _cause(self, worker: int, code: int) -> str:
         if code == ORPHANED:

@@ -32,10 +32,7 @@ class WorkersConfig:
     """Lanes: environments over all workers."""
 
     def __post_init__(self) -> None:
-        for name in ("workers", "envs_per_worker", "num_envs"):
-            value = getattr(self, name)
-            if value != "auto" and value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        require_positive(self, "workers", "envs_per_worker", "num_envs")
         workers, each, lanes = self._given()
         if workers and lanes and lanes % workers:
             possible = lanes // workers * workers or workers
@@ -53,7 +50,7 @@ class WorkersConfig:
         return workers, each, lanes
 
     @property
-    def staff(self) -> int:
+    def worker_count(self) -> int:
         """Workers, when that is known."""
         assert self.workers != "auto", "planned comes first"
         return self.workers
@@ -83,9 +80,9 @@ class WorkersConfig:
     def plan_line(self) -> str:
         """The plan for a person."""
         cores = usable_cores()
-        shares = "the learner shares them" + (" at lower priority" if self.staff > cores else "")
-        learner = "the learner has a core" if self.staff < cores else shares
-        return f"{self.staff} workers x {self.envs_per_worker} envs, a thread each, on {cores} cores; {learner}"
+        shares = "the learner shares them" + (" at lower priority" if self.worker_count > cores else "")
+        learner = "the learner has a core" if self.worker_count < cores else shares
+        return f"{self.worker_count} workers x {self.envs_per_worker} envs, a thread each, on {cores} cores; {learner}"
 
 
 def useful_workers(cost: StepCost) -> int:
@@ -106,3 +103,11 @@ def _divisor(lanes: int, wanted: int) -> int:
 def _try_out(make: MakeEnv) -> tuple[EnvSpec, StepCost]:
     with closing(make(range(1))) as env:
         return env.spec, step_cost(env, 0)
+
+
+def require_positive(config: object, *names: str) -> None:
+    """UsageError unless each of these options is above 0, or left to be chosen."""
+    for name in names:
+        value = getattr(config, name)
+        if value not in (None, "auto") and not value > 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")

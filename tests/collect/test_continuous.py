@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from freewheel.collect.continuous import Continuous, ContinuousConfig
-from freewheel.core import Snapshot
+from freewheel.collect.continuous import ContinuousConfig
+from freewheel.core import Collector, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError
 from freewheel.policies.build import make_actor
@@ -19,6 +19,7 @@ from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
 from freewheel.testing.worlds import Drifting
+from tests.support.pools import wire_of
 
 Weights = Callable[[int], Snapshot]
 LIMIT = 20.0  # seconds for anything that should happen at once
@@ -50,13 +51,12 @@ class Stage:
         self._recipe = RunnerFactory(world.make, make_actor(policy), seed=3)
 
     @contextmanager
-    def playing(self, config: ContinuousConfig, job: CollectSpec, first: Snapshot) -> Iterator[Continuous]:
+    def playing(self, config: ContinuousConfig, job: CollectSpec, first: Snapshot) -> Iterator[Collector]:
         """Until lane 1 is at its gate; then lane 0 is let go."""
         with config.build(self._recipe, job) as collector:
-            assert isinstance(collector, Continuous)
             collector.publish(first, 0)
             deadline = time.monotonic() + LIMIT
-            while collector.pool.heartbeats.memory["steps"][1] < 2 and time.monotonic() < deadline:
+            while wire_of(collector).heartbeats.memory["steps"][1] < 2 and time.monotonic() < deadline:
                 time.sleep(0.001)
             self.start.touch()
             yield collector
@@ -67,7 +67,7 @@ def stage(tmp_path: Path, policy: PolicySpec) -> Stage:
     return Stage(tmp_path, policy)
 
 
-def gather(collector: Continuous, rows: int) -> list[Any]:
+def gather(collector: Collector, rows: int) -> list[Any]:
     """Chunks until they hold so many rows."""
     chunks: list[Any] = []
     while sum(chunk.rows for chunk in chunks) < rows:
@@ -84,7 +84,6 @@ def test_workers_stop_where_the_credits_end(
     """(max_lag + 1) × S rows and not one more, until the learner is through with some."""
     with TWO.build(recipe, job(8, lanes=2)) as collector:
         collector.publish(snapshot(0), 0)
-        assert isinstance(collector, Continuous)
         chunks = gather(collector, 32)
         assert sum(chunk.rows for chunk in chunks) == collector.rows().produced == 32
         assert collector.oldest() is None

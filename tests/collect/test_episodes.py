@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from freewheel.collect.episodes import SLOTS, Episodes, EpisodesConfig
+from freewheel.collect.episodes import SLOTS, EpisodesConfig
 from freewheel.core import Chunk, Snapshot
 from freewheel.errors import UsageError
 from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.loop import loop
 from freewheel.meter import Meter
+from freewheel.pacing.pacing import NONE
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
 from freewheel.transport.shm.heartbeats import WAIT
-from freewheel.transport.shm.tickets import NONE
+from tests.support.pools import wire_of
 
 Weights = Callable[[int], Snapshot]
 
@@ -68,12 +69,11 @@ def test_who_waits_for_a_slot_keeps_the_ticket_it_has_drawn(
 ) -> None:
     """Four episodes wait, and the fifth has begun: should its worker die now, another has to play it."""
     with EpisodesConfig(workers=3, num_envs=3).build(recipe, job(7000, lanes=3)) as collector:
-        assert isinstance(collector, Episodes)
         collector.publish(snapshot(0), 0)
-        phases, deadline = collector.pool.heartbeats.memory["phase"], time.monotonic() + 20.0
+        phases, deadline = wire_of(collector).heartbeats.memory["phase"], time.monotonic() + 20.0
         while (collector.rows().produced < 3 * SLOTS * 5 or (phases != WAIT).any()) and time.monotonic() < deadline:
             time.sleep(0.001)
-        drawn = collector._tickets.memory["ticket"].tolist()
+        drawn = list(wire_of(collector).permits.pacing.cells["ticket"])
         assert (NONE not in drawn, len(set(drawn)), max(drawn)) == (True, 3, 3 * SLOTS + 2)
 
 
@@ -101,8 +101,7 @@ def test_an_update_may_be_so_many_episodes(
             assert learner.rows().trained == 20 * learner.version
             if tick.version == 10:
                 break
-        assert isinstance(collector, Episodes)
-        begun = int(collector._tickets.memory["reserved"].sum())
+        begun = sum(wire_of(collector).permits.pacing.cells["reserved"])
         assert begun <= (3 + 10) * 4, "credits are episodes: three updates' worth ahead"
 
 

@@ -86,14 +86,14 @@ def test_where_the_oldest_is_to_be_dropped_it_is_counted(storm: bool) -> None:
     args = {"seconds": 0.0002}
     with trial(world("Certified"), "continuous", workers=WORKERS, num_envs=WORKERS, env_args=args, **options) as on:
         on.wait_for_workers()
-        with Killer(on.crew, rate=4.0 if storm else 1e-9) as killer:
+        with Killer(on.supervisor, rate=4.0 if storm else 1e-9) as killer:
             end = time.monotonic() + (30.0 if LONG else 1.5)
             while time.monotonic() < end:
                 time.sleep(0.02)
                 rows = on.balance()
                 assert rows.queued + rows.open <= on.learner.rows().queued + WORKERS * 2 * 4
                 on.tick()
-        on.run(lambda: on.crew.restarts == len(killer.kills))
+        on.run(lambda: on.supervisor.restarts == len(killer.kills))
         on.learn(3)
         assert on.dropped["overflow"] > 100
         assert on.dropped.keys() <= {"overflow", "stale"}

@@ -60,9 +60,9 @@ def test_a_caller_with_threads_can_train(tmp_path: Path) -> None:
 def test_workers_are_children_of_the_server_with_one_thread_and_without_torch(mode: str) -> None:
     with trial(world("Certified"), mode, workers=2, num_envs=2) as on:
         on.wait_for_workers()
-        for seat in on.crew.seats:
-            assert isinstance(seat.process, ForkServerProcess)
-            process = psutil.Process(seat.process.pid)
+        for slot in on.supervisor.slots:
+            assert isinstance(slot.process, ForkServerProcess)
+            process = psutil.Process(slot.process.pid)
             server = process.parent()
             assert server is not None
             assert "multiprocessing.forkserver" in " ".join(server.cmdline())

@@ -58,13 +58,13 @@ def test_an_env_that_hangs_is_replaced_in_time(mode: str, at: int, phase: str, l
 
 
 def losses(on: Trial, worker: int) -> list[WorkerLoss]:
-    return [loss for loss in on.crew.losses if loss.worker == worker]
+    return [loss for loss in on.supervisor.losses if loss.worker == worker]
 
 
-def stopped(seat: WorkerSlot) -> psutil.Process:
+def stopped(slot: WorkerSlot) -> psutil.Process:
     """The process that sits here, stopped."""
-    assert seat.process is not None
-    process = psutil.Process(seat.process.pid)
+    assert slot.process is not None
+    process = psutil.Process(slot.process.pid)
     process.suspend()
     return process
 
@@ -86,7 +86,7 @@ def assert_replaced(on: Trial, victim: psutil.Process, worker: int, limit: float
 def test_a_worker_that_was_stopped_is_replaced(mode: str) -> None:
     with trial(world("Certified"), mode, workers=4, num_envs=4, **LIMITS) as on:
         on.wait_for_workers()
-        assert_replaced(on, stopped(on.crew.seats[2]), 2, STEP_S)
+        assert_replaced(on, stopped(on.supervisor.slots[2]), 2, STEP_S)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -95,7 +95,7 @@ def test_a_worker_that_was_stopped_while_it_waited_is_replaced(mode: str) -> Non
     with trial(world("Certified"), mode, workers=4, num_envs=4, **LIMITS) as on:
         on.wait_for_workers()
         wait_until(lambda: idle(on))
-        victim = stopped(on.crew.seats[2])
+        victim = stopped(on.supervisor.slots[2])
         assert_replaced(on, victim, 2, STEP_S)
 
 
@@ -106,13 +106,13 @@ def test_a_worker_that_was_stopped_for_a_while_goes_on(mode: str) -> None:
     with trial(world("Certified"), mode, workers=4, num_envs=4, env_args={"seconds": 0.0}) as on:
         on.wait_for_workers()
         for _ in range(500 if LONG else 25):
-            victim = stopped(on.crew.seats[rng.integers(4)])
+            victim = stopped(on.supervisor.slots[rng.integers(4)])
             time.sleep(0.01)
             on.balance()
             victim.resume()
             on.tick()
         on.learn(2)
-        assert on.crew.losses == []
+        assert on.supervisor.losses == []
         assert on.dropped.keys() <= {"stale"}
 
 
@@ -125,17 +125,17 @@ def test_a_worker_that_was_stopped_with_the_lock_stops_nobody_else(mode: str, tm
         tokens(tmp_path, 1)
         accomplice = threading.Thread(target=kill_when_one_stands_still, args=(on, tmp_path))
         accomplice.start()
-        on.run(lambda: len(on.crew.losses) == 2)
+        on.run(lambda: len(on.supervisor.losses) == 2)
         accomplice.join()
-        assert {loss.worker for loss in on.crew.losses} == {1, 2}
-        assert max(loss.seen for loss in on.crew.losses) - harms(tmp_path)[0].at < 5.0
+        assert {loss.worker for loss in on.supervisor.losses} == {1, 2}
+        assert max(loss.seen for loss in on.supervisor.losses) - harms(tmp_path)[0].at < 5.0
         on.run(lambda: on.audit.incarnations().items() >= {1: 1, 2: 1}.items())
 
 
 def kill_when_one_stands_still(on: Trial, folder: Path) -> None:
     wait_until(lambda: bool(harms(folder)))
     wait_until(lambda: psutil.Process(harms(folder)[0].pid).status() == psutil.STATUS_STOPPED)
-    assert kill(on.crew.seats[2], [])
+    assert kill(on.supervisor.slots[2], [])
 
 
 @pytest.mark.skipif(not LONG, reason="in the long form")
@@ -144,11 +144,11 @@ def test_the_stopped_and_the_killed_together(mode: str) -> None:
     """Half of the workers stopped, the other half killed: all of them are back in time."""
     with trial(world("Certified"), mode, workers=6, num_envs=6, **LIMITS) as on:
         on.wait_for_workers()
-        victims = [stopped(seat) for seat in on.crew.seats[::2]]
-        for seat in on.crew.seats[1::2]:
-            assert kill(seat, [])
+        victims = [stopped(slot) for slot in on.supervisor.slots[::2]]
+        for slot in on.supervisor.slots[1::2]:
+            assert kill(slot, [])
         on.run(lambda: on.audit.incarnations() == dict.fromkeys(range(6), 1))
-        assert len(on.crew.losses) == on.crew.restarts == 6
+        assert len(on.supervisor.losses) == on.supervisor.restarts == 6
         assert not any(victim.is_running() for victim in victims)
         for victim in victims:
             with pytest.raises(ProcessLookupError):

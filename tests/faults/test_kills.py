@@ -34,16 +34,16 @@ def test_a_storm_of_kills_loses_and_doubles_nothing(mode: str, options: dict[str
         on.learn(1)
         twin = on.run_for(STORM_S) if LONG else 0
         on.longest_wait, before = 0.0, on.learner.version
-        with Killer(on.crew, RATE) as killer:
+        with Killer(on.supervisor, RATE) as killer:
             rows = on.run_for(STORM_S)
         ended = time.monotonic()
         assert on.learner.version > before + 10
-        on.run(lambda: on.crew.restarts == len(killer.kills))
+        on.run(lambda: on.supervisor.restarts == len(killer.kills))
         on.run(lambda: len(on.audit.incarnations(since=ended)) == WORKERS)  # all of them act again
         assert len(killer.kills) >= RATE * STORM_S / 3
         assert on.collector.summary()["worker_restarts"] == len(killer.kills)
         assert on.collector.summary()["workers_lost"] == 0
-        lost = {(loss.worker, loss.incarnation): loss for loss in on.crew.losses}
+        lost = {(loss.worker, loss.incarnation): loss for loss in on.supervisor.losses}
         assert lost.keys() == {(one.worker, one.incarnation) for one in killer.kills}
         assert all("was killed (SIGKILL" in loss.reason for loss in lost.values())
         late = [lost[one.worker, one.incarnation].seen - one.at for one in killer.kills]
@@ -63,11 +63,11 @@ def test_after_the_death_of_all_workers_all_of_them_act_again(mode: str) -> None
         on.wait_for_workers()
         on.learn(3)
         killed = time.monotonic()
-        for seat in on.crew.seats:
-            assert kill(seat, [])
+        for slot in on.supervisor.slots:
+            assert kill(slot, [])
         on.run(lambda: on.audit.incarnations() == dict.fromkeys(range(WORKERS), 1))
         assert time.monotonic() - killed < 5.0
-        assert len(on.crew.losses) == on.crew.restarts == WORKERS
+        assert len(on.supervisor.losses) == on.supervisor.restarts == WORKERS
         on.learn(3)
 
 
@@ -84,7 +84,7 @@ def test_after_the_death_of_the_server_that_workers_are_born_from_there_are_not_
             everyone = dict.fromkeys(range(4), turn)
             on.run(lambda everyone=everyone: on.audit.incarnations() == everyone)  # type: ignore[misc]
             assert not any(map(alive, workers))
-        assert {loss.reason for loss in on.crew.losses} == {"lost the server that it was born from"}
+        assert {loss.reason for loss in on.supervisor.losses} == {"lost the server that it was born from"}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_an_env_that_ends_its_process_is_named_and_replaced(mode: str, how: str,
     args = {"how": how, "only": 1, "at": 4, "folder": tokens(tmp_path, 2)}
     with trial(world("Mishap"), mode, workers=3, num_envs=3, env_args=args) as on:
         on.run(lambda: on.audit.incarnations().get(1) == 2)
-        assert [loss.worker for loss in on.crew.losses] == [harm.worker for harm in harms(tmp_path)] == [1, 1]
+        assert [loss.worker for loss in on.supervisor.losses] == [harm.worker for harm in harms(tmp_path)] == [1, 1]
         on.run(lambda: on.told.count(f"worker 1 {reason}") == on.told.count("and is replaced") == 2)
 
 
@@ -108,10 +108,10 @@ def test_an_episode_that_kills_whoever_plays_it_costs_no_worker(mode: str, at: i
         world("Mishap"), mode, workers=3, num_envs=3, env_args={"how": "exits", "at": at, "in_seed": deadly}
     ) as on:
         deaths = 2 if mode == "episodes" else 1
-        on.run(lambda: len(on.crew.losses) == deaths)
+        on.run(lambda: len(on.supervisor.losses) == deaths)
         on.learn(20)
-        assert (len(on.crew.losses), on.crew.given_up) == (deaths, 0)
-        worker = on.crew.losses[0].worker
+        assert (len(on.supervisor.losses), on.supervisor.given_up) == (deaths, 0)
+        worker = on.supervisor.losses[0].worker
         on.run(lambda: on.audit.incarnations().get(worker) == deaths)
 
 
@@ -119,7 +119,7 @@ def test_an_episode_that_kills_whoever_plays_it_costs_no_worker(mode: str, at: i
 def test_a_wave_does_not_wait_for_a_worker_that_is_lost_for_good(options: dict[str, int]) -> None:
     args = {"how": "exits", "only": 1}
     with trial(world("Mishap"), "episodes", workers=4, num_envs=4, env_args=args, wave=True, **options) as on:
-        on.run(lambda: on.crew.given_up == 1)
+        on.run(lambda: on.supervisor.given_up == 1)
         on.learn(5)
 
 
@@ -130,10 +130,10 @@ def test_everything_at_once(mode: str) -> None:
     options: dict[str, Any] = {"workers": 4, "num_envs": 4 * lanes, "step_timeout": 5.0}
     with trial(world("Mishap"), mode, env_args={"how": "anything", "rate": 0.01}, **options) as on:
         on.wait_for_workers()
-        with Killer(on.crew, rate=2.0):
+        with Killer(on.supervisor, rate=2.0):
             on.run_for(120.0 if LONG else 1.0)
         on.learn(1)
         assert on.dropped.keys() <= {"env_error", "nan", "shape", "stale", "worker_death"}
         assert {"nan", "shape"} & on.dropped.keys()
         assert finite(on.learner.snapshot())
-        assert on.crew.losses
+        assert on.supervisor.losses

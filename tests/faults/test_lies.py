@@ -55,7 +55,7 @@ def test_a_lie_reaches_nobody(mode: str, tmp_path: Path) -> None:
         each = 12 if mode == "episodes" else 1
         on.run(lambda: on.dropped == {"nan": 3 * each, "shape": 5 * each})
         on.learn(2)
-        assert (on.crew.losses, on.audit.gaps > 0) == ([], mode == "episodes")
+        assert (on.supervisor.losses, on.audit.gaps > 0) == ([], mode == "episodes")
         assert finite(on.learner.snapshot())
         place = rf" \({PLACE}\)"
         on.run(lambda: all(re.search(rf"lane \d of \S+:Mishap {what}.*{place}", on.told) for what in COMPLAINTS))
@@ -69,7 +69,7 @@ def test_a_lane_that_does_little_but_fail_is_given_up(mode: str, how: str, cause
         on.run(lambda: "given up" in on.told)
         on.learn(5)
         assert on.dropped == {cause: 3}
-        assert on.crew.losses == []
+        assert on.supervisor.losses == []
         (told,) = re.findall(r"^lane 2 of .* was given up after 3 failures running.*$", on.told, re.MULTILINE)
         assert re.search(PLACE, told)
         assert finite(on.learner.snapshot())
@@ -79,7 +79,7 @@ def test_a_worker_whose_only_lane_was_given_up_is_given_up() -> None:
     """In episodes a worker has one lane: it is tried in three processes before its place is left empty."""
     args = {"how": "nan", "only": 1, "at": 4}
     with trial(world("Mishap"), "episodes", workers=3, num_envs=3, env_args=args) as on:
-        on.run(lambda: on.crew.given_up == 1)
+        on.run(lambda: on.supervisor.given_up == 1)
         on.learn(3)
         # Each process ends in its third step that failed; the three good ones before it go when another takes its place.
         assert on.dropped == {"nan": 3 * 2 * 4, "worker_death": 2 * 3}

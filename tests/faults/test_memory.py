@@ -17,8 +17,8 @@ def test_a_worker_that_ran_out_of_memory_is_named_and_replaced(mode: str, at: in
         on.wait_for_workers()
         on.learn(2)
         tokens(tmp_path, 1)
-        on.run(lambda: bool(on.crew.losses))
-        (loss,) = on.crew.losses
+        on.run(lambda: bool(on.supervisor.losses))
+        (loss,) = on.supervisor.losses
         assert (loss.worker, loss.given_up) == (1, False)
         words = re.search(
             r"^worker 1 ended \(exit code 1\) and is replaced\nout of memory, peak (\d+) MB$", str(loss), re.M
@@ -27,7 +27,7 @@ def test_a_worker_that_ran_out_of_memory_is_named_and_replaced(mode: str, at: in
         assert 64 < int(words[1]) < 1024
         on.run(lambda: on.audit.incarnations().get(1) == 1)
         on.learn(2)
-        assert len(on.crew.losses) == on.crew.restarts == 1
+        assert len(on.supervisor.losses) == on.supervisor.restarts == 1
 
 
 def test_a_worker_that_was_killed_may_have_been_out_of_memory() -> None:
@@ -35,5 +35,7 @@ def test_a_worker_that_was_killed_may_have_been_out_of_memory() -> None:
     with trial(
         world("Mishap"), "continuous", workers=2, num_envs=2, env_args={"how": "is killed", "only": 0, "at": 15}
     ) as on:
-        on.run(lambda: len(on.crew.losses) > 0)
-        assert re.fullmatch(r"was killed \(SIGKILL; out of memory\? its peak was \d+ MB\)", on.crew.losses[0].reason)
+        on.run(lambda: len(on.supervisor.losses) > 0)
+        assert re.fullmatch(
+            r"was killed \(SIGKILL; out of memory\? its peak was \d+ MB\)", on.supervisor.losses[0].reason
+        )

@@ -31,6 +31,7 @@ from tests.support.chaos import (
     wait_until,
     world,
 )
+from tests.support.pools import wire_of
 
 TIMES = 333 if LONG else 3
 COMMANDS = MODES if LONG else MODES[1:2]  # a command takes seconds to start
@@ -62,10 +63,10 @@ def test_workers_that_hang_or_are_stopped_or_dead_do_not_keep_it_from_ending(mod
     args = {"how": "hangs", "only": 1, "folder": tokens(tmp_path, 1)}
     with trial(world("Mishap"), mode, workers=4, num_envs=4, env_args=args) as on:
         on.publish()
-        steps = on.collector.pool.heartbeats.memory["steps"]
+        steps = wire_of(on.collector).heartbeats.memory["steps"]
         wait_until(lambda: (tmp_path / "used-token-0").exists() and bool((steps > 0).all()))
         on.processes()[2].suspend()
-        assert kill(on.crew.seats[3], [])
+        assert kill(on.supervisor.slots[3], [])
         ended = time.monotonic()
     assert time.monotonic() - ended < 5.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import fields
 from typing import Any
 
@@ -14,12 +15,13 @@ from gymnasium.spaces import Box, Discrete
 from freewheel.core import Env, Episode, Failure, NDArray, Snapshot, Transitions
 from freewheel.envs.gym import GymConfig, GymLoop
 from freewheel.policies.build import make_actor
+from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
 from freewheel.rollout import single_env_runner as solo
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.row_writer import PythonRowWriter, RowWriter
 from freewheel.rollout.runner import Author, Runner, empty_transitions
-from freewheel.rollout.single_env_runner import SingleEnv, SingleEnvRunner
+from freewheel.rollout.single_env_runner import SingleEnv, SingleEnvRunner, make_runner
 from freewheel.seeding import generator, training_episodes
 from freewheel.testing.conformance import check_runner
 from freewheel.testing.worlds import Drifting, Toy
@@ -123,7 +125,7 @@ def test_the_same_rows_as_with_arrays(
     recipe, _, snapshot = stage(factory)
     env = recipe.make(LANES, fault_tolerant=True)
     assert isinstance(env, SingleEnv)
-    ours = story(SingleEnvRunner(recipe, LANES, env=env, author=Author(SEED, LANES)), snapshot)
+    ours = story(make_runner(recipe, LANES, env, Author(SEED, LANES)), snapshot)
     with np.errstate(over="ignore"):  # a reward beyond float32
         theirs = story(Runner(recipe, LANES, env=tolerant(recipe.make(LANES, fault_tolerant=True))), snapshot)
     for (count, over, row), (other_count, other_over, other) in zip(ours[0], theirs[0], strict=True):
@@ -141,10 +143,9 @@ def test_the_same_rows_as_with_arrays(
 def test_it_is_a_runner() -> None:
     recipe, _, snapshot = stage(lambda: Drifting(n=4, length=5))
 
-    def make() -> SingleEnvRunner:
+    def make() -> Runner:
         env = recipe.make(LANES, fault_tolerant=True)
-        assert isinstance(env, SingleEnv)
-        return SingleEnvRunner(recipe, LANES, env=env, author=Author(SEED, LANES))
+        return make_runner(recipe, LANES, env, Author(SEED, LANES))
 
     check_runner(make, snapshot)
 
@@ -153,14 +154,15 @@ def test_it_forgets_pages_that_are_no_more() -> None:
     recipe, _, snapshot = stage(lambda: Drifting(n=4, length=5))
     env = recipe.make(LANES, fault_tolerant=True)
     assert isinstance(env, SingleEnv)
-    runner = SingleEnvRunner(recipe, LANES, env=env, author=Author(SEED, LANES))
+    runner = make_runner(recipe, LANES, env, Author(SEED, LANES))
+    assert isinstance(runner, SingleEnvRunner)
     runner.load(snapshot)
     for _ in range(3 * solo.PAGES):
         assert runner.unroll(2).rows == 2
     assert len(runner._pages) <= solo.PAGES
 
 
-def test_a_policy_without_a_way_for_one_acts_as_for_many() -> None:
+def test_a_policy_that_cannot_act_for_one_lane_gets_the_plain_runner() -> None:
     recipe, _, snapshot = stage(lambda: Ill(Discrete(4)))
 
     class Many:
@@ -170,14 +172,18 @@ def test_a_policy_without_a_way_for_one_acts_as_for_many() -> None:
             self._inner = recipe.actor()
             self.act, self.load = self._inner.act, self._inner.load
 
+    class Remembering(NumpyActor):
+        state_size = 2
+
     both = []
-    for actor in (recipe.actor, Many):
+    for actor, kind in ((recipe.actor, SingleEnvRunner), (Many, Runner)):
         env = recipe.make(LANES, fault_tolerant=True)
-        assert isinstance(env, SingleEnv)
-        both.append(
-            story(
-                SingleEnvRunner(RunnerFactory(recipe.make, actor, SEED), LANES, env=env, author=Author(SEED, LANES)),
-                snapshot,
-            )
-        )
+        runner = make_runner(RunnerFactory(recipe.make, actor, SEED), LANES, env, Author(SEED, LANES))
+        assert type(runner) is kind
+        with np.errstate(over="ignore"):  # a reward beyond float32
+            both.append(story(runner, snapshot))
     assert [row["action"].tolist() for _, _, row in both[0][0]] == [row["action"].tolist() for _, _, row in both[1][0]]
+    spec = recipe.actor().spec  # type: ignore[attr-defined]
+    with closing(recipe.make(LANES, fault_tolerant=True)) as env:
+        factory = RunnerFactory(recipe.make, lambda: Remembering(spec), SEED)
+        assert type(make_runner(factory, LANES, env, Author(SEED, LANES))) is Runner, "it has a memory"

@@ -21,9 +21,6 @@ import numpy as np
 import psutil
 
 import freewheel
-from freewheel.collect.batch import Batch
-from freewheel.collect.continuous import Continuous
-from freewheel.collect.episodes import Episodes
 from freewheel.config.resolve import Config, from_options
 from freewheel.core import Chunk, EnvSpec, NDArray, Origin, RowCounts, Snapshot, Tick, Transitions
 from freewheel.envs.gym import GymConfig
@@ -35,9 +32,11 @@ from freewheel.meter import Meter
 from freewheel.rollout.probe import StepCost
 from freewheel.run.plan import Plan
 from freewheel.seeding import tree
+from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.heartbeats import WAIT
 from freewheel.transport.supervisor import GOOD_STEPS, Supervisor, WorkerSlot
 from tests.support.faulty_worlds import HIGH, LENGTH, LOW
+from tests.support.pools import wire_of
 
 ROOT = Path(freewheel.__file__).parents[1]
 MODES = ("batch", "continuous", "episodes")
@@ -192,13 +191,11 @@ class Limit:
 class Trial:
     """A training whose books are balanced at every tick and whose rows are audited."""
 
-    def __init__(
-        self, collector: Batch | Continuous | Episodes, learner: PPO, max_lag: int | None, limit: Limit
-    ) -> None:
+    def __init__(self, collector: WorkerPool, learner: PPO, max_lag: int | None, limit: Limit) -> None:
         self.collector, self.learner, self.max_lag = collector, learner, max_lag
         self._limit = limit
         self.witness = learner._held = Witness(learner)
-        self.audit, self.meter = Audit(), Meter(workers=collector.pool.workers)
+        self.audit, self.meter = Audit(), Meter(workers=collector.wire.authors)
         self.messages: list[str] = []
         self.longest_wait = 0.0
         self._ticks: Iterator[Tick] | None = None
@@ -252,12 +249,12 @@ class Trial:
         return sum(one.rows for one in self.audit.deliveries)
 
     @property
-    def crew(self) -> Supervisor:
-        return self.collector.pool.crew
+    def supervisor(self) -> Supervisor:
+        return wire_of(self.collector).supervisor
 
     def processes(self) -> list[psutil.Process]:
         """Of all workers that have one."""
-        return [psutil.Process(seat.process.pid) for seat in self.crew.seats if seat.process is not None]
+        return [psutil.Process(slot.process.pid) for slot in self.supervisor.slots if slot.process is not None]
 
     @property
     def told(self) -> str:
@@ -265,12 +262,12 @@ class Trial:
 
     def wait_for_workers(self) -> None:
         """Train until all of them act, and have for so long that one more death is not the last."""
-        self.run(lambda: all(good_steps(self.crew, seat) >= GOOD_STEPS for seat in self.crew.seats))
+        self.run(lambda: all(good_steps(self.supervisor, slot) >= GOOD_STEPS for slot in self.supervisor.slots))
 
 
-def good_steps(crew: Supervisor, seat: WorkerSlot) -> int:
+def good_steps(supervisor: Supervisor, slot: WorkerSlot) -> int:
     """Of the incarnation that sits here."""
-    return int(crew.heartbeats.memory["steps"][seat.worker]) - seat.steps
+    return int(supervisor.heartbeats.memory["steps"][slot.worker]) - slot.steps
 
 
 @contextmanager
@@ -282,7 +279,7 @@ def trial(env: str, mode: str, **options: Any) -> Iterator[Trial]:
     limit = Limit()
     job = planned.job(learner.snapshot(), limit.check)
     with planned.config.collector.build(planned.recipe, job) as collector:
-        assert isinstance(collector, Batch | Continuous | Episodes)
+        assert isinstance(collector, WorkerPool)
         on = Trial(collector, learner, planned.max_lag, limit)
         yield on
     on.messages += collector.messages()
@@ -308,7 +305,7 @@ def _look_of_the_worlds() -> EnvSpec:
 
 def idle(on: Trial) -> bool:
     """Whether no worker can go on before the learner does."""
-    heartbeats = on.collector.pool.heartbeats
+    heartbeats = wire_of(on.collector).heartbeats
     before = heartbeats.memory["steps"].copy()
     time.sleep(0.05)
     return bool((heartbeats.memory["steps"] == before).all() and (heartbeats.memory["phase"] == WAIT).all())
@@ -333,8 +330,8 @@ class Kill:
 class Killer:
     """Kills workers, on average `rate` a second, at moments and in an order that the seed sets."""
 
-    def __init__(self, crew: Supervisor, rate: float, seed: int = SEED) -> None:
-        self._crew, self._rate = crew, rate
+    def __init__(self, supervisor: Supervisor, rate: float, seed: int = SEED) -> None:
+        self._crew, self._rate = supervisor, rate
         self._rng = np.random.default_rng(seed)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._prowl, name="killer")
@@ -350,25 +347,25 @@ class Killer:
 
     def _prowl(self) -> None:
         while not self._over.wait(self._rng.exponential(1 / self._rate)):
-            seat = self._crew.seats[self._rng.integers(len(self._crew.seats))]
-            if not self._on_its_last_life(seat):
-                kill(seat, self.kills)
+            slot = self._crew.slots[self._rng.integers(len(self._crew.slots))]
+            if not self._on_its_last_life(slot):
+                kill(slot, self.kills)
 
-    def _on_its_last_life(self, seat: WorkerSlot) -> bool:
+    def _on_its_last_life(self, slot: WorkerSlot) -> bool:
         """Whether one more death would be the end of it: a worker that fails at once three times is given up."""
-        return seat.failures >= 2 and good_steps(self._crew, seat) < GOOD_STEPS
+        return slot.failures >= 2 and good_steps(self._crew, slot) < GOOD_STEPS
 
 
-def kill(seat: WorkerSlot, kills: list[Kill]) -> bool:
+def kill(slot: WorkerSlot, kills: list[Kill]) -> bool:
     """Kill the incarnation that sits here, if there is one that was not killed yet."""
-    process, incarnation = seat.process, seat.incarnation
-    if process is None or any((seat.worker, incarnation) == (one.worker, one.incarnation) for one in kills):
+    process, incarnation = slot.process, slot.incarnation
+    if process is None or any((slot.worker, incarnation) == (one.worker, one.incarnation) for one in kills):
         return False
     with suppress(ValueError, ProcessLookupError):  # it has just been buried
         assert process.pid is not None, "a worker that was never started"
         at = time.monotonic()
         os.kill(process.pid, signal.SIGKILL)
-        kills.append(Kill(seat.worker, incarnation, at))
+        kills.append(Kill(slot.worker, incarnation, at))
         return True
     return False
 

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from freewheel.core import Snapshot
-from freewheel.transport.shm.channel import Port, Tally, Writer
-from freewheel.transport.shm.credits import Credits
+from freewheel.pacing.episode_queue import EpisodeQueue
+from freewheel.pacing.pacing import Tally
+from freewheel.transport.shm.channel import Port, Writer
 from freewheel.transport.shm.heartbeats import HOPELESS, RESET, STEP, WAIT, Heartbeats
-from freewheel.transport.shm.lock import ProcessLock
 from freewheel.transport.shm.mailbox import Mailbox
 from freewheel.transport.shm.memory import SharedArrays
-from freewheel.transport.shm.tickets import EpisodeQueue
-from freewheel.transport.shm.wakeup import Wakeup
+from freewheel.transport.shm.permits import SharedPermits
+from freewheel.transport.shm.sync import ProcessLock, Wakeup
 from tests.support.ring_rows import NO_TIME, Pen
 
 LIMIT = 20.0  # seconds
@@ -140,7 +140,7 @@ def write_blanks_for_ever(port: Port) -> None:
 # ------------------------------------------------------------------------------------------------------------------- permits
 
 
-def wait_for_grant(permits: Credits, worker: int, answer: Connection) -> None:
+def wait_for_grant(permits: SharedPermits, worker: int, answer: Connection) -> None:
     grant = permits.take(worker, Tally(0, 0, ended=True))
     answer.send("waiting")
     while grant is None:
@@ -149,7 +149,7 @@ def wait_for_grant(permits: Credits, worker: int, answer: Connection) -> None:
     answer.send((grant.steps, grant.version))
 
 
-def act_again_and_again(permits: Credits, worker: int, memory: SharedArrays) -> None:
+def act_again_and_again(permits: SharedPermits, worker: int, memory: SharedArrays) -> None:
     """Log the version of every grant; fails if the announcement does not stand from take to give_back."""
     log, count = memory["log"][worker], memory["count"]
     tally = Tally(0, 0, ended=True)
@@ -161,15 +161,17 @@ def act_again_and_again(permits: Credits, worker: int, memory: SharedArrays) -> 
         log[count[worker]] = grant.version
         count[worker] += 1
         for _ in range(2):
-            assert permits.announced()[worker] == grant.version
+            assert permits.pacing.announced()[worker] == grant.version
             os.sched_yield()
         permits.give_back(worker, tally)
 
 
-def issue_many(tickets: EpisodeQueue, worker: int, go: Wakeup, answer: Connection) -> None:
+def issue_many(permits: SharedPermits, worker: int, go: Wakeup, answer: Connection) -> None:
     answer.send("ready")
     go.wait(LIMIT)
-    answer.send([tickets.issue(worker) for _ in range(2000)])
+    queue = permits.pacing
+    assert isinstance(queue, EpisodeQueue)
+    answer.send([permits.locked(queue.issue, worker) for _ in range(2000)])
 
 
 # --------------------------------------------------------------------------------------------------------------------- heartbeats
@@ -189,12 +191,12 @@ def wait_for_stop(heartbeats: Heartbeats) -> None:
         os.sched_yield()
 
 
-# ----------------------------------------------------------------------------------------------------------------------- crew
+# -------------------------------------------------------------------------------------------------------------- supervisor
 
 
 @dataclass(frozen=True)
 class Shift:
-    """What the workers of a crew share."""
+    """What the workers of a supervisor share."""
 
     heartbeats: Heartbeats
     board: SharedArrays  # incarnation [W], acted [W] ns: who acts, and when it first did

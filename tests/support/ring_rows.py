@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from freewheel.core import WORKER_TIME, ActionSpec, EnvSpec, Episode, Failure, Slice, Transitions
-from freewheel.transport.shm.channel import Channel, Fragment, Reader, Shape, Writer
+from freewheel.transport.shm.channel import Channel, Reader, Shape, Writer
+from freewheel.transport.wire import Fragment
 
 NO_TIME = [0] * len(WORKER_TIME)
 

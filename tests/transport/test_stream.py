@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import fields
 from typing import Any
 
@@ -14,13 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from freewheel.collect.batch import WholeBatches
 from freewheel.core import BatchSpec, Chunk, NDArray, Transitions
+from freewheel.pacing.lag_bound import LagBound
+from freewheel.pacing.one_ahead import OneAhead
 from freewheel.policies.device_actor import TensorActor
-from freewheel.rollout.device_runner import DeviceRunner
 from freewheel.rollout.factory import CollectSpec
 from freewheel.testing.conformance import check_collector
-from freewheel.transport.pool import Size
-from freewheel.transport.stream import FreeRunning, OneAhead, Permits, Simulation, simulate_beside, split
+from freewheel.transport.pool import AsTheyCome
+from freewheel.transport.stream import SimulationCollector, simulation_wire
 from tests.support.device_story import Stage, retold
 
 LANES, STEPS, FRAGMENT = 4, 6, 3  # an update's steps, and those of a fragment
@@ -42,14 +43,18 @@ def job_of(stage: Stage, waiting: Callable[[], None] | None = None, steps: int =
 
 def free(
     stage: Stage, *, ahead: int = 2, workers: int = 1, slots: int = 100, job: CollectSpec | None = None
-) -> Simulation:
-    job = job or job_of(stage)
-    return simulate_beside(stage.recipe, job, FreeRunning(job, ahead, FRAGMENT), Size(workers, slots, FRAGMENT))
+) -> SimulationCollector:
+    spec = job or job_of(stage)
+    pacing = LagBound(workers=1, lanes=LANES, steps=FRAGMENT, batch_rows=ROWS, ahead=ahead, max_lag=ahead)
+    wire = simulation_wire(stage.recipe, spec, pacing, authors=workers, slots=slots, steps=FRAGMENT)
+    return SimulationCollector(wire, AsTheyCome(), spec)
 
 
-def one_ahead(stage: Stage, *, fragment: int = FRAGMENT, steps: int = STEPS) -> Simulation:
-    job = job_of(stage, steps=steps)
-    return simulate_beside(stage.recipe, job, OneAhead(job, fragment), Size(1, 4, fragment))
+def one_ahead(stage: Stage, *, fragment: int = FRAGMENT, steps: int = STEPS) -> SimulationCollector:
+    spec = job_of(stage, steps=steps)
+    pacing = OneAhead(workers=1, lanes=LANES, steps=fragment, batch_steps=steps)
+    wire = simulation_wire(stage.recipe, spec, pacing, authors=1, slots=6, steps=fragment)
+    return SimulationCollector(wire, WholeBatches(pacing, authors=1, quota=spec.batch.rows), spec)
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:
@@ -59,7 +64,7 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.001)
 
 
-def eventually_produced(simulation: Simulation, rows: int) -> None:
+def eventually_produced(simulation: SimulationCollector, rows: int) -> None:
     eventually(lambda: simulation.rows().produced >= rows, f"{rows} rows")
     assert simulation.rows().produced == rows
 
@@ -102,7 +107,9 @@ def test_rows_are_what_happened_across_versions(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("mode", [free, one_ahead])
-def test_rows_are_chosen_by_the_weights_they_are_signed_with(stage: Stage, mode: Callable[[Stage], Simulation]) -> None:
+def test_rows_are_chosen_by_the_weights_they_are_signed_with(
+    stage: Stage, mode: Callable[[Stage], SimulationCollector]
+) -> None:
     chunks: list[Chunk[Tensor]] = []
     with mode(stage) as simulation:
         for version in range(6):
@@ -122,58 +129,19 @@ def test_rows_are_chosen_by_the_weights_they_are_signed_with(stage: Stage, mode:
 # ------------------------------------------------------------------------------------------------------------------ permits
 
 
-def test_what_free_running_grants(stage: Stage) -> None:
-    permits = FreeRunning(job_of(stage), 2, FRAGMENT)
-    limit = 3 * ROWS
-    assert permits.grant(0, -1, 0) is None  # nothing is published yet
-    assert permits.grant(0, 0, 0) == (FRAGMENT, 0)
-    assert permits.grant(limit - 1, 5, 0) == (FRAGMENT, 5)
-    assert permits.grant(limit, 5, 0) is None
-    assert permits.grant(limit, 6, 1) == (FRAGMENT, 6)
-
-
-def test_what_one_ahead_grants(stage: Stage) -> None:
-    permits = OneAhead(job_of(stage), 4)
-    assert permits.grant(0, -1, 0) is None
-    assert permits.grant(0, 0, 0) == (4, 0)
-    assert permits.grant(4 * LANES, 0, 0) == (2, 0)  # up to the end of the batch
-    assert permits.grant(ROWS, 0, 0) == (4, 0)
-    assert permits.grant(2 * ROWS - LANES, 1, 0) == (1, 0)  # the batch goes on as it began
-    assert permits.grant(2 * ROWS, 0, 0) is None
-    assert permits.grant(2 * ROWS, 1, ROWS) == (4, 1)
-
-
-class Witness:
-    """Permits that remember what was asked and what was answered."""
-
-    def __init__(self, permits: Permits) -> None:
-        self._permits = permits
-        self.granted: list[tuple[int, int, int]] = []  # produced, posted, done
-
-    def grant(self, produced: int, posted: int, done: int) -> tuple[int, int] | None:
-        answer = self._permits.grant(produced, posted, done)
-        if answer is not None:
-            self.granted.append((produced, posted, done))
-        return answer
-
-
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_free_running_never_goes_beyond_its_allowance(stage: Stage, ahead: int) -> None:
     """And goes as far as that: a learner that stops to publish stops the simulation, one that publishes starts it again."""
-    job, allowance, fragment = job_of(stage), (ahead + 1) * ROWS, FRAGMENT * LANES
-    witness = Witness(FreeRunning(job, ahead, FRAGMENT))
-    with simulate_beside(stage.recipe, job, witness, Size(1, 100, FRAGMENT)) as simulation:
+    allowance = (ahead + 1) * ROWS
+    with free(stage, ahead=ahead) as simulation:
         done = 0
         for version, more in enumerate((0, 1, ROWS, 5, 2 * ROWS, ROWS)):
             done += more
             simulation.publish(stage.snapshot(version), done)
-            limit = -(-(allowance + done) // fragment) * fragment
+            limit = -(-(allowance + done) // LANES) * LANES  # a step is a row of every lane
             eventually_produced(simulation, limit)
-            assert simulation.rows().produced < allowance + done + fragment
             simulation.collect(wait=False)
     assert simulation.rows().produced == limit  # nor did it go on afterwards
-    assert all(produced < allowance + done for produced, _, done in witness.granted)
-    assert len(witness.granted) == limit // fragment
 
 
 def test_batch_k_is_acted_with_version_k_minus_1(stage: Stage) -> None:
@@ -198,7 +166,7 @@ def test_a_batch_waits_for_its_version_however_long_that_takes(stage: Stage) -> 
         simulation.publish(stage.snapshot(0), 0)
         eventually_produced(simulation, 2 * ROWS)
     assert simulation.rows().produced == 2 * ROWS
-    assert simulation.oldest() == 0
+    assert simulation.oldest() is None, "batches are handed over whole and in order"
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
@@ -207,7 +175,7 @@ def test_no_more_fragments_wait_than_there_are_slots(stage: Stage, slots: int) -
     with free(stage, ahead=50, slots=slots) as simulation:
         simulation.publish(stage.snapshot(0), 0)
         eventually_produced(simulation, slots * fragment)
-        assert simulation.stats() == {"queue_util": 1.0}
+        assert simulation.stats() == {"queue_util": 1.0, "queue/fragments": slots}
         came = sum(chunk.rows for chunk in simulation.collect(wait=False))  # which makes room
         eventually(lambda: simulation.rows().queued == slots * fragment, "a full queue again")
     assert simulation.rows().produced == came + slots * fragment
@@ -231,29 +199,22 @@ def test_oldest_is_the_version_of_what_waits(stage: Stage) -> None:
 # -------------------------------------------------------------------------------------------------------------------- parts
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 5])
-def test_lanes_that_were_split_join_again(parts: int) -> None:
-    stage = Stage(lanes=5)
-    with closing(DeviceRunner(stage.recipe, range(5), 16)) as runner:
-        runner.load(stage.snapshot(2))
-        runner.unroll(2)
-        chunk = runner.unroll(16)
-    split_up = split(chunk, parts)
-    assert len(split_up) == parts
-    for field in fields(Transitions):
-        together = np.concatenate([getattr(part.data, field.name).numpy() for part in split_up], axis=1)
-        np.testing.assert_array_equal(together, getattr(chunk.data, field.name).numpy())
-    assert sum(part.rows for part in split_up) == chunk.rows
-    assert sum(part.time for part in split_up).tolist() == chunk.time.tolist()  # type: ignore[union-attr]
-    assert sorted((one for part in split_up for one in part.episodes), key=repr) == sorted(chunk.episodes, key=repr)
-    lane = 0
-    for worker, part in enumerate(split_up):
-        width = part.data.reward.shape[1]
-        assert (part.origin.worker, part.origin.lane0, part.origin.sequence, part.version) == (worker, lane, 1, 2)
-        assert all(lane <= episode.lane < lane + width for episode in part.episodes)
-        assert len(part.state) == width
-        lane += width
-    assert lane == 5
+@pytest.mark.parametrize("authors", [2, 4])
+def test_lanes_are_cut_into_chunks_of_their_authors(stage: Stage, authors: int) -> None:
+    with free(stage, ahead=3) as whole, free(stage, ahead=3, workers=authors) as cut:
+        parts: list[list[Chunk[Tensor]]] = []
+        for simulation in (whole, cut):
+            simulation.publish(stage.snapshot(0), 0)
+            eventually_produced(simulation, 4 * ROWS)
+            parts.append(list(simulation.collect(wait=True)))
+    for chunk, together in zip(parts[0], zip(*[iter(parts[1])] * authors, strict=True), strict=True):
+        for field in fields(Transitions):
+            joint = np.concatenate([getattr(part.data, field.name).numpy() for part in together], axis=1)
+            np.testing.assert_array_equal(joint, getattr(chunk.data, field.name).numpy())
+        assert [part.origin.worker for part in together] == list(range(authors))
+        assert [part.origin.lane0 for part in together] == [n * LANES // authors for n in range(authors)]
+        assert sorted((one for part in together for one in part.episodes), key=repr) == sorted(chunk.episodes, key=repr)
+        assert all(len(part.state) == LANES // authors for part in together)
 
 
 def test_parts_are_delivered_together_and_in_order(stage: Stage) -> None:
@@ -307,7 +268,7 @@ def test_it_can_be_left_at_any_time(stage: Stage, when: str) -> None:
     class OnPurposeError(Exception):
         pass
 
-    def use(simulation: Simulation) -> None:
+    def use(simulation: SimulationCollector) -> None:
         if when == "at once":
             return
         simulation.publish(stage.snapshot(0), 0)

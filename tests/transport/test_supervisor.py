@@ -1,4 +1,4 @@
-"""The crew: whoever dies, hangs or is stopped is seen, named and replaced, within a budget; and nobody is left in the end."""
+"""The supervisor: workers that die, hang or are stopped are seen, named and replaced, within a budget; none is left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
 from freewheel.transport.shm.heartbeats import TURN, Heartbeats
-from freewheel.transport.shm.lock import ProcessLock
+from freewheel.transport.shm.sync import ProcessLock
 from freewheel.transport.supervisor import GRACE, STUCK, Supervisor
 from tests.support import children
 from tests.support.children import Shift
@@ -37,13 +37,15 @@ LIMIT = 20.0
 
 
 class Party:
-    """A crew at work, what it settles, and what it shares."""
+    """A supervisor at work, what it settles, and what it shares."""
 
     def __init__(self, shift: Shift, limits: Timeouts) -> None:
         self.shift, self.heartbeats, self.board = shift, shift.heartbeats, shift.board
         self.settled: list[tuple[int, bool]] = []
         self.lifeline = forkserver.Lifeline()
-        self.crew = Supervisor(len(shift.plans), shift.heartbeats, limits, self._spawn, self._settle, [shift.lock])
+        self.supervisor = Supervisor(
+            len(shift.plans), shift.heartbeats, limits, self._spawn, self._settle, [shift.lock]
+        )
         self.started, self.stopped = 0, False
 
     def stop(self) -> float:
@@ -51,7 +53,7 @@ class Party:
         began = time.monotonic()
         if not self.stopped:
             self.stopped = True
-            self.crew.stop()
+            self.supervisor.stop()
         return time.monotonic() - began
 
     def _spawn(self, worker: int, incarnation: int) -> ForkServerProcess:
@@ -59,7 +61,7 @@ class Party:
         return self.lifeline.process(children.serve, self.shift, worker, incarnation, name=f"worker-{worker}")
 
     def _settle(self, worker: int, for_good: bool) -> None:
-        assert self.crew.seats[worker].process is None, "the dead are settled, not the living"
+        assert self.supervisor.slots[worker].process is None, "the dead are settled, not the living"
         with self.shift.lock:
             self.settled.append((worker, for_good))
 
@@ -76,10 +78,10 @@ class Party:
         return self.incarnations()[worker] == incarnation
 
     def pids(self) -> list[int]:
-        return [seat.process.pid or 0 for seat in self.crew.seats if seat.process is not None]
+        return [slot.process.pid or 0 for slot in self.supervisor.slots if slot.process is not None]
 
     def reasons(self) -> list[str]:
-        return [loss.reason for loss in self.crew.losses]
+        return [loss.reason for loss in self.supervisor.losses]
 
 
 class Hire(Protocol):
@@ -88,7 +90,7 @@ class Hire(Protocol):
 
 @pytest.fixture
 def hire() -> Iterator[Hire]:
-    """A crew of a worker a plan; it is stopped, and everything it needed closed, when the test is over."""
+    """A supervisor of a worker a plan; it is stopped, and everything it needed closed, when the test is over."""
     with ExitStack() as stack:
 
         def hired(*plans: tuple[str, ...], limits: Timeouts = GENEROUS) -> Party:
@@ -113,18 +115,18 @@ HEALTHY = ("inf",)
 
 def test_a_healthy_crew_works_and_stops_at_once(hire: Hire, eventually: Eventually) -> None:
     party = hire(HEALTHY, HEALTHY, HEALTHY)
-    party.crew.start()
+    party.supervisor.start()
     eventually(lambda: min(party.steps()) >= 20)
     assert party.incarnations() == [0, 0, 0]
     pids = party.pids()
     assert party.stop() < GRACE
     assert not any(map(psutil.pid_exists, pids))
-    assert (party.crew.losses, party.crew.restarts, party.settled) == ([], 0, [])
+    assert (party.supervisor.losses, party.supervisor.restarts, party.settled) == ([], 0, [])
 
 
 def test_stopping_ends_the_deaf_and_the_hung(hire: Hire, eventually: Eventually) -> None:
     party = hire(("0 spin, deaf",), ("0 hang in step",), ("0 stop",), HEALTHY)
-    party.crew.start()
+    party.supervisor.start()
     eventually(lambda: party.incarnations() == [0, 0, 0, 0])
     pids = party.pids()
     assert 2 * GRACE < party.stop() < 2 * GRACE + 2.0
@@ -133,13 +135,13 @@ def test_stopping_ends_the_deaf_and_the_hung(hire: Hire, eventually: Eventually)
 
 def test_a_crew_may_be_stopped_before_it_has_begun(hire: Hire) -> None:
     hire(HEALTHY, HEALTHY)
-    hire(HEALTHY, HEALTHY).crew.start()
+    hire(HEALTHY, HEALTHY).supervisor.start()
 
 
 @pytest.mark.parametrize("place", ["spawn", "start"])
 def test_a_crew_that_could_not_start_leaves_nobody(hire: Hire, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     party = hire(HEALTHY, HEALTHY)
-    begin = getattr(party.crew, "spawn") if place == "spawn" else forkserver.start  # noqa: B009
+    begin = getattr(party.supervisor, "spawn") if place == "spawn" else forkserver.start  # noqa: B009
     calls: list[Any] = []
 
     def fail_the_second_time(*given: Any) -> Any:
@@ -148,9 +150,9 @@ def test_a_crew_that_could_not_start_leaves_nobody(hire: Hire, monkeypatch: pyte
             raise OSError("no more processes")
         return begin(*given)
 
-    monkeypatch.setattr(party.crew if place == "spawn" else forkserver, place, fail_the_second_time)
+    monkeypatch.setattr(party.supervisor if place == "spawn" else forkserver, place, fail_the_second_time)
     with pytest.raises(OSError, match="no more processes"):
-        party.crew.start()
+        party.supervisor.start()
     assert len(party.pids()) == 1
 
 
@@ -163,13 +165,13 @@ def test_a_crew_that_is_burying_someone_finishes_that_and_stops(hire: Hire, even
         time.sleep(0.2)  # as long as settling takes
         settled.append(worker)
 
-    party.crew.settle = slowly
-    party.crew.start()
+    party.supervisor.settle = slowly
+    party.supervisor.start()
     assert in_settle.wait(LIMIT)
     party.stop()
     assert settled == [0]
-    assert not party.crew._thread.is_alive()
-    assert party.crew.restarts == 0, "nobody is replaced any more"
+    assert not party.supervisor._thread.is_alive()
+    assert party.supervisor.restarts == 0, "nobody is replaced any more"
 
 
 # ---------------------------------------------------------------------------------------------------------------------- deaths
@@ -177,22 +179,22 @@ def test_a_crew_that_is_burying_someone_finishes_that_and_stops(hire: Hire, even
 
 def test_a_killed_worker_is_seen_and_replaced_at_once(hire: Hire, eventually: Eventually) -> None:
     party = hire(HEALTHY, HEALTHY)
-    party.crew.start()
+    party.supervisor.start()
     seen, back = [], []
     for kill in range(KILLS):
         eventually(partial(party.has_stepped, 1, party.steps()[1] + 10))
         killed = time.monotonic()
         os.kill(party.pids()[1], signal.SIGKILL)
         eventually(partial(party.is_at, 1, kill + 1))
-        seen.append(party.crew.losses[kill].seen - killed)
+        seen.append(party.supervisor.losses[kill].seen - killed)
         back.append(float(party.board["acted"][1]) * 1e-9 - killed)
     report = f"seen after {np.round(sorted(seen), 4)} s, back after {np.round(sorted(back), 4)} s"
     assert statistics.median(seen) < 0.1, report
     assert max(seen) < 1.0, report
     assert statistics.median(back) < 0.5, report
-    assert (party.crew.restarts, party.crew.given_up, party.incarnations()[0]) == (KILLS, 0, 0)
+    assert (party.supervisor.restarts, party.supervisor.given_up, party.incarnations()[0]) == (KILLS, 0, 0)
     assert party.settled == [(1, False)] * KILLS
-    loss = party.crew.losses[-1]
+    loss = party.supervisor.losses[-1]
     assert (loss.worker, loss.incarnation, loss.reason, loss.report) == (1, KILLS - 1, "was killed (SIGKILL)", "")
     assert str(loss) == "worker 1 was killed (SIGKILL) and is replaced"
 
@@ -200,53 +202,53 @@ def test_a_killed_worker_is_seen_and_replaced_at_once(hire: Hire, eventually: Ev
 def test_memory_is_suspected_where_a_worker_had_much_of_it(hire: Hire, eventually: Eventually) -> None:
     party = hire(("0 die", "inf"))
     party.heartbeats.memory["peak"][0] = 3000 * 1024
-    party.crew.start()
+    party.supervisor.start()
     eventually(lambda: party.incarnations() == [1])
     assert party.reasons() == ["was killed (SIGKILL; out of memory? its peak was 3000 MB)"]
 
 
 def test_a_worker_is_heard_before_it_is_replaced(hire: Hire, eventually: Eventually) -> None:
     party = hire(("0 speak and exit", "0 exit", "0 die of signal 40"))
-    party.crew.start()
-    eventually(lambda: party.crew.given_up == 1)
-    assert str(party.crew.losses[0]) == "worker 0 ended (exit code 3) and is replaced\nthe env said no\nand why"
-    assert str(party.crew.losses[1]) == "worker 0 ended (exit code 0) and is replaced"
-    assert str(party.crew.losses[2]) == "worker 0 was killed (signal 40) and is given up"
+    party.supervisor.start()
+    eventually(lambda: party.supervisor.given_up == 1)
+    assert str(party.supervisor.losses[0]) == "worker 0 ended (exit code 3) and is replaced\nthe env said no\nand why"
+    assert str(party.supervisor.losses[1]) == "worker 0 ended (exit code 0) and is replaced"
+    assert str(party.supervisor.losses[2]) == "worker 0 was killed (signal 40) and is given up"
 
 
 def test_whoever_sees_that_a_worker_was_given_up_sees_why(hire: Hire, eventually: Eventually) -> None:
     party = hire(("0 die",))
     given_up: list[int] = []
-    party.crew.settle = lambda worker, for_good: given_up.append(party.crew.given_up)
-    party.crew.start()
-    eventually(lambda: party.crew.given_up == 1)
-    assert [loss.given_up for loss in party.crew.losses] == [False, False, True]
+    party.supervisor.settle = lambda worker, for_good: given_up.append(party.supervisor.given_up)
+    party.supervisor.start()
+    eventually(lambda: party.supervisor.given_up == 1)
+    assert [loss.given_up for loss in party.supervisor.losses] == [False, False, True]
     assert given_up == [0, 0, 0]
 
 
 def test_three_failures_running_are_enough(hire: Hire, eventually: Eventually) -> None:
     party = hire(("9 die",), HEALTHY)
-    party.crew.start()
-    eventually(lambda: party.crew.given_up == 1)
+    party.supervisor.start()
+    eventually(lambda: party.supervisor.given_up == 1)
     assert party.settled == [(0, False), (0, False), (0, True)]
-    assert [loss.given_up for loss in party.crew.losses] == [False, False, True]
+    assert [loss.given_up for loss in party.supervisor.losses] == [False, False, True]
     steps = party.steps()[1]
     eventually(lambda: party.steps()[1] > steps + 100)
-    assert (party.crew.restarts, party.started, party.incarnations()) == (2, 4, [2, 0])
+    assert (party.supervisor.restarts, party.started, party.incarnations()) == (2, 4, [2, 0])
 
 
 def test_ten_good_steps_make_up_for_a_failure(hire: Hire, eventually: Eventually) -> None:
     party = hire(("10 die", "10 die", "10 die", "0 die", "12 die", "0 die", "0 hang in construct"))
-    party.crew.start()
-    eventually(lambda: party.crew.seats[0].incarnation == 6)
-    assert [loss.given_up for loss in party.crew.losses] == [False] * 6
+    party.supervisor.start()
+    eventually(lambda: party.supervisor.slots[0].incarnation == 6)
+    assert [loss.given_up for loss in party.supervisor.losses] == [False] * 6
     assert party.settled == [(0, False)] * 6
 
 
 def test_a_worker_that_lost_all_its_lanes_is_not_saved_by_its_good_steps(hire: Hire, eventually: Eventually) -> None:
     party = hire(("12 exit, hopeless",))
-    party.crew.start()
-    eventually(lambda: party.crew.given_up == 1)
+    party.supervisor.start()
+    eventually(lambda: party.supervisor.given_up == 1)
     assert party.reasons() == ["ended (exit code 4)"] * 3
 
 
@@ -275,16 +277,16 @@ def test_a_worker_that_is_silent_for_too_long_is_replaced(
     hire: Hire, eventually: Eventually, end: str, limits: Timeouts, reason: str
 ) -> None:
     party = hire((f"15 {end}", "inf"), HEALTHY, limits=limits)
-    party.crew.start()
+    party.supervisor.start()
     assert eventually(lambda: party.incarnations()[0] == 1) < 0.3 + 2 * TURN + 1.5
     assert party.reasons() == [reason]
     assert party.incarnations()[1] == 0, "the other one worked on"
-    assert str(party.crew.losses[0]) == f"worker 0 {reason} and is replaced"
+    assert str(party.supervisor.losses[0]) == f"worker 0 {reason} and is replaced"
 
 
 def test_a_worker_that_is_stopped_with_the_lock_does_not_stop_the_others(hire: Hire, eventually: Eventually) -> None:
     party = hire(("15 stop with the lock", "inf"), HEALTHY, ("inf",))
-    party.crew.start()
+    party.supervisor.start()
     eventually(lambda: party.shift.lock.holder() in party.pids() and party.steps()[0] == 15)
     began = time.monotonic()
     eventually(lambda: party.incarnations()[0] == 1)
@@ -295,9 +297,9 @@ def test_a_worker_that_is_stopped_with_the_lock_does_not_stop_the_others(hire: H
 
 
 def test_nor_does_it_stop_the_crew_from_burying_another(hire: Hire, eventually: Eventually) -> None:
-    """The one that died cannot be settled while a stopped one holds the lock, and nobody but the crew can free that."""
+    """The one that died cannot be settled while a stopped one holds the lock, and nobody but the supervisor can free that."""
     party = hire(("15 stop with the lock", "inf"), HEALTHY)
-    party.crew.start()
+    party.supervisor.start()
     eventually(lambda: party.shift.lock.holder() == party.pids()[0] and party.steps()[0] == 15)
     os.kill(party.pids()[1], signal.SIGKILL)
     eventually(lambda: party.incarnations() == [1, 1])
@@ -307,10 +309,10 @@ def test_nor_does_it_stop_the_crew_from_burying_another(hire: Hire, eventually: 
 
 def test_a_fault_of_the_crew_itself_is_kept_and_everyone_still_goes_home(hire: Hire, eventually: Eventually) -> None:
     party = hire(("0 die",), HEALTHY)
-    party.crew.settle = lambda worker, for_good: 1 / 0  # type: ignore[assignment]
-    party.crew.start()
-    eventually(lambda: party.crew.error is not None)
-    assert isinstance(party.crew.error, ZeroDivisionError)
+    party.supervisor.settle = lambda worker, for_good: 1 / 0  # type: ignore[assignment]
+    party.supervisor.start()
+    eventually(lambda: party.supervisor.error is not None)
+    assert isinstance(party.supervisor.error, ZeroDivisionError)
 
 
 # ------------------------------------------------------------------------------------------------------- the trainer's own death
@@ -319,7 +321,7 @@ TRAINER = """
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
 from freewheel.transport.supervisor import Supervisor
-from freewheel.transport.shm.lock import ProcessLock
+from freewheel.transport.shm.sync import ProcessLock
 from freewheel.transport.shm.heartbeats import Heartbeats
 from tests.support.children import Shift, board, hang, serve
 forkserver.prepare(["tests.support.children"])
@@ -327,11 +329,11 @@ lifeline, places = forkserver.Lifeline(), board(4)
 plans = (("inf",), ("0 spin, deaf",), ("0 hang in step",), ("0 stop",))
 shift = Shift(Heartbeats(4, 1), places, ProcessLock(), plans)
 spawn = lambda worker, incarnation: lifeline.process(serve, shift, worker, incarnation, name="worker")
-crew = Supervisor(4, shift.heartbeats, Timeouts(), spawn, lambda worker, for_good: None, [shift.lock])
-crew.start()
+supervisor = Supervisor(4, shift.heartbeats, Timeouts(), spawn, lambda worker, for_good: None, [shift.lock])
+supervisor.start()
 while (places["incarnation"] < 0).any():
     pass
-print(*[seat.process.pid for seat in crew.seats], flush=True)
+print(*[slot.process.pid for slot in supervisor.slots], flush=True)
 hang()
 """
 

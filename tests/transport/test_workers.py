@@ -70,7 +70,7 @@ def test_a_plan_keeps_what_is_given_and_finds_the_rest(
     config = WorkersConfig(**given)
     planned = config.planned(cost)
     assert (planned.workers, planned.envs_per_worker, planned.num_envs) == plan
-    assert planned.staff == plan[0]
+    assert planned.worker_count == plan[0]
     assert planned.planned(SLEEPING) == planned, "a plan is a plan"
 
 

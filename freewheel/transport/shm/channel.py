@@ -20,36 +20,15 @@ from typing import NamedTuple
 import numpy as np
 
 from freewheel.core import CAUSES, WORKER_TIME, EnvSpec, Episode, Failure, NDArray, Transitions
-from freewheel.transport.shm.lock import ProcessLock
+from freewheel.pacing.pacing import Tally
 from freewheel.transport.shm.memory import Fields, SharedArrays, bytes_of
-from freewheel.transport.shm.wakeup import Wakeup
+from freewheel.transport.shm.sync import ProcessLock, Wakeup
+from freewheel.transport.wire import Fragment
 
 NONE = -1
 EPISODE = ("lane", "number", "seed", "ret", "length", "seconds")  # columns of an episode; then its context and measures
 COLUMNS = tuple(field.name for field in fields(Transitions))
 FAILED, ENDED = 1, 2  # columns of `tally`, after the rows produced
-
-
-class Fragment(NamedTuple):
-    """Rows taken out of a slot."""
-
-    worker: int
-    incarnation: int
-    version: int
-    data: Transitions  # [t, M, ...], copied
-    episodes: tuple[Episode, ...]
-    rows: int  # valid rows in data
-    lost: dict[str, int]  # rows that an env failure took, by cause
-    gap: bool  # fragments before it were dropped
-    time: NDArray  # [len(WORKER_TIME)] ns
-
-
-class Tally(NamedTuple):
-    """How far a worker has come, over all its incarnations."""
-
-    produced: int  # rows
-    failed: int  # of these, taken by env failures
-    ended: bool  # the last row ended an episode, or cut it short; False where a slot was begun and is still empty
 
 
 class WorkerRows(NamedTuple):
@@ -69,6 +48,7 @@ class Shape:
     slots: int  # a worker
     steps: int  # rows of a lane a slot holds at most
     context: int = 0  # numbers of an episode's
+    state: int = 0  # numbers of an actor's memory, of each lane
 
     def fields(self) -> Fields:
         spec, worker, slot = self.spec, (self.workers,), (self.workers, self.slots)
@@ -87,6 +67,7 @@ class Shape:
             "episodes": ((*slot, self.steps * spec.lanes, len(EPISODE) + self.context + len(spec.measures)), "f8"),
             # before each step, and after the last: rows produced, of these taken by env failures, episodes ended in this slot
             "tally": ((*slot, self.steps + 1, 3), "i8"),
+            "state": ((*slot, spec.lanes, self.state), "f4"),  # the actor's memory before the first step
             "version": (slot, "i8"),
             "incarnation": (slot, "i8"),
             "count": (slot, "i8"),  # steps in it
@@ -142,6 +123,7 @@ class _Ring:
         self.version, self.incarnation, self.count = map(cells, ("version", "incarnation", "count"))
         self.tally, self.clocks = cells("tally"), cells("time")
         self.lost, self.episodes, self.time = (memory[name][worker] for name in ("lost", "episodes", "time"))
+        self.state = memory["state"][worker]
 
     def closed(self) -> int:
         return self.committed[0] - self.taken[0]
@@ -192,13 +174,15 @@ class Writer:
                 ring.taken[0] += 1
         return ring.closed() >= ring.size
 
-    def begin(self, version: int) -> Transitions:
-        """Open the next slot: where the rows go."""
+    def begin(self, version: int, state: NDArray | None = None) -> Transitions:
+        """Open the next slot: where the rows go. state [B, H]: the actor's memory."""
         ring, number = self._ring, self._ring.committed[0]
         self.slot = slot = number % ring.size
         self._at = at = ring.at(number, 0)
         ring.tally[at], ring.tally[at + FAILED], ring.tally[at + ENDED] = *ring.reached()[:2], 0
         ring.count[slot] = 0
+        if state is not None and state.size:
+            ring.state[slot] = state
         ring.version[slot], ring.incarnation[slot] = version, self._incarnation
         ring.opened[0] = number
         return self._data[slot]
@@ -350,7 +334,10 @@ class Reader:
         gap, self._gap[worker] = self._gap[worker], False
         now = ring.time.copy()
         time, self._time[worker] = now - self._time[worker], now
-        return Fragment(worker, ring.incarnation[slot], ring.version[slot], data, episodes, rows, lost, gap, time)
+        state = ring.state[slot].copy()
+        return Fragment(
+            worker, ring.incarnation[slot], ring.version[slot], data, state, episodes, rows, lost, gap, time
+        )
 
 
 def _lost(ring: _Ring, slot: int, begin: int, end: int) -> dict[str, int]:

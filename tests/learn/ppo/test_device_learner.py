@@ -18,7 +18,6 @@ from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.policies.spec import PolicySpec
 from freewheel.testing.conformance import check_learner
-from freewheel.transport.stream import split
 
 if TYPE_CHECKING:
     from tests.learn.conftest import Play, Sign
@@ -51,6 +50,17 @@ def on_tensors(chunk: Chunk) -> Chunk[Tensor]:
     return Chunk(
         data, chunk.version, chunk.origin, chunk.episodes, torch.from_numpy(chunk.state), chunk.time, chunk.rows
     )
+
+
+def split(chunk: Chunk[Tensor], parts: int) -> list[Chunk[Tensor]]:
+    width = chunk.data.reward.shape[1] // parts
+    found = []
+    for part in range(parts):
+        lanes = slice(part * width, (part + 1) * width)
+        data = Transitions(**{f.name: getattr(chunk.data, f.name)[:, lanes] for f in fields(Transitions)})
+        origin = replace(chunk.origin, worker=part, lane0=part * width)
+        found.append(replace(chunk, data=data, origin=origin, rows=data.reward.numel()))
+    return found
 
 
 def numbers(learner: PPO | DevicePPO) -> Numbers:

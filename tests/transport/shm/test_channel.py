@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from freewheel.core import WORKER_TIME, Failure
-from freewheel.transport.shm.channel import Channel, Fragment, Tally, WorkerRows, Writer
+from freewheel.pacing.pacing import Tally
+from freewheel.transport.shm.channel import Channel, WorkerRows, Writer
+from freewheel.transport.wire import Fragment
 from tests.support.ring_rows import Books, Pen, episode, numbers, shape
 
 

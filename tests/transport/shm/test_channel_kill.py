@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from freewheel.core import CAUSES, WORKER_TIME, Failure
-from freewheel.transport.shm.channel import Channel, Reader, Tally, Writer
+from freewheel.pacing.pacing import Tally
+from freewheel.transport.shm.channel import Channel, Reader, Writer
 from tests.support import children
 from tests.support.fuse import Fuse, Killed, fused_writer
 from tests.support.ring_rows import Books, Pen, episode, shape

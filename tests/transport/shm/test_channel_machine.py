@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from freewheel.core import Failure
+from freewheel.pacing.lag_bound import LagBound
+from freewheel.pacing.pacing import NOBODY, Grant
 from freewheel.transport.shm.channel import Channel
-from freewheel.transport.shm.credits import NOBODY, Credits
-from freewheel.transport.shm.worker import Grant
+from freewheel.transport.shm.permits import SharedPermits
 from tests.support.fuse import Fuse, Killed, fused_writer
 from tests.support.ring_rows import NO_TIME, Books, Pen, episode, shape
 
@@ -54,7 +55,9 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.channel = Channel(shape(WORKERS, SLOTS, STEPS, LANES))
-        self.credits = Credits(WORKERS, LANES, STEPS)
+        pacing = LagBound(workers=WORKERS, lanes=LANES, steps=STEPS, batch_rows=0, ahead=0, max_lag=1)
+        self.permits = SharedPermits(pacing, WORKERS)  # a limit can be given as `done`
+        self.cells = pacing.cells
         self.books = Books(self.channel)
         self.hands = [Hand(self.channel, worker, 0, 0) for worker in range(WORKERS)]
         self.posted, self.limit = NOBODY, 0
@@ -66,7 +69,8 @@ class Machine(RuleBasedStateMachine):
         self.books.take_all()
         self.everything_adds_up()
         assert [len(steps) for steps in self.books.steps] == [hand.pen.number for hand in self.hands]
-        self.credits.close()
+        self.cells = {}
+        self.permits.close()
         self.channel.close()
 
     # ------------------------------------------------------------------------------------------------------------- a worker's
@@ -76,9 +80,9 @@ class Machine(RuleBasedStateMachine):
         hand = self.hands[who]
         if (hand.grant is not None and not hand.closed) or hand.writer.full():
             return
-        reserved, tally = self.credits.memory["reserved"], hand.writer.tally
-        free = self.limit - int(reserved.sum() - reserved[who] + tally.produced)
-        hand.grant = self.credits.take(who, tally)
+        reserved, tally = list(self.cells["reserved"]), hand.writer.tally
+        free = self.limit - (sum(reserved) - reserved[who] + tally.produced)
+        hand.grant = self.permits.take(who, tally)
         hand.closed = hand.revoked = False
         if free <= 0 or self.posted == NOBODY:
             assert hand.grant is None
@@ -120,7 +124,7 @@ class Machine(RuleBasedStateMachine):
     def give_back(self, who: int) -> None:
         hand = self.hands[who]
         if hand.closed:
-            self.credits.give_back(who, hand.writer.tally)
+            self.permits.give_back(who, hand.writer.tally)
             hand.grant, hand.closed, hand.revoked = None, False, False
 
     @rule(who=WHO)
@@ -145,10 +149,10 @@ class Machine(RuleBasedStateMachine):
         self.bury(hand)
 
     def bury(self, hand: Hand) -> None:
-        before = int(self.credits.memory["reserved"][hand.worker])
+        before = self.cells["reserved"][hand.worker]
         tally = self.books.reader.settle(hand.worker)
         self.unpaid += max(0, tally.produced - before)
-        self.credits.settle(hand.worker, tally, for_good=False)
+        self.permits.settle(hand.worker, tally, for_good=False)
         self.hands[hand.worker] = Hand(self.channel, hand.worker, hand.incarnation + 1, hand.pen.number)
         assert self.hands[hand.worker].writer.tally.produced == tally.produced
 
@@ -173,25 +177,25 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def post(self) -> None:
         self.posted, self.limit = self.posted + 1, self.allowed()
-        self.credits.post(self.posted, self.limit)
+        self.permits.publish(self.posted, self.limit)
 
     @precondition(lambda self: self.posted != NOBODY)
     @rule()
     def allow(self) -> None:
         self.limit = self.allowed()
-        self.credits.allow(self.limit)
+        self.permits.allow(self.limit)
 
     @rule(who=WHO, late=st.booleans())
     def revoke(self, who: int, late: bool) -> None:
         hand = self.hands[who]
-        version = int(self.credits.memory["announced"][who])
+        version = self.cells["announced"][who]
         self.books.take_open(who)
         held = hand.grant is not None and hand.grant.version == version
         produced = self.books.reader.account(who).produced
         if late and self.may_write(hand):
             self.write(who, {})
             self.unpaid += LANES * (not hand.revoked)
-        assert self.credits.revoke(who, version, produced) is held
+        assert self.permits.revoke(who, version, produced) is held
         hand.revoked |= held
 
     # ---------------------------------------------------------------------------------------------------------- what must hold
@@ -216,7 +220,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def every_row_is_paid_for(self) -> None:
-        reserved = self.credits.memory["reserved"].tolist()
+        reserved = list(self.cells["reserved"])
         for hand, rows in zip(self.hands, reserved, strict=True):
             produced = self.books.reader.account(hand.worker).produced
             assert rows >= produced or hand.revoked
@@ -226,7 +230,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def who_acts_is_announced(self) -> None:
         acting = [hand.grant.version if hand.grant and not hand.revoked else NOBODY for hand in self.hands]
-        assert self.credits.announced().tolist() == acting
+        assert self.permits.pacing.announced() == acting
 
 
 @pytest.mark.timeout(600 if LONG else 60)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from freewheel.transport.shm.lock import ProcessLock
 from freewheel.transport.shm.memory import SharedArrays
+from freewheel.transport.shm.sync import ProcessLock
 from tests.support import children
 
 if TYPE_CHECKING:

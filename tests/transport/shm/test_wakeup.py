@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from freewheel.transport.shm.wakeup import CROWD, Wakeup, Wakeups
+from freewheel.transport.shm.sync import CROWD, Wakeup, Wakeups
 from tests.support import children
 
 if TYPE_CHECKING:

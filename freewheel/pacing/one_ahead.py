@@ -1,0 +1,119 @@
+"""Batch collection: batch k + 1 is collected while batch k is learned from; batch k is acted with version k - 1, exactly.
+
+A worker that has finished its share of batch k - 1 goes on as soon as version k - 1 is published, whatever the others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from freewheel.core import SeedStream
+from freewheel.pacing.pacing import NOBODY, Cells, Grant, Locked, Tally, Woken, blank, fill, wake_all
+
+
+@dataclass(kw_only=True)
+class OneAhead:
+    """Implements Pacing. There is no gate: batches are handed over whole and in order."""
+
+    workers: int
+    lanes: int  # of each worker
+    steps: int  # of a fragment at most
+    batch_steps: int  # of each lane
+    max_lag: int | None = None
+    gated: bool = False
+    cells: Cells = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.attach(blank(self.layout))
+
+    @property
+    def quota(self) -> int:
+        """Rows that a worker gives to a batch."""
+        return self.batch_steps * self.lanes
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """target: rows that a worker may have written; gone: it is not replaced; first: the version of batches 0 and 1."""
+        return {"posted": 1, "first": 1, "target": self.workers, "waiting": self.workers, "gone": self.workers}
+
+    def attach(self, cells: Cells) -> None:
+        self.cells = cells
+        fill(cells, NOBODY, "posted")
+
+    def state(self) -> dict[str, list[int]]:
+        return {"first": [max(0, self.cells["posted"][0])]}
+
+    def restore(self, state: Mapping[str, Sequence[int]]) -> None:
+        self.cells["first"][0] = state["first"][0]
+
+    @property
+    def broken(self) -> bool:
+        """A worker is gone for good: the others fill its place, and versions are no longer exact."""
+        return any(self.cells["gone"])
+
+    # ------------------------------------------------------------------------------------------------------- the learner's
+
+    def publish(self, version: int, done: int) -> Woken:
+        self.cells["posted"][0] = version
+        return self._share_out()
+
+    def allow(self, done: int) -> Woken:
+        return []
+
+    def allows_more(self, done: int) -> bool:
+        return False
+
+    def announced(self) -> list[int]:
+        return []
+
+    def blocks(self, version: int | None) -> bool:
+        return False
+
+    def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
+        return False, []
+
+    def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
+        self.cells["waiting"][worker] = 0
+        if not for_good:
+            return []
+        self.cells["gone"][worker] = 1
+        self.cells["target"][worker] = tally.produced - tally.failed
+        return self._share_out()
+
+    def _share_out(self) -> Woken:
+        """All batches up to one after the newest version, over the workers that are still there."""
+        target = self.cells["target"]
+        here = [worker for worker, gone in enumerate(self.cells["gone"]) if not gone]
+        batches = self.cells["posted"][0] - self.cells["first"][0] + 2
+        steps = -(-(batches * self.quota * self.workers - sum(target)) // self.lanes)
+        share, extra = divmod(steps, max(1, len(here)))
+        for place, worker in enumerate(here):
+            target[worker] += self.lanes * (share + (place < extra))
+        return wake_all(self.cells)
+
+    # --------------------------------------------------------------------------------------------------------- a worker's
+
+    def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
+        cells, rows = self.cells, tally.produced - tally.failed
+        if rows >= cells["target"][worker] or cells["posted"][0] == NOBODY:
+            cells["waiting"][worker] = 1
+            return None, []
+        cells["waiting"][worker] = 0
+        if self.broken:
+            return Grant(self._fit(cells["target"][worker] - rows), cells["posted"][0]), []
+        batch = rows // self.quota
+        steps = self._fit((batch + 1) * self.quota - rows)
+        return Grant(steps, cells["first"][0] + max(batch - 1, 0), exact=True), []
+
+    def _fit(self, rows: int) -> int:
+        return min(self.steps, -(-rows // self.lanes))
+
+    def give_back(self, worker: int, tally: Tally) -> Woken:
+        return []
+
+    def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]:
+        return ()
+
+    def closes(self, worker: int, version: int, *, ended: bool) -> bool:
+        return False

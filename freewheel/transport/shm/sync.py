@@ -1,0 +1,141 @@
+"""Synchronisation between processes: a lock that is released when its holder dies, and wake-ups that are never lost."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Iterable
+from multiprocessing import reduction
+from types import TracebackType
+from typing import Any
+
+FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
+
+
+class ProcessLock:
+    """One at a time over all processes it was sent to, and over the threads of each; whoever has it may take it again."""
+
+    def __init__(self, *, descriptor: int | None = None) -> None:
+        self._descriptor = os.memfd_create("freewheel-lock", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        self._here, self._depth = threading.RLock(), 0
+
+    def __enter__(self) -> None:
+        self._here.acquire()
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        except BaseException:  # an interrupt came while it waited
+            self._here.release()
+            raise
+        self._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.release()
+
+    def acquire(self, seconds: float) -> bool:
+        """Try for this long: a holder may have been stopped in its tracks."""
+        deadline = time.monotonic() + seconds
+        if not self._here.acquire(timeout=seconds):
+            return False
+        while True:
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() > deadline:
+                    self._here.release()
+                    return False
+                time.sleep(50e-6)
+            else:
+                self._depth += 1
+                return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        self._here.release()
+
+    def holder(self) -> int | None:
+        """The process that holds it, if another one does."""
+        question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_GETLK, question))
+        return None if kind == fcntl.F_UNLCK else int(pid)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attach_lock, (reduction.DupFd(self._descriptor),)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _attach_lock(descriptor: Any) -> ProcessLock:
+    return ProcessLock(descriptor=descriptor.detach())
+
+
+CROWD = 64  # listeners that can have a wakeup each
+
+
+class Wakeup:
+    """A counter in the kernel: rings before a wait count. One listener hears all rings at once; with `each`, every ring wakes
+    one listener."""
+
+    def __init__(self, *, each: bool = False, descriptor: int | None = None) -> None:
+        flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC | (os.EFD_SEMAPHORE if each else 0)
+        self._descriptor = os.eventfd(0, flags) if descriptor is None else descriptor
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+
+    def notify(self, times: int = 1) -> None:
+        try:
+            os.eventfd_write(self._descriptor, times)
+        except BlockingIOError:  # rung 2^64 times unheard: it rings already
+            return
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it rang within this time; hearing it silences it."""
+        if not self._poll.poll(max(0.0, seconds) * 1000):
+            return False
+        try:
+            os.eventfd_read(self._descriptor)
+        except BlockingIOError:  # somebody else heard it
+            return False
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attach_wakeup, (reduction.DupFd(self._descriptor),)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Wakeups:
+    """A wakeup for every listener. Where one listener's ring could wake another, that one would go on sleeping; only in a crowd,
+    since a process can be sent so many descriptors and no more, do some share a wakeup."""
+
+    def __init__(self, listeners: int) -> None:
+        self._wakeups = [Wakeup(each=listeners > CROWD) for _ in range(min(listeners, CROWD))]
+
+    def __getitem__(self, listener: int) -> Wakeup:
+        return self._wakeups[listener % CROWD]
+
+    def notify(self, listeners: Iterable[int]) -> None:
+        for listener in listeners:
+            self[listener].notify()
+
+    def close(self) -> None:
+        for wakeup in self._wakeups:
+            wakeup.close()
+
+
+def _attach_wakeup(descriptor: Any) -> Wakeup:
+    return Wakeup(descriptor=descriptor.detach())

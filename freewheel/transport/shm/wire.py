@@ -1,0 +1,249 @@
+"""The shared-memory wire: supervised worker processes, a ring of fragments for each, and one mailbox for the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from multiprocessing.context import ForkServerProcess
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+
+from freewheel.core import NDArray, RowCounts, Snapshot
+from freewheel.errors import EnvError, SetupError
+from freewheel.pacing.pacing import Pacing
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.transport import forkserver
+from freewheel.transport.shm.channel import Channel, Reader, Shape
+from freewheel.transport.shm.heartbeats import Heartbeats, kind
+from freewheel.transport.shm.mailbox import Mailbox
+from freewheel.transport.shm.memory import require_room
+from freewheel.transport.shm.permits import SharedPermits
+from freewheel.transport.shm.worker import WorkerId, WorkerResources, work
+from freewheel.transport.stragglers import Stragglers
+from freewheel.transport.supervisor import Supervisor
+from freewheel.transport.wire import Fragment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How many workers, and what each can hold."""
+
+    workers: int
+    slots: int  # fragments a worker may have waiting
+    steps: int  # of a fragment at most
+    drop_oldest: bool = False  # a full ring makes room by itself
+
+
+class SharedMemoryWire:
+    """Implements transport.wire.Wire."""
+
+    def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size) -> None:
+        self.authors, self.lanes = size.workers, spec.env.lanes // size.workers
+        self._modules, self._context = spec.workers.modules, spec.context  # the newest contexts that were posted
+        actor = factory.actor()
+        shape = Shape(
+            replace(spec.env, lanes=self.lanes),
+            size.workers,
+            size.slots,
+            size.steps,
+            spec.context.shape[1],
+            actor.state_size,
+        )
+        with ExitStack() as undo:
+            require_room(shape.size, f"a queue of {size.workers} x {size.slots} fragments")
+            self._factory = _pickled(factory)
+            self.permits = _kept(undo, SharedPermits(pacing, size.workers))
+            self.channel = _kept(undo, Channel(shape, drop_oldest=size.drop_oldest))
+            self.mailbox = _kept(undo, Mailbox(spec.weights, spec.context.shape))
+            self.heartbeats = _kept(undo, Heartbeats(size.workers, self.lanes))
+            self._lifeline = _kept(undo, forkserver.Lifeline())
+            self._resources = undo.pop_all()
+        self.reader = Reader(self.channel)
+        locks = [lock for lock in (self.permits.lock, self.channel.overflow) if lock is not None]
+        timeouts = spec.workers.timeouts
+        self.supervisor = Supervisor(size.workers, self.heartbeats, timeouts, self._spawn, self._settle, locks)
+        self.stragglers = Stragglers(self.heartbeats, self.channel.memory["time"])
+        self._first_incarnation = 0
+        self._losses_shown, self._heard = 0, [0] * size.workers  # losses, and reports of each worker, already passed on
+        self._complaints: set[str] = set()
+        self._closed: _Books | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as undo:
+            undo.push(self)
+            forkserver.prepare(self._modules)
+            self._resources.callback(self._close_the_books)
+            self._resources.callback(self._stop)
+            self.supervisor.start()
+            undo.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._resources.close()
+
+    def post(self, snapshot: Snapshot) -> None:
+        self.mailbox.post(snapshot)
+        self._context = snapshot.context
+
+    # ------------------------------------------------------------------------------------------------------------ fragments
+
+    def take(self) -> Iterator[Fragment]:
+        committed, taken = self.channel.memory["committed"], self.channel.memory["taken"]
+        for worker in self.reader.ready():
+            end = int(committed[worker])
+            while taken[worker] < end:  # a full ring may move it too
+                yield self.reader.take(worker)
+
+    def take_open(self, worker: int) -> Fragment | None:
+        return self.reader.take_open(worker)
+
+    def queued_versions(self) -> list[int]:
+        return self.reader.queued_versions()
+
+    def wait(self, seconds: float) -> bool:
+        closed = self.channel.wakeup.wait(seconds)
+        if not closed:
+            self._check()
+        return closed
+
+    def _check(self) -> None:
+        if self.supervisor.error is not None:
+            raise self.supervisor.error
+        if self.supervisor.given_up == self.authors:
+            last = self.supervisor.losses[-1]
+            raise EnvError(f"every worker was given up, the last one because it {last.reason}\n{last.report}".rstrip())
+
+    # ------------------------------------------------------------------------------------------------------ counts and health
+
+    def produced(self, worker: int) -> int:
+        return self.reader.account(worker).produced
+
+    @property
+    def overflowed(self) -> int:
+        return self.reader.overflowed
+
+    def rows(self) -> RowCounts:
+        if self._closed is not None:
+            return self._closed.rows
+        accounts = [self.reader.account(worker) for worker in range(self.authors)]
+        produced, queued, opened = (sum(column) for column in zip(*accounts, strict=True))
+        overflow = {"overflow": self.overflowed} if self.overflowed else {}
+        return RowCounts(produced=produced, queued=queued, open=opened, dropped=overflow)
+
+    def step_ages(self) -> NDArray:
+        return self.heartbeats.age()
+
+    def mean_step(self) -> float:
+        return self.stragglers.mean_step()
+
+    def note_episodes(self, fragment: Fragment) -> None:
+        self.stragglers.take(fragment.worker, fragment.episodes)
+
+    def stats(self) -> Mapping[str, float | None]:
+        memory, shape = self.channel.memory, self.channel.shape
+        waiting = int((memory["committed"] - memory["taken"]).sum())
+        return {"queue_util": waiting / (shape.workers * shape.slots), "queue/fragments": float(waiting)}
+
+    def messages(self) -> list[str]:
+        """Losses of workers, complaints of environments, and stragglers, each once."""
+        if self._closed is not None:
+            return self._closed.messages()
+        losses, self._losses_shown = self.supervisor.losses[self._losses_shown :], len(self.supervisor.losses)
+        self._complaints.update(kind(loss.report) for loss in losses)
+        complaints = []
+        for worker, since in enumerate(self._heard):
+            for report in self.heartbeats.heard(worker, since):
+                self._heard[worker] += 1
+                if (about := kind(report)) not in self._complaints:
+                    self._complaints.add(about)
+                    complaints.append(report)
+        return [*map(str, losses), *complaints, *self.stragglers.slow()]
+
+    def summary(self) -> Mapping[str, Any]:
+        return self._closed.summary if self._closed is not None else {
+            "worker_restarts": self.supervisor.restarts,
+            "workers_lost": self.supervisor.given_up,
+            "episodes_produced": self.stragglers.produced(),
+            "workers": self.stragglers.table(),
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------------ save and restore
+
+    def state(self) -> dict[str, NDArray]:
+        """Episodes begun by each lane, so that none is played twice, and the number of the next incarnation."""
+        if self._closed is not None:
+            return self._closed.state
+        next_incarnation = 1 + max(slot.incarnation for slot in self.supervisor.slots)
+        return {"begun": self.heartbeats.memory["begun"].copy(), "incarnation": np.array([next_incarnation])}
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        self.heartbeats.memory["begun"][:] = state["begun"]
+        for slot in self.supervisor.slots:
+            slot.incarnation = int(state["incarnation"][0]) - 1
+
+    # -------------------------------------------------------------------------------------------------------------- workers
+
+    def _spawn(self, worker: int, incarnation: int) -> ForkServerProcess:
+        first = worker * self.lanes
+        who = WorkerId(worker, incarnation, range(first, first + self.lanes))
+        port = self.channel.ports[worker]
+        shared = WorkerResources(self._factory, port, self.mailbox, self.heartbeats, self.permits, self._context)
+        return self._lifeline.process(work, shared, who, name=f"freewheel-worker-{worker}")
+
+    def _settle(self, worker: int, for_good: bool) -> None:
+        self.permits.settle(worker, self.reader.settle(worker), for_good=for_good)
+        self.channel.wakeup.notify()
+
+    def _stop(self) -> None:
+        """Workers that wait are woken to see that it is over."""
+        self.heartbeats.stop()
+        self.permits.wakeups.notify(range(self.authors))
+        for port in self.channel.ports:
+            port.room.notify()
+        self.supervisor.stop()
+
+    def _close_the_books(self) -> None:
+        """All workers have ended; what is known of them outlives their memory."""
+        for worker in range(self.authors):
+            self.reader.settle(worker)
+        self._closed = _Books(self.rows(), self.summary(), self.state(), self.messages())
+
+
+@dataclass
+class _Books:
+    """What is known of the workers when they have ended."""
+
+    rows: RowCounts
+    summary: Mapping[str, Any]
+    state: dict[str, NDArray]
+    unread: list[str]
+
+    def messages(self) -> list[str]:
+        unread, self.unread = self.unread, []
+        return unread
+
+
+def _pickled(factory: RunnerFactory) -> bytes:
+    try:
+        blob: bytes = cloudpickle.dumps(factory)
+    except Exception as error:
+        raise SetupError(
+            f"the world cannot be sent to another process ({error}): pass an importable factory"
+        ) from error
+    return blob
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+Part = TypeVar("Part", bound=_Closable)
+
+
+def _kept(stack: ExitStack, part: Part) -> Part:
+    stack.callback(part.close)
+    return part

@@ -1,0 +1,368 @@
+"""Decisions under any order of events: the lag stays bounded, no credit is lost, nobody waits for ever, every row is found once.
+
+A toy run without processes: workers write rows one by one, a learner takes fragments, seals batches oldest version first behind
+the gate, publishes, passes over late workers; workers die at any moment and are replaced; the run may be saved and restored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
+from freewheel.pacing.lag_bound import LagBound
+from freewheel.pacing.pacing import KEEP, NOBODY, Grant, Pacing, Tally
+from freewheel.transport.shm.permits import SharedPermits
+from tests.pacing.conftest import ListPermits
+
+LONG = bool(os.environ.get("FREEWHEEL_LONG"))
+WORKERS, STEPS, S = 3, 3, 4
+WHO = st.integers(0, WORKERS - 1)
+
+
+@dataclass
+class Worker:
+    """What a worker process would know."""
+
+    produced: int = 0
+    grant: Grant | None = None
+    version: int = NOBODY
+    rows: int = 0  # of the open fragment
+    taken: int = 0  # of these, taken by the learner while it was open
+    late: bool = False  # the learner has passed it over
+    ended: bool = True  # its last row ended an episode
+    ticket: int = NOBODY
+
+
+@dataclass
+class Queued:
+    """A fragment, or a part of one."""
+
+    worker: int
+    version: int
+    rows: int
+    ended: bool
+
+
+@dataclass
+class Books:
+    """What the learner knows."""
+
+    version: int = 0
+    held: list[Queued] = field(default_factory=list)
+    trained: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    lags: set[int] = field(default_factory=set)
+
+
+class Run(RuleBasedStateMachine):
+    """One lane a worker; fragments of at most STEPS rows."""
+
+    max_lag: int | None = 1
+    shared = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        pacing = self.pacing()
+        self.permits = SharedPermits(pacing, WORKERS) if self.shared else ListPermits(pacing)
+        self.workers = [Worker() for _ in range(WORKERS)]
+        self.queue: list[Queued] = []
+        self.books = Books()
+        self.permits.publish(0, 0)
+
+    def pacing(self) -> Pacing:
+        return LagBound(workers=WORKERS, lanes=1, steps=STEPS, batch_rows=S, ahead=1, max_lag=self.max_lag)
+
+    def tally(self, who: int) -> Tally:
+        return Tally(self.workers[who].produced, 0, self.workers[who].ended)
+
+    def done(self) -> int:
+        return self.books.trained + self.books.dropped.total()
+
+    # ----------------------------------------------------------------------------------------------------------- workers
+
+    @rule(who=WHO)
+    def take(self, who: int) -> None:
+        worker = self.workers[who]
+        if worker.grant is None:
+            worker.grant = self.permits.take(who, self.tally(who))
+            if worker.grant is not None and worker.grant.version != KEEP:
+                worker.version = self.books.version  # the newest weights, at least those of the grant
+                assert worker.version >= worker.grant.version
+
+    @rule(who=WHO, ends=st.booleans())
+    def write(self, who: int, ends: bool) -> None:
+        worker = self.workers[who]
+        if worker.grant is None or worker.rows >= worker.grant.steps:
+            return
+        worker.rows += 1
+        worker.produced += 1
+        worker.ended = ends
+        if worker.rows == worker.grant.steps or self.permits.pacing.closes(who, worker.version, ended=ends):
+            self.close(who)
+
+    def close(self, who: int) -> None:
+        worker = self.workers[who]
+        self.queue.append(Queued(who, worker.version, worker.rows - worker.taken, worker.ended))
+        worker.grant, worker.rows, worker.taken = None, 0, 0
+
+    @rule(who=WHO)
+    def give_back(self, who: int) -> None:
+        """As a worker does before a reset, which may take long; what was closed is queued by then."""
+        if self.workers[who].grant is None:
+            self.permits.give_back(who, self.tally(who))
+
+    @rule(who=WHO)
+    def bring_a_fragment(self, who: int) -> None:
+        self.take(who)
+        for _ in range(STEPS):
+            self.write(who, ends=False)
+        self.give_back(who)
+
+    @rule(who=WHO)
+    def the_others_go_on(self, who: int) -> None:
+        """While one of them is in the middle of something."""
+        for other in range(WORKERS):
+            if other != who:
+                self.bring_a_fragment(other)
+        self.collect()
+        self.update()
+
+    @rule(who=WHO, at_a_row=st.booleans())
+    def die(self, who: int, at_a_row: bool) -> None:
+        """Killed: the supervisor closes its fragment, gives its reservation back, and starts the next incarnation."""
+        worker = self.workers[who]
+        if at_a_row and worker.grant is not None and worker.rows < worker.grant.steps:
+            worker.rows += 1
+            worker.produced += 1
+            worker.ended = False
+        if worker.grant is not None:
+            self.close(who)
+        self.permits.settle(who, self.tally(who), for_good=False)
+        worker.grant = None
+
+    # ----------------------------------------------------------------------------------------------------------- learner
+
+    @rule()
+    def collect(self) -> None:
+        for fragment in self.queue:
+            self.arrive(fragment)
+        self.queue.clear()
+        self.permits.allow(self.done())
+
+    def arrive(self, fragment: Queued) -> None:
+        worker = self.workers[fragment.worker]
+        if worker.late:
+            worker.late = False
+            self.books.dropped["stale"] += fragment.rows
+        elif fragment.rows:
+            self.books.held.append(fragment)
+
+    @rule(who=WHO)
+    def pass_over(self, who: int) -> None:
+        """The learner waits no longer for a step that keeps the gate closed; the finished rows are taken."""
+        worker, version = self.workers[who], self.permits.pacing.announced()[who]
+        if worker.grant is None or not self.permits.pacing.blocks(version):
+            return
+        self.collect()
+        part = Queued(who, worker.version, worker.rows - worker.taken, ended=False)
+        if self.permits.revoke(who, version, worker.produced):
+            assert self.permits.pacing.announced()[who] == NOBODY, "it is not waited for"
+            worker.taken = worker.rows
+            if part.rows and not worker.late:
+                self.books.held.append(part)
+            else:
+                self.books.dropped["stale"] += part.rows
+            worker.late = True
+
+    @rule()
+    def update(self) -> None:
+        """Seal exactly S rows, oldest version first, if the gate is open; then publish."""
+        books = self.books
+        if sum(part.rows for part in books.held) < S or self.permits.pacing.blocks(self.oldest()):
+            return
+        missing = S
+        for part in sorted(books.held, key=lambda part: part.version):
+            used = min(missing, part.rows)
+            part.rows -= used
+            missing -= used
+            if used:
+                books.lags.add(books.version - part.version)
+        books.held = [part for part in books.held if part.rows]
+        books.trained += S
+        books.version += 1
+        self.permits.publish(books.version, self.done())
+
+    def oldest(self) -> int | None:
+        announced = [version for version in self.permits.pacing.announced() if version != NOBODY]
+        return min([*announced, *(part.version for part in self.queue)], default=None)
+
+    # ------------------------------------------------------------------------------------------------------- what must hold
+
+    @invariant()
+    def every_row_is_found_once(self) -> None:
+        produced = sum(worker.produced for worker in self.workers)
+        opened = sum(worker.rows - worker.taken for worker in self.workers)
+        queued = sum(part.rows for part in (*self.queue, *self.books.held))
+        assert produced == self.books.trained + self.books.dropped.total() + queued + opened
+
+    @invariant()
+    def the_lag_is_bounded(self) -> None:
+        assert self.max_lag is None or max(self.books.lags, default=0) <= self.max_lag
+
+    @invariant()
+    def no_credit_is_lost(self) -> None:
+        """Reserved is what was written and what may still be written under a grant, and nothing else."""
+        for who, worker in enumerate(self.workers):
+            reserved, announced = (self.permits.pacing.cells[name][who] for name in ("reserved", "announced"))
+            if announced == NOBODY:
+                assert reserved == worker.produced
+
+    def teardown(self) -> None:
+        """However it stands, the run goes on: everyone who is let go brings the next updates about."""
+        target = self.books.version + 2
+        for _ in range(400):
+            if self.books.version >= target:
+                break
+            for who in range(WORKERS):
+                self.take(who)
+                self.write(who, ends=True)
+                self.give_back(who)
+            self.collect()
+            self.update()
+        assert self.books.version >= target, "the run stands still"
+        if isinstance(self.permits, SharedPermits):
+            with closing(self.permits):
+                pass
+
+
+class SharedRun(Run):
+    """The same over shared memory."""
+
+    shared = True
+
+
+class OnLine(Run):
+    """max_lag 0: the learner and the workers take turns."""
+
+    max_lag = 0
+
+    def pacing(self) -> Pacing:
+        return LagBound(workers=WORKERS, lanes=1, steps=STEPS, batch_rows=S, ahead=0, max_lag=0)
+
+
+class Unbounded(Run):
+    """A replay buffer: nothing is gated, fragments are not closed by new weights."""
+
+    max_lag = None
+
+    def pacing(self) -> Pacing:
+        return LagBound(workers=WORKERS, lanes=1, steps=STEPS, batch_rows=S, ahead=2, max_lag=None, close_on_new=False)
+
+
+class Episodes(RuleBasedStateMachine):
+    """Whole episodes: a ticket is played to its end once, and given up only when it has killed two workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = self.fresh()
+        self.permits = ListPermits(self.queue)
+        self.workers = [Worker() for _ in range(WORKERS)]
+        self.begun = [False] * WORKERS  # in the middle of an episode
+        self.ended: list[int] = []  # tickets played to their end
+        self.deaths: Counter[int] = Counter()
+        self.version = 0
+        self.permits.publish(0, 0)
+
+    @staticmethod
+    def fresh() -> EpisodeQueue:
+        return EpisodeQueue(order=EpisodeOrder(0, WORKERS), workers=WORKERS, steps=STEPS, batch_rows=S, max_lag=1)
+
+    def tally(self, who: int) -> Tally:
+        return Tally(self.workers[who].produced, 0, self.workers[who].ended)
+
+    @rule(who=WHO)
+    def take(self, who: int) -> None:
+        worker = self.workers[who]
+        if worker.grant is None:
+            if self.queue.held(who) == NOBODY:
+                self.permits.locked(self.queue.issue, who)
+            worker.ticket = self.queue.held(who)
+            worker.grant = self.permits.take(who, self.tally(who))
+            if worker.grant is not None:
+                assert (worker.grant.version == KEEP) is self.begun[who], "one version an episode"
+                self.begun[who] = True
+
+    @rule(who=WHO, ends=st.booleans())
+    def write(self, who: int, ends: bool) -> None:
+        worker = self.workers[who]
+        if worker.grant is not None:
+            worker.produced += 1
+            worker.ended = ends
+            worker.grant = None
+            if ends:
+                self.ended.append(worker.ticket)
+                self.begun[who] = False
+            self.permits.give_back(who, self.tally(who))
+
+    @rule(who=WHO)
+    def die(self, who: int) -> None:
+        worker = self.workers[who]
+        if self.queue.held(who) != NOBODY:
+            self.deaths[self.queue.held(who)] += 1
+        self.permits.settle(who, self.tally(who), for_good=False)
+        worker.grant, self.begun[who], worker.ended = None, False, True
+
+    @rule()
+    def learn(self) -> None:
+        self.version += 1
+        self.queue.finished, self.queue.finished_rows = len(self.ended), sum(one.produced for one in self.workers)
+        self.permits.publish(self.version, sum(one.produced for one in self.workers))
+
+    @rule()
+    def save_and_restore(self) -> None:
+        """Everything under way is lost; the tickets that were held are played again."""
+        state = self.queue.state()
+        self.queue = self.fresh()
+        self.queue.restore(state)
+        self.permits = ListPermits(self.queue)
+        self.queue.restore(state)
+        self.workers, self.begun = [Worker() for _ in range(WORKERS)], [False] * WORKERS
+        self.deaths.clear()
+        self.permits.publish(self.version, 0)
+
+    @invariant()
+    def every_ticket_is_played_once(self) -> None:
+        assert len(set(self.ended)) == len(self.ended)
+
+    @invariant()
+    def no_ticket_is_skipped(self) -> None:
+        under_way = {ticket for ticket in self.queue.cells["ticket"] if ticket != NOBODY}
+        again = {ticket - 1 for ticket in self.queue.cells["again"] if ticket}
+        missing = set(range(self.queue.cells["issued"][0])) - set(self.ended) - under_way - again
+        assert all(self.deaths[ticket] >= 2 for ticket in missing) or not self.deaths
+
+    def teardown(self) -> None:
+        before = len(self.ended)
+        for _ in range(50):
+            for who in range(WORKERS):
+                self.take(who)
+                self.write(who, ends=True)
+            self.learn()
+        assert len(self.ended) > before, "the run stands still"
+
+
+@pytest.mark.timeout(600 if LONG else 60)
+@pytest.mark.parametrize("kind", [Run, SharedRun, OnLine, Unbounded, Episodes])
+def test_any_order_of_events(kind: type[RuleBasedStateMachine]) -> None:
+    size = (
+        {"max_examples": 1500, "stateful_step_count": 120} if LONG else {"max_examples": 60, "stateful_step_count": 60}
+    )
+    run_state_machine_as_test(kind, settings=settings(deadline=None, **size))  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""A pacing between processes: workers are woken by a publication, and nobody who acts is overlooked."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
+from freewheel.pacing.lag_bound import LagBound
+from freewheel.pacing.pacing import NOBODY
+from freewheel.transport.shm.memory import SharedArrays
+from freewheel.transport.shm.permits import SharedPermits
+from freewheel.transport.shm.sync import Wakeup
+from tests.support import children
+
+if TYPE_CHECKING:
+    from tests.transport.conftest import Start
+
+LIMIT = 20.0
+
+
+@pytest.fixture
+def permits() -> Iterator[SharedPermits]:
+    """Three workers of four lanes; a limit can be given as `done`."""
+    pacing = LagBound(workers=3, lanes=4, steps=5, batch_rows=0, ahead=0, max_lag=1)
+    with closing(SharedPermits(pacing, 3)) as permits:
+        yield permits
+
+
+def test_processes_are_woken_by_a_post(permits: SharedPermits, start: Start) -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with ours, theirs:
+        for worker in range(3):
+            start(children.wait_for_grant, permits, worker, theirs)
+        assert [ours.recv() for _ in range(3) if ours.poll(LIMIT)] == ["waiting"] * 3
+        permits.publish(7, 60)
+        assert [ours.recv() for _ in range(3) if ours.poll(LIMIT)] == [(5, 7)] * 3
+
+
+# --------------------------------------------------------------------------------------------------------------------- races
+
+
+def test_nobody_who_acts_is_overlooked(permits: SharedPermits, start: Start) -> None:
+    """Post and take race: a worker that a scan after the post does not show will never act on anything older."""
+    grants = 3000
+    with closing(SharedArrays({"log": ((2, grants), "i8"), "count": ((2,), "i8")})) as memory:
+        processes = [start(children.act_again_and_again, permits, worker, memory) for worker in range(2)]
+        scans: list[tuple[int, int, int]] = []
+        version, seen = 0, set[int]()
+        while (memory["count"] < grants).any():
+            version += 1
+            permits.publish(version, 2**40)
+            announced = permits.pacing.announced()
+            idle = [worker for worker in range(2) if announced[worker] == NOBODY]
+            scans += [(worker, int(memory["count"][worker]), version) for worker in idle]
+            seen.update(announced)
+            assert all(process.is_alive() or process.exitcode == 0 for process in processes)
+        for worker, count, posted in scans:
+            assert (memory["log"][worker, count:] >= posted).all()
+        for process in processes:
+            process.join(LIMIT)
+            assert process.exitcode == 0
+        assert len(seen) > 10, "they were met in the act"
+        assert len(scans) > 10, "and idle"
+
+
+def test_processes_never_get_the_same_ticket(start: Start) -> None:
+    queue = EpisodeQueue(order=EpisodeOrder(11, 3), workers=2, steps=4, batch_rows=1)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with ours, theirs, closing(Wakeup(each=True)) as go, closing(SharedPermits(queue, 2)) as permits:
+        for worker in range(2):
+            start(children.issue_many, permits, worker, go, theirs)
+        assert [ours.recv() for _ in range(2) if ours.poll(LIMIT)] == ["ready"] * 2
+        go.notify(2)
+        issued = [ticket for _ in range(2) if ours.poll(LIMIT) for ticket in ours.recv()]
+    assert sorted(issued) == list(range(4000))
