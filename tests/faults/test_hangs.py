@@ -116,9 +116,9 @@ def test_a_worker_that_was_stopped_for_a_while_goes_on(mode: str) -> None:
         assert on.dropped.keys() <= {"stale"}
 
 
-@pytest.mark.parametrize("mode", ["continuous", *["episodes"] * LONG])
+@pytest.mark.parametrize("mode", ["continuous", *["batch", "episodes"] * LONG])
 def test_a_worker_that_was_stopped_with_the_lock_stops_nobody_else(mode: str, tmp_path: Path) -> None:
-    """Even if another one dies in the meantime. (In batch there is no lock.)"""
+    """Even if another one dies in the meantime."""
     args = {"how": "stops with the lock", "only": 1, "folder": tokens(tmp_path, 0)}
     with trial(world("Mishap"), mode, workers=4, num_envs=4, env_args=args, step_timeout=20.0) as on:
         on.wait_for_workers()

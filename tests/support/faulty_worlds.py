@@ -176,10 +176,10 @@ def _grows(world: Mishap, observation: NDArray) -> NDArray:
 def _stops_with_the_lock(world: Mishap, observation: NDArray) -> NDArray:
     """Stopped from outside at the worst of moments: a worker that is just taking its next grant."""
     frame = sys._getframe()
-    while "permits" not in frame.f_locals:
+    while "closes" not in frame.f_locals:
         assert frame.f_back is not None, "no worker here"
         frame = frame.f_back
-    with frame.f_locals["permits"].lock:
+    with frame.f_locals["self"]._shared.permits.lock:
         os.kill(os.getpid(), signal.SIGSTOP)
     return observation
 
