@@ -1,0 +1,136 @@
+"""This tree beside another checkout of the project, by turns: no mode, algorithm or world may have become slower."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from benchmarks._common import LIMIT_S, ONE_THREAD, ROOT, Notebook, number, rotated, spread, straggler, table
+
+NAME = "beside"
+LEAST = 0.98  # of the other tree's speed
+SLEEP = {"law": "lognormal", "mean": 0.010, "kind": "sleep", "length": 100}
+BURN = {"law": "lognormal", "mean": 0.001, "kind": "burn", "length": 100}
+CAGE2 = {"env": "freewheel/Cage2-v0", "preset": "cage2", "seed": 1, "evals": 0}
+SAC = {"env": "Pendulum-v1", "algo": "sac", "mode": "sequential", "seed": 1, "evals": 0}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One measurement: what to start, and which figure of its last line counts."""
+
+    arguments: tuple[str, ...]
+    key: str
+    lower_is_better: bool = False
+
+
+def ways(given: argparse.Namespace) -> dict[str, Way]:
+    times = {"warm_s": given.warm, "window_s": given.window}
+
+    def collect(mode: str, workers: int, world: Mapping[str, Any], key: str, **order: Any) -> Way:
+        asked = {"num_steps_per_env": 64, "seed": 1, "ppo": {"epochs": 5, "minibatch": 1600}}
+        order = {"options": straggler(mode, workers, world, asked), **times, **order}
+        return Way(("-m", "benchmarks._collect_once", json.dumps(order)), key, key == "started_s")
+
+    def train(options: Mapping[str, Any], steps: int) -> Way:
+        order = {"options": {**options, "steps": steps}}
+        return Way(("-m", "benchmarks._train_once", json.dumps(order)), "steps_per_s")
+
+    def ppo(task: str, steps: int) -> Way:
+        return Way(("-m", "benchmarks._ppo_once", "freewheel", task, "1", str(steps)), "steps_per_s")
+
+    few = given.quick
+    return {
+        **{f"straggler, {mode}": collect(mode, given.workers, SLEEP, "share") for mode in ("continuous", "episodes")},
+        **{
+            f"burn, {mode}": collect(mode, 8, BURN, "share", learner="none", cores=2)
+            for mode in ("continuous", "episodes")
+        },
+        "start-up": collect("continuous", given.workers, SLEEP, "started_s", learner="none", warm_s=0.5, window_s=0.5),
+        "PPO, CartPole": ppo("cartpole", 5_000 if few else 200_000),
+        "PPO, HalfCheetah": ppo("halfcheetah", 5_000 if few else 150_000),
+        "SAC, Pendulum": train(SAC, 1_500 if few else 6_000),
+        "CAGE 2, the world alone": Way(("-m", "benchmarks.cage2_rates", "--quick"), "cage2"),
+        "CAGE 2, training": train(CAGE2, 50_000 if few else 1_500_000),
+    }
+
+
+def measure(tree: Path, way: Way) -> float:
+    """The figure of one run in a process of its own, with the code of this tree."""
+    with TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, *way.arguments],
+            cwd=folder,
+            env=os.environ | ONE_THREAD | {"PYTHONPATH": str(tree)},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    if done.returncode:
+        raise SystemExit(f"failed in {tree}: python {shlex.join(way.arguments)}\n{done.stdout}{done.stderr}")
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if way.key == "cage2":
+        return float(np.mean([np.median(rates) for name, rates in lines[-1].items() if name.endswith(" 4096")]))
+    return float(lines[-1][way.key])
+
+
+def ratio(way: Way, ours: float, theirs: float) -> float:
+    return theirs / ours if way.lower_is_better else ours / theirs
+
+
+def cells(name: str, way: Way, found: Mapping[str, Sequence[float]]) -> list[str]:
+    pairs = zip(found["ours"], found["theirs"], strict=True)
+    ratios = [ratio(way, ours, theirs) for ours, theirs in pairs]
+    return [name, way.key, *(number(float(np.median(found[side]))) for side in ("theirs", "ours")), spread(ratios)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("other", type=Path, nargs="?", default=ROOT, help="the other checkout (default: this one)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=100)
+    parser.add_argument("--warm", type=float, default=5.0, help="seconds before the window")
+    parser.add_argument("--window", type=float, default=12.0, help="seconds")
+    parser.add_argument("--only", nargs="+", default=[], help="only measurements whose name holds one of these words")
+    parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
+    given = parser.parse_args()
+    if given.quick:
+        given.rounds, given.workers, given.warm, given.window = 1, 10, 0.5, 1.0
+    commit = subprocess.run(
+        ["git", "-C", str(given.other), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    notebook = Notebook(NAME, f"This tree beside {commit or given.other}", quick=given.quick)
+    trees = {"theirs": given.other.resolve(), "ours": ROOT}
+    lines, slow = [], []
+    for name, way in ways(given).items():
+        if given.only and not any(word in name for word in given.only):
+            continue
+        found: dict[str, list[float]] = {"theirs": [], "ours": []}
+        for turn in range(given.rounds):
+            for side in rotated(list(trees), turn):
+                found[side].append(measure(trees[side], way))
+        lines.append(cells(name, way, found))
+        notebook.keep({"way": name, "key": way.key, "other": commit, **found, "load": os.getloadavg()[0]})
+        middle = float(np.median([ratio(way, *pair) for pair in zip(found["ours"], found["theirs"], strict=True)]))
+        print(*lines[-1], sep="  ", flush=True)
+        slow += [f"{name} {middle:.3f}"] if middle < LEAST else []
+    header = ("measurement", "figure", "other", "this tree", "ratio, median (least .. greatest)")
+    notebook.write(table(header, lines))
+    notebook.judge(f"below {LEAST} of the other tree: {', '.join(slow) or 'none'}", not slow)
+    return notebook.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
