@@ -126,10 +126,10 @@ def train(env: str, options: Mapping[str, Any], watch: Watch) -> Result:
     from freewheel.meter import Meter
     from freewheel.run import trainer as run
 
-    def watched(collector: Collector, learner: Learner, meter: Meter, *, max_lag: int | None = None) -> Iterator[Tick]:
+    def watched(collector: Collector, learner: Learner, meter: Meter, **options: Any) -> Iterator[Tick]:
         watch.start()
         returns: list[float] = []
-        for tick in loop(collector, learner, meter, max_lag=max_lag):
+        for tick in loop(collector, learner, meter, **options):
             returns += [episode.ret for chunk in tick.chunks for episode in chunk.episodes]
             if tick.metrics is not None:
                 watch.updated(learner.rows().trained, returns)
