@@ -26,7 +26,7 @@ from freewheel.core import WORKER_TIME, Chunk, Collector, Episode, Learner, NDAr
 from freewheel.errors import LedgerError
 from freewheel.ledger import balance
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.run.plan import Plan, plan
 from freewheel.run.trainer import _standing_back, _torch_threads
 from freewheel.transport.pool import WorkerPool
@@ -107,7 +107,7 @@ class Measurement:
         if tick.metrics is not None:
             self.lag_max = max(self.lag_max, float(tick.metrics["lag_max"]))
         if self.meter.wall_s >= self._next_log:  # what a run does every second, it does here too
-            self.meter.row(self.balanced(), self.collector.stats(), self.learner.rows().queued / self.planned.rows)
+            self.meter.row(self.balanced(), self.collector.stats(), self.learner.buffer_util)
             self.collector.messages()
             self._next_log = self.meter.wall_s + 1.0
 

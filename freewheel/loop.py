@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from freewheel.core import NO_CONTEXT, Chunk, Collector, Learner, Metrics, NDArray, Tick
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 
 
 def loop(

@@ -12,7 +12,7 @@ import pytest
 
 from freewheel.core import Array, Chunk, Metrics, Origin, RowCounts, Snapshot, Tick, Transitions
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 
 
 def chunk(rows: int) -> Chunk:
@@ -91,6 +91,8 @@ class Pupil:
     @property
     def hungry(self) -> bool:
         return self.always_hungry or not self.ready
+
+    buffer_util = 0.0
 
     def observe(self, chunk: Chunk) -> None:
         self.tape.note("observe", chunk.rows)

@@ -31,7 +31,7 @@ from freewheel.envs.isaaclab import PREFIX as ISAAC
 from freewheel.envs.isaaclab import IsaacConfig
 from freewheel.errors import UsageError, nearest
 from freewheel.learn.settings import MBPOConfig, PPOConfig, SACConfig
-from freewheel.meter import Budget
+from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
 from freewheel.worlds import registry
 from freewheel.worlds.cage2 import cyborg

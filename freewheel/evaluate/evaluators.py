@@ -11,7 +11,7 @@ import numpy as np
 from freewheel.core import Actor, Env, Episode, Snapshot
 from freewheel.errors import FreewheelError
 from freewheel.evaluate.episodes import EvalSpec, Score, evaluate
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.run.stopping import Stop
 from freewheel.transport.executors import ProcessExecutor
 

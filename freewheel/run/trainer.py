@@ -23,7 +23,7 @@ from freewheel.evaluate.episodes import EvalSpec, Score, evaluator, playable
 from freewheel.evaluate.evaluators import Evaluator, Here, Reserved, There
 from freewheel.ledger import balance
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.policies.build import make_actor
 from freewheel.rollout.probe import usable_cores
 from freewheel.run import checkpoint
@@ -174,7 +174,7 @@ class _Trainer:
 
     def _log(self, collector: Collector) -> None:
         rows = balance(collector.rows(), self._learner.rows())
-        row = self.meter.row(rows, collector.stats(), self._learner.rows().queued / self._plan.rows)
+        row = self.meter.row(rows, collector.stats(), self._learner.buffer_util)
         self._tell(*collector.messages())
         self._tell_fallback()
         for sink in self._sinks:

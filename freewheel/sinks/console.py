@@ -13,7 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freewheel.meter import COUNTS, WINDOW, Budget
+from freewheel.metrics.meter import WINDOW, Budget
+from freewheel.metrics.names import COUNTS
 
 WIDTH = 88  # of the panel, where the terminal is wider
 BAR = 60  # cells of a bar of shares

@@ -198,7 +198,7 @@ class WorkerPool:
     def stats(self) -> Mapping[str, float | None]:
         memory, shape = self.channel.memory, self.channel.shape
         waiting = int((memory["committed"] - memory["taken"]).sum())
-        return {"queue_util": waiting / (shape.workers * shape.slots)}
+        return {"queue_util": waiting / (shape.workers * shape.slots), "queue/fragments": waiting}
 
     def messages(self) -> list[str]:
         """Deaths, complaints of envs, and stragglers, each once."""

@@ -141,7 +141,7 @@ class Simulation:
             return replace(self._rows, queued=queued, open=self._failed)
 
     def stats(self) -> Mapping[str, float | None]:
-        return {"queue_util": len(self._written) / self._size.slots}
+        return {"queue_util": len(self._written) / self._size.slots, "queue/fragments": len(self._written)}
 
     def eval_episodes(self) -> list[Episode]:
         """Episodes of reserved lanes since this was last asked."""

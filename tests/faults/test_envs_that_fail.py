@@ -25,7 +25,7 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
 from freewheel.ledger import balance
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -318,6 +318,7 @@ class Counting:
         return self.queued > 0
 
     hungry = True
+    buffer_util = 0.0
 
     def observe(self, chunk: Chunk[Any]) -> None:
         self.queued += chunk.rows

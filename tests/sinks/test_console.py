@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from freewheel.core import Sink
-from freewheel.meter import Budget
+from freewheel.metrics.meter import Budget
 from freewheel.sinks import console
 from freewheel.sinks.console import ClassicSink, ConsoleSink
 

@@ -1,4 +1,4 @@
-"""What is known about a run: counters, windows, where the time went; the only place where a tensor becomes a float."""
+"""The meter: counters, windows and time shares of a run; the only place where a tensor becomes a float."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, RowCounts, Tick
+from freewheel.metrics.names import COUNTS, describe
 from freewheel.rollout.probe import usable_cores
 
-#: Totals that a learner reports as they stand.
-COUNTS = ("real_data", "model_data", "agent_updates", "dynamics_updates")
 WINDOW = 100  # finished episodes behind return_mean and length_mean
+MB = 1e6
 
 
 @dataclass(frozen=True)
 class Budget:
-    """When a run is done: at whichever limit comes first; without any it runs until it is stopped."""
+    """When a run is done: at the first limit it reaches; without any it runs until it is stopped."""
 
     steps: int | None = None
     minutes: float | None = None
@@ -44,12 +44,12 @@ class Timeline:
     def __init__(self, kinds: tuple[str, ...], idle: str, now: Callable[[], float]) -> None:
         self.seconds = dict.fromkeys(kinds, 0.0)
         self.kind = idle
-        self.outer: list[str] = []  # the kinds that wait for the present one to end
+        self.outer: list[str] = []  # the kinds that go on when the present one ends
         self.now = now
         self.since = now()
 
     def cut(self) -> float:
-        """Book the time since the last cut and return the present."""
+        """Count the time since the last cut for the present kind; returns the present time."""
         now = self.now()
         self.seconds[self.kind] += now - self.since
         self.since = now
@@ -57,7 +57,7 @@ class Timeline:
 
 
 class Span:
-    """A `with` block of one kind; an inner span takes its time out of the outer one. May be entered again and again."""
+    """A `with` block of one kind; the time of an inner span is not counted in the outer one. It can be entered many times."""
 
     __slots__ = ("_kind", "_line")
 
@@ -79,10 +79,10 @@ class Span:
 
 @dataclass
 class _Interval:
-    """What came in since the last row."""
+    """What was reported since the last row."""
 
     began: float
-    cpu: float  # CPU seconds used by all our processes when it began
+    cpu_s: float  # CPU seconds used by all our processes when it began
     learner: Mapping[str, float]  # learner seconds by kind when it began
     steps: int = 0
     episodes: int = 0
@@ -90,10 +90,12 @@ class _Interval:
     worker: NDArray = field(default_factory=lambda: np.zeros(len(WORKER_TIME), np.int64))  # ns by kind
     sums: dict[str, Any] = field(default_factory=dict)  # of update metrics: scalars of any library, on any device
     counts: dict[str, int] = field(default_factory=dict)
-    lag_max: float | None = None
+    greatest: dict[str, float] = field(default_factory=dict)
 
-    def mean(self, key: str) -> float | None:
-        return _finite(float(self.sums[key]) / self.counts[key]) if key in self.sums else None
+    def learned(self) -> dict[str, float | None]:
+        """The metrics of its updates that are means or maxima."""
+        means = {name: _finite(float(total) / self.counts[name]) for name, total in self.sums.items()}
+        return means | {name: _finite(value) for name, value in self.greatest.items()}
 
 
 class Meter:
@@ -107,20 +109,16 @@ class Meter:
         self._learner = Timeline(LEARNER_TIME, "other", now)
         self._spans = {kind: Span(self._learner, kind) for kind in LEARNER_TIME}
         self._began = self._learner.since
-        self._env_steps = 0
-        self._episodes = 0
-        self._updates = 0
+        self._env_steps = self._episodes = self._updates = 0
         self._worker = np.zeros(len(WORKER_TIME), np.int64)
         self._played = [0.0, 0.0]  # steps and seconds of all finished episodes
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[float] = deque(maxlen=WINDOW)
         self._lag_max: float | None = None
-        self._counts: dict[str, int] = {}
-        self._buffer: float | None = None  # how full a replay buffer is
-        self._eval: float | None = None
-        self._eval_measures: dict[str, float | None] = {}
+        self._latest: dict[str, float | None] = {}  # newest values of the metrics whose aggregate is "last"
+        self._eval: dict[str, float | None] = {}
         self._best: float | None = None
-        self._interval = self._open(self._began)
+        self._interval = _Interval(self._began, usage().cpu_s, dict(self._learner.seconds))
 
     @property
     def wall_s(self) -> float:
@@ -141,7 +139,7 @@ class Meter:
         return self._spans[kind]
 
     def take(self, tick: Tick) -> None:
-        """Book one turn of the loop."""
+        """Count one turn of the loop."""
         interval = self._interval
         for chunk in tick.chunks:
             self._env_steps += chunk.rows
@@ -164,34 +162,36 @@ class Meter:
 
     def _learned(self, metrics: Metrics) -> None:
         interval = self._interval
-        for key, value in metrics.items():
-            if key in COUNTS:
-                self._counts[key] = int(value)
-            elif key == "buffer_util":
-                self._buffer = float(value)
-            elif key.startswith("loss/") or key == "lag_mean":
+        for name, value in metrics.items():
+            if name == "updates":
+                continue
+            metric = describe(name)
+            if metric is None or metric.aggregate == "mean":
                 # A new value, never a reference: a learner may overwrite its own tensors; and no wait for the device.
-                interval.sums[key] = interval.sums.get(key, 0.0) + value
-                interval.counts[key] = interval.counts.get(key, 0) + 1
-        if "lag_max" in metrics:
-            interval.lag_max = _greater(interval.lag_max, float(metrics["lag_max"]))
-            self._lag_max = _greater(self._lag_max, interval.lag_max)
+                interval.sums[name] = interval.sums.get(name, 0.0) + value
+                interval.counts[name] = interval.counts.get(name, 0) + 1
+            elif metric.aggregate == "max":
+                interval.greatest[name] = max(interval.greatest.get(name, -math.inf), float(value))
+            else:
+                self._latest[name] = value if isinstance(value, int) else _finite(float(value))
+        if "lag_max" in interval.greatest:
+            self._lag_max = _greater(self._lag_max, interval.greatest["lag_max"])
 
     def eval_result(self, mean: float, measures: Mapping[str, float] | None = None) -> None:
         """The mean greedy return of an evaluation: later rows carry the newest, the totals the best."""
-        self._eval = _finite(float(mean))
-        self._eval_measures = {f"eval/{name}": _finite(value) for name, value in (measures or {}).items()}
-        self._best = _greater(self._best, self._eval)
+        value = _finite(float(mean))
+        found = {f"eval/{name}": _finite(measure) for name, measure in (measures or {}).items()}
+        self._eval = {} if value is None else {"eval_return": value, **found}
+        self._best = _greater(self._best, value)
 
     def row(self, rows: RowCounts, stats: Mapping[str, float | None], buffer_util: float | None) -> dict[str, Any]:
         """Close the interval: one line of metrics.jsonl."""
-        now = self._learner.cut()
-        interval, self._interval = self._interval, self._open(now)
+        now, used = self._learner.cut(), usage()
+        interval, self._interval = self._interval, _Interval(now, used.cpu_s, dict(self._learner.seconds))
         self._worker += interval.worker
         wall = now - interval.began
-        busy = sum(self._learner.seconds[kind] - interval.learner[kind] for kind in ("observe", "update", "publish"))
-        stepping = sum(int(interval.worker[WORKER_TIME.index(kind)]) for kind in ("step", "reset"))
-        cpu = max(self._interval.cpu - interval.cpu, 0.0)  # where a child's time ends with it, the sum may shrink
+        learner = {kind: seconds - interval.learner[kind] for kind, seconds in self._learner.seconds.items()}
+        worker = dict(zip(WORKER_TIME, interval.worker.tolist(), strict=True))
         return {
             "wall_s": now - self._began,
             "env_steps": self._env_steps,
@@ -202,23 +202,29 @@ class Meter:
             "updates_per_s": _ratio(interval.updates, wall),
             "return_mean": _mean(self._returns),
             "length_mean": _mean(self._lengths),
-            "lag_mean": interval.mean("lag_mean"),
-            "lag_max": interval.lag_max,
-            "queue_util": _finite(stats.get("queue_util")),
-            "buffer_util": _finite(buffer_util if self._buffer is None else self._buffer),
-            "cpu_util": _ratio(cpu, wall * usable_cores()),
+            "lag_mean": None,
+            "lag_max": None,
+            "queue_util": None,
+            "buffer_util": _finite(buffer_util),
+            # Where the time of a child ends with it, the sum may shrink.
+            "cpu_util": _ratio(max(used.cpu_s - interval.cpu_s, 0.0), wall * usable_cores()),
             "gpu_util": _gpu_util(),
-            "env_busy": _ratio(stepping, int(interval.worker.sum())),
-            "learner_busy": _ratio(busy, wall),
+            "env_busy": _ratio(worker["step"] + worker["reset"], sum(worker.values())),
+            "learner_busy": _ratio(learner["observe"] + learner["update"] + learner["publish"], wall),
             "produced": rows.produced,
             "trained": rows.trained,
             "queued": rows.queued,
             "open": rows.open,
             "dropped": dict(rows.dropped),
-            **self._counts,
+            **{name: _finite(value) for name, value in stats.items()},
+            **self._latest,
+            **interval.learned(),
             **{f"measure/{name}": _mean([v for v in own if not math.isnan(v)]) for name, own in self._measures.items()},
-            **({} if self._eval is None else {"eval_return": self._eval, **self._eval_measures}),
-            **{key: interval.mean(key) for key in interval.sums if key.startswith("loss/")},
+            **self._eval,
+            **{f"time/learner_{_key(kind)}": _ratio(spent, wall) for kind, spent in learner.items()},
+            **{f"time/worker_{_key(kind)}": _ratio(spent, sum(worker.values())) for kind, spent in worker.items()},
+            "memory/trainer_mb": used.trainer_mb,
+            "memory/workers_mb": used.workers_mb,
         }
 
     def shares(self) -> dict[str, dict[str, float]]:
@@ -242,8 +248,8 @@ class Meter:
             "return_mean": _mean(self._returns),
             "lag_max": self._lag_max,
             "best_eval": self._best,
-            **self._counts,
-            **self._eval_measures,
+            **{name: value for name, value in self._latest.items() if name in COUNTS},
+            **{name: value for name, value in self._eval.items() if name != "eval_return"},
             "episodes_trained": {
                 "count": self._episodes,
                 "length_mean": _ratio(self._played[0], self._episodes),
@@ -251,8 +257,9 @@ class Meter:
             },
         }
 
-    def _open(self, now: float) -> _Interval:
-        return _Interval(began=now, cpu=_cpu_seconds(), learner=dict(self._learner.seconds))
+
+def _key(kind: str) -> str:
+    return kind.replace("-", "_")
 
 
 def _finite(value: float | None) -> float | None:
@@ -277,16 +284,25 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     return {kind: part / whole if whole > 0 else float(kind == "other") for kind, part in seconds.items()}
 
 
-def _cpu_seconds() -> float:
-    """CPU time of this process and all below it; the time of a child that ended passes to whoever waited for it."""
+class Usage(NamedTuple):
+    """What this process and all its children use."""
+
+    cpu_s: float  # since they began; the time of a child that has ended is counted in its parent
+    trainer_mb: float  # resident memory of this process
+    workers_mb: float  # and of all others together
+
+
+def usage() -> Usage:
+    """As the operating system reports it now."""
     own = psutil.Process()
-    seconds = 0.0
+    cpu_s = workers = 0.0
     for process in (own, *own.children(recursive=True)):
         try:
-            seconds += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
-        except psutil.Error:  # it ended meanwhile
+            cpu_s += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
+            workers += 0.0 if process is own else process.memory_info().rss / MB
+        except psutil.Error:  # it has ended meanwhile
             continue
-    return seconds
+    return Usage(cpu_s, own.memory_info().rss / MB, workers)
 
 
 def _gpu_util() -> float | None:
@@ -296,5 +312,5 @@ def _gpu_util() -> float | None:
         return None
     try:
         return float(torch.cuda.utilization()) / 100
-    except Exception:  # noqa: BLE001 - no NVML, no permission, a virtual device: whatever it is, the figure is unknown
+    except Exception:  # noqa: BLE001 - no NVML, no permission, a virtual device: for any reason, the figure is unknown
         return None
