@@ -28,7 +28,7 @@ from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.run.plan import Plan, plan
-from freewheel.run.trainer import _standing_back, _torch_threads
+from freewheel.run.resources import lower_priority, torch_threads
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.channel import Fragment
 
@@ -187,7 +187,7 @@ def measure(order: Order) -> dict[str, Any]:
     options = {"minutes": 600.0, "evals": 0, **order.options}
     planned = plan(from_options(options.pop("env"), options))
     plan_s = perf_counter() - began
-    with _torch_threads(planned.config.run.threads), _standing_back(planned):
+    with torch_threads(planned.config.run.threads), lower_priority(planned):
         learner = planned.config.learner.build(planned.assignment)
         if order.learner == "none":
             learner = Counting(learner.snapshot(), planned.rows, planned.max_lag)

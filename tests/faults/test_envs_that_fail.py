@@ -161,7 +161,7 @@ def test_a_fault_of_ours_is_written_down_too(tmp_path: Path, monkeypatch: pytest
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("freewheel.evaluate.evaluators.evaluate", broken)
+    monkeypatch.setattr("freewheel.run.evaluate.evaluate", broken)
     with pytest.raises(ZeroDivisionError):
         freewheel.train("freewheel.testing.worlds:Counter", quiet=True, steps=64, runs_dir=tmp_path, run="x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())

@@ -19,12 +19,10 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 import freewheel
-from freewheel.config.resolve import MODES, from_file, from_options
+from freewheel.config.resolve import from_file, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Episode, NDArray, Tick
-from freewheel.evaluate import evaluators as examiners
-from freewheel.evaluate.episodes import Score
-from freewheel.run import checkpoint
-from freewheel.run import trainer as run
+from freewheel.run import checkpoint, evaluate
+from freewheel.run.evaluate import Score
 from freewheel.run.plan import plan
 from freewheel.run.trainer import Result
 from freewheel.testing.worlds import Counter
@@ -139,7 +137,7 @@ def test_best_is_the_best_evaluation_and_latest_the_last(tmp_path: Path, monkeyp
     def scripted(*_: Any) -> Score:
         return Score((next(means),), (1,))
 
-    monkeypatch.setattr(examiners, "evaluate", scripted)
+    monkeypatch.setattr(evaluate, "evaluate", scripted)
     result = train(tmp_path, evals=4, steps=512)
     links = {name: os.readlink(result.path / "checkpoints" / name) for name in ("best", "latest")}
     assert links == {"best": "256", "latest": "512"}
@@ -278,15 +276,6 @@ def test_a_run_tells_it_in_counters(tmp_path: Path, capfd: pytest.CaptureFixture
     last = [line for line in lines if line.startswith("[")][-1]
     assert last == "[PPO] step=1 real_data=128 model_data=0 agent_updates=1 dynamics_updates=0"
     assert lines[-1].startswith("  saved in ")
-
-
-@pytest.mark.parametrize("algo", ["sac", "mbpo"])
-@pytest.mark.parametrize("mode", MODES)
-def test_counters_say_whether_anybody_waits(mode: str, algo: str, capfd: pytest.CaptureFixture[str]) -> None:
-    told = run._console(from_options("X-v0", {"algo": algo, "mode": mode, "console": "classic"}))
-    told.write({"env_steps": 7, "updates": 3})
-    name = ("Async" if mode in ("continuous", "episodes") else "") + algo.upper()
-    assert capfd.readouterr().out.startswith(f"[{name}] step=3 real_data=7 ")
 
 
 def test_a_script_without_a_guard_trains_its_own_class_in_processes(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import math
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from freewheel.core import Sink
 from freewheel.metrics.meter import Budget
 from freewheel.sinks import console
 from freewheel.sinks.console import ClassicSink, ConsoleSink
+from freewheel.sinks.sink import RunInfo
 
 TITLE = "CartPole-v1  ppo  lockstep"
 ROW: dict[str, Any] = {
@@ -69,6 +71,17 @@ SUMMARY: dict[str, Any] = {
     "worker_restarts": 0,
     "path": "runs/cartpole",
 }
+
+
+def info(**options: Any) -> RunInfo:
+    given: dict[str, Any] = {
+        "path": Path("runs/x"),
+        "title": TITLE,
+        "budget": Budget(steps=100),
+        "algorithm": "mbpo",
+        "mode": "batch",
+    }
+    return RunInfo(**given | options)
 
 
 def plain(budget: Budget) -> tuple[ConsoleSink, io.StringIO]:
@@ -158,6 +171,20 @@ def test_the_classic_line_without_a_model_or_before_there_is_one() -> None:
     file = io.StringIO()
     ClassicSink("MBPO", TITLE, Budget(), Console(file=file)).write(ROW)
     assert file.getvalue() == ("[MBPO] step=100 real_data=51200 model_data=0 agent_updates=100 dynamics_updates=0\n")
+
+
+@pytest.mark.parametrize("mode", ["sequential", "lockstep", "batch", "continuous", "episodes"])
+def test_the_classic_name_says_whether_acting_waits_for_learning(mode: str, capfd: pytest.CaptureFixture[str]) -> None:
+    sink = console.SINK.open(info(mode=mode, console="classic"))
+    assert sink is not None
+    sink.write({"env_steps": 7, "updates": 3})
+    name = "AsyncMBPO" if mode in ("continuous", "episodes") else "MBPO"
+    assert capfd.readouterr().out.startswith(f"[{name}] step=3 real_data=7 ")
+
+
+def test_a_quiet_run_has_no_console() -> None:
+    assert console.SINK.open(info(quiet=True)) is None
+    assert type(console.SINK.open(info())) is ConsoleSink
 
 
 # ------------------------------------------------------------------------------------------------------------------ live
