@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,14 +79,12 @@ class Span:
 
 @dataclass
 class _Interval:
-    """What was reported since the last row."""
+    """The counters when the last row was closed, and what was reported since."""
 
     began: float
-    cpu_s: float  # CPU seconds used by all our processes when it began
-    learner: Mapping[str, float]  # learner seconds by kind when it began
-    steps: int = 0
-    episodes: int = 0
-    updates: int = 0
+    cpu_s: float  # CPU seconds of all our processes
+    learner: Mapping[str, float]  # learner seconds by kind
+    done: Mapping[str, int]  # steps, episodes, updates
     worker: NDArray = field(default_factory=lambda: np.zeros(len(WORKER_TIME), np.int64))  # ns by kind
     sums: dict[str, Any] = field(default_factory=dict)  # of update metrics: scalars of any library, on any device
     counts: dict[str, int] = field(default_factory=dict)
@@ -109,7 +107,7 @@ class Meter:
         self._learner = Timeline(LEARNER_TIME, "other", now)
         self._spans = {kind: Span(self._learner, kind) for kind in LEARNER_TIME}
         self._began = self._learner.since
-        self._env_steps = self._episodes = self._updates = 0
+        self._done = dict.fromkeys(("env_steps", "episodes", "updates"), 0)
         self._worker = np.zeros(len(WORKER_TIME), np.int64)
         self._played = [0.0, 0.0]  # steps and seconds of all finished episodes
         self._returns: deque[float] = deque(maxlen=WINDOW)
@@ -118,7 +116,7 @@ class Meter:
         self._latest: dict[str, float | None] = {}  # newest values of the metrics whose aggregate is "last"
         self._eval: dict[str, float | None] = {}
         self._best: float | None = None
-        self._interval = _Interval(self._began, usage().cpu_s, dict(self._learner.seconds))
+        self._interval = _Interval(self._began, usage().cpu_s, dict(self._learner.seconds), dict(self._done))
 
     @property
     def wall_s(self) -> float:
@@ -132,7 +130,7 @@ class Meter:
 
     @property
     def episodes(self) -> int:
-        return self._episodes
+        return self._done["episodes"]
 
     def span(self, kind: str) -> Span:
         """`with meter.span("update"): ...` for a kind of LEARNER_TIME."""
@@ -140,13 +138,10 @@ class Meter:
 
     def take(self, tick: Tick) -> None:
         """Count one turn of the loop."""
-        interval = self._interval
         for chunk in tick.chunks:
-            self._env_steps += chunk.rows
-            self._episodes += len(chunk.episodes)
-            interval.steps += chunk.rows
-            interval.episodes += len(chunk.episodes)
-            interval.worker += chunk.time
+            self._done["env_steps"] += chunk.rows
+            self._done["episodes"] += len(chunk.episodes)
+            self._interval.worker += chunk.time
             for episode in chunk.episodes:
                 self._returns.append(episode.ret)
                 self._lengths.append(episode.length)
@@ -155,9 +150,7 @@ class Meter:
                 for window, value in zip(self._measures.values(), episode.measures, strict=False):
                     window.append(value)
         if tick.metrics is not None:
-            updates = int(tick.metrics.get("updates", 1))
-            interval.updates += updates
-            self._updates += updates
+            self._done["updates"] += int(tick.metrics.get("updates", 1))
             self._learned(tick.metrics)
 
     def _learned(self, metrics: Metrics) -> None:
@@ -187,19 +180,16 @@ class Meter:
     def row(self, rows: RowCounts, stats: Mapping[str, float | None], buffer_util: float | None) -> dict[str, Any]:
         """Close the interval: one line of metrics.jsonl."""
         now, used = self._learner.cut(), usage()
-        interval, self._interval = self._interval, _Interval(now, used.cpu_s, dict(self._learner.seconds))
+        interval = self._interval
+        self._interval = _Interval(now, used.cpu_s, dict(self._learner.seconds), dict(self._done))
         self._worker += interval.worker
         wall = now - interval.began
         learner = {kind: seconds - interval.learner[kind] for kind, seconds in self._learner.seconds.items()}
         worker = dict(zip(WORKER_TIME, interval.worker.tolist(), strict=True))
         return {
             "wall_s": now - self._began,
-            "env_steps": self._env_steps,
-            "episodes": self._episodes,
-            "updates": self._updates,
-            "steps_per_s": _ratio(interval.steps, wall),
-            "episodes_per_s": _ratio(interval.episodes, wall),
-            "updates_per_s": _ratio(interval.updates, wall),
+            **self._done,
+            **_rates({name: count - interval.done[name] for name, count in self._done.items()}, wall),
             "return_mean": _mean(self._returns),
             "length_mean": _mean(self._lengths),
             "lag_mean": None,
@@ -211,18 +201,14 @@ class Meter:
             "gpu_util": _gpu_util(),
             "env_busy": _ratio(worker["step"] + worker["reset"], sum(worker.values())),
             "learner_busy": _ratio(learner["observe"] + learner["update"] + learner["publish"], wall),
-            "produced": rows.produced,
-            "trained": rows.trained,
-            "queued": rows.queued,
-            "open": rows.open,
-            "dropped": dict(rows.dropped),
+            **asdict(rows),
             **{name: _finite(value) for name, value in stats.items()},
             **self._latest,
             **interval.learned(),
             **{f"measure/{name}": _mean([v for v in own if not math.isnan(v)]) for name, own in self._measures.items()},
             **self._eval,
-            **{f"time/learner_{_key(kind)}": _ratio(spent, wall) for kind, spent in learner.items()},
-            **{f"time/worker_{_key(kind)}": _ratio(spent, sum(worker.values())) for kind, spent in worker.items()},
+            **_times("learner", learner, wall),
+            **_times("worker", worker, sum(worker.values())),
             "memory/trainer_mb": used.trainer_mb,
             "memory/workers_mb": used.workers_mb,
         }
@@ -239,27 +225,27 @@ class Meter:
         wall = self._learner.cut() - self._began
         return {
             "wall_s": wall,
-            "env_steps": self._env_steps,
-            "episodes": self._episodes,
-            "updates": self._updates,
-            "steps_per_s": _ratio(self._env_steps, wall),
-            "episodes_per_s": _ratio(self._episodes, wall),
-            "updates_per_s": _ratio(self._updates, wall),
+            **self._done,
+            **_rates(self._done, wall),
             "return_mean": _mean(self._returns),
             "lag_max": self._lag_max,
             "best_eval": self._best,
             **{name: value for name, value in self._latest.items() if name in COUNTS},
             **{name: value for name, value in self._eval.items() if name != "eval_return"},
             "episodes_trained": {
-                "count": self._episodes,
-                "length_mean": _ratio(self._played[0], self._episodes),
-                "seconds_mean": _ratio(self._played[1], self._episodes),
+                "count": self.episodes,
+                "length_mean": _ratio(self._played[0], self.episodes),
+                "seconds_mean": _ratio(self._played[1], self.episodes),
             },
         }
 
 
-def _key(kind: str) -> str:
-    return kind.replace("-", "_")
+def _rates(done: Mapping[str, int], wall: float) -> dict[str, float | None]:
+    return {f"{name.removeprefix('env_')}_per_s": _ratio(count, wall) for name, count in done.items()}
+
+
+def _times(party: str, spent: Mapping[str, float], whole: float) -> dict[str, float | None]:
+    return {f"time/{party}_{kind.replace('-', '_')}": _ratio(part, whole) for kind, part in spent.items()}
 
 
 def _finite(value: float | None) -> float | None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TypeVar
 
-from freewheel.core import MainThreadCollector, MakeExecutor
+from freewheel.core import Collector, MainThreadCollector, MakeExecutor
 from freewheel.rollout.probe import usable_cores
 from freewheel.run.plan import Plan
 from freewheel.transport.executors import Executors, SerialExecutor
@@ -79,8 +79,10 @@ def learner_stream(device: str) -> AbstractContextManager[object]:
     return torch.cuda.stream(torch.cuda.Stream())
 
 
-def in_thread(work: Callable[[], Out], simulation: MainThreadCollector, device: str) -> Out:
-    """Work in a thread while the simulation is served in this one, the main thread."""
+def beside(collector: Collector, work: Callable[[], Out], device: str) -> Out:
+    """Work in a thread where the simulation has to run in the main thread and the collector can serve it there."""
+    if not isinstance(collector, MainThreadCollector):
+        return work()
 
     def on_stream() -> Out:
         with learner_stream(device):
@@ -88,6 +90,6 @@ def in_thread(work: Callable[[], Out], simulation: MainThreadCollector, device: 
 
     with ThreadPoolExecutor(1, "freewheel-loop") as pool:
         result = pool.submit(on_stream)
-        result.add_done_callback(lambda _: simulation.stop())
-        simulation.serve()
+        result.add_done_callback(lambda _: collector.stop())
+        collector.serve()
         return result.result()

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from freewheel.config.resolve import Config
-from freewheel.core import (
-    Collector,
-    Env,
-    Episode,
-    GraphedLearner,
-    Learner,
-    MainThreadCollector,
-    RowCounts,
-    Sink,
-    Snapshot,
-    Tick,
-)
+from freewheel.core import Collector, Env, Episode, GraphedLearner, Learner, RowCounts, Sink, Snapshot, Tick
 from freewheel.errors import FreewheelError
-from freewheel.ledger import balance
+from freewheel.ledger import balance, settle
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.run import resources
@@ -135,9 +123,7 @@ class _Trainer:
             self._collector = collector
             evaluator = stack.enter_context(open_evaluator(planned, factory, collector, spec))
             work = partial(self._loop, collector, evaluator)
-            if spec.simulation.main_thread and isinstance(collector, MainThreadCollector):
-                return resources.in_thread(work, collector, planned.device)
-            return work()
+            return resources.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
 
     def _make_interruptible(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env:
         env = self._plan.config.env.make(lanes, processes=processes, fault_tolerant=fault_tolerant)
@@ -213,7 +199,10 @@ class _Trainer:
         """Save the weights, close the accounts and write the summary."""
         totals, signal = self._meter.totals(), self._stop.signal
         sha256 = self._save(totals["env_steps"], self._learner.snapshot())
-        report = {} if self._collector is None else self._collector.summary()
+        report: Mapping[str, Any] = {}
+        rows = RowCounts()
+        if self._collector is not None:
+            report, rows = self._collector.summary(), settle(self._collector.rows(), self._learner.rows())
         summary = {
             "run": self._plan.path.name,
             "ended": ended if signal is None else f"{ended} ({signal.name})",
@@ -221,7 +210,7 @@ class _Trainer:
             "error": None if failure is None else str(failure) or repr(failure),
             **totals,
             "final_eval": None if self._final is None else self._final.mean,
-            **dataclasses.asdict(self._final_rows()),
+            **asdict(rows),
             "shares": self._meter.shares(),
             "worker_restarts": 0,
             "graphs_fallback": self._fallback or None,
@@ -241,12 +230,3 @@ class _Trainer:
         if self._stop.signal is not None:
             return 128 + self._stop.signal
         return DEGRADED if degraded else 0
-
-    def _final_rows(self) -> RowCounts:
-        """All rows of the run: what was still open or queued at the end is dropped."""
-        if self._collector is None:
-            return RowCounts()
-        rows = balance(self._collector.rows(), self._learner.rows())
-        unused = rows.queued + rows.open
-        dropped = {**rows.dropped, "shutdown": unused} if unused else rows.dropped
-        return replace(rows, queued=0, open=0, dropped=dropped)
