@@ -14,7 +14,8 @@ from freewheel.core import NO_CONTEXT, NDArray, Slice
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import drawn, training_episodes
-from freewheel.testing.worlds import Counter, check_env
+from freewheel.testing.conformance import check_env
+from freewheel.testing.worlds import Counter
 from tests.support.contexts import StuckVector, ToldVector
 
 SEEDS = [training_episodes(0, lane) for lane in range(2)]

@@ -109,7 +109,7 @@ class Doubling(PPO):
         super().observe(chunk)
 
 
-@pytest.mark.parametrize(("kind", "complaint"), [(Amnesiac, "goes another way"), (Doubling, "does not account for")])
+@pytest.mark.parametrize(("kind", "complaint"), [(Amnesiac, "behaves differently"), (Doubling, "does not account for")])
 def test_a_learner_that_breaks_them_is_caught(kind: type[PPO], complaint: str) -> None:
     made, policy = recipe("Drifting")
     task = LearnerSpec(policy, rows=42, lanes=len(LANES), seed=1, total_steps=None)

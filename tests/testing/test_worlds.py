@@ -17,7 +17,7 @@ from gymnasium.utils.env_checker import check_env as check_gymnasium_env
 from freewheel.core import Env, EnvSpec, Failure, NDArray, SeedStream, Step
 from freewheel.envs.gym import GymConfig
 from freewheel.testing import worlds as testing
-from freewheel.testing.worlds import check_env
+from freewheel.testing.conformance import check_env
 
 
 @pytest.mark.parametrize("world", [testing.Identity, testing.IdentityBox, testing.Drifting, testing.Counter])
@@ -242,7 +242,7 @@ class BeginsAlways(Honest):
 
 
 class OneBuffer(Honest):
-    """The observations of a Step become those of renew."""
+    """The observations of a Step become those of autoreset."""
 
     shown: NDArray
 
@@ -388,13 +388,13 @@ def test_check_env_accepts_an_honest_env(kind: Callable[[range], Env]) -> None:
     ("cheat", "text"),
     [
         (WrongWidth, "next_obs is float32 (3, 1), its spec says float32 (3, 2)"),
-        (WrongStart, "renew is float32 (3, 1), its spec says float32 (3, 2)"),
+        (WrongStart, "autoreset is float32 (3, 1), its spec says float32 (3, 2)"),
         (DoubleReward, "reward is float64 (3,), its spec says float32 (3,)"),
         (ResetAsSuccessor, "at an end, next_obs is the next episode's first observation"),
         (NoStart, "at an end, next_obs is the next episode's first observation"),
         (StaleSuccessor, "within an episode, next_obs is not what is acted on next"),
         (BeginsAlways, "within an episode, next_obs is not what is acted on next"),
-        (OneBuffer, "renew changes ['next_obs'] of the step before it"),
+        (OneBuffer, "autoreset changes ['next_obs'] of the step before it"),
         (Failing, "failed with ['lane 1 of it is nan']"),
         (Gap, "a row is not valid although no episode had just ended"),
         (EndInGap, "a row that is not valid ends an episode"),
