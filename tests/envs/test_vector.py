@@ -185,7 +185,7 @@ def test_a_vector_env_is_told_the_table_at_every_reset() -> None:
 
 
 def test_a_vector_env_that_takes_over_a_context_is_caught() -> None:
-    with pytest.raises(AssertionError, match=r"shows the contexts \[\[.*, its episodes were told \[\["):
+    with pytest.raises(AssertionError, match=r"shows the contexts \[\[.*, its episodes have \[\["):
         check_env(lambda lanes: GymVector(StuckVector(len(lanes)), "Stuck"), steps=40)
 
 

@@ -293,21 +293,14 @@ def test_weights_are_scored_when_the_first_episode_has_ended() -> None:
 @pytest.fixture
 def only_one_drone_world(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """A drone world that allows one simulation, in the main thread; returns the lanes and the thread of every step."""
-    make, seen = BatchedConfig.make, list[tuple[int, str]]()
+    step, spec, seen = DeviceEnv.step, DeviceEnv.spec, list[tuple[int, str]]()
 
-    def single(self: BatchedConfig, lanes: range, **options: Any) -> DeviceEnv:
-        env = make(self, lanes, **options)
-        monkeypatch.setattr(env, "_spec", replace(env.spec, one_per_process=True))
-        step = env.step
+    def watched(self: DeviceEnv, action: Any) -> Any:
+        seen.append((len(action), threading.current_thread().name))
+        return step(self, action)
 
-        def watched(action: Any) -> Any:
-            seen.append((len(action), threading.current_thread().name))
-            return step(action)
-
-        monkeypatch.setattr(env, "step", watched)
-        return env
-
-    monkeypatch.setattr(BatchedConfig, "make", single)
+    monkeypatch.setattr(DeviceEnv, "step", watched)
+    monkeypatch.setattr(DeviceEnv, "spec", property(lambda env: replace(spec.__get__(env), one_per_process=True)))
     monkeypatch.setattr(BatchedConfig, "main_thread", property(lambda _: True), raising=False)
     return seen
 
