@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import psutil
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, RowCounts, Tick
+from freewheel.metrics.hardware import gpu_util, usage
 from freewheel.metrics.names import COUNTS, describe
 from freewheel.rollout.probe import usable_cores
 
 WINDOW = 100  # finished episodes behind return_mean and length_mean
-MB = 1e6
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ class Meter:
             "buffer_util": _finite(buffer_util),
             # Where the time of a child ends with it, the sum may shrink.
             "cpu_util": _ratio(max(used.cpu_s - interval.cpu_s, 0.0), wall * usable_cores()),
-            "gpu_util": _gpu_util(),
+            "gpu_util": gpu_util(),
             "env_busy": _ratio(worker["step"] + worker["reset"], sum(worker.values())),
             "learner_busy": _ratio(learner["observe"] + learner["update"] + learner["publish"], wall),
             **asdict(rows),
@@ -268,35 +266,3 @@ def _greater(known: float | None, new: float | None) -> float | None:
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     whole = math.fsum(seconds.values())
     return {kind: part / whole if whole > 0 else float(kind == "other") for kind, part in seconds.items()}
-
-
-class Usage(NamedTuple):
-    """What this process and all its children use."""
-
-    cpu_s: float  # since they began; the time of a child that has ended is counted in its parent
-    trainer_mb: float  # resident memory of this process
-    workers_mb: float  # and of all others together
-
-
-def usage() -> Usage:
-    """As the operating system reports it now."""
-    own = psutil.Process()
-    cpu_s = workers = 0.0
-    for process in (own, *own.children(recursive=True)):
-        try:
-            cpu_s += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
-            workers += 0.0 if process is own else process.memory_info().rss / MB
-        except psutil.Error:  # it has ended meanwhile
-            continue
-    return Usage(cpu_s, own.memory_info().rss / MB, workers)
-
-
-def _gpu_util() -> float | None:
-    """Busy share of the GPU, if this process uses one and can ask; torch is never imported for it."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    try:
-        return float(torch.cuda.utilization()) / 100
-    except Exception:  # noqa: BLE001 - no NVML, no permission, a virtual device: for any reason, the figure is unknown
-        return None

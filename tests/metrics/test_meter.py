@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +16,8 @@ from hypothesis import strategies as st
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Chunk, Episode, Metrics, Origin, RowCounts, Tick, Transitions
 from freewheel.metrics import meter as meter_module
-from freewheel.metrics.meter import Budget, Meter, Usage, usage
+from freewheel.metrics.hardware import Usage
+from freewheel.metrics.meter import Budget, Meter
 
 KEYS = [
     *("wall_s", "env_steps", "episodes", "updates", "steps_per_s", "episodes_per_s", "updates_per_s"),
@@ -201,15 +199,8 @@ def test_spans_split_the_learner_time_and_inner_time_is_not_counted_twice(meter:
         clock.pass_by(4.0)
     assert closed["learner_busy"] == closed["time/learner_update"] == 4.0 / 12.0
     assert closed["time/learner_wait_data"] == 3.0 / 12.0
-    assert meter.shares()["learner"] == {
-        "observe": 0.0,
-        "update": 8.0 / 16.0,
-        "publish": 0.0,
-        "wait-data": 3.0 / 16.0,
-        "eval": 4.0 / 16.0,
-        "save": 0.0,
-        "other": 1.0 / 16.0,
-    }
+    spent = {kind: 16 * share for kind, share in meter.shares()["learner"].items() if share}
+    assert spent == {"update": 8.0, "wait-data": 3.0, "eval": 4.0, "other": 1.0}
 
 
 def test_time_shares_are_those_of_the_interval(meter: Meter, clock: Clock) -> None:
@@ -272,11 +263,10 @@ def test_worker_shares_are_of_all_workers_and_the_rest_is_other(meter: Meter, cl
     assert {kind: share for kind, share in shares.items() if share} == {"step": 0.4, "wait-slot": 0.2, "other": 0.4}
 
 
-def test_workers_that_report_more_than_the_wall_are_normalised(meter: Meter, clock: Clock) -> None:
+def test_workers_that_report_more_than_the_wall_time_are_normalised(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(1, step=3_000_000_000, infer=1_000_000_000)))
     clock.pass_by(1.0)
-    shares = meter.shares()["worker"]
-    assert (shares["step"], shares["infer"], shares["other"]) == (0.75, 0.25, 0.0)
+    assert {kind: share for kind, share in meter.shares()["worker"].items() if share} == {"step": 0.75, "infer": 0.25}
 
 
 def test_before_any_time_has_passed_all_of_it_is_other(meter: Meter) -> None:
@@ -333,16 +323,13 @@ def test_totals(meter: Meter, clock: Clock) -> None:
     }
 
 
-def test_what_the_run_asks_between_rows(meter: Meter, clock: Clock) -> None:
+def test_the_present_state(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(1, (1.0, 1), (2.0, 1))))
     clock.pass_by(7.0)
     assert (meter.wall_s, meter.episodes, meter.doing) == (7.0, 2, "other")
     with meter.span("wait-data"), meter.span("eval"):
         assert meter.doing == "eval"
     assert meter.doing == "other"
-
-
-# -------------------------------------------------------------------------------------------------------------- hardware
 
 
 def test_cpu_util_is_cpu_time_over_all_cores(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,49 +342,6 @@ def test_cpu_util_is_cpu_time_over_all_cores(clock: Clock, monkeypatch: pytest.M
     assert (first["cpu_util"], first["memory/trainer_mb"], first["memory/workers_mb"]) == (0.75, 70.0, 25.0)
     clock.pass_by(1.0)
     assert row(meter)["cpu_util"] == 0.0  # a child's time ended with it: not negative
-
-
-def test_children_count_while_they_run_and_their_time_after_they_ended() -> None:
-    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
-    before = usage()
-    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"done\n"
-        running = usage()
-        child.communicate(b"\n", timeout=10)
-    ended = usage()
-    assert running.cpu_s - before.cpu_s >= 0.25
-    assert ended.cpu_s - before.cpu_s >= 0.25
-    assert before.trainer_mb > 50
-    assert running.workers_mb - before.workers_mb > 4
-    assert running.workers_mb > ended.workers_mb
-
-
-def test_gpu_util_is_null_without_torch_or_cuda_and_a_share_with_it(
-    meter: Meter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unknown() -> float:
-        raise ModuleNotFoundError("pynvml")
-
-    def fake(initialised: bool, utilisation: object) -> None:
-        module = ModuleType("torch")
-        module.__dict__["cuda"] = SimpleNamespace(is_initialized=lambda: initialised, utilization=utilisation)
-        monkeypatch.setitem(sys.modules, "torch", module)
-
-    monkeypatch.delitem(sys.modules, "torch")
-    assert row(meter)["gpu_util"] is None
-    assert "torch" not in sys.modules
-    fake(False, lambda: 50)
-    assert row(meter)["gpu_util"] is None
-    fake(True, lambda: 42)
-    assert row(meter)["gpu_util"] == 0.42
-    fake(True, unknown)
-    assert row(meter)["gpu_util"] is None
-
-
-def test_the_meter_does_not_import_torch() -> None:
-    check = "import sys, freewheel.metrics.meter, freewheel.ledger; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True, timeout=30)
 
 
 # ---------------------------------------------------------------------------------------------------------------- budget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from freewheel.envs.batched import BatchedConfig
 from freewheel.envs.device import DeviceEnv
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
+from freewheel.run import checkpoint
 from freewheel.run.evaluate import ReservedLanesEvaluator, Score, evaluate, play
 from freewheel.seeding import drawn, tree
 from freewheel.testing.worlds import Conditioned
@@ -321,3 +323,38 @@ def test_one_simulation_trains_and_is_evaluated_in_the_main_thread(
     assert {thread for _, thread in only_one_drone_world} == {"MainThread"}
     assert summary["produced"] % LANES == 0
     assert summary["trained"] == 10 * LANES * STEPS, "rows of reserved lanes were learned from"
+
+
+# ------------------------------------------------------------------------------------------------------------ during a run
+
+
+def train(tmp_path: Path, **options: Any) -> Any:
+    return freewheel.train(
+        "freewheel.testing.worlds:Identity", num_envs=4, num_steps_per_env=16, steps=512, eval_episodes=3, quiet=True,
+        runs_dir=tmp_path, **options,
+    )  # fmt: skip
+
+
+def test_best_is_the_best_evaluation_and_latest_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    means = iter([1.0, 5.0, 5.0, 3.0])
+
+    def scripted(*_: Any) -> Score:
+        return Score((next(means),), (1,))
+
+    monkeypatch.setattr("freewheel.run.evaluate.evaluate", scripted)
+    result = train(tmp_path, evals=4)
+    links = {name: os.readlink(result.path / "checkpoints" / name) for name in ("best", "latest")}
+    assert links == {"best": "256", "latest": "512"}
+    assert (result.summary["best_eval"], result.summary["final_eval"]) == (5.0, 3.0)
+    assert next(means, None) is None
+    best = checkpoint.load(result.path / "checkpoints", "best")
+    assert best.about["version"] == 4
+    assert checkpoint.fingerprint(best.params) != result.summary["weights_sha256"]
+
+
+def test_without_evaluations_there_is_no_best(tmp_path: Path) -> None:
+    result = train(tmp_path, evals=0)
+    assert result.summary["best_eval"] is result.summary["final_eval"] is None
+    assert "eval_return" not in (result.path / "metrics.jsonl").read_text()
+    assert not (result.path / "checkpoints" / "best").exists()
+    assert result.summary["shares"]["learner"]["eval"] == 0.0

@@ -21,8 +21,7 @@ from gymnasium.spaces import Box, Discrete
 import freewheel
 from freewheel.config.resolve import from_file, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Episode, NDArray, Tick
-from freewheel.run import checkpoint, evaluate
-from freewheel.run.evaluate import Score
+from freewheel.run import checkpoint
 from freewheel.run.plan import plan
 from freewheel.run.trainer import Result
 from freewheel.testing.worlds import Counter
@@ -120,31 +119,6 @@ def test_the_config_is_kept_and_makes_the_same_run_again(tmp_path: Path) -> None
     assert kept["sources"]["ppo.lr"] == "argument"
     assert "ppo.gamma" not in kept["sources"]
     assert from_file(first.path / "config.json") == from_file(again.path / "config.json")
-
-
-def test_best_is_the_best_evaluation_and_latest_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    means = iter([1.0, 5.0, 5.0, 3.0])
-
-    def scripted(*_: Any) -> Score:
-        return Score((next(means),), (1,))
-
-    monkeypatch.setattr(evaluate, "evaluate", scripted)
-    result = train(tmp_path, evals=4, steps=512)
-    links = {name: os.readlink(result.path / "checkpoints" / name) for name in ("best", "latest")}
-    assert links == {"best": "256", "latest": "512"}
-    assert (result.summary["best_eval"], result.summary["final_eval"]) == (5.0, 3.0)
-    assert next(means, None) is None
-    best = checkpoint.load(result.path / "checkpoints", "best")
-    assert best.about["version"] == 4
-    assert checkpoint.fingerprint(best.params) != result.summary["weights_sha256"]
-
-
-def test_without_evaluations_there_is_no_best(tmp_path: Path) -> None:
-    result = train(tmp_path, evals=0, steps=64)
-    assert result.summary["best_eval"] is result.summary["final_eval"] is None
-    assert not any("eval_return" in row for row in rows_of(result))
-    assert not (result.path / "checkpoints" / "best").exists()
-    assert result.summary["shares"]["learner"]["eval"] == 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------------- budgets

@@ -1,4 +1,4 @@
-"""The console, line by line: plain, live, and at the end."""
+"""The console, line by line: plain, live, and at the end of a run."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def frame(file: io.StringIO) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------------- plain
 
 
-def test_a_plain_line_says_all_and_is_never_folded() -> None:
+def test_a_plain_line_is_complete_and_never_folded() -> None:
     sink, file = plain(Budget(steps=100000))
     sink.write(ROW)
     assert file.getvalue() == (
@@ -122,7 +122,7 @@ def test_a_plain_line_before_anything_is_known() -> None:
     )
 
 
-def test_a_plain_line_tells_evaluations_and_losses_and_no_eta_without_a_limit() -> None:
+def test_a_plain_line_shows_evaluations_and_drops_and_no_eta_without_a_limit() -> None:
     sink, file = plain(Budget())
     sink.write(ROW | {"eval_return": 450.25, "dropped": {"stale": 12, "worker_death": 1201}})
     line = file.getvalue()
@@ -140,7 +140,7 @@ def test_plain_text_has_no_markup_and_no_colours() -> None:
     assert "\x1b" not in file.getvalue()
 
 
-def test_a_learner_that_publishes_seldom_has_no_lag_to_tell() -> None:
+def test_an_unknown_lag_is_a_dash() -> None:
     sink, file = plain(Budget(steps=100000))
     sink.write(ROW | {"env_steps": 5000, "updates": 123456, "lag_mean": None, "lag_max": None, "buffer_util": 0.05})
     assert "updates 123456  lag   -  learner" in file.getvalue()
@@ -236,7 +236,7 @@ def test_notes_stand_above_the_panel_and_leave_it_whole() -> None:
     sink.close(SUMMARY)
 
 
-def test_many_rows_in_no_time_and_nothing_left_running() -> None:
+def test_the_panel_needs_no_thread_and_gives_the_cursor_back() -> None:
     threads = threading.enumerate()
     sink, file = terminal(Budget(steps=100000))
     for step in range(100):
@@ -311,7 +311,7 @@ def test_why_it_ended(summary: dict[str, Any], first: str, colour: str) -> None:
     assert file.getvalue().splitlines()[0].endswith(f"\x1b[{colour}m{first}\x1b[0m")
 
 
-def test_a_run_that_failed_before_it_began_and_one_with_restarts() -> None:
+def test_a_run_that_failed_early_and_one_with_restarts() -> None:
     sink, file = plain(Budget())
     nothing = dict.fromkeys(("steps_per_s", "updates_per_s", "episodes_per_s", "return_mean", "best_eval"))
     idle = {"worker": {"step": 0.0, "other": 1.0}, "learner": {"update": 0.0, "other": 1.0}}
@@ -341,36 +341,34 @@ def test_a_terminal_without_unicode_gets_other_shades() -> None:
     )
 
 
-@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=10).filter(lambda parts: sum(parts) > 0), st.integers(1, 200))
-def test_whole_parts_add_up(parts: list[float], whole: int) -> None:
-    shares = [part / math.fsum(parts) for part in parts]
-    found = console._apportion(shares, whole)
-    assert sum(found) == whole
-    assert all(abs(count - share * whole) < 1 for count, share in zip(found, shares, strict=True))
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6).filter(lambda parts: sum(parts) > 0))
+def test_the_cells_of_a_bar_and_its_percentages_add_up(parts: list[float]) -> None:
+    sink, file = plain(Budget())
+    shares = {f"kind{number}": part / math.fsum(parts) for number, part in enumerate(parts)}
+    sink.close(SUMMARY | {"shares": {"worker": shares}})
+    bar, legend = file.getvalue().splitlines()[4:6]
+    assert len(bar.removeprefix("  worker   ")) == console.BAR
+    shown = dict(re.findall(r"(\w+) (\d+)%", legend))
+    assert sum(map(int, shown.values())) == 100
+    assert all(abs(int(percent) - 100 * shares[kind]) < 1 for kind, percent in shown.items() if kind != "rest")
 
 
 @pytest.mark.parametrize(
     ("seconds", "clock"),
-    [(None, "-"), (0.4, "0:00"), (59.6, "1:00"), (3599.4, "59:59"), (3599.6, "1:00:00"), (360000.0, "100:00:00")],
+    [(0.4, "0:00"), (59.6, "1:00"), (3599.4, "59:59"), (3599.6, "1:00:00"), (360000.0, "100:00:00")],
 )
-def test_clock(seconds: float | None, clock: str) -> None:
-    assert console._clock(seconds) == clock
+def test_clock(seconds: float, clock: str) -> None:
+    sink, file = plain(Budget())
+    sink.close(SUMMARY | {"wall_s": seconds})
+    assert file.getvalue().splitlines()[1].endswith(f" in {clock}")
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (None, "-"),
-        (0.0, "0"),
-        (0.0523, "0.0523"),
-        (24.14, "24.1"),
-        (980.4, "980"),
-        (999.4, "999"),
-        (999.6, "1k"),
-        (999700.0, "1M"),
-        (12437.0, "12.4k"),
-        (1.25e6, "1.25M"),
-    ],
-)
+    [(None, "-"), (0.0, "0"), (0.0523, "0.0523"), (24.14, "24.1"), (980.4, "980"), (999.4, "999"), (999.6, "1k"),
+     (999700.0, "1M"), (12437.0, "12.4k"), (1.25e6, "1.25M")],
+)  # fmt: skip
 def test_rate(value: float | None, text: str) -> None:
-    assert console._rate(value) == text
+    sink, file = plain(Budget())
+    sink.close(SUMMARY | {"steps_per_s": value})
+    assert f"  speed    {text} steps/s, " in file.getvalue()
