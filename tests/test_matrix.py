@@ -1,4 +1,4 @@
-"""Every algorithm in every mode: runs end well, every row is accounted for, and equal data means equal updates."""
+"""Every algorithm in every mode: runs succeed, every row is accounted for, and equal data means equal updates."""
 
 from __future__ import annotations
 
