@@ -184,15 +184,8 @@ class Dies(Faulty):
 class Hangs(Faulty):
     """Never returns; `deaf`: it also ignores SIGTERM."""
 
-    def __init__(
-        self,
-        at: int = 3,
-        only_seed: int | None = None,
-        length: int = 8,
-        deaf: bool = False,
-        rate: float | None = None,
-    ) -> None:
-        super().__init__(at, only_seed, length, rate)
+    def __init__(self, *, deaf: bool = False, **faults: Any) -> None:
+        super().__init__(**faults)
         self.deaf = deaf
 
     def fail(self, observation: NDArray) -> NDArray:
@@ -205,8 +198,8 @@ class Hangs(Faulty):
 class Crawls(Faulty):
     """Takes `seconds` for every step from `at` on."""
 
-    def __init__(self, seconds: float = 0.01, at: int = 1, only_seed: int | None = None, length: int = 8) -> None:
-        super().__init__(at, only_seed, length)
+    def __init__(self, *, seconds: float = 0.01, at: int = 1, **faults: Any) -> None:
+        super().__init__(at, **faults)
         self.seconds = seconds
 
     def due(self) -> bool:

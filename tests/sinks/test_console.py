@@ -23,54 +23,22 @@ from freewheel.sinks.sink import RunInfo
 
 TITLE = "CartPole-v1  ppo  lockstep"
 ROW: dict[str, Any] = {
-    "wall_s": 4.0,
-    "env_steps": 51200,
-    "episodes": 220,
-    "updates": 100,
-    "steps_per_s": 12412.3,
-    "episodes_per_s": 53.25,
-    "updates_per_s": 24.1,
-    "return_mean": 231.512,
-    "length_mean": 231.4,
-    "lag_mean": 0.0,
-    "lag_max": 0.0,
-    "queue_util": None,
-    "buffer_util": 0.5,
-    "cpu_util": 0.834,
-    "gpu_util": None,
-    "env_busy": 0.21,
-    "learner_busy": 0.62,
-    "produced": 51300,
-    "trained": 51200,
-    "queued": 64,
-    "open": 36,
-    "dropped": {},
-}
+    "wall_s": 4.0, "env_steps": 51200, "episodes": 220, "updates": 100,
+    "steps_per_s": 12412.3, "episodes_per_s": 53.25, "updates_per_s": 24.1,
+    "return_mean": 231.512, "length_mean": 231.4, "lag_mean": 0.0, "lag_max": 0.0,
+    "queue_util": None, "buffer_util": 0.5, "cpu_util": 0.834, "gpu_util": None, "env_busy": 0.21, "learner_busy": 0.62,
+    "produced": 51300, "trained": 51200, "queued": 64, "open": 36, "dropped": {},
+}  # fmt: skip
 EMPTY = ROW | dict.fromkeys(("return_mean", "length_mean", "lag_mean", "lag_max", "env_busy", "steps_per_s"))
 WORKER = {"step": 0.6204, "reset": 0.012, "infer": 0.2, "write": 0.008, "wait-gate": 0.1, "down": 0.0, "other": 0.0596}
 LEARNER = {"observe": 0.04, "update": 0.6, "publish": 0.01, "wait-data": 0.35, "eval": 0.0, "save": 0.0, "other": 0.0}
 SUMMARY: dict[str, Any] = {
-    "ended": "steps",
-    "exit_code": 0,
-    "wall_s": 3725.4,
-    "env_steps": 100000,
-    "episodes": 500,
-    "updates": 195,
-    "steps_per_s": 26.84,
-    "episodes_per_s": 0.1342,
-    "updates_per_s": 0.05234,
-    "return_mean": 487.36,
-    "lag_max": 0.0,
-    "best_eval": 500.0,
-    "produced": 100100,
-    "trained": 100000,
-    "queued": 0,
-    "open": 0,
-    "dropped": {"nan": 36, "shutdown": 64},
-    "shares": {"worker": WORKER, "learner": LEARNER},
-    "worker_restarts": 0,
-    "path": "runs/cartpole",
-}
+    "ended": "steps", "exit_code": 0, "wall_s": 3725.4, "env_steps": 100000, "episodes": 500, "updates": 195,
+    "steps_per_s": 26.84, "episodes_per_s": 0.1342, "updates_per_s": 0.05234,
+    "return_mean": 487.36, "lag_max": 0.0, "best_eval": 500.0,
+    "produced": 100100, "trained": 100000, "queued": 0, "open": 0, "dropped": {"nan": 36, "shutdown": 64},
+    "shares": {"worker": WORKER, "learner": LEARNER}, "worker_restarts": 0, "path": "runs/cartpole",
+}  # fmt: skip
 
 
 def info(**options: Any) -> RunInfo:

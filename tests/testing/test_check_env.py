@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,13 @@ def spoilt(**fields: Callable[[Step], Any]) -> type[Honest]:
 
 def over(step: Step) -> NDArray:
     return np.asarray(step.terminated | step.truncated)
+
+
+WrongWidth = spoilt(next_obs=lambda step: step.next_obs[:, :1])
+DoubleReward = spoilt(reward=lambda step: step.reward.astype(np.float64))
+Failing = spoilt(failures=lambda step: (Failure(1, "nan", "lane 1 of it is nan"),))
+Gap = spoilt(valid=over, reward=lambda step: np.where(over(step), step.reward, np.float32(0)))
+EndInGap = spoilt(valid=lambda step: ~over(step))
 
 
 class WrongStart(Honest):
@@ -126,14 +134,19 @@ class StaleSuccessor(Honest):
 class Moody(Honest):
     """Every instance has other rewards."""
 
-    mood = 0
+    instances = itertools.count(1)
+    field = "reward"
 
     def __init__(self, lanes: range) -> None:
         super().__init__(lanes)
-        Moody.mood += 1
+        self.mood = np.float32(next(self.instances))
 
     def changed(self, step: Step) -> Step:
-        return dataclasses.replace(step, reward=step.reward + np.float32(self.mood))
+        return dataclasses.replace(step, **{self.field: getattr(step, self.field) + self.mood})
+
+
+class WrongMeasures(Moody):
+    field = "measures"
 
 
 class Sociable(Honest):
@@ -212,17 +225,6 @@ class Welcoming(WithContext):
             super().set_context(context)
 
 
-class WrongMeasures(Honest):
-    mood = 0
-
-    def __init__(self, lanes: range) -> None:
-        super().__init__(lanes)
-        WrongMeasures.mood += 1
-
-    def changed(self, step: Step) -> Step:
-        return dataclasses.replace(step, measures=step.measures + np.float32(self.mood))
-
-
 @pytest.mark.parametrize("kind", [Honest, WithContext])
 def test_check_env_accepts_an_honest_env(kind: Callable[[range], Env]) -> None:
     check_env(kind, steps=20)
@@ -231,29 +233,17 @@ def test_check_env_accepts_an_honest_env(kind: Callable[[range], Env]) -> None:
 @pytest.mark.parametrize(
     ("broken", "text"),
     [
-        (
-            spoilt(next_obs=lambda step: step.next_obs[:, :1]),
-            "next_obs is float32 (3, 1), its spec says float32 (3, 2)",
-        ),
+        (WrongWidth, "next_obs is float32 (3, 1), its spec says float32 (3, 2)"),
         (WrongStart, "autoreset is float32 (3, 1), its spec says float32 (3, 2)"),
-        (
-            spoilt(reward=lambda step: step.reward.astype(np.float64)),
-            "reward is float64 (3,), its spec says float32 (3,)",
-        ),
+        (DoubleReward, "reward is float64 (3,), its spec says float32 (3,)"),
         (ResetAsSuccessor, "at an end, next_obs is the next episode's first observation"),
         (NoStart, "at an end, next_obs is the next episode's first observation"),
         (StaleSuccessor, "within an episode, next_obs is not what is acted on next"),
         (BeginsAlways, "within an episode, next_obs is not what is acted on next"),
         (OneBuffer, "autoreset changes ['next_obs'] of the step before it"),
-        (
-            spoilt(failures=lambda step: (Failure(1, "nan", "lane 1 of it is nan"),)),
-            "failed with ['lane 1 of it is nan']",
-        ),
-        (
-            spoilt(valid=over, reward=lambda step: np.where(over(step), step.reward, np.float32(0))),
-            "a row is not valid although no episode had just ended",
-        ),
-        (spoilt(valid=lambda step: ~over(step)), "a row that is not valid ends an episode"),
+        (Failing, "failed with ['lane 1 of it is nan']"),
+        (Gap, "a row is not valid although no episode had just ended"),
+        (EndInGap, "a row that is not valid ends an episode"),
         (Moody, "'reward' is not the same for a second instance"),
         (WrongMeasures, "'measures' is not the same for a second instance"),
         (Sociable, "'reward' is not the same for the same lane without its neighbours"),
