@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from freewheel.collect.serial import SerialConfig
-from freewheel.core import NO_CONTEXT, Actor, Collector, Env, Episode, EvaluatingCollector, NDArray, Snapshot
+from freewheel.core import NO_CONTEXT, Actor, Collector, Env, Episode, EvaluatingCollector, Executor, NDArray, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.build import make_actor
@@ -216,7 +216,7 @@ class InlineEvaluator:
 class ProcessEvaluator:
     """Plays in another process, while training goes on. `check` may raise to end a wait."""
 
-    def __init__(self, executor: ProcessExecutor[Snapshot, Score], check: Callable[[], None]) -> None:
+    def __init__(self, executor: Executor, check: Callable[[], None]) -> None:
         self._executor, self._check = executor, check
         self._waiting: deque[tuple[int, Snapshot]] = deque()
 
@@ -253,8 +253,8 @@ class ReservedLanesEvaluator:
 
     def _score(self) -> Score:
         means = np.mean([episode.measures for episode in self._latest], axis=0).tolist()
-        returns, lengths = (tuple(getattr(one, name) for one in self._latest) for name in ("ret", "length"))
-        return Score(returns, lengths, 0, dict(zip(self._measures, means, strict=True)))
+        returns, lengths = zip(*((one.ret, one.length) for one in self._latest), strict=True)
+        return Score(returns, lengths, measures=dict(zip(self._measures, means, strict=True)))
 
 
 @contextmanager

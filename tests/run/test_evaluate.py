@@ -23,7 +23,7 @@ from freewheel.envs.device import DeviceEnv
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
 from freewheel.run import checkpoint
-from freewheel.run.evaluate import ReservedLanesEvaluator, Score, evaluate, play
+from freewheel.run.evaluate import ProcessEvaluator, ReservedLanesEvaluator, Score, evaluate, play
 from freewheel.seeding import drawn, tree
 from freewheel.testing.worlds import Conditioned
 
@@ -254,7 +254,36 @@ def test_play_carries_the_memory() -> None:
     assert len(rewards) == steps_of(3)
 
 
-# --------------------------------------------------------------------------------------------------------- reserved lanes
+# --------------------------------------------------------------------------------------------------------------- evaluators
+
+
+class Later:
+    """An executor whose results the test sets."""
+
+    busy = True
+
+    def __init__(self) -> None:
+        self.done: list[Score] = []
+
+    def submit(self, argument: Any) -> None: ...
+
+    def result(self, wait: float = 0.0) -> Any:
+        return self.done.pop(0) if self.done else None
+
+
+def test_results_of_another_process_come_later_and_a_check_ends_the_wait() -> None:
+    executor, checks = Later(), iter([None, None])
+    evaluator = ProcessEvaluator(executor, lambda: next(checks))  # the third check is a StopIteration
+    snapshots = [Snapshot(version, {}) for version in (1, 2)]
+    for snapshot in snapshots:
+        evaluator.submit(10 * snapshot.version, snapshot)
+    assert list(evaluator.results(wait=False)) == []
+    executor.done.append(Score((1.0,), (2,)))
+    results = evaluator.results(wait=True)
+    assert next(results) == (10, snapshots[0], Score((1.0,), (2,)))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        next(results)
+
 
 LANES, STEPS = 16, 24
 
