@@ -207,7 +207,7 @@ def test_no_more_fragments_wait_than_there_are_slots(stage: Stage, slots: int) -
     with free(stage, ahead=50, slots=slots) as simulation:
         simulation.publish(stage.snapshot(0), 0)
         eventually_produced(simulation, slots * fragment)
-        assert simulation.stats() == {"queue_util": 1.0}
+        assert simulation.stats() == {"queue_util": 1.0, "queue/fragments": slots}
         came = sum(chunk.rows for chunk in simulation.collect(wait=False))  # which makes room
         eventually(lambda: simulation.rows().queued == slots * fragment, "a full queue again")
     assert simulation.rows().produced == came + slots * fragment
