@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from freewheel.envs.gym import GymConfig
-from freewheel.evaluate.episodes import evaluate
+from freewheel.run.evaluate import evaluate
 from freewheel.run.saved import open_run
 from freewheel.worlds.cage2 import cyborg
 

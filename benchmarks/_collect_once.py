@@ -26,9 +26,9 @@ from freewheel.core import WORKER_TIME, Chunk, Collector, Episode, Learner, NDAr
 from freewheel.errors import LedgerError
 from freewheel.ledger import balance
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.run.plan import Plan, plan
-from freewheel.run.trainer import _standing_back, _torch_threads
+from freewheel.run.resources import lower_priority, torch_threads
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.wire import SharedMemoryWire
 from freewheel.transport.wire import Fragment
@@ -108,7 +108,7 @@ class Measurement:
         if tick.metrics is not None:
             self.lag_max = max(self.lag_max, float(tick.metrics["lag_max"]))
         if self.meter.wall_s >= self._next_log:  # what a run does every second, it does here too
-            self.meter.row(self.balanced(), self.collector.stats(), self.learner.rows().queued / self.planned.rows)
+            self.meter.row(self.balanced(), self.collector.stats(), self.learner.buffer_util)
             self.collector.messages()
             self._next_log = self.meter.wall_s + 1.0
 
@@ -188,7 +188,7 @@ def measure(order: Order) -> dict[str, Any]:
     options = {"minutes": 600.0, "evals": 0, **order.options}
     planned = plan(from_options(options.pop("env"), options))
     plan_s = perf_counter() - began
-    with _torch_threads(planned.config.run.threads), _standing_back(planned):
+    with torch_threads(planned.config.run.threads), lower_priority(planned):
         learner = planned.config.learner.build(planned.assignment)
         if order.learner == "none":
             learner = Counting(learner.snapshot(), planned.rows, planned.max_lag)

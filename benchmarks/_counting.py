@@ -27,6 +27,10 @@ class Counting:
     def hungry(self) -> bool:
         return not self.ready
 
+    @property
+    def buffer_util(self) -> float:
+        return min(1.0, self._held.total() / self._rows)
+
     def observe(self, chunk: Chunk[Any]) -> None:
         self._held[chunk.version] += chunk.rows
         self._expire()

@@ -123,7 +123,7 @@ def train(env: str, options: Mapping[str, Any], watch: Watch) -> Result:
     from freewheel.config.resolve import from_options
     from freewheel.core import Collector, Learner, Tick
     from freewheel.loop import loop
-    from freewheel.meter import Meter
+    from freewheel.metrics.meter import Meter
     from freewheel.run import trainer as run
 
     def watched(collector: Collector, learner: Learner, meter: Meter, **options: Any) -> Iterator[Tick]:

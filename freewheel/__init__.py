@@ -9,28 +9,39 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from freewheel.evaluate.episodes import Score
+    from freewheel.core import Sink
+    from freewheel.run.evaluate import Score
     from freewheel.run.trainer import Result, Until
 
 __all__ = ["score", "train"]
 
 
-def train(env: str | Callable[..., Any], *, quiet: bool = False, until: Until | None = None, **options: Any) -> Result:
+def train(
+    env: str | Callable[..., Any],
+    *,
+    quiet: bool = False,
+    until: Until | None = None,
+    sinks: Sequence[str | Sink] = (),
+    **options: Any,
+) -> Result:
     """Train on a Gymnasium id, 'package.module:Factory', or a class or function that returns an environment.
 
     Options are those of `freewheel train --help`, with underscores: steps=..., mode=..., ppo={"lr": 1e-3},
     env_args={"gravity": 9.8}. The run directory is complete when this returns or raises; Ctrl-C raises as usual.
 
-    `until(episodes, tick)` is called again and again with the episodes that have ended meanwhile; the run ends as soon as it
-    returns a reason, which becomes summary["ended"].
+    `until(episodes, tick)` is called again and again with the episodes that have ended in the meantime; the run ends as soon
+    as it returns a reason, which becomes summary["ended"]. `sinks` are names of registered sinks, or core.Sink objects.
     """
     from freewheel.config.resolve import from_options
     from freewheel.run.trainer import run
 
-    result = run(from_options(env, options), quiet=quiet, until=until)
+    if names := [sink for sink in sinks if isinstance(sink, str)]:
+        options["sinks"] = names
+    own = [sink for sink in sinks if not isinstance(sink, str)]
+    result = run(from_options(env, options), quiet=quiet, until=until, sinks=own)
     if result.exit_code == 130:
         raise KeyboardInterrupt
     return result

@@ -1,13 +1,15 @@
-"""Every row accounted for: produced = trained + queued + open + dropped, exactly, or the run stops."""
+"""The ledger: every row is accounted for, produced = trained + queued + open + dropped, exactly, or the run stops."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from freewheel.core import CAUSES, RowCounts
 from freewheel.errors import LedgerError, nearest
 
 
 class Drops:
-    """Rows given up, counted by cause."""
+    """Dropped rows, counted by cause."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
@@ -16,18 +18,18 @@ class Drops:
         if cause not in CAUSES:
             raise LedgerError(f"rows were dropped for an unknown cause '{cause}'{nearest(cause, CAUSES)}")
         if rows < 0:
-            raise LedgerError(f"dropped[{cause}] cannot shrink, yet {rows} rows were added to it")
+            raise LedgerError(f"dropped[{cause}] cannot shrink, but {rows} rows were added to it")
         if rows:
             self._rows[cause] = self._rows.get(cause, 0) + int(rows)
 
     @property
     def by_cause(self) -> dict[str, int]:
-        """Causes that took rows, in the order of core.CAUSES."""
+        """Causes with at least one row, in the order of core.CAUSES."""
         return {cause: self._rows[cause] for cause in CAUSES if cause in self._rows}
 
 
 def balance(*accounts: RowCounts) -> RowCounts:
-    """The parties' accounts as one; raises unless every row produced is found in exactly one place."""
+    """The sum of the accounts; raises unless every row produced is found in exactly one place."""
     drops = Drops()
     for account in accounts:
         for cause, rows in account.dropped.items():
@@ -42,11 +44,19 @@ def balance(*accounts: RowCounts) -> RowCounts:
     found = total.trained + total.queued + total.open + sum(total.dropped.values())
     negative = any(min(account.produced, account.trained, account.queued, account.open) < 0 for account in accounts)
     if negative or total.produced != found:
-        raise LedgerError(_complaint(total, found, accounts))
+        raise LedgerError(_report(total, found, accounts))
     return total
 
 
-def _complaint(total: RowCounts, found: int, accounts: tuple[RowCounts, ...]) -> str:
+def settle(*accounts: RowCounts) -> RowCounts:
+    """The sum of the accounts at the end of a run: rows that are still open or queued are dropped."""
+    rows = balance(*accounts)
+    unused = rows.queued + rows.open
+    dropped = {**rows.dropped, "shutdown": unused} if unused else rows.dropped
+    return replace(rows, queued=0, open=0, dropped=dropped)
+
+
+def _report(total: RowCounts, found: int, accounts: tuple[RowCounts, ...]) -> str:
     surplus = found - total.produced
     verdict = f"{abs(surplus)} rows were {'doubled' if surplus > 0 else 'lost'}" if surplus else "a count is negative"
     parties = "\n".join(f"  account {number}: {_terms(account)}" for number, account in enumerate(accounts, start=1))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from freewheel.core import NO_CONTEXT, Chunk, Collector, Learner, Metrics, NDArray, Tick
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 
 
 def loop(
@@ -18,15 +18,15 @@ def loop(
     max_lag: int | None = None,
     context: NDArray = NO_CONTEXT,
 ) -> Iterator[Tick]:
-    """Collect when the learner is hungry or may not go on, update when it may; publish what is new; tell. For ever.
+    """Collect when the learner is hungry or may not update, update when it may, publish each new version, yield. Never ends.
 
-    max_lag None: no gate (lockstep modes have no lag, off-policy learners bound it by pace). context [K, C]: what episodes are
-    told, published with the weights.
+    max_lag None: no gate (modes that act in turn have no lag, off-policy learners are held by their pace). context [K, C]: the
+    table that episodes draw their context from, published with the weights.
     """
     env_steps = 0
 
-    def go() -> bool:
-        """Sealing update v waits until nothing of version ≤ v - max_lag is still open or queued."""
+    def may_update() -> bool:
+        """Update v waits until nothing of version ≤ v - max_lag is open or queued."""
         if not learner.ready or max_lag is None:
             return learner.ready
         oldest = collector.oldest()
@@ -40,15 +40,15 @@ def loop(
     while True:
         chunks: Sequence[Chunk[Any]] = ()
         metrics: Metrics | None = None
-        going = go()
-        if learner.hungry or not going:
+        updating = may_update()
+        if learner.hungry or not updating:
             with meter.span("wait-data"):
-                chunks = collector.collect(wait=not going)
+                chunks = collector.collect(wait=not updating)
         with meter.span("observe"):
             for chunk in chunks:
                 learner.observe(chunk)
                 env_steps += chunk.rows
-        if go():
+        if may_update():
             with meter.span("update"):
                 metrics = learner.update()
             if learner.version != published:

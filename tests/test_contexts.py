@@ -56,7 +56,14 @@ def train(tmp_path: Path, env: str = WORLD, **options: Any) -> tuple[Result, lis
         seen.extend(episodes)
         return "enough" if len(seen) >= EPISODES else ""
 
-    small = {"num_steps_per_env": 8, "eval_episodes": 12, "evals": 1, "seed": SEED, "context": TABLE, "ppo.epochs": 1}
+    small: dict[str, Any] = {
+        "num_steps_per_env": 8,
+        "eval_episodes": 12,
+        "evals": 1,
+        "seed": SEED,
+        "context": TABLE,
+        "ppo.epochs": 1,
+    }
     return freewheel.train(env, quiet=True, until=until, runs_dir=tmp_path, **small | options), seen
 
 

@@ -1,4 +1,4 @@
-"""Promise 1: the same seed and number of lanes give the same weights, bit for bit, wherever and whenever they are trained."""
+"""The same seed and number of lanes give the same weights, bit for bit, in every synchronous mode and every process."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_other_seeds_and_other_lanes_give_other_weights(tmp_path: Path, world: d
 
 @pytest.mark.parametrize("world", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 def test_batch_is_repeatable(tmp_path: Path, world: dict[str, Any]) -> None:
-    """Whoever is faster, in how many fragments it travels, and beside evaluations in a process of their own."""
+    """The order of workers, the size of fragments and evaluations in another process make no difference."""
     changes: list[dict[str, Any]] = [{}, {"collection_batch_size": 7}, {"evals": 2, "eval_episodes": 2}]
     found = [weights(tmp_path, world, mode="batch", workers=3, **change) for change in changes]
     assert len(set(found)) == 1
-    assert found[0] != weights(tmp_path, world, mode="batch", workers=1), "other dice"
+    assert found[0] != weights(tmp_path, world, mode="batch", workers=1), "another random generator per worker"
 
 
 def test_evaluations_and_logs_do_not_disturb_training(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ print(json.dumps(found))
 def test_another_process_with_other_hashes_gives_the_same_weights(tmp_path: Path) -> None:
     def found(hash_seed: str) -> dict[str, str]:
         tests, root = Path(__file__).parent, Path(freewheel.__file__).parents[1]
-        told = subprocess.run(
+        ended = subprocess.run(
             [sys.executable, "-c", SCRIPT, str(tests), str(tmp_path)],
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)},
             capture_output=True,
@@ -85,8 +85,8 @@ def test_another_process_with_other_hashes_gives_the_same_weights(tmp_path: Path
             timeout=50,
             check=False,
         )
-        assert (told.returncode, told.stderr) == (0, "")
-        answer: dict[str, str] = json.loads(told.stdout)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        answer: dict[str, str] = json.loads(ended.stdout)
         return answer
 
     one, other = found("1"), found("2")

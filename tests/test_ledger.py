@@ -1,4 +1,4 @@
-"""The ledger: it adds, it balances, and it notices one planted row."""
+"""The ledger: it adds, it balances, and it sees a single row that is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from freewheel.core import CAUSES, RowCounts
 from freewheel.errors import LedgerError
-from freewheel.ledger import Drops, balance
+from freewheel.ledger import Drops, balance, settle
 
 COLLECTOR = RowCounts(produced=100, queued=7, open=5, dropped={"stale": 2, "worker_death": 1})
 LEARNER = RowCounts(trained=80, queued=4, dropped={"nan": 0, "stale": 1})
@@ -26,11 +26,16 @@ def test_adds_the_accounts() -> None:
 
 
 def test_nothing_balances() -> None:
-    assert balance() == balance(RowCounts(), RowCounts()) == RowCounts()
+    assert balance() == balance(RowCounts(), RowCounts()) == settle() == RowCounts()
+
+
+def test_at_the_end_unused_rows_are_dropped() -> None:
+    dropped = {"stale": 3, "worker_death": 1, "shutdown": 16}
+    assert settle(COLLECTOR, LEARNER) == RowCounts(produced=100, trained=80, dropped=dropped)
 
 
 @pytest.mark.parametrize(("trained", "verdict"), [(79, "1 rows were lost"), (81, "1 rows were doubled")])
-def test_one_row_is_noticed_and_every_term_is_itemised(trained: int, verdict: str) -> None:
+def test_one_row_is_seen_and_every_term_is_listed(trained: int, verdict: str) -> None:
     learner = RowCounts(trained=trained, queued=4, dropped={"stale": 1})
     with pytest.raises(LedgerError) as caught:
         balance(COLLECTOR, learner)

@@ -1,4 +1,4 @@
-"""The loop: who is called when, what the gate holds back, what is published."""
+"""The loop: the order of its calls, what the gate holds back, what is published."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from freewheel.core import Array, Chunk, Metrics, Origin, RowCounts, Snapshot, Tick, Transitions
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 
 
 def chunk(rows: int) -> Chunk:
@@ -21,7 +21,7 @@ def chunk(rows: int) -> Chunk:
 
 
 class Tape:
-    """What was called, in order, each with what the learner's time was spent on meanwhile."""
+    """The calls in order, each with the kind of learner time that was running."""
 
     def __init__(self) -> None:
         self.meter = Meter(workers=1)
@@ -39,7 +39,7 @@ class Tape:
 
 
 class Source:
-    """A Collector that has chunks of these rows at every call, and whose oldest version is told."""
+    """A Collector that has chunks of these rows at every call, and whose oldest version the test sets."""
 
     def __init__(self, tape: Tape, *rows: int) -> None:
         self.tape, self.deliveries = tape, rows
@@ -83,7 +83,7 @@ class Source:
 
 
 class Pupil:
-    """A Learner that is ready with so many rows, and hungry while it is not, or always."""
+    """A Learner that is ready with `needed` rows, and hungry while it is not ready, or always."""
 
     def __init__(self, tape: Tape, needed: int, *, always_hungry: bool = False) -> None:
         self.tape, self.needed, self.always_hungry = tape, needed, always_hungry
@@ -96,6 +96,8 @@ class Pupil:
     @property
     def hungry(self) -> bool:
         return self.always_hungry or not self.ready
+
+    buffer_util = 0.0
 
     def observe(self, chunk: Chunk) -> None:
         self.tape.note("observe", chunk.rows)
@@ -147,20 +149,20 @@ def test_contexts_are_published_with_the_weights(tape: Tape) -> None:
     assert source.context.shape == (0, 0)
 
 
-def test_the_collector_is_told_what_the_learner_is_through_with(tape: Tape) -> None:
+def test_publish_reports_the_rows_that_the_learner_has_finished(tape: Tape) -> None:
     source = Source(tape, 10)
     seen = [source.done for _ in itertools.islice(loop(source, Pupil(tape, needed=10), tape.meter), 3)]
     assert seen == [11, 22, 33]  # ten trained and one dropped an update
 
 
-def test_a_tick_says_what_its_turn_did(tape: Tape) -> None:
+def test_a_tick_reports_its_turn(tape: Tape) -> None:
     first, second = itertools.islice(loop(Source(tape, 2, 3), Pupil(tape, needed=10), tape.meter), 2)
     assert [part.rows for part in first.chunks] == [2, 3]
     assert (first.env_steps, first.version, first.metrics) == (5, 0, None)
     assert (second.env_steps, second.version, second.metrics) == (10, 1, {"loss/policy": 1.0})
 
 
-def test_a_learner_that_is_full_is_not_fed(tape: Tape) -> None:
+def test_a_learner_that_is_not_hungry_gets_nothing(tape: Tape) -> None:
     ticks = loop(Source(tape, 25), Pupil(tape, needed=10), tape.meter)
     assert turns(ticks, 3, tape) == [
         ["publish 0", "collect waiting", "observe 25", "update 0", "publish 1"],
@@ -169,7 +171,7 @@ def test_a_learner_that_is_full_is_not_fed(tape: Tape) -> None:
     ]
 
 
-def test_a_learner_that_may_go_on_and_wants_more_never_waits(tape: Tape) -> None:
+def test_a_learner_that_is_ready_and_hungry_never_waits(tape: Tape) -> None:
     ticks = loop(Source(tape, 10), Pupil(tape, needed=10, always_hungry=True), tape.meter)
     assert turns(ticks, 2, tape)[0] == ["publish 0", "collect waiting", "observe 10", "update 0", "publish 1"]
     pupil = Pupil(tape, needed=0, always_hungry=True)
@@ -222,7 +224,7 @@ def test_the_gate_opens_within_the_turn_in_which_the_old_rows_arrive(tape: Tape)
     ]
 
 
-def test_time_is_spent_on_what_is_done(tape: Tape) -> None:
+def test_the_kinds_of_learner_time(tape: Tape) -> None:
     turns(loop(Source(tape, 5), Pupil(tape, needed=5), tape.meter), 2, tape)
     assert tape.kinds == {
         ("publish", "other"),  # the first one

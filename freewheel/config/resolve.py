@@ -31,7 +31,7 @@ from freewheel.envs.isaaclab import PREFIX as ISAAC
 from freewheel.envs.isaaclab import IsaacConfig
 from freewheel.errors import UsageError, nearest
 from freewheel.learn.settings import MBPOConfig, PPOConfig, SACConfig
-from freewheel.meter import Budget
+from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
 from freewheel.worlds import registry
 from freewheel.worlds.cage2 import cyborg
@@ -85,6 +85,8 @@ class RunConfig:
     """Seconds between two rows of metrics."""
     console: Literal["live", "classic"] = "live"
     """live: a panel on a terminal, plain lines elsewhere; classic: a line of counters a row ([AsyncMBPO] step=1000 ...)."""
+    sinks: tuple[str, ...] = ()
+    """Sinks to write metrics to in addition to the usual ones, by name (those of installed packages)."""
     evals: int = 5
     """Evaluations over the run, evenly spaced, the last at its end; 0: none."""
     eval_episodes: int = 20

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: written aside, hashed, renamed; read only if every byte verifies."""
+"""Checkpoints that are whole or absent: written to a temporary folder, hashed, renamed; read only if every byte verifies."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from freewheel.errors import CheckpointError, UsageError
 
 WEIGHTS, POLICY, MANIFEST = "weights.safetensors", "policy.json", "manifest.json"
 FORMAT = 1
-PART = ".part-"  # what is being written or removed; readers look at names made of digits alone
+PART = ".part-"  # begins the name of what is being written or removed; readers look only at names made of digits
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved, every byte of it verified. `warnings` tell what had to be passed over to find it."""
+    """A saved checkpoint, every byte of it verified. `warnings` name newer ones that were skipped because they are damaged."""
 
     step: int
     params: dict[str, NDArray]
@@ -45,7 +45,7 @@ def fingerprint(params: Mapping[str, NDArray]) -> str:
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder and its missing parents for the owner's eyes only (0700)."""
+    """Create a folder and its missing parents, readable only by their owner (0700)."""
     if not folder.is_dir():
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -67,7 +67,8 @@ def save(
 ) -> Path:
     """Write `root/<step>` and point `latest` (and the tag) at it; one writer at a time.
 
-    Killed at any moment, the disk holds the old checkpoint or the new one. The newest `keep` stay, and what a link points to.
+    If the process is killed at any moment, the disk holds the old checkpoint or the new one. The newest `keep` stay, and those
+    that a link points to.
     """
     files = {WEIGHTS: _tensors(params), POLICY: _json(about)}
     listed = {name: _entry(data) for name, data in files.items()}
@@ -83,7 +84,7 @@ def save(
 
 
 def _tensors(params: Mapping[str, NDArray]) -> bytes:
-    # In C order: safetensors copies memory as it lies, whatever the strides say.
+    # In C order: safetensors copies the memory of an array and ignores its strides.
     return safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in params.items()})
 
 
@@ -111,7 +112,7 @@ def _publish(folder: Path, files: Mapping[str, bytes]) -> None:
         for name, data in files.items():
             _write(part / name, data)
         _sync(part)
-        if folder.exists():  # damaged, or saved before with other contents: a directory cannot be replaced in one call
+        if folder.exists():  # damaged, or with other contents: a directory cannot be replaced in one call
             _remove(old)
             os.rename(folder, old)
         os.rename(part, folder)
@@ -131,7 +132,7 @@ def _point(root: Path, link: str, step: int) -> None:
 
 
 def _prune(root: Path, keep: int) -> None:
-    """Renamed before it is emptied, so that no reader meets half a checkpoint."""
+    """Remove old checkpoints: each is renamed before it is emptied, so that no reader finds half of one."""
     kept = {_target(root, "latest"), _target(root, "best"), *_steps(root)[:keep]}
     for step in _steps(root):
         if step not in kept:
@@ -166,7 +167,7 @@ def _remove(path: Path) -> None:
 
 
 def load(root: Path, which: str = "latest") -> Checkpoint:
-    """What `which` names ("latest", "best" or a step), else the newest that verifies, with warnings for the caller to show."""
+    """The checkpoint `which` ("latest", "best" or a step), else the newest that verifies, with warnings to show."""
     if which not in ("latest", "best") and not _is_step(which):
         raise UsageError(f"there is no checkpoint '{which}': ask for latest, best or the number of a step")
     if _is_step(which) and int(which) not in (steps := _steps(root)):
@@ -199,7 +200,7 @@ def _candidates(root: Path, which: str, problems: list[str]) -> Iterator[int]:
 
 
 def _read(folder: Path) -> Checkpoint:
-    """One checkpoint, or CheckpointError naming the file that is not what the manifest says."""
+    """One checkpoint, or a CheckpointError that names the file that does not match the manifest."""
     listed = _listed(folder / MANIFEST)
     files: dict[str, bytes] = {}
     for name in (WEIGHTS, POLICY):
@@ -208,24 +209,24 @@ def _read(folder: Path) -> Checkpoint:
             raise CheckpointError(f"{folder / name} is damaged: its size or hash is not the manifest's")
     try:
         params = safetensors.numpy.load(files[WEIGHTS])
-    except (SafetensorError, KeyError) as error:  # KeyError: a type that numpy has not got
+    except (SafetensorError, KeyError) as error:  # KeyError: a type that numpy does not have
         raise CheckpointError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     return Checkpoint(int(folder.name), params, _parse(folder / POLICY, files[POLICY]), folder)
 
 
 def _listed(path: Path) -> dict[str, Any]:
-    """The manifest's files: the two that a checkpoint has and no other name, wherever that may lead."""
+    """The entries of the manifest: exactly the two files of a checkpoint, and no other name or path."""
     manifest = _parse(path, _bytes(path))
     files = manifest.get("files")
     if manifest.get("format") != FORMAT or not isinstance(files, dict):
         raise CheckpointError(f"{path} is not a manifest of format {FORMAT}")
     if files.keys() != {WEIGHTS, POLICY}:
-        raise CheckpointError(f"{path} should list {WEIGHTS} and {POLICY}, yet it lists {sorted(files)}")
+        raise CheckpointError(f"{path} should list {WEIGHTS} and {POLICY}, but it lists {sorted(files)}")
     return files
 
 
 def _bytes(path: Path) -> bytes:
-    """The content of a plain file; never follows a link or waits on a pipe."""
+    """The content of a regular file; links and pipes are not read."""
     if path.is_symlink() or not path.is_file():
         raise CheckpointError(f"{path} is missing")
     try:

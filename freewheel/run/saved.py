@@ -11,13 +11,11 @@ from freewheel.config.resolve import Config
 from freewheel.core import Actor, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError
-from freewheel.evaluate.episodes import Score, Show, evaluate, play, playable
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.run import checkpoint
+from freewheel.run.evaluate import Score, Show, eval_lanes, evaluate, play, playable
 from freewheel.run.plan import find_device, find_run
-
-LANES = 8  # of worlds whose episodes do not depend on who plays beside them; a batched simulator has one seed for all
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,7 @@ class SavedRun:
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
         """Greedy episodes; by default those the run itself was evaluated on."""
         world = self.config.env
-        lanes = min(episodes, LANES) if isinstance(world, GymConfig) and not world.batched else episodes
-        env = playable(world.make(range(lanes)))
+        env = playable(world.make(eval_lanes(world, episodes)))
         try:
             options = self.config.run
             chosen = options.eval_seed if seed is None else seed

@@ -1,4 +1,4 @@
-"""Stopping: a signal ends a run in order, without leaving a row half counted; a second one ends it at once."""
+"""Stopping: a signal ends a run in good order, with every row counted; a second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Out = TypeVar("Out")
 
 
 class Interrupted(BaseException):
-    """A signal asked for the end."""
+    """A signal asked the run to end."""
 
 
 class Stop:
-    """The signal that asked for the end. It cuts the calls of envs short, where no row is half counted; all else is finished."""
+    """The signal that asked the run to end. It interrupts calls of environments, where every row is counted, and nothing else."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self.over = False  # how it went is being written down, which is not for cutting
+        self.over = False  # the summary is being written, which must not be interrupted
         self._in_env = False
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """The handler: the first signal ends the run in order, the second at once."""
+        """The signal handler: the first signal ends the run in good order, the second at once."""
         first, self.signal = self.signal is None, self.signal or signal.Signals(number)
         if not self.over and (self._in_env or not first):
             raise Interrupted
@@ -51,7 +51,7 @@ class Stop:
     def listening(self) -> Iterator[None]:
         try:
             before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: whoever is there decides about signals
+        except ValueError:  # only the main thread may handle signals
             yield
             return
         try:
@@ -62,7 +62,7 @@ class Stop:
 
 
 class Interruptible:
-    """An Env whose calls a signal may cut short."""
+    """An Env whose calls a signal may interrupt."""
 
     def __init__(self, env: Env[Any], stop: Stop) -> None:
         self.reset, self.step, self.autoreset = stop.guard(env.reset), stop.guard(env.step), stop.guard(env.autoreset)

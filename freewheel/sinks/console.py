@@ -13,17 +13,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freewheel.meter import COUNTS, WINDOW, Budget
+from freewheel.metrics.meter import WINDOW, Budget
+from freewheel.metrics.names import COUNTS
+from freewheel.sinks.sink import RunInfo, SinkEntry
 
 WIDTH = 88  # of the panel, where the terminal is wider
 BAR = 60  # cells of a bar of shares
-SMALL = 0.02  # what takes less of the time is told as a rest
-SHADES, ASCII_SHADES = "█▓▒░·", "#=+-."  # from the greatest share to the small ones
+SMALL = 0.02  # kinds of time with a smaller share are shown together as the rest
+SHADES, ASCII_SHADES = "█▓▒░·", "#=+-."  # from the greatest share to the smallest
+FREE_RUNNING = ("continuous", "episodes")  # modes whose classic name begins with Async
 ENDINGS = {"steps": "all steps taken", "minutes": "time is up", "episodes": "all episodes played"}
 
 
 class ConsoleSink:
-    """For the person who waits. Implements core.Sink."""
+    """Prints a run. Implements core.Sink."""
 
     def __init__(self, title: str, budget: Budget, out: Console | None = None) -> None:
         self._title = title
@@ -39,21 +42,21 @@ class ConsoleSink:
         if self._out.is_terminal and not self._out.is_dumb_terminal:
             self._show(row)
         else:
-            self._say(Text(_line(self._budget, row)))
+            self._print(Text(_line(self._budget, row)))
 
     def note(self, text: str) -> None:
-        self._say(Text(text))
+        self._print(Text(text))
 
     def close(self, summary: Mapping[str, Any]) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
         for line in _summary(self._title, summary, ASCII_SHADES if self._out.options.ascii_only else SHADES):
-            self._say(line)
+            self._print(line)
 
     def _show(self, row: Mapping[str, Any]) -> None:
         if self._live is None:
-            # Refreshed by hand, so that it needs no thread.
+            # Refreshed here, so that it needs no thread.
             self._live = Live(console=self._out, auto_refresh=False, transient=True)
             self._live.start()
         body = Group(_progress(self._budget, row), "", _figures(row, self._best), "", *_ledger(row))
@@ -61,27 +64,39 @@ class ConsoleSink:
         width = min(self._out.width, WIDTH)
         self._live.update(Panel(body, title=title, subtitle=elapsed, padding=(0, 1), width=width), refresh=True)
 
-    def _say(self, text: Text) -> None:
-        # Lines go out whole, for `grep`; above a panel they are folded, or the panel would be cut as well.
+    def _print(self, text: Text) -> None:
+        # Lines are not folded, for `grep`; above a panel they must be, or the panel would be cut as well.
         self._out.print(text, soft_wrap=self._live is None)
 
 
 class ClassicSink(ConsoleSink):
-    """The same with one line of counters a row, on a terminal as elsewhere: [NAME] step=1000 real_data=5000 ..."""
+    """The same with one line of counters per row, also on a terminal: [NAME] step=1000 real_data=5000 ..."""
 
     def __init__(self, name: str, title: str, budget: Budget, out: Console | None = None) -> None:
         super().__init__(title, budget, out)
         self._name = name
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._say(Text(_counters(self._name, row)))
+        self._print(Text(_counters(self._name, row)))
+
+
+def _open(run: RunInfo) -> ConsoleSink | None:
+    if run.quiet:
+        return None
+    if run.console == "live":
+        return ConsoleSink(run.title, run.budget)
+    name = ("Async" if run.mode in FREE_RUNNING else "") + run.algorithm.upper()
+    return ClassicSink(name, run.title, run.budget)
+
+
+SINK = SinkEntry("console", _open, default=True)
 
 
 # ----------------------------------------------------------------------------------------------------------- while it runs
 
 
 def _counters(name: str, row: Mapping[str, Any]) -> str:
-    """A step is an update of the agent; without a model there is nothing imagined and nothing fitted."""
+    """A step is an update of the agent; the counters of the model are 0 where there is none."""
     counts = dict.fromkeys(COUNTS, 0) | {"real_data": row["env_steps"], "agent_updates": row["updates"]}
     counts |= {count: row[count] for count in COUNTS if count in row}
     return " ".join([f"[{name}] step={row['updates']}", *(f"{count}={value}" for count, value in counts.items())])
@@ -123,7 +138,7 @@ def _progress(budget: Budget, row: Mapping[str, Any]) -> RenderableType:
 
 
 def _progress_and_left(budget: Budget, row: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """How far, 0 to 1, and the seconds to go; unknown for a run without a limit."""
+    """How far the run is, 0 to 1, and the seconds left; None for a run without a limit."""
     if budget == Budget():
         return None, None
     progress = budget.progress(row["env_steps"], row["wall_s"], row["episodes"])
@@ -152,11 +167,11 @@ def _group(figures: Mapping[str, str]) -> Table:
     return table
 
 
-# ---------------------------------------------------------------------------------------------------------------- after it
+# --------------------------------------------------------------------------------------------------------------- at the end
 
 
 def _summary(title: str, summary: Mapping[str, Any], shades: str) -> list[Text]:
-    """All that is known at the end; what a run that failed early never got to know is a dash."""
+    """The lines at the end of a run; a dash stands for what is unknown because it failed early."""
     ended = summary["ended"]
     colour = {0: "green", 3: "yellow"}.get(summary["exit_code"], "red")
     lines = [Text.assemble((title, "bold"), ": ", (ENDINGS.get(ended, ended), colour))]
@@ -182,7 +197,7 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str) -> list[Text]:
 
 
 def _bar(shares: Mapping[str, float], shades: str) -> tuple[Text, Text]:
-    """Shares as one bar, the greatest first, and what its shades mean; the percentages add to 100."""
+    """Shares as one bar, the greatest first, and its legend; the percentages add to 100."""
     ranked = sorted(((kind, share) for kind, share in shares.items() if share >= SMALL), key=lambda pair: -pair[1])
     ranked.append(("rest", 1.0 - sum(share for _, share in ranked)))
     cells, percents = (_apportion([share for _, share in ranked], whole) for whole in (BAR, 100))
@@ -198,7 +213,7 @@ def _bar(shares: Mapping[str, float], shades: str) -> tuple[Text, Text]:
 
 
 def _apportion(shares: list[float], whole: int) -> list[int]:
-    """Whole numbers in proportion to shares that add to 1, and adding up themselves: the largest fractions round up."""
+    """Whole numbers that add up to `whole`, in proportion to shares that add to 1: the largest fractions round up."""
     exact = [share * whole for share in shares]
     parts = [int(value) for value in exact]
     by_fraction = sorted(range(len(exact)), key=lambda index: parts[index] - exact[index])
@@ -207,7 +222,7 @@ def _apportion(shares: list[float], whole: int) -> list[int]:
     return parts
 
 
-# ---------------------------------------------------------------------------------------------------------------- in words
+# ----------------------------------------------------------------------------------------------------------- numbers as text
 
 
 def _ledger(rows: Mapping[str, Any]) -> list[Text]:

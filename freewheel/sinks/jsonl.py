@@ -1,4 +1,4 @@
-"""metrics.jsonl: one row of metrics a line, there to be read while the run goes on."""
+"""metrics.jsonl: one row of metrics per line, readable while the run goes on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freewheel.sinks.sink import SinkEntry
+
 
 class JsonlSink:
-    """Appends rows, each flushed; notes are not rows and stay out. Implements core.Sink."""
+    """Appends rows and flushes each. Implements core.Sink."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
@@ -19,7 +21,10 @@ class JsonlSink:
         self._file.flush()
 
     def note(self, text: str) -> None:
-        """A file of rows has no place for it."""
+        """Notes are not rows."""
 
     def close(self, summary: Mapping[str, Any]) -> None:
         self._file.close()
+
+
+SINK = SinkEntry("jsonl", lambda run: JsonlSink(run.path / "metrics.jsonl"), default=True)

@@ -1,4 +1,4 @@
-"""Kits that tell whether an implementation keeps the promises of core.py: one for each noun, raising AssertionError if not."""
+"""Conformance kits: one for each Protocol of core.py; they raise AssertionError if an implementation breaks its contract."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SEED = 7
 
 
 @dataclass(frozen=True)
-class Story:
-    """What lanes lived through: their first observations [B, D], their Steps field by field, and what they acted on next."""
+class Trajectory:
+    """What lanes went through: their first observations [B, D], their Steps field by field, and what they acted on next."""
 
     first: NDArray
     obs: NDArray  # [T, B, D] after the step
@@ -38,55 +38,57 @@ class Story:
         return self.terminated | self.truncated
 
     def starts(self, lane: int) -> Iterator[tuple[int, NDArray]]:
-        """Row of each end that another row follows, and the next episode's first observation."""
+        """For each end that another row follows: its row, and the next episode's first observation."""
         for row in np.flatnonzero(self.over[:-1, lane]):
             yield int(row), self.obs[row if self.valid[row + 1, lane] else row + 1, lane]
 
 
 def check_env(make: Callable[[range], Env], *, steps: int = 200) -> None:
-    """Raise AssertionError unless what `make(lanes)` builds keeps the promises of core.Env over `steps` random steps."""
+    """Raise AssertionError unless what `make(lanes)` builds conforms to core.Env over `steps` random steps."""
     lanes = range(2, 5)
     with closing(make(lanes)) as env:
-        story = _play(env, lanes, steps, eager=True)
-        _check_rows(env.spec.name, story)
+        played = _play(env, lanes, steps, eager=True)
+        _check_rows(env.spec.name, played)
         env.close()
     with closing(make(lanes)) as env:
-        _check_same(env.spec.name, story, _play(env, lanes, steps), "a second instance with the same seeds and actions")
-        _check_starts(env, lanes, story)
+        _check_same(
+            env.spec.name, played, _play(env, lanes, steps), "a second instance with the same seeds and actions"
+        )
+        _check_starts(env, lanes, played)
         _check_clipping(env, lanes)
         _check_context(env, lanes, steps)
     with closing(make(lanes[1:2])) as env:
         alone = _play(env, lanes[1:2], steps)
-        beside = Story(story.first[1:2], **{name: getattr(story, name)[:, 1:2] for name in _ROWS})
+        beside = Trajectory(played.first[1:2], **{name: getattr(played, name)[:, 1:2] for name in _ROWS})
         _check_same(env.spec.name, beside, alone, "the same lane without its neighbours")
 
 
-_ROWS = tuple(field.name for field in fields(Story) if field.name != "first")
+_ROWS = tuple(field.name for field in fields(Trajectory) if field.name != "first")
 _STEP = tuple(name for name in _ROWS if name != "obs")
 
 
-def _play(env: Env, lanes: range, steps: int, *, eager: bool = False) -> Story:
-    """Random actions, drawn lane by lane so that a lane's do not depend on who is beside it.
+def _play(env: Env, lanes: range, steps: int, *, eager: bool = False) -> Trajectory:
+    """Play random actions, drawn lane by lane so that those of a lane do not depend on the other lanes.
 
-    `eager`: renew after every step, and not only where an episode ended.
+    `eager`: autoreset after every step, not only where an episode ended.
     """
     spec, draws = env.spec, [generator(SEED, "check_env", lane) for lane in lanes]
     alone = replace(spec, lanes=1)
     first = obs = _seen(spec, "reset", env.reset([training_episodes(SEED, lane) for lane in lanes]).copy())
     rows: dict[str, list[NDArray]] = {name: [] for name in _ROWS}
-    for _ in range(steps + 1):  # one more, because an end shows its new episode only with the row after it
+    for _ in range(steps + 1):  # one more, because a new episode is seen only with the row after the end
         actions = [random_actions(alone, row[None], draw) for row, draw in zip(obs, draws, strict=True)]
         step = env.step(np.concatenate(actions))
         _check_shapes(spec, step)
         _expect(not step.failures, f"{spec.name}: failed with {[failure.report for failure in step.failures]}")
-        told = {name: getattr(step, name).copy() for name in _STEP}
+        answer = {name: getattr(step, name).copy() for name in _STEP}
         over = step.terminated | step.truncated
-        obs = _seen(spec, "renew", env.autoreset().copy()) if eager or over.any() else told["next_obs"]
-        for name, values in {**told, "obs": obs}.items():
+        obs = _seen(spec, "autoreset", env.autoreset().copy()) if eager or over.any() else answer["next_obs"]
+        for name, values in {**answer, "obs": obs}.items():
             rows[name].append(values)
-        changed = [name for name in _STEP if told[name].tobytes() != getattr(step, name).tobytes()]
-        _expect(not changed, f"{spec.name}: renew changes {changed} of the step before it")
-    return Story(first, **{name: np.stack(values) for name, values in rows.items()})
+        changed = [name for name in _STEP if answer[name].tobytes() != getattr(step, name).tobytes()]
+        _expect(not changed, f"{spec.name}: autoreset changes {changed} of the step before it")
+    return Trajectory(first, **{name: np.stack(values) for name, values in rows.items()})
 
 
 def _expect(holds: bool | np.bool_, text: str) -> None:
@@ -111,40 +113,45 @@ def _check_shapes(spec: EnvSpec, step: Step) -> None:
     _expect_array(spec, "measures", step.measures, (spec.lanes, len(spec.measures)), "float32")
 
 
-def _check_rows(name: str, story: Story) -> None:
-    """Successors are true ones and gaps are empty."""
-    going = story.valid & ~story.over
-    same = (story.next_obs == story.obs).all(-1) | np.isnan(story.obs).any(-1)
+def _check_rows(name: str, played: Trajectory) -> None:
+    """next_obs is the true successor, and rows that are not valid are empty."""
+    going = played.valid & ~played.over
+    same = (played.next_obs == played.obs).all(-1) | np.isnan(played.obs).any(-1)
     _expect(same[going].all(), f"{name}: within an episode, next_obs is not what is acted on next")
-    gap = ~story.valid
-    _expect(not (gap & story.over).any(), f"{name}: a row that is not valid ends an episode")
-    _expect(not story.reward[gap].any(), f"{name}: a row that is not valid has a reward")
-    after_end = np.concatenate([np.zeros_like(story.over[:1]), story.over[:-1]])
+    gap = ~played.valid
+    _expect(not (gap & played.over).any(), f"{name}: a row that is not valid ends an episode")
+    _expect(not played.reward[gap].any(), f"{name}: a row that is not valid has a reward")
+    after_end = np.concatenate([np.zeros_like(played.over[:1]), played.over[:-1]])
     _expect(not (gap & ~after_end).any(), f"{name}: a row is not valid although no episode had just ended")
     ends = [
-        (story.next_obs[row, lane], start) for lane in range(story.over.shape[1]) for row, start in story.starts(lane)
+        (played.next_obs[row, lane], start)
+        for lane in range(played.over.shape[1])
+        for row, start in played.starts(lane)
     ]
     _expect(
-        bool(ends), f"{name}: no episode ended in {len(story.over) - 1} steps: check it over more, or shorter episodes"
+        bool(ends),
+        f"{name}: no episode ended in {len(played.over) - 1} steps: check more steps, or use shorter episodes",
     )
-    confused = bool((story.obs != story.obs[0, 0]).any()) and all(np.array_equal(final, start) for final, start in ends)
+    confused = bool((played.obs != played.obs[0, 0]).any()) and all(
+        np.array_equal(final, start) for final, start in ends
+    )
     _expect(
         not confused, f"{name}: at an end, next_obs is the next episode's first observation, not the last of its own"
     )
 
 
-def _check_same(name: str, one: Story, other: Story, who: str) -> None:
-    for field in fields(Story):
+def _check_same(name: str, one: Trajectory, other: Trajectory, which: str) -> None:
+    for field in fields(Trajectory):
         here, there = getattr(one, field.name), getattr(other, field.name)
         if field.name == "measures":
             here, there = here[one.over], there[one.over]
         equal = np.array_equal(here, there, equal_nan=here.dtype.kind == "f")
-        _expect(equal, f"{name}: '{field.name}' is not the same for {who}")
+        _expect(equal, f"{name}: '{field.name}' is not the same for {which}")
 
 
-def _check_starts(env: Env, lanes: Sequence[int], story: Story) -> None:
-    """Episode k of a lane begins as a stream that starts at k does, whatever was played before."""
-    starts = [[start for _, start in story.starts(lane)] for lane in range(len(lanes))]
+def _check_starts(env: Env, lanes: Sequence[int], played: Trajectory) -> None:
+    """Episode k of a lane begins as a stream that starts at k does; earlier episodes make no difference."""
+    starts = [[start for _, start in played.starts(lane)] for lane in range(len(lanes))]
     for k in range(1, min(4, 1 + max(map(len, starts)))):
         first = env.reset([training_episodes(SEED, lane, start=k) for lane in lanes])
         for lane, begun in enumerate(starts):
@@ -170,7 +177,7 @@ def _check_clipping(env: Env, lanes: range) -> None:
 
 
 def _check_context(env: Env, lanes: range, steps: int) -> None:
-    """An episode shows the row that its seed draws from the table there was when it began, until it ends."""
+    """Until it ends, an episode shows the row that its seed draws from the table that was set when it began."""
     spec, rng = env.spec, generator(SEED, "check_env", "context")
     columns, width = spec.slice("context"), spec.context
     _check_refusal(env, width + 1)
@@ -179,16 +186,16 @@ def _check_context(env: Env, lanes: range, steps: int) -> None:
     first, second = np.arange(6 * width, dtype=np.float32).reshape(2, 3, width)
     streams, played, table = [training_episodes(SEED, lane) for lane in lanes], [0] * len(lanes), first
     env.set_context(first)
-    obs, told = env.reset(streams).copy(), np.stack([drawn(first, stream.seed(0)) for stream in streams])
+    obs, rows = env.reset(streams).copy(), np.stack([drawn(first, stream.seed(0)) for stream in streams])
     for turn in range(steps):
         step = env.step(random_actions(spec, obs, rng))
         for seen in (obs, step.next_obs):
             shown = seen[:, columns.start : columns.stop]
-            right = np.array_equal(shown[step.valid], told[step.valid])
-            _expect(right, f"{spec.name}: shows the contexts {shown.tolist()}, its episodes were told {told.tolist()}")
+            right = np.array_equal(shown[step.valid], rows[step.valid])
+            _expect(right, f"{spec.name}: shows the contexts {shown.tolist()}, its episodes have {rows.tolist()}")
         for lane in np.flatnonzero(step.terminated | step.truncated):
             played[lane] += 1
-            told[lane] = drawn(table, streams[lane].seed(played[lane]))
+            rows[lane] = drawn(table, streams[lane].seed(played[lane]))
         obs = env.autoreset().copy()
         if turn == steps // 2:
             table = second
@@ -197,7 +204,7 @@ def _check_context(env: Env, lanes: range, steps: int) -> None:
 
 
 def _check_refusal(env: Env, width: int) -> None:
-    """Contexts of another length are refused, and none are welcome."""
+    """A table of another width is refused; an empty one is always accepted."""
     env.set_context(NO_CONTEXT)
     try:
         env.set_context(np.zeros((1, width), np.float32))
@@ -210,7 +217,7 @@ def _check_refusal(env: Env, width: int) -> None:
 
 
 class AnyRunner(Protocol):
-    """What rollout/runner.py and its siblings have in common."""
+    """The methods that all runners of rollout/ share."""
 
     produced: int
     open: int
@@ -221,8 +228,8 @@ class AnyRunner(Protocol):
 
 
 def check_runner(make: Callable[[], AnyRunner], snapshot: Snapshot) -> None:
-    """Raise AssertionError unless chunks are signed, whole, continuous and repeatable. The snapshot may be of any version."""
-    stories = []
+    """Raise AssertionError unless chunks are signed, whole, continuous and repeatable. Any version of a snapshot will do."""
+    runs = []
     for _ in range(2):
         with closing(make()) as runner:
             runner.load(snapshot)
@@ -234,8 +241,8 @@ def check_runner(make: Callable[[], AnyRunner], snapshot: Snapshot) -> None:
             _expect(chunk.origin.sequence == number, "sequence numbers have a gap")
             _expect(chunk.rows == np.count_nonzero(chunk.data.valid), "rows is not the number of valid rows")
         _check_joints(chunks)
-        stories.append(chunks)
-    for one, other in zip(*stories, strict=True):
+        runs.append(chunks)
+    for one, other in zip(*runs, strict=True):
         same = all(np.array_equal(getattr(one.data, f.name), getattr(other.data, f.name)) for f in fields(one.data))
         _expect(same, "two runners with the same seed and weights wrote different rows")
 
@@ -243,9 +250,9 @@ def check_runner(make: Callable[[], AnyRunner], snapshot: Snapshot) -> None:
 def check_collector(
     make: Callable[[], Collector], snapshot: Callable[[int], Snapshot], *, turns: int = 20, every: int = 3
 ) -> None:
-    """Raise AssertionError unless a mode signs, orders, counts and versions what it delivers, and can be left at any time.
+    """Raise AssertionError unless a mode signs, orders, counts and versions its chunks, and can be left at any time.
 
-    New weights come after so many turns; a mode that paces itself by them needs them after each.
+    New weights are published after `every` turns; a mode that waits for them needs every=1.
     """
     with make() as collector:
         collector.publish(snapshot(0), 0)
@@ -258,7 +265,7 @@ def check_collector(
                 seen.setdefault((chunk.origin.worker, chunk.origin.incarnation), []).append(chunk)
                 delivered += chunk.rows
                 _expect(chunk.version <= published, "a chunk is newer than the weights that were published")
-                _check_told(chunk, tables)
+                _check_episodes(chunk, tables)
             rows = collector.rows()
             elsewhere = rows.queued + rows.open + sum(rows.dropped.values())
             _expect(rows.produced == delivered + elsewhere, f"{rows} does not balance with {delivered} delivered")
@@ -281,41 +288,42 @@ def check_collector(
         _expect(oldest is None or oldest <= published, "oldest() is newer than what was published")
 
 
-def _check_told(chunk: Chunk, tables: Sequence[NDArray]) -> None:
-    """Episodes say which row of a table that was published they were told."""
+def _check_episodes(chunk: Chunk, tables: Sequence[NDArray]) -> None:
+    """The context of an episode is a row of a table that was published."""
     for episode in chunk.episodes:
         known = [tuple(drawn(table, episode.seed).tolist()) if table.size else () for table in tables]
         _expect(episode.context in known, f"{episode} should have one of the contexts {known}")
 
 
 def _waited_for(collector: Collector) -> Sequence[Chunk]:
-    """At least one chunk: a wait may end because `oldest` has moved, but not again and again."""
+    """At least one chunk: a wait may return nothing because `oldest` has moved, but not every time."""
     for _ in range(1000):
         if got := [*collector.collect(wait=True), *collector.collect(wait=False)]:
             return got
-    raise AssertionError("collect(wait=True) came back with nothing")
+    raise AssertionError("collect(wait=True) returned nothing")
 
 
 def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chunk]) -> None:
-    """Raise AssertionError unless an algorithm counts its rows, moves its version, and restores from its own state.
+    """Raise AssertionError unless an algorithm counts its rows, increases its version, and can be restored from its state.
 
-    A state holds all but the rows that still wait, so chunks must fill batches exactly.
+    A state does not hold rows that still wait, so chunks must fill batches exactly.
     """
     learner, twin = make(), make()
     observed = 0
     for turn in range(3):
         while not learner.ready:
-            _expect(learner.hungry, "neither ready nor hungry: the loop would stand still")
+            _expect(learner.hungry, "neither ready nor hungry: the loop could not go on")
             chunk = collect(learner.snapshot())
             learner.observe(chunk)
             observed += chunk.rows
+            _expect(0.0 <= learner.buffer_util <= 1.0, f"buffer_util is {learner.buffer_util}, not a share")
         before = learner.snapshot()
         held = {name: np.array(value) for name, value in before.params.items()}
         metrics = learner.update()
         _expect(all(np.isfinite(float(value)) for value in metrics.values()), f"metrics are not finite: {metrics}")
         _expect(learner.version == before.version + 1, "an update did not move the version by one")
         unchanged = all(np.array_equal(held[name], np.asarray(value)) for name, value in before.params.items())
-        _expect(unchanged, "an update changed a snapshot that had been handed out")
+        _expect(unchanged, "an update changed an earlier snapshot")
         _expect(learner.snapshot().version == learner.version, "a snapshot is not of the learner's version")
         rows = learner.rows()
         accounted = rows.trained + rows.queued + sum(rows.dropped.values())
@@ -330,11 +338,11 @@ def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chu
     twin.update()
     ours, theirs = learner.snapshot(), twin.snapshot()
     same = all(np.array_equal(np.asarray(ours.params[name]), np.asarray(theirs.params[name])) for name in ours.params)
-    _expect(same and ours.version == theirs.version, "a learner restored from state_dict goes another way")
+    _expect(same and ours.version == theirs.version, "a learner restored from state_dict behaves differently")
 
 
 def _runs(chunks: Sequence[Chunk]) -> Sequence[Sequence[Chunk]]:
-    """Cut where a number is missing."""
+    """Cut where a sequence number is missing."""
     cuts = [at for at in range(1, len(chunks)) if chunks[at].origin.sequence != chunks[at - 1].origin.sequence + 1]
     return [chunks[begin:end] for begin, end in itertools.pairwise((0, *cuts, len(chunks)))]
 

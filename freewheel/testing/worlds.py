@@ -1,4 +1,4 @@
-"""Toy worlds, faulty worlds, and (from conformance.py) the kits for whoever implements a noun of core.py."""
+"""Environments for tests: toy worlds whose rows can be predicted, and faulty worlds."""
 
 from __future__ import annotations
 
@@ -14,18 +14,12 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
 from freewheel.core import NDArray
-from freewheel.testing.conformance import check_collector, check_env, check_learner, check_runner
-
-__all__ = [
-    "Conditioned", "Counter", "Crawls", "Dies", "Drifting", "Faulty", "Hangs", "Identity", "IdentityBox", "MutatesBuffer",
-    "Raises", "ReturnsNaN", "Toy", "WrongShape", "check_collector", "check_env", "check_learner", "check_runner",
-]  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------------------- toy worlds
 
 
 class Toy(gymnasium.Env[Any, Any], ABC):
-    """An episode of `length` steps; a subclass says what is seen and what an action is worth."""
+    """Episodes of `length` steps; a subclass gives the observation and the reward."""
 
     def __init__(self, length: int, ends: Literal["terminated", "truncated"] = "truncated") -> None:
         self.length, self.ends = length, ends
@@ -51,7 +45,7 @@ class Toy(gymnasium.Env[Any, Any], ABC):
 
 
 class Identity(Toy):
-    """Say what you see: a random class as a one-hot observation, reward 1 for naming it."""
+    """Name the class: a random class as a one-hot observation, reward 1 for the right one."""
 
     def __init__(self, n: int = 4, length: int = 16) -> None:
         super().__init__(length)
@@ -67,7 +61,7 @@ class Identity(Toy):
 
 
 class IdentityBox(Toy):
-    """The continuous twin: a random point in [-1, 1]^n, reward 1 less the mean squared distance of the action from it."""
+    """The same with Box actions: a random point in [-1, 1]^n, reward 1 minus the mean squared distance of the action."""
 
     def __init__(self, n: int = 2, length: int = 16) -> None:
         super().__init__(length)
@@ -82,11 +76,11 @@ class IdentityBox(Toy):
 
 
 class Drifting(Toy):
-    """The right action moves on by one at every step, from a start that the seed sets; nothing else is random.
+    """The right action increases by one at every step, modulo n, from a start that the seed sets; nothing else is random.
 
-    Observation: the right action as one-hot, and the share of the episode that is over. So every row certifies itself:
-    its reward is 1 where the action is the argmax of obs[:n], else 0, and the argmax of next_obs[:n] is one further, modulo n.
-    A row whose parts come from different steps, lanes or episodes shows, and so does a policy that is fed such rows.
+    Observation: the right action as one-hot, and the share of the episode that is over. So every row can be checked by itself:
+    its reward is 1 where the action is the argmax of obs[:n], else 0, and the argmax of next_obs[:n] is one more, modulo n.
+    A row whose parts come from different steps, lanes or episodes breaks this.
     """
 
     def __init__(self, n: int = 8, length: int = 20) -> None:
@@ -105,7 +99,7 @@ class Drifting(Toy):
 
 
 class Counter(Toy):
-    """For rows that can be written down: observation (seed mod 1000, steps so far), reward the number of the step."""
+    """Rows that can be predicted: observation (seed mod 1000, steps so far), reward the number of the step."""
 
     def __init__(self, length: int = 3, ends: Literal["terminated", "truncated"] = "terminated") -> None:
         super().__init__(length, ends)
@@ -119,9 +113,9 @@ class Counter(Toy):
 
 
 class Conditioned(Toy):
-    """What an episode is worth follows from its seed and its context (a, b) alone: step t has reward (seed mod 5 + 1)(a + b t).
+    """Its return depends only on its seed and its context (a, b): step t has reward (seed mod 5 + 1)(a + b t).
 
-    So an episode that was told another context than it says, or plays by the one before it, shows in its return.
+    So a wrong or outdated context shows in the return.
     """
 
     def __init__(self, length: int = 3) -> None:
@@ -153,7 +147,7 @@ class Conditioned(Toy):
 class Faulty(Counter):
     """A Counter that fails at step `at` (0: in reset) of every episode or, given `only_seed`, of the one with that seed.
 
-    Given a `rate`, it fails at any step with that probability instead; the seed says at which.
+    With a `rate`, each step fails with that probability instead; the seed decides which.
     """
 
     def __init__(self, at: int = 3, only_seed: int | None = None, length: int = 8, rate: float | None = None) -> None:
@@ -180,7 +174,7 @@ class Raises(Faulty):
 
 
 class Dies(Faulty):
-    """Kills its process, so it belongs in a worker."""
+    """Kills its process: for workers only."""
 
     def fail(self, observation: NDArray) -> NDArray:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -188,17 +182,10 @@ class Dies(Faulty):
 
 
 class Hangs(Faulty):
-    """Never answers; `deaf` to SIGTERM too."""
+    """Never returns; `deaf`: it also ignores SIGTERM."""
 
-    def __init__(
-        self,
-        at: int = 3,
-        only_seed: int | None = None,
-        length: int = 8,
-        deaf: bool = False,
-        rate: float | None = None,
-    ) -> None:
-        super().__init__(at, only_seed, length, rate)
+    def __init__(self, *, deaf: bool = False, **faults: Any) -> None:
+        super().__init__(**faults)
         self.deaf = deaf
 
     def fail(self, observation: NDArray) -> NDArray:
@@ -211,8 +198,8 @@ class Hangs(Faulty):
 class Crawls(Faulty):
     """Takes `seconds` for every step from `at` on."""
 
-    def __init__(self, seconds: float = 0.01, at: int = 1, only_seed: int | None = None, length: int = 8) -> None:
-        super().__init__(at, only_seed, length)
+    def __init__(self, *, seconds: float = 0.01, at: int = 1, **faults: Any) -> None:
+        super().__init__(at, **faults)
         self.seconds = seconds
 
     def due(self) -> bool:
@@ -238,7 +225,7 @@ class WrongShape(Faulty):
 
 
 class MutatesBuffer(Counter):
-    """Returns one and the same array every time; harmless to whoever copies at once."""
+    """Returns the same array every time, so the caller has to copy it at once."""
 
     def __init__(self, length: int = 3) -> None:
         super().__init__(length)

@@ -11,7 +11,7 @@ from freewheel.collect.batch import BatchConfig
 from freewheel.core import Snapshot
 from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 

@@ -13,7 +13,7 @@ from freewheel.core import Chunk, Snapshot
 from freewheel.errors import UsageError
 from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.pacing.pacing import NONE
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory

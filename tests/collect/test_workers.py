@@ -17,7 +17,7 @@ from freewheel.errors import SetupError, UsageError
 from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.ledger import balance
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.testing.conformance import check_collector

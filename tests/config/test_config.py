@@ -23,7 +23,7 @@ from freewheel.config.resolve import Config, RunConfig, WorldConfig, from_argv, 
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError
 from freewheel.learn.settings import PPOConfig
-from freewheel.meter import Budget
+from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
 
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(

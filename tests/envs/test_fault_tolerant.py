@@ -14,7 +14,8 @@ from freewheel.envs.fault_tolerant import FAILURES, GOOD_STEPS, TRUSTED
 from freewheel.envs.gym import GymConfig, GymLoop
 from freewheel.errors import EnvError
 from freewheel.seeding import training_episodes
-from freewheel.testing.worlds import Raises, Toy, check_env
+from freewheel.testing.conformance import check_env
+from freewheel.testing.worlds import Raises, Toy
 
 LANES = range(4, 7)
 STREAMS = [training_episodes(0, lane) for lane in LANES]

@@ -19,7 +19,8 @@ from freewheel.envs.gym import GymConfig, GymLoop, GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
 from freewheel.seeding import training_episodes
 from freewheel.testing import worlds as testing
-from freewheel.testing.worlds import Counter, check_env
+from freewheel.testing.conformance import check_env
+from freewheel.testing.worlds import Counter
 from freewheel.worlds.registry import register
 
 WORLDS = ["CartPole-v1", "Pendulum-v1"] + [

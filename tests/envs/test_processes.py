@@ -24,7 +24,8 @@ from freewheel.envs.gym import GymConfig, GymVector
 from freewheel.envs.processes import GymProcesses
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import drawn, training_episodes
-from freewheel.testing.worlds import Counter, Identity, check_env
+from freewheel.testing.conformance import check_env
+from freewheel.testing.worlds import Counter, Identity
 from tests.support.places import ROOT
 
 LANES = range(2, 5)

@@ -14,7 +14,8 @@ from freewheel.core import NO_CONTEXT, NDArray, Slice
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import drawn, training_episodes
-from freewheel.testing.worlds import Counter, check_env
+from freewheel.testing.conformance import check_env
+from freewheel.testing.worlds import Counter
 from tests.support.contexts import StuckVector, ToldVector
 
 SEEDS = [training_episodes(0, lane) for lane in range(2)]
@@ -184,7 +185,7 @@ def test_a_vector_env_is_told_the_table_at_every_reset() -> None:
 
 
 def test_a_vector_env_that_takes_over_a_context_is_caught() -> None:
-    with pytest.raises(AssertionError, match=r"shows the contexts \[\[.*, its episodes were told \[\["):
+    with pytest.raises(AssertionError, match=r"shows the contexts \[\[.*, its episodes have \[\["):
         check_env(lambda lanes: GymVector(StuckVector(len(lanes)), "Stuck"), steps=40)
 
 

@@ -25,7 +25,7 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
 from freewheel.ledger import balance
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -161,7 +161,7 @@ def test_a_fault_of_ours_is_written_down_too(tmp_path: Path, monkeypatch: pytest
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("freewheel.evaluate.evaluators.evaluate", broken)
+    monkeypatch.setattr("freewheel.run.evaluate.evaluate", broken)
     with pytest.raises(ZeroDivisionError):
         freewheel.train("freewheel.testing.worlds:Counter", quiet=True, steps=64, runs_dir=tmp_path, run="x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())
@@ -318,6 +318,7 @@ class Counting:
         return self.queued > 0
 
     hungry = True
+    buffer_util = 0.0
 
     def observe(self, chunk: Chunk[Any]) -> None:
         self.queued += chunk.rows

@@ -16,7 +16,7 @@ from freewheel.learn.mbpo.learner import MBPO
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.settings import LearnerSpec, MBPOConfig, SACConfig
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.rollout.factory import CollectSpec
 from freewheel.transport.executors import SerialExecutor
 from tests.support.device_story import Stage, retold

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -19,7 +20,6 @@ from hypothesis.extra import numpy as hnp
 
 from freewheel.core import NDArray
 from freewheel.errors import CheckpointError, UsageError
-from freewheel.run import checkpoint
 from freewheel.run.checkpoint import MANIFEST, POLICY, WEIGHTS, fingerprint, load, make_private, save
 
 Params = dict[str, NDArray]
@@ -286,7 +286,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
 def test_content_that_is_none_is_refused_even_with_a_matching_hash(tmp_path: Path, name: str, data: bytes) -> None:
     path = store(tmp_path, 1)
     manifest = json.loads((path / MANIFEST).read_bytes())
-    manifest["files"][name] = checkpoint._entry(data)
+    manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (path / MANIFEST).write_text(json.dumps(manifest))
     (path / name).write_bytes(data)
     with pytest.raises(CheckpointError, match=name):

@@ -24,7 +24,7 @@ NEVER = 10**9
 
 
 def store(root: Path, step: int, contents: int | None = None) -> Path:
-    """A checkpoint whose contents follow from its step, unless told otherwise."""
+    """A checkpoint whose contents follow from its step, or are given."""
     value = step if contents is None else contents
     return save(root, step, {"w": np.arange(50) + value}, {"contents": value})
 
@@ -201,9 +201,9 @@ def test_killed_at_random(tmp_path: Path) -> None:
             assert child.stdout.readline() == b"1\n"
             time.sleep(rng.uniform(0.0, 0.1))  # the moment is the test's input
             child.send_signal(signal.SIGKILL)
-            told = [1, *map(int, child.stdout.read().split())]
+            saved_steps = [1, *map(int, child.stdout.read().split())]
         found = load(root)
         assert found.warnings == ()
-        assert found.step in (told[-1], told[-1] + 1)
+        assert found.step in (saved_steps[-1], saved_steps[-1] + 1)
         assert found.about == {"step": found.step}
         np.testing.assert_array_equal(found.params["w"], np.full(20_000, found.step))

@@ -1,4 +1,4 @@
-"""The console, line by line: plain, live, and at the end."""
+"""The console, line by line: plain, live, and at the end of a run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import math
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,60 +16,40 @@ from rich.console import Console
 from rich.text import Text
 
 from freewheel.core import Sink
-from freewheel.meter import Budget
+from freewheel.metrics.meter import Budget
 from freewheel.sinks import console
 from freewheel.sinks.console import ClassicSink, ConsoleSink
+from freewheel.sinks.sink import RunInfo
 
 TITLE = "CartPole-v1  ppo  lockstep"
 ROW: dict[str, Any] = {
-    "wall_s": 4.0,
-    "env_steps": 51200,
-    "episodes": 220,
-    "updates": 100,
-    "steps_per_s": 12412.3,
-    "episodes_per_s": 53.25,
-    "updates_per_s": 24.1,
-    "return_mean": 231.512,
-    "length_mean": 231.4,
-    "lag_mean": 0.0,
-    "lag_max": 0.0,
-    "queue_util": None,
-    "buffer_util": 0.5,
-    "cpu_util": 0.834,
-    "gpu_util": None,
-    "env_busy": 0.21,
-    "learner_busy": 0.62,
-    "produced": 51300,
-    "trained": 51200,
-    "queued": 64,
-    "open": 36,
-    "dropped": {},
-}
+    "wall_s": 4.0, "env_steps": 51200, "episodes": 220, "updates": 100,
+    "steps_per_s": 12412.3, "episodes_per_s": 53.25, "updates_per_s": 24.1,
+    "return_mean": 231.512, "length_mean": 231.4, "lag_mean": 0.0, "lag_max": 0.0,
+    "queue_util": None, "buffer_util": 0.5, "cpu_util": 0.834, "gpu_util": None, "env_busy": 0.21, "learner_busy": 0.62,
+    "produced": 51300, "trained": 51200, "queued": 64, "open": 36, "dropped": {},
+}  # fmt: skip
 EMPTY = ROW | dict.fromkeys(("return_mean", "length_mean", "lag_mean", "lag_max", "env_busy", "steps_per_s"))
 WORKER = {"step": 0.6204, "reset": 0.012, "infer": 0.2, "write": 0.008, "wait-gate": 0.1, "down": 0.0, "other": 0.0596}
 LEARNER = {"observe": 0.04, "update": 0.6, "publish": 0.01, "wait-data": 0.35, "eval": 0.0, "save": 0.0, "other": 0.0}
 SUMMARY: dict[str, Any] = {
-    "ended": "steps",
-    "exit_code": 0,
-    "wall_s": 3725.4,
-    "env_steps": 100000,
-    "episodes": 500,
-    "updates": 195,
-    "steps_per_s": 26.84,
-    "episodes_per_s": 0.1342,
-    "updates_per_s": 0.05234,
-    "return_mean": 487.36,
-    "lag_max": 0.0,
-    "best_eval": 500.0,
-    "produced": 100100,
-    "trained": 100000,
-    "queued": 0,
-    "open": 0,
-    "dropped": {"nan": 36, "shutdown": 64},
-    "shares": {"worker": WORKER, "learner": LEARNER},
-    "worker_restarts": 0,
-    "path": "runs/cartpole",
-}
+    "ended": "steps", "exit_code": 0, "wall_s": 3725.4, "env_steps": 100000, "episodes": 500, "updates": 195,
+    "steps_per_s": 26.84, "episodes_per_s": 0.1342, "updates_per_s": 0.05234,
+    "return_mean": 487.36, "lag_max": 0.0, "best_eval": 500.0,
+    "produced": 100100, "trained": 100000, "queued": 0, "open": 0, "dropped": {"nan": 36, "shutdown": 64},
+    "shares": {"worker": WORKER, "learner": LEARNER}, "worker_restarts": 0, "path": "runs/cartpole",
+}  # fmt: skip
+
+
+def info(**options: Any) -> RunInfo:
+    given: dict[str, Any] = {
+        "path": Path("runs/x"),
+        "title": TITLE,
+        "budget": Budget(steps=100),
+        "algorithm": "mbpo",
+        "mode": "batch",
+    }
+    return RunInfo(**given | options)
 
 
 def plain(budget: Budget) -> tuple[ConsoleSink, io.StringIO]:
@@ -91,7 +72,7 @@ def frame(file: io.StringIO) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------------- plain
 
 
-def test_a_plain_line_says_all_and_is_never_folded() -> None:
+def test_a_plain_line_is_complete_and_never_folded() -> None:
     sink, file = plain(Budget(steps=100000))
     sink.write(ROW)
     assert file.getvalue() == (
@@ -109,7 +90,7 @@ def test_a_plain_line_before_anything_is_known() -> None:
     )
 
 
-def test_a_plain_line_tells_evaluations_and_losses_and_no_eta_without_a_limit() -> None:
+def test_a_plain_line_shows_evaluations_and_drops_and_no_eta_without_a_limit() -> None:
     sink, file = plain(Budget())
     sink.write(ROW | {"eval_return": 450.25, "dropped": {"stale": 12, "worker_death": 1201}})
     line = file.getvalue()
@@ -127,7 +108,7 @@ def test_plain_text_has_no_markup_and_no_colours() -> None:
     assert "\x1b" not in file.getvalue()
 
 
-def test_a_learner_that_publishes_seldom_has_no_lag_to_tell() -> None:
+def test_an_unknown_lag_is_a_dash() -> None:
     sink, file = plain(Budget(steps=100000))
     sink.write(ROW | {"env_steps": 5000, "updates": 123456, "lag_mean": None, "lag_max": None, "buffer_util": 0.05})
     assert "updates 123456  lag   -  learner" in file.getvalue()
@@ -158,6 +139,20 @@ def test_the_classic_line_without_a_model_or_before_there_is_one() -> None:
     file = io.StringIO()
     ClassicSink("MBPO", TITLE, Budget(), Console(file=file)).write(ROW)
     assert file.getvalue() == ("[MBPO] step=100 real_data=51200 model_data=0 agent_updates=100 dynamics_updates=0\n")
+
+
+@pytest.mark.parametrize("mode", ["sequential", "lockstep", "batch", "continuous", "episodes"])
+def test_the_classic_name_says_whether_acting_waits_for_learning(mode: str, capfd: pytest.CaptureFixture[str]) -> None:
+    sink = console.SINK.open(info(mode=mode, console="classic"))
+    assert sink is not None
+    sink.write({"env_steps": 7, "updates": 3})
+    name = "AsyncMBPO" if mode in ("continuous", "episodes") else "MBPO"
+    assert capfd.readouterr().out.startswith(f"[{name}] step=3 real_data=7 ")
+
+
+def test_a_quiet_run_has_no_console() -> None:
+    assert console.SINK.open(info(quiet=True)) is None
+    assert type(console.SINK.open(info())) is ConsoleSink
 
 
 # ------------------------------------------------------------------------------------------------------------------ live
@@ -209,7 +204,7 @@ def test_notes_stand_above_the_panel_and_leave_it_whole() -> None:
     sink.close(SUMMARY)
 
 
-def test_many_rows_in_no_time_and_nothing_left_running() -> None:
+def test_the_panel_needs_no_thread_and_gives_the_cursor_back() -> None:
     threads = threading.enumerate()
     sink, file = terminal(Budget(steps=100000))
     for step in range(100):
@@ -284,7 +279,7 @@ def test_why_it_ended(summary: dict[str, Any], first: str, colour: str) -> None:
     assert file.getvalue().splitlines()[0].endswith(f"\x1b[{colour}m{first}\x1b[0m")
 
 
-def test_a_run_that_failed_before_it_began_and_one_with_restarts() -> None:
+def test_a_run_that_failed_early_and_one_with_restarts() -> None:
     sink, file = plain(Budget())
     nothing = dict.fromkeys(("steps_per_s", "updates_per_s", "episodes_per_s", "return_mean", "best_eval"))
     idle = {"worker": {"step": 0.0, "other": 1.0}, "learner": {"update": 0.0, "other": 1.0}}
@@ -314,36 +309,34 @@ def test_a_terminal_without_unicode_gets_other_shades() -> None:
     )
 
 
-@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=10).filter(lambda parts: sum(parts) > 0), st.integers(1, 200))
-def test_whole_parts_add_up(parts: list[float], whole: int) -> None:
-    shares = [part / math.fsum(parts) for part in parts]
-    found = console._apportion(shares, whole)
-    assert sum(found) == whole
-    assert all(abs(count - share * whole) < 1 for count, share in zip(found, shares, strict=True))
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6).filter(lambda parts: sum(parts) > 0))
+def test_the_cells_of_a_bar_and_its_percentages_add_up(parts: list[float]) -> None:
+    sink, file = plain(Budget())
+    shares = {f"kind{number}": part / math.fsum(parts) for number, part in enumerate(parts)}
+    sink.close(SUMMARY | {"shares": {"worker": shares}})
+    bar, legend = file.getvalue().splitlines()[4:6]
+    assert len(bar.removeprefix("  worker   ")) == console.BAR
+    shown = dict(re.findall(r"(\w+) (\d+)%", legend))
+    assert sum(map(int, shown.values())) == 100
+    assert all(abs(int(percent) - 100 * shares[kind]) < 1 for kind, percent in shown.items() if kind != "rest")
 
 
 @pytest.mark.parametrize(
     ("seconds", "clock"),
-    [(None, "-"), (0.4, "0:00"), (59.6, "1:00"), (3599.4, "59:59"), (3599.6, "1:00:00"), (360000.0, "100:00:00")],
+    [(0.4, "0:00"), (59.6, "1:00"), (3599.4, "59:59"), (3599.6, "1:00:00"), (360000.0, "100:00:00")],
 )
-def test_clock(seconds: float | None, clock: str) -> None:
-    assert console._clock(seconds) == clock
+def test_clock(seconds: float, clock: str) -> None:
+    sink, file = plain(Budget())
+    sink.close(SUMMARY | {"wall_s": seconds})
+    assert file.getvalue().splitlines()[1].endswith(f" in {clock}")
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (None, "-"),
-        (0.0, "0"),
-        (0.0523, "0.0523"),
-        (24.14, "24.1"),
-        (980.4, "980"),
-        (999.4, "999"),
-        (999.6, "1k"),
-        (999700.0, "1M"),
-        (12437.0, "12.4k"),
-        (1.25e6, "1.25M"),
-    ],
-)
+    [(None, "-"), (0.0, "0"), (0.0523, "0.0523"), (24.14, "24.1"), (980.4, "980"), (999.4, "999"), (999.6, "1k"),
+     (999700.0, "1M"), (12437.0, "12.4k"), (1.25e6, "1.25M")],
+)  # fmt: skip
 def test_rate(value: float | None, text: str) -> None:
-    assert console._rate(value) == text
+    sink, file = plain(Budget())
+    sink.close(SUMMARY | {"steps_per_s": value})
+    assert f"  speed    {text} steps/s, " in file.getvalue()

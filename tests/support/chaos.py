@@ -28,7 +28,7 @@ from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch, RolloutBuffer
 from freewheel.ledger import balance
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.rollout.probe import StepCost
 from freewheel.run.plan import Plan
 from freewheel.seeding import tree

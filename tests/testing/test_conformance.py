@@ -1,4 +1,4 @@
-"""The kits on what the house has: the numpy Runner, and PPO by either gradient; and that they notice who breaks a promise."""
+"""check_runner and check_learner accept our numpy Runner and PPO, and see what breaks their contract."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def weights(policy: PolicySpec) -> Snapshot:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_numpy_runner_keeps_its_promises(world: str) -> None:
+def test_the_numpy_runner_conforms(world: str) -> None:
     made, policy = recipe(world)
     check_runner(lambda: Runner(made, LANES), weights(policy))
 
 
 class Forgetful(Runner):
-    """Signs with the version before."""
+    """Signs with the previous version."""
 
     def unroll(self, steps: int) -> Chunk:
         chunk = super().unroll(steps)
@@ -68,14 +68,14 @@ class Leaping(Runner):
     ("kind", "complaint"),
     [(Forgetful, "not signed with the version"), (Leaping, "does not follow from the row before")],
 )
-def test_a_runner_that_breaks_them_is_caught(kind: type[Runner], complaint: str) -> None:
+def test_a_runner_that_does_not_conform_is_caught(kind: type[Runner], complaint: str) -> None:
     made, policy = recipe("Drifting")
     with pytest.raises(AssertionError, match=complaint):
         check_runner(lambda: kind(made, LANES), weights(policy))
 
 
 def acting(made: RunnerFactory) -> Callable[[Snapshot], Chunk]:
-    """A chunk by whatever weights are given; 21 rows, so that two of them fill a batch."""
+    """Collects chunks of 21 rows, two of which fill a batch, with the weights it is given."""
     runner = Runner(made, LANES)
 
     def collect(snapshot: Snapshot) -> Chunk:
@@ -88,7 +88,7 @@ def acting(made: RunnerFactory) -> Callable[[Snapshot], Chunk]:
 @pytest.mark.parametrize("gradient", ["analytic", "autograd"])
 @pytest.mark.parametrize("world", ["Drifting", "IdentityBox"])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_ppo_keeps_its_promises(world: str, gradient: Literal["analytic", "autograd"], scaled: bool) -> None:
+def test_ppo_conforms(world: str, gradient: Literal["analytic", "autograd"], scaled: bool) -> None:
     made, policy = recipe(world, normalize=scaled)
     scale = "returns" if scaled else "none"
     check_learner(lambda: learner(policy, gradient=gradient, reward_scale=scale), acting(made))
@@ -109,8 +109,8 @@ class Doubling(PPO):
         super().observe(chunk)
 
 
-@pytest.mark.parametrize(("kind", "complaint"), [(Amnesiac, "goes another way"), (Doubling, "does not account for")])
-def test_a_learner_that_breaks_them_is_caught(kind: type[PPO], complaint: str) -> None:
+@pytest.mark.parametrize(("kind", "complaint"), [(Amnesiac, "behaves differently"), (Doubling, "does not account for")])
+def test_a_learner_that_does_not_conform_is_caught(kind: type[PPO], complaint: str) -> None:
     made, policy = recipe("Drifting")
     task = LearnerSpec(policy, rows=42, lanes=len(LANES), seed=1, total_steps=None)
     with pytest.raises(AssertionError, match=complaint):

@@ -67,6 +67,10 @@ class MBPO:
         return self.sac.ready
 
     @property
+    def buffer_util(self) -> float:
+        return self.sac.buffer_util
+
+    @property
     def fallback(self) -> str:
         """Why there is no graph, where one was asked for."""
         return self.sac.fallback

@@ -59,6 +59,11 @@ class DevicePPO:
         return not self.ready
 
     @property
+    def buffer_util(self) -> float:
+        """The part of the next update's rows that is there."""
+        return min(1.0, self._held_steps / self._steps)
+
+    @property
     def fallback(self) -> str:
         """Why there is no graph, where one was asked for."""
         return next((program.fallback for program in self._programs or () if program.fallback), "")

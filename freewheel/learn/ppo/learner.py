@@ -50,6 +50,13 @@ class PPO:
     def hungry(self) -> bool:
         return not self.ready
 
+    @property
+    def buffer_util(self) -> float:
+        """The part of the next update's rows or episodes that is there."""
+        if self._task.episodes is not None:
+            return min(1.0, self._held.chunks / self._task.episodes)
+        return min(1.0, self._held.rows / self._task.rows)
+
     def observe(self, chunk: Chunk) -> None:
         if self._task.max_lag is not None and chunk.version < self.version - self._task.max_lag:
             self._stale += chunk.rows

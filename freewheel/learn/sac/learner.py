@@ -47,6 +47,11 @@ class SAC:
         return self.pace.due >= 1 or self._complete
 
     @property
+    def buffer_util(self) -> float:
+        """How full the replay buffer is."""
+        return self.replay.count / self.replay.capacity
+
+    @property
     def fallback(self) -> str:
         """Why there is no graph, where one was asked for."""
         return self.agent.fallback

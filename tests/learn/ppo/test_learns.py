@@ -15,7 +15,7 @@ from freewheel.core import ActionSpec, EnvSpec, NDArray, SeedStream, Slice, Step
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.loop import loop
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.policies.build import make_actor
 from freewheel.policies.spec import PolicyConfig
 from freewheel.rollout.factory import RunnerFactory

@@ -22,7 +22,7 @@ import freewheel
 from freewheel.config.resolve import from_argv
 from freewheel.core import Episode, NDArray, Tick
 from freewheel.errors import SetupError, UsageError
-from freewheel.meter import Meter
+from freewheel.metrics.meter import Meter
 from freewheel.run.plan import _modules
 from freewheel.seeding import training_episodes
 from freewheel.worlds.cage2 import cyborg, cyborg_package

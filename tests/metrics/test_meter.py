@@ -1,15 +1,12 @@
-"""The meter: rates and shares in closed form, under a clock that the test moves."""
+"""The meter: rates and shares in closed form, by a clock that the test moves."""
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,20 +14,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freewheel import meter as meter_module
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Chunk, Episode, Metrics, Origin, RowCounts, Tick, Transitions
-from freewheel.meter import Budget, Meter
+from freewheel.metrics import meter as meter_module
+from freewheel.metrics.hardware import Usage
+from freewheel.metrics.meter import Budget, Meter
 
 KEYS = [
     *("wall_s", "env_steps", "episodes", "updates", "steps_per_s", "episodes_per_s", "updates_per_s"),
     *("return_mean", "length_mean", "lag_mean", "lag_max", "queue_util", "buffer_util", "cpu_util", "gpu_util"),
     *("env_busy", "learner_busy", "produced", "trained", "queued", "open", "dropped"),
 ]
+EXTRA = [
+    *(f"time/learner_{kind.replace('-', '_')}" for kind in LEARNER_TIME),
+    *(f"time/worker_{kind.replace('-', '_')}" for kind in WORKER_TIME),
+    *("memory/trainer_mb", "memory/workers_mb"),
+]
 ROWS = RowCounts(produced=10, trained=6, queued=1, open=1, dropped={"stale": 2})
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that moves when the test says so."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -53,7 +56,7 @@ def meter(clock: Clock) -> Meter:
 
 
 def chunk(rows: int, *ends: tuple[float, int], **ns: int) -> Chunk:
-    """A chunk of so many rows with episodes of (return, length); time in ns by kind, `_` for `-`."""
+    """A chunk of so many rows with episodes of (return, length); time in ns by kind, with `_` for `-`."""
     nothing = np.zeros((0, 1))
     data = Transitions(*[nothing] * 8)
     episodes = tuple(Episode(0, k, 0, (), ret, length, 0.0, ()) for k, (ret, length) in enumerate(ends))
@@ -76,7 +79,7 @@ def row(meter: Meter) -> dict[str, object]:
 def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Meter, clock: Clock) -> None:
     clock.pass_by(2.0)
     first = row(meter)
-    assert list(first) == KEYS
+    assert list(first) == [*KEYS, *EXTRA]
     nulls = ["return_mean", "length_mean", "lag_mean", "lag_max", "queue_util", "buffer_util", "gpu_util", "env_busy"]
     assert [key for key in KEYS if first[key] is None] == nulls
     assert first["wall_s"] == 2.0
@@ -98,7 +101,7 @@ def test_rates_are_over_the_wall_time_of_the_interval(meter: Meter, clock: Clock
     second = row(meter)
     assert (second["wall_s"], second["env_steps"], second["episodes"], second["updates"]) == (4.5, 110, 1, 3)
     assert (second["steps_per_s"], second["episodes_per_s"], second["updates_per_s"]) == (20.0, 0.0, 4.0)
-    assert row(meter)["steps_per_s"] is None  # no time has passed: no rate to tell
+    assert row(meter)["steps_per_s"] is None  # no time has passed, so there is no rate
 
 
 def test_returns_and_lengths_are_means_over_the_last_hundred_episodes(meter: Meter) -> None:
@@ -110,13 +113,24 @@ def test_returns_and_lengths_are_means_over_the_last_hundred_episodes(meter: Met
     assert later["length_mean"] == np.mean([*range(102, 300, 2), 7])
 
 
-def test_losses_are_averaged_over_the_updates_that_report_them(meter: Meter) -> None:
-    meter.take(tick(metrics={"loss/policy": np.float32(1.0), "loss/rare": 5, "ignored": 1.0}))
+def test_means_are_over_the_updates_that_report_a_metric_and_unknown_names_are_kept(meter: Meter) -> None:
+    meter.take(tick(metrics={"loss/policy": np.float32(1.0), "loss/rare": 5, "somebody_elses": 1.0}))
     meter.take(tick(metrics={"loss/policy": np.float32(2.0)}))
     both = row(meter)
-    assert list(both) == [*KEYS, "loss/policy", "loss/rare"]
-    assert (both["loss/policy"], both["loss/rare"]) == (1.5, 5.0)
-    assert "loss/policy" not in row(meter)  # no update, no loss
+    assert list(both) == [*KEYS, "loss/policy", "loss/rare", "somebody_elses", *EXTRA]
+    assert (both["loss/policy"], both["loss/rare"], both["somebody_elses"]) == (1.5, 5.0, 1.0)
+    assert list(row(meter)) == [*KEYS, *EXTRA]  # no update, no loss
+
+
+def test_the_newest_value_is_repeated_where_a_metric_is_a_total(meter: Meter) -> None:
+    meter.take(tick(metrics={"real_data": 64, "model/version": torch.tensor(1.0)}))
+    meter.take(tick(metrics={"real_data": 128, "model/version": torch.tensor(2.0)}))
+    for _ in range(2):
+        assert json.dumps({name: row(meter)[name] for name in ("real_data", "model/version")}) == (
+            '{"real_data": 128, "model/version": 2.0}'
+        )
+    totals = meter.totals()
+    assert (totals["real_data"], "model/version" in totals) == (128, False)
 
 
 def test_a_tensor_that_its_learner_overwrites_was_already_booked(meter: Meter) -> None:
@@ -150,9 +164,10 @@ def test_what_is_not_finite_is_null(meter: Meter, clock: Clock) -> None:
     assert json.loads(json.dumps(broken, allow_nan=False))["buffer_util"] == 0.25
 
 
-def test_utilisation_of_queue_and_buffer_is_passed_on(meter: Meter) -> None:
-    full = meter.row(ROWS, {"queue_util": 0.5, "worker_restarts": 3.0}, 0.75)
-    assert (full["queue_util"], full["buffer_util"], list(full)) == (0.5, 0.75, KEYS)
+def test_all_that_the_collector_reports_is_kept(meter: Meter) -> None:
+    full = meter.row(ROWS, {"queue_util": 0.5, "queue/fragments": 3.0, "somebody_elses": None}, 0.75)
+    assert (full["queue_util"], full["buffer_util"]) == (0.5, 0.75)
+    assert (full["queue/fragments"], full["somebody_elses"]) == (3.0, None)
 
 
 def test_rows_after_an_evaluation_carry_it_and_the_totals_keep_the_best(meter: Meter) -> None:
@@ -180,26 +195,22 @@ def test_spans_split_the_learner_time_and_inner_time_is_not_counted_twice(meter:
         clock.pass_by(1.0)
     with meter.span("update"):
         clock.pass_by(4.0)
-        busy = row(meter)["learner_busy"]  # closed within a span: the open part counts
+        closed = row(meter)  # within a span: the part before now counts
         clock.pass_by(4.0)
-    assert busy == 4.0 / 12.0
-    assert meter.shares()["learner"] == {
-        "observe": 0.0,
-        "update": 8.0 / 16.0,
-        "publish": 0.0,
-        "wait-data": 3.0 / 16.0,
-        "eval": 4.0 / 16.0,
-        "save": 0.0,
-        "other": 1.0 / 16.0,
-    }
+    assert closed["learner_busy"] == closed["time/learner_update"] == 4.0 / 12.0
+    assert closed["time/learner_wait_data"] == 3.0 / 12.0
+    spent = {kind: 16 * share for kind, share in meter.shares()["learner"].items() if share}
+    assert spent == {"update": 8.0, "wait-data": 3.0, "eval": 4.0, "other": 1.0}
 
 
-def test_learner_busy_is_observe_update_and_publish_of_the_interval(meter: Meter, clock: Clock) -> None:
+def test_time_shares_are_those_of_the_interval(meter: Meter, clock: Clock) -> None:
     row(meter)
     for kind in LEARNER_TIME:
         with meter.span(kind):
             clock.pass_by(2.0)
-    assert row(meter)["learner_busy"] == 6.0 / 14.0
+    closed = row(meter)
+    assert closed["learner_busy"] == 6.0 / 14.0
+    assert [closed[key] for key in EXTRA if key.startswith("time/learner_")] == [2.0 / 14.0] * len(LEARNER_TIME)
     clock.pass_by(1.0)
     assert row(meter)["learner_busy"] == 0.0
 
@@ -235,7 +246,8 @@ def test_spans_are_cheap() -> None:
 
 def test_env_busy_is_step_and_reset_of_all_worker_time(meter: Meter) -> None:
     meter.take(tick(chunk(1, step=30, reset=10, infer=40), chunk(1, wait_gate=20)))
-    assert row(meter)["env_busy"] == 0.4
+    first = row(meter)
+    assert (first["env_busy"], first["time/worker_step"], first["time/worker_wait_gate"]) == (0.4, 0.3, 0.2)
     meter.take(tick(chunk(1, step=1)))
     assert row(meter)["env_busy"] == 1.0
 
@@ -251,11 +263,10 @@ def test_worker_shares_are_of_all_workers_and_the_rest_is_other(meter: Meter, cl
     assert {kind: share for kind, share in shares.items() if share} == {"step": 0.4, "wait-slot": 0.2, "other": 0.4}
 
 
-def test_workers_that_report_more_than_the_wall_are_normalised(meter: Meter, clock: Clock) -> None:
+def test_workers_that_report_more_than_the_wall_time_are_normalised(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(1, step=3_000_000_000, infer=1_000_000_000)))
     clock.pass_by(1.0)
-    shares = meter.shares()["worker"]
-    assert (shares["step"], shares["infer"], shares["other"]) == (0.75, 0.25, 0.0)
+    assert {kind: share for kind, share in meter.shares()["worker"].items() if share} == {"step": 0.75, "infer": 0.25}
 
 
 def test_before_any_time_has_passed_all_of_it_is_other(meter: Meter) -> None:
@@ -312,7 +323,7 @@ def test_totals(meter: Meter, clock: Clock) -> None:
     }
 
 
-def test_what_the_run_asks_between_rows(meter: Meter, clock: Clock) -> None:
+def test_the_present_state(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(1, (1.0, 1), (2.0, 1))))
     clock.pass_by(7.0)
     assert (meter.wall_s, meter.episodes, meter.doing) == (7.0, 2, "other")
@@ -321,58 +332,16 @@ def test_what_the_run_asks_between_rows(meter: Meter, clock: Clock) -> None:
     assert meter.doing == "other"
 
 
-# -------------------------------------------------------------------------------------------------------------- hardware
-
-
 def test_cpu_util_is_cpu_time_over_all_cores(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     used = iter([10.0, 13.0, 12.0])
-    monkeypatch.setattr(meter_module, "_cpu_seconds", lambda: next(used))
+    monkeypatch.setattr(meter_module, "usage", lambda: Usage(next(used), 70.0, 25.0))
     monkeypatch.setattr(meter_module, "usable_cores", lambda: 4)
     meter = Meter(workers=1, now=clock)
     clock.pass_by(1.0)
-    assert row(meter)["cpu_util"] == 0.75
+    first = row(meter)
+    assert (first["cpu_util"], first["memory/trainer_mb"], first["memory/workers_mb"]) == (0.75, 70.0, 25.0)
     clock.pass_by(1.0)
-    assert row(meter)["cpu_util"] == 0.0  # a child took its time along: not negative
-
-
-def test_cpu_time_of_children_counts_while_they_run_and_after_they_ended() -> None:
-    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
-    before = meter_module._cpu_seconds()
-    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"done\n"
-        running = meter_module._cpu_seconds()
-        child.communicate(b"\n", timeout=10)
-    ended = meter_module._cpu_seconds()
-    assert running - before >= 0.25
-    assert ended - before >= 0.25
-
-
-def test_gpu_util_is_null_without_torch_or_cuda_and_a_share_with_it(
-    meter: Meter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unknown() -> float:
-        raise ModuleNotFoundError("pynvml")
-
-    def fake(initialised: bool, utilisation: object) -> None:
-        module = ModuleType("torch")
-        module.__dict__["cuda"] = SimpleNamespace(is_initialized=lambda: initialised, utilization=utilisation)
-        monkeypatch.setitem(sys.modules, "torch", module)
-
-    monkeypatch.delitem(sys.modules, "torch")
-    assert row(meter)["gpu_util"] is None
-    assert "torch" not in sys.modules
-    fake(False, lambda: 50)
-    assert row(meter)["gpu_util"] is None
-    fake(True, lambda: 42)
-    assert row(meter)["gpu_util"] == 0.42
-    fake(True, unknown)
-    assert row(meter)["gpu_util"] is None
-
-
-def test_the_meter_does_not_import_torch() -> None:
-    check = "import sys, freewheel.meter, freewheel.ledger; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True, timeout=30)
+    assert row(meter)["cpu_util"] == 0.0  # a child's time ended with it: not negative
 
 
 # ---------------------------------------------------------------------------------------------------------------- budget
@@ -395,7 +364,7 @@ def test_progress_is_the_limit_that_comes_first(budget: Budget, progress: float)
 
 
 def test_a_measure_is_averaged_over_the_episodes_that_have_it(clock: Clock) -> None:
-    """Some things do not apply to an episode: that is NaN, and no reason to know nothing of the others."""
+    """NaN means that a measure does not apply to an episode."""
     meter = Meter(workers=1, measures=("compliance", "never"), now=clock)
     for value in (1.0, math.nan, 0.5):
         ended = Episode(0, 0, 0, (), 0.0, 1, 0.0, (value, math.nan))

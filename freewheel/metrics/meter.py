@@ -1,29 +1,27 @@
-"""What is known about a run: counters, windows, where the time went; the only place where a tensor becomes a float."""
+"""The meter: counters, windows and time shares of a run; the only place where a tensor becomes a float."""
 
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import psutil
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, RowCounts, Tick
+from freewheel.metrics.hardware import gpu_util, usage
+from freewheel.metrics.names import COUNTS, describe
 from freewheel.rollout.probe import usable_cores
 
-#: Totals that a learner reports as they stand.
-COUNTS = ("real_data", "model_data", "agent_updates", "dynamics_updates")
 WINDOW = 100  # finished episodes behind return_mean and length_mean
 
 
 @dataclass(frozen=True)
 class Budget:
-    """When a run is done: at whichever limit comes first; without any it runs until it is stopped."""
+    """When a run is done: at the first limit it reaches; without any it runs until it is stopped."""
 
     steps: int | None = None
     minutes: float | None = None
@@ -44,12 +42,12 @@ class Timeline:
     def __init__(self, kinds: tuple[str, ...], idle: str, now: Callable[[], float]) -> None:
         self.seconds = dict.fromkeys(kinds, 0.0)
         self.kind = idle
-        self.outer: list[str] = []  # the kinds that wait for the present one to end
+        self.outer: list[str] = []  # the kinds that go on when the present one ends
         self.now = now
         self.since = now()
 
     def cut(self) -> float:
-        """Book the time since the last cut and return the present."""
+        """Count the time since the last cut for the present kind; returns the present time."""
         now = self.now()
         self.seconds[self.kind] += now - self.since
         self.since = now
@@ -57,7 +55,7 @@ class Timeline:
 
 
 class Span:
-    """A `with` block of one kind; an inner span takes its time out of the outer one. May be entered again and again."""
+    """A `with` block of one kind; the time of an inner span is not counted in the outer one. It can be entered many times."""
 
     __slots__ = ("_kind", "_line")
 
@@ -79,21 +77,21 @@ class Span:
 
 @dataclass
 class _Interval:
-    """What came in since the last row."""
+    """The counters when the last row was closed, and what was reported since."""
 
     began: float
-    cpu: float  # CPU seconds used by all our processes when it began
-    learner: Mapping[str, float]  # learner seconds by kind when it began
-    steps: int = 0
-    episodes: int = 0
-    updates: int = 0
+    cpu_s: float  # CPU seconds of all our processes
+    learner: Mapping[str, float]  # learner seconds by kind
+    done: Mapping[str, int]  # steps, episodes, updates
     worker: NDArray = field(default_factory=lambda: np.zeros(len(WORKER_TIME), np.int64))  # ns by kind
     sums: dict[str, Any] = field(default_factory=dict)  # of update metrics: scalars of any library, on any device
     counts: dict[str, int] = field(default_factory=dict)
-    lag_max: float | None = None
+    greatest: dict[str, float] = field(default_factory=dict)
 
-    def mean(self, key: str) -> float | None:
-        return _finite(float(self.sums[key]) / self.counts[key]) if key in self.sums else None
+    def learned(self) -> dict[str, float | None]:
+        """The metrics of its updates that are means or maxima."""
+        means = {name: _finite(float(total) / self.counts[name]) for name, total in self.sums.items()}
+        return means | {name: _finite(value) for name, value in self.greatest.items()}
 
 
 class Meter:
@@ -107,20 +105,16 @@ class Meter:
         self._learner = Timeline(LEARNER_TIME, "other", now)
         self._spans = {kind: Span(self._learner, kind) for kind in LEARNER_TIME}
         self._began = self._learner.since
-        self._env_steps = 0
-        self._episodes = 0
-        self._updates = 0
+        self._done = dict.fromkeys(("env_steps", "episodes", "updates"), 0)
         self._worker = np.zeros(len(WORKER_TIME), np.int64)
         self._played = [0.0, 0.0]  # steps and seconds of all finished episodes
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[float] = deque(maxlen=WINDOW)
         self._lag_max: float | None = None
-        self._counts: dict[str, int] = {}
-        self._buffer: float | None = None  # how full a replay buffer is
-        self._eval: float | None = None
-        self._eval_measures: dict[str, float | None] = {}
+        self._latest: dict[str, float | None] = {}  # newest values of the metrics whose aggregate is "last"
+        self._eval: dict[str, float | None] = {}
         self._best: float | None = None
-        self._interval = self._open(self._began)
+        self._interval = _Interval(self._began, usage().cpu_s, dict(self._learner.seconds), dict(self._done))
 
     @property
     def wall_s(self) -> float:
@@ -134,21 +128,18 @@ class Meter:
 
     @property
     def episodes(self) -> int:
-        return self._episodes
+        return self._done["episodes"]
 
     def span(self, kind: str) -> Span:
         """`with meter.span("update"): ...` for a kind of LEARNER_TIME."""
         return self._spans[kind]
 
     def take(self, tick: Tick) -> None:
-        """Book one turn of the loop."""
-        interval = self._interval
+        """Count one turn of the loop."""
         for chunk in tick.chunks:
-            self._env_steps += chunk.rows
-            self._episodes += len(chunk.episodes)
-            interval.steps += chunk.rows
-            interval.episodes += len(chunk.episodes)
-            interval.worker += chunk.time
+            self._done["env_steps"] += chunk.rows
+            self._done["episodes"] += len(chunk.episodes)
+            self._interval.worker += chunk.time
             for episode in chunk.episodes:
                 self._returns.append(episode.ret)
                 self._lengths.append(episode.length)
@@ -157,68 +148,67 @@ class Meter:
                 for window, value in zip(self._measures.values(), episode.measures, strict=False):
                     window.append(value)
         if tick.metrics is not None:
-            updates = int(tick.metrics.get("updates", 1))
-            interval.updates += updates
-            self._updates += updates
+            self._done["updates"] += int(tick.metrics.get("updates", 1))
             self._learned(tick.metrics)
 
     def _learned(self, metrics: Metrics) -> None:
         interval = self._interval
-        for key, value in metrics.items():
-            if key in COUNTS:
-                self._counts[key] = int(value)
-            elif key == "buffer_util":
-                self._buffer = float(value)
-            elif key.startswith("loss/") or key == "lag_mean":
+        for name, value in metrics.items():
+            if name == "updates":
+                continue
+            metric = describe(name)
+            if metric is None or metric.aggregate == "mean":
                 # A new value, never a reference: a learner may overwrite its own tensors; and no wait for the device.
-                interval.sums[key] = interval.sums.get(key, 0.0) + value
-                interval.counts[key] = interval.counts.get(key, 0) + 1
-        if "lag_max" in metrics:
-            interval.lag_max = _greater(interval.lag_max, float(metrics["lag_max"]))
-            self._lag_max = _greater(self._lag_max, interval.lag_max)
+                interval.sums[name] = interval.sums.get(name, 0.0) + value
+                interval.counts[name] = interval.counts.get(name, 0) + 1
+            elif metric.aggregate == "max":
+                interval.greatest[name] = max(interval.greatest.get(name, -math.inf), float(value))
+            else:
+                self._latest[name] = value if isinstance(value, int) else _finite(float(value))
+        if "lag_max" in interval.greatest:
+            self._lag_max = _greater(self._lag_max, interval.greatest["lag_max"])
 
     def eval_result(self, mean: float, measures: Mapping[str, float] | None = None) -> None:
         """The mean greedy return of an evaluation: later rows carry the newest, the totals the best."""
-        self._eval = _finite(float(mean))
-        self._eval_measures = {f"eval/{name}": _finite(value) for name, value in (measures or {}).items()}
-        self._best = _greater(self._best, self._eval)
+        value = _finite(float(mean))
+        found = {f"eval/{name}": _finite(measure) for name, measure in (measures or {}).items()}
+        self._eval = {} if value is None else {"eval_return": value, **found}
+        self._best = _greater(self._best, value)
 
     def row(self, rows: RowCounts, stats: Mapping[str, float | None], buffer_util: float | None) -> dict[str, Any]:
         """Close the interval: one line of metrics.jsonl."""
-        now = self._learner.cut()
-        interval, self._interval = self._interval, self._open(now)
+        now, used = self._learner.cut(), usage()
+        interval = self._interval
+        self._interval = _Interval(now, used.cpu_s, dict(self._learner.seconds), dict(self._done))
         self._worker += interval.worker
         wall = now - interval.began
-        busy = sum(self._learner.seconds[kind] - interval.learner[kind] for kind in ("observe", "update", "publish"))
-        stepping = sum(int(interval.worker[WORKER_TIME.index(kind)]) for kind in ("step", "reset"))
-        cpu = max(self._interval.cpu - interval.cpu, 0.0)  # where a child's time ends with it, the sum may shrink
+        learner = {kind: seconds - interval.learner[kind] for kind, seconds in self._learner.seconds.items()}
+        worker = dict(zip(WORKER_TIME, interval.worker.tolist(), strict=True))
         return {
             "wall_s": now - self._began,
-            "env_steps": self._env_steps,
-            "episodes": self._episodes,
-            "updates": self._updates,
-            "steps_per_s": _ratio(interval.steps, wall),
-            "episodes_per_s": _ratio(interval.episodes, wall),
-            "updates_per_s": _ratio(interval.updates, wall),
+            **self._done,
+            **_rates({name: count - interval.done[name] for name, count in self._done.items()}, wall),
             "return_mean": _mean(self._returns),
             "length_mean": _mean(self._lengths),
-            "lag_mean": interval.mean("lag_mean"),
-            "lag_max": interval.lag_max,
-            "queue_util": _finite(stats.get("queue_util")),
-            "buffer_util": _finite(buffer_util if self._buffer is None else self._buffer),
-            "cpu_util": _ratio(cpu, wall * usable_cores()),
-            "gpu_util": _gpu_util(),
-            "env_busy": _ratio(stepping, int(interval.worker.sum())),
-            "learner_busy": _ratio(busy, wall),
-            "produced": rows.produced,
-            "trained": rows.trained,
-            "queued": rows.queued,
-            "open": rows.open,
-            "dropped": dict(rows.dropped),
-            **self._counts,
+            "lag_mean": None,
+            "lag_max": None,
+            "queue_util": None,
+            "buffer_util": _finite(buffer_util),
+            # Where the time of a child ends with it, the sum may shrink.
+            "cpu_util": _ratio(max(used.cpu_s - interval.cpu_s, 0.0), wall * usable_cores()),
+            "gpu_util": gpu_util(),
+            "env_busy": _ratio(worker["step"] + worker["reset"], sum(worker.values())),
+            "learner_busy": _ratio(learner["observe"] + learner["update"] + learner["publish"], wall),
+            **asdict(rows),
+            **{name: _finite(value) for name, value in stats.items()},
+            **self._latest,
+            **interval.learned(),
             **{f"measure/{name}": _mean([v for v in own if not math.isnan(v)]) for name, own in self._measures.items()},
-            **({} if self._eval is None else {"eval_return": self._eval, **self._eval_measures}),
-            **{key: interval.mean(key) for key in interval.sums if key.startswith("loss/")},
+            **self._eval,
+            **_times("learner", learner, wall),
+            **_times("worker", worker, sum(worker.values())),
+            "memory/trainer_mb": used.trainer_mb,
+            "memory/workers_mb": used.workers_mb,
         }
 
     def shares(self) -> dict[str, dict[str, float]]:
@@ -233,26 +223,27 @@ class Meter:
         wall = self._learner.cut() - self._began
         return {
             "wall_s": wall,
-            "env_steps": self._env_steps,
-            "episodes": self._episodes,
-            "updates": self._updates,
-            "steps_per_s": _ratio(self._env_steps, wall),
-            "episodes_per_s": _ratio(self._episodes, wall),
-            "updates_per_s": _ratio(self._updates, wall),
+            **self._done,
+            **_rates(self._done, wall),
             "return_mean": _mean(self._returns),
             "lag_max": self._lag_max,
             "best_eval": self._best,
-            **self._counts,
-            **self._eval_measures,
+            **{name: value for name, value in self._latest.items() if name in COUNTS},
+            **{name: value for name, value in self._eval.items() if name != "eval_return"},
             "episodes_trained": {
-                "count": self._episodes,
-                "length_mean": _ratio(self._played[0], self._episodes),
-                "seconds_mean": _ratio(self._played[1], self._episodes),
+                "count": self.episodes,
+                "length_mean": _ratio(self._played[0], self.episodes),
+                "seconds_mean": _ratio(self._played[1], self.episodes),
             },
         }
 
-    def _open(self, now: float) -> _Interval:
-        return _Interval(began=now, cpu=_cpu_seconds(), learner=dict(self._learner.seconds))
+
+def _rates(done: Mapping[str, int], wall: float) -> dict[str, float | None]:
+    return {f"{name.removeprefix('env_')}_per_s": _ratio(count, wall) for name, count in done.items()}
+
+
+def _times(party: str, spent: Mapping[str, float], whole: float) -> dict[str, float | None]:
+    return {f"time/{party}_{kind.replace('-', '_')}": _ratio(part, whole) for kind, part in spent.items()}
 
 
 def _finite(value: float | None) -> float | None:
@@ -275,26 +266,3 @@ def _greater(known: float | None, new: float | None) -> float | None:
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     whole = math.fsum(seconds.values())
     return {kind: part / whole if whole > 0 else float(kind == "other") for kind, part in seconds.items()}
-
-
-def _cpu_seconds() -> float:
-    """CPU time of this process and all below it; the time of a child that ended passes to whoever waited for it."""
-    own = psutil.Process()
-    seconds = 0.0
-    for process in (own, *own.children(recursive=True)):
-        try:
-            seconds += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
-        except psutil.Error:  # it ended meanwhile
-            continue
-    return seconds
-
-
-def _gpu_util() -> float | None:
-    """Busy share of the GPU, if this process uses one and can ask; torch is never imported for it."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    try:
-        return float(torch.cuda.utilization()) / 100
-    except Exception:  # noqa: BLE001 - no NVML, no permission, a virtual device: whatever it is, the figure is unknown
-        return None

@@ -1,1 +1,0 @@
-"""Evaluation: greedy episodes of a policy, and who plays them."""

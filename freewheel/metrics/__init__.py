@@ -1,0 +1,1 @@
+"""Metrics: what a run counts and measures, and what every name means."""

@@ -1,0 +1,62 @@
+"""Sinks: where a run is written to, chosen by name; ours and those of installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from freewheel.core import Sink
+from freewheel.metrics.meter import Budget
+from freewheel.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What a sink may know about its run."""
+
+    path: Path  # of the run directory, which exists
+    title: str
+    budget: Budget
+    algorithm: str
+    mode: str
+    quiet: bool = False  # nothing is to be printed
+    console: Literal["live", "classic"] = "live"
+
+
+@dataclass(frozen=True)
+class SinkEntry:
+    """One sink that can be chosen: `--sinks NAME`, or always where it is on by default."""
+
+    name: str
+    open: Callable[[RunInfo], Sink | None]  # None: it has nothing to write in this run
+    default: bool = False
+
+
+SINKS: Registry[SinkEntry] = Registry("sink", "SINK", "freewheel.sinks")
+
+
+class Sinks:
+    """Several sinks as one. Implements core.Sink."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = sinks
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.write(row)
+
+    def note(self, text: str) -> None:
+        for sink in self._sinks:
+            sink.note(text)
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.close(summary)
+
+
+def chosen(names: Sequence[str]) -> list[SinkEntry]:
+    """The sinks that are on by default, and those of these names; UsageError if there is no such sink."""
+    named = [SINKS[name] for name in names]
+    return [entry for entry in SINKS.entries.values() if entry.default or entry in named]

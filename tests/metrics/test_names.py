@@ -1,0 +1,74 @@
+"""The names of metrics: each is described once, the page that lists them is up to date, and runs report no other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import freewheel
+from freewheel.metrics.names import GROUPS, describe, markdown
+from tests.support.places import PACKAGE
+
+METRICS = [metric for group in GROUPS.values() for metric in group]
+REPLAY = {"learning_starts": 32, "batch": 16, "updates_per_row": 2}
+MODEL = {"members": 2, "elites": 1, "model_hidden": [8], "model_every": 32, "model_batch": 16, "max_epochs": 2}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ppo": {"ppo": {"epochs": 1, "minibatch": 16}},
+    "sac": {"sac": REPLAY},
+    "mbpo": {"mbpo": REPLAY | MODEL},
+}
+#: Names that the learners still use, until they report the ones that are described.
+OLD_NAMES = ("loss/ess", "loss/lag_*", "loss/entropy", "loss/kl", "loss/clipped", "loss/grad_norm", "loss/skipped",
+             "loss/explained_variance", "loss/q", "loss/temperature", "loss/updates_per_row", "loss/model_*")  # fmt: skip
+
+
+def rows_of(result: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_no_name_is_described_twice() -> None:
+    for one, other in itertools.permutations(METRICS, 2):
+        assert not fnmatchcase(one.name, other.name), f"{one.name} is also described as {other.name}"
+    assert describe("lag/share_3") is describe("lag/share_0") is not None
+    assert describe("lag/shares") is None
+
+
+def test_the_page_lists_them() -> None:
+    page = (PACKAGE.parent / "docs" / "metrics.md").read_text()
+    assert page == markdown(), "write it again: python -m freewheel.metrics.names > docs/metrics.md"
+
+
+@pytest.mark.parametrize(
+    ("algo", "mode"), [("ppo", "lockstep"), ("ppo", "continuous"), ("sac", "batch"), ("mbpo", "sequential")]
+)
+def test_a_run_reports_no_other(tmp_path: Path, algo: str, mode: str) -> None:
+    result = freewheel.train(
+        "freewheel.testing.worlds:IdentityBox", algo=algo, mode=mode, num_envs=2, num_steps_per_env=16, steps=192, evals=1,
+        eval_episodes=2, log_every=1e-9, measures=("count",), runs_dir=tmp_path, quiet=True, policy={"hidden": [8]},
+        **OPTIONS[algo],
+    )  # fmt: skip
+    rows = rows_of(result)
+    reported = {key for row in rows for key in row}
+    unknown = {key for key in reported if describe(key) is None}
+    assert {key for key in unknown if not any(fnmatchcase(key, old) for old in OLD_NAMES)} == set()
+    assert {"measure/count", "eval/count", "memory/workers_mb"} <= reported
+    for row in rows:
+        assert 0.0 <= row["buffer_util"] <= 1.0
+        learner = [row[key] for key in row if key.startswith("time/learner_")]
+        assert math.fsum(learner) == pytest.approx(1.0)
+
+
+def test_a_buffer_of_episodes_is_never_more_than_full(tmp_path: Path) -> None:
+    result = freewheel.train(
+        "freewheel.testing.worlds:Identity", mode="episodes", workers=2, episodes_per_update=3, num_steps_per_env=4,
+        steps=400, evals=0, log_every=1e-9, runs_dir=tmp_path, quiet=True,
+    )  # fmt: skip
+    shares = [row["buffer_util"] for row in rows_of(result)]
+    assert 0.0 < max(shares) <= 1.0
+    assert {round(3 * share, 6) for share in shares} <= {0, 1, 2, 3}
