@@ -27,6 +27,10 @@ class Counting:
     def hungry(self) -> bool:
         return not self.ready
 
+    @property
+    def buffer_util(self) -> float:
+        return 0.0
+
     def observe(self, chunk: Chunk[Any]) -> None:
         self._held[chunk.version] += chunk.rows
         self._expire()

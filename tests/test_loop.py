@@ -92,6 +92,10 @@ class Pupil:
     def hungry(self) -> bool:
         return self.always_hungry or not self.ready
 
+    @property
+    def buffer_util(self) -> float:
+        return 0.0
+
     def observe(self, chunk: Chunk) -> None:
         self.tape.note("observe", chunk.rows)
         self.held += chunk.rows

@@ -12,7 +12,7 @@ from freewheel.core import Actor, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError
 from freewheel.evaluate.episodes import Score, Show, evaluate, play, playable
-from freewheel.policies.build import make_actor
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.run import checkpoint
 from freewheel.run.plan import find_device, find_run

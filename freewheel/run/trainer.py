@@ -21,10 +21,11 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import FreewheelError, SetupError
 from freewheel.evaluate.episodes import EvalSpec, Score, evaluator, playable
 from freewheel.evaluate.evaluators import Evaluator, Here, Reserved, There
+from freewheel.learn.spec import Services
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.meter import Meter
-from freewheel.policies.build import make_actor
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout.probe import usable_cores
 from freewheel.run import checkpoint
 from freewheel.run.plan import Plan, plan
@@ -63,7 +64,9 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None) -> R
     stop = Stop()
     _keep_freed_memory()
     with _torch_threads(config.run.threads), _standing_back(planned), _executors(planned) as executors:
-        learner = config.learner.build(replace(planned.assignment, executors=executors, waiting=stop.check))
+        learner = config.learner.build(
+            replace(planned.assignment, services=Services(executors=executors, while_waiting=stop.check))
+        )
         _create(planned.path)
         _write_json(planned.path / "config.json", config.to_json())
         sinks: list[Sink] = [JsonlSink(planned.path / "metrics.jsonl")]
@@ -174,7 +177,7 @@ class _Trainer:
 
     def _log(self, collector: Collector) -> None:
         rows = balance(collector.rows(), self._learner.rows())
-        row = self.meter.row(rows, collector.stats(), self._learner.rows().queued / self._plan.rows)
+        row = self.meter.row(rows, collector.stats(), self._learner.buffer_util)
         self._tell(*collector.messages())
         self._tell_fallback()
         for sink in self._sinks:

@@ -11,10 +11,12 @@ import pytest
 
 from freewheel.collect.continuous import ContinuousConfig
 from freewheel.core import BatchSpec, Executor, Learner, NDArray, to_numpy
-from freewheel.learn.mbpo.fitting import Question
+from freewheel.learn.mbpo.config import MBPOConfig
+from freewheel.learn.mbpo.fitting import FitRequest
 from freewheel.learn.mbpo.learner import MBPO
+from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
-from freewheel.learn.settings import LearnerSpec, MBPOConfig, SACConfig
+from freewheel.learn.spec import LearnerSpec, Services, WorldFacts
 from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.rollout.factory import CollectSpec
@@ -37,16 +39,8 @@ def staged(*, has_final_obs: bool, views: bool) -> Stage:
 
 
 def task_of(stage: Stage) -> LearnerSpec:
-    return LearnerSpec(
-        stage.policy,
-        LANES * STEPS,
-        LANES,
-        1,
-        None,
-        batched_on_device=True,
-        has_final_obs=stage.spec.has_final_obs,
-        algo="sac",
-    )
+    world = WorldFacts(batched_on_device=True, has_final_obs=stage.spec.has_final_obs)
+    return LearnerSpec(policy=stage.policy, batch=BatchSpec(STEPS, LANES), seed=1, world=world)
 
 
 def learned(stage: Stage, learner: Learner, workers: int) -> None:
@@ -103,14 +97,14 @@ def test_a_replay_buffer_holds_what_happened(has_final_obs: bool, views: bool, w
 class Listening:
     """MakeExecutor that remember every question."""
 
-    asked: list[Question] = field(default_factory=list)
+    asked: list[FitRequest] = field(default_factory=list)
 
     def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
         def listen() -> Callable[[Any], Any]:
             answerer = build()
 
-            def answer(question: Question) -> Any:
-                self.asked.append(Question(to_numpy(question.rows).copy()))
+            def answer(question: FitRequest) -> Any:
+                self.asked.append(FitRequest(to_numpy(question.rows).copy()))
                 return answerer(question)
 
             return answer
@@ -122,7 +116,7 @@ class Listening:
 def test_a_model_is_asked_about_what_happened(has_final_obs: bool) -> None:
     """Each row once and in order; where the world hides how episodes end, their last rows say so."""
     stage, clocks = staged(has_final_obs=has_final_obs, views=True), Listening()
-    learner = MBPO(MODEL, replace(task_of(stage), algo="mbpo", executors=clocks))
+    learner = MBPO(MODEL, replace(task_of(stage), services=Services(executors=clocks)))
     learned(stage, learner, 1)
     assert len(clocks.asked) > 3
     asked = np.concatenate([to_numpy(question.rows) for question in clocks.asked])
@@ -131,4 +125,4 @@ def test_a_model_is_asked_about_what_happened(has_final_obs: bool) -> None:
     assert_true(stored, 1, has_final_obs=has_final_obs)
     np.testing.assert_array_equal(stored[: len(asked)], asked)
     imagined = to_numpy(learner.model_buffer.newest(learner.model_buffer.count))
-    assert (learner.sac.replay.columns.split(learner.model_buffer.newest(len(imagined))).known == 1).all()
+    assert (learner.sac.replay.columns.split(learner.model_buffer.newest(len(imagined))).has_successor == 1).all()

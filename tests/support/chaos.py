@@ -102,12 +102,12 @@ class Witness(RolloutBuffer):
         self.lags: Counter[int] = Counter()
         self.trained: list[NDArray] = []
 
-    def seal(self, rows: int) -> RolloutBatch:
-        sealed = super().seal(rows)
-        self.trained.append(certified(sealed.data))
+    def take(self, rows: int) -> RolloutBatch:
+        batch = super().take(rows)
+        self.trained.append(certified(batch.data))
         assert len(self.trained[-1]) == rows
-        self.lags.update((self._learner.version - sealed.version[sealed.data.valid]).tolist())
-        return sealed
+        self.lags.update((self._learner.version - batch.version[batch.data.valid]).tolist())
+        return batch
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Trial:
     ) -> None:
         self.collector, self.learner, self.max_lag = collector, learner, max_lag
         self._limit = limit
-        self.witness = learner._held = Witness(learner)
+        self.witness = learner._buffer = Witness(learner)
         self.audit, self.meter = Audit(), Meter(workers=collector.pool.workers)
         self.messages: list[str] = []
         self.longest_wait = 0.0

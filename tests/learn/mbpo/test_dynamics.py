@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec, pack
+from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec
+from freewheel.learn.replay import Columns, pack
 
 Predict: TypeAlias = Literal["delta", "direct"]
 
-SPEC = ModelSpec(3, 2, 4, (8, 8), "delta", True, True)
-LINEAR = ModelSpec(1, 1, 2, (), "direct", True, True)
+SPEC = ModelSpec(Columns(3, 2), 4, (8, 8), "delta", True, True)
+LINEAR = ModelSpec(Columns(1, 1), 2, (), "direct", True, True)
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -25,8 +26,8 @@ def rng(seed: int = 0) -> torch.Generator:
 
 def random_rows(spec: ModelSpec, *shape: int, seed: int = 0) -> Tensor:
     generator = rng(seed)
-    obs, next_obs = torch.randn(2, *shape, spec.obs_size, generator=generator)
-    action = torch.randn(*shape, spec.action_size, generator=generator)
+    obs, next_obs = torch.randn(2, *shape, spec.columns.obs_size, generator=generator)
+    action = torch.randn(*shape, spec.columns.action_size, generator=generator)
     reward, ends, known = torch.randn(3, *shape, generator=generator)
     return pack(obs, action, reward, ends > 1, known > -1, next_obs)
 
@@ -35,9 +36,9 @@ def test_packed_rows_are_taken_apart_again() -> None:
     obs, next_obs, action = torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.randn(3, 5, 2)
     reward, terminated, known = torch.randn(3, 5), torch.rand(3, 5) < 0.5, torch.rand(3, 5) < 0.5
     rows = pack(obs, action, reward, terminated, known, next_obs)
-    assert rows.shape == (3, 5, SPEC.width)
+    assert rows.shape == (3, 5, SPEC.columns.width)
     assert rows.dtype == torch.float32
-    row = SPEC.split(rows)
+    row = SPEC.columns.split(rows)
     for part, value in zip(row, (obs, action, reward, terminated, known, next_obs), strict=True):
         assert torch.equal(part, value.float().reshape(part.shape))
 
@@ -139,9 +140,9 @@ def test_what_a_row_without_successor_says_of_it_does_not_matter() -> None:
     results = []
     for garbage in (1e6, math.nan):
         model, rows = Ensemble(SPEC, "cpu", rng()), random_rows(SPEC, 4, 32)
-        row = SPEC.split(rows)
-        row.next_obs[row.known.squeeze(-1) == 0] = garbage
-        assert 0 < row.known.mean() < 1
+        row = SPEC.columns.split(rows)
+        row.next_obs[row.has_successor == 0] = garbage
+        assert 0 < row.has_successor.mean() < 1
         model.normalise(rows.flatten(0, 1))
         results.append((model.gradient(rows), model.grad, *model.holdout_error(rows[0]), *model.statistics.values()))
     for one, other in zip(*results, strict=True):
@@ -151,8 +152,8 @@ def test_what_a_row_without_successor_says_of_it_does_not_matter() -> None:
 
 def test_their_reward_and_their_end_are_learned_all_the_same() -> None:
     model, rows = Ensemble(SPEC, "cpu", rng()), random_rows(SPEC, 4, 8)
-    row = SPEC.split(rows)
-    row.known.fill_(0)
+    row = SPEC.columns.split(rows)
+    row.has_successor.fill_(0)
     losses = [model.gradient(rows)]
     for part in (row.reward, row.terminated):
         part.add_(1)
@@ -162,10 +163,10 @@ def test_their_reward_and_their_end_are_learned_all_the_same() -> None:
 
 
 def test_statistics_of_columns_of_all_sizes() -> None:
-    spec = replace(SPEC, obs_size=5)
+    spec = replace(SPEC, columns=Columns(5, 2))
     rows = random_rows(spec, 2000).double()
-    row = spec.split(rows)
-    row.known.fill_(1)
+    row = spec.columns.split(rows)
+    row.has_successor.fill_(1)
     row.obs[:, 0] = row.obs[:, 0] * 1e-5 + 3e-5
     row.obs[:, 1] *= 1e6
     row.obs[:, 2], row.next_obs[:, 2] = 1 / 3, 1 / 3  # constant
@@ -174,8 +175,8 @@ def test_statistics_of_columns_of_all_sizes() -> None:
     rows = rows.float()
     model = Ensemble(spec, "cpu", rng())
     model.normalise(rows)
-    x = model._inputs(*spec.split(rows)[:2])
-    target, weight = model._targets(spec.split(rows))
+    x = model._inputs(*spec.columns.split(rows)[:2])
+    target, weight = model._targets(spec.columns.split(rows))
     normal, constant = [0, 1, 4, 5, 6], [2, 3]
     torch.testing.assert_close(x[:, normal].mean(0), torch.zeros(5), rtol=0, atol=1e-3)
     torch.testing.assert_close(x[:, normal].std(0), torch.ones(5), rtol=1e-3, atol=0)
@@ -184,8 +185,8 @@ def test_statistics_of_columns_of_all_sizes() -> None:
     assert weight[:, [1, 2, 5]].all()
     torch.testing.assert_close(target[:, [1, 2, 5]].std(0), torch.ones(3), rtol=1e-3, atol=0)
     moved = rows.clone()
-    spec.split(moved).obs[:, constant] = 1e9  # what has never moved moves after the fit
-    assert torch.equal(model._inputs(*spec.split(moved)[:2]), x)
+    spec.columns.split(moved).obs[:, constant] = 1e9  # what has never moved moves after the fit
+    assert torch.equal(model._inputs(*spec.columns.split(moved)[:2]), x)
     told = model.sample(rows[:, :5], rows[:, 5:7], torch.arange(4), rng())
     assert told.reward is not None
     torch.testing.assert_close(told.reward, torch.full((2000,), 1e4))
@@ -194,7 +195,7 @@ def test_statistics_of_columns_of_all_sizes() -> None:
 
 def planted(predict: Predict = "direct") -> Ensemble:
     """Member e says next observation (x, y) = (e, 10 e) and reward −e, with its own noise, and ends at odds by e."""
-    model = Ensemble(ModelSpec(2, 1, 4, (), predict, True, True), "cpu")
+    model = Ensemble(ModelSpec(Columns(2, 1), 4, (), predict, True, True), "cpu")
     for e in range(4):
         model.params["0.bias"].data[e, 0] = torch.tensor([-e, e, 10 * e, -8, -2 * e, -9, e])
     return model

@@ -11,11 +11,12 @@ from torch import Tensor
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error
 from freewheel.learn.mbpo.terminations import TaskFunction, never
+from freewheel.learn.replay import Columns
 
 
 def counting(*, logit: float = -100.0, noise: float = -40.0, reward: bool = True, ends: bool = True) -> Ensemble:
     """Says that x grows by the action and that the reward is x, with next to no noise, and ends at these odds."""
-    model = Ensemble(ModelSpec(1, 1, 2, (), "delta", reward, ends), "cpu")
+    model = Ensemble(ModelSpec(Columns(1, 1), 2, (), "delta", reward, ends), "cpu")
     weight, bias = model.params["0.weight"].data, model.params["0.bias"].data
     model.params["min_logvar"].data.fill_(-40)
     targets = model.spec.targets
@@ -177,7 +178,7 @@ def test_an_error_is_not_followed_into_the_next_episode() -> None:
 
 
 def test_constant_columns_are_left_out() -> None:
-    model = Ensemble(ModelSpec(2, 1, 2, (), "direct", True, False), "cpu")  # says (0, 0), always
+    model = Ensemble(ModelSpec(Columns(2, 1), 2, (), "direct", True, False), "cpu")  # says (0, 0), always
     model.statistics["in_scale"][1] = 0
     obs, after = torch.full((2, 5, 4, 2), 3.0)
     error = open_loop_error(model, torch.arange(2), obs, torch.zeros(5, 4, 1), after, 2)
