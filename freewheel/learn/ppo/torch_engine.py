@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,6 @@ class TorchEngine:
         self._sums = torch.zeros(EXPLAINED + 1, device=self._device)
         self._at = torch.zeros(1, dtype=torch.int64, device=self._device)  # first row of the next minibatch
         self._kl, self._norm, self._clip, self._entropy, self._factor = torch.zeros(5, device=self._device).unbind()
-        self._size = 0  # rows of the present minibatch
         self._recompute = self._scaled = False
 
     @property
@@ -79,6 +77,8 @@ class TorchEngine:
             self._inputs = torch.zeros(batch.rows, self.net.spec.obs_size, device=self._device)
             self._scalars = torch.zeros(batch.rows, 4, device=self._device)  # reference, weight, advantage, value
             self._order = torch.arange(batch.rows, device=self._device)
+            self._sizes = self._minibatch_sizes(batch.rows)
+            self._size = self._sizes[0]  # of the present minibatch
         for name, value in source.items():
             getattr(self._data, name).copy_(value, non_blocking=True)
         self._batch = RolloutBatch(self._data, batch.version, batch.rows)
@@ -107,15 +107,12 @@ class TorchEngine:
 
     def _epochs(self, step: Program, apply: Program | None = None) -> int:
         """Epochs × minibatches; how many gradients were computed."""
-        rows, count = len(self._order), 0
-        parts = max(1, rows // self.config.minibatch)
-        bounds = [rows // parts * part if self._simulated else rows * part // parts for part in range(parts + 1)]
+        count = 0
         for _ in range(self.config.epochs):
-            if parts > 1:
-                self._shuffle(rows)
+            if len(self._sizes) > 1:
+                self._shuffle(len(self._order))
             self._at.zero_()
-            for begin, end in pairwise(bounds):
-                self._size = end - begin
+            for self._size in self._sizes:
                 step()
                 count += 1
                 if apply is not None and self.config.target_kl is not None:
@@ -123,6 +120,13 @@ class TorchEngine:
                         return count
                     apply()
         return count
+
+    def _minibatch_sizes(self, rows: int) -> list[int]:
+        """All rows, or for a simulator so many that all minibatches have one size."""
+        parts = max(1, rows // self.config.minibatch)
+        if self._simulated:
+            return [rows // parts] * parts
+        return [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
 
     def _shuffle(self, rows: int) -> None:
         if self._simulated:
