@@ -74,4 +74,5 @@ class NumpyActor:
     def _inputs(self, obs: NDArray) -> NDArray:
         if self._plain:
             return obs
-        return select(self.spec.actor_columns, network_inputs(self.spec, self.params.views, obs))
+        inputs: NDArray = select(self.spec.actor_columns, network_inputs(self.spec, self.params.views, obs))
+        return inputs

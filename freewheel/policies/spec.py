@@ -202,14 +202,12 @@ def network_inputs(spec: PolicySpec, params: Mapping[str, A], obs: A) -> A:
     return scaled
 
 
-def select(columns: Columns, inputs: A) -> A:
+def select(columns: Columns, inputs: Any) -> Any:
     """The columns that a part of the network reads; a view wherever they are contiguous."""
     if len(columns) == 1:
         start, stop = columns[0]
-        view: Any = inputs if (start, stop) == (0, inputs.shape[-1]) else inputs[..., start:stop]
-        return view  # type: ignore[no-any-return] # of the same kind
-    chosen: A = namespace(inputs).concatenate([inputs[..., start:stop] for start, stop in columns], axis=-1)
-    return chosen
+        return inputs if (start, stop) == (0, inputs.shape[-1]) else inputs[..., start:stop]
+    return namespace(inputs).concatenate([inputs[..., start:stop] for start, stop in columns], axis=-1)
 
 
 def _width(columns: Columns) -> int:

@@ -42,13 +42,13 @@ class Engine(Protocol):
     def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
 
 
-class Network(Protocol[A]):
-    """What `prepare` computes with."""
+class Network(Protocol):
+    """What `prepare` computes with, on numpy arrays or on tensors."""
 
-    def inputs(self, obs: A) -> A: ...  # [N, D] as the network reads them
-    def evaluate(self, inputs: A, action: A) -> tuple[A, A]: ...  # values [N], log-probabilities [N]
-    def values(self, inputs: A) -> A: ...  # [N]
-    def next_values(self, batch: RolloutBatch[A], value: A, goes_on: A) -> A: ...  # V(next_obs) [T, L], given V(obs)
+    def inputs(self, obs: Any) -> Any: ...  # [N, D] as the network reads them
+    def evaluate(self, inputs: Any, action: Any) -> tuple[Any, Any]: ...  # values [N], log-probabilities [N]
+    def values(self, inputs: Any) -> Any: ...  # [N]
+    def next_values(self, batch: RolloutBatch[Any], value: Any, goes_on: Any) -> Any: ...  # V(next_obs) [T, L]
 
 
 class Minibatch(NamedTuple, Generic[A]):
@@ -77,13 +77,11 @@ class Prepared(NamedTuple, Generic[A]):
 
 
 def prepare(
-    network: Network[A], batch: RolloutBatch[A], config: PPOConfig, *, recompute: bool, reward_factor: Any
+    network: Network, batch: RolloutBatch[A], config: PPOConfig, *, recompute: bool, reward_factor: Any
 ) -> Prepared[A]:
     """recompute: the policy that chose the rows is not known to be the one about to be improved."""
     data, flat = batch.data, batch.flatten
-    value: Any  # these are of the rows' kind
-    start: Any
-    xp: Any = namespace(data.reward)
+    xp = namespace(data.reward)
     inputs, action, behaviour = network.inputs(flat(data.obs)), flat(data.action), flat(data.log_prob)
     reference, weight, ratio, effective = behaviour, None, None, 1.0
     if recompute:

@@ -27,20 +27,17 @@ class RolloutBatch(Generic[A]):
         """Whether there are no gaps; known without a look at the device."""
         return self.rows == self.version.size
 
-    def flatten(self, values: A) -> A:
+    def flatten(self, values: Any) -> Any:
         """[T, L, ...] -> [N, ...]: the valid rows, without a copy where all are."""
-        valid: Any = self.data.valid
-        flat: Any = values.reshape(-1, *values.shape[2:]) if self.whole else values[valid]
-        rows: A = flat
-        return rows
+        return values.reshape(-1, *values.shape[2:]) if self.whole else values[self.data.valid]
 
-    def spread(self, values: A) -> A:
+    def spread(self, values: Any) -> Any:
         """[N] -> [T, L], zero in the gaps."""
-        grid: Any = values.reshape(self.version.shape) if self.whole else _zeros(values, self.version.shape)
-        if not self.whole:
-            grid[self.data.valid] = values
-        result: A = grid
-        return result
+        if self.whole:
+            return values.reshape(self.version.shape)
+        grid = _zeros(values, self.version.shape)
+        grid[self.data.valid] = values
+        return grid
 
 
 class RolloutBuffer(Generic[A]):

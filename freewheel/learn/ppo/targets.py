@@ -1,4 +1,4 @@
-"""Advantages and value targets under lag: pure functions of numpy arrays or tensors, in the dtype they are given.
+"""Advantages and value targets under lag: pure functions of numpy arrays or of tensors (here Any), which keep their dtype.
 
 With r = π(at update start)/μ, ρ = min(ρ̄, r), c = min(c̄, r) and Δ_t the clipped-importance correction of V(obs_t):
 
@@ -12,19 +12,18 @@ With r = 1 this is exactly generalised advantage estimation.
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from freewheel.core import A
 from freewheel.policies.spec import namespace
 
 
-class Targets(NamedTuple, Generic[A]):
+class Targets(NamedTuple):
     """[T, B] each."""
 
-    advantage: A
-    value: A
+    advantage: Any
+    value: Any
 
 
 class Discount(NamedTuple):
@@ -36,32 +35,29 @@ class Discount(NamedTuple):
     c_bar: float = 1.0
 
 
-def continues(terminated: A, truncated: A, valid: A) -> A:
+def continues(terminated: Any, truncated: Any, valid: Any) -> Any:
     """[T, B] bool: whether the row after this one is the next row of the same episode."""
-    same: Any = namespace(valid).zeros_like(valid)
-    same[:-1] = valid[:-1] & valid[1:] & ~(terminated[:-1] | truncated[:-1])
-    result: A = same
+    result = namespace(valid).zeros_like(valid)
+    result[:-1] = valid[:-1] & valid[1:] & ~(terminated[:-1] | truncated[:-1])
     return result
 
 
-def temporal_difference(reward: A, terminated: A, value: A, next_value: A, gamma: float) -> A:
+def temporal_difference(reward: Any, terminated: Any, value: Any, next_value: Any, gamma: float) -> Any:
     """δ [T, B]: the future counts through time limits, not through true ends."""
-    delta: A = reward + gamma * namespace(value).where(terminated, 0, next_value) - value
-    return delta
+    return reward + gamma * namespace(value).where(terminated, 0, next_value) - value
 
 
 def estimate(
-    delta: A,  # [T, B] δ
-    value: A,  # [T, B] V(obs)
-    goes_on: A,  # [T, B] bool, from `continues`
-    ratio: A | None,  # [T, B] r; None: 1 everywhere
+    delta: Any,  # [T, B] δ
+    value: Any,  # [T, B] V(obs)
+    goes_on: Any,  # [T, B] bool, from `continues`
+    ratio: Any | None,  # [T, B] r; None: 1 everywhere
     discount: Discount,
-) -> Targets[A]:
+) -> Targets:
     """Advantages and value targets of joined rows, by one backward sweep."""
-    xp: Any = namespace(delta)
+    xp = namespace(delta)
     carry = (discount.gamma * discount.lam) * _cast(goes_on, delta)  # [T, B]
-    pulled: Any = carry
-    weighted: Any = delta
+    pulled, weighted = carry, delta
     if ratio is not None:
         weighted = ratio.clip(max=discount.rho_bar) * delta
         pulled = carry * ratio.clip(max=discount.c_bar)

@@ -112,7 +112,8 @@ class TorchEngine:
             if len(self._sizes) > 1:
                 self._shuffle(len(self._order))
             self._at.zero_()
-            for self._size in self._sizes:
+            for size in self._sizes:
+                self._size = size
                 step()
                 count += 1
                 if apply is not None and self.config.target_kl is not None:
@@ -192,7 +193,8 @@ class TorchEngine:
 
     def next_values(self, batch: RolloutBatch[Tensor], value: Tensor, goes_on: Tensor) -> Tensor:
         """All are computed: a subset would have another shape each time."""
-        return batch.spread(self.values(self.inputs(batch.flatten(batch.data.next_obs))))
+        found: Tensor = batch.spread(self.values(self.inputs(batch.flatten(batch.data.next_obs))))
+        return found
 
     def normalise(self, mean: Array, scale: Array) -> None:
         self.policy.normalise(mean, scale)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
+from freewheel.policies.heads.head import Head
 from freewheel.policies.spec import ACTIVATIONS, FlatParams, PolicySpec, layers, statistics_layout
 from freewheel.rollout.kernel import compiled
 
@@ -22,21 +23,15 @@ BLOCK = 256  # random numbers drawn at a time
 BELOW_ONE = 1.0 - 2.0**-23  # the largest draw: its product with a total stays below the total, in float32 too
 
 
-class CategoricalHead:
-    """Implements Head."""
-
+class CategoricalHead(Head):
     name = "categorical"
     analytic = True
-    reparameterised = False
 
     def misfit(self, action: ActionSpec) -> str:
         return "" if action.kind == "discrete" else "it needs discrete actions; use auto"
 
     def outputs(self, action_size: int) -> int:
         return action_size
-
-    def parameters(self, spec: PolicySpec) -> dict[str, tuple[tuple[int, ...], float]]:
-        return {}
 
     def actor(self, spec: PolicySpec, params: FlatParams) -> CategoricalActor:
         return CategoricalActor(spec, params)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
-from freewheel.policies.heads.head import HALF_LOG_2PI
+from freewheel.policies.heads.head import HALF_LOG_2PI, Head
 
 if TYPE_CHECKING:
     import torch
@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 LOG_STD = "actor.log_std"
 
 
-class GaussianHead:
-    """Implements Head."""
-
+class GaussianHead(Head):
     name = "gaussian"
     analytic = True
-    reparameterised = False
 
     def misfit(self, action: ActionSpec) -> str:
         return "" if action.kind == "box" else "it needs box actions; use auto"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
+from freewheel.errors import SetupError
 from freewheel.registry import Registry
 
 if TYPE_CHECKING:
@@ -72,24 +73,24 @@ class Slopes(Protocol):
 
 
 class Head(Protocol):
-    """Everything about one head."""
+    """Everything about one head; a head derives from this and defines at least what has no default."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def analytic(self) -> bool: ...  # whether `slopes` exists
-    @property
-    def reparameterised(self) -> bool: ...  # whether its distribution is Reparameterised
+    name: str
+    analytic: bool = False  # whether `slopes` exists
+    reparameterised: bool = False  # whether its distribution is Reparameterised
+
     def misfit(self, action: ActionSpec) -> str: ...  # why it cannot serve these actions, and what to do; empty: it can
     def outputs(self, action_size: int) -> int: ...  # K
-    def parameters(
-        self, spec: PolicySpec
-    ) -> dict[str, tuple[tuple[int, ...], float]]: ...  # of the head itself: name -> shape and first value
+    def parameters(self, spec: PolicySpec) -> dict[str, tuple[tuple[int, ...], float]]:
+        """Of the head itself: name -> shape and first value."""
+        return {}
+
     def actor(self, spec: PolicySpec, params: FlatParams) -> NumpyForm: ...
     def distribution(
         self, outputs: Tensor, mask: Tensor | None, parameters: Mapping[str, Tensor]
     ) -> Distribution: ...  # mask [N, K]: which actions are allowed; None: all
-    def slopes(self, spec: PolicySpec, weights: Mapping[str, NDArray], grads: Mapping[str, NDArray]) -> Slopes: ...
+    def slopes(self, spec: PolicySpec, weights: Mapping[str, NDArray], grads: Mapping[str, NDArray]) -> Slopes:
+        raise SetupError(f"the {self.name} head has no analytic gradient; use autograd")
 
 
 HEADS: Registry[Head] = Registry("head", "HEAD", "freewheel.policies.heads")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
-from freewheel.errors import SetupError
-from freewheel.policies.heads.head import HALF_LOG_2PI, Slopes
+from freewheel.policies.heads.head import HALF_LOG_2PI, Head
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +22,10 @@ LOG_STD = (-5.0, 2.0)  # bounds of the log standard deviation
 EDGE = 1.0 - 1e-6  # actions stay inside (-EDGE, EDGE), so that atanh of them is finite
 
 
-class SquashedHead:
-    """Implements Head. Outputs: means, then log deviations."""
+class SquashedHead(Head):
+    """Outputs: means, then log deviations."""
 
     name = "squashed"
-    analytic = False
     reparameterised = True
 
     def misfit(self, action: ActionSpec) -> str:
@@ -40,17 +38,11 @@ class SquashedHead:
     def outputs(self, action_size: int) -> int:
         return 2 * action_size
 
-    def parameters(self, spec: PolicySpec) -> dict[str, tuple[tuple[int, ...], float]]:
-        return {}
-
     def actor(self, spec: PolicySpec, params: FlatParams) -> SquashedActor:
         return SquashedActor()
 
     def distribution(self, outputs: Tensor, mask: Tensor | None, parameters: Mapping[str, Tensor]) -> Squashed:
         return Squashed(outputs)
-
-    def slopes(self, spec: PolicySpec, weights: Mapping[str, NDArray], grads: Mapping[str, NDArray]) -> Slopes:
-        raise SetupError("the squashed head has no analytic gradient; use autograd")
 
 
 class SquashedActor:
