@@ -176,13 +176,6 @@ class Ensemble:
         return Output(x[..., :size], logvar, x[..., 2 * size :])
 
     @torch.no_grad()
-    def predict(self, obs: Tensor, action: Tensor, generator: torch.Generator, member: Tensor) -> Prediction:
-        """Draw for each row from the Gaussian of its member [N]; all members compute all rows."""
-        out = self.forward(self._inputs(obs, action).expand(self.spec.members, -1, -1))
-        rows = torch.arange(len(obs), device=obs.device)
-        return self._draw(obs, Output(*(part[member, rows] for part in out)), generator)
-
-    @torch.no_grad()
     def sample(self, obs: Tensor, action: Tensor, elites: Tensor, generator: torch.Generator) -> Prediction:
         """Draw for each row from a random elite: a random permutation of the rows gives each elite an equal share."""
         rows, share = len(obs), -(-len(obs) // len(elites))

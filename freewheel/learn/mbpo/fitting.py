@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from freewheel.core import Array, Compile, Metrics, NDArray
+from freewheel.core import Array, Compile, Metrics
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.rollout.graphs import Program
@@ -160,28 +160,6 @@ class Fitter:
         self._loss.zero_()
         for _ in range(steps):
             self._step()
-
-    def state(self) -> dict[str, NDArray]:
-        """All that the next call depends on."""
-        tensors = {
-            **self.ensemble.state(),
-            **self._moments,
-            "rng": self._rng.get_state(),
-            "data": self._data[: self.rows],
-        }
-        counts = torch.tensor([self.seen, self.version])
-        return {name: value.cpu().numpy().copy() for name, value in {**tensors, "counts": counts}.items()}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Continue from this state."""
-        self.seen, self.version = (int(count) for count in state["counts"])
-        if self.rows > len(self._data):
-            self._allocate(self.rows)
-        self._data[: self.rows] = torch.as_tensor(state["data"], device=self.device)
-        self.ensemble.load(state)
-        for name, value in self._moments.items():
-            value.copy_(torch.as_tensor(state[name]))
-        self._rng.set_state(torch.as_tensor(state["rng"]))
 
 
 def _owners(spec: ModelSpec) -> Tensor:

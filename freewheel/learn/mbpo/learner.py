@@ -42,7 +42,7 @@ class MBPO:
         model = ModelSpec(columns, config.members, config.model_hidden, config.predict, *learned)
         self.model = Ensemble(model, device)
         generator = torch.Generator(device)
-        generator.manual_seed(tree(seed, "learner", "dream"))
+        generator.manual_seed(tree(seed, "learner", "dream"))  # names of seeds stay, or seeded runs would change
         self._starts = round(config.rollouts_per_row * config.model_every)
         self._model_env = ModelEnv(self.model, config.elites, self._starts, generator, reward, termination)
         self.sac = SAC(config, spec, self._mixed)

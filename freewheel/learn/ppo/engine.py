@@ -1,4 +1,4 @@
-"""What both engines of PPO share: what they are asked to do, and the rows with their targets that they learn from."""
+"""What both engines of PPO share: their Protocol, and the rows with their targets that they learn from."""
 
 from __future__ import annotations
 

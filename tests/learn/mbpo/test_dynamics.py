@@ -187,10 +187,10 @@ def test_statistics_of_columns_of_all_sizes() -> None:
     moved = rows.clone()
     spec.columns.split(moved).obs[:, constant] = 1e9  # what has never moved moves after the fit
     assert torch.equal(model._inputs(*spec.columns.split(moved)[:2]), x)
-    told = model.sample(rows[:, :5], rows[:, 5:7], torch.arange(4), rng())
-    assert told.reward is not None
-    torch.testing.assert_close(told.reward, torch.full((2000,), 1e4))
-    torch.testing.assert_close(told.next_obs[:, constant], rows[:, constant])
+    reported = model.sample(rows[:, :5], rows[:, 5:7], torch.arange(4), rng())
+    assert reported.reward is not None
+    torch.testing.assert_close(reported.reward, torch.full((2000,), 1e4))
+    torch.testing.assert_close(reported.next_obs[:, constant], rows[:, constant])
 
 
 def planted(predict: Predict = "direct") -> Ensemble:
@@ -201,20 +201,18 @@ def planted(predict: Predict = "direct") -> Ensemble:
     return model
 
 
-def test_each_row_is_drawn_from_its_member() -> None:
-    model, member = planted(), torch.arange(4000) % 4
-    obs = torch.zeros(4000, 2)
-    told = model.predict(obs, torch.zeros(4000, 1), rng(), member)
-    assert told.reward is not None
-    assert told.termination is not None
+def test_rows_are_drawn_from_the_gaussian_of_a_member() -> None:
+    model, obs = planted(), torch.zeros(1000, 2)
     logvar = model.forward(torch.zeros(4, 1, 3)).logvar[:, 0]
     for e in range(4):
-        mine = torch.cat([told.reward[:, None], told.next_obs], dim=1)[member == e]
+        drawn = model.sample(obs, torch.zeros(1000, 1), torch.tensor([e]), rng())
+        assert drawn.reward is not None
+        assert drawn.termination is not None
         deviation = torch.exp(0.5 * logvar[e])
-        errors = (mine - torch.tensor([-e, e, 10.0 * e])) / deviation
+        errors = (torch.cat([drawn.reward[:, None], drawn.next_obs], 1) - torch.tensor([-e, e, 10.0 * e])) / deviation
         assert errors.mean(0).abs().max() < 4 / math.sqrt(1000)
         torch.testing.assert_close(errors.std(0), torch.ones(3), rtol=0.1, atol=0)
-        torch.testing.assert_close(told.termination[member == e], torch.sigmoid(torch.full((1000,), float(e))))
+        torch.testing.assert_close(drawn.termination, torch.sigmoid(torch.full((1000,), float(e))))
     assert logvar.min() > -10
     torch.testing.assert_close(logvar[3, 1], torch.tensor(-5.97), rtol=0, atol=0.03)
 
@@ -225,13 +223,15 @@ def test_elites_share_the_rows_evenly_and_at_random() -> None:
     generator = rng()
     chosen = []
     for _ in range(2):
-        told = model.sample(obs, torch.zeros(2001, 1), elites, generator)
-        assert told.reward is not None
-        assert told.termination is not None
-        member = -told.reward.round()
+        reported = model.sample(obs, torch.zeros(2001, 1), elites, generator)
+        assert reported.reward is not None
+        assert reported.termination is not None
+        member = -reported.reward.round()
         assert dict(zip(*np.unique(member.numpy(), return_counts=True), strict=True)) == {1.0: 1000, 3.0: 1001}
-        torch.testing.assert_close(told.next_obs - obs, member[:, None] * torch.tensor([1.0, 10.0]), rtol=0, atol=3.0)
-        torch.testing.assert_close(torch.logit(told.termination), member, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            reported.next_obs - obs, member[:, None] * torch.tensor([1.0, 10.0]), rtol=0, atol=3.0
+        )
+        torch.testing.assert_close(torch.logit(reported.termination), member, rtol=1e-4, atol=1e-4)
         chosen.append(member == 3)
     first, second = chosen
     assert (first & second).float().mean() == pytest.approx(0.25, abs=0.04)  # a fresh draw for every step
@@ -240,8 +240,8 @@ def test_elites_share_the_rows_evenly_and_at_random() -> None:
 
 
 def test_fewer_rows_than_elites() -> None:
-    told = planted().sample(torch.zeros(1, 2), torch.zeros(1, 1), torch.arange(4), rng())
-    assert told.next_obs.shape == (1, 2)
+    reported = planted().sample(torch.zeros(1, 2), torch.zeros(1, 1), torch.arange(4), rng())
+    assert reported.next_obs.shape == (1, 2)
 
 
 def test_what_elites_expect_on_average() -> None:
@@ -254,10 +254,10 @@ def test_what_elites_expect_on_average() -> None:
 
 def test_what_is_not_learned_is_not_said() -> None:
     spec = replace(SPEC, learns_reward=False, learns_termination=False)
-    told = Ensemble(spec, "cpu", rng()).sample(torch.zeros(6, 3), torch.zeros(6, 2), torch.arange(2), rng())
-    assert told.reward is None
-    assert told.termination is None
-    assert told.next_obs.shape == (6, 3)
+    reported = Ensemble(spec, "cpu", rng()).sample(torch.zeros(6, 3), torch.zeros(6, 2), torch.arange(2), rng())
+    assert reported.reward is None
+    assert reported.termination is None
+    assert reported.next_obs.shape == (6, 3)
 
 
 def test_a_state_makes_another_ensemble_the_same() -> None:

@@ -48,10 +48,10 @@ def test_a_rule_is_the_tasks_own(name: str) -> None:
     before, actions, after = (torch.as_tensor(np.array(part, np.float32)) for part in list(zip(*rows, strict=True))[:3])
     known = rule("auto", name)
     assert known is not None
-    told = known(before, actions, after)
-    assert told.dtype == torch.bool
-    assert told.tolist() == [row[3] for row in rows]
-    assert told.sum() >= least
+    reported = known(before, actions, after)
+    assert reported.dtype == torch.bool
+    assert reported.tolist() == [row[3] for row in rows]
+    assert reported.sum() >= least
 
 
 @pytest.mark.parametrize(

@@ -284,12 +284,12 @@ def test_targets_metrics_and_weights_are_the_same(
             name: np.asarray(getattr(prepared.rows, name)) for name in ("reference", "advantage", "value")
         }
         learner.observe(chunk)
-        told = learner.update()
+        reported = learner.update()
         assert moved(before, numbers(learner)) > 1e-4
-        found.append((goals, dict(told), numbers(learner), learner.rows()))
-    for goals, told, weights, rows in found[1:]:
+        found.append((goals, dict(reported), numbers(learner), learner.rows()))
+    for goals, reported, weights, rows in found[1:]:
         assert_close(goals, found[0][0])
-        assert_close(told, found[0][1], 2e-5)
+        assert_close(reported, found[0][1], 2e-5)
         assert_close(weights, found[0][2])
         assert rows == found[0][3]
 
@@ -314,11 +314,11 @@ def test_several_updates_go_the_same_way(play: Play, sign: Sign, to_tensors: ToT
             chunk = sign(replace(data, reward=3 * data.reward), version=number, sequence=next(sequence))
             for kind, learner in learners.items():
                 learner.observe(to_tensors(chunk) if kind == "simulator" else chunk)
-        before, told = numbers(first), dict(first.update())
+        before, reported = numbers(first), dict(first.update())
         for learner in others:
             found = dict(learner.update())
             if number < 4:  # then the clip is 0, and rounding decides which rows are beyond it
-                assert_close(found, told, 1e-4)
+                assert_close(found, reported, 1e-4)
             assert_close(numbers(learner), numbers(first))
             assert learner.rows() == first.rows()
         same = moved({name: before[name] for name in before if "norm" not in name}, numbers(first))
@@ -374,9 +374,9 @@ def test_rewards_that_are_not_finite_change_nothing(
     reward[7, 1] = poison
     before = {name: np.array(value) for name, value in learner.state_dict().items()}
     learner.observe(to_tensors(sign(replace(data, reward=reward))))
-    told = learner.update()
-    assert told["update/skipped"] == 1.0
-    assert all(np.isfinite(value) for value in told.values())
+    reported = learner.update()
+    assert reported["update/skipped"] == 1.0
+    assert all(np.isfinite(value) for value in reported.values())
     assert (learner.version, learner.rows().trained, learner.rows().dropped) == (1, 0, {"nan": ROWS})
     after = learner.state_dict()
     for name in ("params", *(name for name in before if name.startswith("adam"))):

@@ -44,14 +44,14 @@ def sac_for(
 
 def settle(learner: SAC) -> list[Mapping[str, float]]:
     """Update as long as it may; what the publications said."""
-    told = []
+    reported = []
     while learner.ready:
         version, metrics = learner.version, learner.update()
         assert learner.version <= version + 1
         if learner.version > version:
-            told.append(metrics)
+            reported.append(metrics)
         assert learner.ready or learner.hungry, "neither ready nor hungry"
-    return told
+    return reported
 
 
 def fingerprint(learner: SAC) -> str:
@@ -139,9 +139,9 @@ def test_versions_move_on_while_learning_has_not_begun(play: Play, sign: Sign) -
     learner = sac_for(replace(SMALL, learning_starts=100))
     before = learner.snapshot()
     learner.observe(sign(play(SPEC, learner.snapshot(), (13, 2))))
-    told = settle(learner)
+    reported = settle(learner)
     assert (learner.version, learner.pace.updates) == (3, 0)
-    assert [metrics["updates"] for metrics in told] == [0, 0, 0]
+    assert [metrics["updates"] for metrics in reported] == [0, 0, 0]
     after = learner.snapshot()
     assert after.version == 3
     assert all(np.array_equal(value, after.params[name]) for name, value in before.params.items())
@@ -195,8 +195,8 @@ def test_publications_say_how_old_rows_were(play: Play, sign: Sign) -> None:
     learner.update()
     learner.observe(sign(data, slice(4, 7), version=1))
     learner.observe(sign(data, slice(7, 8), version=0))
-    told = learner.update()
-    assert (told["lag_mean"], told["lag_max"]) == (2 * 1 / 8, 1.0)
+    reported = learner.update()
+    assert (reported["lag_mean"], reported["lag_max"]) == (2 * 1 / 8, 1.0)
     assert learner.buffer_util == 16 / 1_000
     learner.observe(sign(data, slice(8, 12), version=2))
     assert learner.update()["lag_max"] == 0.0
