@@ -189,7 +189,7 @@ def measure(order: Order) -> dict[str, Any]:
     planned = plan(from_options(options.pop("env"), options))
     plan_s = perf_counter() - began
     with torch_threads(planned.config.run.threads), lower_priority(planned):
-        learner = planned.config.learner.build(planned.assignment)
+        learner = planned.config.learner.build(planned.learner_spec)
         if order.learner == "none":
             learner = Counting(learner.snapshot(), planned.rows, planned.max_lag)
         row = {"plan_s": plan_s, "mode": planned.config.mode, "workers": planned.workers, "lanes": planned.spec.lanes}

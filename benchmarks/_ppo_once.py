@@ -57,7 +57,7 @@ def find_task(name: str) -> Task:
     if name in TASKS:
         return TASKS[name]
     from freewheel.config.resolve import from_options
-    from freewheel.learn.settings import PPOConfig
+    from freewheel.learn.ppo.config import PPOConfig
 
     env, preset = PRESETS[name]
     config = from_options(env, {"preset": preset})

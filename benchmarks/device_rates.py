@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 
-from freewheel.core import ActionSpec, Compile, EnvSpec, Slice
+from freewheel.core import ActionSpec, BatchSpec, Compile, EnvSpec, Slice
 from freewheel.envs.batched import BatchedConfig
+from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import ModelSpec
 from freewheel.learn.mbpo.fitting import Fitter
+from freewheel.learn.replay import Columns
+from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
-from freewheel.learn.settings import LearnerSpec, MBPOConfig, SACConfig
+from freewheel.learn.spec import Compute, LearnerSpec
 from freewheel.policies.spec import PolicyConfig
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import training_episodes
@@ -62,18 +65,24 @@ def sac(batch: int, device: str, compile: Compile) -> Callable[[], None]:  # noq
         "probe", 1, 17, "float32", (Slice("policy", 0, 17, (17,)),), ActionSpec("box", 6, (-1.0,) * 6, (1.0,) * 6)
     )
     policy = PolicyConfig(hidden=(256, 256), activation="relu", head="squashed").resolve(spec)
-    task = LearnerSpec(policy, 1, 1, 0, 50_000, device, compile=compile, algo="sac")
+    task = LearnerSpec(
+        policy=policy,
+        batch=BatchSpec(1, 1),
+        seed=0,
+        total_steps=50_000,
+        compute=Compute(device=device, compile=compile),
+    )
     learner = SAC(SACConfig(batch=batch), task)
     learner.replay.add(torch.randn(20_000, learner.replay.columns.width, device=device))
-    learner.agent.step()
-    assert compile == "off" or not learner.agent.fallback, learner.agent.fallback
-    return learner.agent.step
+    learner.updater.step()
+    assert compile == "off" or not learner.updater.fallback, learner.updater.fallback
+    return learner.updater.step
 
 
 def ensemble(device: str, compile: Compile) -> Callable[[], None]:  # noqa: A002
-    spec = ModelSpec(11, 3, 7, (200,) * 4, "delta", True, False)
+    spec = ModelSpec(Columns(11, 3), 7, (200,) * 4, "delta", True, False)
     fitter = Fitter(spec, MBPOConfig(), 0, device, compile)
-    fitter._append(torch.randn(16_000, spec.width, device=device))
+    fitter._append(torch.randn(16_000, spec.columns.width, device=device))
     fitter._draw()
 
     def step() -> None:

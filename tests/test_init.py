@@ -48,7 +48,7 @@ def first_snapshot(runs: Path, env: str, **options: Any) -> Snapshot:
     """What a run would publish before it has learned anything."""
     given = {**SMALL, "mode": "lockstep", "policy": NORMALISED, "runs_dir": runs, **options}
     planned = plan(from_options(env, given))
-    return planned.config.learner.build(planned.assignment).snapshot()
+    return planned.config.learner.build(planned.learner_spec).snapshot()
 
 
 def assert_same(snapshot: Snapshot, saved: checkpoint.Checkpoint) -> None:

@@ -30,7 +30,10 @@ from freewheel.envs.gym import GymConfig
 from freewheel.envs.isaaclab import PREFIX as ISAAC
 from freewheel.envs.isaaclab import IsaacConfig
 from freewheel.errors import UsageError, nearest
-from freewheel.learn.settings import MBPOConfig, PPOConfig, SACConfig
+from freewheel.learn.mbpo.config import MBPOConfig
+from freewheel.learn.ppo.config import PPOConfig
+from freewheel.learn.sac.config import SACConfig
+from freewheel.learn.spec import REPLAY_DEFAULTS as REPLAYING
 from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
 from freewheel.worlds import registry
@@ -41,8 +44,6 @@ registry.register()
 
 AlgorithmConfig = PPOConfig | SACConfig | MBPOConfig
 ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {"ppo": PPOConfig, "sac": SACConfig, "mbpo": MBPOConfig}
-#: What an algorithm would have otherwise than PPO, unless somebody says so.
-REPLAYING = {"num_steps_per_env": 1, "policy": {"hidden": [256, 256], "activation": "relu", "head": "squashed"}}
 #: What is usual for one simulation of many lanes.
 SIMULATED = {"num_envs": 64, "workers": 1, "device": "auto"}
 #: What CAGE Challenge 2 begins with.
@@ -198,12 +199,10 @@ class Config:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        fading = [
-            name for name in ("lr", "clip", "entropy") if getattr(self.learner, f"{name}_schedule", "") == "linear"
-        ]
+        fading = self.learner.schedules_need_steps
         if fading and self.run.budget.steps is None:
             raise UsageError(
-                f"{self.algo}.{fading[0]}_schedule linear needs --steps to fade over; give it, or set the schedule to constant"
+                f"{self.algo}.{fading[0]} linear needs --steps to fade over; give it, or set the schedule to constant"
             )
         if not self.learner.on_policy and getattr(self.collector, "episodes_per_update", None):
             raise UsageError(f"{self.algo} learns from a replay buffer, row by row; leave out --episodes-per-update")

@@ -1,4 +1,4 @@
-"""Adam twice: over one flat vector with its gradient, and over parameters whose gradients each backward pass makes anew."""
+"""Adam twice: over one flat vector with its gradient, and over parameters that get new gradients by every backward pass."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Adam:
 
 
 class FusedAdam:
-    """Moves parameters by the gradients they hold, in one kernel, without a wait for the device: a graph can replay it."""
+    """Moves parameters by their gradients in one kernel, without a wait for the device: a graph can replay it."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, eps: float = 1e-8) -> None:
         self.parameters, self._eps = list(parameters), eps
@@ -51,17 +51,17 @@ class FusedAdam:
 
     @property
     def state(self) -> list[Tensor]:
-        """Everything that a step changes beside the parameters."""
+        """Everything that a step changes apart from the parameters."""
         return [self.mean, self.square, self.steps]
 
     def forget(self) -> None:
-        """Nothing to zero and nothing to add to: the next backward pass writes gradients of its own."""
+        """The next backward pass writes new gradients: nothing has to be zeroed or added to."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """What has no gradient stays: a part of a user's module that the loss does not reach."""
+        """Parameters without a gradient stay: parts of a user's module that the loss does not reach."""
         self.steps += 1
         all_of_them = zip(self.parameters, self._means, self._squares, strict=True)
         moved = [(one, one.grad, mean, square) for one, mean, square in all_of_them if one.grad is not None]

@@ -1,4 +1,4 @@
-"""Replay: a preallocated ring of rows, on the CPU or on a GPU, sampled uniformly by a generator of its own."""
+"""Replay buffer: a preallocated ring of packed rows, on the CPU or on a GPU, sampled uniformly by a generator of its own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,31 @@ from torch import Tensor
 from freewheel.core import Array, Transitions
 from freewheel.errors import SetupError
 
-SHARE = 0.8  # of the free memory that one buffer may take
+SHARE = 0.8  # of the free memory: the most that one buffer may take
+
+
+class Batch(NamedTuple):
+    """The parts of packed rows [..., width], in this order, float32."""
+
+    obs: Tensor  # [..., D]
+    action: Tensor  # [..., A]
+    reward: Tensor  # [...]
+    terminated: Tensor  # [...]
+    has_successor: Tensor  # [...] 1 where next_obs is the true successor; where 0, next_obs means nothing
+    next_obs: Tensor  # [..., D]
+
+
+def pack(
+    obs: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, has_successor: Tensor, next_obs: Tensor
+) -> Tensor:
+    """Rows [..., width]; the scalars come as [...], of any type."""
+    scalars = torch.stack([part.float() for part in (reward, terminated, has_successor)], dim=-1)
+    return torch.cat([obs.float(), action, scalars, next_obs.float()], dim=-1)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the parts of a packed row stand: one row is one gather, whatever it holds."""
+    """Where the parts of a packed row stand: drawing a row is one gather."""
 
     obs_size: int  # D
     action_size: int  # A
@@ -29,44 +48,25 @@ class Columns:
         return 2 * self.obs_size + self.action_size + 3
 
     def split(self, rows: Tensor) -> Batch:
+        """Packed rows as named views."""
         sizes = [self.obs_size, self.action_size, 1, 1, 1, self.obs_size]
-        obs, action, reward, terminated, known, next_obs = rows.split(sizes, dim=-1)
-        return Batch(obs, action, reward.squeeze(-1), terminated.squeeze(-1), known.squeeze(-1), next_obs)
+        obs, action, reward, terminated, has_successor, next_obs = rows.split(sizes, dim=-1)
+        return Batch(obs, action, reward.squeeze(-1), terminated.squeeze(-1), has_successor.squeeze(-1), next_obs)
 
     def pack(self, data: Transitions[Any], device: torch.device | str, *, has_final_obs: bool = True) -> Tensor:
         """The valid rows [n, width] of [T, B] transitions. has_final_obs: the successor of an episode's last row is known."""
-        numpy = isinstance(data.obs, np.ndarray)
         obs, action, reward, terminated, truncated, next_obs, valid = map(torch.as_tensor, _fields(data))
-        known = torch.ones_like(reward) if has_final_obs else (~(terminated | truncated)).float()
-        parts = (obs.float(), action, _column(reward), _column(terminated), _column(known), next_obs.float())
-        rows = torch.cat(parts, dim=-1).flatten(0, 1)
-        if numpy and not bool(valid.all()):  # device worlds have no gaps, and a look would be a wait
-            rows = rows[valid.flatten()]
+        has_successor = torch.ones_like(reward) if has_final_obs else ~(terminated | truncated)
+        rows = pack(obs, action, reward, terminated, has_successor, next_obs).flatten(0, 1)
+        if isinstance(data.obs, np.ndarray) and not bool(valid.all()):
+            rows = rows[
+                valid.flatten()
+            ]  # batched simulators have no gaps, and to look for them would wait for the device
         return rows.to(device, non_blocking=True)
 
 
-class Batch(NamedTuple):
-    """Rows by part, [N, ...] float32."""
-
-    obs: Tensor
-    action: Tensor
-    reward: Tensor
-    terminated: Tensor
-    known: Tensor  # whether next_obs is the true successor
-    next_obs: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Rows drawn, where they stand, and what each counts."""
-
-    rows: Tensor  # [n, width]
-    index: Tensor  # [n]
-    weight: Tensor  # [n]: 1 while sampling is uniform
-
-
 class Replay:
-    """The newest rows that fit. Rows may be added by version, and expire by it."""
+    """The newest rows that fit. Rows are added under a version, and expire by it."""
 
     def __init__(self, capacity: int, columns: Columns, device: str, seed: int) -> None:
         self.capacity, self.columns = capacity, columns
@@ -74,19 +74,16 @@ class Replay:
         self._rows = torch.zeros(capacity, columns.width, device=device)
         self.generator = torch.Generator(device)
         self.generator.manual_seed(seed)
-        self.added = self.count = 0  # rows ever, rows there now
+        self.added = self.count = 0  # rows ever, rows stored now
         self._versions: deque[tuple[int, int]] = deque()  # (version, `added` after its last row)
-        self._span = torch.zeros(
-            2, dtype=torch.int64, device=device
-        )  # first row and count, where a graph can read them
-        self._ones: dict[int, Tensor] = {}
+        self._span = torch.zeros(2, dtype=torch.int64, device=device)  # first row and count, where graphs read them
 
     @property
     def bytes(self) -> int:
         return self.capacity * self.columns.width * 4
 
     def add(self, rows: Tensor, version: int = 0) -> None:
-        """Copy rows [n, width] in; they can be drawn when all of them are there."""
+        """Copy rows [n, width] in; they can be drawn as soon as all of them are stored."""
         self.added += max(0, len(rows) - self.capacity)
         rows = rows[-self.capacity :]
         at = self.added % self.capacity
@@ -101,22 +98,20 @@ class Replay:
         self._publish()
 
     def expire(self, oldest: int) -> int:
-        """Give up rows of versions before this one; how many."""
+        """Remove rows of versions before this one; returns how many."""
         begin = self.added - self.count
         while self._versions and self._versions[0][0] < oldest:
             begin = max(begin, self._versions.popleft()[1])
-        gone = self.count - (self.added - begin)
-        self.count -= gone
+        expired = self.count - (self.added - begin)
+        self.count -= expired
         self._publish()
-        return gone
+        return expired
 
-    def sample(self, count: int) -> Sample:
-        """Uniform, with replacement; nothing here waits for the device."""
+    def sample(self, count: int) -> Tensor:
+        """Rows [count, width], uniform, with replacement; nothing here waits for the device."""
         draw = torch.rand(count, dtype=torch.float64, device=self._rows.device, generator=self.generator)
         index = ((draw * self._span[1]).long() + self._span[0]) % self.capacity
-        if count not in self._ones:
-            self._ones[count] = torch.ones(count, device=self._rows.device)
-        return Sample(self._rows.index_select(0, index), index, self._ones[count])
+        return self._rows.index_select(0, index)
 
     def newest(self, count: int) -> Tensor:
         """The last `count` rows added, in order."""
@@ -148,7 +143,7 @@ class Replay:
 
 
 def require_room(size: int, device: str, what: str) -> None:
-    """Refuse what does not fit, before it is taken."""
+    """Refuse what does not fit, before memory is allocated."""
     on_gpu = torch.device(device).type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
     if size > SHARE * free:
@@ -160,7 +155,3 @@ def require_room(size: int, device: str, what: str) -> None:
 
 def _fields(data: Transitions[Any]) -> tuple[Array, ...]:
     return data.obs, data.action, data.reward, data.terminated, data.truncated, data.next_obs, data.valid
-
-
-def _column(values: Tensor) -> Tensor:
-    return values.float().unsqueeze(-1)

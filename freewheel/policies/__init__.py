@@ -1,1 +1,1 @@
-"""Policies: what a network is (spec), run by numpy in workers (actor) and by torch in learners (nets)."""
+"""Policies: what a network is (spec), how outputs become actions (heads), and the code that runs it, in numpy and torch."""

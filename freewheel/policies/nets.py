@@ -1,4 +1,4 @@
-"""The policy as learners run it: torch modules over one flat parameter vector, and the distributions they speak in."""
+"""The policy in learners: torch modules over one flat parameter vector."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from torch.nn import functional
 
 from freewheel.core import Array, Decision, NDArray, Snapshot, to_numpy
 from freewheel.errors import SetupError
-from freewheel.policies.fast_categorical import MASKED
-from freewheel.policies.numpy_actor import EDGE, HALF_LOG_2PI
+from freewheel.policies.heads.head import HEADS, Distribution
 from freewheel.policies.spec import (
-    LOG_STD,
-    Columns,
     FlatParams,
     PolicySpec,
     full_layout,
+    head_layout,
     initialise,
     layers,
     network_inputs,
+    select,
     statistics_layout,
 )
 
@@ -37,14 +36,14 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 class Output(NamedTuple):
-    """What a network says about N observations."""
+    """What a network computes from N observations."""
 
-    head: Tensor  # [N, K]
+    head: Tensor  # [N, K] outputs of the actor
     value: Tensor  # [N]
 
 
 class Affine(nn.Module):
-    """x @ weight + bias, with the weight [in, out] as numpy actors read it."""
+    """x @ weight + bias, with the weight [in, out] as in numpy actors."""
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
@@ -56,7 +55,7 @@ class Affine(nn.Module):
 
 
 class MLP(nn.Module):
-    """The plain actor-critic of a PolicySpec: separate trunks, parameters called as in its layout."""
+    """The plain actor-critic of a PolicySpec: separate trunks, parameters named as in its layout."""
 
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__()
@@ -67,12 +66,14 @@ class MLP(nn.Module):
             nn.ModuleList(Affine(*weight.shape) for weight, _ in layers(shapes, part)) for part in ("actor", "critic")
         )
 
-    def head(self, inputs: Tensor) -> Tensor:
+    def outputs(self, inputs: Tensor) -> Tensor:
         return self._trunk(self.actor, select(self.spec.actor_columns, inputs))
 
+    def values(self, inputs: Tensor) -> Tensor:
+        return self._trunk(self.critic, select(self.spec.critic_columns, inputs)).squeeze(-1)
+
     def forward(self, inputs: Tensor) -> Output:
-        head = self.head(inputs)
-        return Output(head, self._trunk(self.critic, select(self.spec.critic_columns, inputs)).squeeze(-1))
+        return Output(self.outputs(inputs), self.values(inputs))
 
     def _trunk(self, trunk: nn.ModuleList, x: Tensor) -> Tensor:
         *hidden, last = trunk
@@ -83,56 +84,44 @@ class MLP(nn.Module):
 
 
 class PolicyNet:
-    """A network whose every weight is a view of one flat vector, and whose every gradient is a view of another.
+    """A network whose every trainable weight is a view of one flat `vector`.
 
-    `params` names the weights as numpy views on the CPU (a plain MLP's are the ones numpy actors load); `vector` and `grad`
-    hold the trainable part in one piece each. On a GPU the vectors live there and `pull` refreshes the numpy side.
+    `params` names weights and statistics as numpy views (a plain MLP's are those that numpy actors load). On a CPU `vector`
+    shares their memory; on another device they hold the first weights.
     """
 
     def __init__(self, spec: PolicySpec, rng: np.random.Generator, device: str = "cpu") -> None:
-        self.spec = spec
+        self.spec, self._head = spec, HEADS[spec.head]
         self.module = _build(spec, rng)
         layout = full_layout(spec) if not spec.module else _module_layout(spec, self.module)
         self.params = FlatParams(layout)
-        fixed = sum(int(np.prod(shape)) for shape in statistics_layout(spec).values())
         initialise(spec, self.params, rng)
         if spec.module:
             for name, value in self.module.named_parameters():
                 self.params.views[name][...] = value.detach().numpy()
-        self.host = self.params.vector[fixed:]
-        self.vector = torch.from_numpy(self.host) if device == "cpu" else torch.from_numpy(self.host).to(device)
-        self.grad = torch.zeros_like(self.vector)
-        self.log_std: Tensor | None = None
-        self._adopt(layout, fixed)
+        fixed = sum(math.prod(shape) for shape in statistics_layout(spec).values())
+        self.array = self.params.vector[fixed:]  # the trainable part in numpy
+        self.vector = torch.from_numpy(self.array).to(device)
+        self.module.to(device)
+        own, self._head_parameters = dict(self.module.named_parameters()), dict[str, nn.Parameter]()
+        for name, view in self.named_views():
+            if name in own:
+                own[name].data = view
+            else:
+                self._head_parameters[name] = nn.Parameter(view)
 
-    def _adopt(self, layout: Mapping[str, tuple[int, ...]], fixed: int) -> None:
-        """Make every parameter and its gradient a view of the flat vectors."""
-        self.module.to(self.vector.device)
-        parameters = dict(self.module.named_parameters())
-        start = -fixed
-        for name, shape in layout.items():
-            size = int(np.prod(shape))
-            if start >= 0:
-                view, grad = (flat[start : start + size].view(shape) for flat in (self.vector, self.grad))
-                if name == "actor.log_std":
-                    parameters[name] = self.log_std = nn.Parameter(view)
-                else:
-                    parameters[name].data = view
-                parameters[name].grad = grad
-            start += size
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Of the module, then of the head."""
+        return [*self.module.parameters(), *self._head_parameters.values()]
 
-    def pull(self) -> None:
-        """Refresh the numpy views from the device."""
-        if self.vector.device.type != "cpu":
-            self.host[...] = self.vector.cpu().numpy()
-
-    def push(self) -> None:
-        """Refresh the device from the numpy views."""
-        if self.vector.device.type != "cpu":
-            self.vector.copy_(torch.from_numpy(self.host))
+    @property
+    def trainable_layout(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the parts of `vector`, in order."""
+        return {name: view.shape for name, view in self.params.views.items() if not name.startswith("norm.")}
 
     def begin(self, params: Mapping[str, Array]) -> None:
-        """With these weights instead of those that were drawn; SetupError if they are another network's."""
+        """Replace the first weights with these; SetupError if they belong to another network."""
         views = self.params.views
         here, there = ({name: tuple(value.shape) for name, value in some.items()} for some in (views, params))
         for name in (*here, *there):
@@ -142,11 +131,11 @@ class PolicyNet:
                 raise SetupError(f"the weights to begin with are another network's: {what}; choose the same policy")
         for name, view in views.items():
             view[...] = to_numpy(params[name])
-        self.push()
+        self.vector.copy_(torch.from_numpy(self.array))
 
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
         """Every trainable weight by name, as a view of `vector`."""
-        shapes = {name: view.shape for name, view in self.params.views.items() if not name.startswith("norm.")}
+        shapes = self.trainable_layout
         parts = self.vector.split([math.prod(shape) for shape in shapes.values()])
         return ((name, part.view(shape)) for (name, shape), part in zip(shapes.items(), parts, strict=True))
 
@@ -154,82 +143,27 @@ class PolicyNet:
         head, value = self.module(inputs)
         return Output(head, value)
 
-    def head(self, inputs: Tensor) -> Tensor:
-        """What the actor alone says, [N, K]."""
-        return self.module.head(inputs) if isinstance(self.module, MLP) else self(inputs).head
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Of the actor alone, [N, K]."""
+        return self.module.outputs(inputs) if isinstance(self.module, MLP) else self(inputs).head
 
-    def distribution(self, head: Tensor, mask: Tensor | None) -> Distribution:
-        """The distribution these head outputs mean; mask [N, K] of allowed actions for categorical heads."""
-        if self.spec.head == "categorical":
-            return Categorical(head, mask)
-        if self.spec.head == "gaussian":
-            assert self.log_std is not None
-            return Gaussian(head, self.log_std)
-        return Squashed(head)
+    def values(self, inputs: Tensor) -> Tensor:
+        """Of the critic alone, [N]."""
+        return self.module.values(inputs) if isinstance(self.module, MLP) else self(inputs).value
 
-    def law(self, inputs: Tensor, head: Tensor) -> Distribution:
-        """The same for the inputs [N, D] that gave this head, which hold the mask if there is one."""
-        mask = self.spec.mask
-        return self.distribution(head, None if mask is None else inputs[:, slice(*mask)])
-
-
-class Categorical:
-    """Over K choices."""
-
-    def __init__(self, logits: Tensor, mask: Tensor | None) -> None:
-        if mask is not None:
-            logits = torch.where(mask > 0, logits, float(MASKED))
-        self.log_p = torch.log_softmax(logits, dim=-1)
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_p.gather(-1, action[:, None]).squeeze(-1)
-
-    def entropy(self) -> Tensor:
-        return -(self.log_p.exp() * self.log_p).sum(-1)
-
-
-class Gaussian:
-    """Independent columns with a deviation that does not depend on the observation."""
-
-    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        self.mean, self.log_std = mean, log_std
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        noise = (action - self.mean) * torch.exp(-self.log_std)
-        return -0.5 * noise.square().sum(-1) - self.log_std.sum() - HALF_LOG_2PI * self.mean.shape[-1]
-
-    def entropy(self) -> Tensor:
-        return (self.log_std + 0.5 + HALF_LOG_2PI).sum().expand(len(self.mean))
-
-
-class Squashed:
-    """tanh of a Gaussian whose mean and deviation both depend on the observation; float64 near the edges."""
-
-    def __init__(self, head: Tensor) -> None:
-        self.mean, log_std = head.double().chunk(2, dim=-1)
-        self.log_std = log_std.clamp(*LOG_STD)
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        wide = action.double().clamp(-EDGE, EDGE)
-        noise = (torch.atanh(wide) - self.mean) * torch.exp(-self.log_std)
-        each = -0.5 * noise.square() - self.log_std - HALF_LOG_2PI - torch.log1p(-wide.square())
-        return each.sum(-1).float()
-
-    def entropy(self) -> Tensor:
-        """Of the Gaussian before squashing: the usual stand-in, since the true one has no closed form."""
-        return (self.log_std + 0.5 + HALF_LOG_2PI).sum(-1).float()
-
-
-Distribution = Categorical | Gaussian | Squashed
+    def distribution(self, inputs: Tensor, outputs: Tensor) -> Distribution:
+        """What these outputs of the actor mean; the inputs [N, D] hold the mask, if there is one."""
+        mask = None if self.spec.mask is None else inputs[:, slice(*self.spec.mask)]
+        return self._head.distribution(outputs, mask, self._head_parameters)
 
 
 class TorchActor:
-    """Acts with a user's own module; whoever acts then imports torch. Implements core.Actor."""
+    """Acts with a user's own module, which brings torch into the worker. Implements core.Actor."""
 
     state_size = 0
 
     def __init__(self, spec: PolicySpec) -> None:
-        self.net = PolicyNet(spec, np.random.default_rng(0))
+        self.net, self._generator = PolicyNet(spec, np.random.default_rng(0)), torch.Generator()
 
     def load(self, snapshot: Snapshot) -> None:
         for name, view in self.net.params.views.items():
@@ -240,22 +174,13 @@ class TorchActor:
         self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
     ) -> Decision:
         state = np.zeros((len(obs), 0), np.float32) if state is None else state
-        spec = self.net.spec
-        inputs = torch.from_numpy(network_inputs(spec, self.net.params.views, obs))
-        mask = None if spec.mask is None else torch.from_numpy(obs[:, slice(*spec.mask)])
-        law = self.net.distribution(self.net(inputs).head, mask)
-        if isinstance(law, Categorical):
-            noise = 0.0 if greedy else torch.from_numpy(rng.gumbel(size=law.log_p.shape))
-            action = (law.log_p + noise).argmax(-1)
+        inputs = torch.from_numpy(network_inputs(self.net.spec, self.net.params.views, obs))
+        distribution = self.net.distribution(inputs, self.net.outputs(inputs))
+        if greedy:
+            action = distribution.mode()
         else:
-            noise = 0.0 if greedy else torch.from_numpy(rng.standard_normal(law.mean.shape))
-            raw = law.mean + torch.exp(law.log_std) * noise
-            action = (torch.tanh(raw).clamp(-EDGE, EDGE) if isinstance(law, Squashed) else raw).float()
-        return Decision(
-            action.numpy(),
-            law.log_prob(action).numpy(),
-            state,
-        )
+            action, _ = distribution.sample(self._generator.manual_seed(int(rng.integers(2**63))))
+        return Decision(action.numpy(), distribution.log_prob(action).numpy(), state)
 
 
 def _build(spec: PolicySpec, rng: np.random.Generator) -> nn.Module:
@@ -283,7 +208,7 @@ def _build(spec: PolicySpec, rng: np.random.Generator) -> nn.Module:
 
 @torch.no_grad()
 def _try(spec: PolicySpec, module: nn.Module) -> None:
-    """Refuse a network whose outputs have other shapes: values [N, 1], say, would broadcast against targets [N]."""
+    """Refuse a network whose outputs have other shapes: values [N, 1], for example, would broadcast against targets [N]."""
     shapes = [tuple(part.shape) for part in module(torch.zeros(2, spec.obs_size))]
     if shapes != [(2, spec.outputs), (2,)]:
         raise SetupError(
@@ -293,19 +218,10 @@ def _try(spec: PolicySpec, module: nn.Module) -> None:
 
 
 def _module_layout(spec: PolicySpec, module: nn.Module) -> dict[str, tuple[int, ...]]:
-    layout = statistics_layout(spec)
-    if spec.head == "gaussian":
-        layout["actor.log_std"] = (spec.action_size,)
+    layout = statistics_layout(spec) | head_layout(spec)
     parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
     if taken := sorted(layout.keys() & parameters):
         raise SetupError(
-            f"policy.module '{spec.module}' has a parameter {taken[0]}, which is a name of ours; rename it"
+            f"policy.module '{spec.module}' has a parameter {taken[0]}, which is a reserved name; rename it"
         )
     return layout | parameters
-
-
-def select(columns: Columns, inputs: Tensor) -> Tensor:
-    """The columns a part of the network reads."""
-    if columns == ((0, inputs.shape[-1]),):
-        return inputs
-    return torch.cat([inputs[..., start:stop] for start, stop in columns], dim=-1)

@@ -1,25 +1,40 @@
-"""What a policy network is, said once: numpy workers and torch learners both build from this description."""
+"""What a policy network is: numpy workers and torch learners both build it from this description."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from freewheel.core import Array, EnvSpec, NDArray, Slice
+from freewheel.core import A, Array, EnvSpec, NDArray, Slice
 from freewheel.errors import SetupError
+from freewheel.policies.heads.head import HEADS, Head
 
 Activation = Literal["tanh", "relu", "elu", "silu"]
-Head = Literal["categorical", "gaussian", "squashed"]
 Columns = tuple[tuple[int, int], ...]  # runs [start, stop) of observation columns
 
 UNNORMALISED = ("action_mask", "context")
 CLIP = 10.0  # normalised observations stay within ± CLIP
-LOG_STD = (-5.0, 2.0)  # bounds of a squashed head's log standard deviation
+
+
+def _elu(x: NDArray, out: NDArray) -> None:
+    np.copyto(out, np.where(x > 0, x, np.expm1(np.minimum(x, 0))))
+
+
+def _silu(x: NDArray, out: NDArray) -> None:
+    np.divide(x, 1 + np.exp(-np.maximum(x, -80)), out=out)  # below -80 the result is 0 anyway, and exp would overflow
+
+
+def _relu(x: NDArray, out: NDArray) -> None:
+    np.maximum(x, 0, out=out)
+
+
+ACTIVATIONS: Mapping[str, Callable[..., object]] = {"tanh": np.tanh, "relu": _relu, "elu": _elu, "silu": _silu}
 
 
 @dataclass(frozen=True)
@@ -27,13 +42,14 @@ class PolicyConfig:
     """The policy network."""
 
     hidden: tuple[int, ...] = (64, 64)
-    """Sizes of the hidden layers, of the actor and of the critic alike."""
+    """Sizes of the hidden layers, the same for actor and critic."""
     activation: Activation = "tanh"
     """Non-linearity after each hidden layer."""
-    head: Literal["auto", "categorical", "gaussian", "squashed"] = "auto"
-    """Distribution of the actions: categorical for discrete ones, gaussian or squashed (tanh) for boxes."""
+    head: str = "auto"
+    """Distribution of the actions: categorical for discrete ones, gaussian or squashed (tanh) for boxes; auto: the first of
+    these that fits."""
     log_std: float = 0.0
-    """Where a gaussian head's log standard deviation starts."""
+    """First value of a gaussian head's log standard deviation."""
     normalize_obs: bool = False
     """Scale observations by their running mean and deviation (statistics are weights: only the learner changes them)."""
     module: str = ""
@@ -43,15 +59,7 @@ class PolicyConfig:
         """The network for this world."""
         if any(size < 1 for size in self.hidden):
             raise SetupError(f"policy.hidden must be positive sizes, not {self.hidden}")
-        discrete = env.action.kind == "discrete"
-        head: Head = ("categorical" if discrete else "gaussian") if self.head == "auto" else self.head
-        if (head == "categorical") != discrete:
-            raise SetupError(f"policy.head {head} does not fit the {env.action.kind} actions of {env.name}; use auto")
-        if head == "squashed" and not all(math.isfinite(bound) for bound in (*env.action.low, *env.action.high)):
-            remedy = ": give --action-bounds" if env.batched_on_device else ""
-            raise SetupError(
-                f"policy.head squashed needs finite action bounds; those of {env.name} are infinite{remedy}"
-            )
+        head = self._head(env)
         mask = env.slice("action_mask")
         plain = [part for part in env.slices if part.name not in UNNORMALISED]
         context = [part for part in env.slices if part.name == "context"]
@@ -65,13 +73,20 @@ class PolicyConfig:
             critic_columns=_runs(critic + context),
             normalised=_runs(plain) if self.normalize_obs else (),
             mask=(mask.start, mask.stop) if mask else None,
-            head=head,
+            head=head.name,
             action_size=env.action.size,
             hidden=tuple(self.hidden),
             activation=self.activation,
             log_std=self.log_std,
             module=self.module,
         )
+
+    def _head(self, env: EnvSpec) -> Head:
+        if self.head == "auto":
+            return next(head for head in HEADS.entries.values() if not head.misfit(env.action))
+        if reason := HEADS[self.head].misfit(env.action):
+            raise SetupError(f"policy.head {self.head} does not fit the actions of {env.name}: {reason}")
+        return HEADS[self.head]
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,7 @@ class PolicySpec:
     critic_columns: Columns
     normalised: Columns
     mask: tuple[int, int] | None
-    head: Head
+    head: str
     action_size: int
     hidden: tuple[int, ...]
     activation: Activation
@@ -93,8 +108,8 @@ class PolicySpec:
 
     @property
     def outputs(self) -> int:
-        """K: what the actor's last layer gives (a squashed head: means, then log deviations)."""
-        return 2 * self.action_size if self.head == "squashed" else self.action_size
+        """K: width of the actor's last layer."""
+        return HEADS[self.head].outputs(self.action_size)
 
     @property
     def rescales(self) -> bool:
@@ -125,10 +140,12 @@ def statistics_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
 def actor_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
     """Names and shapes of what acting needs, statistics first: the published prefix of the flat vector."""
     shapes = statistics_layout(spec)
-    shapes |= _mlp("actor", _width(spec.actor_columns), spec.hidden, spec.outputs)
-    if spec.head == "gaussian":
-        shapes["actor.log_std"] = (spec.action_size,)
-    return shapes
+    return shapes | _mlp("actor", _width(spec.actor_columns), spec.hidden, spec.outputs) | head_layout(spec)
+
+
+def head_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
+    """The parameters of the head itself."""
+    return {name: shape for name, (shape, _) in HEADS[spec.head].parameters(spec).items()}
 
 
 def full_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
@@ -152,8 +169,8 @@ class FlatParams:
 def initialise(spec: PolicySpec, params: FlatParams, rng: np.random.Generator) -> None:
     """Identity statistics; the MLP: orthogonal weights of gain √2 (last layers: actor 0.01, critic 1), zero biases."""
     params.views["norm.scale"][...] = 1.0 / 255.0 if spec.obs_dtype == "uint8" else 1.0
-    if spec.head == "gaussian":
-        params.views["actor.log_std"][...] = spec.log_std
+    for name, (_, value) in HEADS[spec.head].parameters(spec).items():
+        params.views[name][...] = value
     if spec.module:
         return
     for part, last_gain in (("actor", 0.01), ("critic", 1.0)):
@@ -169,22 +186,28 @@ def layers(params: Mapping[str, NDArray], part: str) -> list[tuple[NDArray, NDAr
     return [(params[f"{part}.{i}.weight"], params[f"{part}.{i}.bias"]) for i in range(count)]
 
 
-def network_inputs(spec: PolicySpec, params: Mapping[str, NDArray], obs: NDArray) -> NDArray:
-    """obs [..., D] as the network sees it: float32, normalised with these parameters' statistics."""
+def namespace(array: Array) -> Any:
+    """The module whose functions take this array: numpy or torch, which agree on many names and arguments."""
+    return np if isinstance(array, np.ndarray) else importlib.import_module("torch")
+
+
+def network_inputs(spec: PolicySpec, params: Mapping[str, A], obs: A) -> A:
+    """obs [..., D] as the network reads it: float32, normalised with these parameters' statistics."""
     if not spec.rescales:
         return obs
-    scaled = (obs - params["norm.mean"]) * params["norm.scale"]
+    values: Any = obs
+    scaled: A = (values - params["norm.mean"]) * params["norm.scale"]
     for start, stop in spec.normalised:
-        np.clip(scaled[..., start:stop], -CLIP, CLIP, out=scaled[..., start:stop])
+        namespace(scaled).clip(scaled[..., start:stop], -CLIP, CLIP, out=scaled[..., start:stop])
     return scaled
 
 
-def select(columns: Columns, inputs: NDArray) -> NDArray:
-    """The columns a part of the network reads; a view wherever they are contiguous."""
+def select(columns: Columns, inputs: Any) -> Any:
+    """The columns that a part of the network reads; a view wherever they are contiguous."""
     if len(columns) == 1:
         start, stop = columns[0]
         return inputs if (start, stop) == (0, inputs.shape[-1]) else inputs[..., start:stop]
-    return np.concatenate([inputs[..., start:stop] for start, stop in columns], axis=-1)
+    return namespace(inputs).concatenate([inputs[..., start:stop] for start, stop in columns], axis=-1)
 
 
 def _width(columns: Columns) -> int:

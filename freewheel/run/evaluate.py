@@ -17,7 +17,7 @@ from freewheel.collect.serial import SerialConfig
 from freewheel.core import NO_CONTEXT, Actor, Collector, Env, Episode, EvaluatingCollector, Executor, NDArray, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, FreewheelError, SetupError
-from freewheel.policies.build import make_actor
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout.factory import CollectSpec, MakeActor, RunnerFactory, Timeouts
 from freewheel.seeding import drawn, evaluation_episodes, generator
 from freewheel.transport.executors import ProcessExecutor

@@ -16,8 +16,8 @@ from freewheel.config.resolve import Config, EnvConfig, WorldConfig
 from freewheel.core import BatchSpec, EnvSpec, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError, nearest
-from freewheel.learn.settings import LearnerSpec
-from freewheel.policies.build import make_actor, make_tensor_actor
+from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts
+from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, Start, actor_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory, SimulationSpec, Timeouts, WorkerSpec
 from freewheel.rollout.probe import StepCost
@@ -57,22 +57,19 @@ class Plan:
         return self.batch.rows
 
     @property
-    def assignment(self) -> LearnerSpec:
+    def learner_spec(self) -> LearnerSpec:
         return LearnerSpec(
             policy=self.policy,
-            rows=self.rows,
-            lanes=self.spec.lanes,
+            batch=self.batch,
             seed=self.config.run.seed,
             total_steps=self.config.run.budget.steps,
-            device=self.device,
-            max_lag=self.max_lag,
-            episodes=getattr(self.config.collector, "episodes_per_update", None),
-            compile=self.config.run.compile,
-            algo=self.config.algo,
-            world=self.config.env.name,
-            batched_on_device=self.spec.batched_on_device,
+            compute=Compute(device=self.device, compile=self.config.run.compile),
+            world=WorldFacts(
+                name=self.config.env.name,
+                batched_on_device=self.spec.batched_on_device,
+                has_final_obs=self.spec.has_final_obs,
+            ),
             start=None if self.begins is None else Start(self.begins.params, self.begins.step),
-            has_final_obs=self.spec.has_final_obs,
         )
 
     @property
@@ -83,7 +80,7 @@ class Plan:
     @property
     def overlaps(self) -> bool:
         """Whether parts of the learner run beside each other, as acting and learning do."""
-        clock = getattr(self.config.learner, "clock", "serial")
+        clock = self.config.learner.executor
         return clock == "async" or (clock == "auto" and isinstance(self.config.collector, WorkersConfig))
 
     @property
@@ -146,15 +143,15 @@ class Plan:
         network = self.policy.module or f"MLP {' - '.join(map(str, self.policy.hidden))} {self.policy.activation}"
         what = "an update" if config.learner.on_policy else "a publication"
         batch = f"{spec.lanes} envs x {config.run.num_steps_per_env} steps = {self.rows} rows {what}"
-        if self.assignment.episodes is not None:
-            batch = f"{spec.lanes} envs, {self.assignment.episodes} episodes an update"
+        if self.batch.episodes is not None:
+            batch = f"{spec.lanes} envs, {self.batch.episodes} episodes an update"
         budget = config.run.budget
         limits = [f"{value:,} {name}" for name, value in vars(budget).items() if value is not None]
         lines = [
             f"world    {spec.name}: {world}, {spec.action.size} {action}",
             f"policy   {network}, {self.policy.head} head",
             f"collect  {config.mode}: {batch}",
-            f"learn    {config.algo} on {self.device}, {config.learner.describe(self.assignment)}",
+            f"learn    {config.algo} on {self.device}, {config.learner.describe(self.learner_spec)}",
             f"budget   {' or '.join(limits)}",
             f"run      {self.path}",
         ]
@@ -162,7 +159,7 @@ class Plan:
             lines.insert(2, f"begin    with {self.begins.path}")
         if self.staff is not None:
             lines.insert(-3, f"workers  {self.staff.plan_line()}")
-        if budget.steps and self.assignment.episodes is None and config.learner.on_policy:
+        if budget.steps and self.batch.episodes is None and config.learner.on_policy:
             lines.insert(-1, f"updates  {-(-budget.steps // self.rows):,}")
         return lines
 
@@ -219,7 +216,7 @@ def find_run(name: str, runs_dir: str) -> Path:
 
 def _check_publications(config: Config, rows: int) -> None:
     """Whoever acts beside the learner waits for a publication after so many rows: it must not wait for more of them."""
-    every = getattr(config.learner, "publish_every", None)
+    every = config.learner.publish_every
     if every is None or not isinstance(config.collector, WorkersConfig):
         return
     if every > rows or (every < rows and config.mode == "batch"):

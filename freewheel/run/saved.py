@@ -11,7 +11,7 @@ from freewheel.config.resolve import Config
 from freewheel.core import Actor, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError
-from freewheel.policies.build import make_actor
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.run import checkpoint
 from freewheel.run.evaluate import Score, Show, eval_lanes, evaluate, play, playable

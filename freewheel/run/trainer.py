@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from freewheel.config.resolve import Config
 from freewheel.core import Collector, Env, Episode, GraphedLearner, Learner, RowCounts, Sink, Snapshot, Tick
 from freewheel.errors import FreewheelError
+from freewheel.learn.spec import Services
 from freewheel.ledger import balance, settle
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
@@ -54,7 +55,9 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None, sink
         resources.lower_priority(planned),
         resources.executors(planned) as executors,
     ):
-        learner = config.learner.build(replace(planned.assignment, executors=executors, waiting=stop.check))
+        learner = config.learner.build(
+            replace(planned.learner_spec, services=Services(executors=executors, while_waiting=stop.check))
+        )
         directory = RunDirectory(planned.path, planned.policy)
         directory.write("config.json", config.to_json())
         info = RunInfo(

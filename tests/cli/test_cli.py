@@ -16,7 +16,7 @@ from freewheel.cli.commands import EvalOptions, PlayOptions
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.config import flags
 from freewheel.config.resolve import RunConfig, WorldConfig
-from freewheel.learn.settings import PPOConfig
+from freewheel.learn.ppo.config import PPOConfig
 from freewheel.policies.spec import PolicyConfig
 
 ROOT = Path(freewheel.__file__).parents[1]

@@ -9,7 +9,7 @@ import pytest
 
 from freewheel.core import BatchSpec, Snapshot
 from freewheel.envs.gym import GymConfig
-from freewheel.policies.build import make_actor
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, actor_layout, full_layout, initialise
 from freewheel.rollout.factory import CollectSpec, RunnerFactory, Timeouts, WorkerSpec
 from freewheel.seeding import generator

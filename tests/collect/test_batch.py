@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from freewheel.collect.batch import BatchConfig
-from freewheel.core import Snapshot
-from freewheel.learn.settings import LearnerSpec, PPOConfig
+from freewheel.core import BatchSpec, Snapshot
+from freewheel.learn.ppo.config import PPOConfig
+from freewheel.learn.spec import LearnerSpec
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.policies.spec import PolicySpec
@@ -48,7 +49,7 @@ def test_workers_are_one_batch_ahead_and_no_more(
 def weights_after(
     recipe: RunnerFactory, policy: PolicySpec, job: CollectSpec, config: BatchConfig, updates: int
 ) -> bytes:
-    task = LearnerSpec(policy=policy, rows=28, lanes=4, seed=0, total_steps=None)
+    task = LearnerSpec(policy=policy, batch=BatchSpec(7, 4), seed=0)
     learner = PPOConfig(epochs=2, minibatch=14).build(task)
     lags = []
     with config.build(recipe, job) as collector:

@@ -14,7 +14,7 @@ from freewheel.collect.continuous import ContinuousConfig
 from freewheel.core import Collector, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError
-from freewheel.policies.build import make_actor
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from freewheel.collect.episodes import SLOTS, EpisodesConfig
-from freewheel.core import Chunk, Snapshot
+from freewheel.core import BatchSpec, Chunk, Snapshot
 from freewheel.errors import UsageError
-from freewheel.learn.settings import LearnerSpec, PPOConfig
+from freewheel.learn.ppo.config import PPOConfig
+from freewheel.learn.spec import LearnerSpec
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.pacing.pacing import NONE
@@ -94,7 +95,7 @@ def test_an_update_may_be_so_many_episodes(
     recipe: RunnerFactory, policy: PolicySpec, job: Callable[..., CollectSpec]
 ) -> None:
     config = EpisodesConfig(workers=3, num_envs=3, episodes_per_update=4)
-    task = LearnerSpec(policy=policy, rows=21, lanes=3, seed=0, total_steps=None, episodes=4)
+    task = LearnerSpec(policy=policy, batch=BatchSpec(7, 3, episodes=4), seed=0)
     learner = PPOConfig(epochs=1).build(task)
     with config.build(recipe, job(7, lanes=3)) as collector:
         for tick in loop(collector, learner, Meter(workers=3)):
@@ -109,7 +110,7 @@ def test_a_lag_that_was_asked_for_is_held(
     recipe: RunnerFactory, policy: PolicySpec, job: Callable[..., CollectSpec]
 ) -> None:
     config = EpisodesConfig(workers=4, num_envs=4, max_lag=1, collection_batch_size=2)
-    task = LearnerSpec(policy=policy, rows=28, lanes=4, seed=0, total_steps=None, max_lag=1)
+    task = LearnerSpec(policy=policy, batch=BatchSpec(7, 4, max_lag=1), seed=0)
     learner = PPOConfig(epochs=1).build(task)
     lags = []
     with config.build(recipe, job(7, lanes=4)) as collector:

@@ -12,9 +12,10 @@ from freewheel.collect.batch import BatchConfig
 from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
 from freewheel.collect.serial import SerialConfig
-from freewheel.core import Chunk, Collector, Snapshot
+from freewheel.core import BatchSpec, Chunk, Collector, Snapshot
 from freewheel.errors import SetupError, UsageError
-from freewheel.learn.settings import LearnerSpec, PPOConfig
+from freewheel.learn.ppo.config import PPOConfig
+from freewheel.learn.spec import LearnerSpec
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
@@ -55,13 +56,11 @@ def test_every_row_certifies_itself_and_every_update_has_its_rows(
     config: ContinuousConfig | BatchConfig | EpisodesConfig,
 ) -> None:
     """Drifting: the right action moves on by one at every step, so rows that are torn, mixed or repeated show."""
-    task = LearnerSpec(
-        policy=policy, rows=28, lanes=4, seed=0, total_steps=None, max_lag=getattr(config, "max_lag", None)
-    )
+    task = LearnerSpec(policy=policy, batch=BatchSpec(7, 4, max_lag=getattr(config, "max_lag", None)), seed=0)
     learner, meter = PPOConfig(epochs=1).build(task), Meter(workers=4)
     seen: set[tuple[int, ...]] = set()
     with config.build(recipe, job(7, lanes=4)) as collector:
-        for tick in loop(collector, learner, meter, max_lag=task.max_lag):
+        for tick in loop(collector, learner, meter, max_lag=task.batch.max_lag):
             for chunk in tick.chunks:
                 certify(chunk)
                 origin = (chunk.origin.worker, chunk.origin.incarnation, chunk.origin.sequence)
@@ -69,8 +68,8 @@ def test_every_row_certifies_itself_and_every_update_has_its_rows(
                 seen.add(origin)
             rows = balance(collector.rows(), learner.rows())
             assert rows.trained == 28 * learner.version
-            if tick.metrics is not None and task.max_lag is not None:
-                assert tick.metrics["lag_max"] <= task.max_lag
+            if tick.metrics is not None and task.batch.max_lag is not None:
+                assert tick.metrics["lag_max"] <= task.batch.max_lag
             if learner.version == 12:
                 break
     rows = balance(collector.rows(), learner.rows())

@@ -22,7 +22,7 @@ from freewheel.config import resolve as config
 from freewheel.config.resolve import Config, RunConfig, WorldConfig, from_argv, from_file, from_options
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError
-from freewheel.learn.settings import PPOConfig
+from freewheel.learn.ppo.config import PPOConfig
 from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
 

@@ -26,7 +26,7 @@ from freewheel.errors import EnvError
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
-from freewheel.policies.build import make_actor
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.run import checkpoint
@@ -172,7 +172,7 @@ def test_an_update_that_fails_keeps_its_rows_in_the_books(tmp_path: Path, monkey
     def broken(*_: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("freewheel.learn.ppo.learner.PPO._improve", broken)
+    monkeypatch.setattr("freewheel.learn.ppo.numpy_engine.NumpyEngine.improve", broken)
     with pytest.raises(MemoryError):
         freewheel.train("freewheel.testing.worlds:Counter", quiet=True, num_envs=2, evals=0, runs_dir=tmp_path, run="x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())

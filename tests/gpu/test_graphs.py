@@ -11,15 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from freewheel.core import WORKER_TIME, Chunk, Compile, Origin, Snapshot, Transitions
+from freewheel.core import WORKER_TIME, BatchSpec, Chunk, Compile, Origin, Snapshot, Transitions
 from freewheel.envs.batched import BatchedConfig
+from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import ModelSpec
-from freewheel.learn.mbpo.fitting import Fitter, Question
-from freewheel.learn.ppo.device_learner import DevicePPO
+from freewheel.learn.mbpo.fitting import FitRequest, Fitter
+from freewheel.learn.ppo.config import PPOConfig
+from freewheel.learn.ppo.learner import PPO
+from freewheel.learn.ppo.torch_engine import TorchEngine
+from freewheel.learn.replay import Columns
+from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
-from freewheel.learn.settings import LearnerSpec, MBPOConfig, PPOConfig, SACConfig
-from freewheel.policies.build import make_tensor_actor
-from freewheel.policies.spec import FlatParams, Head, PolicyConfig, PolicySpec, full_layout, initialise
+from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts
+from freewheel.policies.numpy_actor import make_tensor_actor
+from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
 from freewheel.rollout.device_runner import DeviceRunner
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.graphs import Program
@@ -39,23 +44,22 @@ def leaves_nothing_behind() -> None:
     """CUDA keeps threads and files as long as the process lives."""
 
 
-def policy_with(head: Head) -> PolicySpec:
+def policy_with(head: str) -> PolicySpec:
     return PolicySpec(5, "float32", ((0, 5),), ((0, 5),), (), None, head, 2, (32, 32), "tanh", 0.0, "")
 
 
-def task_of(head: Head, kind: Compile) -> LearnerSpec:
-    return LearnerSpec(
-        policy_with(head), ROWS, LANES, seed=1, total_steps=None, device="cuda", compile=kind, batched_on_device=True
-    )
+def task_of(head: str, kind: Compile) -> LearnerSpec:
+    compute, world = Compute(device="cuda", compile=kind), WorldFacts(batched_on_device=True)
+    return LearnerSpec(policy=policy_with(head), batch=BatchSpec(STEPS, LANES), seed=1, compute=compute, world=world)
 
 
 def chunk_of(number: int) -> Chunk[Tensor]:
     """Random rows on the GPU, the same for the same number."""
-    dice = torch.Generator("cuda").manual_seed(number)
+    rng = torch.Generator("cuda").manual_seed(number)
     shape = (STEPS, LANES)
 
     def random(*more: int) -> Tensor:
-        return torch.randn(*shape, *more, generator=dice, device="cuda")
+        return torch.randn(*shape, *more, generator=rng, device="cuda")
 
     terminated, truncated = random() > 1.5, random() > 1.5
     data = Transitions(
@@ -71,47 +75,50 @@ def test_sac_takes_the_same_steps() -> None:
     for kind in KINDS:
         config = SACConfig(batch=64, learning_starts=ROWS, updates_per_row=20 / ROWS, buffer=4 * ROWS)
         learner = SAC(config, task_of("squashed", kind))
-        start = learner.agent.net.vector.clone()
+        start = learner.updater.net.vector.clone()
         for number in range(2):
             learner.observe(chunk_of(number))
         while learner.pace.due:
             learner.update()
-        assert (learner.pace.updates, learner.agent.fallback) == (20, "")
-        agent = learner.agent
-        weights.append([agent.net.vector, agent.critics.vector, agent.critics.target, agent.log_temperature])
-        assert not torch.equal(agent.net.vector, start)
+        assert (learner.pace.updates, learner.updater.fallback) == (20, "")
+        updater = learner.updater
+        weights.append([updater.net.vector, updater.critics.vector, updater.critics.target, updater.log_temperature])
+        assert not torch.equal(updater.net.vector, start)
     for eager, graphed in zip(*weights, strict=True):
         close(eager, graphed)
 
 
 def test_a_model_is_fitted_alike() -> None:
     config = MBPOConfig(members=3, elites=2, model_hidden=(32, 32), model_batch=32, max_epochs=3)
-    spec = ModelSpec(5, 2, 3, (32, 32), "delta", learns_reward=True, learns_termination=True)
-    rows = torch.randn(400, spec.width, generator=torch.Generator("cuda").manual_seed(2), device="cuda")
-    rows[:, 8], rows[:, 9] = (rows[:, 8] > 1).float(), 1.0  # terminated, known
+    spec = ModelSpec(Columns(5, 2), 3, (32, 32), "delta", learns_reward=True, learns_termination=True)
+    rows = torch.randn(400, spec.columns.width, generator=torch.Generator("cuda").manual_seed(2), device="cuda")
+    rows[:, 8], rows[:, 9] = (rows[:, 8] > 1).float(), 1.0  # terminated, has_successor
     fitted = []
     for kind in KINDS:
         fitter = Fitter(spec, config, 4, "cuda", kind)
         assert fitter._step.fallback == ""
-        fits = [fitter(Question(part)) for part in rows.chunk(2)]
+        fits = [fitter(FitRequest(part)) for part in rows.chunk(2)]
         fitted.append([torch.as_tensor(fit.params).clone() for fit in fits])
         assert all(np.isfinite(value) for value in fits[-1].metrics.values())
     for eager, graphed in zip(*fitted, strict=True):
         torch.testing.assert_close(eager, graphed, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("target_kl", [None, 0.5])
 @pytest.mark.parametrize("head", ["gaussian", "squashed"])
-def test_ppo_makes_the_same_update(head: Head) -> None:
+def test_ppo_makes_the_same_update(head: str, target_kl: float | None) -> None:
     results = []
     for kind in KINDS:
-        learner = DevicePPO(PPOConfig(epochs=2, minibatch=32), task_of(head, kind))
-        start = learner.net.vector.clone()
+        config = PPOConfig(epochs=2, minibatch=32, target_kl=target_kl, reward_scale="returns")
+        learner = PPO(config, task_of(head, kind))
+        assert isinstance(learner.engine, TorchEngine)
+        start = learner.engine.net.vector.clone()
         for number in range(2):
             learner.observe(chunk_of(number))
-            assert learner.update()["loss/skipped"] == 0.0
+            assert learner.update()["update/skipped"] == 0.0
         assert learner.fallback == ""
-        results.append([learner.net.vector.clone(), learner._scalars.clone()])
-        assert not torch.equal(learner.net.vector, start)
+        results.append([learner.engine.net.vector.clone(), learner.engine._scalars.clone()])
+        assert not torch.equal(learner.engine.net.vector, start)
     for eager, graphed in zip(*results, strict=True):
         close(eager, graphed)
 
@@ -149,12 +156,12 @@ def test_drones_fly_the_same_way() -> None:
 def test_a_program_starts_where_it_would_have_started_without_a_graph() -> None:
     totals = []
     for kind in KINDS:
-        total, dice = torch.zeros(4, device="cuda"), torch.Generator("cuda").manual_seed(3)
+        total, rng = torch.zeros(4, device="cuda"), torch.Generator("cuda").manual_seed(3)
 
-        def body(total: Tensor = total, dice: torch.Generator = dice) -> None:
-            total.add_(torch.rand(4, device="cuda", generator=dice))
+        def body(total: Tensor = total, rng: torch.Generator = rng) -> None:
+            total.add_(torch.rand(4, device="cuda", generator=rng))
 
-        program = Program(body, kind, state=[total], generators=[dice])
+        program = Program(body, kind, state=[total], generators=[rng])
         assert program.fallback == ""
         assert not total.any()
         for _ in range(5):

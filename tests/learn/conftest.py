@@ -1,16 +1,18 @@
-"""Rows to learn from, without a world: consistent episodes, and chunks of them signed by whoever the test wants."""
+"""Rows to learn from, without a world: consistent episodes, and chunks of them by any author."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
+import torch
 
 from freewheel.core import WORKER_TIME, Chunk, NDArray, Origin, Snapshot, Transitions
+from freewheel.learn.ppo.engine import KL, LOSSES, Coefficients, Minibatch
 from freewheel.learn.ppo.learner import PPO
-from freewheel.learn.ppo.objective import Coefficients, Losses, Minibatch
+from freewheel.learn.ppo.numpy_engine import NumpyEngine
 from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import PolicySpec
 
@@ -40,27 +42,40 @@ class Play(Protocol):
 
 
 class Spy:
-    """Stands in for a learner's objective: writes down what it is asked and answers as it is told."""
+    """Replaces the gradient of a learner's numpy engine: records every minibatch, and returns what the test wants."""
 
     def __init__(self, learner: PPO) -> None:
-        self._inner, self._grad = learner._objective, learner.net.grad
+        assert isinstance(learner.engine, NumpyEngine)
+        self._grad = learner.engine.grad
         self.batches: list[Minibatch] = []
         self.coefficients: list[Coefficients] = []
         self.slope = 0.0  # every element of the gradient
         self.kl: list[float] = []  # of the next minibatches; then 0
-        learner._objective = self
+        learner.engine.gradient = self.gradient  # type: ignore[method-assign]
 
-    def evaluate(self, inputs: NDArray, action: NDArray) -> tuple[NDArray, NDArray]:
-        return self._inner.evaluate(inputs, action)
-
-    def values(self, inputs: NDArray) -> NDArray:
-        return self._inner.values(inputs)
-
-    def gradient(self, batch: Minibatch, weights: Coefficients) -> Losses:
+    def gradient(self, batch: Minibatch, coefficients: Coefficients) -> tuple[float, ...]:
         self.batches.append(batch)
-        self.coefficients.append(weights)
+        self.coefficients.append(coefficients)
         self._grad.fill_(self.slope)
-        return Losses(0.0, 0.0, 0.0, self.kl.pop(0) if self.kl else 0.0, 0.0)
+        losses = [0.0] * len(LOSSES)
+        losses[KL] = self.kl.pop(0) if self.kl else 0.0
+        return tuple(losses)
+
+
+class ToTensors(Protocol):
+    """The same chunk on tensors, as a batched simulator brings it."""
+
+    def __call__(self, chunk: Chunk) -> Chunk[Any]: ...
+
+
+@pytest.fixture(scope="session")
+def to_tensors() -> ToTensors:
+    def to_tensors(chunk: Chunk) -> Chunk[Any]:
+        data = [torch.from_numpy(getattr(chunk.data, field.name).copy()) for field in fields(Transitions)]
+        origin, state = chunk.origin, torch.from_numpy(chunk.state)
+        return Chunk(Transitions(*data), chunk.version, origin, chunk.episodes, state, chunk.time, chunk.rows)
+
+    return to_tensors
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from freewheel.learn.adam import EPS, MEAN_DECAY, SQUARE_DECAY, Adam, FusedAdam
@@ -78,3 +79,13 @@ def test_fused_steps_are_those_of_torch_and_what_has_no_gradient_stays() -> None
     assert torch.equal(ours[0], start[:10])
     assert not adam.mean[:10].any()
     assert int(adam.steps) == 20
+
+
+def test_a_step_size_can_be_changed_in_place() -> None:
+    parameter = torch.zeros(1)
+    adam = FusedAdam([parameter], 0.5)
+    for lr, place in ((0.5, -0.5), (0.25, -0.75)):
+        adam.lr.fill_(lr)
+        parameter.grad = torch.ones(1)
+        adam.step()
+        assert float(parameter) == pytest.approx(place, rel=1e-5)

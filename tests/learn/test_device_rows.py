@@ -11,10 +11,12 @@ import pytest
 
 from freewheel.collect.continuous import ContinuousConfig
 from freewheel.core import BatchSpec, Executor, Learner, NDArray, to_numpy
-from freewheel.learn.mbpo.fitting import Question
+from freewheel.learn.mbpo.config import MBPOConfig
+from freewheel.learn.mbpo.fitting import FitRequest
 from freewheel.learn.mbpo.learner import MBPO
+from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
-from freewheel.learn.settings import LearnerSpec, MBPOConfig, SACConfig
+from freewheel.learn.spec import LearnerSpec, Services, WorldFacts
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.rollout.factory import CollectSpec
@@ -23,7 +25,7 @@ from tests.support.device_story import Stage, retold
 from tests.support.isaac_like import Traps
 
 LANES, STEPS, FRAGMENT, ENOUGH = 4, 6, 3, 480
-#: Buffers are overwritten, final observations of earlier steps stay about, lanes begin anew by themselves.
+#: Buffers are overwritten, final observations of earlier steps stay about, lanes reset by themselves.
 TRAPS = Traps(bounds=(-1.0, 1.0))
 SMALL = SACConfig(learning_starts=48, batch=16, updates_per_row=0.2, buffer=4096)
 MODEL = MBPOConfig(
@@ -37,16 +39,8 @@ def staged(*, has_final_obs: bool, views: bool) -> Stage:
 
 
 def task_of(stage: Stage) -> LearnerSpec:
-    return LearnerSpec(
-        stage.policy,
-        LANES * STEPS,
-        LANES,
-        1,
-        None,
-        batched_on_device=True,
-        has_final_obs=stage.spec.has_final_obs,
-        algo="sac",
-    )
+    world = WorldFacts(batched_on_device=True, has_final_obs=stage.spec.has_final_obs)
+    return LearnerSpec(policy=stage.policy, batch=BatchSpec(STEPS, LANES), seed=1, world=world)
 
 
 def learned(stage: Stage, learner: Learner, workers: int) -> None:
@@ -68,9 +62,9 @@ def by_lane(rows: NDArray, workers: int) -> NDArray:
 
 
 def assert_true(rows: NDArray, workers: int, *, has_final_obs: bool) -> None:
-    """Every stored row is the one that the world's law makes of the actions."""
-    told = by_lane(rows, workers)
-    obs, action, told_scalars, next_obs = np.split(told, np.cumsum([5, 1, 3]), axis=-1)
+    """Every stored row is the one that the world makes of the actions."""
+    reported = by_lane(rows, workers)
+    obs, action, told_scalars, next_obs = np.split(reported, np.cumsum([5, 1, 3]), axis=-1)
     reward, terminated, known = np.moveaxis(told_scalars, -1, 0)
     wanted = retold(action, has_final_obs=has_final_obs).data
     over = wanted.terminated | wanted.truncated
@@ -101,17 +95,17 @@ def test_a_replay_buffer_holds_what_happened(has_final_obs: bool, views: bool, w
 
 @dataclass
 class Listening:
-    """MakeExecutor that remember every question."""
+    """MakeExecutor that remember every request."""
 
-    asked: list[Question] = field(default_factory=list)
+    asked: list[FitRequest] = field(default_factory=list)
 
     def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
         def listen() -> Callable[[Any], Any]:
             answerer = build()
 
-            def answer(question: Question) -> Any:
-                self.asked.append(Question(to_numpy(question.rows).copy()))
-                return answerer(question)
+            def answer(request: FitRequest) -> Any:
+                self.asked.append(FitRequest(to_numpy(request.rows).copy()))
+                return answerer(request)
 
             return answer
 
@@ -121,14 +115,14 @@ class Listening:
 @pytest.mark.parametrize("has_final_obs", [True, False], ids=["has_final_obs", "hidden"])
 def test_a_model_is_asked_about_what_happened(has_final_obs: bool) -> None:
     """Each row once and in order; where the world hides how episodes end, their last rows say so."""
-    stage, clocks = staged(has_final_obs=has_final_obs, views=True), Listening()
-    learner = MBPO(MODEL, replace(task_of(stage), algo="mbpo", executors=clocks))
+    stage, executors = staged(has_final_obs=has_final_obs, views=True), Listening()
+    learner = MBPO(MODEL, replace(task_of(stage), services=Services(executors=executors)))
     learned(stage, learner, 1)
-    assert len(clocks.asked) > 3
-    asked = np.concatenate([to_numpy(question.rows) for question in clocks.asked])
+    assert len(executors.asked) > 3
+    asked = np.concatenate([to_numpy(request.rows) for request in executors.asked])
     assert_true(asked, 1, has_final_obs=has_final_obs)
     stored = to_numpy(learner.sac.replay.newest(learner.sac.replay.count))
     assert_true(stored, 1, has_final_obs=has_final_obs)
     np.testing.assert_array_equal(stored[: len(asked)], asked)
-    imagined = to_numpy(learner.model_buffer.newest(learner.model_buffer.count))
-    assert (learner.sac.replay.columns.split(learner.model_buffer.newest(len(imagined))).known == 1).all()
+    model_rows = to_numpy(learner.model_buffer.newest(learner.model_buffer.count))
+    assert (learner.sac.replay.columns.split(learner.model_buffer.newest(len(model_rows))).has_successor == 1).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freewheel.core import Transitions
-from freewheel.learn.moments import ReturnScale, RunningMoments, TensorRunningMoments
+from freewheel.core import NDArray, Transitions
+from freewheel.learn.moments import ReturnScale, RunningMoments
 from freewheel.policies.spec import Start
 
 if TYPE_CHECKING:
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 GAMMA = 0.9
 
 
+KINDS = pytest.mark.parametrize("device", [None, "cpu"], ids=["numpy", "tensors"])
+
+
+def as_kind(rows: NDArray, device: str | None) -> Any:
+    return rows if device is None else torch.from_numpy(rows)
+
+
+@KINDS
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
     offset=st.sampled_from([0.0, 1e4]),
@@ -28,12 +36,12 @@ GAMMA = 0.9
     seed=st.integers(0, 2**32 - 1),
 )
 def test_mean_and_variance_do_not_depend_on_the_grouping(
-    sizes: list[int], offset: float, dtype: str, seed: int
+    device: str | None, sizes: list[int], offset: float, dtype: str, seed: int
 ) -> None:
     rows = np.random.default_rng(seed).normal(offset if dtype != "uint8" else 100, 10, (sum(sizes), 3)).astype(dtype)
-    moments = RunningMoments(3)
+    moments: RunningMoments[Any] = RunningMoments(3, device=device)
     for part in np.split(rows, np.cumsum(sizes)[:-1]):
-        moments.add(part)
+        moments.add(as_kind(part, device))
     wide = rows.astype(np.float64)
     assert moments.count == len(rows)
     np.testing.assert_allclose(moments.mean, wide.mean(axis=0), rtol=1e-12)
@@ -41,44 +49,33 @@ def test_mean_and_variance_do_not_depend_on_the_grouping(
     np.testing.assert_allclose(moments.deviation, np.sqrt(wide.var(axis=0) + 1e-8), rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["numpy", "tensors"])
-def test_they_go_on_from_the_statistics_among_weights(kind: str) -> None:
+@KINDS
+def test_they_go_on_from_the_statistics_among_weights(device: str | None) -> None:
     """As if the rows behind these had been added here, but for the rounding of weights to float32; constant columns too."""
     rng = np.random.default_rng(1)
     before, after = rng.normal(5, 3, (2, 40, 3))
     before[:, 2] = after[:, 2] = 4.0
-    one = RunningMoments(3)
+    one: RunningMoments = RunningMoments(3)
     one.add(before)
     params = {"norm.mean": one.mean.astype(np.float32), "norm.scale": (1 / one.deviation).astype(np.float32)}
     one.add(after)
-    if kind == "numpy":
-        moments = RunningMoments(3, Start(params, rows=40))
-        moments.add(after)
-        state = moments.state()
-    else:
-        others = TensorRunningMoments(3, "cpu", Start(params, rows=40))
-        others.add(torch.from_numpy(after))
-        state = others.state()
-    np.testing.assert_allclose(state, one.state(), rtol=1e-5, atol=1e-5)
+    moments: RunningMoments[Any] = RunningMoments(3, Start(params, rows=40), device=device)
+    moments.add(as_kind(after, device))
+    np.testing.assert_allclose(moments.state(), one.state(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_state_is_restored() -> None:
-    moments, copy, rng = RunningMoments(2), RunningMoments(2), np.random.default_rng(0)
-    moments.add(rng.normal(size=(5, 2)))
-    copy.restore(moments.state())
-    more = rng.normal(size=(4, 2))
-    for each in (moments, copy):
-        each.add(more)
-    assert np.array_equal(moments.state(), copy.state())
-    assert copy.count == 9
-
-
-def test_a_state_is_a_copy() -> None:
-    moments = RunningMoments(1)
-    moments.add(np.ones((2, 1)))
+@KINDS
+def test_a_state_is_a_copy_and_is_restored(device: str | None) -> None:
+    moments, copy = (RunningMoments[Any](2, device=device) for _ in range(2))
+    rng = np.random.default_rng(0)
+    moments.add(as_kind(rng.normal(size=(5, 2)), device))
     state = moments.state()
-    moments.add(np.full((2, 1), 9.0))
-    assert state.tolist() == [1, 0, 2]
+    more = as_kind(rng.normal(size=(4, 2)), device)
+    moments.add(more)
+    copy.restore(state)
+    copy.add(more)
+    assert np.array_equal(moments.state(), copy.state())
+    assert (copy.count, state[-1]) == (9, 5)
 
 
 # ------------------------------------------------------------------------------------------------- discounted returns
@@ -109,33 +106,42 @@ def slow(data: Transitions) -> list[float]:
     return seen
 
 
+def tensors(data: Transitions) -> Transitions[Any]:
+    return Transitions(*(torch.from_numpy(getattr(data, field.name).copy()) for field in fields(data)))
+
+
+@KINDS
 @given(steps=st.integers(1, 12), lanes=st.integers(1, 3), seed=st.integers(0, 2**32 - 1), data=st.data())
-def test_returns_are_followed_across_chunks(sign: Sign, steps: int, lanes: int, seed: int, data: st.DataObject) -> None:
+def test_returns_are_followed_across_chunks(
+    sign: Sign, device: str | None, steps: int, lanes: int, seed: int, data: st.DataObject
+) -> None:
     rows = rewards(steps, lanes, seed)
     cuts = sorted(data.draw(st.sets(st.integers(1, steps)))) if steps > 1 else []
-    scale = ReturnScale(5, GAMMA)
+    scale: ReturnScale[Any] = ReturnScale(5, GAMMA, device=device)
     for start, stop in zip([0, *cuts], [*cuts, steps], strict=True):
-        scale.add(sign(rows, slice(start, stop)).data, lane0=2)
+        chunk = sign(rows, slice(start, stop))
+        scale.add(chunk.data if device is None else tensors(chunk.data), 2, chunk.rows)
     seen = slow(rows)
     assert scale.moments.count == len(seen)
     assert not scale.running[:2].any()
     if seen:
-        assert scale.factor == pytest.approx(1 / np.sqrt(np.var(seen) + 1e-8), rel=1e-6)
+        assert float(scale.factor) == pytest.approx(1 / np.sqrt(np.var(seen) + 1e-8), rel=1e-6)
 
 
 def test_lanes_are_followed_apart() -> None:
-    together, apart = ReturnScale(3, GAMMA), ReturnScale(3, GAMMA)
+    together, apart = (ReturnScale[NDArray](3, GAMMA) for _ in range(2))
     rows = rewards(8, 3, 1)
-    together.add(rows, lane0=0)
+    together.add(rows, 0, int(rows.valid.sum()))
     for lane in (2, 0, 1):
-        apart.add(Transitions(*(getattr(rows, field.name)[:, [lane]] for field in fields(rows))), lane0=lane)
+        part = Transitions(*(getattr(rows, field.name)[:, [lane]] for field in fields(rows)))
+        apart.add(part, lane, int(part.valid.sum()))
     assert np.array_equal(together.running, apart.running)
     assert together.factor == pytest.approx(apart.factor, rel=1e-12)
 
 
 def test_before_anything_was_seen_rewards_are_left_alone() -> None:
-    scale = ReturnScale(1, GAMMA)
+    scale: ReturnScale = ReturnScale(1, GAMMA)
     assert scale.factor == 1.0
     rows = rewards(3, 1, 0)
-    scale.add(replace(rows, valid=np.zeros_like(rows.valid)), lane0=0)
+    scale.add(replace(rows, valid=np.zeros_like(rows.valid)), 0, 0)
     assert scale.factor == 1.0

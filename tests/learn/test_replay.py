@@ -40,7 +40,7 @@ def names(rows: Tensor) -> list[int]:
 
 def drawn(replay: Replay, count: int = 4_000) -> NDArray:
     """The names of so many rows, drawn in four goes."""
-    return np.concatenate([names(replay.sample(count // 4).rows) for _ in range(4)])
+    return np.concatenate([names(replay.sample(count // 4)) for _ in range(4)])
 
 
 def assert_uniform(values: NDArray, expected: range) -> None:
@@ -78,8 +78,7 @@ def test_rows_are_copied() -> None:
     replay, rows = replay_of(4), numbered(0, 3).clone()
     replay.add(rows)
     rows.fill_(-1)
-    sample = replay.sample(50)
-    sample.rows.fill_(-2)
+    replay.sample(50).fill_(-2)
     replay.newest(3).fill_(-3)
     assert names(replay.newest(3)) == [0, 1, 2]
 
@@ -106,15 +105,6 @@ def test_all_rows_that_are_there_are_drawn_alike(filled: list[int], oldest: int,
     replay.expire(oldest)
     assert replay.count == len(expected)
     assert_uniform(drawn(replay, 8_000), expected)
-
-
-def test_a_sample_says_where_its_rows_stand_and_weighs_them_alike() -> None:
-    replay = replay_of(10)
-    replay.add(numbered(0, 8))
-    replay.add(numbered(8, 17))
-    sample = replay.sample(64)
-    assert torch.equal(sample.rows[:, 0], torch.where(sample.index < 7, sample.index + 10, sample.index).float())
-    assert torch.equal(sample.weight, torch.ones(64))
 
 
 def test_draws_come_from_a_generator_of_its_own() -> None:
@@ -209,7 +199,7 @@ def test_it_is_a_list(capacity: int, moves: list[tuple[str, int, int]]) -> None:
         assert (replay.added, replay.count) == (named, len(model.names))
         assert names(replay.newest(replay.count)) == model.names
         if model.names:
-            assert {*names(replay.sample(40).rows)} <= {*model.names}
+            assert {*names(replay.sample(40))} <= {*model.names}
 
 
 # ---------------------------------------------------------------------------------------------------------- memory and state
@@ -252,9 +242,7 @@ def test_a_restored_buffer_goes_on_as_if_nothing_had_happened(oldest: int) -> No
         replay.add(numbered(18, 20), 3)
     assert (theirs.added, theirs.count) == (ours.added, ours.count)
     assert names(theirs.newest(theirs.count)) == names(ours.newest(ours.count))
-    mine, their = ours.sample(200), theirs.sample(200)
-    assert torch.equal(mine.rows, their.rows)
-    assert torch.equal(mine.index, their.index)
+    assert torch.equal(ours.sample(200), theirs.sample(200))
     assert theirs.expire(3) == ours.expire(3)
 
 
@@ -300,7 +288,7 @@ def test_what_is_packed_comes_apart_again_without_its_gaps(dtype: str) -> None:
     batch = Columns(4, 2).split(rows)
     for name in ("obs", "action", "reward", "terminated", "next_obs"):
         np.testing.assert_array_equal(getattr(batch, name).numpy(), getattr(data, name)[valid], name)
-    assert torch.equal(batch.known, torch.ones(10))
+    assert torch.equal(batch.has_successor, torch.ones(10))
 
 
 def test_rows_that_are_packed_share_no_memory_with_the_chunk() -> None:
@@ -322,7 +310,9 @@ def test_successors_are_unknown_exactly_where_an_episode_ended_and_the_world_hid
     if tensors:
         given = Transitions(*(torch.from_numpy(getattr(data, name)) for name in data.__slots__))
     batch = Columns(4, 2).split(packed(given, has_final_obs=has_final_obs))
-    np.testing.assert_array_equal(batch.known.numpy().reshape(SHAPE), np.ones(SHAPE) if has_final_obs else ~over)
+    np.testing.assert_array_equal(
+        batch.has_successor.numpy().reshape(SHAPE), np.ones(SHAPE) if has_final_obs else ~over
+    )
     np.testing.assert_array_equal(batch.terminated.numpy().reshape(SHAPE), data.terminated)
     np.testing.assert_array_equal(batch.obs.numpy().reshape(*SHAPE, 4), data.obs)
     np.testing.assert_array_equal(batch.next_obs.numpy().reshape(*SHAPE, 4), data.next_obs)

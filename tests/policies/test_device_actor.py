@@ -1,10 +1,8 @@
-"""The policy on tensors says what the numpy actor says, squashes by the formula, and is loaded where it lives."""
+"""The policy on tensors draws by its own generator, and is loaded in place."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +10,9 @@ import torch
 from torch import Tensor
 
 from freewheel.core import NDArray, Snapshot
-from freewheel.policies.device_actor import TensorActor, TensorPolicy, _Squash
+from freewheel.policies.device_actor import TensorActor, TensorPolicy
 from freewheel.policies.nets import PolicyNet
-from freewheel.policies.numpy_actor import EDGE, NumpyActor, squashed_log_prob
-from freewheel.policies.spec import LOG_STD, FlatParams, PolicySpec, full_layout, initialise
+from freewheel.policies.spec import FlatParams, PolicySpec, full_layout, initialise
 
 PLAIN = PolicySpec(5, "float32", ((0, 5),), ((0, 5),), (), None, "categorical", 3, (16, 16), "tanh", 0.0, "")
 SPECS = {
@@ -35,7 +32,7 @@ SPECS = {
 
 
 def weights(spec: PolicySpec, seed: int = 0) -> Snapshot:
-    """Of some size, so that policies have opinions; with statistics wherever the spec has them."""
+    """Large enough that actions differ; with statistics wherever the spec has them."""
     rng, params = np.random.default_rng(seed), FlatParams(full_layout(spec))
     initialise(spec, params, rng)
     last = f"actor.{len(spec.hidden)}"
@@ -59,90 +56,12 @@ def observations(spec: PolicySpec, count: int, seed: int = 1) -> NDArray:
     return obs
 
 
-def both(spec: PolicySpec, seed: int = 0) -> tuple[NumpyActor, TensorActor]:
-    numpy, tensor, snapshot = NumpyActor(spec), TensorActor(spec, "cpu", 7), weights(spec, seed)
-    numpy.load(snapshot)
-    tensor.load(snapshot)
-    return numpy, tensor
-
-
-def drawn(actor: Any, obs: Any) -> tuple[NDArray, NDArray]:
-    decision = actor.act(obs, np.random.default_rng(3))
-    return np.asarray(decision.action), np.asarray(decision.log_prob)
-
-
-# -------------------------------------------------------------------------------------------------------- as the numpy actor
-
-
-@pytest.mark.parametrize("case", SPECS)
-def test_greedy_actions_are_the_same(case: str) -> None:
-    numpy, tensor = both(SPECS[case])
-    obs, rng = observations(SPECS[case], 300), np.random.default_rng(0)
-    theirs = numpy.act(obs, rng, greedy=True).action
-    ours = tensor.act(torch.from_numpy(obs), rng, greedy=True).action
-    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-4, atol=1e-5)
-    if SPECS[case].head == "categorical":
-        assert len({*theirs.tolist()}) > 1, "a policy without opinions proves little"
-        assert ours.dtype == torch.int64
-
-
-@pytest.mark.parametrize("case", SPECS)
-def test_the_same_action_has_the_same_probability(case: str) -> None:
-    spec = SPECS[case]
-    numpy, tensor = both(spec)
-    obs = observations(spec, 500)
-    action, log_prob = (np.asarray(part) for part in tensor.policy.act(torch.from_numpy(obs)))
-    with torch.no_grad():
-        head = tensor.policy.net.head(tensor.policy.inputs(torch.from_numpy(obs))).double().numpy()
-    if spec.head == "categorical":
-        if spec.mask is not None:
-            head[obs[:, slice(*spec.mask)] == 0] = -np.inf
-        expected = (head - np.log(np.exp(head).sum(1, keepdims=True)))[np.arange(500), action]
-    elif spec.head == "gaussian":
-        log_std = numpy.params.views["actor.log_std"].astype(np.float64)
-        noise = (action - head) * np.exp(-log_std)
-        expected = (-0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(1)
-    else:
-        mean, log_std = np.split(head, 2, axis=1)
-        expected = squashed_log_prob(mean, np.clip(log_std, *LOG_STD), action)
-        inner = (np.abs(action) < 0.999).all(1)  # float32 actions near the edge have lost where they came from
-        assert inner.mean() > 0.5
-        expected, log_prob = expected[inner], log_prob[inner]
-    np.testing.assert_allclose(log_prob, expected, rtol=1e-3, atol=2e-3)
-
-
-@pytest.mark.parametrize("case", SPECS)
-def test_actions_are_drawn_from_the_same_distribution(case: str) -> None:
-    """At one observation each: frequencies, or quantiles of every column, of both actors."""
-    spec, count = SPECS[case], 20_000
-    numpy, tensor = both(spec)
-    for one in observations(spec, 3):
-        obs = np.tile(one, (count, 1))
-        (theirs, their_log_prob), (ours, our_log_prob) = drawn(numpy, obs), drawn(tensor, torch.from_numpy(obs))
-        if spec.head == "categorical":
-            here, there = (np.bincount(a, minlength=spec.action_size) / count for a in (ours, theirs))
-            assert np.abs(here - there).max() < 4 * math.sqrt(0.5 / count)
-            assert {*np.flatnonzero(here)} == {*np.flatnonzero(there)}
-            if spec.mask is not None:
-                assert not here[one[slice(*spec.mask)] == 0].any()
-        else:
-            for column in range(spec.action_size):
-                pooled = np.sort(np.concatenate([ours[:, column], theirs[:, column]]))
-                here, there = (
-                    np.searchsorted(np.sort(a[:, column]), pooled, side="right") / count for a in (ours, theirs)
-                )
-                assert np.abs(here - there).max() < 1.95 * math.sqrt(2 / count)  # Kolmogorov-Smirnov, p = 0.001
-            correlation = np.corrcoef(ours.T)[0, 1]
-            assert abs(correlation) < 4 / math.sqrt(count)
-        deviation = math.hypot(their_log_prob.std(), our_log_prob.std()) / math.sqrt(count)
-        assert abs(our_log_prob.mean() - their_log_prob.mean()) < 4 * deviation + 1e-4
-
-
 @pytest.mark.parametrize("case", ["categorical", "gaussian", "squashed"])
-def test_lanes_are_drawn_apart_and_dice_are_its_own(case: str) -> None:
+def test_lanes_are_drawn_apart_by_a_generator_of_its_own(case: str) -> None:
     spec = SPECS[case]
-    _, one = both(spec)
-    _, same = both(spec)
+    one, same = (TensorActor(spec, "cpu", 7) for _ in range(2))
+    for actor in (one, same):
+        actor.load(weights(spec))
     obs = torch.from_numpy(np.tile(observations(spec, 1), (400, 1)))
     before = torch.random.get_rng_state()
     first, second = one.policy.act(obs)[0], one.policy.act(obs)[0]
@@ -150,18 +69,7 @@ def test_lanes_are_drawn_apart_and_dice_are_its_own(case: str) -> None:
     assert not torch.equal(first, second)
     assert len({str(row) for row in first.tolist()}) > 1
     assert torch.equal(same.policy.act(obs)[0], first)
-    assert one.generators == [one.policy.dice]
-
-
-def test_squashed_actions_stay_inside_the_edge() -> None:
-    spec = replace(SPECS["squashed"], hidden=())
-    policy = TensorPolicy(spec, np.random.default_rng(0), "cpu", 0)
-    said = np.array([40.0, -40.0, 9.0, -9.0], np.float32)  # log deviations are clipped to 2 and -5
-    policy.load(Snapshot(0, {**weights(spec).params, "actor.0.weight": np.zeros((5, 4)), "actor.0.bias": said}))
-    action, log_prob = policy.act(torch.zeros(1_000, 5))
-    assert torch.equal(action[:, 0], torch.full((1_000,), EDGE))
-    assert torch.equal(action[:, 1], torch.full((1_000,), -EDGE))
-    assert log_prob.isfinite().all()
+    assert one.generators == [one.policy.generator]
 
 
 def test_statistics_clip_what_they_normalise_and_nothing_else() -> None:
@@ -176,67 +84,6 @@ def test_statistics_clip_what_they_normalise_and_nothing_else() -> None:
     assert plain.inputs(obs) is obs
 
 
-# ------------------------------------------------------------------------------------------------------------------ squashing
-
-
-def plainly(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as a textbook has it."""
-    mean, log_std = head.chunk(2, dim=-1)
-    std = log_std.clamp(*LOG_STD).exp()
-    raw = mean + std * noise
-    action = torch.tanh(raw)
-    log_prob = torch.distributions.Normal(mean, std).log_prob(raw) - torch.log(1 - action.square())
-    return action, log_prob.sum(-1)
-
-
-def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    action, log_prob = _Squash.apply(head, noise)  # type: ignore[no-untyped-call]
-    return action, log_prob
-
-
-def heads(count: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(seed)
-    head = torch.rand(count, 6, generator=rng, dtype=torch.float64) * 2 - 1
-    noise = torch.rand(count, 3, generator=rng, dtype=torch.float64) * 2 - 1
-    head[0, 3], head[1, 4], head[2, 5] = -7.0, 3.0, 2.5  # beyond the bounds of the log deviation
-    noise[:3] *= 0.1  # so that the textbook loses no digits there
-    return head.requires_grad_(), noise
-
-
-def test_squashing_is_the_textbooks() -> None:
-    for ours, theirs in zip(squash(*heads()), plainly(*heads()), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-def test_its_slopes_are_those_of_autograd() -> None:
-    (ours, noise), (theirs, _) = heads(), heads()
-    rng = torch.Generator().manual_seed(5)
-    by_action = torch.randn(40, 3, generator=rng, dtype=torch.float64)
-    by_log_prob = torch.randn(40, generator=rng, dtype=torch.float64)
-    for head, function in ((ours, squash), (theirs, plainly)):
-        torch.autograd.backward(function(head, noise), [by_action, by_log_prob])
-    assert ours.grad is not None
-    assert theirs.grad is not None
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-9)
-    assert ours.grad[0, 3] == ours.grad[1, 4] == ours.grad[2, 5] == 0
-    assert torch.count_nonzero(ours.grad) == ours.grad.numel() - 3
-
-
-def test_its_slopes_are_those_of_differences() -> None:
-    head, noise = heads(6, seed=2)
-    assert torch.autograd.gradcheck(lambda h: squash(h, noise), (head,))
-
-
-def test_digits_are_not_lost_far_out() -> None:
-    """At x = 30, 1 - tanh² is 0 in float32; log(1 - tanh²) is log 4 - 60."""
-    head = torch.tensor([[30.0, -30.0, 0.0, 0.0]], requires_grad=True)
-    _, log_prob = squash(head, torch.zeros(1, 2))
-    assert float(log_prob.detach()) == pytest.approx(2 * (-0.5 * math.log(2 * math.pi) - math.log(4) + 60), rel=1e-6)
-    log_prob.sum().backward()
-    assert head.grad is not None
-    assert head.grad.tolist() == [[2.0, -2.0, -1.0, -1.0]]
-
-
 # -------------------------------------------------------------------------------------------------------------------- weights
 
 
@@ -246,7 +93,7 @@ def test_weights_are_loaded_in_place_and_handed_out_as_copies(case: str) -> None
     policy = TensorPolicy(spec, np.random.default_rng(0), "cpu", 0)
 
     def held() -> list[Tensor]:
-        return [policy.net.vector, policy.mean, policy.scale, *policy.net.module.parameters()]
+        return [policy.net.vector, *policy.statistics.values(), *policy.net.parameters]
 
     addresses = [tensor.data_ptr() for tensor in held()]
     wanted = weights(spec, seed=4)

@@ -1,7 +1,8 @@
-"""The torch side of a policy: what learners compute is what actors in numpy did, over one flat vector."""
+"""The torch side of a policy: networks over one flat vector, and users' own modules."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freewheel.core import NDArray, Snapshot
+from freewheel.core import Snapshot
 from freewheel.errors import SetupError
-from freewheel.policies.nets import Categorical, Gaussian, PolicyNet, Squashed, TorchActor
-from freewheel.policies.numpy_actor import NumpyActor
-from freewheel.policies.spec import Head, PolicySpec, network_inputs
+from freewheel.policies.heads.head import HEADS
+from freewheel.policies.nets import PolicyNet, TorchActor
+from freewheel.policies.spec import PolicySpec
 from tests.support.places import SUPPORT
 
 PLAIN = PolicySpec(
@@ -50,64 +51,7 @@ def random_net(spec: PolicySpec, seed: int) -> PolicyNet:
     for name, view in net.params.views.items():
         if not name.startswith("norm."):
             view[...] = rng.normal(0, len(view) ** -0.5 if name.endswith("weight") else 0.3, view.shape)
-    if spec.head == "squashed" and not spec.module:  # near the edges atanh would magnify the rounding of the means
-        net.params.views[f"actor.{len(spec.hidden)}.weight"][...] *= 0.3
-    for start, stop in spec.normalised:
-        spread = 74 if spec.obs_dtype == "uint8" else 1  # of evenly drawn bytes
-        net.params.views["norm.mean"][start:stop] = spread * rng.normal(1, 0.5, stop - start)
-        net.params.views["norm.scale"][start:stop] = rng.uniform(0.3, 1.5, stop - start) / spread
     return net
-
-
-def observations(spec: PolicySpec, lanes: int, rng: np.random.Generator) -> NDArray:
-    obs = (
-        rng.integers(0, 256, (lanes, spec.obs_size))
-        if spec.obs_dtype == "uint8"
-        else rng.normal(size=(lanes, spec.obs_size))
-    )
-    if spec.mask is not None:
-        allowed = rng.random((lanes, spec.action_size)) < 0.6
-        allowed[np.arange(lanes), rng.integers(spec.action_size, size=lanes)] = True
-        obs[:, slice(*spec.mask)] = allowed
-    return obs.astype(spec.obs_dtype)
-
-
-@st.composite
-def specs(draw: st.DrawFn) -> PolicySpec:
-    base = draw(st.sampled_from([PLAIN, SLICED]))
-    base = replace(
-        base,
-        head=draw(st.sampled_from(["categorical", "gaussian", "squashed"])),
-        action_size=draw(st.integers(1, 5)),
-        hidden=tuple(draw(st.lists(st.integers(1, 24), max_size=3))),
-        activation=draw(st.sampled_from(["tanh", "relu", "elu", "silu"])),
-        obs_dtype=draw(st.sampled_from(["float32", "uint8"])),
-        normalised=draw(st.sampled_from([(), ((0, 3),), ((0, 2), (3, 4))])),
-    )
-    if base.head != "categorical" or draw(st.booleans()):
-        return base
-    return replace(
-        base, obs_size=base.obs_size + base.action_size, mask=(base.obs_size, base.obs_size + base.action_size)
-    )
-
-
-# ------------------------------------------------------------------------------------------------- numpy and torch are one policy
-
-
-@settings(max_examples=150)
-@given(spec=specs(), seed=st.integers(0, 2**32 - 1), greedy=st.booleans())
-def test_learners_compute_the_log_probability_that_actors_wrote_down(spec: PolicySpec, seed: int, greedy: bool) -> None:
-    net, rng = random_net(spec, seed), np.random.default_rng(seed)
-    actor = NumpyActor(spec)
-    actor.load(Snapshot(1, net.params.views))
-    obs = observations(spec, 32, rng)
-    decision = actor.act(obs, rng, greedy=greedy)
-    inputs = torch.from_numpy(network_inputs(spec, net.params.views, obs))
-    mask = None if spec.mask is None else inputs[:, slice(*spec.mask)]
-    with torch.no_grad():
-        log_prob = net.distribution(net(inputs).head, mask).log_prob(torch.from_numpy(decision.action))
-    assert decision.log_prob.dtype == np.float32
-    np.testing.assert_allclose(decision.log_prob, log_prob, rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=30)
@@ -124,70 +68,22 @@ def test_actor_and_critic_read_their_own_columns(seed: int) -> None:
         assert bool((other.value != value).any()) == for_critic
 
 
-# ----------------------------------------------------------------------------------------------------------- distributions
-
-
-def test_categorical_is_torchs() -> None:
-    torch_law: Any = torch.distributions.Categorical
-    logits = torch.from_numpy(np.random.default_rng(0).normal(0, 3, (50, 4)).astype(np.float32))
-    action = torch.arange(50) % 4
-    ours, theirs = Categorical(logits, None), torch_law(logits=logits)
-    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
-    torch.testing.assert_close(ours.entropy(), theirs.entropy())
-    mask = torch.ones(50, 4)
-    mask[:, 2] = 0
-    masked, shorter = Categorical(logits, mask), torch_law(logits=logits[:, [0, 1, 3]])
-    torch.testing.assert_close(masked.log_prob(torch.full((50,), 3)), shorter.log_prob(torch.full((50,), 2)))
-    torch.testing.assert_close(masked.entropy(), shorter.entropy())
-
-
-def test_gaussian_is_torchs() -> None:
-    rng = np.random.default_rng(0)
-    mean, action = (torch.from_numpy(rng.normal(size=(50, 3)).astype(np.float32)) for _ in range(2))
-    log_std = torch.tensor([-1.0, 0.0, 0.5])
-    theirs: Any = torch.distributions.Normal(mean, log_std.exp())
-    ours = Gaussian(mean, log_std)
-    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action).sum(-1))
-    torch.testing.assert_close(ours.entropy(), theirs.entropy().sum(-1))
-
-
-def test_squashed_is_torchs() -> None:
-    rng = np.random.default_rng(0)
-    head = torch.from_numpy(rng.uniform(-1.5, 1.5, (50, 6)).astype(np.float32))
-    mean, log_std = head.double().chunk(2, -1)
-    wakeup: Any = torch.distributions.Normal(mean, log_std.exp())
-    theirs: Any = torch.distributions.TransformedDistribution(wakeup, [torch.distributions.TanhTransform()])
-    action = torch.tanh(torch.from_numpy(rng.normal(size=(50, 3)))).float()
-    ours = Squashed(head)
-    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action.double()).sum(-1).float())
-    torch.testing.assert_close(ours.entropy(), wakeup.entropy().sum(-1).float())
-
-
-def test_a_squashed_deviation_is_bounded() -> None:
-    law = Squashed(torch.tensor([[0.0, 0.0, -9.0, 9.0]]))
-    assert law.log_std.tolist() == [[-5.0, 2.0]]
-
-
 # ---------------------------------------------------------------------------------------------------------- one flat vector
 
 
-@pytest.mark.parametrize("head", ["categorical", "gaussian", "squashed"])
-def test_weights_and_gradients_are_views_of_two_vectors(head: Head) -> None:
+@pytest.mark.parametrize("head", [*HEADS])
+def test_weights_are_views_of_one_vector(head: str) -> None:
     net = PolicyNet(replace(PLAIN, head=head), np.random.default_rng(0))
-    trainable = {name: view for name, view in net.params.views.items() if not name.startswith("norm.")}
-    parameters: dict[str, Any] = dict(net.module.named_parameters())
-    if head == "gaussian":
-        parameters["actor.log_std"] = net.log_std
-    assert set(parameters) == set(trainable)
+    named = {**dict(net.module.named_parameters()), **net._head_parameters}
+    assert set(named) == set(net.trainable_layout)
+    assert sum(parameter.numel() for parameter in net.parameters) == len(net.vector)
     net.vector.copy_(torch.arange(len(net.vector)))
-    net.grad.copy_(-torch.arange(len(net.grad)))
     start = 0
-    for name, view in trainable.items():
-        expected = np.arange(start, start + view.size).reshape(view.shape)
-        assert np.array_equal(view, expected)
-        assert np.array_equal(parameters[name].detach(), expected)
-        assert np.array_equal(parameters[name].grad, -expected)
-        start += view.size
+    for name, shape in net.trainable_layout.items():
+        expected = np.arange(start, start + math.prod(shape)).reshape(shape)
+        assert np.array_equal(net.params.views[name], expected)
+        assert np.array_equal(named[name].detach(), expected)
+        start += expected.size
     assert start == len(net.vector)
 
 
@@ -216,26 +112,6 @@ def test_parameters_keep_their_names(custom: PolicySpec) -> None:
     assert (net.params.views["actor.log_std"] == 0.25).all()
 
 
-@pytest.mark.parametrize("head", ["categorical", "gaussian", "squashed"])
-def test_torch_actors_write_down_the_log_probability_that_learners_compute(custom: PolicySpec, head: Head) -> None:
-    spec = replace(custom, head=head, normalised=((0, 4),))
-    net, rng = random_net(spec, 5), np.random.default_rng(6)
-    actor = TorchActor(spec)
-    actor.load(Snapshot(1, {name: view.copy() for name, view in net.params.views.items()}))
-    obs = observations(spec, 20, rng)
-    sampled, greedy = actor.act(obs, rng), actor.act(obs, rng, greedy=True)
-    with torch.no_grad():
-        law = net.distribution(net(torch.from_numpy(network_inputs(spec, net.params.views, obs))).head, None)
-        for decision in (sampled, greedy):
-            expected = law.log_prob(torch.from_numpy(decision.action))
-            np.testing.assert_allclose(decision.log_prob, expected, rtol=1e-6, atol=1e-6)
-    mode = law.log_p.argmax(-1) if isinstance(law, Categorical) else law.mean
-    np.testing.assert_allclose(greedy.action, torch.tanh(mode) if head == "squashed" else mode, rtol=1e-6)
-    assert sampled.action.dtype == (np.int64 if head == "categorical" else np.float32)
-    assert sampled.log_prob.dtype == np.float32
-    assert (sampled.action != greedy.action).any()
-
-
 def test_torch_actors_choose_as_often_as_they_should(custom: PolicySpec) -> None:
     spec = replace(custom, obs_size=7, mask=(4, 7))
     net, draws = random_net(spec, 7), 100_000
@@ -248,18 +124,6 @@ def test_torch_actors_choose_as_often_as_they_should(custom: PolicySpec) -> None
     assert expected.sum() == pytest.approx(draws, rel=1e-5)
     assert counts[1] == 0
     assert (np.square(counts[[0, 2]] - expected) / expected).sum() < 15.1  # p = 1e-4 with one degree of freedom
-
-
-def test_torch_actors_draw_bells(custom: PolicySpec) -> None:
-    spec = replace(custom, head="gaussian", action_size=2)
-    net, draws = random_net(spec, 8), 50_000
-    actor = TorchActor(spec)
-    actor.load(Snapshot(1, net.params.views))
-    obs, rng = np.zeros((draws, 4), np.float32), np.random.default_rng(0)
-    mean = actor.act(obs[:1], rng, greedy=True).action
-    noise = (actor.act(obs, rng).action - mean) / np.exp(net.params.views["actor.log_std"])
-    assert np.abs(noise.mean(axis=0)).max() < 4 / np.sqrt(draws)
-    assert np.abs(noise.var(axis=0) - 1).max() < 4 * np.sqrt(2 / draws)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from freewheel.core import ActionSpec, EnvSpec, NDArray, Slice, Snapshot
-from freewheel.policies.fast_categorical import ACTIVATIONS
-from freewheel.policies.numpy_actor import EDGE, NumpyActor, squashed_log_prob
-from freewheel.policies.spec import LOG_STD, FlatParams, PolicyConfig, PolicySpec, actor_layout, full_layout
+from freewheel.policies.nets import TorchActor
+from freewheel.policies.numpy_actor import NumpyActor, make_actor
+from freewheel.policies.spec import ACTIVATIONS, FlatParams, PolicyConfig, PolicySpec, actor_layout, full_layout
+from tests.support.places import ROOT, SUPPORT
 
 DRAWS = 100_000
 #: A linear policy of three choices that reads one column of ones: its biases are its logits.
@@ -31,8 +35,8 @@ LINEAR = PolicySpec(
 )
 
 
-def actor_saying(spec: PolicySpec, outputs: list[float], log_std: list[float] | None = None) -> NumpyActor:
-    """An actor that says the same to every observation."""
+def actor_with(spec: PolicySpec, outputs: list[float], log_std: list[float] | None = None) -> NumpyActor:
+    """An actor with the same outputs for every observation."""
     params = FlatParams(actor_layout(spec))
     params.views["norm.scale"][:] = 1
     params.views["actor.0.bias"][:] = outputs
@@ -68,7 +72,7 @@ class Fixed(np.random.Generator):
 def test_choices_come_as_often_as_they_should(logits: list[float]) -> None:
     shifted = np.exp(np.array(logits) - max(logits))
     expected = shifted / shifted.sum()
-    decision = actor_saying(LINEAR, logits).act(np.ones((DRAWS, 1), np.float32), np.random.default_rng(0))
+    decision = actor_with(LINEAR, logits).act(np.ones((DRAWS, 1), np.float32), np.random.default_rng(0))
     assert (
         chi_square(decision.action, np.where(expected > 1e-6, expected, 0)) < 18.4
     )  # p = 1e-4 with two degrees of freedom
@@ -83,7 +87,7 @@ def test_masked_choices_are_never_made(allowed: list[int]) -> None:
     spec = replace(LINEAR, obs_size=5, mask=(1, 5), action_size=4)
     logits = [0.5, -0.5, 3.0, 0.0]
     obs = np.tile(np.array([1, *allowed], np.float32), (DRAWS, 1))
-    decision = actor_saying(spec, logits).act(obs, np.random.default_rng(1))
+    decision = actor_with(spec, logits).act(obs, np.random.default_rng(1))
     weights = np.exp(logits) * allowed
     expected = weights / weights.sum()
     assert np.isin(decision.action, np.flatnonzero(allowed)).all()
@@ -96,13 +100,13 @@ def test_not_even_the_extreme_draws_land_on_a_masked_choice(draw: float, choice:
     spec = replace(LINEAR, obs_size=5, mask=(1, 5), action_size=4)
     obs = np.array([[1, 0, 1, 1, 0]] * 7, np.float32)
     for logits in ([0.0, 0.0, 0.0, 0.0], [5.0, 0.1, -0.2, 9.0], [0.0, 1e-3, 2e-3, 0.0]):
-        assert (actor_saying(spec, logits).act(obs, Fixed(draw)).action == choice).all()
+        assert (actor_with(spec, logits).act(obs, Fixed(draw)).action == choice).all()
 
 
 def test_each_lane_has_its_own_mask() -> None:
     spec = replace(LINEAR, obs_size=4, mask=(1, 4))
     obs = np.column_stack([np.ones(3), np.eye(3)]).astype(np.float32)
-    decision = actor_saying(spec, [3.0, 0.0, -3.0]).act(obs, np.random.default_rng(0))
+    decision = actor_with(spec, [3.0, 0.0, -3.0]).act(obs, np.random.default_rng(0))
     assert decision.action.tolist() == [0, 1, 2]
     assert decision.log_prob.tolist() == [0, 0, 0]
 
@@ -110,7 +114,7 @@ def test_each_lane_has_its_own_mask() -> None:
 def test_masks_of_bytes_are_read_as_they_are() -> None:
     spec = replace(LINEAR, obs_size=4, mask=(1, 4), obs_dtype="uint8")
     obs = np.array([[1, 0, 1, 0], [1, 0, 0, 1]], np.uint8)
-    assert actor_saying(spec, [3.0, 0.0, -3.0]).act(obs, np.random.default_rng(0)).action.tolist() == [1, 2]
+    assert actor_with(spec, [3.0, 0.0, -3.0]).act(obs, np.random.default_rng(0)).action.tolist() == [1, 2]
 
 
 # ----------------------------------------------------------------------------------------------------------------- gaussian
@@ -119,7 +123,7 @@ def test_masks_of_bytes_are_read_as_they_are() -> None:
 def test_gaussian_actions_have_the_right_moments() -> None:
     spec = replace(LINEAR, head="gaussian", action_size=2)
     log_std = [math.log(0.5), math.log(2.0)]
-    decision = actor_saying(spec, [1.0, -3.0], log_std).act(np.ones((DRAWS, 1), np.float32), np.random.default_rng(2))
+    decision = actor_with(spec, [1.0, -3.0], log_std).act(np.ones((DRAWS, 1), np.float32), np.random.default_rng(2))
     assert decision.action.dtype == np.float32
     noise = (decision.action.astype(np.float64) - [1.0, -3.0]) / [0.5, 2.0]
     scale = 1 / math.sqrt(DRAWS)
@@ -136,30 +140,13 @@ def test_gaussian_actions_have_the_right_moments() -> None:
 
 def test_squashed_actions_have_the_right_moments_and_stay_inside() -> None:
     spec = replace(LINEAR, head="squashed", action_size=2)
-    actor = actor_saying(spec, [0.3, -0.5, math.log(0.5), math.log(0.8)])
+    actor = actor_with(spec, [0.3, -0.5, math.log(0.5), math.log(0.8)])
     action = actor.act(np.ones((DRAWS, 1), np.float32), np.random.default_rng(3)).action
     noise = (np.arctanh(action.astype(np.float64)) - [0.3, -0.5]) / [0.5, 0.8]
     scale = 1 / math.sqrt(DRAWS)
     assert np.abs(noise.mean(axis=0)).max() < 4 * scale
     assert np.abs(noise.var(axis=0) - 1).max() < 4 * math.sqrt(2) * scale
     assert abs(noise.prod(axis=1).mean()) < 4 * scale
-
-
-def test_squashed_actions_can_be_unsquashed_however_far_out() -> None:
-    spec = replace(LINEAR, head="squashed", action_size=2)
-    decision = actor_saying(spec, [40.0, -40.0, 9.0, -9.0]).act(np.ones((100, 1), np.float32), np.random.default_rng(0))
-    assert np.abs(decision.action).max() <= EDGE
-    assert np.isfinite(np.arctanh(decision.action)).all()
-    assert np.isfinite(decision.log_prob).all()
-
-
-def test_the_squashed_density_integrates_to_one() -> None:
-    for mean, log_std in ((0.0, 0.0), (0.7, -1.0), (-1.0, LOG_STD[0] + 3)):
-        raw = np.linspace(-7, 7, 20_001)  # even in the unsquashed space, where the density is a wakeup
-        action = np.tanh(raw)[:, None]
-        density = np.exp(squashed_log_prob(np.full_like(action, mean), np.full_like(action, log_std), action))
-        area = np.sum((density[1:] + density[:-1]) / 2 * np.diff(action[:, 0]))
-        assert area == pytest.approx(1, abs=2e-4)
 
 
 # ------------------------------------------------------------------------------------------------------------------- greedy
@@ -169,16 +156,14 @@ def test_greedy_is_the_mode_and_draws_nothing() -> None:
     obs = np.ones((2, 1), np.float32)
     rng = np.random.default_rng(0)
     before = rng.bit_generator.state
-    choice = actor_saying(LINEAR, [0.0, 2.0, 1.0]).act(obs, rng, greedy=True)
+    choice = actor_with(LINEAR, [0.0, 2.0, 1.0]).act(obs, rng, greedy=True)
     assert choice.action.tolist() == [1, 1]
     total = 1 + math.exp(1) + math.exp(2)
     np.testing.assert_allclose(choice.log_prob, 2 - math.log(total), rtol=1e-6)
-    normal = actor_saying(replace(LINEAR, head="gaussian"), [0.5, -1.0, 3.0], [-1.0, 0.0, 1.0]).act(
-        obs, rng, greedy=True
-    )
+    normal = actor_with(replace(LINEAR, head="gaussian"), [0.5, -1.0, 3.0], [-1.0, 0.0, 1.0]).act(obs, rng, greedy=True)
     assert normal.action.tolist() == [[0.5, -1.0, 3.0]] * 2
     np.testing.assert_allclose(normal.log_prob, [-1.5 * math.log(2 * math.pi)] * 2, rtol=1e-6)
-    squashed = actor_saying(replace(LINEAR, head="squashed", action_size=1), [0.5, -1.0]).act(obs, rng, greedy=True)
+    squashed = actor_with(replace(LINEAR, head="squashed", action_size=1), [0.5, -1.0]).act(obs, rng, greedy=True)
     np.testing.assert_allclose(squashed.action, np.tanh([[0.5]] * 2), rtol=1e-6)
     expected = 1.0 - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(0.5) ** 2)
     np.testing.assert_allclose(squashed.log_prob, [expected] * 2, rtol=1e-5)
@@ -187,7 +172,7 @@ def test_greedy_is_the_mode_and_draws_nothing() -> None:
 
 def test_a_masked_choice_is_no_mode() -> None:
     spec = replace(LINEAR, obs_size=4, mask=(1, 4))
-    greedy = actor_saying(spec, [0.0, 9.0, 1.0]).act(np.array([[1, 1, 0, 1]], np.float32), Fixed(0.0), greedy=True)
+    greedy = actor_with(spec, [0.0, 9.0, 1.0]).act(np.array([[1, 1, 0, 1]], np.float32), Fixed(0.0), greedy=True)
     assert greedy.action.tolist() == [2]
 
 
@@ -251,3 +236,29 @@ def test_one_lane_alone_acts_as_it_would_beside_others(greedy: bool) -> None:
         assert alone.action[0] == beside.action[0]
         assert alone.log_prob[0] == pytest.approx(beside.log_prob[0], abs=1e-6)
         assert (alone.action.dtype, alone.log_prob.dtype) == (beside.action.dtype, beside.log_prob.dtype)
+
+
+# ------------------------------------------------------------------------------------------------- which actor runs a policy
+
+
+def test_our_own_networks_run_in_numpy() -> None:
+    make = pickle.loads(pickle.dumps(make_actor(LINEAR)))  # noqa: S301 - as it travels to a worker
+    first, second = make(), make()
+    assert isinstance(first, NumpyActor)
+    assert not np.shares_memory(first.params.vector, second.params.vector)
+
+
+def test_a_users_module_runs_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SUPPORT)
+    make = pickle.loads(pickle.dumps(make_actor(replace(LINEAR, module="custom_module:Shared"))))  # noqa: S301
+    assert isinstance(make(), TorchActor)
+
+
+def test_a_worker_with_our_own_network_does_without_torch() -> None:
+    script = f"""
+import pickle, sys
+make = pickle.loads({pickle.dumps(make_actor(LINEAR))!r})
+make()
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=30)

@@ -13,7 +13,6 @@ from freewheel.core import ActionSpec, EnvSpec, Slice
 from freewheel.errors import SetupError
 from freewheel.policies.spec import (
     FlatParams,
-    Head,
     PolicyConfig,
     PolicySpec,
     actor_layout,
@@ -69,12 +68,20 @@ def test_a_squashed_head_gives_means_and_deviations() -> None:
 @pytest.mark.parametrize(
     ("config", "action", "complaint"),
     [
-        (PolicyConfig(head="gaussian"), DISCRETE, "gaussian does not fit the discrete actions of Toy-v0; use auto"),
-        (PolicyConfig(head="categorical"), BOX, "categorical does not fit the box actions of Toy-v0; use auto"),
+        (
+            PolicyConfig(head="gaussian"),
+            DISCRETE,
+            "gaussian does not fit the actions of Toy-v0: it needs box actions; use auto",
+        ),
+        (
+            PolicyConfig(head="categorical"),
+            BOX,
+            "categorical does not fit the actions of Toy-v0: it needs discrete actions; use auto",
+        ),
         (
             PolicyConfig(head="squashed"),
             replace(BOX, high=(1.0, math.inf)),
-            "needs finite action bounds; those of Toy-v0",
+            "squashed does not fit the actions of Toy-v0: it needs finite action bounds; .*--action-bounds",
         ),
         (PolicyConfig(hidden=(64, 0)), BOX, "policy.hidden must be positive sizes"),
     ],
@@ -121,7 +128,7 @@ def test_a_spec_is_kept_as_json() -> None:
 
 
 @pytest.mark.parametrize("head", ["categorical", "gaussian", "squashed"])
-def test_what_acting_needs_is_a_prefix_statistics_first(head: Head) -> None:
+def test_what_acting_needs_is_a_prefix_statistics_first(head: str) -> None:
     spec = replace(PLAIN, head=head, critic_columns=((0, 2), (4, 5)), hidden=(8,))
     acting, everything = list(actor_layout(spec).items()), list(full_layout(spec).items())
     assert everything[: len(acting)] == acting

@@ -16,8 +16,8 @@ import pytest
 
 from freewheel.core import NDArray
 from freewheel.envs.fault_tolerant import finite, numpy_finite
-from freewheel.policies.fast_categorical import ACTIVATIONS, FastCategorical, NumpyCategorical
-from freewheel.policies.numpy_actor import BELOW_ONE
+from freewheel.policies.heads.categorical import BELOW_ONE, FastCategorical, NumpyCategorical
+from freewheel.policies.spec import ACTIVATIONS
 from freewheel.rollout.kernel import compiled
 from freewheel.rollout.row_writer import PythonRowWriter, RowWriter
 

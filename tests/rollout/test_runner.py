@@ -12,7 +12,7 @@ import pytest
 from freewheel.core import WORKER_TIME, Chunk, Episode, Origin, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
-from freewheel.policies.build import make_actor
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, actor_layout
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.runner import Author, Runner, empty_transitions

@@ -14,8 +14,7 @@ from gymnasium.spaces import Box, Discrete
 
 from freewheel.core import Env, Episode, Failure, NDArray, Snapshot, Transitions
 from freewheel.envs.gym import GymConfig, GymLoop
-from freewheel.policies.build import make_actor
-from freewheel.policies.numpy_actor import NumpyActor
+from freewheel.policies.numpy_actor import NumpyActor, make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
 from freewheel.rollout import single_env_runner as solo
 from freewheel.rollout.factory import RunnerFactory

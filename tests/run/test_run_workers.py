@@ -108,7 +108,7 @@ def test_the_plan_of_episodes(tmp_path: Path) -> None:
     planned = plan.plan(from_options(IDENTITY, options))
     assert "collect  episodes: 2 envs, 5 episodes an update" in planned.lines()
     assert not any(line.startswith("updates") for line in planned.lines())
-    assert (planned.workers, planned.assignment.episodes, planned.max_lag) == (2, 5, None)
+    assert (planned.workers, planned.learner_spec.batch.episodes, planned.max_lag) == (2, 5, None)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -101,12 +101,12 @@ class Witness(RolloutBuffer):
         self.lags: Counter[int] = Counter()
         self.trained: list[NDArray] = []
 
-    def seal(self, rows: int) -> RolloutBatch:
-        sealed = super().seal(rows)
-        self.trained.append(certified(sealed.data))
+    def take(self, rows: int) -> RolloutBatch:
+        batch = super().take(rows)
+        self.trained.append(certified(batch.data))
         assert len(self.trained[-1]) == rows
-        self.lags.update((self._learner.version - sealed.version[sealed.data.valid]).tolist())
-        return sealed
+        self.lags.update((self._learner.version - batch.version[batch.data.valid]).tolist())
+        return batch
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Trial:
     def __init__(self, collector: WorkerPool, learner: PPO, max_lag: int | None, limit: Limit) -> None:
         self.collector, self.learner, self.max_lag = collector, learner, max_lag
         self._limit = limit
-        self.witness = learner._held = Witness(learner)
+        self.witness = learner._buffer = Witness(learner)
         self.audit, self.meter = Audit(), Meter(workers=collector.wire.authors)
         self.messages: list[str] = []
         self.longest_wait = 0.0
@@ -274,7 +274,7 @@ def good_steps(supervisor: Supervisor, slot: WorkerSlot) -> int:
 def trial(env: str, mode: str, **options: Any) -> Iterator[Trial]:
     """A Trial on this world; when it is left, the books are closed and audited."""
     planned = _planned(from_options(env, {**SMALL, "mode": mode, **options}))
-    learner = planned.config.learner.build(planned.assignment)
+    learner = planned.config.learner.build(planned.learner_spec)
     assert isinstance(learner, PPO)
     limit = Limit()
     job = planned.job(learner.snapshot(), limit.check)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from freewheel.core import Episode, NDArray, Snapshot, Transitions
 from freewheel.envs.device import DeviceEnv
-from freewheel.policies.build import make_tensor_actor
-from freewheel.policies.spec import FlatParams, Head, PolicyConfig, PolicySpec, full_layout, initialise
+from freewheel.policies.numpy_actor import make_tensor_actor
+from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.seeding import generator, training_episodes
 from tests.support.isaac_like import IsaacLike, Traps, start
@@ -50,7 +50,7 @@ class Stage:
     """The world, its policy and its recipe, within a test's reach."""
 
     def __init__(
-        self, traps: Traps = UNBOUNDED, lanes: int = 4, *, head: Head = "gaussian", explodes_at: int | None = None
+        self, traps: Traps = UNBOUNDED, lanes: int = 4, *, head: str = "gaussian", explodes_at: int | None = None
     ) -> None:
         self.traps, self.lanes, self.explodes_at = traps, lanes, explodes_at
         self.worlds: list[IsaacLike] = []

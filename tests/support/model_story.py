@@ -1,4 +1,4 @@
-"""What tests of learners with a replay buffer share: a box to act in, and a model whose every word is known."""
+"""What tests of learners with a replay buffer share: a box to act in, and a model with known predictions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from freewheel.core import Chunk, Executor, NDArray, Snapshot
+from freewheel.core import BatchSpec, Chunk, Executor, MakeExecutor, NDArray, Snapshot
 from freewheel.envs.gym import GymConfig
+from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.fitting import Fit, Question
+from freewheel.learn.mbpo.fitting import Fit, FitRequest
 from freewheel.learn.mbpo.learner import MBPO
-from freewheel.learn.settings import LearnerSpec, MBPOConfig
-from freewheel.policies.build import make_actor
+from freewheel.learn.replay import Columns
+from freewheel.learn.spec import LearnerSpec, Services
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicyConfig, PolicySpec
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.runner import Runner
@@ -27,7 +29,7 @@ CHUNK = BOX_LANES * BOX_STEPS  # rows
 
 
 def box_world(**policy: Any) -> tuple[Callable[[Snapshot], Chunk], PolicySpec]:
-    """Who acts in IdentityBox, CHUNK rows at a time, and the policy for it."""
+    """A function that acts in IdentityBox, CHUNK rows at a time, and the policy for it."""
     config = GymConfig(id="freewheel.testing.worlds:IdentityBox")
     lanes = range(BOX_LANES)
     env = config.make(lanes)
@@ -43,10 +45,10 @@ def box_world(**policy: Any) -> tuple[Callable[[Snapshot], Chunk], PolicySpec]:
 
 
 SPEC = PolicySpec(3, "float32", ((0, 3),), ((0, 3),), (), None, "squashed", 2, (8,), "tanh", 0.0, "")
-MODEL = ModelSpec(3, 2, 3, (16,), "delta", True, False)
+MODEL = ModelSpec(Columns(3, 2), 3, (16,), "delta", True, False)
 S = 4  # rows a publication: two steps of two lanes
 STARTS, EVERY = 16, 12
-DELTA = torch.tensor([0.5, -0.25, 2.0])  # how a planted model says that observations change
+DELTA = torch.tensor([0.5, -0.25, 2.0])  # change of observations that a planted model predicts
 SMALL = MBPOConfig(
     batch=8, buffer=400, learning_starts=STARTS, updates_per_row=0.5, members=3, elites=2, model_hidden=(16,), model_batch=16,
     model_every=EVERY, max_epochs=2, rollouts_per_row=0.5, rollout_schedule=(0, 0, 1, 1), keep_models=2, real_ratio=0.5,
@@ -56,7 +58,7 @@ SMALL = MBPOConfig(
 
 @dataclass
 class Planted:
-    """A clock whose k-th model says reward k and DELTA, and nothing else; slow: it answers only whoever waits."""
+    """An executor whose k-th model predicts reward k and DELTA; slow: there is a result only for a call that waits."""
 
     slow: bool = False
     asked: list[NDArray] = field(default_factory=list)
@@ -69,8 +71,8 @@ class Planted:
     def busy(self) -> bool:
         return bool(self.answers)
 
-    def submit(self, question: Question) -> None:
-        self.asked.append(np.array(question.rows))
+    def submit(self, request: FitRequest) -> None:
+        self.asked.append(np.array(request.rows))
         version, model = len(self.asked), Ensemble(MODEL, "cpu")
         model.statistics["out_scale"].zero_()
         model.statistics["out_mean"].copy_(torch.cat([torch.tensor([float(version)]), DELTA]))
@@ -82,14 +84,7 @@ class Planted:
         return self.answers.popleft() if self.answers and (wait > 0 or not self.slow) else None
 
 
-def mbpo_for(config: MBPOConfig = SMALL, **task: Any) -> MBPO:
-    given: dict[str, Any] = {
-        "policy": SPEC,
-        "rows": S,
-        "lanes": 2,
-        "seed": 0,
-        "total_steps": None,
-        "algo": "mbpo",
-        "executors": SerialExecutor,
-    } | task
-    return MBPO(config, LearnerSpec(**given))
+def mbpo_for(config: MBPOConfig = SMALL, *, executors: MakeExecutor = SerialExecutor, **spec: Any) -> MBPO:
+    services = Services(executors=executors, while_waiting=spec.pop("while_waiting", lambda: None))
+    given: dict[str, Any] = {"policy": SPEC, "batch": BatchSpec(S // 2, 2), "seed": 0} | spec
+    return MBPO(config, LearnerSpec(**given, services=services))

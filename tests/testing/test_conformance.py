@@ -9,11 +9,12 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from freewheel.core import Array, Chunk, Snapshot
+from freewheel.core import Array, BatchSpec, Chunk, Snapshot
 from freewheel.envs.gym import GymConfig
+from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
-from freewheel.learn.settings import LearnerSpec, PPOConfig
-from freewheel.policies.build import make_actor
+from freewheel.learn.spec import LearnerSpec
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicyConfig, PolicySpec
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.runner import Runner
@@ -33,7 +34,7 @@ def recipe(world: str, *, normalize: bool = False) -> tuple[RunnerFactory, Polic
 
 def learner(policy: PolicySpec, **options: object) -> PPO:
     config = replace(PPOConfig(epochs=2, minibatch=16), **options)  # type: ignore[arg-type]
-    return PPO(config, LearnerSpec(policy, rows=42, lanes=len(LANES), seed=1, total_steps=None))
+    return PPO(config, LearnerSpec(policy=policy, batch=BatchSpec(42 // len(LANES), len(LANES)), seed=1))
 
 
 def weights(policy: PolicySpec) -> Snapshot:
@@ -112,6 +113,6 @@ class Doubling(PPO):
 @pytest.mark.parametrize(("kind", "complaint"), [(Amnesiac, "behaves differently"), (Doubling, "does not account for")])
 def test_a_learner_that_does_not_conform_is_caught(kind: type[PPO], complaint: str) -> None:
     made, policy = recipe("Drifting")
-    task = LearnerSpec(policy, rows=42, lanes=len(LANES), seed=1, total_steps=None)
+    task = LearnerSpec(policy=policy, batch=BatchSpec(42 // len(LANES), len(LANES)), seed=1)
     with pytest.raises(AssertionError, match=complaint):
         check_learner(lambda: kind(PPOConfig(epochs=2), task), acting(made))

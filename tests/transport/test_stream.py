@@ -121,8 +121,8 @@ def test_rows_are_chosen_by_the_weights_they_are_signed_with(
     assert chunks[-1].version > 2
     for chunk in chunks:
         actor.load(stage.snapshot(chunk.version))
-        head = actor.policy.net.head(chunk.data.obs.flatten(0, 1))
-        wanted = actor.policy.net.distribution(head, None).log_prob(chunk.data.action.flatten(0, 1))
+        distribution = actor.policy.distribution(chunk.data.obs.flatten(0, 1))
+        wanted = distribution.log_prob(chunk.data.action.flatten(0, 1))
         torch.testing.assert_close(chunk.data.log_prob.flatten(), wanted.detach())
 
 

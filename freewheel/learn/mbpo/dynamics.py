@@ -1,4 +1,4 @@
-"""A learned world: an ensemble of Gaussian networks over one flat parameter vector, all members in one batched product."""
+"""The dynamics model: an ensemble of Gaussian networks over one flat parameter vector, all members in one batched product."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from freewheel.core import Array
+from freewheel.learn.replay import Batch, Columns
 
 MIN_LOGVAR, MAX_LOGVAR = -10.0, 0.5  # where the learned bounds begin, in units of normalised targets
 BOUNDS = 0.01  # weight of the pull of the bounds towards each other
@@ -20,29 +21,11 @@ DECAY, LAST_DECAY = (2.5e-5, 5e-5, 7.5e-5), 1e-4  # of hidden layers, the third 
 CONSTANT = 1e-6  # a column that deviates less than this share of its mean is rounding noise
 
 
-class Row(NamedTuple):
-    """The parts of a packed row, in this order; where `known` is 0 the true successor is not, and next_obs means nothing."""
-
-    obs: Tensor  # [..., D]
-    action: Tensor  # [..., A]
-    reward: Tensor  # [..., 1]
-    terminated: Tensor  # [..., 1]
-    known: Tensor  # [..., 1]
-    next_obs: Tensor  # [..., D]
-
-
-def pack(obs: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, known: Tensor, next_obs: Tensor) -> Tensor:
-    """Rows [..., W]; reward, terminated and known come as [...], of any type."""
-    scalars = torch.stack([part.to(obs.dtype) for part in (reward, terminated, known)], dim=-1)
-    return torch.cat([obs, action, scalars, next_obs], dim=-1)
-
-
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model looks like; what it does not learn, the task says."""
+    """What a model looks like; what it does not learn is computed by functions of the task."""
 
-    obs_size: int
-    action_size: int
+    columns: Columns  # of the packed rows that it learns from
     members: int
     hidden: tuple[int, ...]
     predict: Literal["delta", "direct"]
@@ -50,21 +33,18 @@ class ModelSpec:
     learns_termination: bool
 
     @property
-    def width(self) -> int:
-        return 2 * self.obs_size + self.action_size + 3
-
-    def split(self, rows: Tensor) -> Row:
-        """Packed rows [..., W] as named views."""
-        return Row(*rows.split_with_sizes((self.obs_size, self.action_size, 1, 1, 1, self.obs_size), dim=-1))
+    def inputs(self) -> int:
+        """Columns of (observation, action)."""
+        return self.columns.obs_size + self.columns.action_size
 
     @property
     def targets(self) -> int:
         """Columns of (reward, if learned; next observation)."""
-        return self.learns_reward + self.obs_size
+        return self.learns_reward + self.columns.obs_size
 
     def layout(self) -> dict[str, tuple[int, int, int]]:
         """Name and shape of the parameters, [E, in, out] each."""
-        sizes = (self.obs_size + self.action_size, *self.hidden, 2 * self.targets + self.learns_termination)
+        sizes = (self.inputs, *self.hidden, 2 * self.targets + self.learns_termination)
         layout = dict.fromkeys(("max_logvar", "min_logvar"), (self.members, 1, self.targets))
         for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             layout |= {f"{i}.weight": (self.members, fan_in, fan_out), f"{i}.bias": (self.members, 1, fan_out)}
@@ -72,7 +52,7 @@ class ModelSpec:
 
 
 class Output(NamedTuple):
-    """What E networks say about N inputs each, in units of normalised targets."""
+    """What E networks predict from N inputs each, in units of normalised targets."""
 
     mean: Tensor  # [E, N, K]
     logvar: Tensor  # [E, N, K]
@@ -80,7 +60,7 @@ class Output(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """A draw from the model; None where the task has to say."""
+    """A draw from the model; None where a function of the task decides."""
 
     reward: Tensor | None  # [N]
     next_obs: Tensor  # [N, D]
@@ -99,8 +79,8 @@ class Ensemble:
         self.spec = spec
         self.depth = len(spec.hidden) + 1
         layout = spec.layout()
-        host, decay = torch.zeros(2, sum(math.prod(shape) for shape in layout.values()))
-        views, decays = (_views(part, layout) for part in (host, decay))
+        start, decay = torch.zeros(2, sum(math.prod(shape) for shape in layout.values()))
+        views, decays = (_views(part, layout) for part in (start, decay))
         views["max_logvar"].fill_(MAX_LOGVAR)
         views["min_logvar"].fill_(MIN_LOGVAR)
         for i in range(self.depth):
@@ -108,22 +88,22 @@ class Ensemble:
             if generator is not None:
                 nn.init.trunc_normal_(weight, 0, deviation, -2 * deviation, 2 * deviation, generator)
             decays[f"{i}.weight"].fill_(LAST_DECAY if i == self.depth - 1 else DECAY[min(i, len(DECAY) - 1)])
-        self.vector, self._decay = host.to(device), decay.to(device)
+        self.vector, self._decay = start.to(device), decay.to(device)
         self.grad = torch.zeros_like(self.vector)
         self.params = {name: nn.Parameter(view) for name, view in _views(self.vector, layout).items()}
         for name, view in _views(self.grad, layout).items():
             self.params[name].grad = view
-        sizes = (("in", spec.obs_size + spec.action_size), ("out", spec.targets))
+        sizes = (("in", spec.inputs), ("out", spec.targets))
         self._precision = {side: torch.ones(size, device=device) for side, size in sizes}
         self.statistics = {f"{side}_scale": torch.ones_like(ones) for side, ones in self._precision.items()}
         self.statistics |= {f"{side}_mean": torch.zeros_like(ones) for side, ones in self._precision.items()}
         self._state = {"vector": self.vector} | self.statistics
-        self._certain = torch.zeros(spec.targets, device=device)  # 1 where a target does not need the successor
+        self._certain = torch.zeros(spec.targets, device=device)  # 1 for targets that do not need the successor
         self._certain[: spec.learns_reward] = 1
 
     def normalise(self, rows: Tensor) -> None:
-        """Take the statistics of these packed rows [n, W]; successors count where they are known."""
-        row = self.spec.split(rows)
+        """Take the statistics of these packed rows [n, width]; successors count where there are any."""
+        row = self.spec.columns.split(rows)
         target, weight = self._raw_targets(row)
         inputs = torch.cat([row.obs, row.action], dim=-1)
         for side, value, weights in (("in", inputs, inputs.new_ones(1).expand_as(inputs)), ("out", target, weight)):
@@ -139,44 +119,46 @@ class Ensemble:
             precision.copy_((1 / self.statistics[f"{side}_scale"]).nan_to_num(posinf=0.0))
 
     def gradient(self, rows: Tensor) -> Tensor:
-        """The loss of member e on its packed rows [E, n, W], summed over members; writes its gradient into `grad`.
+        """The loss of member e on its packed rows [E, n, width], summed over members; writes its gradient into `grad`.
 
-        Negative log-likelihood (mean over rows and targets; next observations where known) + cross entropy of termination
+        Negative log-likelihood (mean over rows and targets; next observations where there are any) + cross entropy of termination
         + BOUNDS (Σ max_logvar − Σ min_logvar, mean over members) + weight decay, whose gradient `grad` starts from.
         """
         torch.mul(self.vector, self._decay, out=self.grad)
         decay = 0.5 * torch.dot(self.grad, self.vector)
-        row = self.spec.split(rows)
+        row = self.spec.columns.split(rows)
         target, weight = self._targets(row)
         out = self.forward(self._inputs(row.obs, row.action))
         each = (out.mean - target).square() * torch.exp(-out.logvar) + out.logvar
         loss = (each * weight).sum() / target[0].numel()
         loss = loss + BOUNDS / self.spec.members * (self.params["max_logvar"].sum() - self.params["min_logvar"].sum())
         if self.spec.learns_termination:
-            loss = loss + self.spec.members * functional.binary_cross_entropy_with_logits(out.logit, row.terminated)
+            loss = loss + self.spec.members * functional.binary_cross_entropy_with_logits(
+                out.logit, row.terminated[..., None]
+            )
         loss.backward()
         return loss.detach() + decay
 
     @torch.no_grad()
     def holdout_error(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """By member, on packed rows [n, W]: mean squared error of normalised targets [E]; share of drawn ends that err [E]."""
-        row = self.spec.split(rows)
+        """By member, on packed rows [n, width]: mean squared error of normalised targets [E]; share of wrong ends [E]."""
+        row = self.spec.columns.split(rows)
         target, weight = self._targets(row)
         out = self.forward(self._inputs(row.obs, row.action).expand(self.spec.members, -1, -1))
         error = ((out.mean - target).square() * weight).sum((1, 2)) / weight.sum().clamp(min=1)
-        return error, (torch.sigmoid(out.logit) - row.terminated).abs().sum((1, 2)) / len(rows)
+        return error, (torch.sigmoid(out.logit) - row.terminated[..., None]).abs().sum((1, 2)) / len(rows)
 
     def _inputs(self, obs: Tensor, action: Tensor) -> Tensor:
         return (torch.cat([obs, action], dim=-1) - self.statistics["in_mean"]) * self._precision["in"]
 
-    def _raw_targets(self, row: Row) -> tuple[Tensor, Tensor]:
-        """[..., K] and what each counts: 0 where it is not known, and then it is 0 itself, whatever the row says."""
+    def _raw_targets(self, row: Batch) -> tuple[Tensor, Tensor]:
+        """[..., K] and their weights: both are 0 where the row does not hold the target."""
         successor = row.next_obs - row.obs if self.spec.predict == "delta" else row.next_obs
-        target = torch.cat([row.reward, successor], dim=-1) if self.spec.learns_reward else successor
-        weight = torch.maximum(row.known, self._certain)
+        target = torch.cat([row.reward[..., None], successor], dim=-1) if self.spec.learns_reward else successor
+        weight = torch.maximum(row.has_successor[..., None], self._certain)
         return torch.where(weight > 0, target, 0), weight
 
-    def _targets(self, row: Row) -> tuple[Tensor, Tensor]:
+    def _targets(self, row: Batch) -> tuple[Tensor, Tensor]:
         target, weight = self._raw_targets(row)
         normalised = (target - self.statistics["out_mean"]) * self._precision["out"]
         return normalised, weight * self._precision["out"].sign()
@@ -192,13 +174,6 @@ class Ensemble:
         logvar = highest - functional.softplus(highest - x[..., size : 2 * size])
         logvar = lowest + functional.softplus(logvar - lowest)
         return Output(x[..., :size], logvar, x[..., 2 * size :])
-
-    @torch.no_grad()
-    def predict(self, obs: Tensor, action: Tensor, generator: torch.Generator, member: Tensor) -> Prediction:
-        """Draw for each row from the Gaussian of its member [N]; all members look at all rows."""
-        out = self.forward(self._inputs(obs, action).expand(self.spec.members, -1, -1))
-        rows = torch.arange(len(obs), device=obs.device)
-        return self._draw(obs, Output(*(part[member, rows] for part in out)), generator)
 
     @torch.no_grad()
     def sample(self, obs: Tensor, action: Tensor, elites: Tensor, generator: torch.Generator) -> Prediction:
@@ -229,15 +204,15 @@ class Ensemble:
 
     def _successor(self, obs: Tensor, target: Tensor) -> Tensor:
         """From normalised targets [N, K]."""
-        told = (target * self.statistics["out_scale"] + self.statistics["out_mean"])[:, self.spec.learns_reward :]
-        return obs + told if self.spec.predict == "delta" else told
+        raw = (target * self.statistics["out_scale"] + self.statistics["out_mean"])[:, self.spec.learns_reward :]
+        return obs + raw if self.spec.predict == "delta" else raw
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and statistics, copied."""
         return {name: value.clone() for name, value in self._state.items()}
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """In place: whatever was captured reads the new values."""
+        """In place: captured graphs read the new values."""
         for name, value in self._state.items():
             value.copy_(torch.as_tensor(state[name]))
         self._refresh()

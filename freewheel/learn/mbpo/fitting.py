@@ -1,4 +1,4 @@
-"""Fitting a learned world: new rows in, parameters and elites out; what it keeps is its own data, so it can live anywhere."""
+"""Fitting the dynamics model: new rows in, parameters and elites out; it keeps its own data, so it can run anywhere."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from freewheel.core import Array, Compile, Metrics, NDArray
+from freewheel.core import Array, Compile, Metrics
+from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.settings import MBPOConfig
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import tree
 
 HOLDOUT, MOST_HELD_OUT = 0.2, 5_000  # share of the rows, and how many at most
-PROGRESS, PATIENCE = 0.01, 5  # less than this relative gain of every member, for more than so many epochs, ends a fit
+PROGRESS, PATIENCE = 0.01, 5  # a fit ends when no member gains this share of its error for more than this many epochs
 FIRST_ALLOCATION = 16_384  # rows; doubled when they are full
 
 
 @dataclass(frozen=True)
-class Question:
-    """Rows that have come since the last fit, packed [n, W] float32."""
+class FitRequest:
+    """Rows that have come since the last fit, packed [n, width] float32."""
 
     rows: Array
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted model: numpy from a CPU, tensors on any other device; all of it copied."""
+    """A fitted model: numpy from a CPU, tensors from any other device; copies."""
 
     params: Array  # [E * P]
     statistics: Mapping[str, Array]
@@ -43,7 +43,7 @@ class Fit:
 
 
 class Fitter:
-    """Every call appends rows to the data, forgets the oldest beyond `model_rows`, and fits the ensemble from where it was."""
+    """Every call appends rows to the data, drops the oldest beyond `model_rows`, and continues to fit the ensemble."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Fitter:
     ) -> None:
         self.config, self.device, self.compile = config, device, compile
         self.ensemble = Ensemble(spec, device, torch.Generator().manual_seed(tree(seed, "model")))
-        self.version, self.seen = 0, 0  # fits finished; rows that ever came
+        self.version, self.seen = 0, 0  # fits finished; rows ever received
         self._rng = torch.Generator(device).manual_seed(tree(seed, "fit"))
         self._flat = nn.Parameter(self.ensemble.vector)
         self._flat.grad = self.ensemble.grad
@@ -77,8 +77,8 @@ class Fitter:
         """Rows to fit to."""
         return min(self.seen, self.config.model_rows)
 
-    def __call__(self, question: Question) -> Fit:
-        self._append(torch.as_tensor(question.rows, device=self.device))
+    def __call__(self, request: FitRequest) -> Fit:
+        self._append(torch.as_tensor(request.rows, device=self.device))
         held, steps = self._draw()
         metrics, elites = self._train(held, steps)
         self.version += 1
@@ -98,9 +98,9 @@ class Fitter:
         self._data.index_copy_(0, place, rows)
 
     def _allocate(self, rows: int) -> None:
-        """Room for so many rows; the step is captured again, since it reads them where they are."""
+        """Memory for this many rows; the step is captured again, because it reads them at their address."""
         batch, members = self.config.model_batch, self.config.members
-        self._data = torch.zeros(rows, self.ensemble.spec.width, device=self.device)
+        self._data = torch.zeros(rows, self.ensemble.spec.columns.width, device=self.device)
         self._order = torch.zeros(members, -(-rows // batch) * batch, dtype=torch.int64, device=self.device)
         state = [self.ensemble.vector, self.ensemble.grad, self._loss, self._column, *self._moments.values()]
         self._step = Program(self._gradient_step, self.compile, state=state)
@@ -160,28 +160,6 @@ class Fitter:
         self._loss.zero_()
         for _ in range(steps):
             self._step()
-
-    def state(self) -> dict[str, NDArray]:
-        """All that the next call depends on."""
-        tensors = {
-            **self.ensemble.state(),
-            **self._moments,
-            "rng": self._rng.get_state(),
-            "data": self._data[: self.rows],
-        }
-        counts = torch.tensor([self.seen, self.version])
-        return {name: value.cpu().numpy().copy() for name, value in {**tensors, "counts": counts}.items()}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on where `state` was taken."""
-        self.seen, self.version = (int(count) for count in state["counts"])
-        if self.rows > len(self._data):
-            self._allocate(self.rows)
-        self._data[: self.rows] = torch.as_tensor(state["data"], device=self.device)
-        self.ensemble.load(state)
-        for name, value in self._moments.items():
-            value.copy_(torch.as_tensor(state[name]))
-        self._rng.set_state(torch.as_tensor(state["rng"]))
 
 
 def _owners(spec: ModelSpec) -> Tensor:

@@ -1,4 +1,4 @@
-"""When imagined episodes end: the rules of Gymnasium's MuJoCo tasks (v5, default arguments), and users' own functions."""
+"""When episodes in the model end: the rules of Gymnasium's MuJoCo tasks (v5, default arguments), and users' functions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def humanoid(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
     return ~((height > 1.0) & (height < 2.0))
 
 
-KNOWN: Mapping[str, TaskFunction] = {
+RULES: Mapping[str, TaskFunction] = {
     "Ant-v5": ant,
     "HalfCheetah-v5": never,
     "Hopper-v5": hopper,
@@ -70,9 +70,9 @@ KNOWN: Mapping[str, TaskFunction] = {
 
 
 def rule(name: str, env: str) -> TaskFunction | None:
-    """What mbpo.termination means for this env id; None: learn it."""
+    """The function that mbpo.termination means for this env id; None: learn it."""
     if name == "auto":
-        return KNOWN.get(env)
+        return RULES.get(env)
     if name == "learned":
         return None
     return never if name == "never" else task_function("mbpo.termination", name)

@@ -1,54 +1,74 @@
-"""RolloutBuffer: chunks that wait for an on-policy update, and the batch of exactly S rows that is sealed from them."""
+"""RolloutBuffer: chunks that wait for an on-policy update, and the batch of exactly S rows that is taken from them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from typing import Any, Generic
 
 import numpy as np
 
-from freewheel.core import Chunk, NDArray, Transitions
+from freewheel.core import A, Chunk, NDArray, Transitions
+from freewheel.policies.spec import namespace
+
+FIELDS = tuple(field.name for field in fields(Transitions))
 
 
 @dataclass(frozen=True)
-class RolloutBatch:
+class RolloutBatch(Generic[A]):
     """Joined rows [T, L, ...]: a column is one lane's consecutive rows, across chunks and versions; gaps are not valid."""
 
-    data: Transitions
+    data: Transitions[A]
     version: NDArray  # [T, L] int64, of the policy that chose the action
+    rows: int  # valid ones
 
-    def flatten(self, values: NDArray) -> NDArray:
+    @property
+    def whole(self) -> bool:
+        """Whether there are no gaps; known without a look at the device."""
+        return self.rows == self.version.size
+
+    def flatten(self, values: Any) -> Any:
         """[T, L, ...] -> [N, ...]: the valid rows, without a copy where all are."""
-        return values.reshape(-1, *values.shape[2:]) if self._whole else values[self.data.valid]
+        return values.reshape(-1, *values.shape[2:]) if self.whole else values[self.data.valid]
 
-    def spread(self, values: NDArray) -> NDArray:
+    def spread(self, values: Any) -> Any:
         """[N] -> [T, L], zero in the gaps."""
-        if self._whole:
-            return values.reshape(self.data.valid.shape)
-        grid = np.zeros(self.data.valid.shape, values.dtype)
+        if self.whole:
+            return values.reshape(self.version.shape)
+        grid = _zeros(values, self.version.shape)
         grid[self.data.valid] = values
         return grid
 
-    @cached_property
-    def _whole(self) -> bool:
-        return bool(self.data.valid.all())
 
+class RolloutBuffer(Generic[A]):
+    """Oldest version first, in order of arrival within a version.
 
-class RolloutBuffer:
-    """Oldest version first, in order of arrival within a version."""
+    A batched simulator has `lanes` that always stand side by side: chunks with a part of them wait for the other parts.
+    """
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self._chunks: list[Chunk] = []
+    def __init__(self, lanes: int | None = None) -> None:
+        self._lanes = lanes
+        self.rows = 0  # all that are here
+        self.available = 0  # those that can be taken
+        self._chunks: list[Chunk[A]] = []
+        self._parts: list[Chunk[A]] = []
 
-    def add(self, chunk: Chunk) -> None:
-        self._chunks.append(chunk)
+    def add(self, chunk: Chunk[A]) -> None:
         self.rows += chunk.rows
+        if self._lanes is not None and chunk.data.valid.shape[1] < self._lanes:
+            self._parts.append(chunk)
+            if sum(part.data.valid.shape[1] for part in self._parts) < self._lanes:
+                return
+            parts, self._parts = self._parts, []
+            xp = namespace(chunk.data.obs)
+            data: Transitions[A] = _map(lambda name: xp.concatenate([getattr(part.data, name) for part in parts], 1))
+            chunk = replace(parts[0], data=data, rows=sum(part.rows for part in parts))
+        self._chunks.append(chunk)
+        self.available += chunk.rows
 
-    def seal(self, rows: int) -> RolloutBatch:
-        """Take exactly this many rows; what is left of a cut chunk stays held."""
-        taken: list[Chunk] = []
+    def take(self, rows: int) -> RolloutBatch[A]:
+        """Exactly this many rows; what is left of a cut chunk stays."""
+        taken: list[Chunk[A]] = []
         left = sorted(self._chunks, key=lambda chunk: chunk.version)
         missing = rows
         while missing:
@@ -60,88 +80,97 @@ class RolloutBuffer:
             missing -= chunk.rows
         self._chunks = left
         self.rows -= rows
+        self.available -= rows
         return join(taken)
 
     @property
     def chunks(self) -> int:
         return len(self._chunks)
 
-    def seal_chunks(self, count: int) -> RolloutBatch:
-        """Take this many whole chunks."""
+    def take_chunks(self, count: int) -> RolloutBatch[A]:
+        """This many whole chunks."""
         self._chunks.sort(key=lambda chunk: chunk.version)
-        return self.seal(sum(chunk.rows for chunk in self._chunks[:count]))
+        return self.take(sum(chunk.rows for chunk in self._chunks[:count]))
 
     def expire(self, oldest: int) -> int:
-        """Give up what was chosen by a version older than this; how many rows that is."""
-        if all(chunk.version >= oldest for chunk in self._chunks):
-            return 0
-        before = self.rows
-        self._chunks = [chunk for chunk in self._chunks if chunk.version >= oldest]
-        self.rows = sum(chunk.rows for chunk in self._chunks)
-        return before - self.rows
+        """Remove rows that a version older than this chose; returns how many."""
+        kept = [chunk for chunk in self._chunks if chunk.version >= oldest]
+        expired = self.available - sum(chunk.rows for chunk in kept)
+        self._chunks = kept
+        self.rows -= expired
+        self.available -= expired
+        return expired
 
 
-def cut(chunk: Chunk, rows: int) -> tuple[Chunk, Chunk]:
-    """Its first `rows` valid rows in order of time, and the rest. The step that the cut goes through is in both, each
-    keeping its own lanes valid."""
-    valid = chunk.data.valid
-    first = (np.cumsum(valid).reshape(valid.shape) <= rows) & valid
-    last_step = int(np.flatnonzero(first.any(axis=1))[-1])
-    rest = valid & ~first
-    begin = int(np.flatnonzero(rest.any(axis=1))[0])
+def cut(chunk: Chunk[A], rows: int) -> tuple[Chunk[A], Chunk[A]]:
+    """Its first `rows` valid rows in order of time, and the rest.
 
-    def part(steps: slice, mask: NDArray, count: int) -> Chunk:
-        data = _map(chunk.data, steps)
+    The step that the cut goes through is in both, each keeping its own lanes valid.
+    """
+    valid: Any = chunk.data.valid
+    steps, lanes = valid.shape
+    if chunk.rows == steps * lanes and rows % lanes == 0:  # between two steps: the same for arrays and tensors
+        first, rest, end, begin = valid, valid, rows // lanes, rows // lanes
+    else:
+        first = (np.cumsum(valid).reshape(valid.shape) <= rows) & valid
+        rest = valid & ~first
+        end = int(np.flatnonzero(first.any(axis=1))[-1]) + 1
+        begin = int(np.flatnonzero(rest.any(axis=1))[0])
+
+    def part(steps: slice, mask: Any, count: int) -> Chunk[A]:
+        data: Transitions[A] = _map(lambda name: getattr(chunk.data, name)[steps])
         return replace(chunk, data=replace(data, valid=mask[steps]), rows=count)
 
-    return part(slice(0, last_step + 1), first, rows), part(slice(begin, None), rest, chunk.rows - rows)
+    return part(slice(0, end), first, rows), part(slice(begin, None), rest, chunk.rows - rows)
 
 
-def join(chunks: Sequence[Chunk]) -> RolloutBatch:
+def join(chunks: Sequence[Chunk[A]]) -> RolloutBatch[A]:
     """Consecutive chunks of one author follow each other in the same columns; authors stand side by side."""
     if len(chunks) == 1:
         data = chunks[0].data
-        return RolloutBatch(data, np.full(data.valid.shape, chunks[0].version))
-    threads: list[list[Chunk]] = []
-    open_at: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, lane0) -> its latest thread
+        return RolloutBatch(data, np.full(tuple(data.valid.shape), chunks[0].version), chunks[0].rows)
+    threads: list[list[Chunk[A]]] = []
+    latest: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, lane0) -> its latest thread
     for chunk in sorted(
         chunks, key=lambda chunk: (chunk.origin.worker, chunk.origin.incarnation, chunk.origin.sequence)
     ):
         author = (chunk.origin.worker, chunk.origin.incarnation, chunk.origin.lane0)
-        at = open_at.get(author)
+        at = latest.get(author)
         if at is not None and chunk.origin.sequence - threads[at][-1].origin.sequence == 1:
             threads[at].append(chunk)
         else:
-            open_at[author] = len(threads)
+            latest[author] = len(threads)
             threads.append([chunk])
     return _side_by_side(threads)
 
 
-def _side_by_side(threads: Sequence[Sequence[Chunk]]) -> RolloutBatch:
+def _side_by_side(threads: Sequence[Sequence[Chunk[A]]]) -> RolloutBatch[A]:
     steps = max(sum(len(chunk.data.valid) for chunk in thread) for thread in threads)
     lanes = sum(thread[0].data.valid.shape[1] for thread in threads)
     model = threads[0][0].data
-    data = Transitions(
-        **{
-            field.name: np.zeros(
-                (steps, lanes, *getattr(model, field.name).shape[2:]), getattr(model, field.name).dtype
-            )
-            for field in fields(Transitions)
-        }
-    )
+
+    def empty(name: str) -> Any:
+        like = getattr(model, name)
+        return _zeros(like, (steps, lanes, *like.shape[2:]))
+
+    data: Transitions[A] = _map(empty)
     version = np.zeros((steps, lanes), np.int64)
-    lane = 0
+    lane = rows = 0
     for thread in threads:
         begin, width = 0, thread[0].data.valid.shape[1]
         for chunk in thread:
             end = begin + len(chunk.data.valid)
-            for field in fields(Transitions):
-                getattr(data, field.name)[begin:end, lane : lane + width] = getattr(chunk.data, field.name)
+            for name in FIELDS:
+                getattr(data, name)[begin:end, lane : lane + width] = getattr(chunk.data, name)
             version[begin:end, lane : lane + width] = chunk.version
-            begin = end
+            begin, rows = end, rows + chunk.rows
         lane += width
-    return RolloutBatch(data, version)
+    return RolloutBatch(data, version, rows)
 
 
-def _map(data: Transitions, steps: slice) -> Transitions:
-    return Transitions(**{field.name: getattr(data, field.name)[steps] for field in fields(Transitions)})
+def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
+    return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
+
+
+def _map(make: Callable[[str], Any]) -> Transitions[A]:
+    return Transitions(**{name: make(name) for name in FIELDS})

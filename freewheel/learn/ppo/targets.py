@@ -1,4 +1,4 @@
-"""Advantages and value targets under lag: pure functions, in the dtype they are given.
+"""Advantages and value targets under lag: pure functions of numpy arrays or of tensors (here Any), which keep their dtype.
 
 With r = π(at update start)/μ, ρ = min(ρ̄, r), c = min(c̄, r) and Δ_t the clipped-importance correction of V(obs_t):
 
@@ -7,23 +7,23 @@ With r = π(at update start)/μ, ρ = min(ρ̄, r), c = min(c̄, r) and Δ_t the
     value target = V(obs_t) + Δ_t
     advantage    = δ_t + γ λ (1 - end_t) Δ_{t+1}
 
-With r = 1 this is generalised advantage estimation, to the letter.
+With r = 1 this is exactly generalised advantage estimation.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from freewheel.core import NDArray
+from freewheel.policies.spec import namespace
 
 
 class Targets(NamedTuple):
-    """[T, B] each; rows that are not valid hold zeros."""
+    """[T, B] each."""
 
-    advantage: NDArray
-    value: NDArray
+    advantage: Any
+    value: Any
 
 
 class Discount(NamedTuple):
@@ -35,37 +35,39 @@ class Discount(NamedTuple):
     c_bar: float = 1.0
 
 
-def continues(terminated: NDArray, truncated: NDArray, valid: NDArray) -> NDArray:
+def continues(terminated: Any, truncated: Any, valid: Any) -> Any:
     """[T, B] bool: whether the row after this one is the next row of the same episode."""
-    goes_on = np.zeros_like(valid)
-    goes_on[:-1] = valid[:-1] & valid[1:] & ~(terminated[:-1] | truncated[:-1])
-    return goes_on
+    result = namespace(valid).zeros_like(valid)
+    result[:-1] = valid[:-1] & valid[1:] & ~(terminated[:-1] | truncated[:-1])
+    return result
+
+
+def temporal_difference(reward: Any, terminated: Any, value: Any, next_value: Any, gamma: float) -> Any:
+    """δ [T, B]: the future counts through time limits, not through true ends."""
+    return reward + gamma * namespace(value).where(terminated, 0, next_value) - value
 
 
 def estimate(
-    delta: NDArray,  # [T, B] δ
-    value: NDArray,  # [T, B] V(obs)
-    goes_on: NDArray,  # [T, B] bool, from `continues`
-    ratio: NDArray | None,  # [T, B] r; None where all rows are of the current version: r = 1
+    delta: Any,  # [T, B] δ
+    value: Any,  # [T, B] V(obs)
+    goes_on: Any,  # [T, B] bool, from `continues`
+    ratio: Any | None,  # [T, B] r; None: 1 everywhere
     discount: Discount,
 ) -> Targets:
     """Advantages and value targets of joined rows, by one backward sweep."""
-    carry = (discount.gamma * discount.lam) * goes_on.astype(delta.dtype)  # [T, B]
+    xp = namespace(delta)
+    carry = (discount.gamma * discount.lam) * _cast(goes_on, delta)  # [T, B]
     pulled, weighted = carry, delta
     if ratio is not None:
-        weighted = np.minimum(discount.rho_bar, ratio) * delta
-        pulled = carry * np.minimum(discount.c_bar, ratio)
-    correction = np.empty_like(delta)  # Δ
-    following = np.zeros_like(delta[0])  # Δ_{t+1}
+        weighted = ratio.clip(max=discount.rho_bar) * delta
+        pulled = carry * ratio.clip(max=discount.c_bar)
+    correction = xp.empty_like(delta)  # Δ
+    following = xp.zeros_like(delta[0])  # Δ_{t+1}
     for t in range(len(delta) - 1, -1, -1):
         following = correction[t] = weighted[t] + pulled[t] * following
-    advantage = delta.copy()
-    advantage[:-1] += carry[:-1] * correction[1:]
+    advantage = xp.concatenate([delta[:-1] + carry[:-1] * correction[1:], delta[-1:]])
     return Targets(advantage, value + correction)
 
 
-def temporal_difference(
-    reward: NDArray, terminated: NDArray, value: NDArray, next_value: NDArray, gamma: float
-) -> NDArray:
-    """δ [T, B]: through time limits the future counts, through true ends it does not."""
-    return np.asarray(reward + gamma * np.where(terminated, 0, next_value) - value, value.dtype)
+def _cast(flags: Any, like: Any) -> Any:
+    return flags.astype(like.dtype) if isinstance(flags, np.ndarray) else flags.to(like.dtype)

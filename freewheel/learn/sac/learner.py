@@ -1,4 +1,4 @@
-"""SAC: soft actor-critic over a replay buffer, its updates paced by the rows that arrive."""
+"""SAC: soft actor-critic over a replay buffer; the rows that arrive set the pace of its updates."""
 
 from __future__ import annotations
 
@@ -11,50 +11,81 @@ import numpy as np
 from freewheel.core import Array, Chunk, Metrics, RowCounts, Snapshot
 from freewheel.errors import FreewheelError, SetupError
 from freewheel.learn.moments import RunningMoments
-from freewheel.learn.pace import Pace
 from freewheel.learn.replay import Batch, Columns, Replay
+from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.update import SACUpdate
-from freewheel.learn.settings import LearnerSpec, SACConfig
+from freewheel.learn.spec import LearnerSpec
+from freewheel.policies.heads.head import HEADS
 from freewheel.seeding import tree
 
 REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
 BURST = 32  # updates at most between two looks at what has arrived
 
 
-class SAC:
-    """Learns from rows drawn again and again. `version` counts publications. Implements core.Learner."""
+class Pace:
+    """Counts rows and updates. Updates never run ahead of `ratio` a row, and rows are not taken while updates are more than
+    `slack` rows' worth behind: they wait with the learner, uncounted, and so do the workers that wrote them."""
 
-    def __init__(self, config: SACConfig, task: LearnerSpec, draw: Callable[[], Batch] | None = None) -> None:
-        if task.policy.head != "squashed":
+    def __init__(self, ratio: float, starts: int, slack: int) -> None:
+        self.ratio, self.starts, self.slack = ratio, starts, slack
+        self.rows = self.updates = 0
+
+    def updates_for(self, rows: int) -> int:
+        """Updates that this many rows require; none while they are fewer than learning starts with."""
+        return int(self.ratio * max(0, rows - self.starts) + 1e-9)
+
+    @property
+    def due(self) -> int:
+        """Updates that the rows taken so far still require."""
+        return self.updates_for(self.rows) - self.updates
+
+    @property
+    def behind(self) -> bool:
+        """Too far behind to take more rows."""
+        return self.due > self.ratio * self.slack
+
+    @property
+    def achieved(self) -> float:
+        """Updates per row since learning began."""
+        return self.updates / max(1, self.rows - self.starts)
+
+
+class SAC:
+    """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner and core.GraphedLearner."""
+
+    def __init__(self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Batch] | None = None) -> None:
+        policy, device = spec.policy, spec.compute.device
+        if not HEADS[policy.head].reparameterised:
             raise SetupError(
-                f"{task.algo} needs a squashed head and bounded Box actions; {task.world or 'this world'} has others"
+                f"{config.name} needs bounded Box actions and a squashed head; {spec.world.name or 'this world'} has the head "
+                f"{policy.head}: use policy.head squashed, or another algorithm"
             )
-        self.config, self.version = config, 0
-        self._task = task
-        columns = Columns(task.policy.obs_size, task.policy.action_size)
-        self.replay = Replay(config.rows_kept(task), columns, task.device, tree(task.seed, "learner", "replay"))
-        publish_every = config.publish_every or task.rows
-        self.pace = Pace(config.ratio, config.learning_starts, publish_every)
-        self._published, self._publish_every = 0, publish_every  # rows behind the present version, and behind each
-        self.agent = SACUpdate(config, task, draw or self.draw, dice=[self.replay.generator])
+        self.config, self.spec, self.version = config, spec, 0
+        columns = Columns(policy.obs_size, policy.action_size)
+        self.replay = Replay(config.rows_kept(spec), columns, device, tree(spec.seed, "learner", "replay"))
+        self._publish_every = config.publish_every or spec.batch.rows
+        self._published = 0  # rows behind the present version
+        self.pace = Pace(config.ratio, config.learning_starts, self._publish_every)
+        self.updater = SACUpdate(config, spec, draw or self.draw, generators=[self.replay.generator])
         self._waiting: deque[Chunk[Any]] = deque()
         self._waiting_rows = self._stored = 0
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
-        self._moments = RunningMoments(task.policy.obs_size, task.start) if task.policy.normalised else None
+        self._moments: RunningMoments | None = (
+            RunningMoments(policy.obs_size, spec.start) if policy.normalised else None
+        )
 
     @property
     def ready(self) -> bool:
         return self.pace.due >= 1 or self._complete
 
     @property
-    def buffer_util(self) -> float:
-        """How full the replay buffer is."""
-        return self.replay.count / self.replay.capacity
+    def fallback(self) -> str:
+        return self.updater.fallback
 
     @property
-    def fallback(self) -> str:
-        """Why there is no graph, where one was asked for."""
-        return self.agent.fallback
+    def buffer_util(self) -> float:
+        """The part of the replay buffer that is filled."""
+        return self.replay.count / self.replay.capacity
 
     @property
     def hungry(self) -> bool:
@@ -67,9 +98,9 @@ class SAC:
 
     def update(self) -> Metrics:
         """As many updates as are due, up to a burst or the next publication."""
-        count = min(self.pace.due, BURST, max(0, self.pace.called_for(self._boundary) - self.pace.updates))
+        count = min(self.pace.due, BURST, max(0, self.pace.updates_for(self._boundary) - self.pace.updates))
         for _ in range(count):
-            self.agent.step()
+            self.updater.step()
         self.pace.updates += count
         self._admit()
         about: dict[str, float] = {"updates": count}
@@ -81,25 +112,25 @@ class SAC:
 
     @property
     def _complete(self) -> bool:
-        """The rows of the next version are there, and all updates that they call for are done."""
-        return self.pace.rows >= self._boundary and self.pace.updates >= self.pace.called_for(self._boundary)
+        """The rows of the next version are here, and all updates that they require are done."""
+        return self.pace.rows >= self._boundary and self.pace.updates >= self.pace.updates_for(self._boundary)
 
     def snapshot(self) -> Snapshot:
-        """Beside a batched simulator on a GPU, the weights stay there."""
-        return Snapshot(self.version, self.agent.policy.weights(on_device=self._task.batched_on_device))
+        """The weights stay on the GPU for a batched simulator there."""
+        return Snapshot(self.version, self.updater.policy.weights(on_device=self.spec.world.batched_on_device))
 
     def rows(self) -> RowCounts:
         return RowCounts(trained=self._stored, queued=self._waiting_rows)
 
     def draw(self) -> Batch:
-        return self.replay.columns.split(self.replay.sample(self.config.batch).rows)
+        return self.replay.columns.split(self.replay.sample(self.config.batch))
 
     def state_dict(self) -> dict[str, Array]:
         pace = self.pace
         counts = np.array([self.version, self._stored, pace.rows, pace.updates, self._published], np.int64)
         state: dict[str, Array] = {"counts": counts}
         state |= {f"replay.{name}": value for name, value in self.replay.state_dict().items()}
-        state |= {f"agent.{name}": value for name, value in self.agent.state_dict().items()}
+        state |= {f"update.{name}": value for name, value in self.updater.state_dict().items()}
         return state if self._moments is None else state | {"obs_moments": self._moments.state()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -107,41 +138,40 @@ class SAC:
             int(count) for count in state["counts"]
         )
         self.replay.load_state_dict(_under("replay.", state))
-        self.agent.load_state_dict(_under("agent.", state))
+        self.updater.load_state_dict(_under("update.", state))
         if self._moments is not None:
             self._moments.restore(np.asarray(state["obs_moments"]))
 
     def _admit(self) -> None:
-        """Store what waits, unless updates are too far behind the rows that are there."""
+        """Store what waits, unless updates are too far behind the rows that are stored."""
         while self._waiting and not self.pace.behind:
             chunk = self._waiting.popleft()
-            rows = self.replay.columns.pack(chunk.data, self._task.device, has_final_obs=self._task.has_final_obs)
+            rows = self.replay.columns.pack(
+                chunk.data, self.spec.compute.device, has_final_obs=self.spec.world.has_final_obs
+            )
             if len(rows) != chunk.rows:
-                raise FreewheelError(f"a chunk says {chunk.rows} rows and holds {len(rows)}: please report this")
+                raise FreewheelError(f"a chunk of {chunk.rows} rows holds {len(rows)}: please report this")
             self.replay.add(rows)
             self._waiting_rows -= chunk.rows
             self._stored += chunk.rows
             self.pace.rows += chunk.rows
             self._lags.append((self.version - chunk.version, chunk.rows))
             if self._moments is not None:
-                self._moments.add(rows[:, : self._task.policy.obs_size].cpu().numpy())
+                self._moments.add(rows[:, : self.spec.policy.obs_size].cpu().numpy())
 
     def _publish(self) -> dict[str, float]:
         self.version += 1
         self._published = self._boundary
-        about = self.agent.losses() if self.agent.unread >= REPORT else {}
+        about = self.updater.losses() if self.updater.unread >= REPORT else {}
         if not all(np.isfinite(value) for value in about.values()):
-            raise FreewheelError(f"{self._task.algo} has diverged ({about}): lower its lr, or set critic_norm")
+            raise FreewheelError(f"{self.config.name} has diverged ({about}): lower its lr, or set critic_norm")
         if self._moments is not None:
-            self.agent.policy.normalise(self._moments.mean, 1.0 / self._moments.deviation)
+            self.updater.policy.normalise(self._moments.mean, 1.0 / self._moments.deviation)
         if self._lags:
             about["lag_mean"] = sum(lag * rows for lag, rows in self._lags) / sum(rows for _, rows in self._lags)
             about["lag_max"] = float(max(lag for lag, _ in self._lags))
             self._lags.clear()
-        return about | {
-            "loss/updates_per_row": self.pace.achieved,
-            "buffer_util": self.replay.count / self.replay.capacity,
-        }
+        return about | {"replay/updates_per_row": self.pace.achieved}
 
 
 def _under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:

@@ -12,46 +12,47 @@ from torch import nn
 from freewheel.core import Array
 from freewheel.learn.adam import FusedAdam
 from freewheel.learn.replay import Batch
-from freewheel.learn.settings import LearnerSpec, SACConfig
-from freewheel.policies.critics import TwinCritics
+from freewheel.learn.sac.config import SACConfig
+from freewheel.learn.sac.critics import TwinCritics
+from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.device_actor import TensorPolicy
-from freewheel.policies.nets import select
-from freewheel.policies.spec import actor_layout
+from freewheel.policies.spec import actor_layout, select
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator, tree
 
-LOSSES = ("critic", "temperature", "q", "entropy")
+LOSSES = ("loss/critic", "policy/temperature", "value/q_mean", "policy/entropy")
 
 
 class SACUpdate:
     """Actor, twin critics and temperature. `step` draws a batch, moves all of them once, and never waits for the device."""
 
     def __init__(
-        self, config: SACConfig, task: LearnerSpec, draw: Callable[[], Batch], *, dice: list[torch.Generator]
+        self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Batch], *, generators: list[torch.Generator]
     ) -> None:
-        self.config, self._draw = config, draw
-        noise = tree(task.seed, "learner", "noise")
-        self.policy = TensorPolicy(task.policy, generator(task.seed, "weights"), task.device, noise)
-        if task.start is not None:  # which holds no critics of this kind: they begin anew
-            self.policy.begin(task.start.params)
+        self.config, self.draw, device = config, draw, spec.compute.device
+        noise = tree(spec.seed, "learner", "noise")
+        self.policy = TensorPolicy(spec.policy, generator(spec.seed, "weights"), device, noise)
+        if spec.start is not None:  # which holds no critics of this kind: they start from random weights
+            self.policy.begin(spec.start.params)
         self.net = self.policy.net
-        self.critics = TwinCritics(task.policy, generator(task.seed, "critics"), task.device, norm=config.critic_norm)
-        device = self.net.vector.device
+        self.critics = TwinCritics(spec.policy, generator(spec.seed, "critics"), device, norm=config.critic_norm)
         start = 0.0 if config.temperature is None else math.log(config.temperature)
         self.log_temperature = torch.tensor([start], device=device)
-        self._entropy = -float(task.policy.action_size) if config.target_entropy is None else config.target_entropy
-        self._actor = self._trainable(task)
+        self._entropy = -float(spec.policy.action_size) if config.target_entropy is None else config.target_entropy
+        self._actor = self._trainable(spec)
         learned = [self.log_temperature] if config.temperature is None else []
         self._actor_adam = FusedAdam([*self._actor, *learned], config.lr)
         self._critics_adam = FusedAdam(self.critics.parameters, config.lr)
         self._optimisers = (self._actor_adam, self._critics_adam)
         self._losses = torch.zeros(len(LOSSES), device=device)
-        self.unread = 0  # updates since `losses` was last asked
-        self._task, self.dice = task, [*dice, self.policy.dice]  # all that a step may throw
+        self.unread = 0  # updates since `losses` was last called
+        self._compile, self.generators = (
+            spec.compute.compile,
+            [*generators, self.policy.generator],
+        )  # that an update uses
         self._program: Program | None = None
 
     def step(self) -> None:
-        """One update."""
         if self._program is None:
             self._program = self._prepare()
         self._program()
@@ -59,25 +60,23 @@ class SACUpdate:
 
     @property
     def fallback(self) -> str:
-        """Why there is no graph, where one was asked for."""
+        """Why there is no CUDA graph where one was requested."""
         return "" if self._program is None else self._program.fallback
 
     def losses(self) -> dict[str, float]:
-        """Means since this was last asked; waits for the device."""
+        """Means since the last call; waits for the device."""
         sums, steps = self._losses.tolist(), max(1, self.unread)
         self._losses.zero_()
         self.unread = 0
-        return {f"loss/{name}": value / steps for name, value in zip(LOSSES, sums, strict=True)}
+        return {name: value / steps for name, value in zip(LOSSES, sums, strict=True)}
 
     def state_dict(self) -> dict[str, Array]:
-        params = self.net.params.vector.copy()
-        params[-len(self.net.host) :] = self.net.vector.cpu().numpy()
         state: dict[str, Array] = {
-            "params": params,
+            "params": self.policy.flat.cpu().numpy(),
             "critics": self.critics.vector.cpu().numpy(),
             "targets": self.critics.target.cpu().numpy(),
             "temperature": self.log_temperature.cpu().numpy(),
-            "noise": self.policy.dice.get_state().numpy(),
+            "noise": self.policy.generator.get_state().numpy(),
         }
         for number, optimiser in enumerate(self._optimisers):
             state |= {f"adam.{number}.{i}": value.cpu().numpy() for i, value in enumerate(optimiser.state)}
@@ -85,13 +84,11 @@ class SACUpdate:
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         arrays = {name: torch.as_tensor(np.array(value)) for name, value in state.items()}
-        self.net.params.vector[...] = arrays["params"].numpy()
-        self.net.vector.copy_(torch.from_numpy(self.net.host))
-        self.policy.refresh()
+        self.policy.load_flat(arrays["params"])
         self.critics.vector.copy_(arrays["critics"])
         self.critics.target.copy_(arrays["targets"])
         self.log_temperature.copy_(arrays["temperature"])
-        self.policy.dice.set_state(arrays["noise"])
+        self.policy.generator.set_state(arrays["noise"])
         for number, optimiser in enumerate(self._optimisers):
             for i, value in enumerate(optimiser.state):
                 value.copy_(arrays[f"adam.{number}.{i}"])
@@ -99,27 +96,27 @@ class SACUpdate:
     def _prepare(self) -> Program:
         moments = [value for optimiser in self._optimisers for value in optimiser.state]
         weights = [self.net.vector, self.critics.vector, self.critics.target, self.log_temperature, self._losses]
-        return Program(self._update, self._task.compile, state=[*weights, *moments], generators=self.dice)
+        return Program(self._update, self._compile, state=[*weights, *moments], generators=self.generators)
 
     def _update(self) -> None:
-        batch = self._draw()
+        batch = self.draw()
         x, following = self.policy.inputs(batch.obs), self.policy.inputs(batch.next_obs)
         columns = self.net.spec.critic_columns
         seen = select(columns, x)
         temperature = self.log_temperature.exp()
         with torch.no_grad():
-            action, log_prob = self.policy.squashed(following)
-            worst = self.critics.worst(torch.cat([select(columns, following), action], -1))
-            future = worst - temperature * log_prob
+            action, log_prob = self.policy.rsample(following)
+            lower = self.critics.lower_target(torch.cat([select(columns, following), action], -1))
+            future = lower - temperature * log_prob
             goal = torch.addcmul(batch.reward, 1 - batch.terminated, future, value=self.config.gamma)
         q = self.critics(torch.cat([seen, batch.action], -1))
-        error = q.detach() - goal  # of both, [2, N]: half its square is the loss, itself the slope
+        error = q.detach() - goal  # [2, N]: the loss is half its square, so this is also its slope
         self._critics_adam.forget()
         torch.autograd.backward([q], [error / len(goal)])
         self._critics_adam.step()
         self.critics.follow(self.config.tau)
 
-        action, log_prob = self.policy.squashed(x)
+        action, log_prob = self.policy.rsample(x)
         q = self.critics(torch.cat([seen, action], -1), self.critics.frozen)
         with torch.no_grad():  # the loss is temperature × log_prob - the smaller q
             lower = q.amin(0)
@@ -134,10 +131,10 @@ class SACUpdate:
             loss = error.square().mean() * 0.5 * len(error)
             self._losses += torch.stack([loss, temperature.squeeze(0), value, entropy])
 
-    def _trainable(self, task: LearnerSpec) -> list[nn.Parameter]:
+    def _trainable(self, spec: LearnerSpec) -> list[nn.Parameter]:
         """The actor's part of the policy; a user's own module is trained whole."""
-        names = actor_layout(task.policy)
-        chosen = [p for name, p in self.net.module.named_parameters() if task.policy.module or name in names]
+        names = actor_layout(spec.policy)
+        chosen = [p for name, p in self.net.module.named_parameters() if spec.policy.module or name in names]
         for parameter in self.net.module.parameters():
             parameter.requires_grad_(any(parameter is one for one in chosen))
         return chosen

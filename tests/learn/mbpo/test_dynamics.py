@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec, pack
+from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec
+from freewheel.learn.replay import Columns, pack
 
 Predict: TypeAlias = Literal["delta", "direct"]
 
-SPEC = ModelSpec(3, 2, 4, (8, 8), "delta", True, True)
-LINEAR = ModelSpec(1, 1, 2, (), "direct", True, True)
+SPEC = ModelSpec(Columns(3, 2), 4, (8, 8), "delta", True, True)
+LINEAR = ModelSpec(Columns(1, 1), 2, (), "direct", True, True)
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -25,8 +26,8 @@ def rng(seed: int = 0) -> torch.Generator:
 
 def random_rows(spec: ModelSpec, *shape: int, seed: int = 0) -> Tensor:
     generator = rng(seed)
-    obs, next_obs = torch.randn(2, *shape, spec.obs_size, generator=generator)
-    action = torch.randn(*shape, spec.action_size, generator=generator)
+    obs, next_obs = torch.randn(2, *shape, spec.columns.obs_size, generator=generator)
+    action = torch.randn(*shape, spec.columns.action_size, generator=generator)
     reward, ends, known = torch.randn(3, *shape, generator=generator)
     return pack(obs, action, reward, ends > 1, known > -1, next_obs)
 
@@ -35,9 +36,9 @@ def test_packed_rows_are_taken_apart_again() -> None:
     obs, next_obs, action = torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.randn(3, 5, 2)
     reward, terminated, known = torch.randn(3, 5), torch.rand(3, 5) < 0.5, torch.rand(3, 5) < 0.5
     rows = pack(obs, action, reward, terminated, known, next_obs)
-    assert rows.shape == (3, 5, SPEC.width)
+    assert rows.shape == (3, 5, SPEC.columns.width)
     assert rows.dtype == torch.float32
-    row = SPEC.split(rows)
+    row = SPEC.columns.split(rows)
     for part, value in zip(row, (obs, action, reward, terminated, known, next_obs), strict=True):
         assert torch.equal(part, value.float().reshape(part.shape))
 
@@ -139,9 +140,9 @@ def test_what_a_row_without_successor_says_of_it_does_not_matter() -> None:
     results = []
     for garbage in (1e6, math.nan):
         model, rows = Ensemble(SPEC, "cpu", rng()), random_rows(SPEC, 4, 32)
-        row = SPEC.split(rows)
-        row.next_obs[row.known.squeeze(-1) == 0] = garbage
-        assert 0 < row.known.mean() < 1
+        row = SPEC.columns.split(rows)
+        row.next_obs[row.has_successor == 0] = garbage
+        assert 0 < row.has_successor.mean() < 1
         model.normalise(rows.flatten(0, 1))
         results.append((model.gradient(rows), model.grad, *model.holdout_error(rows[0]), *model.statistics.values()))
     for one, other in zip(*results, strict=True):
@@ -151,8 +152,8 @@ def test_what_a_row_without_successor_says_of_it_does_not_matter() -> None:
 
 def test_their_reward_and_their_end_are_learned_all_the_same() -> None:
     model, rows = Ensemble(SPEC, "cpu", rng()), random_rows(SPEC, 4, 8)
-    row = SPEC.split(rows)
-    row.known.fill_(0)
+    row = SPEC.columns.split(rows)
+    row.has_successor.fill_(0)
     losses = [model.gradient(rows)]
     for part in (row.reward, row.terminated):
         part.add_(1)
@@ -162,10 +163,10 @@ def test_their_reward_and_their_end_are_learned_all_the_same() -> None:
 
 
 def test_statistics_of_columns_of_all_sizes() -> None:
-    spec = replace(SPEC, obs_size=5)
+    spec = replace(SPEC, columns=Columns(5, 2))
     rows = random_rows(spec, 2000).double()
-    row = spec.split(rows)
-    row.known.fill_(1)
+    row = spec.columns.split(rows)
+    row.has_successor.fill_(1)
     row.obs[:, 0] = row.obs[:, 0] * 1e-5 + 3e-5
     row.obs[:, 1] *= 1e6
     row.obs[:, 2], row.next_obs[:, 2] = 1 / 3, 1 / 3  # constant
@@ -174,8 +175,8 @@ def test_statistics_of_columns_of_all_sizes() -> None:
     rows = rows.float()
     model = Ensemble(spec, "cpu", rng())
     model.normalise(rows)
-    x = model._inputs(*spec.split(rows)[:2])
-    target, weight = model._targets(spec.split(rows))
+    x = model._inputs(*spec.columns.split(rows)[:2])
+    target, weight = model._targets(spec.columns.split(rows))
     normal, constant = [0, 1, 4, 5, 6], [2, 3]
     torch.testing.assert_close(x[:, normal].mean(0), torch.zeros(5), rtol=0, atol=1e-3)
     torch.testing.assert_close(x[:, normal].std(0), torch.ones(5), rtol=1e-3, atol=0)
@@ -184,36 +185,34 @@ def test_statistics_of_columns_of_all_sizes() -> None:
     assert weight[:, [1, 2, 5]].all()
     torch.testing.assert_close(target[:, [1, 2, 5]].std(0), torch.ones(3), rtol=1e-3, atol=0)
     moved = rows.clone()
-    spec.split(moved).obs[:, constant] = 1e9  # what has never moved moves after the fit
-    assert torch.equal(model._inputs(*spec.split(moved)[:2]), x)
-    told = model.sample(rows[:, :5], rows[:, 5:7], torch.arange(4), rng())
-    assert told.reward is not None
-    torch.testing.assert_close(told.reward, torch.full((2000,), 1e4))
-    torch.testing.assert_close(told.next_obs[:, constant], rows[:, constant])
+    spec.columns.split(moved).obs[:, constant] = 1e9  # what has never moved moves after the fit
+    assert torch.equal(model._inputs(*spec.columns.split(moved)[:2]), x)
+    reported = model.sample(rows[:, :5], rows[:, 5:7], torch.arange(4), rng())
+    assert reported.reward is not None
+    torch.testing.assert_close(reported.reward, torch.full((2000,), 1e4))
+    torch.testing.assert_close(reported.next_obs[:, constant], rows[:, constant])
 
 
 def planted(predict: Predict = "direct") -> Ensemble:
     """Member e says next observation (x, y) = (e, 10 e) and reward −e, with its own noise, and ends at odds by e."""
-    model = Ensemble(ModelSpec(2, 1, 4, (), predict, True, True), "cpu")
+    model = Ensemble(ModelSpec(Columns(2, 1), 4, (), predict, True, True), "cpu")
     for e in range(4):
         model.params["0.bias"].data[e, 0] = torch.tensor([-e, e, 10 * e, -8, -2 * e, -9, e])
     return model
 
 
-def test_each_row_is_drawn_from_its_member() -> None:
-    model, member = planted(), torch.arange(4000) % 4
-    obs = torch.zeros(4000, 2)
-    told = model.predict(obs, torch.zeros(4000, 1), rng(), member)
-    assert told.reward is not None
-    assert told.termination is not None
+def test_rows_are_drawn_from_the_gaussian_of_a_member() -> None:
+    model, obs = planted(), torch.zeros(1000, 2)
     logvar = model.forward(torch.zeros(4, 1, 3)).logvar[:, 0]
     for e in range(4):
-        mine = torch.cat([told.reward[:, None], told.next_obs], dim=1)[member == e]
+        drawn = model.sample(obs, torch.zeros(1000, 1), torch.tensor([e]), rng())
+        assert drawn.reward is not None
+        assert drawn.termination is not None
         deviation = torch.exp(0.5 * logvar[e])
-        errors = (mine - torch.tensor([-e, e, 10.0 * e])) / deviation
+        errors = (torch.cat([drawn.reward[:, None], drawn.next_obs], 1) - torch.tensor([-e, e, 10.0 * e])) / deviation
         assert errors.mean(0).abs().max() < 4 / math.sqrt(1000)
         torch.testing.assert_close(errors.std(0), torch.ones(3), rtol=0.1, atol=0)
-        torch.testing.assert_close(told.termination[member == e], torch.sigmoid(torch.full((1000,), float(e))))
+        torch.testing.assert_close(drawn.termination, torch.sigmoid(torch.full((1000,), float(e))))
     assert logvar.min() > -10
     torch.testing.assert_close(logvar[3, 1], torch.tensor(-5.97), rtol=0, atol=0.03)
 
@@ -224,13 +223,15 @@ def test_elites_share_the_rows_evenly_and_at_random() -> None:
     generator = rng()
     chosen = []
     for _ in range(2):
-        told = model.sample(obs, torch.zeros(2001, 1), elites, generator)
-        assert told.reward is not None
-        assert told.termination is not None
-        member = -told.reward.round()
+        reported = model.sample(obs, torch.zeros(2001, 1), elites, generator)
+        assert reported.reward is not None
+        assert reported.termination is not None
+        member = -reported.reward.round()
         assert dict(zip(*np.unique(member.numpy(), return_counts=True), strict=True)) == {1.0: 1000, 3.0: 1001}
-        torch.testing.assert_close(told.next_obs - obs, member[:, None] * torch.tensor([1.0, 10.0]), rtol=0, atol=3.0)
-        torch.testing.assert_close(torch.logit(told.termination), member, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            reported.next_obs - obs, member[:, None] * torch.tensor([1.0, 10.0]), rtol=0, atol=3.0
+        )
+        torch.testing.assert_close(torch.logit(reported.termination), member, rtol=1e-4, atol=1e-4)
         chosen.append(member == 3)
     first, second = chosen
     assert (first & second).float().mean() == pytest.approx(0.25, abs=0.04)  # a fresh draw for every step
@@ -239,8 +240,8 @@ def test_elites_share_the_rows_evenly_and_at_random() -> None:
 
 
 def test_fewer_rows_than_elites() -> None:
-    told = planted().sample(torch.zeros(1, 2), torch.zeros(1, 1), torch.arange(4), rng())
-    assert told.next_obs.shape == (1, 2)
+    reported = planted().sample(torch.zeros(1, 2), torch.zeros(1, 1), torch.arange(4), rng())
+    assert reported.next_obs.shape == (1, 2)
 
 
 def test_what_elites_expect_on_average() -> None:
@@ -253,10 +254,10 @@ def test_what_elites_expect_on_average() -> None:
 
 def test_what_is_not_learned_is_not_said() -> None:
     spec = replace(SPEC, learns_reward=False, learns_termination=False)
-    told = Ensemble(spec, "cpu", rng()).sample(torch.zeros(6, 3), torch.zeros(6, 2), torch.arange(2), rng())
-    assert told.reward is None
-    assert told.termination is None
-    assert told.next_obs.shape == (6, 3)
+    reported = Ensemble(spec, "cpu", rng()).sample(torch.zeros(6, 3), torch.zeros(6, 2), torch.arange(2), rng())
+    assert reported.reward is None
+    assert reported.termination is None
+    assert reported.next_obs.shape == (6, 3)
 
 
 def test_a_state_makes_another_ensemble_the_same() -> None:

@@ -13,13 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from freewheel.core import Executor, NDArray
+from freewheel.core import BatchSpec, Executor, NDArray
 from freewheel.envs.device import DeviceEnv
 from freewheel.errors import EnvError
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.fitting import Fit, Question
+from freewheel.learn.mbpo.fitting import Fit, FitRequest
 from freewheel.learn.mbpo.learner import MBPO
-from freewheel.policies.build import make_tensor_actor
+from freewheel.learn.replay import Columns
+from freewheel.learn.spec import WorldFacts
+from freewheel.policies.numpy_actor import make_tensor_actor
 from freewheel.policies.spec import PolicyConfig
 from freewheel.rollout.device_runner import DeviceRunner
 from freewheel.rollout.factory import RunnerFactory
@@ -51,13 +53,13 @@ def feed(play: Play, sign: Sign) -> Feed:
     """Give a learner so many more steps of two lanes, one publication's rows at a time, and let it work each off."""
 
     def feed(learner: MBPO, steps: int, after: Callable[[], None] = lambda: None) -> list[Mapping[str, float]]:
-        data, told = play(SPEC, learner.snapshot(), (steps, 2), seed=learner.sac.pace.rows), []
+        data, reported = play(SPEC, learner.snapshot(), (steps, 2), seed=learner.sac.pace.rows), []
         for at in range(0, steps, 2):
             learner.observe(sign(data, slice(at, at + 2), sequence=at))
             while learner.ready:
-                told.append(learner.update())
+                reported.append(learner.update())
                 after()
-        return told
+        return reported
 
     return feed
 
@@ -71,7 +73,7 @@ def test_mbpo_keeps_the_promises_of_a_learner(termination: str, normalised: bool
     """With one fit only: a fitter's own state is not part of a learner's."""
     collect, spec = box_world(normalize_obs=normalised)
     config = replace(SMALL, learning_starts=CHUNK, model_every=1_000, rollouts_per_row=0.03, termination=termination)
-    check_learner(lambda: mbpo_for(config, policy=spec, rows=CHUNK, lanes=BOX_LANES), collect)
+    check_learner(lambda: mbpo_for(config, policy=spec, batch=BatchSpec(CHUNK // BOX_LANES, BOX_LANES)), collect)
 
 
 # ------------------------------------------------------------------------------------------------------------ what it learns from
@@ -86,16 +88,20 @@ def test_so_many_real_rows_are_in_every_minibatch(batch: int, ratio: float, real
     learner.sac.replay.add(torch.full((7, width), 1.0))
     learner.model_buffer.add(torch.full((5, width), -1.0))
     for _ in range(5):
-        mixed = learner.sac.agent._draw()
+        mixed = learner.sac.updater.draw()
         assert mixed.obs.shape == (batch, 3)
         assert int((mixed.obs[:, 0] == 1).sum()) == real
         assert int((mixed.next_obs[:, 2] == -1).sum()) == batch - real
 
 
-def test_the_agents_dice_are_all_known() -> None:
+def test_all_generators_of_an_update_are_known() -> None:
     learner = mbpo_for()
-    known = learner.sac.agent.dice
-    for generator in (learner.sac.replay.generator, learner.model_buffer.generator, learner.sac.agent.policy.dice):
+    known = learner.sac.updater.generators
+    for generator in (
+        learner.sac.replay.generator,
+        learner.model_buffer.generator,
+        learner.sac.updater.policy.generator,
+    ):
         assert sum(one is generator for one in known) == 1
     assert len(known) == 3
 
@@ -103,38 +109,38 @@ def test_the_agents_dice_are_all_known() -> None:
 # -------------------------------------------------------------------------------------------------------------- what it imagines
 
 
-def imagined(learner: MBPO) -> Any:
+def model_rows(learner: MBPO) -> Any:
     return learner.model_buffer.columns.split(learner.model_buffer.newest(learner.model_buffer.count))
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_imagined_rows_are_the_newest_models(feed: Feed, keep: int) -> None:
-    clock = Planted()
+def test_model_rows_are_those_of_the_newest_models(feed: Feed, keep: int) -> None:
+    executor = Planted()
     config = replace(SMALL, keep_models=keep, rollout_schedule=(1_000, 2_000, 1, 3))  # there is room for longer ones
-    learner = mbpo_for(config, executors=clock)
+    learner = mbpo_for(config, executors=executor)
     starts = EVERY // 2
     for fits in range(1, 6):
         feed(learner, STARTS // 2 if fits == 1 else EVERY // 2)
-        assert learner._fits == fits == len(clock.asked)
-        rows = imagined(learner)
+        assert learner._fits == fits == len(executor.asked)
+        rows = model_rows(learner)
         newest = [float(version) for version in range(max(1, fits - keep + 1), fits + 1)]
         assert rows.reward.tolist() == [version for version in newest for _ in range(starts)]
         assert learner.model_buffer.added == fits * starts
         assert learner.model_buffer.capacity == keep * starts * 3
-        assert {*learner.model_buffer.sample(200).rows[:, 5].tolist()} == {*newest}
+        assert {*learner.model_buffer.sample(200)[:, 5].tolist()} == {*newest}
 
 
 def test_rollouts_begin_in_real_states_and_go_on_from_there(feed: Feed) -> None:
     learner = mbpo_for(replace(SMALL, rollout_schedule=(0, 1, 1, 3)), executors=Planted())
     feed(learner, STARTS // 2)
     starts = EVERY // 2
-    rows = imagined(learner)
+    rows = model_rows(learner)
     assert len(rows.obs) == 3 * starts
     real = {tuple(row) for row in learner.sac.replay.newest(STARTS)[:, :3].tolist()}
     assert {tuple(row) for row in rows.obs[:starts].tolist()} <= real
     torch.testing.assert_close(rows.next_obs, rows.obs + DELTA)
     assert torch.equal(rows.obs[starts:], rows.next_obs[:-starts])
-    assert torch.equal(rows.known, torch.ones(3 * starts))
+    assert torch.equal(rows.has_successor, torch.ones(3 * starts))
     assert not rows.terminated.any()
     assert (rows.action.abs() < 1).all()
     assert len({tuple(row) for row in rows.action.tolist()}) == 3 * starts
@@ -149,7 +155,7 @@ def test_a_rollout_that_ends_is_not_gone_on_with(feed: Feed) -> None:
     config = replace(SMALL, rollout_schedule=(0, 1, 1, 6), termination=here, rollouts_per_row=4.0)
     learner = mbpo_for(config, executors=Planted())
     feed(learner, STARTS // 2)
-    rows = imagined(learner)
+    rows = model_rows(learner)
     assert rows.terminated.any()
     assert torch.equal(rows.terminated, (rows.next_obs[:, 0] > 0).float())
     begun = 4 * EVERY
@@ -184,49 +190,49 @@ def test_room_is_made_for_the_longest_rollouts() -> None:
 
 
 def test_a_fit_is_asked_for_every_so_many_rows_with_what_is_new(feed: Feed) -> None:
-    clock = Planted()
-    learner = mbpo_for(executors=clock)
+    executor = Planted()
+    learner = mbpo_for(executors=executor)
     at = list[int]()
-    feed(learner, 40, lambda: at.append(learner.sac.pace.rows) if len(clock.asked) > len(at) else None)
+    feed(learner, 40, lambda: at.append(learner.sac.pace.rows) if len(executor.asked) > len(at) else None)
     assert at == [16, 28, 40, 52, 64, 76]
-    assert [len(rows) for rows in clock.asked] == [16, 12, 12, 12, 12, 12]
-    np.testing.assert_array_equal(np.concatenate(clock.asked), learner.sac.replay.newest(80)[:76].numpy())
+    assert [len(rows) for rows in executor.asked] == [16, 12, 12, 12, 12, 12]
+    np.testing.assert_array_equal(np.concatenate(executor.asked), learner.sac.replay.newest(80)[:76].numpy())
 
 
 def test_the_model_is_never_more_than_two_fits_worth_behind(feed: Feed) -> None:
-    clock = Planted(slow=True)
-    learner = mbpo_for(executors=clock)
+    executor = Planted(slow=True)
+    learner = mbpo_for(executors=executor)
     lags, fresh = list[int](), list[bool]()
 
     def look() -> None:
         if learner.sac.pace.rows >= STARTS:
             lags.append(learner.sac.pace.rows - learner._model_rows)
-            fresh.append(bool(learner._asked_at))
+            fresh.append(bool(learner._requested_at))
 
     feed(learner, 120, look)
     assert learner._fits >= 8
     assert max(lags) < 2 * EVERY + S
     assert max(lags) >= 2 * EVERY - S, "a slow fit was waited for at once"
-    assert True in fresh, "the agent went on while a fit was under way"
-    assert lags[0] == 0, "the agent learned before there was a model"
+    assert True in fresh, "updates went on while a fit was under way"
+    assert lags[0] == 0, "an update came before there was a model"
 
 
-def test_no_agent_step_comes_before_the_first_model(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Planted(slow=True)
-    learner = mbpo_for(executors=clock)
+def test_no_update_comes_before_the_first_model(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = Planted(slow=True)
+    learner = mbpo_for(executors=executor)
     fits = list[int]()
-    monkeypatch.setattr(learner.sac.agent, "step", lambda: fits.append(learner._fits))
+    monkeypatch.setattr(learner.sac.updater, "step", lambda: fits.append(learner._fits))
     feed(learner, 20)
     assert fits
     assert min(fits) == 1
 
 
-def test_whoever_waits_for_a_model_can_be_called_off(feed: Feed) -> None:
+def test_a_wait_for_a_model_can_be_interrupted(feed: Feed) -> None:
     class Never(Planted):
         def result(self, wait: float = 0.0) -> Fit | None:
             return None
 
-    class CalledOffError(Exception):
+    class StopNowError(Exception):
         pass
 
     calls = list[int]()
@@ -234,47 +240,47 @@ def test_whoever_waits_for_a_model_can_be_called_off(feed: Feed) -> None:
     def waiting() -> None:
         calls.append(0)
         if len(calls) == 3:
-            raise CalledOffError
+            raise StopNowError
 
-    with pytest.raises(CalledOffError):
-        feed(mbpo_for(executors=Never(), waiting=waiting), 20)
+    with pytest.raises(StopNowError):
+        feed(mbpo_for(executors=Never(), while_waiting=waiting), 20)
 
 
 def test_counters_and_what_publications_say(feed: Feed) -> None:
     learner = mbpo_for(executors=Planted())
-    told = feed(learner, 16)
-    last = told[-1]
+    reported = feed(learner, 16)
+    last = reported[-1]
     assert (last["real_data"], last["agent_updates"]) == (32, 8)
     assert (last["model_data"], last["dynamics_updates"]) == (2 * EVERY // 2, 10 + 20)
-    first = next(row for row in told if row["real_data"] == STARTS)
+    first = next(row for row in reported if row["real_data"] == STARTS)
     assert (first["model_data"], first["dynamics_updates"], first["agent_updates"]) == (6, 10, 0)
-    assert (first["loss/model_version"], first["loss/model_lag"], first["loss/model_holdout"]) == (1, 0, 0.125)
-    later = next(row for row in told if row["real_data"] == STARTS + S and "loss/model_lag" in row)
-    assert later["loss/model_lag"] == S
-    assert "loss/model_holdout" not in later, "news of a fit are told once"
-    assert all({"real_data", "model_data", "agent_updates", "dynamics_updates"} <= row.keys() for row in told), (
+    assert (first["model/version"], first["model/lag_rows"], first["model/holdout"]) == (1, 0, 0.125)
+    later = next(row for row in reported if row["real_data"] == STARTS + S and "model/lag_rows" in row)
+    assert later["model/lag_rows"] == S
+    assert "model/holdout" not in later, "the metrics of a fit are reported once"
+    assert all({"real_data", "model_data", "agent_updates", "dynamics_updates"} <= row.keys() for row in reported), (
         "counters belong in every row"
     )
 
 
 def test_after_a_restart_the_fitter_is_given_all_real_rows(feed: Feed) -> None:
-    learner, clock = mbpo_for(executors=Planted()), Planted()
+    learner, executor = mbpo_for(executors=Planted()), Planted()
     feed(learner, 16)
-    twin = mbpo_for(executors=clock, seed=5)
+    twin = mbpo_for(executors=executor, seed=5)
     twin.load_state_dict(learner.state_dict())
-    assert twin._dream.elites.tolist() == [2, 0]
-    assert torch.equal(twin._dream.generator.get_state(), learner._dream.generator.get_state())
+    assert twin._model_env.elites.tolist() == [2, 0]
+    assert torch.equal(twin._model_env.generator.get_state(), learner._model_env.generator.get_state())
     assert torch.equal(twin.model.statistics["out_mean"], learner.model.statistics["out_mean"])
-    assert torch.equal(imagined(twin).obs, imagined(learner).obs)
+    assert torch.equal(model_rows(twin).obs, model_rows(learner).obs)
     feed(twin, 6)
-    assert len(clock.asked) == 1
+    assert len(executor.asked) == 1
     rows = twin.sac.replay.newest(twin.sac.pace.rows)[:40].numpy()
-    np.testing.assert_array_equal(clock.asked[0], rows)
+    np.testing.assert_array_equal(executor.asked[0], rows)
     twin.update()
     assert (twin._fits, twin._model_rows) == (3, 40)
 
 
-# -------------------------------------------------------------------------------------------------------------------- real clocks
+# --------------------------------------------------------------------------------------------------------------- real executors
 
 
 @pytest.fixture(scope="module")
@@ -283,24 +289,26 @@ def serial_model() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["serial", "thread", "process"])
-def test_it_works_on_every_clock(
+def test_it_works_with_every_executor(
     feed: Feed, kind: Literal["serial", "thread", "process"], serial_model: dict[str, Tensor]
 ) -> None:
     with ExitStack() as stack:
-        clocks = {} if kind == "serial" else {"executors": stack.enter_context(Executors(kind, "cpu"))}
-        learner = mbpo_for(replace(SMALL, termination="learned"), **clocks)
-        told = feed(learner, STARTS // 2)
+        executors = {} if kind == "serial" else {"executors": stack.enter_context(Executors(kind, "cpu"))}
+        learner = mbpo_for(replace(SMALL, termination="learned"), **executors)
+        reported = feed(learner, STARTS // 2)
         first = learner.model.state()
-        told += feed(learner, 30)
+        reported += feed(learner, 30)
     assert learner._fits >= 3
-    assert all(math.isfinite(value) for row in told for value in row.values())
-    assert told[-1]["dynamics_updates"] >= 3
-    assert told[-1]["agent_updates"] == 30
-    assert told[-1]["real_data"] == 76
+    assert all(math.isfinite(value) for row in reported for value in row.values())
+    assert reported[-1]["dynamics_updates"] >= 3
+    assert reported[-1]["agent_updates"] == 30
+    assert reported[-1]["real_data"] == 76
     assert learner.model_buffer.count > 0
     expected = serial_model or serial_model.update(first) or first
     for name, value in expected.items():
-        torch.testing.assert_close(first[name], value, msg=f"{name}: the first model is not that of the serial clock")
+        torch.testing.assert_close(
+            first[name], value, msg=f"{name}: the first model is not that of the serial executor"
+        )
 
 
 def failing(error: Exception) -> Callable[[Any], Any]:
@@ -316,8 +324,8 @@ def test_what_the_fitter_raises_is_raised_here(
 ) -> None:
     monkeypatch.setattr("freewheel.learn.mbpo.learner.Fitter", lambda *_: failing(EnvError("no fit today")))
     with ExitStack() as stack:
-        clocks = {} if kind == "serial" else {"executors": stack.enter_context(Executors(kind, "cpu"))}
-        learner = mbpo_for(SMALL, **clocks)
+        executors = {} if kind == "serial" else {"executors": stack.enter_context(Executors(kind, "cpu"))}
+        learner = mbpo_for(SMALL, **executors)
         with pytest.raises(EnvError, match=r"^no fit today$"):
             feed(learner, 20)
 
@@ -328,7 +336,12 @@ def test_multi_step_errors_are_those_of_rows_that_happened(
     play: Play, sign: Sign, has_final_obs: bool, bias: float
 ) -> None:
     """A world that moves by DELTA and a bias, with a gap, and ends whose successor may be hidden: the row repeats itself."""
-    learner = mbpo_for(replace(SMALL, learning_starts=20), executors=Planted(), rows=20, has_final_obs=has_final_obs)
+    learner = mbpo_for(
+        replace(SMALL, learning_starts=20),
+        executors=Planted(),
+        batch=BatchSpec(10, 2),
+        world=WorldFacts(has_final_obs=has_final_obs),
+    )
     data = play(SPEC, learner.snapshot(), (12, 2))
     data.valid[4, 0] = False
     data.terminated[...] = data.truncated[...] = False
@@ -343,9 +356,9 @@ def test_multi_step_errors_are_those_of_rows_that_happened(
     if not has_final_obs:
         data.next_obs[over] = data.obs[over]
     learner.observe(sign(data))
-    told = learner.update()
+    reported = learner.update()
     for horizon in (1, 5):
-        assert told[f"loss/model_error_{horizon}"] == pytest.approx(horizon * bias / math.sqrt(3), abs=1e-5)
+        assert reported[f"model/error_{horizon}"] == pytest.approx(horizon * bias / math.sqrt(3), abs=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------------- unknown successors
@@ -359,11 +372,15 @@ def test_rows_whose_successor_is_hidden_teach_no_teleports(has_final_obs: bool) 
     policy = PolicyConfig(hidden=(8,), head="squashed").resolve(env.spec)
     recipe = RunnerFactory(lambda lanes, **_: env, make_tensor_actor(policy, "cpu", 3), seed=5)
     runner = DeviceRunner(recipe, range(4), 10)
-    spec = ModelSpec(5, 1, 3, (16,), "delta", True, True)
-    clock = Questions()
+    spec = ModelSpec(Columns(5, 1), 3, (16,), "delta", True, True)
+    executor = Recorder()
     config = replace(SMALL, learning_starts=40, model_every=40, termination="learned")
     learner = mbpo_for(
-        config, policy=policy, rows=40, lanes=4, batched_on_device=True, has_final_obs=has_final_obs, executors=clock
+        config,
+        policy=policy,
+        batch=BatchSpec(10, 4),
+        world=WorldFacts(batched_on_device=True, has_final_obs=has_final_obs),
+        executors=executor,
     )
     chunks = list[Any]()
     for _ in range(3):
@@ -372,17 +389,17 @@ def test_rows_whose_successor_is_hidden_teach_no_teleports(has_final_obs: bool) 
         learner.observe(chunks[-1])
         with pytest.raises(EnvError, match="enough"):
             learner.update()
-        learner._asked_at.clear()
-    asked = torch.tensor(np.concatenate(clock.asked))
+        learner._requested_at.clear()
+    asked = torch.tensor(np.concatenate(executor.asked))
     assert torch.equal(asked, learner.sac.replay.newest(120)), "what is asked is not what was stored"
-    row = spec.split(asked)
+    row = spec.columns.split(asked)
     over = torch.cat([(chunk.data.terminated | chunk.data.truncated).flatten() for chunk in chunks])
     assert 20 <= int(over.sum()) <= 40
     assert torch.equal(row.obs, torch.cat([chunk.data.obs.flatten(0, 1) for chunk in chunks]))
-    assert torch.equal(row.known[:, 0], torch.ones(120) if has_final_obs else (~over).float())
+    assert torch.equal(row.has_successor, torch.ones(120) if has_final_obs else (~over).float())
     assert row.terminated.any()
     moved = torch.cat([row.action, torch.ones(120, 1), row.action, torch.ones(120, 1), torch.zeros(120, 1)], 1)
-    true = row.known[:, 0] > 0
+    true = row.has_successor > 0
     torch.testing.assert_close(row.next_obs[true], (row.obs + moved)[true])
     assert torch.equal(row.next_obs[~true], row.obs[~true])
     model = Ensemble(spec, "cpu")
@@ -393,8 +410,8 @@ def test_rows_whose_successor_is_hidden_teach_no_teleports(has_final_obs: bool) 
     env.close()
 
 
-class Questions:
-    """A clock that only listens."""
+class Recorder:
+    """An executor that only records."""
 
     busy = False
 
@@ -405,8 +422,8 @@ class Questions:
     def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
         return self
 
-    def submit(self, question: Question) -> None:
-        self.asked.append(np.array(question.rows))
+    def submit(self, request: FitRequest) -> None:
+        self.asked.append(np.array(request.rows))
         self._open += 1
 
     def result(self, wait: float = 0.0) -> Any:

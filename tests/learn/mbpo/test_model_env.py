@@ -11,11 +11,12 @@ from torch import Tensor
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error
 from freewheel.learn.mbpo.terminations import TaskFunction, never
+from freewheel.learn.replay import Columns
 
 
 def counting(*, logit: float = -100.0, noise: float = -40.0, reward: bool = True, ends: bool = True) -> Ensemble:
     """Says that x grows by the action and that the reward is x, with next to no noise, and ends at these odds."""
-    model = Ensemble(ModelSpec(1, 1, 2, (), "delta", reward, ends), "cpu")
+    model = Ensemble(ModelSpec(Columns(1, 1), 2, (), "delta", reward, ends), "cpu")
     weight, bias = model.params["0.weight"].data, model.params["0.bias"].data
     model.params["min_logvar"].data.fill_(-40)
     targets = model.spec.targets
@@ -28,7 +29,7 @@ def counting(*, logit: float = -100.0, noise: float = -40.0, reward: bool = True
     return model
 
 
-def dream(
+def model_env(
     model: Ensemble,
     lanes: int,
     reward: TaskFunction | None = None,
@@ -47,7 +48,7 @@ def above_three(obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
 
 
 def test_rows_step_from_where_they_began_until_they_end() -> None:
-    env = dream(counting(), 3, termination=above_three)
+    env = model_env(counting(), 3, termination=above_three)
     env.begin(column(0, 2, 3))
     one = env.step(column(0.5, 1.5, -1.0))
     torch.testing.assert_close(one.next_obs, column(0.5, 3.5, 2.0))
@@ -68,7 +69,7 @@ def test_rows_step_from_where_they_began_until_they_end() -> None:
 
 
 def test_nothing_is_ever_truncated() -> None:
-    env = dream(counting(), 4, termination=never)
+    env = model_env(counting(), 4, termination=never)
     env.begin(torch.zeros(4, 1))
     for _ in range(50):
         step = env.step(torch.ones(4, 1))
@@ -80,7 +81,7 @@ def test_nothing_is_ever_truncated() -> None:
 
 @pytest.mark.parametrize("wild", [math.inf, math.nan])
 def test_what_is_not_finite_is_not_valid_and_goes_no_further(wild: float) -> None:
-    env = dream(counting(), 2, termination=above_three)
+    env = model_env(counting(), 2, termination=above_three)
     env.begin(column(1, 2))
     step = env.step(column(wild, 0.5))
     assert step.valid.tolist() == [False, True]
@@ -93,7 +94,7 @@ def test_what_is_not_finite_is_not_valid_and_goes_no_further(wild: float) -> Non
 
 
 def test_a_reward_that_is_not_finite_is_not_valid_either() -> None:
-    env = dream(counting(), 2, reward=lambda obs, action, next_obs: 1 / obs[:, 0], termination=never)
+    env = model_env(counting(), 2, reward=lambda obs, action, next_obs: 1 / obs[:, 0], termination=never)
     env.begin(column(0, 4))
     step = env.step(column(1, 1))
     assert step.valid.tolist() == [False, True]
@@ -102,7 +103,7 @@ def test_a_reward_that_is_not_finite_is_not_valid_either() -> None:
 
 def test_task_functions_see_the_step_and_replace_what_is_learned() -> None:
     model = counting(reward=False, ends=False)
-    env = dream(model, 2, lambda obs, action, after: 100 * obs[:, 0] + 10 * action[:, 0] + after[:, 0], above_three)
+    env = model_env(model, 2, lambda obs, action, after: 100 * obs[:, 0] + 10 * action[:, 0] + after[:, 0], above_three)
     env.begin(column(1, 2))
     step = env.step(column(0.5, 2))
     torch.testing.assert_close(step.reward, torch.tensor([106.5, 224.0]))
@@ -110,7 +111,7 @@ def test_task_functions_see_the_step_and_replace_what_is_learned() -> None:
 
 
 def test_learned_ends_are_drawn_at_their_odds() -> None:
-    env = dream(counting(logit=math.log(0.25 / 0.75)), 4000)
+    env = model_env(counting(logit=math.log(0.25 / 0.75)), 4000)
     env.begin(torch.zeros(4000, 1))
     first = env.step(torch.zeros(4000, 1)).terminated
     second = env.step(torch.zeros(4000, 1))
@@ -122,7 +123,7 @@ def test_learned_ends_are_drawn_at_their_odds() -> None:
 
 def test_a_seed_repeats_a_dream() -> None:
     def play(seed: int) -> Tensor:
-        env = dream(counting(noise=0.0, logit=-1.0), 50, seed=seed)
+        env = model_env(counting(noise=0.0, logit=-1.0), 50, seed=seed)
         env.begin(torch.zeros(50, 1))
         return torch.stack([env.step(torch.ones(50, 1)).next_obs for _ in range(4)])
 
@@ -169,7 +170,7 @@ def test_a_constant_bias_adds_up_and_is_told_in_deviations_of_the_data() -> None
 def test_an_error_is_not_followed_into_the_next_episode() -> None:
     obs, action, after = trajectory(12, 2)
     obs[1:] = after[:-1]
-    obs[5, 0] = 100.0  # lane 0 begins anew, far away, at row 5
+    obs[5, 0] = 100.0  # lane 0 begins again, far away, at row 5
     after[5:, 0] = 100 + action[5:, 0].cumsum(0)
     obs[6:, 0] = after[5:-1, 0]
     error = open_loop_error(counting(), torch.arange(2), obs, action, after, 4)
@@ -177,7 +178,7 @@ def test_an_error_is_not_followed_into_the_next_episode() -> None:
 
 
 def test_constant_columns_are_left_out() -> None:
-    model = Ensemble(ModelSpec(2, 1, 2, (), "direct", True, False), "cpu")  # says (0, 0), always
+    model = Ensemble(ModelSpec(Columns(2, 1), 2, (), "direct", True, False), "cpu")  # says (0, 0), always
     model.statistics["in_scale"][1] = 0
     obs, after = torch.full((2, 5, 4, 2), 3.0)
     error = open_loop_error(model, torch.arange(2), obs, torch.zeros(5, 4, 1), after, 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from freewheel.errors import SetupError
-from freewheel.learn.mbpo.terminations import KNOWN, never, rule, task_function
+from freewheel.learn.mbpo.terminations import RULES, never, rule, task_function
 
 #: Steps to play, and how many of them end an episode at least.
 TASKS = {
@@ -28,7 +28,7 @@ TASKS = {
 
 
 def test_every_rule_is_played() -> None:
-    assert TASKS.keys() == KNOWN.keys()
+    assert TASKS.keys() == RULES.keys()
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -48,10 +48,10 @@ def test_a_rule_is_the_tasks_own(name: str) -> None:
     before, actions, after = (torch.as_tensor(np.array(part, np.float32)) for part in list(zip(*rows, strict=True))[:3])
     known = rule("auto", name)
     assert known is not None
-    told = known(before, actions, after)
-    assert told.dtype == torch.bool
-    assert told.tolist() == [row[3] for row in rows]
-    assert told.sum() >= least
+    reported = known(before, actions, after)
+    assert reported.dtype == torch.bool
+    assert reported.tolist() == [row[3] for row in rows]
+    assert reported.sum() >= least
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def test_both_ends_of_a_range(
         rows[:, place] = value
     rows[:, column] = torch.tensor(values)
     wrong = [abs(value - middle) > abs(bounds[i // 2] - middle) for i, value in enumerate(values)]
-    assert KNOWN[name](rows, rows[:, :1], rows).tolist() == wrong
+    assert RULES[name](rows, rows[:, :1], rows).tolist() == wrong
 
 
 @pytest.mark.parametrize("name", ["Ant-v5", "Hopper-v5", "Humanoid-v5", "InvertedPendulum-v5", "Walker2d-v5"])
 def test_what_is_not_a_number_has_ended(name: str) -> None:
     row = torch.full((1, 12), torch.nan)
-    assert KNOWN[name](row, row, row).tolist() == [True]
+    assert RULES[name](row, row, row).tolist() == [True]
 
 
 def test_names() -> None:

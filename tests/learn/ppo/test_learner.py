@@ -1,4 +1,4 @@
-"""PPO against a plain one written out in torch, without lag and under lag, and what it makes of the rows it is given."""
+"""PPO against a plain one written out in torch, without lag and under lag, and the rows that its engine is given."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from freewheel.core import NDArray, Snapshot, Transitions
+from freewheel.core import BatchSpec, NDArray, Snapshot, Transitions
 from freewheel.errors import SetupError
-from freewheel.learn.ppo.analytic import Analytic
+from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
-from freewheel.learn.ppo.objective import Autograd
-from freewheel.learn.settings import LearnerSpec, PPOConfig
-from freewheel.policies.spec import Head, PolicySpec
+from freewheel.learn.ppo.numpy_engine import NumpyEngine
+from freewheel.learn.ppo.torch_engine import TorchEngine
+from freewheel.learn.spec import LearnerSpec, WorldFacts
+from freewheel.policies.spec import PolicySpec
 from freewheel.seeding import generator
 
 if TYPE_CHECKING:
@@ -33,10 +34,11 @@ ROWS = STEPS * LANES
 CONFIG = PPOConfig(lr=2e-3, epochs=3, minibatch=20, entropy=0.02, max_grad_norm=0.3)
 
 
-def learner_for(spec: PolicySpec, config: PPOConfig = CONFIG, *, rows: int = ROWS, lanes: int = LANES) -> PPO:
+def learner_for(spec: PolicySpec, config: PPOConfig = CONFIG, *, rows: int = ROWS) -> PPO:
     """A learner whose weights are no longer the first ones, so that heads and values say something."""
-    learner = PPO(config, LearnerSpec(spec, rows, lanes, seed=5, total_steps=None))
-    learner.net.host += np.random.default_rng(9).normal(0, 0.2, learner.net.host.shape).astype(np.float32)
+    learner = PPO(config, LearnerSpec(policy=spec, batch=BatchSpec(rows, 1), seed=5))
+    weights = learner.engine.net.array
+    weights += np.random.default_rng(9).normal(0, 0.2, weights.shape).astype(np.float32)
     return learner
 
 
@@ -62,11 +64,11 @@ class Plain:
             x = torch.tanh(x) if layer < 2 else x
         return x
 
-    def law(self, obs: NDArray) -> Any:
+    def distribution(self, obs: NDArray) -> Any:
         head = self.forward("actor", obs)
         if self.spec.head == "gaussian":
-            wakeup = torch.distributions.Normal(head, self.params["actor.log_std"].exp())
-            return torch.distributions.Independent(wakeup, 1)
+            normal = torch.distributions.Normal(head, self.params["actor.log_std"].exp())
+            return torch.distributions.Independent(normal, 1)
         if self.spec.mask:
             head = head.masked_fill(torch.from_numpy(obs[..., 4:7] == 0), -math.inf)
         return torch.distributions.Categorical(logits=head)
@@ -99,7 +101,7 @@ class Plain:
         reference, ratio = data.log_prob, np.ones(valid.shape)
         if lagging:
             with torch.no_grad():
-                start = self.law(data.obs).log_prob(torch.from_numpy(data.action)).numpy()
+                start = self.distribution(data.obs).log_prob(torch.from_numpy(data.action)).numpy()
             ratio = np.exp(start - data.log_prob)
             reference = start if config.surrogate == "decoupled" else data.log_prob
         advantage, target = self.targets(data, ratio)
@@ -115,22 +117,24 @@ class Plain:
 
     def step(self, obs: NDArray, action: NDArray, *others: NDArray) -> None:
         reference, weight, advantage, target = (torch.from_numpy(values) for values in others)
-        config, law = self.config, self.law(obs)
+        config, distribution = self.config, self.distribution(obs)
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        ratio = (law.log_prob(torch.from_numpy(action)) - reference).exp()
+        ratio = (distribution.log_prob(torch.from_numpy(action)) - reference).exp()
         clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
         policy = -(weight * torch.min(ratio * advantage, clipped * advantage)).mean()
         value = (self.forward("critic", obs)[:, 0] - target).square().mean()
         self.optimizer.param_groups[0]["lr"] = config.lr
         self.optimizer.zero_grad()
-        (policy + config.value * value - config.entropy * law.entropy().mean()).backward()
+        (policy + config.value * value - config.entropy * distribution.entropy().mean()).backward()
         torch.nn.utils.clip_grad_norm_(self.params.values(), config.max_grad_norm)
         self.optimizer.step()
 
 
 def assert_same_weights(learner: PPO, plain: Plain) -> None:
     for name, value in plain.params.items():
-        np.testing.assert_allclose(learner.net.params.views[name], value.detach(), rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            learner.engine.net.params.views[name], value.detach(), rtol=1e-5, atol=1e-5, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("gradient", ["analytic", "autograd"])
@@ -140,16 +144,17 @@ def test_without_lag_it_is_plain_ppo(
 ) -> None:
     learner = learner_for(spec, replace(CONFIG, gradient=gradient))
     plain = Plain(spec, CONFIG, learner.snapshot(), seed=5)
-    first = learner.net.host.copy()
+    first = learner.engine.net.array.copy()
     for version in range(3):
         data = play(spec, learner.snapshot(), (STEPS, LANES), seed=version)
         learner.observe(sign(data, version=version, sequence=version))
         about = learner.update()
         plain.update(data)
         assert_same_weights(learner, plain)
-        assert about["loss/grad_norm"] > CONFIG.max_grad_norm
-        assert (about["lag_mean"], about["lag_max"], about["loss/ess"]) == (0, 0, 1)
-    assert np.abs(learner.net.host - first).max() > 0.02
+        assert about["gradient/norm"] > CONFIG.max_grad_norm
+        assert (about["lag_mean"], about["lag_max"], about["lag/effective_samples"]) == (0, 0, 1)
+        assert {key: about[key] for key in about if "share" in key} == {"lag/share_0": 1.0}
+    assert np.abs(learner.engine.net.array - first).max() > 0.02
 
 
 @pytest.mark.parametrize("targets", ["corrected", "plain"])
@@ -178,11 +183,13 @@ def test_under_lag_rows_are_weighted_once_and_the_clip_starts_where_the_update_d
     plain.update(data, lagging=True)
     assert_same_weights(learner, plain)
     assert (about["lag_mean"], about["lag_max"]) == (2 * 10 / STEPS, 2)
+    shares = {key: about[key] for key in about if "share" in key}
+    assert shares == pytest.approx({"lag/share_0": 14 / STEPS, "lag/share_1": 0.0, "lag/share_2": 10 / STEPS})
     ratio = np.exp(-drift.astype(np.float64))
-    assert about["loss/ess"] == pytest.approx(ratio.sum() ** 2 / np.square(ratio).sum() / ROWS, rel=1e-5)
+    assert about["lag/effective_samples"] == pytest.approx(ratio.sum() ** 2 / np.square(ratio).sum() / ROWS, rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------- what the objective is given
+# ------------------------------------------------------------------------------------------------- what the engine is given
 
 
 def whole(spec: PolicySpec, **changes: Any) -> PPO:
@@ -233,10 +240,12 @@ def test_without_lag_rows_are_taken_as_they_are(play: Play, sign: Sign, spy_on: 
     assert np.array_equal(batch.reference, data.log_prob.ravel())
     assert np.array_equal(batch.action, data.action.ravel())
     advantage, target = Plain(SPEC, learner.config, learner.snapshot(), 5).targets(data, np.ones(data.valid.shape))
+    engine = learner.engine
+    assert isinstance(engine, NumpyEngine)
     np.testing.assert_allclose(batch.advantage, advantage.ravel(), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(batch.value, target.ravel(), rtol=1e-5, atol=1e-5)
-    spread = (target - learner._objective.values(data.obs.reshape(-1, 4)).reshape(target.shape)).var() / target.var()
-    assert about["loss/explained_variance"] == pytest.approx(1 - spread, rel=1e-4, abs=1e-5)
+    spread = (target - engine.values(data.obs.reshape(-1, 4)).reshape(target.shape)).var() / target.var()
+    assert about["value/explained_variance"] == pytest.approx(1 - spread, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("cuts", [[24], [8, 8, 8], [1, 22, 1], [5, 7, 12]], ids=str)
@@ -246,7 +255,7 @@ def test_rows_of_one_author_have_the_same_targets_however_they_are_cut(
     learner = whole(SPEC)
     spy = spy_on(learner)
     data = play(SPEC, learner.snapshot(), (STEPS, LANES), gaps=True)
-    learner._task = replace(learner._task, rows=int(data.valid.sum()))
+    learner.spec = replace(learner.spec, batch=BatchSpec(int(data.valid.sum()), 1))
     ends = np.cumsum(cuts).tolist()
     for sequence, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         learner.observe(sign(data, slice(begin, end), sequence=sequence))
@@ -298,8 +307,8 @@ def test_what_stands_in_a_gap_means_nothing(play: Play, sign: Sign) -> None:
             values[gap] = rubbish
         data.terminated[gap] = rubbish != 0
         learner.observe(sign(data))
-        assert learner.update()["loss/skipped"] == 0
-        ends.append(learner.net.host.copy())
+        assert learner.update()["update/skipped"] == 0
+        ends.append(learner.engine.net.array.copy())
     assert np.isfinite(ends[0]).all()
     assert np.array_equal(ends[0], ends[1])
     assert np.array_equal(ends[0], ends[2])
@@ -330,31 +339,38 @@ def test_every_epoch_takes_every_row_once(
 
 
 def test_a_single_row_is_not_standardised(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
-    learner = learner_for(SPEC, PPOConfig(epochs=1, minibatch=1), rows=2, lanes=1)
+    learner = learner_for(SPEC, PPOConfig(epochs=1, minibatch=1), rows=2)
     spy = spy_on(learner)
     learner.observe(sign(play(SPEC, learner.snapshot(), (2, 1))))
     learner.update()
     assert all(np.abs(batch.advantage) > 1e-3 for batch in spy.batches)
 
 
-# ----------------------------------------------------------------------------------------------------------- which gradients
+# -------------------------------------------------------------------------------------------------------------- which engine
 
 
 @pytest.mark.parametrize(
-    ("head", "gradient", "kind"),
+    ("spec", "gradient", "kind"),
     [
-        ("categorical", "auto", Analytic),
-        ("gaussian", "analytic", Analytic),
-        ("categorical", "autograd", Autograd),
-        ("squashed", "auto", Autograd),
+        (SPEC, "auto", NumpyEngine),
+        (GAUSSIAN, "analytic", NumpyEngine),
+        (replace(GAUSSIAN, activation="relu", hidden=()), "auto", NumpyEngine),
+        (SPEC, "autograd", TorchEngine),
+        (replace(SPEC, head="squashed"), "auto", TorchEngine),
+        (replace(SPEC, activation="silu"), "auto", TorchEngine),
     ],
 )
-def test_the_fast_path_is_taken_where_it_serves(
-    head: Head, gradient: Literal["auto", "analytic", "autograd"], kind: type
+def test_the_numpy_engine_is_used_where_it_can(
+    spec: PolicySpec, gradient: Literal["auto", "analytic", "autograd"], kind: type
 ) -> None:
-    assert type(learner_for(replace(SPEC, head=head), PPOConfig(gradient=gradient))._objective) is kind
+    assert type(learner_for(spec, PPOConfig(gradient=gradient)).engine) is kind
 
 
-def test_the_fast_path_is_refused_where_it_does_not_serve() -> None:
-    with pytest.raises(SetupError, match=r"serves plain MLPs .* use auto"):
-        learner_for(replace(SPEC, activation="silu"), PPOConfig(gradient="analytic"))
+@pytest.mark.parametrize(
+    ("spec", "simulated"),
+    [(replace(SPEC, activation="silu"), False), (replace(SPEC, head="squashed"), False), (SPEC, True)],
+)
+def test_the_numpy_engine_is_refused_where_it_cannot_be_used(spec: PolicySpec, simulated: bool) -> None:
+    given = LearnerSpec(policy=spec, batch=BatchSpec(2, 1), seed=0, world=WorldFacts(batched_on_device=simulated))
+    with pytest.raises(SetupError, match=r"analytic serves plain MLPs .* use auto"):
+        PPO(PPOConfig(gradient="analytic"), given)

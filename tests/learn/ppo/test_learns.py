@@ -1,4 +1,4 @@
-"""PPO learns: a world in which the right action is told, with every kind of gradient and network."""
+"""PPO learns in a world that shows the right action, with every kind of gradient and network."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from freewheel.collect.serial import SerialCollector
-from freewheel.core import ActionSpec, EnvSpec, NDArray, SeedStream, Slice, Step
+from freewheel.core import ActionSpec, BatchSpec, EnvSpec, NDArray, SeedStream, Slice, Step
+from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
-from freewheel.learn.settings import LearnerSpec, PPOConfig
+from freewheel.learn.spec import LearnerSpec
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
-from freewheel.policies.build import make_actor
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicyConfig
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.runner import Runner
@@ -28,9 +29,9 @@ CHOICES, LANES, STEPS = 4, 8, 32
 
 
 class IdentityWorld:
-    """Shows one of four faces; whoever names it gets 1. With a box, the first column has to be near -0.5 or 0.5, told by
-    the face; with a mask, one wrong choice is forbidden; with bytes, a face is a 255. Episodes last one step, every other
-    lane's is truncated."""
+    """Shows one of four faces; the action that names it gets 1. With a box, the first column has to be near -0.5 or 0.5,
+    depending on the face; with a mask, one wrong choice is forbidden; with bytes, a face is a 255. Episodes last one step,
+    every other lane's is truncated."""
 
     def __init__(self, lanes: int, kind: Kind) -> None:
         self.discrete = kind != "box"
@@ -97,7 +98,7 @@ def train(kind: Kind, policy: PolicyConfig, config: PPOConfig, updates: int) -> 
 
     spec = policy.resolve(IdentityWorld(LANES, kind).spec)
     recipe = RunnerFactory(make, make_actor(spec), seed=3)
-    learner = PPO(config, LearnerSpec(spec, LANES * STEPS, LANES, seed=3, total_steps=None))
+    learner = PPO(config, LearnerSpec(policy=spec, batch=BatchSpec(STEPS, LANES), seed=3))
     before = score(learner, recipe)
     with SerialCollector(Runner(recipe, range(LANES)), STEPS) as turns:
         for tick in itertools.islice(loop(turns, learner, Meter(workers=1)), updates):

@@ -1,21 +1,23 @@
-"""RolloutBuffer rows: sealed in batches of exactly S, oldest version first, none lost, none doubled, joined where they belong."""
+"""RolloutBuffer: batches of exactly S rows, oldest version first, none lost, none doubled, joined where they belong."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from freewheel.core import Chunk, NDArray, Transitions
-from freewheel.learn.ppo.rollout_buffer import RolloutBatch, RolloutBuffer, cut, join
+from freewheel.learn.ppo.rollout_buffer import FIELDS, RolloutBatch, RolloutBuffer, cut, join
 
 if TYPE_CHECKING:
-    from tests.learn.conftest import Sign
+    from tests.learn.conftest import Sign, ToTensors
 
 
 def numbered(first: int, steps: int, lanes: int, valid: NDArray | None = None) -> Transitions:
@@ -48,9 +50,9 @@ def check_fields(data: Transitions) -> list[int]:
     return [int(n) for n in number]
 
 
-def columns(sealed: RolloutBatch) -> list[list[int]]:
+def columns(batch: RolloutBatch) -> list[list[int]]:
     """The numbers in every lane of a batch, -1 in gaps."""
-    number = np.where(sealed.data.valid, sealed.data.obs[..., 0], -1)
+    number = np.where(batch.data.valid, batch.data.obs[..., 0], -1)
     return [[int(n) for n in column] for column in number.T]
 
 
@@ -79,36 +81,36 @@ def deliveries(found: list[tuple[int, NDArray]], sign: Sign) -> Iterator[Chunk]:
 
 
 @given(found=arrivals(), size=st.integers(1, 12))
-def test_every_row_is_sealed_once_in_batches_of_exactly_s(
+def test_every_row_is_taken_once_in_batches_of_exactly_s(
     sign: Sign, found: list[tuple[int, NDArray]], size: int
 ) -> None:
-    held, came, sealed = RolloutBuffer(), Counter[int](), Counter[int]()
+    buffer, came, taken = RolloutBuffer[NDArray](), Counter[int](), Counter[int]()
     for chunk in deliveries(found, sign):
-        held.add(chunk)
+        buffer.add(chunk)
         came.update(check_fields(chunk.data))
-        while held.rows >= size:
-            batch = held.seal(size)
+        while buffer.rows >= size:
+            batch = buffer.take(size)
             numbers = check_fields(batch.data)
             assert len(numbers) == size
-            sealed.update(numbers)
-            assert held.rows == came.total() - sealed.total()
-    if held.rows:
-        sealed.update(check_fields(held.seal(held.rows).data))
-    assert held.rows == 0
-    assert sealed == came
-    assert not sealed or max(sealed.values()) == 1
+            taken.update(numbers)
+            assert buffer.rows == came.total() - taken.total()
+    if buffer.rows:
+        taken.update(check_fields(buffer.take(buffer.rows).data))
+    assert buffer.rows == 0
+    assert taken == came
+    assert not taken or max(taken.values()) == 1
 
 
 @given(found=arrivals(), size=st.integers(1, 12))
 def test_older_versions_go_first(sign: Sign, found: list[tuple[int, NDArray]], size: int) -> None:
-    held = RolloutBuffer()
+    buffer: RolloutBuffer = RolloutBuffer()
     chunks = list(deliveries(found, sign))
     for chunk in reversed(chunks):
-        held.add(chunk)
+        buffer.add(chunk)
     version = {number: chunk.version for chunk in chunks for number in check_fields(chunk.data)}
     order: list[int] = []
-    while held.rows >= size:
-        batch = held.seal(size)
+    while buffer.rows >= size:
+        batch = buffer.take(size)
         stamps = batch.flatten(batch.version).tolist()
         assert stamps == [version[number] for number in check_fields(batch.data)]
         order.extend(sorted(stamps))
@@ -116,10 +118,10 @@ def test_older_versions_go_first(sign: Sign, found: list[tuple[int, NDArray]], s
 
 
 def test_within_a_version_the_first_to_come_goes_first(sign: Sign) -> None:
-    held = RolloutBuffer()
+    buffer: RolloutBuffer = RolloutBuffer()
     for worker, version in ((5, 1), (3, 0), (4, 1), (1, 0)):
-        held.add(sign(numbered(worker, 1, 1), worker=worker, version=version))
-    assert [columns(held.seal(1)) for _ in range(4)] == [[[3]], [[1]], [[5]], [[4]]]
+        buffer.add(sign(numbered(worker, 1, 1), worker=worker, version=version))
+    assert [columns(buffer.take(1)) for _ in range(4)] == [[[3]], [[1]], [[5]], [[4]]]
 
 
 @given(found=arrivals())
@@ -190,18 +192,18 @@ def test_a_thread_is_taken_up_again_after_a_missing_chunk(sign: Sign) -> None:
 
 
 def test_the_rest_of_a_cut_chunk_is_joined_to_what_follows(sign: Sign) -> None:
-    held = RolloutBuffer()
-    held.add(sign(numbered(0, 3, 2), sequence=0))
-    held.add(sign(numbered(10, 2, 2), sequence=1))
-    assert columns(held.seal(3)) == [[0, 2], [1, -1]]
-    assert columns(held.seal(7)) == [[-1, 4, 10, 12], [3, 5, 11, 13]]
+    buffer: RolloutBuffer = RolloutBuffer()
+    buffer.add(sign(numbered(0, 3, 2), sequence=0))
+    buffer.add(sign(numbered(10, 2, 2), sequence=1))
+    assert columns(buffer.take(3)) == [[0, 2], [1, -1]]
+    assert columns(buffer.take(7)) == [[-1, 4, 10, 12], [3, 5, 11, 13]]
 
 
 def test_the_rest_of_a_cut_chunk_is_next(sign: Sign) -> None:
-    held = RolloutBuffer()
+    buffer: RolloutBuffer = RolloutBuffer()
     for worker in (0, 1):
-        held.add(sign(numbered(10 * worker, 3, 2), worker=worker))
-    assert [columns(held.seal(3)) for _ in range(3)] == [[[0, 2], [1, -1]], [[-1, 4], [3, 5]], [[10, 12], [11, -1]]]
+        buffer.add(sign(numbered(10 * worker, 3, 2), worker=worker))
+    assert [columns(buffer.take(3)) for _ in range(3)] == [[[0, 2], [1, -1]], [[-1, 4], [3, 5]], [[10, 12], [11, -1]]]
 
 
 def test_workers_of_different_widths_stand_side_by_side(sign: Sign) -> None:
@@ -219,20 +221,64 @@ def test_workers_of_different_widths_stand_side_by_side(sign: Sign) -> None:
 
 
 def test_what_is_too_old_is_given_up_and_counted(sign: Sign) -> None:
-    held = RolloutBuffer()
+    buffer: RolloutBuffer = RolloutBuffer()
     for version, first in ((3, 0), (1, 10), (2, 20)):
-        held.add(sign(numbered(first, 2, 2), version=version))
-    assert held.expire(1) == 0
-    assert held.expire(2) == 4
-    assert held.rows == 8
-    assert sorted(check_fields(held.seal(8).data)) == [0, 1, 2, 3, 20, 21, 22, 23]
+        buffer.add(sign(numbered(first, 2, 2), version=version))
+    assert buffer.expire(1) == 0
+    assert buffer.expire(2) == 4
+    assert buffer.rows == 8
+    assert sorted(check_fields(buffer.take(8).data)) == [0, 1, 2, 3, 20, 21, 22, 23]
 
 
-def test_whole_chunks_are_sealed_oldest_version_first(sign: Sign) -> None:
-    held = RolloutBuffer()
+def test_whole_chunks_are_taken_oldest_version_first(sign: Sign) -> None:
+    buffer: RolloutBuffer = RolloutBuffer()
     for sequence, (version, steps) in enumerate([(2, 3), (1, 5), (1, 2)]):
-        held.add(sign(numbered(100 * sequence, steps, 1), version=version, worker=sequence))
-    assert held.chunks == 3
-    sealed = held.seal_chunks(2)
-    assert columns(sealed) == [[100, 101, 102, 103, 104], [200, 201, -1, -1, -1]]
-    assert (held.chunks, held.rows) == (1, 3)
+        buffer.add(sign(numbered(100 * sequence, steps, 1), version=version, worker=sequence))
+    assert buffer.chunks == 3
+    batch = buffer.take_chunks(2)
+    assert columns(batch) == [[100, 101, 102, 103, 104], [200, 201, -1, -1, -1]]
+    assert (buffer.chunks, buffer.rows) == (1, 3)
+
+
+# -------------------------------------------------------------------------------------------------------------- on tensors
+
+
+def test_tensors_are_cut_and_joined_like_arrays(sign: Sign, to_tensors: ToTensors) -> None:
+    """Three fragments of ten steps are one batch of 24 steps and six steps of the next."""
+    numpy: RolloutBuffer = RolloutBuffer()
+    tensors: RolloutBuffer[Any] = RolloutBuffer(3)
+    for sequence in range(5):
+        chunk = sign(numbered(100 * sequence, 10, 3), sequence=sequence, version=sequence // 2)
+        numpy.add(chunk)
+        tensors.add(to_tensors(chunk))
+    for _ in range(2):
+        ours, theirs = numpy.take(72), tensors.take(72)
+        assert theirs.data.obs.shape == (24, 3, 2)
+        assert np.array_equal(ours.version, theirs.version)
+        for name in FIELDS:
+            assert np.array_equal(getattr(ours.data, name), getattr(theirs.data, name).numpy())
+    assert (tensors.rows, tensors.available) == (numpy.rows, numpy.available) == (6, 6)
+
+
+def split(chunk: Chunk[Any], parts: int) -> list[Chunk[Any]]:
+    """By lanes, each part by an author of its own."""
+    width = chunk.data.reward.shape[1] // parts
+    found = []
+    for part in range(parts):
+        lanes = slice(part * width, (part + 1) * width)
+        data = Transitions(**{name: getattr(chunk.data, name)[:, lanes] for name in FIELDS})
+        origin = replace(chunk.origin, worker=part, lane0=part * width)
+        found.append(replace(chunk, data=data, origin=origin, rows=data.reward.numel()))
+    return found
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_parts_by_lanes_wait_for_each_other(sign: Sign, to_tensors: ToTensors, parts: int) -> None:
+    chunk = to_tensors(sign(numbered(0, 4, 3), version=2))
+    buffer: RolloutBuffer[Any] = RolloutBuffer(3)
+    for part in split(chunk, parts):
+        assert buffer.available == 0
+        buffer.add(part)
+        assert buffer.rows == 4 * (3 * (part.origin.worker + 1) // parts)
+    batch = buffer.take(12)
+    assert all(torch.equal(getattr(batch.data, name), getattr(chunk.data, name)) for name in FIELDS)

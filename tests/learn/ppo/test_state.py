@@ -1,4 +1,4 @@
-"""What PPO keeps from update to update: counts, statistics, schedules, snapshots, and nothing of an update gone wrong."""
+"""What PPO keeps from update to update: counts, statistics, schedules, snapshots, and nothing of an update that fails."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freewheel.core import NDArray, RowCounts
+from freewheel.core import BatchSpec, NDArray, RowCounts
+from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
-from freewheel.learn.settings import LearnerSpec, PPOConfig
+from freewheel.learn.spec import LearnerSpec
 from freewheel.ledger import balance
 from freewheel.policies.spec import PolicySpec
 
@@ -28,15 +29,15 @@ ROWS = 24
 
 
 def learner_for(
-    spec: PolicySpec = SPEC, config: PPOConfig | None = None, *, seed: int = 0, total: int | None = None, **task: Any
+    spec: PolicySpec = SPEC, config: PPOConfig | None = None, *, seed: int = 0, total: int | None = None, **batch: Any
 ) -> PPO:
     config = config or PPOConfig(lr=1e-2, epochs=2, minibatch=8)
-    return PPO(config, LearnerSpec(spec, rows=ROWS, lanes=3, seed=seed, total_steps=total, **task))
+    return PPO(config, LearnerSpec(policy=spec, batch=BatchSpec(8, 3, **batch), seed=seed, total_steps=total))
 
 
 def weights_and_adam(learner: PPO) -> dict[str, NDArray]:
     state = learner.state_dict()
-    return {name: np.array(state[name]) for name in ("params", "adam.mean", "adam.square")}
+    return {name: np.array(state[name]) for name in ("params", "adam.mean", "adam.square", "adam.steps")}
 
 
 def assert_identical(one: Mapping[str, NDArray], other: Mapping[str, NDArray]) -> None:
@@ -58,22 +59,21 @@ def test_an_update_that_stops_being_finite_has_never_been(
     )
     learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
     learner.update()
-    before, steps = weights_and_adam(learner), learner.state_dict()["counts"][3]
+    before = weights_and_adam(learner)
     data = play(SPEC, learner.snapshot(), SHAPE, seed=1)
     data.reward[5, 1] = planted
     learner.observe(sign(data, version=1, sequence=1))
     about = learner.update()
     assert_identical(weights_and_adam(learner), before)
-    assert learner.state_dict()["counts"][3] == steps
     assert learner.version == 2
     assert learner.rows() == RowCounts(trained=ROWS, dropped={"nan": ROWS})
-    assert about["loss/skipped"] == 1
+    assert about["update/skipped"] == 1
     assert "loss/policy" not in about
     learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE, seed=2), version=2, sequence=2))
     learner.update()
     assert learner.rows() == RowCounts(trained=2 * ROWS, dropped={"nan": ROWS})
-    assert np.isfinite(learner.net.host).all()
-    assert not np.array_equal(learner.net.params.vector, before["params"])
+    assert np.isfinite(weights_and_adam(learner)["params"]).all()
+    assert not np.array_equal(weights_and_adam(learner)["params"], before["params"])
 
 
 def test_the_guard_takes_back_minibatches_that_were_fine(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
@@ -81,15 +81,15 @@ def test_the_guard_takes_back_minibatches_that_were_fine(play: Play, sign: Sign,
     spy = spy_on(learner)
     before = weights_and_adam(learner)
     spy.slope = 1.0
-    gradient, calls = spy.gradient, 0
+    calls = 0
 
     def third_time_unlucky(*batch: object) -> object:
         nonlocal calls
         calls += 1
         spy.slope = math.nan if calls == 3 else 1.0
-        return gradient(*batch)  # type: ignore[arg-type]
+        return spy.gradient(*batch)  # type: ignore[arg-type]
 
-    spy.gradient = third_time_unlucky  # type: ignore[method-assign, assignment]
+    learner.engine.gradient = third_time_unlucky  # type: ignore[attr-defined]
     learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
     learner.update()
     assert calls == 3
@@ -121,9 +121,9 @@ def test_every_row_is_on_the_books(play: Play, sign: Sign, sizes: list[int], see
 def test_it_is_hungry_until_it_is_ready(play: Play, sign: Sign) -> None:
     learner = learner_for()
     for step in range(8):
-        assert (learner.ready, learner.hungry) == (False, True)
+        assert (learner.ready, learner.hungry, learner.buffer_util) == (False, True, step / 8)
         learner.observe(sign(play(SPEC, learner.snapshot(), (1, 3), step), sequence=step))
-    assert (learner.ready, learner.hungry) == (True, False)
+    assert (learner.ready, learner.hungry, learner.buffer_util) == (True, False, 1)
     assert learner.rows() == RowCounts(queued=ROWS)
     learner.update()
     assert (learner.ready, learner.hungry) == (False, True)
@@ -166,6 +166,7 @@ def test_an_update_may_be_of_whole_chunks(play: Play, sign: Sign) -> None:
     for sequence, steps in enumerate((3, 5, 2, 9)):
         assert not learner.ready
         learner.observe(sign(play(SPEC, learner.snapshot(), (steps, 1), sequence), sequence=sequence))
+        assert learner.buffer_util == (1 if sequence % 2 else 0.5)
         if sequence % 2:
             assert learner.ready
             learner.update()
@@ -181,7 +182,7 @@ def test_a_snapshot_is_a_copy(play: Play, sign: Sign) -> None:
     learner = learner_for(NORMALISED)
     snapshot = learner.snapshot()
     kept = {name: np.array(value) for name, value in snapshot.params.items()}
-    assert kept.keys() == learner.net.params.views.keys()
+    assert kept.keys() == learner.engine.net.params.views.keys()
     learner.observe(sign(play(NORMALISED, snapshot, SHAPE)))
     learner.update()
     assert_identical({name: np.asarray(value) for name, value in snapshot.params.items()}, kept)
@@ -198,7 +199,7 @@ def test_equal_seeds_and_rows_give_equal_weights(play: Play, sign: Sign) -> None
         learner = learner_for(seed=seed)
         learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
         learner.update()
-        ends.append(learner.net.params.vector)
+        ends.append(weights_and_adam(learner)["params"])
     assert np.array_equal(ends[0], ends[1])
     assert not np.array_equal(ends[0], ends[2])
 
@@ -310,20 +311,20 @@ def test_what_is_linear_falls_to_nothing_over_the_budget(play: Play, sign: Sign,
     spy = spy_on(learner)
     spy.slope = 1e-3  # a gradient that never changes moves every weight by one step size a step
     for version, left in enumerate([1.0, 0.75, 0.5, 0.25, 0.0, 0.0]):
-        before = learner.net.host.copy()
+        before = learner.engine.net.array.copy()
         learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE, version), version=version, sequence=version))
         learner.update()
-        np.testing.assert_allclose(before - learner.net.host, 0.01 * left, rtol=0.02, atol=1e-7)
-        assert spy.coefficients[-1] == pytest.approx((0.2 * left, 0.5, 0.1 * left))
+        np.testing.assert_allclose(before - learner.engine.net.array, 0.01 * left, rtol=0.02, atol=1e-7)
+        assert spy.coefficients[-1][:3] == pytest.approx((0.01 * left, 0.2 * left, 0.1 * left))
 
 
 def test_what_is_constant_stays(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
-    learner = learner_for(SPEC, PPOConfig(clip=0.3, entropy=0.2, value=0.7, epochs=1), total=ROWS)
+    learner = learner_for(SPEC, PPOConfig(lr=0.1, clip=0.3, entropy=0.2, epochs=1), total=ROWS)
     spy = spy_on(learner)
     for version in range(2):
         learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE, version), version=version, sequence=version))
         learner.update()
-    assert spy.coefficients == [(0.3, 0.7, 0.2)] * 2
+    assert spy.coefficients == [(0.1, 0.3, 0.2, None)] * 2
 
 
 @pytest.mark.parametrize(("target", "steps"), [(None, 6), (0.1, 6), (0.05, 4), (0.01, 1)])
@@ -336,7 +337,7 @@ def test_an_update_stops_when_the_policy_has_moved_too_far(
     spy.slope, spy.kl = 1.0, [0.0, 0.02, 0.07, 0.075, 0.08, 0.12]
     learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
     about = learner.update()
-    assert learner.state_dict()["counts"][3] == steps
+    assert learner.state_dict()["adam.steps"] == steps
     assert learner.rows() == RowCounts(trained=ROWS)
     looked_at = [0.0, 0.02, 0.07, 0.075, 0.08, 0.12][: steps + 1]
-    assert about["loss/kl"] == pytest.approx(np.mean(looked_at))
+    assert about["policy/kl"] == pytest.approx(np.mean(looked_at))

@@ -1,12 +1,13 @@
-"""Advantages and value targets against explicit sums, in float64."""
+"""Advantages and value targets against explicit sums, in float64, of numpy arrays and of tensors."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,9 +40,14 @@ class Rows(NamedTuple):
         return cls(reward, terminated, truncated, valid, value, next_value, rng.lognormal(0, 1, shape))
 
     def targets(self, discount: Discount, ratio: NDArray | None) -> Targets:
-        delta = temporal_difference(self.reward, self.terminated, self.value, self.next_value, discount.gamma)
-        goes_on = continues(self.terminated, self.truncated, self.valid)
-        return estimate(delta, self.value, goes_on, ratio, discount)
+        """Computed in numpy, after a look whether torch finds the same."""
+        found = compute(self, discount, ratio)
+        parts: Any = map(torch.from_numpy, self)
+        tensors: Any = compute(Rows(*parts), discount, None if ratio is None else torch.tensor(ratio))
+        for ours, theirs in zip(found, tensors, strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6, atol=1e-6)
+            assert str(theirs.dtype).removeprefix("torch.") == str(ours.dtype)
+        return found
 
     def piece(self, t: int, lane: int) -> range:
         """The steps from t to the end of its episode, or to where the rows are cut."""
@@ -57,6 +63,12 @@ class Rows(NamedTuple):
     def delta(self, t: int, lane: int, gamma: float) -> float:
         future = 0.0 if self.terminated[t, lane] else gamma * self.next_value[t, lane]
         return float(self.reward[t, lane] + future - self.value[t, lane])
+
+
+def compute(rows: Any, discount: Discount, ratio: Any) -> Targets:
+    delta = temporal_difference(rows.reward, rows.terminated, rows.value, rows.next_value, discount.gamma)
+    goes_on = continues(rows.terminated, rows.truncated, rows.valid)
+    return estimate(delta, rows.value, goes_on, ratio, discount)
 
 
 def textbook(rows: Rows, t: int, lane: int, discount: Discount) -> float:

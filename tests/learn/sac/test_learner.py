@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +15,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from freewheel.core import ActionSpec, Array, EnvSpec, RowCounts, Slice, Transitions
+from freewheel.core import ActionSpec, Array, BatchSpec, EnvSpec, RowCounts, Slice, Transitions
 from freewheel.errors import FreewheelError, SetupError
 from freewheel.learn.replay import Batch
-from freewheel.learn.sac.learner import BURST, REPORT, SAC
-from freewheel.learn.settings import LearnerSpec, SACConfig
+from freewheel.learn.sac.config import SACConfig
+from freewheel.learn.sac.learner import BURST, REPORT, SAC, Pace
+from freewheel.learn.spec import LearnerSpec, WorldFacts
 from freewheel.policies.spec import PolicyConfig, PolicySpec
 from freewheel.testing.conformance import check_learner
 from tests.support.model_story import BOX_LANES, CHUNK, box_world
@@ -36,20 +38,20 @@ S = 8  # rows a publication
 def sac_for(
     config: SACConfig = SMALL, spec: PolicySpec = SPEC, draw: Callable[[], Batch] | None = None, **task: Any
 ) -> SAC:
-    given = {"rows": S, "lanes": 2, "seed": 0, "total_steps": None, "algo": "sac"} | task
-    return SAC(config, LearnerSpec(spec, **given), draw)
+    given: dict[str, Any] = {"batch": BatchSpec(S // 2, 2), "seed": 0} | task
+    return SAC(config, LearnerSpec(policy=spec, **given), draw)
 
 
 def settle(learner: SAC) -> list[Mapping[str, float]]:
     """Update as long as it may; what the publications said."""
-    told = []
+    reported = []
     while learner.ready:
         version, metrics = learner.version, learner.update()
         assert learner.version <= version + 1
         if learner.version > version:
-            told.append(metrics)
+            reported.append(metrics)
         assert learner.ready or learner.hungry, "neither ready nor hungry"
-    return told
+    return reported
 
 
 def fingerprint(learner: SAC) -> str:
@@ -63,7 +65,7 @@ KIT = SACConfig(batch=16, buffer=60, learning_starts=CHUNK)  # the buffer wraps 
 
 
 def kit_learner(kind: type[SAC], spec: PolicySpec, config: SACConfig) -> SAC:
-    return kind(config, LearnerSpec(spec, rows=CHUNK, lanes=BOX_LANES, seed=1, total_steps=None, algo="sac"))
+    return kind(config, LearnerSpec(policy=spec, batch=BatchSpec(CHUNK // BOX_LANES, BOX_LANES), seed=1))
 
 
 @pytest.mark.parametrize(
@@ -81,11 +83,11 @@ class Amnesiac(SAC):
     """Restores everything but its target critics."""
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        super().load_state_dict({**state, "agent.targets": state["agent.critics"]})
+        super().load_state_dict({**state, "update.targets": state["update.critics"]})
 
 
 class Unlucky(SAC):
-    """Restores everything but the dice of its buffer."""
+    """Restores everything but the generator of its buffer."""
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         super().load_state_dict({**state, "replay.rng": torch.Generator().manual_seed(9).get_state().numpy()})
@@ -111,7 +113,7 @@ def test_a_version_is_so_many_rows_and_all_the_updates_they_call_for(
     play: Play, sign: Sign, monkeypatch: pytest.MonkeyPatch, steps: list[int], ratio: float, eager: bool
 ) -> None:
     learner = sac_for(replace(SMALL, updates_per_row=ratio))
-    monkeypatch.setattr(learner.agent, "step", lambda: None)
+    monkeypatch.setattr(learner.updater, "step", lambda: None)
     data, at, observed = play(SPEC, learner.snapshot(), (sum(steps), 2)), 0, 0
     for count in steps:
         learner.observe(sign(data, slice(at, at + count)))
@@ -120,7 +122,7 @@ def test_a_version_is_so_many_rows_and_all_the_updates_they_call_for(
             version = learner.version
             assert learner.update()["updates"] <= BURST
             if learner.version > version:
-                assert learner.pace.updates == learner.pace.called_for(learner.version * S)
+                assert learner.pace.updates == learner.pace.updates_for(learner.version * S)
             assert learner.ready or learner.hungry
             if eager and learner.hungry:
                 break
@@ -137,9 +139,9 @@ def test_versions_move_on_while_learning_has_not_begun(play: Play, sign: Sign) -
     learner = sac_for(replace(SMALL, learning_starts=100))
     before = learner.snapshot()
     learner.observe(sign(play(SPEC, learner.snapshot(), (13, 2))))
-    told = settle(learner)
+    reported = settle(learner)
     assert (learner.version, learner.pace.updates) == (3, 0)
-    assert [metrics["updates"] for metrics in told] == [0, 0, 0]
+    assert [metrics["updates"] for metrics in reported] == [0, 0, 0]
     after = learner.snapshot()
     assert after.version == 3
     assert all(np.array_equal(value, after.params[name]) for name, value in before.params.items())
@@ -193,9 +195,9 @@ def test_publications_say_how_old_rows_were(play: Play, sign: Sign) -> None:
     learner.update()
     learner.observe(sign(data, slice(4, 7), version=1))
     learner.observe(sign(data, slice(7, 8), version=0))
-    told = learner.update()
-    assert (told["lag_mean"], told["lag_max"]) == (2 * 1 / 8, 1.0)
-    assert told["buffer_util"] == 16 / 1_000
+    reported = learner.update()
+    assert (reported["lag_mean"], reported["lag_max"]) == (2 * 1 / 8, 1.0)
+    assert learner.buffer_util == 16 / 1_000
     learner.observe(sign(data, slice(8, 12), version=2))
     assert learner.update()["lag_max"] == 0.0
 
@@ -203,7 +205,7 @@ def test_publications_say_how_old_rows_were(play: Play, sign: Sign) -> None:
 def test_what_was_achieved_is_told(play: Play, sign: Sign) -> None:
     learner = sac_for(replace(SMALL, updates_per_row=2.0, learning_starts=8))
     learner.observe(sign(play(SPEC, learner.snapshot(), (16, 2))))
-    assert settle(learner)[-1]["loss/updates_per_row"] == 2.0
+    assert settle(learner)[-1]["replay/updates_per_row"] == 2.0
 
 
 # ------------------------------------------------------------------------------------------------------------- what is learned
@@ -230,8 +232,8 @@ def one_row(*, terminated: bool = False, truncated: bool = False) -> Transitions
 def test_the_future_counts_unless_the_world_ended(sign: Sign, ends: dict[str, bool], goal: float) -> None:
     """Linear critics that say 0, linear targets that say 6000 and 3210 of the successor, and hardly any entropy."""
     config = SACConfig(batch=4, buffer=10, learning_starts=1, gamma=0.9, temperature=1e-9)
-    learner = sac_for(config, LINEAR, rows=1)
-    critics = learner.agent.critics
+    learner = sac_for(config, LINEAR, batch=BatchSpec(1, 1))
+    critics = learner.updater.critics
     critics.vector.zero_()
     critics.target.zero_()
     weight, _ = critics.views(critics.target)
@@ -240,7 +242,7 @@ def test_the_future_counts_unless_the_world_ended(sign: Sign, ends: dict[str, bo
         learner.observe(sign(one_row(**ends)))
         learner.update()
     assert learner.pace.updates == 1
-    critic = learner.agent.losses()["loss/critic"]
+    critic = learner.updater.losses()["loss/critic"]
     assert critic == pytest.approx(goal**2, rel=1e-5)  # half the square, twice
     assert (critics.vector != 0).sum() == 2  # what is 0 in the row moves nothing but the two biases
 
@@ -259,7 +261,7 @@ def test_gaps_are_not_learned_from(play: Play, sign: Sign) -> None:
 def test_a_chunk_that_miscounts_is_refused(play: Play, sign: Sign) -> None:
     learner = sac_for()
     chunk = sign(play(SPEC, learner.snapshot(), (3, 2)))
-    with pytest.raises(FreewheelError, match=r"^a chunk says 5 rows and holds 6: please report this$"):
+    with pytest.raises(FreewheelError, match=r"^a chunk of 5 rows holds 6: please report this$"):
         learner.observe(replace(chunk, rows=5))
 
 
@@ -277,7 +279,7 @@ def test_statistics_change_with_publications_alone(play: Play, sign: Sign) -> No
     np.testing.assert_allclose(np.asarray(published["norm.mean"])[columns], seen.mean(0)[columns], rtol=1e-5)
     np.testing.assert_allclose(np.asarray(published["norm.scale"])[columns], 1 / seen.std(0)[columns], rtol=1e-5)
     assert (published["norm.mean"][1], published["norm.scale"][1]) == (0, 1)
-    np.testing.assert_array_equal(learner.agent.policy.mean.numpy(), published["norm.mean"])
+    np.testing.assert_array_equal(learner.updater.policy.statistics["norm.mean"].numpy(), published["norm.mean"])
 
 
 # ------------------------------------------------------------------------------------------------- refusals, repeats, divergence
@@ -290,10 +292,10 @@ def world_of(action: ActionSpec) -> EnvSpec:
 @pytest.mark.parametrize(
     ("action", "text"),
     [
-        (ActionSpec("discrete", 4), "policy.head squashed does not fit the discrete actions of Here-v0; use auto"),
+        (ActionSpec("discrete", 4), "it needs box actions; use auto"),
         (
             ActionSpec("box", 1, (-math.inf,), (math.inf,)),
-            "policy.head squashed needs finite action bounds; those of Here-v0 are infinite",
+            "it needs finite action bounds; batched simulators take them from --action-bounds",
         ),
     ],
     ids=["discrete", "unbounded"],
@@ -301,7 +303,7 @@ def world_of(action: ActionSpec) -> EnvSpec:
 def test_a_head_that_cannot_be_had_is_refused_in_a_line(action: ActionSpec, text: str) -> None:
     with pytest.raises(SetupError) as caught:
         PolicyConfig(head="squashed").resolve(world_of(action))
-    assert str(caught.value) == text
+    assert str(caught.value) == f"policy.head squashed does not fit the actions of Here-v0: {text}"
 
 
 @pytest.mark.parametrize(
@@ -311,12 +313,15 @@ def test_a_head_that_cannot_be_had_is_refused_in_a_line(action: ActionSpec, text
 def test_another_head_is_refused_in_a_line(action: ActionSpec) -> None:
     spec = PolicyConfig().resolve(world_of(action))
     with pytest.raises(SetupError) as caught:
-        sac_for(spec=spec, world="Here-v0")
-    assert str(caught.value) == "sac needs a squashed head and bounded Box actions; Here-v0 has others"
+        sac_for(spec=spec, world=WorldFacts(name="Here-v0"))
+    assert str(caught.value) == (
+        f"sac needs bounded Box actions and a squashed head; Here-v0 has the head {spec.head}: "
+        "use policy.head squashed, or another algorithm"
+    )
 
 
 @pytest.mark.parametrize("spec", [SPEC, NORMALISED], ids=["plain", "normalised"])
-def test_it_repeats_itself_bit_for_bit_and_touches_no_dice_but_its_own(
+def test_it_repeats_itself_bit_for_bit_and_uses_only_its_own_generators(
     play: Play, sign: Sign, spec: PolicySpec
 ) -> None:
     def run(seed: int) -> str:
@@ -336,7 +341,7 @@ def test_it_repeats_itself_bit_for_bit_and_touches_no_dice_but_its_own(
 
 
 def test_rows_on_tensors_teach_the_same(play: Play, sign: Sign) -> None:
-    ours, theirs = sac_for(), sac_for(batched_on_device=True)
+    ours, theirs = sac_for(), sac_for(world=WorldFacts(batched_on_device=True))
     data = play(SPEC, ours.snapshot(), (20, 2))
     chunk = sign(data)
     tensors: Any = Transitions(*(torch.from_numpy(getattr(data, name)) for name in data.__slots__))
@@ -367,3 +372,58 @@ def test_losses_are_looked_at_every_so_many_updates(play: Play, sign: Sign) -> N
     looks = [updates + S for updates, looked in seen if looked]
     assert looks == [56, 112]
     assert all(there - here >= REPORT for here, there in zip([0, *looks], looks, strict=False))
+
+
+# ------------------------------------------------------------------------------------------------------------------- pace
+
+
+@pytest.mark.parametrize(
+    ("ratio", "starts", "rows", "updates"),
+    [
+        (1.0, 100, 99, 0), (1.0, 100, 100, 0), (1.0, 100, 101, 1), (1.0, 0, 7, 7),
+        (20.0, 5, 8, 60), (0.25, 10, 13, 0), (0.25, 10, 14, 1), (0.25, 10, 29, 4),
+        (0.1, 0, 30, 3), (1 / 3, 0, 300, 100), (1.1, 0, 10, 11),
+    ],
+)  # fmt: skip
+def test_updates_that_rows_require(ratio: float, starts: int, rows: int, updates: int) -> None:
+    assert Pace(ratio, starts, 1).updates_for(rows) == updates
+
+
+@pytest.mark.parametrize(("slack", "rows", "behind"), [(8, 8, False), (8, 9, True), (1, 1, False), (1, 2, True)])
+def test_more_than_the_slack_is_behind(slack: int, rows: int, behind: bool) -> None:
+    pace = Pace(3.0, 100, slack)
+    pace.rows = 100 + rows
+    assert pace.due == 3 * rows
+    assert pace.behind is behind
+    pace.updates = pace.due
+    assert not pace.behind
+
+
+def test_what_was_achieved_counts_from_where_learning_began() -> None:
+    pace = Pace(2.0, 50, 4)
+    assert pace.achieved == 0.0
+    pace.rows, pace.updates = 90, 60
+    assert pace.achieved == 1.5
+
+
+#: Who comes next, and with how much: rows arrive, or updates are done as far as they are due.
+Moves = st.lists(st.tuples(st.sampled_from(["rows", "updates"]), st.integers(1, 40)), max_size=60)
+Ratios = st.sampled_from([Fraction(1, 64), Fraction(1, 10), Fraction(1, 3), Fraction(1), Fraction(7, 4), Fraction(20)])
+
+
+@given(ratio=Ratios, starts=st.integers(1, 60), slack=st.integers(1, 30), moves=Moves)
+def test_neither_side_gets_further_ahead_than_it_may(
+    ratio: Fraction, starts: int, slack: int, moves: list[tuple[str, int]]
+) -> None:
+    pace, largest = Pace(float(ratio), starts, slack), 0
+    for who, count in moves:
+        if who == "updates":
+            pace.updates += min(count, pace.due)
+        elif not pace.behind:
+            pace.rows += count
+            largest = max(largest, count)
+        earned = ratio * max(0, pace.rows - starts)
+        assert pace.updates <= earned, "updates ran ahead of the rows"
+        assert earned - pace.updates <= ratio * (slack + largest) + 1, "rows ran ahead of the updates"
+        assert pace.due == math.floor(earned) - pace.updates
+        assert pace.due >= 1 or not pace.behind, "neither rows nor updates may go on"

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from freewheel.learn.adam import FusedAdam
+from freewheel.core import BatchSpec
 from freewheel.learn.replay import Batch
+from freewheel.learn.sac.config import SACConfig
+from freewheel.learn.sac.critics import TwinCritics
 from freewheel.learn.sac.update import SACUpdate
-from freewheel.learn.settings import LearnerSpec, SACConfig
-from freewheel.policies.critics import TwinCritics
+from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.spec import PolicySpec
 
 SPEC = PolicySpec(4, "float32", ((0, 3),), ((1, 4),), (), None, "squashed", 2, (12, 8), "tanh", 0.0, "")
@@ -34,11 +35,11 @@ def batch_of(rows: int = ROWS, seed: int = 0) -> Batch:
     return Batch(obs, action, torch.randn(rows, generator=rng), terminated, torch.ones(rows), next_obs)
 
 
-def agent_for(
+def update_for(
     spec: PolicySpec = SPEC, config: SACConfig | None = None, draw: Callable[[], Batch] = batch_of, seed: int = 0
 ) -> SACUpdate:
-    task = LearnerSpec(spec, rows=8, lanes=2, seed=seed, total_steps=None, algo="sac")
-    return SACUpdate(config or SACConfig(), task, draw, dice=[])
+    given = LearnerSpec(policy=spec, batch=BatchSpec(4, 2), seed=seed)
+    return SACUpdate(config or SACConfig(), given, draw, generators=[])
 
 
 def fill(views: dict[str, Any], weight: float, bias: Sequence[float]) -> None:
@@ -88,52 +89,9 @@ def test_critics_begin_as_their_own_targets_and_the_worse_twin_counts() -> None:
     both = critics(x).detach()
     assert (both.argmin(0) == 0).any()
     assert (both.argmin(0) == 1).any()
-    assert torch.equal(critics.worst(x), torch.minimum(*both))
+    assert torch.equal(critics.lower_target(x), torch.minimum(*both))
     critics.vector.zero_()
-    assert torch.equal(critics.worst(x), torch.minimum(*both)), "targets share the critics' memory"
-
-
-# ----------------------------------------------------------------------------------------------------------- the fused Adam
-
-
-def test_forty_fused_steps_are_those_of_torch() -> None:
-    rng = torch.Generator().manual_seed(0)
-    shapes = [(7, 3), (5,), (1,)]
-    ours = [torch.randn(shape, generator=rng) for shape in shapes]
-    theirs = [nn.Parameter(part.clone()) for part in ours]
-    start = [part.clone() for part in ours]
-    fused, plain = FusedAdam(ours, 3e-3), torch.optim.Adam(theirs, lr=3e-3)
-    for _ in range(40):
-        fused.forget()
-        for mine, other in zip(ours, theirs, strict=True):
-            assert mine.grad is None
-            grad = torch.randn(mine.shape, generator=rng) * 10 ** float(torch.randn(1, generator=rng) * 3)
-            mine.grad, other.grad = grad.clone(), grad.clone()
-        fused.step()
-        plain.step()
-        for mine, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(mine, other.detach(), rtol=1e-5, atol=1e-7)
-    assert float(fused.steps) == 40
-    assert all((mine - begun).abs().min() > 1e-4 for mine, begun in zip(ours, start, strict=True))
-
-
-def test_what_has_no_gradient_stays() -> None:
-    moved, idle, last = (torch.ones(2) for _ in range(3))
-    adam = FusedAdam([moved, idle, last], 0.5)
-    moved.grad, last.grad = torch.ones(2), -torch.ones(2)
-    adam.step()
-    torch.testing.assert_close(torch.stack([moved, idle, last]), torch.tensor([[0.5] * 2, [1.0] * 2, [1.5] * 2]))
-    assert torch.count_nonzero(adam.mean[2:4]) == 0
-
-
-def test_a_step_size_can_be_changed_in_place() -> None:
-    parameter = torch.zeros(1)
-    adam = FusedAdam([parameter], 0.5)
-    for lr, place in ((0.5, -0.5), (0.25, -0.75)):
-        adam.lr.fill_(lr)
-        parameter.grad = torch.ones(1)
-        adam.step()
-        assert float(parameter) == pytest.approx(place, rel=1e-5)
+    assert torch.equal(critics.lower_target(x), torch.minimum(*both)), "targets share the critics' memory"
 
 
 # ------------------------------------------------------------------------------------------------------- closed forms of a step
@@ -141,59 +99,59 @@ def test_a_step_size_can_be_changed_in_place() -> None:
 
 @pytest.mark.parametrize(("log_std", "sign"), [(-4.0, 1), (0.0, -1)], ids=["too sharp", "too wide"])
 def test_the_temperature_moves_against_the_error_of_the_entropy(log_std: float, sign: int) -> None:
-    agent = agent_for(LINEAR, SACConfig(lr=0.01))
-    fill(agent.net.params.views, 0.0, [0.0, 0.0, log_std, log_std])
-    agent.step()
-    losses = agent.losses()
-    grad = agent.log_temperature.grad
+    update = update_for(LINEAR, SACConfig(lr=0.01))
+    fill(update.net.params.views, 0.0, [0.0, 0.0, log_std, log_std])
+    update.step()
+    losses = update.losses()
+    grad = update.log_temperature.grad
     assert grad is not None
-    assert float(grad) == pytest.approx(losses["loss/entropy"] - -2.0, rel=1e-5)  # the target: minus the columns
+    assert float(grad) == pytest.approx(losses["policy/entropy"] - -2.0, rel=1e-5)  # the target: minus the columns
     assert math.copysign(1, -float(grad)) == sign
-    assert float(agent.log_temperature) == pytest.approx(sign * 0.01, rel=1e-4)  # Adam's first step is one lr long
-    assert losses["loss/temperature"] == 1.0  # as it was in the step
+    assert float(update.log_temperature) == pytest.approx(sign * 0.01, rel=1e-4)  # Adam's first step is one lr long
+    assert losses["policy/temperature"] == 1.0  # as it was in the step
 
 
 def test_a_sharp_gaussian_has_the_entropy_of_its_formula() -> None:
-    agent = agent_for(LINEAR, SACConfig(), lambda: batch_of(20_000))
-    fill(agent.net.params.views, 0.0, [0.5, -0.5, -3.0, -4.0])
-    agent.step()
+    update = update_for(LINEAR, SACConfig(), lambda: batch_of(20_000))
+    fill(update.net.params.views, 0.0, [0.5, -0.5, -3.0, -4.0])
+    update.step()
     squash = 2 * math.log(1 - math.tanh(0.5) ** 2)
     expected = 2 * 0.5 * math.log(2 * math.pi * math.e) - 7 + squash
-    assert agent.losses()["loss/entropy"] == pytest.approx(expected, abs=0.02)
+    assert update.losses()["policy/entropy"] == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize("target", [-7.0, 3.0])
 def test_the_entropy_to_steer_to_can_be_given(target: float) -> None:
-    agent = agent_for(config=SACConfig(target_entropy=target))
-    agent.step()
-    assert agent.log_temperature.grad is not None
-    assert float(agent.log_temperature.grad) == pytest.approx(agent.losses()["loss/entropy"] - target, rel=1e-5)
+    update = update_for(config=SACConfig(target_entropy=target))
+    update.step()
+    assert update.log_temperature.grad is not None
+    assert float(update.log_temperature.grad) == pytest.approx(update.losses()["policy/entropy"] - target, rel=1e-5)
 
 
 def test_a_fixed_temperature_stays() -> None:
-    agent = agent_for(config=SACConfig(temperature=0.2))
+    update = update_for(config=SACConfig(temperature=0.2))
     for _ in range(3):
-        agent.step()
-    assert float(agent.log_temperature.exp()) == pytest.approx(0.2)
+        update.step()
+    assert float(update.log_temperature.exp()) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("tau", [0.005, 0.3, 1.0])
 def test_targets_follow_exactly_once_a_step(tau: float) -> None:
-    agent = agent_for(config=SACConfig(tau=tau, lr=0.05))
-    target = agent.critics.target.clone()
+    update = update_for(config=SACConfig(tau=tau, lr=0.05))
+    target = update.critics.target.clone()
     for _ in range(3):
-        agent.step()
-        target = (1 - tau) * target + tau * agent.critics.vector
-        torch.testing.assert_close(agent.critics.target, target, rtol=1e-6, atol=1e-7)
-    assert (agent.critics.target - agent.critics.vector).abs().max() > 0.01 or tau == 1.0
+        update.step()
+        target = (1 - tau) * target + tau * update.critics.vector
+        torch.testing.assert_close(update.critics.target, target, rtol=1e-6, atol=1e-7)
+    assert (update.critics.target - update.critics.vector).abs().max() > 0.01 or tau == 1.0
 
 
 def test_the_actors_step_leaves_no_gradient_in_the_critics(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, seen = agent_for(), list[Tensor]()
-    before = agent.critics.vector.clone()
+    update, seen = update_for(), list[Tensor]()
+    before = update.critics.vector.clone()
 
     def grads() -> list[Tensor]:
-        return [parameter.grad.clone() for parameter in agent.critics.parameters if parameter.grad is not None]
+        return [parameter.grad.clone() for parameter in update.critics.parameters if parameter.grad is not None]
 
     def spied(step: Callable[[], None]) -> Callable[[], None]:
         def inner() -> None:
@@ -202,11 +160,11 @@ def test_the_actors_step_leaves_no_gradient_in_the_critics(monkeypatch: pytest.M
 
         return inner
 
-    monkeypatch.setattr(agent._critics_adam, "step", spied(agent._critics_adam.step))
-    agent.step()
-    assert len(seen) == len(agent.critics.parameters)
+    monkeypatch.setattr(update._critics_adam, "step", spied(update._critics_adam.step))
+    update.step()
+    assert len(seen) == len(update.critics.parameters)
     assert all(torch.equal(*pair) for pair in zip(seen, grads(), strict=True))
-    assert not torch.equal(before, agent.critics.vector)
+    assert not torch.equal(before, update.critics.vector)
 
 
 def test_every_step_draws_and_losses_are_means_since_they_were_asked() -> None:
@@ -216,18 +174,18 @@ def test_every_step_draws_and_losses_are_means_since_they_were_asked() -> None:
         drawn.append(batch_of(seed=len(drawn)))
         return drawn[-1]
 
-    agent = agent_for(draw=draw)
-    twin = agent_for(draw=lambda: batch_of(seed=len(each)))
+    update = update_for(draw=draw)
+    twin = update_for(draw=lambda: batch_of(seed=len(each)))
     each = list[dict[str, float]]()
     for number in range(3):
-        agent.step()
+        update.step()
         twin.step()
         each.append(twin.losses())
-        assert len(drawn) == agent.unread == number + 1
-    means = agent.losses()
+        assert len(drawn) == update.unread == number + 1
+    means = update.losses()
     assert means == pytest.approx({name: sum(losses[name] for losses in each) / 3 for name in means}, rel=1e-5)
-    assert agent.unread == 0
-    assert set(agent.losses().values()) == {0.0}
+    assert update.unread == 0
+    assert set(update.losses().values()) == {0.0}
 
 
 # ------------------------------------------------------------------------------------------------ against plain autograd, float64
@@ -254,20 +212,20 @@ class Reference:
         ]
 
     @classmethod
-    def of(cls, agent: SACUpdate) -> Reference:
-        views = agent.net.params.views
-        count = len(agent.net.spec.hidden) + 1
+    def of(cls, update: SACUpdate) -> Reference:
+        views = update.policy.weights(on_device=False)
+        count = len(update.net.spec.hidden) + 1
         actor = [views[f"actor.{i}.{part}"] for i in range(count) for part in ("weight", "bias")]
         critics = [
-            [nn.Parameter(part[twin].detach().double().clone()) for part in agent.critics.parameters]
+            [nn.Parameter(part[twin].detach().double().clone()) for part in update.critics.parameters]
             for twin in range(2)
         ]
         return cls(
-            agent.config,
-            agent.net.spec,
+            update.config,
+            update.net.spec,
             [nn.Parameter(torch.tensor(part).double()) for part in actor],
             critics,
-            nn.Parameter(agent.log_temperature.double().clone()),
+            nn.Parameter(update.log_temperature.double().clone()),
             torch.tensor(views["norm.mean"]).double(),
             torch.tensor(views["norm.scale"]).double(),
         )
@@ -281,10 +239,10 @@ class Reference:
 
     def act(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.mlp(self.actor, x[:, 0:3]).chunk(2, dim=-1)
-        law = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp(), validate_args=False)
-        raw = mean + law.scale * noise
+        normal = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp(), validate_args=False)
+        raw = mean + normal.scale * noise
         action = torch.tanh(raw)
-        return action, (law.log_prob(raw) - torch.log(1 - action.square())).sum(-1)
+        return action, (normal.log_prob(raw) - torch.log(1 - action.square())).sum(-1)
 
     def q(self, critics: Sequence[Sequence[Tensor]], x: Tensor, action: Tensor) -> Tensor:
         seen = torch.cat([x[:, 1:4], action], -1)
@@ -333,38 +291,38 @@ def assert_close(ours: Tensor, reference: Tensor) -> None:
 def test_updates_are_those_of_plain_autograd(case: str) -> None:
     spec, config = CASES[case]
     drawn = itertools.count()
-    agent = agent_for(spec, config, lambda: batch_of(seed=next(drawn)))
+    update = update_for(spec, config, lambda: batch_of(seed=next(drawn)))
     if spec.normalised:
-        agent.policy.normalise(np.array([0.5, -1.0, 0.0, 2.0]), np.array([2.0, 0.5, 9.0, 1.0]))
-    reference = Reference.of(agent)
-    value = {name: view.copy() for name, view in agent.net.params.views.items() if name.startswith("critic.")}
+        update.policy.normalise(np.array([0.5, -1.0, 0.0, 2.0]), np.array([2.0, 0.5, 9.0, 1.0]))
+    reference = Reference.of(update)
+    value = {name: view.copy() for name, view in update.net.params.views.items() if name.startswith("critic.")}
     for number in range(3):
-        dice = torch.Generator()
-        dice.set_state(agent.policy.dice.get_state())
-        noises = [torch.empty(ROWS, 2).normal_(generator=dice) for _ in range(2)]
-        agent.step()
+        generator = torch.Generator()
+        generator.set_state(update.policy.generator.get_state())
+        noises = [torch.empty(ROWS, 2).normal_(generator=generator) for _ in range(2)]
+        update.step()
         reference.step(batch_of(seed=number), noises)
-        assert torch.equal(dice.get_state(), agent.policy.dice.get_state()), "it threw its dice more often"
-        for parameter, wanted in zip(agent._actor, reference.actor, strict=True):
+        assert torch.equal(generator.get_state(), update.policy.generator.get_state()), "it drew more random numbers"
+        for parameter, wanted in zip(update._actor, reference.actor, strict=True):
             assert_close(parameter, wanted)
-        flat = agent.critics.views(agent.critics.target)
-        for i, (parameter, target) in enumerate(zip(agent.critics.parameters, flat, strict=True)):
+        flat = update.critics.views(update.critics.target)
+        for i, (parameter, target) in enumerate(zip(update.critics.parameters, flat, strict=True)):
             for twin in range(2):
                 assert_close(parameter[twin], reference.critics[twin][i])
                 assert_close(target[twin], reference.targets[twin][i])
-        assert_close(agent.log_temperature, reference.log_temperature)
+        assert_close(update.log_temperature, reference.log_temperature)
     for name, before in value.items():
-        assert np.array_equal(agent.net.params.views[name], before), "the value network of the policy is not used"
+        assert np.array_equal(update.net.params.views[name], before), "the value network of the policy is not used"
 
 
 def test_a_restored_agent_goes_on_bit_for_bit() -> None:
-    ours, theirs = agent_for(), agent_for(seed=3)
+    ours, theirs = update_for(), update_for(seed=3)
     for _ in range(2):
         ours.step()
     theirs.load_state_dict(ours.state_dict())
-    for agent in (ours, theirs):
-        agent.step()
+    for update in (ours, theirs):
+        update.step()
     mine, other = ours.state_dict(), theirs.state_dict()
     assert mine.keys() == other.keys()
     assert all(np.array_equal(mine[name], other[name]) for name in mine)
-    assert not np.array_equal(mine["params"], agent_for().state_dict()["params"])
+    assert not np.array_equal(mine["params"], update_for().state_dict()["params"])

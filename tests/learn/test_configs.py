@@ -1,4 +1,4 @@
-"""Settings refuse what cannot work, and stay light."""
+"""Configs of algorithms refuse what cannot work, declare what a run has to know, and stay light."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+from freewheel.core import BatchSpec
 from freewheel.errors import UsageError
+from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
-from freewheel.learn.settings import LearnerSpec, PPOConfig
+from freewheel.learn.spec import ALGORITHMS, LearnerSpec
 from freewheel.policies.spec import PolicySpec
 from tests.support.places import ROOT
 
@@ -46,12 +48,34 @@ def test_the_edges_are_allowed() -> None:
 def test_a_config_builds_its_learner() -> None:
     policy = PolicySpec(2, "float32", ((0, 2),), ((0, 2),), (), None, "categorical", 3, (4,), "tanh", 0.0, "")
     config = PPOConfig(lr=1e-3)
-    learner = config.build(LearnerSpec(policy, rows=8, lanes=2, seed=0, total_steps=None))
+    learner = config.build(LearnerSpec(policy=policy, batch=BatchSpec(4, 2), seed=0))
     assert isinstance(learner, PPO)
     assert learner.config is config
     assert (learner.version, learner.ready, learner.hungry) == (0, False, True)
 
 
 def test_settings_are_read_without_torch() -> None:
-    script = "import sys, freewheel.learn.settings as s; s.PPOConfig(); assert 'torch' not in sys.modules"
+    script = (
+        "import sys; from freewheel.learn.spec import ALGORITHMS; [entry.config() for entry in ALGORITHMS.entries.values()]; "
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=30)
+
+
+def test_every_algorithm_declares_what_a_run_has_to_know() -> None:
+    declared = {
+        name: (
+            entry.config.on_policy,
+            entry.config().executor,
+            entry.config().publish_every,
+            "policy" in entry.defaults,
+        )
+        for name, entry in ALGORITHMS.entries.items()
+    }
+    assert declared == {
+        "ppo": (True, "serial", None, False),
+        "sac": (False, "serial", None, True),
+        "mbpo": (False, "auto", None, True),
+    }
+    assert PPOConfig().schedules_need_steps == ()
+    assert PPOConfig(clip_schedule="linear").schedules_need_steps == ("clip_schedule",)

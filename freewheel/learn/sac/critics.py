@@ -53,12 +53,11 @@ class TwinCritics:
             x = self._activation(x)
         if x.is_cuda:
             return torch.baddbmm(bias, x, last).squeeze(-1)
-        return (x * last.transpose(1, 2)).sum(-1) + bias.squeeze(
-            -1
-        )  # a matrix product with one column is slow on a CPU
+        # a matrix product with one column is slow on a CPU
+        return (x * last.transpose(1, 2)).sum(-1) + bias.squeeze(-1)
 
-    def worst(self, x: Tensor) -> Tensor:
-        """The smaller of the targets' values, [N]."""
+    def lower_target(self, x: Tensor) -> Tensor:
+        """The smaller of the target critics' values, [N]."""
         return self(x, self._target_views).amin(0)
 
     def follow(self, tau: float) -> None:

@@ -1,0 +1,92 @@
+"""The options of PPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from freewheel.errors import UsageError
+from freewheel.learn.spec import Algorithm, LearnerSpec, Schedule
+
+if TYPE_CHECKING:
+    from freewheel.core import Learner
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Proximal policy optimisation."""
+
+    name: ClassVar[str] = "ppo"
+    on_policy: ClassVar[bool] = True
+    publish_every: ClassVar[int | None] = None
+    executor: ClassVar[Literal["serial"]] = "serial"
+
+    lr: float = 3e-4
+    """Adam's step size."""
+    lr_schedule: Schedule = "constant"
+    """linear: the step size falls to 0 over --steps."""
+    epochs: int = 10
+    """Passes over each batch."""
+    minibatch: int = 256
+    """Rows a gradient step; larger than the batch means the whole batch."""
+    gamma: float = 0.99
+    """Discount of the future."""
+    gae_lambda: float = 0.95
+    """λ of generalised advantage estimation: how far advantages look ahead before they rely on the critic."""
+    clip: float = 0.2
+    """How far the policy may move away from where the update started, as a ratio of probabilities."""
+    clip_schedule: Schedule = "constant"
+    """linear: the clip falls to 0 over --steps."""
+    entropy: float = 0.0
+    """Weight of the entropy bonus."""
+    entropy_schedule: Schedule = "constant"
+    """linear: the entropy bonus falls to 0 over --steps."""
+    value: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients longer than this are scaled down to it."""
+    target_kl: float | None = None
+    """End an update before a step that finds the policy more than 1.5 times this far away (approximate KL); none: never."""
+    normalize_advantage: bool = True
+    """Standardise advantages within each minibatch."""
+    reward_scale: Literal["none", "returns"] = "none"
+    """returns: divide rewards by the running deviation of the discounted return."""
+    rho_bar: float = 100.0
+    """Bound of the importance weight on each row's own error, for rows of older versions; it is meant for outliers. At 1, rows
+    that the present policy prefers more than the old one did count no more than others, and learning under lag is slower."""
+    c_bar: float = 1.0
+    """Bound of the importance weight on what flows back through a row, for rows of older versions."""
+    targets: Literal["corrected", "plain"] = "corrected"
+    """corrected: targets weigh rows of older versions by how likely the present policy would act the same; plain: no weights."""
+    surrogate: Literal["decoupled", "behaviour"] = "decoupled"
+    """decoupled: clip against the policy at the update's start, weighted by rho once; behaviour: against the one that acted."""
+    gradient: Literal["auto", "autograd", "analytic"] = "auto"
+    """How gradients are computed: analytic is a fast path for plain MLPs on a CPU, equal to autograd; auto takes it if it can."""
+
+    def __post_init__(self) -> None:
+        positive = ["lr", "epochs", "minibatch", "clip", "max_grad_norm", "rho_bar", "c_bar"]
+        for name in positive if self.target_kl is None else [*positive, "target_kl"]:
+            if not getattr(self, name) > 0:
+                raise UsageError(f"ppo.{name} must be positive, not {getattr(self, name)}")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"ppo.{name} must lie in 0..1, not {getattr(self, name)}")
+        for name in ("entropy", "value"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"ppo.{name} must not be negative, but is {getattr(self, name)}")
+
+    @property
+    def schedules_need_steps(self) -> tuple[str, ...]:
+        names = ("lr_schedule", "clip_schedule", "entropy_schedule")
+        return tuple(name for name in names if getattr(self, name) == "linear")
+
+    def describe(self, spec: LearnerSpec) -> str:
+        return f"{self.epochs} epochs of minibatches of {min(self.minibatch, spec.batch.rows)}"
+
+    def build(self, spec: LearnerSpec) -> Learner:
+        from freewheel.learn.ppo.learner import PPO
+
+        return PPO(self, spec)
+
+
+ALGORITHM = Algorithm(PPOConfig.name, PPOConfig)

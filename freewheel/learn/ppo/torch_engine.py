@@ -1,0 +1,222 @@
+"""PPO's gradients by autograd: for any network on any device; fixed-shape parts are replayed from CUDA graphs where possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freewheel.core import Array, Transitions
+from freewheel.learn.adam import FusedAdam
+from freewheel.learn.ppo.config import PPOConfig
+from freewheel.learn.ppo.engine import KL, LOSSES, Coefficients, Minibatch, prepare
+from freewheel.learn.ppo.rollout_buffer import FIELDS, RolloutBatch
+from freewheel.learn.spec import LearnerSpec
+from freewheel.policies.device_actor import TensorPolicy
+from freewheel.rollout.graphs import Program
+from freewheel.seeding import generator_state, restore_generator
+
+NORM, EFFECTIVE, EXPLAINED = range(len(LOSSES), len(LOSSES) + 3)  # places among the sums, after the losses
+
+
+class TorchEngine:
+    """Implements Engine, and Network for itself. Rows of a batched simulator keep one shape, and nothing waits for the device
+    but one look at the metrics (and one at the KL of each minibatch, if target_kl is set). Rows of CPU workers may have gaps
+    and any number; they are shuffled by the learner's numpy generator."""
+
+    def __init__(self, config: PPOConfig, spec: LearnerSpec, policy: TensorPolicy, rng: np.random.Generator) -> None:
+        self.config, self.policy, self.net, self._rng = config, policy, policy.net, rng
+        self._device, self._simulated = self.net.vector.device, spec.world.batched_on_device
+        self._compile = spec.compute.compile if self._simulated else "off"
+        self._adam = FusedAdam(self.net.parameters, config.lr, eps=1e-5)
+        self._shape: tuple[tuple[int, ...], int] | None = None  # of the tensors that programs work on
+        self._programs: list[Program] = []
+        self._sums = torch.zeros(EXPLAINED + 1, device=self._device)
+        self._at = torch.zeros(1, dtype=torch.int64, device=self._device)  # first row of the next minibatch
+        self._kl, self._norm, self._clip, self._entropy, self._factor = torch.zeros(5, device=self._device).unbind()
+        self._recompute = self._scaled = False
+
+    @property
+    def fallback(self) -> str:
+        return next((program.fallback for program in self._programs if program.fallback), "")
+
+    def improve(self, batch: RolloutBatch[Any], lagging: bool, coefficients: Coefficients) -> dict[str, float] | None:
+        self._recompute = lagging or self._simulated
+        self._scaled = coefficients.reward_factor is not None
+        self._load(batch)
+        before = self.net.vector.clone(), [part.clone() for part in self._adam.state]
+        self._adam.lr.fill_(coefficients.lr)
+        self._clip.fill_(coefficients.clip)
+        self._entropy.fill_(coefficients.entropy)
+        if self._scaled:
+            self._factor.copy_(torch.as_tensor(coefficients.reward_factor))
+        self._sums.zero_()
+        self._programs = self._programs or self._make_programs()
+        self._programs[0]()
+        steps = self._epochs(*self._programs[1:])
+        sums = self._sums.tolist()
+        if not all(np.isfinite(sums[: NORM + 1])):
+            self.net.vector.copy_(before[0])
+            for part, value in zip(self._adam.state, before[1], strict=True):
+                part.copy_(value)
+            return None
+        metrics = {name: value / steps for name, value in zip((*LOSSES, "gradient/norm"), sums, strict=False)}
+        return metrics | {"lag/effective_samples": sums[EFFECTIVE], "value/explained_variance": sums[EXPLAINED]}
+
+    def _load(self, batch: RolloutBatch[Any]) -> None:
+        """Copy the rows to where programs read them."""
+        shape = tuple(batch.version.shape), batch.rows
+        source = {name: torch.as_tensor(getattr(batch.data, name)) for name in FIELDS}
+        if shape != self._shape:
+            self._shape, self._programs = shape, []
+            empty = {name: torch.empty_like(value, device=self._device) for name, value in source.items()}
+            self._data = Transitions(**empty)
+            self._inputs = torch.zeros(batch.rows, self.net.spec.obs_size, device=self._device)
+            self._scalars = torch.zeros(batch.rows, 4, device=self._device)  # reference, weight, advantage, value
+            self._order = torch.arange(batch.rows, device=self._device)
+            self._sizes = self._minibatch_sizes(batch.rows)
+            self._size = self._sizes[0]  # of the present minibatch
+        for name, value in source.items():
+            getattr(self._data, name).copy_(value, non_blocking=True)
+        self._batch = RolloutBatch(self._data, batch.version, batch.rows)
+        self._action = self._batch.flatten(self._data.action)
+
+    def _make_programs(self) -> list[Program]:
+        """Targets; then a gradient step in one piece, or in two if target_kl is looked at between them."""
+        targets = Program(self._prepare, self._compile, state=[self._inputs, self._scalars, self._sums])
+        shown, moved = [self._sums, self._at, self._kl, self._norm], [self.net.vector, *self._adam.state]
+        if self.config.target_kl is None:
+            return [targets, Program(self._step, self._compile, state=[*shown, *moved])]
+        gradient = Program(self._gradient, self._compile, state=shown)
+        return [targets, gradient, Program(self._apply, self._compile, state=moved)]
+
+    @torch.no_grad()
+    def _prepare(self) -> None:
+        factor = self._factor if self._scaled else None
+        rows, effective, explained = prepare(
+            self, self._batch, self.config, recompute=self._recompute, reward_factor=factor
+        )
+        self._inputs.copy_(rows.inputs)
+        weight = torch.ones_like(rows.reference) if rows.weight is None else rows.weight
+        self._scalars.copy_(torch.stack([rows.reference, weight, rows.advantage, rows.value], -1))
+        self._sums[EFFECTIVE] = effective
+        self._sums[EXPLAINED] = explained
+
+    def _epochs(self, step: Program, apply: Program | None = None) -> int:
+        """Epochs × minibatches; how many gradients were computed."""
+        count = 0
+        for _ in range(self.config.epochs):
+            if len(self._sizes) > 1:
+                self._shuffle(len(self._order))
+            self._at.zero_()
+            for size in self._sizes:
+                self._size = size
+                step()
+                count += 1
+                if apply is not None and self.config.target_kl is not None:
+                    if float(self._kl) > 1.5 * self.config.target_kl:
+                        return count
+                    apply()
+        return count
+
+    def _minibatch_sizes(self, rows: int) -> list[int]:
+        """All rows, or for a simulator so many that all minibatches have one size."""
+        parts = max(1, rows // self.config.minibatch)
+        if self._simulated:
+            return [rows // parts] * parts
+        return [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
+
+    def _shuffle(self, rows: int) -> None:
+        if self._simulated:
+            keys = torch.rand(rows, generator=self.policy.generator, device=self._device)
+            self._order.copy_(keys.argsort())
+        else:
+            self._order.copy_(torch.from_numpy(self._rng.permutation(rows)))
+
+    def _step(self) -> None:
+        self._gradient()
+        self._apply()
+
+    def _gradient(self) -> None:
+        """Of the next minibatch in the present order."""
+        rows = self._order[self._at + torch.arange(self._size, device=self._device)]
+        reference, weight, advantage, value = self._scalars[rows].unbind(-1)
+        if self.config.normalize_advantage and self._size > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        minibatch = Minibatch(self._inputs[rows], self._action[rows], reference, weight, advantage, value)
+        losses = self.losses(minibatch)
+        self._adam.forget()
+        (losses[0] + self.config.value * losses[1] - self._entropy * losses[2]).backward()
+        with torch.no_grad():
+            self._norm.copy_(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._grads))))
+            self._kl.copy_(losses[KL])
+            self._sums[: NORM + 1] += torch.cat([losses.detach(), self._norm[None]])
+            self._at += self._size
+
+    def losses(self, batch: Minibatch[Tensor]) -> Tensor:
+        """LOSSES of this minibatch; the first three have a gradient."""
+        output = self.net(batch.inputs)
+        distribution = self.net.distribution(batch.inputs, output.head)
+        log_ratio = distribution.log_prob(batch.action) - batch.reference
+        ratio = log_ratio.exp()
+        limited = ratio.clamp(1 - self._clip, 1 + self._clip)
+        gain = torch.minimum(ratio * batch.advantage, limited * batch.advantage)
+        if batch.weight is not None:
+            gain = gain * batch.weight
+        value = (output.value - batch.value).square().mean()
+        with torch.no_grad():
+            kl = ((ratio - 1) - log_ratio).mean()
+            clipped = ((ratio - 1).abs() > self._clip).float().mean()
+        return torch.stack([-gain.mean(), value, distribution.entropy().mean(), kl, clipped])
+
+    @property
+    def _grads(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._adam.parameters if parameter.grad is not None]
+
+    @torch.no_grad()
+    def _apply(self) -> None:
+        torch._foreach_mul_(self._grads, (self.config.max_grad_norm / (self._norm + 1e-6)).clamp(max=1.0))
+        self._adam.step()
+
+    def inputs(self, obs: Tensor) -> Tensor:
+        return self.policy.inputs(obs)
+
+    def evaluate(self, inputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.net(inputs)
+        return output.value, self.net.distribution(inputs, output.head).log_prob(action)
+
+    def values(self, inputs: Tensor) -> Tensor:
+        return self.net.values(inputs)
+
+    def next_values(self, batch: RolloutBatch[Tensor], value: Tensor, goes_on: Tensor) -> Tensor:
+        """All are computed: a subset would have another shape each time."""
+        found: Tensor = batch.spread(self.values(self.inputs(batch.flatten(batch.data.next_obs))))
+        return found
+
+    def normalise(self, mean: Array, scale: Array) -> None:
+        self.policy.normalise(mean, scale)
+
+    def weights(self) -> dict[str, Array]:
+        return self.policy.weights(on_device=self._simulated)
+
+    def state_dict(self) -> dict[str, Array]:
+        tensors = {
+            "params": self.policy.flat,
+            "adam.mean": self._adam.mean,
+            "adam.square": self._adam.square,
+            "adam.steps": self._adam.steps,
+            "generator": self.policy.generator.get_state(),
+        }
+        state: dict[str, Array] = {name: value.cpu().numpy().copy() for name, value in tensors.items()}
+        return state | {"rng": generator_state(self._rng)}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        tensors = {name: torch.as_tensor(value) for name, value in state.items()}
+        self.policy.load_flat(tensors["params"])
+        for part, name in zip(self._adam.state, ("mean", "square", "steps"), strict=True):
+            part.copy_(tensors[f"adam.{name}"])
+        self.policy.generator.set_state(tensors["generator"])
+        restore_generator(self._rng, np.asarray(state["rng"]))

@@ -1,0 +1,92 @@
+"""What a learner is given, and what an algorithm declares about itself; torch-free, so that help texts and workers stay light."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from freewheel.core import BatchSpec, Compile
+from freewheel.registry import Registry
+
+if TYPE_CHECKING:
+    from freewheel.core import Learner, MakeExecutor
+    from freewheel.policies.spec import PolicySpec, Start
+
+Schedule = Literal["constant", "linear"]  # linear: falls to 0 over --steps
+
+
+def _keep_waiting() -> None:
+    """Nothing ends the wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Where and how a learner computes."""
+
+    device: str = "cpu"
+    compile: Compile = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldFacts:
+    """What a learner may know about the world."""
+
+    name: str = ""  # known rules of a task are found by it
+    batched_on_device: bool = False  # rows come as tensors, from a batched simulator
+    has_final_obs: bool = True  # the true successor of an episode's last row is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """What a run offers to its learner."""
+
+    executors: MakeExecutor | None = None  # runs a part of the learner elsewhere; for learners that have such a part
+    while_waiting: Callable[[], None] = _keep_waiting  # called again and again; what it raises ends the wait
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSpec:
+    """What a learner has to do, apart from how its algorithm does it."""
+
+    policy: PolicySpec
+    batch: BatchSpec
+    seed: int
+    total_steps: int | None = None  # rows of the whole run, where the budget is in steps
+    compute: Compute = Compute()
+    world: WorldFacts = WorldFacts()
+    start: Start | None = None  # weights to begin with; None: drawn
+    services: Services = Services()
+
+
+class AlgorithmConfig(Protocol):
+    """The options of one algorithm, and what the rest of a run has to know about it."""
+
+    on_policy: ClassVar[bool]  # whether rows are worth less the older the policy is that wrote them
+
+    @property
+    def schedules_need_steps(self) -> tuple[str, ...]: ...  # options that are set to fade over --steps
+    @property
+    def publish_every(self) -> int | None: ...  # rows between two publications; None: BatchSpec.rows
+    @property
+    def executor(self) -> Literal["serial", "async", "auto"]: ...  # how parts of the learner run beside it
+    def describe(self, spec: LearnerSpec) -> str: ...  # one line of the plan
+    def build(self, spec: LearnerSpec) -> Learner: ...  # imports torch
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One entry of the registry."""
+
+    name: str
+    config: type[AlgorithmConfig]
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of run options, where they differ from the usual ones
+
+
+#: Options of a run that suit algorithms with a replay buffer.
+REPLAY_DEFAULTS: Mapping[str, Any] = {
+    "num_steps_per_env": 1,
+    "policy": {"hidden": [256, 256], "activation": "relu", "head": "squashed"},
+}
+
+ALGORITHMS: Registry[Algorithm] = Registry("algorithm", "ALGORITHM", "freewheel.learn", leaf="config")

@@ -1,0 +1,1 @@
+"""Action heads: one file each, with everything about one distribution of actions."""

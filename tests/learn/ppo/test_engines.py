@@ -1,0 +1,426 @@
+"""Both engines of PPO: gradients by the formula, and the same updates from the same rows, with the same accounts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from freewheel.core import BatchSpec, Chunk, NDArray, Snapshot, Transitions
+from freewheel.learn.ppo.config import PPOConfig
+from freewheel.learn.ppo.engine import Coefficients, Minibatch, prepare
+from freewheel.learn.ppo.learner import PPO
+from freewheel.learn.ppo.numpy_engine import NumpyEngine
+from freewheel.learn.ppo.rollout_buffer import join
+from freewheel.learn.ppo.torch_engine import TorchEngine
+from freewheel.learn.spec import LearnerSpec, WorldFacts
+from freewheel.policies.heads.squashed import LOG_STD
+from freewheel.policies.numpy_actor import NumpyActor
+from freewheel.policies.spec import FlatParams, PolicySpec
+from freewheel.testing.conformance import check_learner
+
+if TYPE_CHECKING:
+    from tests.learn.conftest import Play, Sign, ToTensors
+
+GAUSSIAN = PolicySpec(4, "float32", ((0, 4),), ((0, 4),), (), None, "gaussian", 2, (16, 8), "tanh", -0.2, "")
+MASKED = replace(GAUSSIAN, obs_size=7, mask=(4, 7), head="categorical", action_size=3)
+SQUASHED = replace(GAUSSIAN, head="squashed")
+NORMALISED = replace(GAUSSIAN, normalised=((0, 4),))
+HEADS = {"gaussian": GAUSSIAN, "categorical": MASKED, "squashed": SQUASHED}
+STEPS, LANES = 24, 3
+ROWS = STEPS * LANES
+BATCH = BatchSpec(STEPS, LANES)
+WHOLE = PPOConfig(epochs=1, minibatch=ROWS, entropy=0.02, max_grad_norm=0.3)  # one gradient step, clipped
+COEFFICIENTS = Coefficients(lr=1e-3, clip=0.1, entropy=0.2)
+Kind = Literal["numpy", "torch", "simulator"]
+Numbers = dict[str, NDArray]
+
+
+def learner_for(
+    kind: Kind,
+    spec: PolicySpec,
+    config: PPOConfig = WHOLE,
+    *,
+    total: int | None = None,
+    batch: BatchSpec = BATCH,
+) -> PPO:
+    """With weights that are no longer the first ones. simulator: a torch engine whose rows come as tensors."""
+    gradient: Literal["auto", "autograd"] = "autograd" if kind == "torch" else "auto"
+    world = WorldFacts(batched_on_device=kind == "simulator")
+    given = LearnerSpec(policy=spec, batch=batch, seed=5, total_steps=total, world=world)
+    learner = PPO(replace(config, gradient=gradient), given)
+    weights = learner.engine.net.array
+    weights += np.random.default_rng(9).normal(0, 0.2, weights.shape).astype(np.float32)
+    return learner
+
+
+def kinds(spec: PolicySpec) -> list[Kind]:
+    """The engines that serve this network; the first is the reference."""
+    return ["torch", "simulator"] if spec.head == "squashed" else ["numpy", "torch", "simulator"]
+
+
+def numbers(learner: PPO) -> Numbers:
+    return {name: np.array(value) for name, value in learner.snapshot().params.items()}
+
+
+def assert_close(ours: Mapping[str, Any], theirs: Mapping[str, Any], atol: float = 1e-5) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        np.testing.assert_allclose(value, theirs[name], rtol=0, atol=atol, err_msg=name)
+
+
+def moved(before: Numbers, after: Numbers) -> float:
+    return max(float(np.abs(before[name] - after[name]).max()) for name in before)
+
+
+# ------------------------------------------------------------------------------------------------------------- the gradient
+
+
+def engines(spec: PolicySpec, config: PPOConfig = WHOLE) -> tuple[NumpyEngine | None, TorchEngine]:
+    """Over the same weights."""
+    torch_engine = learner_for("torch", spec, config).engine
+    assert isinstance(torch_engine, TorchEngine)
+    numpy_engine = learner_for("numpy", spec, config).engine
+    return numpy_engine if isinstance(numpy_engine, NumpyEngine) else None, torch_engine
+
+
+def gradient_of(engine: NumpyEngine | TorchEngine, batch: Minibatch) -> tuple[list[float], Numbers]:
+    """Losses, and gradients by parameter."""
+    if isinstance(engine, NumpyEngine):
+        engine.grad.fill_(99.0)  # every element has to be written
+        losses = list(engine.gradient(batch, COEFFICIENTS))
+        return losses, FlatParams(engine.net.trainable_layout, engine.grad.numpy()).views
+    parts: Any = [None if part is None else torch.from_numpy(part) for part in batch]
+    tensors: Minibatch[Tensor] = Minibatch(*parts)
+    engine._clip.fill_(COEFFICIENTS.clip)
+    found = engine.losses(tensors)
+    engine._adam.forget()
+    (found[0] + engine.config.value * found[1] - COEFFICIENTS.entropy * found[2]).backward()
+    named = {**dict(engine.net.module.named_parameters()), **engine.net._head_parameters}
+    grads = {name: np.zeros(value.shape) if value.grad is None else value.grad.numpy() for name, value in named.items()}
+    return found.tolist(), grads
+
+
+def batch_for(engine: TorchEngine, rng: np.random.Generator, rows: int, *, weighted: bool, drift: float) -> Minibatch:
+    """Rows that the policy itself chose; their ratios are spread around 1 by `drift`."""
+    spec, actor = engine.net.spec, NumpyActor(engine.net.spec)
+    actor.load(Snapshot(0, engine.net.params.views))
+    inputs = rng.normal(size=(rows, spec.obs_size)).astype(np.float32)
+    if spec.mask is not None:
+        allowed = rng.random((rows, spec.action_size)) < 0.6
+        allowed[:, 0] |= ~allowed.any(axis=1)
+        inputs[:, slice(*spec.mask)] = allowed
+    action = actor.act(inputs, rng).action
+    with torch.no_grad():
+        _, log_prob = engine.evaluate(torch.from_numpy(inputs), torch.from_numpy(action))
+    noise, advantage, value = rng.normal(size=(3, rows)).astype(np.float32)
+    weight = rng.random(rows).astype(np.float32) if weighted else None
+    return Minibatch(inputs, action, log_prob.numpy() + np.float32(drift) * noise, weight, advantage, value)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> PolicySpec:
+    spec = replace(
+        GAUSSIAN,
+        obs_size=6,
+        head=draw(st.sampled_from(["categorical", "gaussian"])),
+        activation=draw(st.sampled_from(["tanh", "relu", "elu"])),
+        hidden=tuple(draw(st.lists(st.sampled_from([1, 7, 64]), max_size=3))),
+        action_size=draw(st.integers(1, 5)),
+        actor_columns=draw(st.sampled_from([((0, 6),), ((1, 3),), ((0, 2), (4, 6))])),
+        critic_columns=draw(st.sampled_from([((0, 6),), ((2, 6),), ((0, 1), (3, 5))])),
+    )
+    masked = spec.head == "categorical" and draw(st.booleans())
+    return replace(spec, obs_size=6 + spec.action_size, mask=(6, 6 + spec.action_size)) if masked else spec
+
+
+@settings(max_examples=120)
+@given(
+    spec=specs(),
+    seed=st.integers(0, 2**32 - 1),
+    weighted=st.booleans(),
+    drift=st.sampled_from([0.0, 0.05, 0.5]),
+    rows=st.sampled_from([3, 128]),
+)
+def test_gradients_in_numpy_are_those_of_autograd(
+    spec: PolicySpec, seed: int, weighted: bool, drift: float, rows: int
+) -> None:
+    numpy_engine, torch_engine = engines(spec)
+    assert numpy_engine is not None
+    batch = batch_for(torch_engine, np.random.default_rng(seed), rows, weighted=weighted, drift=drift)
+    kept = batch.inputs.copy()
+    losses, grads = gradient_of(numpy_engine, batch)
+    expected, wanted = gradient_of(torch_engine, batch)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
+    assert grads.keys() == wanted.keys()
+    largest = max(np.abs(value).max() for value in wanted.values())
+    for name, value in wanted.items():
+        np.testing.assert_allclose(grads[name], value, rtol=1e-5, atol=1e-5 * largest, err_msg=name)
+    assert np.array_equal(batch.inputs, kept)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("head", HEADS)
+def test_losses_and_gradients_are_the_formulas(head: str, weighted: bool) -> None:
+    spec = replace(HEADS[head], hidden=(5,), obs_size=4, mask=None)
+    batch = batch_for(engines(spec)[1], np.random.default_rng(3), 64, weighted=weighted, drift=0.2)
+    expected, gradients = written_out(engines(spec)[1], batch)
+    for engine in engines(spec):
+        if engine is not None:
+            losses, found = gradient_of(engine, batch)
+            np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-6)
+            assert 0.2 < losses[-1] < 0.8  # some rows are clipped
+            assert_close(found, gradients)
+
+
+def written_out(engine: TorchEngine, batch: Minibatch) -> tuple[list[float], dict[str, Tensor]]:
+    """PPO's loss in float64 with torch's distributions: losses, and gradients by parameter."""
+    spec, config = engine.net.spec, engine.config
+    leaves = {
+        name: torch.tensor(engine.net.params.views[name], dtype=torch.float64, requires_grad=True)
+        for name in engine.net.trainable_layout
+    }
+    inputs = torch.from_numpy(batch.inputs).double()
+    head, value = (
+        torch.tanh(inputs @ leaves[f"{part}.0.weight"] + leaves[f"{part}.0.bias"]) @ leaves[f"{part}.1.weight"]
+        + leaves[f"{part}.1.bias"]
+        for part in ("actor", "critic")
+    )
+    action = torch.from_numpy(batch.action)
+    log_prob, entropy = _with_torch(spec, head, leaves, action if action.dtype == torch.int64 else action.double())
+    ratio = (log_prob - torch.from_numpy(batch.reference)).exp()
+    advantage, clip = torch.from_numpy(batch.advantage).double(), COEFFICIENTS.clip
+    rho = torch.ones(len(ratio)) if batch.weight is None else torch.from_numpy(batch.weight)
+    policy = -(rho * torch.min(ratio * advantage, ratio.clip(1 - clip, 1 + clip) * advantage)).mean()
+    critic = (value[:, 0] - torch.from_numpy(batch.value)).pow(2).mean()
+    (policy + config.value * critic - COEFFICIENTS.entropy * entropy.mean()).backward()
+    kl, clipped = (ratio - 1 - ratio.log()).mean(), ((ratio - 1).abs() > clip).double().mean()
+    losses = [part.item() for part in (policy, critic, entropy.mean(), kl, clipped)]
+    return losses, {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+
+
+def _with_torch(spec: PolicySpec, head: Tensor, leaves: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
+    distributions: Any = torch.distributions
+    if spec.head == "categorical":
+        choice = distributions.Categorical(logits=head)
+        return choice.log_prob(action), choice.entropy()
+    mean, log_std = head.chunk(2, -1) if spec.head == "squashed" else (head, leaves["actor.log_std"])
+    normal = distributions.Normal(mean, log_std.clamp(*LOG_STD).exp().expand(mean.shape))
+    chosen = normal
+    if spec.head == "squashed":
+        chosen = distributions.TransformedDistribution(normal, [distributions.TanhTransform()])
+    return chosen.log_prob(action).sum(-1), normal.entropy().sum(-1)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("head", ["categorical", "gaussian"])
+def test_rows_beyond_the_clip_have_no_gradient(head: str, sign: int) -> None:
+    """A ratio of e with a positive advantage is clipped and flat; with a negative one it is not."""
+    for engine in engines(HEADS[head], replace(WHOLE, value=0.0)):
+        assert engine is not None
+        batch = batch_for(engines(HEADS[head])[1], np.random.default_rng(0), 64, weighted=False, drift=0.0)
+        batch = batch._replace(reference=batch.reference - 1, advantage=np.full(64, sign, np.float32))
+        losses, grads = gradient_of(engine, batch)
+        assert losses[-1] == 1
+        assert losses[0] == pytest.approx(-(1 + COEFFICIENTS.clip) if sign > 0 else math.e, rel=1e-5)
+        largest = max(np.abs(grads[name]).max() for name in grads if name.endswith("weight"))
+        assert largest < 0.05 if sign > 0 else largest > 0.05  # what is left is that of the entropy
+
+
+# ---------------------------------------------------------------------------------------------------- the same updates
+
+
+def rows_for(play: Play, learner: PPO, *, lagged: bool, steps: int = STEPS, gaps: bool = False) -> Transitions:
+    """Chosen by the learner's own policy, or by another that is not far from it."""
+    params = numbers(learner)
+    if lagged:
+        rng = np.random.default_rng(4)
+        for name, value in params.items():
+            if name.startswith("actor"):
+                value += rng.normal(0, 0.1, value.shape).astype(np.float32)
+    return play(learner.spec.policy, Snapshot(0, params), (steps, LANES), seed=2, gaps=gaps)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("lagged", [False, True], ids=["fresh", "lagged"])
+@pytest.mark.parametrize("standardised", [False, True])
+@pytest.mark.parametrize("surrogate", ["decoupled", "behaviour"])
+@pytest.mark.parametrize("targets", ["corrected", "plain"])
+def test_targets_metrics_and_weights_are_the_same(
+    play: Play,
+    sign: Sign,
+    to_tensors: ToTensors,
+    head: str,
+    lagged: bool,
+    standardised: bool,
+    surrogate: Literal["decoupled", "behaviour"],
+    targets: Literal["corrected", "plain"],
+) -> None:
+    config = replace(WHOLE, normalize_advantage=standardised, surrogate=surrogate, targets=targets)
+    found = []
+    for kind in kinds(HEADS[head]):
+        learner = learner_for(kind, HEADS[head], config)
+        before, data = numbers(learner), rows_for(play, learner, lagged=lagged)
+        assert data.terminated.any()
+        assert data.truncated.any()
+        learner.version = int(lagged)
+        chunk = sign(data)
+        chunk = to_tensors(chunk) if kind == "simulator" else chunk
+        engine: Any = learner.engine
+        with torch.no_grad():
+            batch = join([chunk if kind == "numpy" else to_tensors(sign(data))])
+            prepared = prepare(engine, batch, config, recompute=lagged, reward_factor=None)
+        weight = np.ones(ROWS) if prepared.rows.weight is None else np.asarray(prepared.rows.weight)
+        goals = {"weight": weight} | {
+            name: np.asarray(getattr(prepared.rows, name)) for name in ("reference", "advantage", "value")
+        }
+        learner.observe(chunk)
+        reported = learner.update()
+        assert moved(before, numbers(learner)) > 1e-4
+        found.append((goals, dict(reported), numbers(learner), learner.rows()))
+    for goals, reported, weights, rows in found[1:]:
+        assert_close(goals, found[0][0])
+        assert_close(reported, found[0][1], 2e-5)
+        assert_close(weights, found[0][2])
+        assert rows == found[0][3]
+
+
+@pytest.mark.parametrize("case", [*HEADS, "normalised", "scaled rewards", "target_kl", "gaps"])
+def test_several_updates_go_the_same_way(play: Play, sign: Sign, to_tensors: ToTensors, case: str) -> None:
+    """Whole batches, so that their order does not matter; step size, clip and entropy fade to a quarter."""
+    spec = HEADS.get(case, NORMALISED if case == "normalised" else GAUSSIAN)
+    faded = replace(WHOLE, lr_schedule="linear", clip_schedule="linear", entropy_schedule="linear", lr=1e-3)
+    config = replace(faded, epochs=4, clip=0.01, entropy=0.1)  # small enough to be felt
+    if case == "scaled rewards":
+        config = replace(config, reward_scale="returns")
+    if case == "target_kl":
+        config = replace(config, target_kl=2e-5)
+    served = ["numpy", "torch"] if case == "gaps" else kinds(spec)
+    learners = {kind: learner_for(kind, spec, config, total=4 * ROWS) for kind in kinds(spec) if kind in served}
+    first, *others = learners.values()
+    sequence = itertools.count(step=2)  # as if a chunk were missing: these do not continue each other
+    for number in range(5):
+        while not first.ready:
+            data = play(spec, first.snapshot(), (STEPS, LANES), seed=number, gaps=case == "gaps")
+            chunk = sign(replace(data, reward=3 * data.reward), version=number, sequence=next(sequence))
+            for kind, learner in learners.items():
+                learner.observe(to_tensors(chunk) if kind == "simulator" else chunk)
+        before, reported = numbers(first), dict(first.update())
+        for learner in others:
+            found = dict(learner.update())
+            if number < 4:  # then the clip is 0, and rounding decides which rows are beyond it
+                assert_close(found, reported, 1e-4)
+            assert_close(numbers(learner), numbers(first))
+            assert learner.rows() == first.rows()
+        same = moved({name: before[name] for name in before if "norm" not in name}, numbers(first))
+        assert (same == 0) == (number == 4)  # the step size is at its end
+    if case == "normalised":
+        assert np.abs(numbers(first)["norm.mean"]).min() > 1e-3
+        assert np.abs(numbers(first)["norm.scale"] - 1).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "simulator"])
+def test_an_update_ends_before_the_step_that_would_go_too_far(
+    play: Play, sign: Sign, to_tensors: ToTensors, kind: Kind
+) -> None:
+    """The first gradient is at no distance, so the second one finds the policy too far away, and is not applied."""
+    results = []
+    for config in (replace(WHOLE, epochs=9, target_kl=1e-9), WHOLE, replace(WHOLE, epochs=9)):
+        learner = learner_for(kind, GAUSSIAN, config)
+        chunk = sign(play(GAUSSIAN, learner.snapshot(), (STEPS, LANES)))
+        learner.observe(to_tensors(chunk) if kind == "simulator" else chunk)
+        learner.update()
+        results.append((numbers(learner), int(np.asarray(learner.state_dict()["adam.steps"]))))
+    assert_close(results[0][0], results[1][0])
+    assert [steps for _, steps in results] == [1, 1, 9]
+    assert moved(results[0][0], results[2][0]) > 1e-4
+
+
+# ----------------------------------------------------------------------------------------------------------------- promises
+
+
+@pytest.mark.parametrize("kind", ["torch", "simulator"])
+@pytest.mark.parametrize("spec", [*HEADS.values(), NORMALISED], ids=[*HEADS, "normalised"])
+def test_a_learner_with_tensors_keeps_its_promises(
+    play: Play, sign: Sign, to_tensors: ToTensors, spec: PolicySpec, kind: Kind
+) -> None:
+    """With minibatches: a restored learner shuffles as the other does."""
+    seeds = itertools.count()
+
+    def collect(snapshot: Snapshot) -> Chunk:
+        chunk = sign(play(spec, snapshot, (STEPS, LANES), seed=next(seeds)), version=snapshot.version)
+        return to_tensors(chunk) if kind == "simulator" else chunk
+
+    config = PPOConfig(epochs=2, minibatch=20, reward_scale="returns")
+    check_learner(lambda: learner_for(kind, spec, config), collect)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
+def test_rewards_that_are_not_finite_change_nothing(
+    play: Play, sign: Sign, to_tensors: ToTensors, poison: float
+) -> None:
+    learner, spared = (learner_for("simulator", GAUSSIAN) for _ in range(2))
+    data = play(GAUSSIAN, learner.snapshot(), (STEPS, LANES))
+    reward = data.reward.copy()
+    reward[7, 1] = poison
+    before = {name: np.array(value) for name, value in learner.state_dict().items()}
+    learner.observe(to_tensors(sign(replace(data, reward=reward))))
+    reported = learner.update()
+    assert reported["update/skipped"] == 1.0
+    assert all(np.isfinite(value) for value in reported.values())
+    assert (learner.version, learner.rows().trained, learner.rows().dropped) == (1, 0, {"nan": ROWS})
+    after = learner.state_dict()
+    for name in ("params", *(name for name in before if name.startswith("adam"))):
+        np.testing.assert_array_equal(before[name], np.asarray(after[name]), name)
+    spared.version = 1
+    for one in (learner, spared):
+        one.observe(to_tensors(sign(data, version=1, sequence=1)))
+        assert one.update()["update/skipped"] == 0.0
+    assert_close(numbers(learner), numbers(spared))
+    assert learner.rows().trained == ROWS
+
+
+def test_rows_of_a_simulator_beyond_the_bound_are_dropped_and_counted(
+    play: Play, sign: Sign, to_tensors: ToTensors
+) -> None:
+    learner = learner_for("simulator", GAUSSIAN, batch=BatchSpec(STEPS, LANES, max_lag=1))
+    data = play(GAUSSIAN, learner.snapshot(), (STEPS + 6, LANES))
+    learner.observe(to_tensors(sign(data, version=0)))
+    for version in (1, 2):
+        learner.update()
+        assert learner.version == version
+        left = 6 * LANES if version == 1 else 0  # six steps of version 0 stay good for one more update
+        assert learner.rows().queued == left
+        learner.observe(to_tensors(sign(data, slice(STEPS - 6), version=version, sequence=version)))
+        assert learner.ready is (version == 1)
+    assert learner.rows().dropped == {}
+    learner.observe(to_tensors(sign(data, slice(6), version=0, sequence=3)))
+    assert learner.rows().dropped == {"stale": 6 * LANES}
+    twin = learner_for("simulator", GAUSSIAN, batch=BatchSpec(STEPS, LANES, max_lag=1))
+    twin.load_state_dict(learner.state_dict())
+    assert twin.rows() == replace(learner.rows(), queued=0)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "simulator"])
+def test_an_update_that_fails_keeps_its_rows_in_the_accounts(
+    play: Play, sign: Sign, to_tensors: ToTensors, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError("no room")
+
+    learner = learner_for(kind, GAUSSIAN)
+    chunk = sign(rows_for(play, learner, lagged=False))
+    learner.observe(to_tensors(chunk) if kind == "simulator" else chunk)
+    monkeypatch.setattr(learner.engine, "improve", broken)
+    with pytest.raises(MemoryError):
+        learner.update()
+    assert learner.rows().queued == ROWS

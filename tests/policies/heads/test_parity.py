@@ -1,0 +1,263 @@
+"""Every head is one distribution in all its forms: numpy, torch and slopes agree; heads are found by the registry."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freewheel.core import ActionSpec, NDArray, Snapshot
+from freewheel.policies.device_actor import TensorPolicy
+from freewheel.policies.heads.head import HEADS, Distribution, Reparameterised
+from freewheel.policies.nets import PolicyNet, TorchActor
+from freewheel.policies.numpy_actor import NumpyActor
+from freewheel.policies.spec import FlatParams, PolicySpec
+from tests.support.places import SUPPORT
+
+ACTIONS = {"discrete": ActionSpec("discrete", 3), "box": ActionSpec("box", 2, (-1.0,) * 2, (1.0,) * 2)}
+#: The kind of actions that each head serves.
+KINDS = {name: next(kind for kind in ACTIONS if not head.misfit(ACTIONS[kind])) for name, head in HEADS.entries.items()}
+PLAIN = PolicySpec(4, "float32", ((0, 4),), ((0, 4),), (), None, "", 3, (8, 8), "tanh", -0.3, "")
+#: Columns of a world with slices policy 0..3, critic 3..5 and context 5..6.
+SLICED = replace(PLAIN, obs_size=6, actor_columns=((0, 3), (5, 6)), critic_columns=((3, 6),))
+
+
+def spec_for(head: str, base: PolicySpec = PLAIN, *, masked: bool = False, **changes: Any) -> PolicySpec:
+    spec = replace(base, head=head, action_size=ACTIONS[KINDS[head]].size)
+    spec = replace(spec, **changes)
+    end = spec.obs_size + spec.action_size
+    return replace(spec, obs_size=end, mask=(spec.obs_size, end)) if masked else spec
+
+
+CASES = {name: spec_for(name) for name in HEADS} | {
+    f"{name}, normalised": spec_for(name, SLICED, normalised=((0, 3),)) for name in HEADS
+}
+CASES |= {f"{name}, masked": spec_for(name, masked=True) for name, kind in KINDS.items() if kind == "discrete"}
+CASES |= {f"{name}, bytes": spec_for(name, obs_dtype="uint8") for name in HEADS}
+
+
+def random_policy(spec: PolicySpec, seed: int) -> TensorPolicy:
+    """Weights and statistics of all sizes that training may bring."""
+    rng = np.random.default_rng(seed)
+    policy = TensorPolicy(spec, rng, "cpu", seed)
+    views = policy.net.params.views
+    for name in policy.net.trainable_layout:
+        view = views[name]
+        view[...] = rng.normal(0, len(view) ** -0.5 if name.endswith("weight") else 0.3, view.shape)
+    if not spec.module:  # near the edges of a squashed head, atanh would magnify the rounding of its means
+        views[f"actor.{len(spec.hidden)}.weight"][...] *= 0.3
+    for start, stop in spec.normalised:
+        spread = 74 if spec.obs_dtype == "uint8" else 1  # of evenly drawn bytes
+        views["norm.mean"][start:stop] = spread * rng.normal(1, 0.5, stop - start)
+        views["norm.scale"][start:stop] = rng.uniform(0.3, 1.5, stop - start) / spread
+    policy.begin({name: view.copy() for name, view in views.items()})
+    return policy
+
+
+def numpy_actor(policy: TensorPolicy) -> NumpyActor:
+    actor = NumpyActor(policy.spec)
+    actor.load(Snapshot(1, policy.weights(on_device=False)))
+    return actor
+
+
+def observations(spec: PolicySpec, lanes: int, rng: np.random.Generator) -> NDArray:
+    bytes_ = spec.obs_dtype == "uint8"
+    obs = rng.integers(0, 256, (lanes, spec.obs_size)) if bytes_ else rng.normal(size=(lanes, spec.obs_size))
+    if spec.mask is not None:
+        allowed = rng.random((lanes, spec.action_size)) < 0.6
+        allowed[np.arange(lanes), rng.integers(spec.action_size, size=lanes)] = True
+        obs[:, slice(*spec.mask)] = allowed
+    return obs.astype(spec.obs_dtype)
+
+
+@torch.no_grad()
+def in_torch(policy: TensorPolicy, obs: NDArray) -> Distribution:
+    return policy.distribution(policy.inputs(torch.from_numpy(obs)))
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> PolicySpec:
+    head = draw(st.sampled_from(sorted(HEADS)))
+    return spec_for(
+        head,
+        draw(st.sampled_from([PLAIN, SLICED])),
+        masked=KINDS[head] == "discrete" and draw(st.booleans()),
+        action_size=draw(st.integers(1, 5)),
+        hidden=tuple(draw(st.lists(st.integers(1, 24), max_size=3))),
+        activation=draw(st.sampled_from(["tanh", "relu", "elu", "silu"])),
+        obs_dtype=draw(st.sampled_from(["float32", "uint8"])),
+        normalised=draw(st.sampled_from([(), ((0, 3),), ((0, 2), (3, 4))])),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- numpy and torch
+
+
+@settings(max_examples=150)
+@given(spec=specs(), seed=st.integers(0, 2**32 - 1), greedy=st.booleans())
+def test_numpy_and_torch_find_the_same_log_probabilities_and_greedy_actions(
+    spec: PolicySpec, seed: int, greedy: bool
+) -> None:
+    policy, rng = random_policy(spec, seed), np.random.default_rng(seed)
+    obs = observations(spec, 32, rng)
+    decision, distribution = numpy_actor(policy).act(obs, rng, greedy=greedy), in_torch(policy, obs)
+    with torch.no_grad():
+        log_prob = distribution.log_prob(torch.from_numpy(decision.action))
+    assert decision.log_prob.dtype == np.float32
+    np.testing.assert_allclose(decision.log_prob, log_prob, rtol=1e-5, atol=1e-5)
+    mode = distribution.mode().numpy()
+    assert mode.dtype == decision.action.dtype
+    if greedy and KINDS[spec.head] == "box":
+        np.testing.assert_allclose(decision.action, mode, rtol=1e-4, atol=1e-5)
+    elif greedy:  # two actions may be equally likely but for rounding
+        with torch.no_grad():
+            np.testing.assert_allclose(distribution.log_prob(distribution.mode()), log_prob, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_have_the_same_distribution(case: str) -> None:
+    """At one observation each: frequencies, or quantiles of every column, of both actors."""
+    spec, count = CASES[case], 20_000
+    policy = random_policy(spec, 3)
+    for one in observations(spec, 3, np.random.default_rng(1)):
+        obs = np.tile(one, (count, 1))
+        decision = numpy_actor(policy).act(obs, np.random.default_rng(3))
+        ours, log_prob = (part.numpy() for part in policy.act(torch.from_numpy(obs)))
+        theirs = decision.action
+        assert (ours.dtype, log_prob.dtype) == (theirs.dtype, decision.log_prob.dtype)
+        if KINDS[spec.head] == "discrete":
+            here, there = (np.bincount(chosen, minlength=spec.action_size) / count for chosen in (ours, theirs))
+            assert np.abs(here - there).max() < 4 * math.sqrt(0.5 / count)
+            assert {*np.flatnonzero(here)} == {*np.flatnonzero(there)}
+        else:
+            for column in range(spec.action_size):
+                pooled = np.sort(np.concatenate([ours[:, column], theirs[:, column]]))
+                here, there = (
+                    np.searchsorted(np.sort(chosen[:, column]), pooled, side="right") / count
+                    for chosen in (ours, theirs)
+                )
+                assert np.abs(here - there).max() < 1.95 * math.sqrt(2 / count)  # Kolmogorov-Smirnov, p = 0.001
+            assert abs(np.corrcoef(ours.T)[0, 1]) < 4 / math.sqrt(count)
+        deviation = math.hypot(decision.log_prob.std(), log_prob.std()) / math.sqrt(count)
+        assert abs(log_prob.mean() - decision.log_prob.mean()) < 4 * deviation + 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_come_with_their_log_probability_and_entropy_is_its_mean(case: str) -> None:
+    spec = CASES[case]
+    policy, count = random_policy(spec, 4), 20_000
+    obs = np.tile(observations(spec, 1, np.random.default_rng(2)), (count, 1))
+    distribution = in_torch(policy, obs)
+    with torch.no_grad():
+        action, log_prob = distribution.sample(policy.generator)
+        expected = distribution.log_prob(action)
+    inner = torch.ones(count, dtype=torch.bool)
+    if KINDS[spec.head] == "box":
+        inner = (action.abs() < 0.999).all(-1)  # float32 actions near an edge have lost where they came from
+    if not HEADS[spec.head].reparameterised:
+        inner = torch.ones_like(inner)
+        deviation = float(log_prob.std()) / math.sqrt(count)
+        assert distribution.entropy()[0].item() == pytest.approx(-float(log_prob.mean()), abs=4 * deviation + 1e-5)
+    np.testing.assert_allclose(log_prob[inner], expected[inner], rtol=1e-3, atol=2e-3)
+    assert inner.float().mean() > 0.5
+
+
+@pytest.mark.parametrize("head", [*HEADS])
+def test_a_users_module_acts_with_the_same_head(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SUPPORT)
+    policy = random_policy(spec_for(head, module="custom_module:Shared", normalised=((0, 4),)), 5)
+    actor, rng = TorchActor(policy.spec), np.random.default_rng(6)
+    actor.load(Snapshot(1, policy.weights(on_device=False)))
+    obs = observations(policy.spec, 20, rng)
+    sampled, greedy = actor.act(obs, rng), actor.act(obs, rng, greedy=True)
+    distribution = in_torch(policy, obs)
+    for decision in (sampled, greedy):
+        with torch.no_grad():
+            expected = distribution.log_prob(torch.from_numpy(decision.action))
+        np.testing.assert_allclose(decision.log_prob, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(greedy.action, distribution.mode(), rtol=1e-5, atol=1e-6)
+    assert (sampled.action != greedy.action).any()
+    again = TorchActor(policy.spec)
+    again.load(Snapshot(1, policy.weights(on_device=False)))
+    first, second = (again.act(obs, np.random.default_rng(seed)).action for seed in (1, 1))
+    assert np.array_equal(first, second)
+
+
+# ----------------------------------------------------------------------------------------------------- torch's distributions
+
+
+def reference(head: str, outputs: torch.Tensor, log_std: torch.Tensor) -> tuple[Any, Any]:
+    """torch's own distribution, and the one whose entropy counts."""
+    distributions: Any = torch.distributions
+    if head == "categorical":
+        choice = distributions.Categorical(logits=outputs)
+        return choice, choice
+    mean, log_std = (outputs, log_std) if head == "gaussian" else outputs.double().chunk(2, -1)
+    normal = distributions.Independent(distributions.Normal(mean, log_std.exp()), 1)
+    if head == "gaussian":
+        return normal, normal
+    return distributions.TransformedDistribution(normal, [distributions.TanhTransform()]), normal
+
+
+@pytest.mark.parametrize("head", ["categorical", "gaussian", "squashed"])
+def test_our_heads_are_torchs_distributions(head: str) -> None:
+    rng, size = np.random.default_rng(0), 3
+    outputs = torch.from_numpy(rng.uniform(-1.5, 1.5, (50, HEADS[head].outputs(size))).astype(np.float32))
+    log_std = torch.tensor([-1.0, 0.0, 0.5])
+    action = torch.from_numpy(rng.normal(size=(50, size)).astype(np.float32))
+    action = {"categorical": torch.arange(50) % size, "gaussian": action, "squashed": torch.tanh(action)}[head]
+    ours = HEADS[head].distribution(outputs, None, {"actor.log_std": log_std})
+    theirs, entropic = reference(head, outputs, log_std)
+    wide = action.double() if head == "squashed" else action
+    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(wide).float())
+    torch.testing.assert_close(ours.entropy(), entropic.entropy().float())
+
+
+# ----------------------------------------------------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("case", [case for case, spec in CASES.items() if HEADS[spec.head].analytic])
+@pytest.mark.parametrize("by_entropy", [0.0, -0.3])
+def test_slopes_are_those_of_autograd(case: str, by_entropy: float) -> None:
+    spec, rng = CASES[case], np.random.default_rng(7)
+    net = PolicyNet(spec, rng)
+    grads = FlatParams(net.trainable_layout).views
+    slopes = HEADS[spec.head].slopes(spec, net.params.views, grads)
+    outputs = rng.normal(size=(40, spec.outputs)).astype(np.float32)
+    inputs = observations(spec, 40, rng).astype(np.float32)
+    leaf = torch.tensor(outputs, requires_grad=True)
+    distribution = net.distribution(torch.from_numpy(inputs), leaf)
+    action, _ = distribution.sample(torch.Generator().manual_seed(1))
+    by_log_prob = rng.normal(size=40).astype(np.float32)
+    log_prob, entropy = distribution.log_prob(action.detach()), distribution.entropy()
+    np.testing.assert_allclose(slopes.log_prob(outputs, inputs, action.detach().numpy()), log_prob.detach(), atol=1e-5)
+    np.testing.assert_allclose(slopes.entropy(), entropy.detach(), atol=1e-5)
+    (torch.from_numpy(by_log_prob) * log_prob).sum().add(by_entropy * entropy.sum()).backward()
+    found: Any = leaf.grad
+    np.testing.assert_allclose(slopes.slope(by_log_prob, by_entropy), found, rtol=1e-4, atol=1e-5)
+    for name, parameter in net._head_parameters.items():
+        found = parameter.grad
+        np.testing.assert_allclose(grads[name], found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", [name for name, head in HEADS.entries.items() if head.reparameterised])
+def test_samples_with_a_gradient_are_the_same_samples(head: str) -> None:
+    policy = random_policy(spec_for(head), 8)
+    inputs = torch.from_numpy(observations(policy.spec, 30, np.random.default_rng(0)))
+    state = policy.generator.get_state()
+    sampled = policy.act(inputs)
+    policy.generator.set_state(state)
+    action, log_prob = policy.rsample(inputs)
+    assert isinstance(policy.distribution(inputs), Reparameterised)
+    torch.testing.assert_close(action.detach(), sampled[0])
+    assert torch.equal(log_prob.detach(), sampled[1])
+    (action.sum() + log_prob.sum()).backward()
+    assert all(
+        parameter.grad is not None for name, parameter in policy.net.module.named_parameters() if "actor" in name
+    )
