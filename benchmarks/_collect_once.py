@@ -107,7 +107,9 @@ class Measurement:
         if tick.metrics is not None:
             self.lag_max = max(self.lag_max, float(tick.metrics["lag_max"]))
         if self.meter.wall_s >= self._next_log:  # what a run does every second, it does here too
-            self.meter.row(self.balanced(), self.collector.stats(), self.learner.rows().queued / self.planned.rows)
+            self.meter.row(
+                self.balanced(), self.collector.stats(), self.learner.rows().queued / self.planned.batch.rows
+            )
             self.collector.messages()
             self._next_log = self.meter.wall_s + 1.0
 
@@ -187,12 +189,12 @@ def measure(order: Order) -> dict[str, Any]:
     options = {"minutes": 600.0, "evals": 0, **order.options}
     planned = plan(from_options(options.pop("env"), options))
     plan_s = perf_counter() - began
-    with _torch_threads(planned.config.run.threads), _standing_back(planned):
-        learner = planned.config.learner.build(planned.assignment)
+    with _torch_threads(planned.config.run.machine.threads), _standing_back(planned):
+        learner = planned.config.learner.build(planned.learner_spec)
         if order.learner == "none":
-            learner = Counting(learner.snapshot(), planned.rows, planned.max_lag)
+            learner = Counting(learner.snapshot(), planned.batch.rows, planned.max_lag)
         row = {"plan_s": plan_s, "mode": planned.config.mode, "workers": planned.workers, "lanes": planned.spec.lanes}
-        return row | {"rows_per_update": planned.rows, "learner": order.learner} | _run(order, planned, learner)
+        return row | {"rows_per_update": planned.batch.rows, "learner": order.learner} | _run(order, planned, learner)
 
 
 def _run(order: Order, planned: Plan, learner: Learner) -> dict[str, Any]:
@@ -203,7 +205,9 @@ def _run(order: Order, planned: Plan, learner: Learner) -> dict[str, Any]:
             raise StalledError
 
     with ExitStack() as stack:
-        build = planned.config.collector.build(planned.recipe, planned.job(learner.snapshot(), waiting))
+        build = planned.config.collector.build(
+            planned.runner_factory, planned.collect_spec(learner.snapshot(), waiting)
+        )
         fleet: WorkerPool | None = getattr(build, "fleet", None)
         arrivals = stack.enter_context(Arrivals(fleet)) if fleet is not None else None
         collector = stack.enter_context(build)

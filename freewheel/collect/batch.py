@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from freewheel.collect.mode import Mode
 from freewheel.core import Chunk, Collector, RowCounts, SeedStream, Snapshot
 from freewheel.errors import UsageError
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -191,3 +192,11 @@ class Batch:
             chunks.append(waiting.popleft())
             came += chunks[-1].rows
         return chunks
+
+
+MODE = Mode(
+    name="batch",
+    config=BatchConfig,
+    summary="workers collect the next batch while the learner trains on the last one; repeatable",
+    whole_batches=True,
+)

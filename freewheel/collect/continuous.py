@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from freewheel.collect.mode import Mode
 from freewheel.core import Chunk, Collector, RowCounts, Snapshot
 from freewheel.errors import UsageError
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -150,3 +151,11 @@ class Continuous:
             self._expired.add(worker)
         if (chunk := self.pool.sign(self.pool.book(fragment))) is not None:
             yield chunk
+
+
+MODE = Mode(
+    name="continuous",
+    config=ContinuousConfig,
+    summary="workers act all the time with recent weights; the lag is bounded by --max-lag",
+    free_running=True,
+)

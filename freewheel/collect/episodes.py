@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from freewheel.collect.mode import Mode
 from freewheel.core import Chunk, Collector, RowCounts, Snapshot, Transitions
 from freewheel.errors import UsageError
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -189,3 +190,12 @@ class Episodes:
         blocking = (announced != NOBODY) & (announced <= self._version - self._config.max_lag)
         late = np.flatnonzero(blocking & (self.pool.heartbeats.age() > patience)).tolist()
         self._expired.update(worker for worker in late if self._tickets.revoke(worker, int(announced[worker])))
+
+
+MODE = Mode(
+    name="episodes",
+    config=EpisodesConfig,
+    summary="workers play whole episodes; the learner takes each as it ends",
+    simulators=False,
+    free_running=True,
+)

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from freewheel.collect.serial import SerialConfig
 from freewheel.config.resolve import Config
 from freewheel.core import Collector, Env, Episode, Learner, MakeExecutor, RowCounts, Sink, Snapshot, Tick, to_numpy
-from freewheel.envs.gym import GymConfig
 from freewheel.errors import FreewheelError, SetupError
 from freewheel.evaluate.episodes import EvalSpec, Score, evaluator, playable
 from freewheel.evaluate.evaluators import Evaluator, Here, Reserved, There
@@ -62,21 +62,21 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None) -> R
     config = planned.config
     stop = Stop()
     _keep_freed_memory()
-    with _torch_threads(config.run.threads), _standing_back(planned), _executors(planned) as executors:
-        learner = config.learner.build(replace(planned.assignment, executors=executors, waiting=stop.check))
+    with _torch_threads(config.run.machine.threads), _standing_back(planned), _executors(planned) as executors:
+        learner = config.learner.build(replace(planned.learner_spec, executors=executors, waiting=stop.check))
         _create(planned.path)
         _write_json(planned.path / "config.json", config.to_json())
         sinks: list[Sink] = [JsonlSink(planned.path / "metrics.jsonl")]
         if not quiet:
             sinks.append(_console(config))
-            if planned.staff is not None:
-                sinks[-1].note(planned.staff.plan_line())
+            if planned.worker_config is not None:
+                sinks[-1].note(planned.worker_config.plan_line())
         return _Trainer(planned, learner, sinks, stop, until).train()
 
 
 def _console(config: Config) -> Sink:
     title, budget = f"{config.env.name}  {config.algo}  {config.mode}", config.run.budget
-    if config.run.console == "live":
+    if config.run.output.console == "live":
         return ConsoleSink(title, budget)
     return ClassicSink(("Async" if config.mode in FREE_RUNNING else "") + config.algo.upper(), title, budget)
 
@@ -92,8 +92,8 @@ class _Trainer:
         self.meter = Meter(planned.workers, planned.spec.measures)
         self._collector: Collector | None = None
         in_turn = not planned.in_processes and not planned.spec.batched_on_device
-        self.recipe = replace(planned.recipe, make=self._make) if in_turn else planned.recipe
-        self._next_log = self._options.log_every
+        self.recipe = replace(planned.runner_factory, make=self._make) if in_turn else planned.runner_factory
+        self._next_log = self._options.output.log_every
         self._fallback = ""  # why updates are not replayed from graphs
         self._evaluations = 0
         self._best: Score | None = None
@@ -121,8 +121,8 @@ class _Trainer:
 
     def _run(self) -> str:
         """Train until the budget is spent; why it ended."""
-        if self._plan.begins is not None:
-            self._tell(*self._plan.begins.warnings)
+        if self._plan.init is not None:
+            self._tell(*self._plan.init.warnings)
         return self._on_device(self._train)
 
     def _on_device(self, work: Callable[[], str]) -> str:
@@ -135,7 +135,7 @@ class _Trainer:
             return work()
 
     def _train(self) -> str:
-        job = self._plan.job(self._learner.snapshot(), self._stop.check)
+        job = self._plan.collect_spec(self._learner.snapshot(), self._stop.check)
         with ExitStack() as stack:
             evaluator = self._examiner(stack)
             collector = stack.enter_context(self._plan.config.collector.build(self.recipe, job))
@@ -174,12 +174,12 @@ class _Trainer:
 
     def _log(self, collector: Collector) -> None:
         rows = balance(collector.rows(), self._learner.rows())
-        row = self.meter.row(rows, collector.stats(), self._learner.rows().queued / self._plan.rows)
+        row = self.meter.row(rows, collector.stats(), self._learner.rows().queued / self._plan.batch.rows)
         self._tell(*collector.messages())
         self._tell_fallback()
         for sink in self._sinks:
             sink.write(row)
-        self._next_log = self.meter.wall_s + self._options.log_every
+        self._next_log = self.meter.wall_s + self._options.output.log_every
 
     def _tell_fallback(self) -> None:
         """Once, if the learner could not have the graphs it was meant to have."""
@@ -194,11 +194,11 @@ class _Trainer:
                 sink.note(text)
 
     def _examiner(self, stack: ExitStack) -> Evaluator | None:
-        options = self._options
+        options = self._options.evaluation
         if not options.evals:
             return None
         eval_spec = EvalSpec(options.eval_episodes, options.eval_seed, options.eval_max_steps)
-        collect, limits = self._plan.config.collector, self._plan.config.world
+        collect, limits = self._plan.config.collector, self._plan.config.env.timeouts
         if self._plan.spec.one_per_process:
             return Reserved(self._graded, eval_spec.episodes, self._plan.spec.measures)
         if self._plan.spec.batched_on_device:
@@ -207,11 +207,12 @@ class _Trainer:
             return Here(env, make_actor(self._plan.policy)(), eval_spec, self.meter)
         if isinstance(collect, WorkersConfig):
             lanes = self._side_by_side(eval_spec, 1)
-            eval_spec = replace(eval_spec, lanes=lanes, patience=(limits.reset_timeout, limits.step_timeout))
+            eval_spec = replace(eval_spec, lanes=lanes, patience=(limits.reset, limits.step))
             return There(
                 stack.enter_context(ProcessExecutor(partial(evaluator, self.recipe, eval_spec), "evaluation")),
                 self._stop,
             )
+        assert isinstance(collect, SerialConfig), "no other mode is left"
         env = collect.place(self._make, range(self._side_by_side(eval_spec, eval_spec.lanes)))
         stack.callback(env.close)
         return Here(env, make_actor(self._plan.policy)(), eval_spec, self.meter)
@@ -219,7 +220,7 @@ class _Trainer:
     def _side_by_side(self, eval_spec: EvalSpec, usual: int) -> int:
         """How many episodes are played at once: all of them where that costs little more than one."""
         env = self._plan.config.env
-        return eval_spec.episodes if isinstance(env, GymConfig) and env.batched else min(eval_spec.episodes, usual)
+        return eval_spec.episodes if env.batched else min(eval_spec.episodes, usual)
 
     def _graded(self) -> Sequence[Episode]:
         """What reserved lanes have played."""
@@ -227,8 +228,8 @@ class _Trainer:
 
     def _evaluate_if_due(self, evaluator: Evaluator, tick: Tick, *, last: bool) -> None:
         progress = self._budget.progress(tick.env_steps, self.meter.wall_s, self.meter.episodes)
-        due = self._options.evals if last else int(progress * self._options.evals)
-        if due > self._evaluations and (last or due < self._options.evals):
+        due = self._options.evaluation.evals if last else int(progress * self._options.evaluation.evals)
+        if due > self._evaluations and (last or due < self._options.evaluation.evals):
             self._evaluations = due
             evaluator.ask(tick.env_steps, replace(self._learner.snapshot(), context=self._options.contexts))
         with self.meter.span("eval"):
@@ -241,7 +242,7 @@ class _Trainer:
     def _scored(self, step: int, snapshot: Snapshot, score: Score) -> None:
         self.meter.eval_result(score.mean, score.measures)
         if score.cut:
-            limit = self._options.eval_max_steps
+            limit = self._options.evaluation.eval_max_steps
             self._tell(f"{score.cut} evaluation episodes were cut at {limit} steps (--eval-max-steps)")
         self._final = score
         if self._best is None or score.mean > self._best.mean:

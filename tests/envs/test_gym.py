@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from freewheel.core import Env, NDArray, Slice, Step
+from freewheel.envs.family import register_ids
 from freewheel.envs.gym import GymConfig, GymLoop, GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
+from freewheel.rollout.factory import Timeouts
 from freewheel.seeding import training_episodes
 from freewheel.testing import worlds as testing
 from freewheel.testing.worlds import Counter, check_env
-from freewheel.worlds.registry import register
 
 WORLDS = ["CartPole-v1", "Pendulum-v1"] + [
     f"freewheel.testing.worlds:{name}"
@@ -450,10 +452,12 @@ def test_a_warning_on_the_way_to_an_env_is_passed_on() -> None:
         GymConfig("Warns", factory=warns).make(range(1)).close()
 
 
-@pytest.mark.parametrize("wrong", [{}, {"id": "X", "max_episode_steps": 0}, {"id": "X", "step_timeout": 0.0}], ids=str)
-def test_nonsense_is_refused_before_anything_starts(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "build", [GymConfig, partial(GymConfig, "X", max_episode_steps=0), partial(Timeouts, step=0.0)], ids=str
+)
+def test_nonsense_is_refused_before_anything_starts(build: Callable[[], Any]) -> None:
     with pytest.raises(UsageError):
-        GymConfig(**wrong)
+        build()
 
 
 def test_close_closes_every_env_once_even_if_one_refuses() -> None:
@@ -567,7 +571,7 @@ def test_an_id_that_a_script_registered_travels_with_the_config(registry: dict[s
 
 
 def test_only_an_id_whose_own_vector_env_seeds_lanes_apart_is_batched() -> None:
-    register()
+    register_ids()
     assert GymConfig("freewheel/Cage2-v0").batched
     assert not GymConfig("CartPole-v1").batched, "Gymnasium's own takes one seed for all lanes"
     assert not GymConfig("freewheel/Straggler-v0").batched

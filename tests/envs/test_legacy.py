@@ -25,7 +25,7 @@ KINDS = (Old, Seeded, Newer, InNameOnly)
 
 
 def world(kind: type[Any], limit: int | None = None, **args: Any) -> GymConfig:
-    return GymConfig(f"tests.support.legacy_worlds:{kind.__name__}", args, limit)
+    return GymConfig(f"tests.support.legacy_worlds:{kind.__name__}", args, max_episode_steps=limit)
 
 
 def rows(config: GymConfig, lanes: int, steps: int = 12) -> list[NDArray]:

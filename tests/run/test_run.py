@@ -19,7 +19,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 import freewheel
-from freewheel.config.resolve import MODES, from_file, from_options
+from freewheel.collect.mode import MODES
+from freewheel.config.resolve import from_file, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Episode, NDArray, Tick
 from freewheel.evaluate import evaluators as examiners
 from freewheel.evaluate.episodes import Score

@@ -114,7 +114,7 @@ def test_the_plan_of_episodes(tmp_path: Path) -> None:
     planned = plan.plan(from_options(IDENTITY, options))
     assert "collect  episodes: 2 envs, 5 episodes an update" in planned.lines()
     assert not any(line.startswith("updates") for line in planned.lines())
-    assert (planned.workers, planned.assignment.episodes, planned.max_lag) == (2, 5, None)
+    assert (planned.workers, planned.learner_spec.episodes, planned.max_lag) == (2, 5, None)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -150,7 +150,7 @@ def test_the_learner_stands_back_where_cores_are_shared(tmp_path: Path) -> None:
 
 def test_costs_are_measured_where_the_world_runs(tmp_path: Path) -> None:
     config = from_options("freewheel.testing.worlds:Crawls", {"mode": "batch", "env_args": {"seconds": 0.01, "at": 0}})
-    spec, cost = config.collector.survey(config.env.make, plan._timeouts(config.world))
+    spec, cost = config.collector.survey(config.env.make, config.env.timeouts)
     assert spec.lanes == 1
     assert isinstance(cost, StepCost)
     assert cost.wall > 0.008

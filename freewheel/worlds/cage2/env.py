@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from freewheel.core import NDArray, SeedStream
-from freewheel.worlds.cage2 import story
+from freewheel.worlds.cage2 import replay
 from freewheel.worlds.cage2.memory import COLUMNS, Memory
 from freewheel.worlds.cage2.network import Draws, Networks
 from freewheel.worlds.cage2.red import Bline, Meander
@@ -166,7 +166,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
 
 
 class Cage2(gymnasium.Env[NDArray, np.int64]):
-    """One game without an end; made by its id it has a time limit. It renders as a story."""
+    """One game without an end; made by its id it has a time limit. It renders steps as text."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - as gymnasium declares it
 
@@ -201,17 +201,17 @@ class Cage2(gymnasium.Env[NDArray, np.int64]):
         """The last step in words."""
         turn, nets = self.games.turn, self.games.nets
         if not self._rewards or turn is None:
-            return story.HEADLINE
+            return replay.HEADLINE
         kind, target = int(turn.red_kind[0]), int(turn.red_target[0])
-        red = story.red_in_words(
+        red = replay.red_in_words(
             kind,
             target,
             bool(turn.red_success[0]),
             access=int(nets.access[0, target]),
             noticed=bool(nets.obs[0, 4 * target + 1]),
         )
-        blue = story.blue_in_words(int(turn.blue[0]), int(turn.blue_success[0]))
-        return story.line(len(self._rewards), blue, red, self._rewards[-1], sum(self._rewards))
+        blue = replay.blue_in_words(int(turn.blue[0]), int(turn.blue_success[0]))
+        return replay.line(len(self._rewards), blue, red, self._rewards[-1], sum(self._rewards))
 
 
 def _mix(state: NDArray) -> NDArray:

@@ -18,8 +18,7 @@ from freewheel.core import NDArray
 from freewheel.seeding import drawn
 from freewheel.worlds.cage2.env import Cage2, Cage2Vector
 from freewheel.worlds.cage2.scenario import STEPS
-from freewheel.worlds.cage2.workflow.compliance import Compliance
-from freewheel.worlds.cage2.workflow.orders import COLUMNS
+from freewheel.worlds.cage2.workflow.orders import COLUMNS, Compliance
 
 FAST, REAL = (
     "freewheel.worlds.cage2.workflow.envs:freewheel/Cage2Workflow-v0",

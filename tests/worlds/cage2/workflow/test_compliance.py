@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from freewheel.core import NDArray
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS
-from freewheel.worlds.cage2.workflow.compliance import FIXES, Compliance
-from freewheel.worlds.cage2.workflow.orders import ORDERS, TYPE_OF_HOST, TYPES, encode
+from freewheel.worlds.cage2.workflow.orders import FIXES, ORDERS, TYPE_OF_HOST, TYPES, Compliance, encode
 
 ORDER = ("op_server", "enterprise", "defender", "op_host", "user")
 LAMBDA = 30.0

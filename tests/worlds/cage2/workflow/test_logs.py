@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from freewheel.errors import SetupError
-from freewheel.worlds.cage2.workflow.logs import SAMPLING, STATE, TRAINING, TRAINING_COLUMNS, Book
 from freewheel.worlds.cage2.workflow.orders import ORDERS
+from freewheel.worlds.cage2.workflow.records import SAMPLING, STATE, TRAINING, TRAINING_COLUMNS, Book
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Trial
 
 RULES = Rules("gp", 1000, 100, 10, 0.8)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from freewheel.core import Episode
-from freewheel.worlds.cage2.workflow.progress import Means, Played, Progress, Stops, means
+from freewheel.worlds.cage2.workflow.records import Means, Played, Progress, Stops, means
 
 STOPS = Stops(threshold=0.9, window=4, patience=2)
 

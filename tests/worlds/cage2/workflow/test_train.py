@@ -13,9 +13,9 @@ import pytest
 from freewheel.run import checkpoint
 from freewheel.worlds.cage2.workflow.envs import FAST
 from freewheel.worlds.cage2.workflow.orders import CANONICAL, encode
-from freewheel.worlds.cage2.workflow.progress import Stops
+from freewheel.worlds.cage2.workflow.records import Stops
 from freewheel.worlds.cage2.workflow.search import Proposal
-from freewheel.worlds.cage2.workflow.train import TRIALS, Training
+from freewheel.worlds.cage2.workflow.trials import TRIALS, Training
 
 ORDER = CANONICAL["critical-first"]
 STOPS = Stops(threshold=1.0, window=8, patience=0)

@@ -1,4 +1,4 @@
-"""A trial of a workflow by training: one run of its own, told the order and watched."""
+"""A trial of a workflow: one training run with the order as its context, watched by stop rules."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from freewheel.config import resolve as config
+from freewheel.config.resolve import Config, from_options
 from freewheel.core import Episode, Tick
 from freewheel.run.trainer import run
 from freewheel.seeding import tree
 from freewheel.worlds.cage2.workflow.envs import MEASURES
-from freewheel.worlds.cage2.workflow.logs import workflow
 from freewheel.worlds.cage2.workflow.orders import encode
-from freewheel.worlds.cage2.workflow.progress import Progress, Stops, means
+from freewheel.worlds.cage2.workflow.records import Progress, Stops, means, workflow
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal
 
-TRIALS = "trials"  # the folder of their runs
-SIGNALLED = 128  # exit codes above are of runs that a signal ended
+TRIALS = "trials"  # the folder with their runs
+SIGNALLED = 128  # larger exit codes mean that a signal ended the run
 
 Write: TypeAlias = Callable[[Mapping[str, Any]], None]  # a row of the training log
 
@@ -50,7 +49,9 @@ class Training:
 
     def __call__(self, proposal: Proposal) -> Outcome:
         resolved = self.config(proposal)
-        shutil.rmtree(self._folder / TRIALS / resolved.run.run, ignore_errors=True)  # cut short, and never recorded
+        shutil.rmtree(
+            self._folder / TRIALS / resolved.run.output.name, ignore_errors=True
+        )  # of a trial that was interrupted
         watch = _Watch(Progress(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
         result = run(resolved, quiet=True, until=watch)
         if result.exit_code > SIGNALLED:
@@ -58,15 +59,15 @@ class Training:
         watch.write()
         last, count = watch.progress.last, len(watch.progress.played)
         self._episodes += count
-        ended = str(result.summary["ended"]).replace("steps", "episodes")  # of which there are as many as steps
-        return Outcome(last.env_return, last.alignment, last.compliance, count, ended, resolved.run.run)
+        ended = str(result.summary["ended"]).replace("steps", "episodes")  # the budget in steps is equivalent
+        return Outcome(last.env_return, last.alignment, last.compliance, count, ended, resolved.run.output.name)
 
-    def config(self, proposal: Proposal) -> config.Config:
-        """What is trained."""
+    def config(self, proposal: Proposal) -> Config:
+        """The config of the run for a proposal."""
         options: dict[str, Any] = {
             **self._options,
             "episodes": proposal.episodes,
-            "steps": proposal.episodes * self._length,  # so that schedules know what to fade over
+            "steps": proposal.episodes * self._length,  # for the schedules
             "measures": MEASURES,
             "seed": tree(self._options["seed"], "workflow", proposal.number),
             "run": f"{proposal.number:03d}-{workflow(proposal.order)}",
@@ -76,11 +77,11 @@ class Training:
             options["context"] = [encode(proposal.order).tolist()]
         if proposal.init is not None:
             options["init"] = f"{proposal.init}@latest"
-        return config.from_options(options.pop("env"), options)
+        return from_options(options.pop("env"), options)
 
 
 class _Watch:
-    """Stands beside a trial with the training log and the stop rules. Implements run.Until."""
+    """Watches a trial: writes the training log and applies the stop rules. Implements trainer.Until."""
 
     def __init__(self, progress: Progress, proposal: Proposal, write: Write, before: int) -> None:
         self.progress, self._proposal, self._write, self._before = progress, proposal, write, before
@@ -94,7 +95,7 @@ class _Watch:
         return ended
 
     def write(self) -> None:
-        """A row about the episodes that none has been about."""
+        """Write a row about the episodes since the last row."""
         fresh, count = self.progress.played[self._written :], len(self.progress.played)
         if not fresh:
             return

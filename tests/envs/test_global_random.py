@@ -1,4 +1,4 @@
-"""GlobalRandom: the global generators as a stream of one's own."""
+"""GlobalRandom: a stream of its own in place of the global generators."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from freewheel.worlds.cage2.global_random import GlobalRandom, MoreDice
+from freewheel.envs.legacy import GlobalRandom, GlobalRandoms
 
 
 @pytest.fixture(autouse=True)
 def untouched() -> Iterator[None]:
-    """Whatever dice do, the caller's streams go on as if nothing had been."""
+    """The streams of the caller continue as if nothing had happened."""
     python, numpy = random.Random(7), np.random.RandomState(7)
     before, bits = random.getstate(), np.random.mtrand.get_bit_generator()
     random.setstate(python.getstate())
@@ -33,17 +33,17 @@ def test_they_begin_where_seeding_the_global_generator_begins(seed: int) -> None
 
 
 def test_a_stream_goes_on_where_it_was_left() -> None:
-    dice, whole = GlobalRandom(3), random.Random(3)
+    stream, whole = GlobalRandom(3), random.Random(3)
     for _ in range(4):
-        with dice:
+        with stream:
             assert random.gauss(0.0, 1.0) == whole.gauss(0.0, 1.0)
 
 
 def test_two_streams_do_not_see_each_other() -> None:
     pairs = [(GlobalRandom(seed), random.Random(seed)) for seed in (1, 2)]
     for _ in range(3):
-        for dice, alone in pairs:
-            with dice:
+        for stream, alone in pairs:
+            with stream:
                 assert random.random() == alone.random()
 
 
@@ -53,16 +53,16 @@ def test_the_callers_stream_comes_back_after_an_error() -> None:
 
 
 def test_a_state_that_was_kept_can_be_put_back() -> None:
-    dice = GlobalRandom(9)
-    kept = dice.state
-    with dice:
+    stream = GlobalRandom(9)
+    kept = stream.state
+    with stream:
         first = random.random()
-    dice.state = kept
-    with dice:
+    stream.state = kept
+    with stream:
         assert random.random() == first
 
 
-def test_dice_without_a_seed_differ() -> None:
+def test_streams_without_a_seed_differ() -> None:
     with GlobalRandom():
         one = random.random()
     with GlobalRandom():
@@ -70,13 +70,13 @@ def test_dice_without_a_seed_differ() -> None:
 
 
 def test_numpy_has_a_stream_too() -> None:
-    dice, again = MoreDice(6), MoreDice(6)
-    with dice:
+    stream, again = GlobalRandoms(6), GlobalRandoms(6)
+    with stream:
         first = np.random.rand(), random.random()  # noqa: NPY002
     with again:
         assert (np.random.rand(), random.random()) == first  # noqa: NPY002
-    with dice:
+    with stream:
         assert np.random.rand() != first[0]  # noqa: NPY002
-    dice.seed(6)
-    with dice:
+    stream.seed(6)
+    with stream:
         assert np.random.rand() == first[0]  # noqa: NPY002
