@@ -110,7 +110,7 @@ COMMAND = Command(
     name="doctor",
     argument="",
     summary="show what this machine has and what is missing",
-    options=lambda argv: DoctorOptions,
+    options=lambda _: DoctorOptions,
     run=_run,
     order=3,
 )

@@ -30,7 +30,7 @@ def _protocols() -> Mapping[str, EvalProtocol]:
     return {one.name: one for family in WORLDS.entries.values() for one in family.evaluation.protocols}
 
 
-def _options(argv: Sequence[str] = ()) -> type[Any]:
+def _options() -> type[Any]:
     """With a switch for every protocol of a world family."""
     from freewheel.config import flags
 
@@ -85,5 +85,10 @@ def _run_protocol(protocol: EvalProtocol, options: EvalOptions, console: Console
 
 
 COMMAND = Command(
-    name="eval", argument="RUN", summary="score the greedy policy of a run", options=_options, run=_run, order=1
+    name="eval",
+    argument="RUN",
+    summary="score the greedy policy of a run",
+    options=lambda _: _options(),
+    run=_run,
+    order=1,
 )

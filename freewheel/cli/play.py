@@ -82,7 +82,7 @@ COMMAND = Command(
     name="play",
     argument="RUN",
     summary="watch it play",
-    options=lambda argv: PlayOptions,
+    options=lambda _: PlayOptions,
     run=_run,
     order=2,
 )

@@ -125,8 +125,8 @@ def options_type(argv: Sequence[str]) -> type[Any]:
         [
             "Train an agent on ENV. --env.KEY VALUE is a keyword argument of the environment.",
             *texts,
-            f"Shown are the options of {algo} in mode {mode} on {family.name} environments; name ENV, --algo and --mode "
-            "beside --help to see those of others.",
+            f"Shown are the options of {algo} in mode {mode} on {family.name} environments;",
+            "name ENV, --algo and --mode beside --help to see those of others.",
         ]
     )
     return options

@@ -35,7 +35,7 @@ class GymOptions:
     """Truncate episodes after this many steps (default: the environment's own limit)."""
     measures: tuple[str, ...] = ()
     """Keys of the last info of an episode whose numbers are reported with the episode."""
-    timeouts: Timeouts = Timeouts()
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
         require_positive(max_episode_steps=self.max_episode_steps)
@@ -209,14 +209,14 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:
+def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:  # noqa: ARG001
     """The environment of this name."""
     return GymConfig(name, args, **{one.name: getattr(options, one.name) for one in fields(GymOptions)})
 
 
 FAMILY = WorldFamily(
     name="gym",
-    serves=lambda name: False,  # it gets what no other family serves
+    serves=lambda _: False,  # it gets what no other family serves
     options=GymOptions,
     build=build,
     flags=FamilyFlags(env_help="a Gymnasium id (CartPole-v1), or package.module:Factory"),

@@ -208,7 +208,7 @@ class Actions:
     high: tuple[float, ...]
 
     def encoder(self) -> Callable[[NDArray], NDArray]:
-        """A function from [B] int64 or [B, A] float32 to [B, ...]; the rows of a Box are new arrays, because an env may keep and change them."""
+        """A function from [B] int64 or [B, A] float32 to [B, ...]. The rows of a Box are new arrays: an env may change them."""
         if self.spec.kind == "discrete":
             start = int(self.low[0])
             return (lambda action: action + start) if start else (lambda action: action)

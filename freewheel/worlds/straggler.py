@@ -59,19 +59,19 @@ def burn(seconds: float) -> float:
 class Straggler(gymnasium.Env[NDArray, Any]):
     """Name the context that the observation shows; every step takes a random time.
 
-    Every observation shows one of 16 contexts, drawn at random, as a pattern of ±0.75 on all 52 columns under uniform noise
-    of ±0.25. Each context has one right action among the 145 (4, 13, ..., 139): it earns 1, every other 0. So the best return
-    is `length`, random actions earn length / 145, and one constant action earns length / 16 at most. The map is linear, and a
-    small network learns it after it has found each right action a few times. After `length` steps the episode is `terminated`, not
-    truncated: its last state has no value.
+    Every observation shows one of 16 random contexts as a pattern of ±0.75 on all 52 columns, plus uniform noise of ±0.25.
+    Each context has one right action among the 145 (4, 13, ..., 139): it earns 1, every other 0. So the best return is
+    `length`, random actions earn length / 145, and one constant action earns length / 16 at most. The map is linear, and a
+    small network learns it after it has found each right action a few times. After `length` steps the episode is
+    `terminated`, not truncated: its last state has no value.
 
     The time of a step or a reset is drawn from the distribution `law` with mean `mean` or `reset_mean` seconds, independently
-    of the actions; a mean of 0 takes no time. lognormal: with deviation `sigma` of the logarithm, not capped (at 0.7 the slowest of 100 takes about 5
-    times the mean). ninety_ten: 1 in 10 takes 10 times as long as the others. rare: 1 in 1000 takes 1000 times as long.
-    constant: always the mean. `kind`: whether the time is slept or burnt as CPU time of this thread.
+    of the actions; a mean of 0 takes no time. lognormal: with standard deviation `sigma` of the logarithm, not capped (at 0.7
+    the slowest of 100 takes about 5 times the mean). ninety_ten: 1 in 10 takes 10 times as long as the others. rare: 1 in
+    1000 takes 1000 times as long. constant: always the mean. `kind`: the time is slept, or burnt as CPU time of this thread.
 
-    Observations and times come from two separate generators. `seconds` holds the times drawn
-    for this episode, its reset first; the last info has their sum as `drawn_s` and the wall time they took as `slept_s`.
+    Observations and times come from two separate generators. `seconds` holds the times drawn for this episode, its reset
+    first; the last info has their sum as `drawn_s` and the wall time they took as `slept_s`.
     """
 
     def __init__(

@@ -373,22 +373,25 @@ LISTING = "python -c 'import gymnasium; gymnasium.pprint_registry()' lists what 
         (GymConfig("freewheel.testing.worlds:zzzzzz"), "'freewheel.testing.worlds' has no factory 'zzzzzz'"),
         (
             GymConfig("CartPole-v1", {"nonsense": 1}),
-            "CartPole-v1 does not take args {'nonsense': 1}: CartPoleEnv.__init__() got",
+            "CartPole-v1 does not accept the arguments {'nonsense': 1}: CartPoleEnv.__init__() got",
         ),
         (
             GymConfig("freewheel.testing.worlds:Counter", {"nonsense": 1}),
-            "freewheel.testing.worlds:Counter does not take args {'nonsense': 1}: Counter.__init__() got an unexpected keyword",
+            "freewheel.testing.worlds:Counter does not accept the arguments {'nonsense': 1}: Counter.__init__() got an unexpected keyword",
         ),
         (
             GymConfig("X", factory=Broken),
-            "X does not take args {}: Broken.__init__() missing 1 required positional argument",
+            "X does not accept the arguments {}: Broken.__init__() missing 1 required positional argument",
         ),
         (GymConfig("X", {"error": MISSING}, factory=Broken), f"X needs a package that is missing: {MISSING}"),
         (
             GymConfig("X", {"error": ModuleNotFoundError("No module named 'box'", name="box")}, factory=Broken),
             "X cannot be imported (No module named 'box'): pip install box",
         ),
-        (GymConfig("X", {"n": 2}, factory=lambda n: n), "X returned int: it has to return a gymnasium.Env"),
+        (
+            GymConfig("X", {"n": 2}, factory=lambda n: n),
+            "X returned int: it has to return an environment of Gymnasium or old gym",
+        ),
     ],
     ids=lambda value: getattr(value, "name", None),
 )

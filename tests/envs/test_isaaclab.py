@@ -131,7 +131,9 @@ def test_bounds_reach_the_adapter(isaac: StandIn) -> None:
 
 def test_only_one_lives_in_a_process_until_it_is_closed(isaac: StandIn) -> None:
     env = CONFIG.make(range(1))
-    with pytest.raises(SetupError, match=f"isaaclab:{TASK} cannot be made: another Isaac Lab simulation lives in this"):
+    with pytest.raises(
+        SetupError, match=f"isaaclab:{TASK} cannot be made: another Isaac Lab simulation is open in this"
+    ):
         CONFIG.make(range(1))
     env.close()
     CONFIG.make(range(1)).close()

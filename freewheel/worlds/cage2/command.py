@@ -8,7 +8,7 @@ from typing import Any
 from freewheel.registry import Command
 
 
-def _options(argv: Sequence[str]) -> type[Any]:
+def _options(_argv: Sequence[str]) -> type[Any]:
     from freewheel.worlds.cage2.workflow.command import SearchOptions
 
     return SearchOptions

@@ -34,7 +34,7 @@ ATTACKERS = RED_AGENTS[:2]  # the third does nothing
 SIMPLE_EPISODES = 500  # of each simple defender
 OLDER = "older code"  # before two fixes of August 2022, which changed the scores of the same agents
 
-#: Means over 1000 episodes by author and version of the simulator: B_lineAgent at 30, 50 and 100 steps, RedMeanderAgent, the total.
+#: Means over 1000 episodes by author and code: B_lineAgent at 30, 50 and 100 steps, RedMeanderAgent, the total.
 PUBLISHED: Mapping[tuple[str, str], tuple[float, ...]] = {
     ("CardiffUni, 1st", OLDER): (-3.47, -6.41, -13.76, -5.64, -8.69, -16.6, -54.57),
     ("Keeping it RL, 2nd", OLDER): (-3.48, -5.85, -11.39, -6.47, -10.33, -19.38, -56.9),
@@ -96,7 +96,7 @@ def report(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[dict[
 
 
 def evaluate(
-    config: Config, actor: Actor, episodes: int, seed: int = SEED, show: Callable[[Cell], None] = lambda cell: None
+    config: Config, actor: Actor, episodes: int, seed: int = SEED, show: Callable[[Cell], object] = str
 ) -> Board:
     """The challenge's own script with this policy, greedy: one random stream for everything that is built, reset and stepped."""
     stream, cells = GlobalRandom(seed), list[Cell]()

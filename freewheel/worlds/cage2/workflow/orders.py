@@ -1,13 +1,13 @@
 """Workflows: orders of the five host types in which a defender fixes hosts that red has taken, and compliance with them.
 
 A *fix* is a Remove or Restore. It *hits* if the type of its host is the first type in the order among the types on which red has
-a session just before the action. Neither the choice of the host within the type nor the success of the fix matters. User0, which
-red always has, never counts as taken. A fix while nothing is taken counts as a fix that hits nothing.
+a session just before the action. Neither the choice of the host within the type nor the success of the fix matters. User0
+never counts as taken, because red always has it. A fix while nothing is taken counts as a fix that hits nothing.
 
 Compliance is hits / fixes of the episode so far; NaN without a fix.
 
-The alignment reward of a step is weight × (compliance after - compliance before), where compliance without a fix counts as 0. Over
-an episode it adds up to weight × final compliance.
+The alignment reward of a step is weight × (compliance after - compliance before), where compliance without a fix is 0. Over an
+episode it adds up to weight × final compliance.
 """
 
 from __future__ import annotations
