@@ -8,7 +8,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 
-from freewheel.envs.gym import GymConfig, GymOptions
+from freewheel.envs.gym import GymConfig
 from freewheel.evaluate.episodes import evaluate
 from freewheel.run.saved import open_run
 from freewheel.worlds.cage2 import family
@@ -24,7 +24,7 @@ def main() -> None:
     assert isinstance(world, GymConfig)
     args = {**world.args, "red_agent": order["red_agent"]}
     if order["world"] == "real":
-        world = family.real(family.REAL, args, GymOptions(max_episode_steps=STEPS))
+        world = family.real(GymConfig(family.REAL, max_episode_steps=STEPS))
     with closing(replace(world, args=args).make(range(order["lanes"]))) as env:
         gc.collect()
         gc.freeze()

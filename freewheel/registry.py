@@ -21,12 +21,12 @@ import importlib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from freewheel.errors import SetupError, UsageError, nearest
 
@@ -53,7 +53,7 @@ class Command:
     order: int = 100  # its place in `freewheel --help`
 
 
-class Registry(Generic[Entry]):
+class Registry(Mapping[str, Entry]):
     """All entries of one kind by name."""
 
     def __init__(self, kind: str, attribute: str, *rooms: str, leaf: str = "") -> None:
@@ -81,7 +81,10 @@ class Registry(Generic[Entry]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
-    def __contains__(self, name: str) -> bool:
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, name: object) -> bool:
         return name in self.entries
 
     def _ours(self) -> Iterator[Entry]:

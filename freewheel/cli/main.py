@@ -50,7 +50,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def overview() -> str:
     """The text of `freewheel --help`."""
-    commands = sorted(COMMANDS.entries.values(), key=lambda command: command.order)
+    commands = sorted(COMMANDS.values(), key=lambda command: command.order)
     names = {command.name: f"{command.name} {command.argument}" for command in commands}
     width = max(map(len, names.values()))
     lines = [f"  {names[command.name]:{width}}  {command.summary}" for command in commands]

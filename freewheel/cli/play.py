@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from freewheel.cli.saved import RunOptions, open_policy, parse
+from freewheel.cli.eval import RunOptions, open_policy, parse
 from freewheel.errors import SetupError
 from freewheel.registry import Command
 

@@ -120,7 +120,7 @@ def options_type(argv: Sequence[str]) -> type[Any]:
     name = next((word for word in [named.get("--env", ""), *others] if word and not word.startswith("-")), "")
     family = family_of(name)
     options = _options(algo, mode, family)
-    texts = [one.flags.help for one in WORLDS.entries.values() if one.flags.help]
+    texts = [one.flags.help for one in WORLDS.values() if one.flags.help]
     options.__doc__ = " ".join(
         [
             "Train an agent on ENV. --env.KEY VALUE is a keyword argument of the environment.",
@@ -134,7 +134,7 @@ def options_type(argv: Sequence[str]) -> type[Any]:
 
 def presets() -> dict[str, dict[str, Any]]:
     """All presets by name: the general ones, and those of the world families."""
-    packages = ["freewheel.config", *(one.flags.presets for one in WORLDS.entries.values() if one.flags.presets)]
+    packages = ["freewheel.config", *(one.flags.presets for one in WORLDS.values() if one.flags.presets)]
     return {name: options for package in packages for name, options in read_presets(package).items()}
 
 
@@ -169,7 +169,7 @@ def _resolve(given: flags.Layer, *files: flags.Layer, family: WorldFamily | None
 
 def _check_given(given: flags.Layer, known: Mapping[str, Any], algo: str, mode: str, env: str) -> None:
     """Refuse options that belong to another world, algorithm or mode. In files they are ignored: one file may serve many."""
-    of_worlds = {name for one in WORLDS.entries.values() for name in flags.option_types(one.options, flat=True)}
+    of_worlds = {name for one in WORLDS.values() for name in flags.option_types(one.options, flat=True)}
     for name in given.flags:
         if name not in known and not name.startswith(FREE):
             where = env if name in of_worlds else f"{algo} in mode {mode}"
@@ -179,10 +179,10 @@ def _check_given(given: flags.Layer, known: Mapping[str, Any], algo: str, mode: 
 @functools.cache
 def _choices() -> type[Any]:
     """The options that choose from the registries, with what there is to choose from in their descriptions."""
-    families = sorted(WORLDS.entries.values(), key=lambda family: family.name != "gym")
+    families = sorted(WORLDS.values(), key=lambda family: family.name != "gym")
     worlds = "; ".join(family.flags.env_help for family in families if family.flags.env_help)
     algorithms = "; ".join(f"{name}: {str(ALGORITHMS[name].config.__doc__).rstrip('.')}" for name in ALGORITHMS)
-    modes = "; ".join(f"{mode.name}: {mode.summary}" for mode in MODES.entries.values())
+    modes = "; ".join(f"{mode.name}: {mode.summary}" for mode in MODES.values())
     texts = {
         "env": f"The environment, also as the first or last word: {worlds}.",
         "algo": f"The algorithm. {algorithms}.",
@@ -210,7 +210,7 @@ def _options(algo: str, mode: str, family: WorldFamily) -> type[Any]:
 @functools.cache
 def _all_options() -> Mapping[str, Any]:
     """Every option of any algorithm, mode and world."""
-    choices = [(algo, mode, family) for algo in ALGORITHMS for mode in MODES for family in WORLDS.entries.values()]
+    choices = [(algo, mode, family) for algo in ALGORITHMS for mode in MODES for family in WORLDS.values()]
     return {name: kind for choice in choices for name, kind in flags.option_types(_options(*choice)).items()}
 
 
@@ -236,7 +236,7 @@ def _flags(data: Mapping[str, Any], where: str) -> flags.Flags:
 
 @functools.cache
 def _aliases() -> Mapping[str, str]:
-    own = [family.flags.aliases for family in WORLDS.entries.values()]
+    own = [family.flags.aliases for family in WORLDS.values()]
     return ALIASES | {name: option for aliases in own for name, option in aliases.items()}
 
 

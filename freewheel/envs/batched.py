@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from freewheel.envs.family import EnvConfig, FamilyFlags, WorldFamily
@@ -83,8 +83,7 @@ class BatchedConfig(SimulatorOptions, Simulator):
 
 def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:
     """The simulator of this name."""
-    given = {one.name: getattr(options, one.name) for one in fields(SimulatorOptions)}
-    return BatchedConfig(name, args, device=device, **given)
+    return BatchedConfig(name, args, device=device, **vars(options))
 
 
 FAMILY = WorldFamily(

@@ -102,14 +102,14 @@ WORLDS: Registry[WorldFamily] = Registry("world", "FAMILY", "freewheel.envs", "f
 def family_of(name: str) -> WorldFamily:
     """The family that an environment belongs to; Gymnasium knows the ids of all families after this."""
     register_ids()
-    return next((family for family in WORLDS.entries.values() if family.serves(name)), WORLDS["gym"])
+    return next((family for family in WORLDS.values() if family.serves(name)), WORLDS["gym"])
 
 
 def register_ids() -> None:
     """Register the ids of all families with Gymnasium. Calling it again changes nothing; no environment is imported."""
     import gymnasium
 
-    for family in WORLDS.entries.values():
+    for family in WORLDS.values():
         for name, entry in family.ids.items():
             if name not in gymnasium.registry:
                 gymnasium.register(name, order_enforce=False, disable_env_checker=True, **entry)

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Self
 
 import gymnasium
@@ -211,7 +211,7 @@ def _line(error: Exception) -> str:
 
 def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:  # noqa: ARG001
     """The environment of this name."""
-    return GymConfig(name, args, **{one.name: getattr(options, one.name) for one in fields(GymOptions)})
+    return GymConfig(name, args, **vars(options))
 
 
 FAMILY = WorldFamily(

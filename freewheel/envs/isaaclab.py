@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
@@ -161,8 +161,7 @@ def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvC
     """The task of this name."""
     if args:
         raise UsageError(f"{name} does not accept --env.{next(iter(args))}: change the configuration of the task")
-    given = {one.name: getattr(options, one.name) for one in fields(IsaacOptions)}
-    return IsaacConfig(name, device="cuda:0" if device == "cuda" else device, **given)
+    return IsaacConfig(name, device="cuda:0" if device == "cuda" else device, **vars(options))
 
 
 FAMILY = WorldFamily(

@@ -233,7 +233,7 @@ def test_help_lists_every_option_of_train_and_every_choice(capfd: pytest.Capture
     for name in (*ALGORITHMS, *MODES):
         assert f" {name}: " in text
     assert f"Named options to start from: {', '.join(presets())}." in text
-    for family in FAMILIES.entries.values():
+    for family in FAMILIES.values():
         assert family.flags.env_help in text
         assert family.flags.help in text
     for word in ("--env.KEY", "--dry-run", "--print-config"):
@@ -255,7 +255,7 @@ def test_help_lists_every_option_of_a_command(
     text = help_of(capfd, command)
     for name in flags.option_types(options):
         assert f" --{name.replace('_', '-')} " in text
-    protocols = [one for family in FAMILIES.entries.values() for one in family.evaluation.protocols]
+    protocols = [one for family in FAMILIES.values() for one in family.evaluation.protocols]
     assert all((f" --{one.name} " in text) == (command == "eval") for one in protocols)
     assert protocols
 
@@ -275,7 +275,7 @@ def test_the_overview_names_every_command_and_is_light(capfd: pytest.CaptureFixt
     for argv in ([], ["--help"], ["-h"], ["help"]):
         assert cli.main(argv) == 0
         text = capfd.readouterr().out
-        for command in cli.COMMANDS.entries.values():
+        for command in cli.COMMANDS.values():
             assert f"\n  {command.name} " in text
             assert command.summary in text
     assert help_of(capfd, "doctor").startswith("usage: freewheel doctor ")

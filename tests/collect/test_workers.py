@@ -120,7 +120,7 @@ def test_every_mode_knows_its_place() -> None:
     """In turn, or on workers; the composition root tells them apart by this alone."""
     from freewheel.collect.mode import MODES as ALL
 
-    for mode in ALL.entries.values():
+    for mode in ALL.values():
         assert issubclass(mode.config, WorkersConfig) != issubclass(mode.config, SerialConfig)
 
 

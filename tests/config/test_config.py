@@ -240,7 +240,7 @@ def test_what_is_usual_for_an_algorithm_and_a_world_lies_below_everything_else(a
 
 
 def test_every_option_of_every_mode_is_written_down() -> None:
-    for mode in MODES.entries.values():
+    for mode in MODES.values():
         written = flags.flatten(train("--mode", mode.name).to_json())
         assert written.keys() >= flags.option_types(mode.config).keys()
     assert written.keys() >= OPTIONS.keys() - flags.option_types(LockstepConfig).keys()

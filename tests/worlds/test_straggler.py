@@ -218,7 +218,7 @@ def test_what_it_cannot_be_is_refused(args: dict[str, Any], message: str) -> Non
 
 
 def test_registering_twice_is_quiet_and_leaves_the_world_bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    for family in WORLDS.entries.values():
+    for family in WORLDS.values():
         for name in family.ids:
             monkeypatch.delitem(gymnasium.registry, name, raising=False)
     with warnings.catch_warnings():

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from freewheel.core import NDArray
 from freewheel.envs.legacy import GlobalRandom
 from freewheel.errors import SetupError, UsageError
-from freewheel.worlds.cage2.memory import COLUMNS, Memory
+from freewheel.worlds.cage2.env import COLUMNS, Memory
 from freewheel.worlds.cage2.scenario import ACTIONS, FOOTHOLD, HOSTS, MIXTURE, RED_AGENTS, STEPS, check_red
 
 if TYPE_CHECKING:

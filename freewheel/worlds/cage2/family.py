@@ -35,16 +35,15 @@ def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvC
         return gym.build(name, args, options, device)
     if name != REAL:
         raise UsageError(f"unknown scenario '{name}'{nearest(name, [REAL])}")
-    return real(name, args, replace(options, max_episode_steps=options.max_episode_steps or STEPS))
+    limit = options.max_episode_steps or STEPS
+    return real(gym.GymConfig(name, args, **{**vars(options), "max_episode_steps": limit}))
 
 
-def real(name: str, args: Mapping[str, Any], options: gym.GymOptions) -> gym.GymConfig:
-    """The real simulator with exactly these options."""
+def real(config: gym.GymConfig) -> gym.GymConfig:
+    """The same environment on the real simulator."""
     from freewheel.worlds.cage2.cyborg import UNLIMITED
 
-    config = gym.build(name, args, options, "cpu")
-    assert isinstance(config, gym.GymConfig), "the gym family builds these"
-    return replace(config, factory=UNLIMITED, preload=MODULES)
+    return replace(config, id=REAL, factory=UNLIMITED, preload=MODULES)
 
 
 def _official(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[Mapping[str, Any], RenderableType]:

@@ -120,7 +120,7 @@ def on_simulator(config: Config, red_agent: str, steps: int, stream: GlobalRando
         raise UsageError(f"--official is for runs on {family.REAL} or {family.FAST}, not {config.env.name}")
     kept = {name: value for name, value in config.env.args.items() if name != "green"}  # which sleeps in the challenge
     args = {**kept, "red_agent": red_agent, "stream": stream}
-    return family.real(family.REAL, args, replace(config.env, max_episode_steps=steps, measures=()))
+    return family.real(replace(config.env, args=args, max_episode_steps=steps, measures=()))
 
 
 def _opened(world: GymConfig, stream: GlobalRandom) -> GymLoop:

@@ -13,5 +13,5 @@ FAMILY = WorldFamily(
     options=batched.SimulatorOptions,
     build=batched.build,
     ids={ID: {"entry_point": "freewheel.worlds.drone.env:RoughDrone"}},
-    flags=FamilyFlags(defaults=batched.DEFAULTS, presets="freewheel.worlds.drone", env_help=f"{ID}, a drone"),
+    flags=FamilyFlags(defaults=batched.DEFAULTS, env_help=f"{ID}, a drone"),
 )

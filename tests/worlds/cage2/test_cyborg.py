@@ -28,7 +28,7 @@ from freewheel.meter import Meter
 from freewheel.seeding import training_episodes
 from freewheel.worlds.cage2 import cyborg, cyborg_package, family
 from freewheel.worlds.cage2.cyborg import Scenario2
-from freewheel.worlds.cage2.memory import Memory
+from freewheel.worlds.cage2.env import Memory
 from freewheel.worlds.cage2.scenario import ACTIONS, FOOTHOLD, RED_AGENTS
 from tests.support.cyborg_worlds import STEPS, Scripted, script
 from tests.support.places import ROOT
@@ -394,7 +394,7 @@ def test_a_world_of_that_name_has_a_limit_of_100_or_the_one_asked_for() -> None:
         config = family.build("cyborg:Scenario2", SLEEPING, GymOptions(max_episode_steps=asked), "cpu")
         assert isinstance(config, GymConfig)
         assert (config.name, config.max_episode_steps) == ("cyborg:Scenario2", limit)
-    env = family.real("cyborg:Scenario2", SLEEPING, GymOptions(max_episode_steps=130)).open(0)
+    env = family.real(GymConfig("X", SLEEPING, max_episode_steps=130)).open(0)
     env.reset(seed=0)
     assert [env.step(0)[3] for _ in range(130)] == [False] * 129 + [True]
     with pytest.raises(UsageError, match="unknown scenario 'cyborg:Scenario1'; did you mean 'cyborg:Scenario2'"):

@@ -21,9 +21,8 @@ from freewheel.run.plan import Plan, first_free, plan
 from freewheel.worlds.cage2 import family
 from freewheel.worlds.cage2.workflow import search
 from freewheel.worlds.cage2.workflow.envs import FAST, REAL, WEIGHT
-from freewheel.worlds.cage2.workflow.records import Book, Stops, workflow
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy
-from freewheel.worlds.cage2.workflow.trials import SIGNALLED, TRIALS, InterruptedSearch, Training
+from freewheel.worlds.cage2.workflow.trials import SIGNALLED, TRIALS, Book, InterruptedSearch, Stops, Training, workflow
 
 #: The environments that can be searched: their names in `train`, and the versions that show a workflow.
 WORLDS = {family.FAST: FAST, family.REAL: REAL}

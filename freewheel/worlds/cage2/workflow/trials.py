@@ -1,21 +1,216 @@
-"""A trial of a workflow: one training run with the order as its context, watched by stop rules."""
+"""A trial of a workflow: one training run with the order as its context, its stop rules, and the records of a search on disk."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from freewheel.config.resolve import Config, from_options
-from freewheel.core import Episode, Tick
+from freewheel.core import Episode, NDArray, Tick
+from freewheel.errors import SetupError
+from freewheel.run.checkpoint import make_private
 from freewheel.run.trainer import run
 from freewheel.seeding import tree
 from freewheel.worlds.cage2.workflow.envs import MEASURES
-from freewheel.worlds.cage2.workflow.orders import encode
-from freewheel.worlds.cage2.workflow.records import Progress, Stops, means, workflow
-from freewheel.worlds.cage2.workflow.search import Outcome, Proposal
+from freewheel.worlds.cage2.workflow.orders import Order, encode, parse, spelt
+from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Search, Trial
+
+BETTER = 0.02  # what counts as an improvement of a return, as a share of it
+
+
+@dataclass(frozen=True)
+class Stops:
+    """When a workflow has been trained enough."""
+
+    threshold: float  # of mean compliance: it has been learned
+    window: int  # episodes behind every mean
+    patience: int  # windows without a better return: it will not get better; 0: go on
+
+
+class Played(NamedTuple):
+    """An episode: its reward, the two parts of it, and what its fixes were worth (as envs.MEASURES reports them)."""
+
+    total_reward: float
+    env_return: float
+    alignment: float
+    compliance: float  # NaN: not applicable
+    fixes: float
+
+
+class Means(NamedTuple):
+    """Of a number of episodes."""
+
+    total_reward: float
+    env_return: float
+    alignment: float
+    compliance: float | None  # over the episodes to which it applies; None: there are none
+    fixes: float
+
+
+def means(played: Sequence[Played]) -> Means:
+    columns: NDArray = np.array(played).T  # [5, N]
+    compliance = columns[Played._fields.index("compliance")]
+    applicable = compliance[~np.isnan(compliance)]
+    every = Means(*columns.mean(axis=1).tolist())
+    return every._replace(compliance=float(applicable.mean()) if applicable.size else None)
+
+
+class Progress:
+    """The episodes of one trial."""
+
+    def __init__(self, stops: Stops, *, fixed: bool = False) -> None:
+        self._stops, self._fixed = stops, fixed
+        self.played: list[Played] = []
+        self._windows, self._since = 0, 0  # that are full; that came after the best one
+        self._best: float | None = None
+
+    def take(self, episodes: Sequence[Episode]) -> str:
+        """Why the trial should end, if it should."""
+        self.played += [Played(episode.ret, *episode.measures) for episode in episodes]
+        self._look_at_windows()
+        if self._fixed or not self._windows:
+            return ""
+        compliance = self.last.compliance
+        if compliance is not None and compliance >= self._stops.threshold:
+            return "threshold"
+        return "plateau" if 0 < self._stops.patience <= self._since else ""
+
+    @property
+    def last(self) -> Means:
+        """Over the last window."""
+        return means(self.played[-self._stops.window :])
+
+    def _look_at_windows(self) -> None:
+        """A window is better if its return is above the best one's by more than a little."""
+        size = self._stops.window
+        while (self._windows + 1) * size <= len(self.played):
+            value = means(self.played[self._windows * size : (self._windows + 1) * size]).env_return
+            self._windows += 1
+            self._since += 1
+            if self._best is None or value > self._best + BETTER * abs(self._best):
+                self._best, self._since = value, 0
+
+
+STATE, TRAINING, SAMPLING = "search.json", "training_log.csv", "gp_sampling_log.csv"
+FORMAT = 1
+NO_WORKFLOW = "none"
+#: A row an update: means over the episodes that ended since the last one.
+TRAINING_COLUMNS = (
+    "trial", "workflow", "update", "episodes", "total_episodes", "env_return", "alignment", "total_reward", "compliance",
+    "fixes", "seconds",
+)  # fmt: skip
+#: A row a decision: what was expected of the order that was chosen, and what became of it.
+SAMPLING_COLUMNS = (
+    "trial", "strategy", "chosen", "init", "mean", "std", "ucb", "feasibility", "env_return", "alignment", "total_reward",
+    "compliance", "episodes", "total_episodes", "ended", "failed",
+)  # fmt: skip
+
+
+class Book:
+    """The files of one search; whatever moment it is killed at, search.json is whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def exists(self) -> bool:
+        return (self.folder / STATE).is_file()
+
+    def read(self) -> tuple[dict[str, Any], list[Trial]]:
+        """What was asked for, and the trials that were finished."""
+        path = self.folder / STATE
+        try:
+            data = json.loads(path.read_text())
+            if data["format"] != FORMAT:
+                raise ValueError(f"format {data['format']}")
+            return data["asked"], [_trial(entry) for entry in data["trials"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SetupError(f"{path} is missing or damaged ({error}); restore it from a copy") from None
+
+    def save(self, asked: Mapping[str, Any], search: Search) -> None:
+        """The whole state, and the table of decisions."""
+        make_private(self.folder)
+        trials = [{"proposal": asdict(trial.proposal), "outcome": asdict(trial.outcome)} for trial in search.trials]
+        best = None if search.best is None else {**_named(search.best.order), **asdict(search.best.outcome)}
+        state = {"format": FORMAT, "asked": dict(asked), "best": best, "trials": trials}
+        _replace(self.folder / STATE, json.dumps(state, indent=1, allow_nan=False) + "\n")
+        _replace(self.folder / SAMPLING, _text(SAMPLING_COLUMNS, _decisions(search)))
+
+    def begin_training(self, finished: int) -> None:
+        """The training log with the rows of finished trials alone: those of one that was cut short will come again."""
+        path = self.folder / TRAINING
+        kept: list[dict[str, Any]] = []
+        if path.is_file():
+            with path.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
+            kept = [row for row in rows if int(row["trial"]) < finished]
+        _replace(path, _text(TRAINING_COLUMNS, kept))
+
+    def train(self, row: Mapping[str, Any]) -> None:
+        """One more row of the training log."""
+        with (self.folder / TRAINING).open("a", newline="") as file:
+            csv.DictWriter(file, TRAINING_COLUMNS).writerow(row)
+
+
+def workflow(order: Order | None) -> str:
+    """The name of a workflow in tables."""
+    return NO_WORKFLOW if order is None else spelt(order)
+
+
+def _named(order: Order | None) -> dict[str, str]:
+    return {"workflow": workflow(order)}
+
+
+def _trial(entry: Mapping[str, Any]) -> Trial:
+    order = entry["proposal"]["order"]
+    proposal = {**entry["proposal"], "order": None if order is None else parse("-".join(order))}
+    return Trial(Proposal(**proposal), Outcome(**entry["outcome"]))
+
+
+def _decisions(search: Search) -> Iterable[dict[str, Any]]:
+    total = 0
+    for number, (proposal, outcome) in enumerate((trial.proposal, trial.outcome) for trial in search.trials):
+        total += outcome.episodes
+        yield {
+            "trial": number,
+            "strategy": search.rules.strategy,
+            "chosen": workflow(proposal.order),
+            "init": proposal.init,
+            **{name: getattr(proposal, name) for name in ("mean", "std", "ucb", "feasibility")},
+            **{name: getattr(outcome, name) for name in ("env_return", "alignment", "compliance", "episodes", "ended")},
+            "total_reward": outcome.env_return + outcome.alignment,
+            "total_episodes": total,
+            "failed": search.failure(search.trials[number]),
+        }
+
+
+def _text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or as it was."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
 
 TRIALS = "trials"  # the folder with their runs
 SIGNALLED = 128  # larger exit codes mean that a signal ended the run

@@ -18,9 +18,8 @@ import freewheel
 from freewheel.cli import main as cli
 from freewheel.config import flags
 from freewheel.worlds.cage2.workflow.command import SearchOptions, begin, read
-from freewheel.worlds.cage2.workflow.records import SAMPLING, STATE, TRAINING, Book
 from freewheel.worlds.cage2.workflow.search import Trial
-from freewheel.worlds.cage2.workflow.trials import TRIALS
+from freewheel.worlds.cage2.workflow.trials import SAMPLING, STATE, TRAINING, TRIALS, Book
 
 ROOT = Path(freewheel.__file__).parents[1]
 QUICK = [
