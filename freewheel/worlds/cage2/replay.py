@@ -69,18 +69,18 @@ def red_in_words(kind: int, target: int, success: bool, *, access: int, noticed:
 
 # ---------------------------------------------------------------------------------------------------------------- replay
 
-#: Draws for all that can happen: every exploit there may be, noticed or not; either kind of session.
+#: Random numbers for all possible outcomes: every exploit, noticed or not; either kind of session.
 _EXPLOITS = [
     0.0,
     *(PREFERENCE + (1.0 - PREFERENCE) * (k + 0.5) / 14 for k in range(14)),
-]  # there are never over 7 others
+]  # there are at most 7 others
 _NOTICES = [NOTICED / 2, (1.0 + NOTICED) / 2]
 _EITHER = [0.0, 1.0 - 2.0**-32]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """How far the recording and we agree."""
+    """How well our network reproduces a recording."""
 
     steps: int
     exact: int  # steps whose observation, reward, outcomes and true state were reproduced
@@ -89,8 +89,8 @@ class Replay:
 
 
 def replay(path: Path) -> Replay:
-    """All games of a recording. It does not say which exploit red chose nor what was noticed, so all that is possible is
-    followed, and whatever does not lead to exactly the recorded step is given up: a step is exact if anything is left."""
+    """Replay all games of a recording. It does not contain the exploits that red chose nor what was noticed, so all possibilities
+    are followed, and those that differ from the recorded step are dropped: a step is exact if at least one is left."""
     with np.load(path, allow_pickle=False) as file:
         record = {name: file[name] for name in file.files}
     games, steps = record["action"].shape
@@ -112,11 +112,11 @@ def replay(path: Path) -> Replay:
 
 @dataclass(frozen=True)
 class _After:
-    """A step, replayed."""
+    """A replayed step."""
 
     nets: Networks  # all that agree with the recording so far
-    shown: bool  # whether red's scan showed it anything
-    wrong: str = ""  # when none agrees: in what
+    shown: bool  # whether red's scan found anything
+    wrong: str = ""  # if none agrees: what differs
 
 
 def _follow(record: Mapping[str, NDArray], game: int, reds: list[tuple[int, int]]) -> Iterator[_After]:
@@ -126,13 +126,13 @@ def _follow(record: Mapping[str, NDArray], game: int, reds: list[tuple[int, int]
         return
     for step in range(record["action"].shape[1]):
         kind, target = reds[record["red_action"][game, step]]
-        exploits, notices = _dice(kind)
+        exploits, notices = _draws(kind)
         nets = nets.copies(np.repeat(np.arange(nets.lanes), len(exploits)))
         times = nets.lanes // len(exploits)
         every = np.ones(nets.lanes, np.int64)
         blue_success = nets.blue(every * record["action"][game, step])
-        dice = Draws(np.tile(exploits, times), np.tile(notices, times))
-        red_success, shown = nets.red(every * kind, every * target, dice)
+        draws = Draws(np.tile(exploits, times), np.tile(notices, times))
+        red_success, shown = nets.red(every * kind, every * target, draws)
         nets.observe()
         agree = _agreement(record, (game, step + 1), nets)
         agree["reward"] = nets.reward() == record["reward"][game, step]
@@ -148,7 +148,7 @@ def _follow(record: Mapping[str, NDArray], game: int, reds: list[tuple[int, int]
         yield _After(nets, bool(shown[lanes[0]]))
 
 
-def _dice(kind: int) -> tuple[NDArray, NDArray]:
+def _draws(kind: int) -> tuple[NDArray, NDArray]:
     if kind == EXPLOIT:
         pairs = np.array([(exploit, notice) for exploit in _EXPLOITS for notice in _NOTICES])
     else:
@@ -157,7 +157,7 @@ def _dice(kind: int) -> tuple[NDArray, NDArray]:
 
 
 def _agreement(record: Mapping[str, NDArray], at: tuple[int, int], nets: Networks) -> dict[str, NDArray]:
-    """[B] whether each network is as the recording has it at this (game, index), by what is compared."""
+    """[B] by quantity: whether each network agrees with the recording at this (game, index)."""
     ours = {
         "obs": nets.obs,
         "true_red_access": nets.access,
@@ -172,7 +172,7 @@ def _agreement(record: Mapping[str, NDArray], at: tuple[int, int], nets: Network
 
 
 def _different(nets: Networks, lanes: NDArray) -> Networks:
-    """One of each kind: those that differ in nothing that matters later are one."""
+    """Without duplicates: networks with the same future count as one."""
     cells = [counts.reshape(-1, N)[lanes] for counts in (nets.root, nets.seen, nets.unseen, nets.ports)]
     _, first = np.unique(np.concatenate(cells, axis=1), axis=0, return_index=True)
     return nets.copies(lanes[first])
@@ -189,17 +189,17 @@ def _red_action(name: str) -> tuple[int, int]:
 
 
 class _Oracle:
-    """Our red agent, told what really happened."""
+    """Our red agent, which receives the recorded outcomes."""
 
     def __init__(self, agent: str) -> None:
         entries = len(Bline.ENTRY)
         self._agent, self._meander, self._bline = agent, Meander(1), Bline(entries)
         self._bline.begin(np.arange(entries), np.arange(entries) / entries)
-        self._entered = np.ones(entries, np.bool_)  # by which host it may have come in
+        self._entered = np.ones(entries, np.bool_)  # hosts through which it may have entered
         self._success, self._shown, self._nets = False, True, Networks(1)
 
     def foresaw(self, kind: int, target: int) -> bool:
-        """Whether it could do this now."""
+        """Whether it could take this action now."""
         if self._agent == "SleepAgent":
             return kind == 0
         if self._agent == "RedMeanderAgent":
@@ -214,5 +214,5 @@ class _Oracle:
         return bool(self._entered.any())
 
     def see(self, success: bool, after: _After) -> None:
-        """What came of it."""
+        """Receive the outcome of the action."""
         self._success, self._shown, self._nets = success, after.shown, after.nets.copies(np.zeros(1, np.int64))

@@ -206,9 +206,9 @@ def resume(options: SearchOptions, given: Sequence[str]) -> Task:
         if name not in CHANGEABLE:
             raise UsageError(f"--{name.replace('_', '-')} cannot be changed in a search that is resumed; leave it out")
     asked, trials = book.read()
-    said = {name: getattr(options, name) for name in CHANGEABLE if name in given}
+    changed = {name: getattr(options, name) for name in CHANGEABLE if name in given}
     try:
-        known = SearchOptions(**{**asked["options"], **said})
+        known = SearchOptions(**{**asked["options"], **changed})
     except TypeError as error:
         raise SetupError(f"{book.folder} holds a search of another version ({error}); start a new one") from None
     return Task(known, asked["training"], book, Search(known.rules, trials))

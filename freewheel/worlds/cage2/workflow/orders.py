@@ -29,25 +29,25 @@ ORDERS: tuple[Order, ...] = tuple(itertools.permutations(TYPES))  # all 120
 COLUMNS = len(TYPES) ** 2  # of an order as numbers
 #: [13] the number of each host's type.
 TYPE_OF_HOST = np.array([[host.lower().startswith(kind) for kind in TYPES].index(True) for host in HOSTS])
-#: Orders that a person would try first.
+#: Plausible orders by name.
 CANONICAL: dict[str, Order] = {
-    # What a lost host costs, dearest first.
+    # By the cost of a lost host, the most expensive first.
     "critical-first": ("op_server", "enterprise", "defender", "op_host", "user"),
-    # The hosts that every way to the operational network leads through.
+    # The hosts on every path to the operational network first.
     "enterprise-first": ("enterprise", "op_server", "defender", "op_host", "user"),
-    # Red's own way through the network.
+    # In the order in which red attacks.
     "outside-in": ("user", "enterprise", "defender", "op_host", "op_server"),
-    # The same way back.
+    # In the reverse order.
     "inside-out": ("op_server", "op_host", "defender", "enterprise", "user"),
-    # The machine that blue works from, then as critical-first.
+    # Blue's own machine, then as critical-first.
     "defender-first": ("defender", "op_server", "enterprise", "op_host", "user"),
-    # The reverse of critical-first: what should be worst.
+    # The reverse of critical-first, probably the worst.
     "cheapest-first": ("user", "op_host", "defender", "enterprise", "op_server"),
 }
 
 
 def spelt(order: Order) -> str:
-    """For people and file names."""
+    """The text form of an order, also for file names."""
     return "-".join(order)
 
 
@@ -60,7 +60,7 @@ def parse(text: str) -> Order:
 
 
 def encode(order: Order) -> NDArray:
-    """[25] one-hot numbers: five for who comes first, five for who comes second, and so on."""
+    """[25] one-hot numbers: five for the first type, five for the second, and so on."""
     return np.array([[float(kind == other) for other in TYPES] for kind in order], np.float32).reshape(COLUMNS)
 
 
@@ -87,12 +87,12 @@ def precedence(orders: Sequence[Order]) -> NDArray:
 
 
 def distance(one: Order, other: Order) -> int:
-    """Kendall's: how many pairs of types the two orders put the other way round, 0 to 10."""
+    """Kendall's distance: the number of pairs of types in opposite order, 0 to 10."""
     return int(np.abs(np.subtract(*precedence([one, other]))).sum())
 
 
 FIXES = np.isin(VERB_OF, (REMOVE, RESTORE))  # [145]
-NOTHING = len(TYPES)  # the place of the first taken type where none is taken
+NOTHING = len(TYPES)  # the place of the first taken type if none is taken
 
 
 class Compliance:
@@ -106,14 +106,14 @@ class Compliance:
         self._taken = np.zeros((lanes, len(HOSTS)), np.bool_)  # [B, 13] before the next action
 
     def begin(self, lanes: NDArray, orders: NDArray, compromised: NDArray) -> None:
-        """Episodes begin in these lanes [B] bool, under orders [B, 25], in a world as it is now [B, 13]."""
+        """Start episodes in these lanes [B] bool, under orders [B, 25], with these hosts compromised [B, 13]."""
         self.hits[lanes] = self.fixes[lanes] = 0
         self._place[lanes] = ranks(orders[lanes])[:, TYPE_OF_HOST]
         self._ordered[lanes] = orders[lanes].any(axis=1)
         self._look(lanes, compromised)
 
     def judge(self, action: NDArray, compromised: NDArray) -> NDArray:
-        """The alignment reward [B] of actions [B] that have left the world like this [B, 13]."""
+        """The alignment reward [B] of actions [B] that were followed by this state of hosts [B, 13]."""
         fixes = FIXES[action] & self._ordered
         first = np.where(self._taken, self._place, NOTHING).min(axis=1)
         before = self._potential()

@@ -25,20 +25,20 @@ from freewheel.worlds.cage2.workflow.envs import MEASURES
 from freewheel.worlds.cage2.workflow.orders import Order, encode, parse, spelt
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Search, Trial
 
-BETTER = 0.02  # what counts as an improvement of a return, as a share of it
+BETTER = 0.02  # the relative improvement of a return that counts
 
 
 @dataclass(frozen=True)
 class Stops:
-    """When a workflow has been trained enough."""
+    """When to stop training a workflow."""
 
-    threshold: float  # of mean compliance: it has been learned
-    window: int  # episodes behind every mean
-    patience: int  # windows without a better return: it will not get better; 0: go on
+    threshold: float  # of mean compliance, at which it counts as learned
+    window: int  # episodes in every mean
+    patience: int  # stop after so many windows without a better return; 0: never
 
 
 class Played(NamedTuple):
-    """An episode: its reward, the two parts of it, and what its fixes were worth (as envs.MEASURES reports them)."""
+    """An episode: its reward, the two parts of it, its compliance and its fixes (see envs.MEASURES)."""
 
     total_reward: float
     env_return: float
@@ -48,7 +48,7 @@ class Played(NamedTuple):
 
 
 class Means(NamedTuple):
-    """Of a number of episodes."""
+    """Means over a number of episodes."""
 
     total_reward: float
     env_return: float
@@ -71,11 +71,11 @@ class Progress:
     def __init__(self, stops: Stops, *, fixed: bool = False) -> None:
         self._stops, self._fixed = stops, fixed
         self.played: list[Played] = []
-        self._windows, self._since = 0, 0  # that are full; that came after the best one
+        self._windows, self._since = 0, 0  # full windows; windows after the best one
         self._best: float | None = None
 
     def take(self, episodes: Sequence[Episode]) -> str:
-        """Why the trial should end, if it should."""
+        """Add episodes; returns why the trial should end, or nothing."""
         self.played += [Played(episode.ret, *episode.measures) for episode in episodes]
         self._look_at_windows()
         if self._fixed or not self._windows:
@@ -91,7 +91,7 @@ class Progress:
         return means(self.played[-self._stops.window :])
 
     def _look_at_windows(self) -> None:
-        """A window is better if its return is above the best one's by more than a little."""
+        """A window is better if its return is clearly above the best one."""
         size = self._stops.window
         while (self._windows + 1) * size <= len(self.played):
             value = means(self.played[self._windows * size : (self._windows + 1) * size]).env_return
@@ -104,12 +104,12 @@ class Progress:
 STATE, TRAINING, SAMPLING = "search.json", "training_log.csv", "gp_sampling_log.csv"
 FORMAT = 1
 NO_WORKFLOW = "none"
-#: A row an update: means over the episodes that ended since the last one.
+#: One row per update: means over the episodes that ended since the last row.
 TRAINING_COLUMNS = (
     "trial", "workflow", "update", "episodes", "total_episodes", "env_return", "alignment", "total_reward", "compliance",
     "fixes", "seconds",
 )  # fmt: skip
-#: A row a decision: what was expected of the order that was chosen, and what became of it.
+#: One row per trial: the prediction for the chosen order, and the outcome.
 SAMPLING_COLUMNS = (
     "trial", "strategy", "chosen", "init", "mean", "std", "ucb", "feasibility", "env_return", "alignment", "total_reward",
     "compliance", "episodes", "total_episodes", "ended", "failed",
@@ -117,7 +117,7 @@ SAMPLING_COLUMNS = (
 
 
 class Book:
-    """The files of one search; whatever moment it is killed at, search.json is whole."""
+    """The files of one search; search.json is complete at every moment, even if the process is killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,7 +127,7 @@ class Book:
         return (self.folder / STATE).is_file()
 
     def read(self) -> tuple[dict[str, Any], list[Trial]]:
-        """What was asked for, and the trials that were finished."""
+        """The options, and the finished trials."""
         path = self.folder / STATE
         try:
             data = json.loads(path.read_text())
@@ -138,7 +138,7 @@ class Book:
             raise SetupError(f"{path} is missing or damaged ({error}); restore it from a copy") from None
 
     def save(self, asked: Mapping[str, Any], search: Search) -> None:
-        """The whole state, and the table of decisions."""
+        """Write the state and the table of trials."""
         make_private(self.folder)
         trials = [{"proposal": asdict(trial.proposal), "outcome": asdict(trial.outcome)} for trial in search.trials]
         best = None if search.best is None else {**_named(search.best.order), **asdict(search.best.outcome)}
@@ -147,7 +147,7 @@ class Book:
         _replace(self.folder / SAMPLING, _text(SAMPLING_COLUMNS, _decisions(search)))
 
     def begin_training(self, finished: int) -> None:
-        """The training log with the rows of finished trials alone: those of one that was cut short will come again."""
+        """Keep only the rows of finished trials in the training log; an interrupted trial is repeated."""
         path = self.folder / TRAINING
         kept: list[dict[str, Any]] = []
         if path.is_file():
@@ -157,7 +157,7 @@ class Book:
         _replace(path, _text(TRAINING_COLUMNS, kept))
 
     def train(self, row: Mapping[str, Any]) -> None:
-        """One more row of the training log."""
+        """Append a row to the training log."""
         with (self.folder / TRAINING).open("a", newline="") as file:
             csv.DictWriter(file, TRAINING_COLUMNS).writerow(row)
 
@@ -203,7 +203,7 @@ def _text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or as it was."""
+    """Replace a file in one step."""
     part = path.with_name(f".{path.name}.part")
     with part.open("w", newline="") as file:
         file.write(text)
@@ -227,7 +227,7 @@ class InterruptedSearch(BaseException):
 
 
 class Training:
-    """Makes trials: training(proposal) -> outcome. `options` are those of `freewheel.train`, the environment among them."""
+    """Makes trials: training(proposal) -> outcome. `options` are those of `freewheel.train`, including the environment."""
 
     def __init__(
         self,
