@@ -24,7 +24,7 @@ def train(env: str | Callable[..., Any], *, quiet: bool = False, until: Until | 
     Options are those of `freewheel train --help`, with underscores: steps=..., mode=..., ppo={"lr": 1e-3},
     env_args={"gravity": 9.8}. The run directory is complete when this returns or raises; Ctrl-C raises as usual.
 
-    `until(episodes, tick)` is called again and again with the episodes that have ended meanwhile; the run ends as soon as it
+    `until(episodes, tick)` is called after every turn of the loop with the episodes that ended in it; the run ends when it
     returns a reason, which becomes summary["ended"].
     """
     from freewheel.config.resolve import from_options
@@ -37,13 +37,13 @@ def train(env: str | Callable[..., Any], *, quiet: bool = False, until: Until | 
 
 
 def score(run: str, *, episodes: int = 20, which: str = "best", seed: int | None = None) -> Score:
-    """Greedy episodes of a finished run's weights: `which` is best, latest or a step."""
+    """Score greedy episodes of a finished run; `which` weights: best, latest or a step."""
     import warnings
 
     from freewheel.run.saved import open_run
 
     saved = open_run(run)
-    actor, passed_over = saved.actor(which)
-    for text in passed_over:
+    actor, problems = saved.actor(which)
+    for text in problems:
         warnings.warn(text, stacklevel=2)
     return saved.score(actor, episodes, seed)

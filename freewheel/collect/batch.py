@@ -194,9 +194,5 @@ class Batch:
         return chunks
 
 
-MODE = Mode(
-    name="batch",
-    config=BatchConfig,
-    summary="workers collect the next batch while the learner trains on the last one; repeatable",
-    whole_batches=True,
-)
+_SUMMARY = "workers collect the next batch during an update; repeatable"
+MODE = Mode(name="batch", config=BatchConfig, summary=_SUMMARY, whole_batches=True)

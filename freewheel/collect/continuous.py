@@ -153,9 +153,5 @@ class Continuous:
             yield chunk
 
 
-MODE = Mode(
-    name="continuous",
-    config=ContinuousConfig,
-    summary="workers act all the time with recent weights; the lag is bounded by --max-lag",
-    free_running=True,
-)
+_SUMMARY = "workers act all the time; --max-lag bounds how old their weights may be"
+MODE = Mode(name="continuous", config=ContinuousConfig, summary=_SUMMARY, free_running=True)

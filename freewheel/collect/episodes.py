@@ -192,10 +192,5 @@ class Episodes:
         self._expired.update(worker for worker in late if self._tickets.revoke(worker, int(announced[worker])))
 
 
-MODE = Mode(
-    name="episodes",
-    config=EpisodesConfig,
-    summary="workers play whole episodes; the learner takes each as it ends",
-    simulators=False,
-    free_running=True,
-)
+_SUMMARY = "workers play whole episodes; the learner takes each as it ends"
+MODE = Mode(name="episodes", config=EpisodesConfig, summary=_SUMMARY, simulators=False, free_running=True)

@@ -57,8 +57,5 @@ def processes_pay(cost: StepCost, lanes: int) -> bool:
     return cost.wall > BARRIER + max(cost.wall / lanes, cost.cpu / usable_cores())
 
 
-MODE = Mode(
-    name="lockstep",
-    config=LockstepConfig,
-    summary="environments step together behind a barrier, in this process or in one process each",
-)
+_SUMMARY = "environments step together behind a barrier, in this process or in one each"
+MODE = Mode(name="lockstep", config=LockstepConfig, summary=_SUMMARY)

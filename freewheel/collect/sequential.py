@@ -33,8 +33,5 @@ class SequentialConfig(SerialConfig):
         return make(lanes)
 
 
-MODE = Mode(
-    name="sequential",
-    config=SequentialConfig,
-    summary="all environments in one process, acting and learning in turn",
-)
+_SUMMARY = "all environments in one process, acting and learning in turn"
+MODE = Mode(name="sequential", config=SequentialConfig, summary=_SUMMARY)
