@@ -11,7 +11,8 @@ from dataclasses import replace
 from freewheel.envs.gym import GymConfig
 from freewheel.run.evaluate import evaluate
 from freewheel.run.saved import open_run
-from freewheel.worlds.cage2 import cyborg
+from freewheel.worlds.cage2 import family
+from freewheel.worlds.cage2.scenario import STEPS
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     assert isinstance(world, GymConfig)
     args = {**world.args, "red_agent": order["red_agent"]}
     if order["world"] == "real":
-        world = cyborg.world(cyborg.REAL, args, {"max_episode_steps": None})
+        world = family.real(GymConfig(family.REAL, max_episode_steps=STEPS))
     with closing(replace(world, args=args).make(range(order["lanes"]))) as env:
         gc.collect()
         gc.freeze()

@@ -188,12 +188,12 @@ def measure(order: Order) -> dict[str, Any]:
     options = {"minutes": 600.0, "evals": 0, **order.options}
     planned = plan(from_options(options.pop("env"), options))
     plan_s = perf_counter() - began
-    with torch_threads(planned.config.run.threads), lower_priority(planned):
+    with torch_threads(planned.config.run.machine.threads), lower_priority(planned):
         learner = planned.config.learner.build(planned.learner_spec)
         if order.learner == "none":
-            learner = Counting(learner.snapshot(), planned.rows, planned.max_lag)
+            learner = Counting(learner.snapshot(), planned.batch.rows, planned.max_lag)
         row = {"plan_s": plan_s, "mode": planned.config.mode, "workers": planned.workers, "lanes": planned.spec.lanes}
-        return row | {"rows_per_update": planned.rows, "learner": order.learner} | _run(order, planned, learner)
+        return row | {"rows_per_update": planned.batch.rows, "learner": order.learner} | _run(order, planned, learner)
 
 
 def _run(order: Order, planned: Plan, learner: Learner) -> dict[str, Any]:
@@ -204,7 +204,9 @@ def _run(order: Order, planned: Plan, learner: Learner) -> dict[str, Any]:
             raise StalledError
 
     with ExitStack() as stack:
-        build = planned.config.collector.build(planned.recipe, planned.job(learner.snapshot(), waiting))
+        build = planned.config.collector.build(
+            planned.runner_factory, planned.collect_spec(learner.snapshot(), waiting)
+        )
         wire = build.wire if isinstance(build, WorkerPool) and isinstance(build.wire, SharedMemoryWire) else None
         arrivals = stack.enter_context(Arrivals(wire)) if wire is not None else None
         collector = stack.enter_context(build)

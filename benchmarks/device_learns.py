@@ -13,16 +13,16 @@ import torch
 
 import freewheel
 from freewheel.envs.batched import BatchedConfig
+from freewheel.envs.family import register_ids
 from freewheel.seeding import training_episodes
-from freewheel.worlds import registry
 
 GOAL, RANDOM = 0.6, 0.05
 
 
 def random_success(device: str, lanes: int = 512) -> float:
     """Of uniformly random actions, first episode of each lane."""
-    registry.register()
-    env = BatchedConfig("freewheel/RoughDrone-v0", {"lidar": False}, device).make(range(lanes))
+    register_ids()
+    env = BatchedConfig("freewheel/RoughDrone-v0", {"lidar": False}, device=device).make(range(lanes))
     env.reset([training_episodes(7, 0)])
     playing = torch.ones(lanes, dtype=torch.bool, device=device)
     success = torch.zeros(lanes, device=device)

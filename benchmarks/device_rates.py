@@ -13,6 +13,7 @@ import torch
 
 from freewheel.core import ActionSpec, BatchSpec, Compile, EnvSpec, Slice
 from freewheel.envs.batched import BatchedConfig
+from freewheel.envs.family import register_ids
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import ModelSpec
 from freewheel.learn.mbpo.fitting import Fitter
@@ -23,7 +24,6 @@ from freewheel.learn.spec import Compute, LearnerSpec
 from freewheel.policies.spec import PolicyConfig
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import training_episodes
-from freewheel.worlds import registry
 
 
 def rate(call: Callable[[], None], seconds: float, device: str) -> float:
@@ -50,7 +50,7 @@ def rate(call: Callable[[], None], seconds: float, device: str) -> float:
 
 
 def drone(lanes: int, device: str, compile: Compile, **options: Any) -> Program:  # noqa: A002
-    env = BatchedConfig("freewheel/RoughDrone-v0", options, device).make(range(lanes))
+    env = BatchedConfig("freewheel/RoughDrone-v0", options, device=device).make(range(lanes))
     env.reset([training_episodes(1, lane) for lane in range(1)])
     action = torch.rand(lanes, *env.spec.action.shape, device=device) * 2 - 1
 
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/device_rates.jsonl"))
     options = parser.parse_args()
     device, rows = options.device, []
-    registry.register()
+    register_ids()
     modes: list[Compile] = ["off", "graphs"] if device == "cuda" else ["off"]
     torch.set_num_threads(1)
     worlds = (

@@ -16,8 +16,8 @@ import torch
 import freewheel
 from benchmarks.device_rates import drone
 from freewheel.core import Compile
+from freewheel.envs.family import register_ids
 from freewheel.rollout.graphs import Program
-from freewheel.worlds import registry
 
 STEPS, EPOCHS, PARTS, HIDDEN, LR, ENTROPY = 24, 5, 4, (256, 128, 64), 1e-3, 0.002
 
@@ -30,7 +30,7 @@ def rsl_rl(lanes: int, seconds: float, device: str, seed: int) -> dict[str, Any]
     from rsl_rl.runners import OnPolicyRunner
     from tensordict import TensorDict
 
-    registry.register()
+    register_ids()
     import gymnasium
 
     world: Any = gymnasium.make("freewheel/RoughDrone-v0", num_envs=lanes, device=device).unwrapped
@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/device_rsl.jsonl"))
     options = parser.parse_args()
-    registry.register()
+    register_ids()
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         program = drone(options.lanes, options.device, "graphs" if options.device == "cuda" else "off")

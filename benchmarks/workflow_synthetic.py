@@ -9,8 +9,7 @@ import numpy as np
 
 from benchmarks._common import Notebook, mean_interval, number, table
 from freewheel.core import NDArray
-from freewheel.worlds.cage2.workflow.search import Strategy
-from freewheel.worlds.cage2.workflow.synthetic import EPISODES, regrets
+from freewheel.worlds.cage2.workflow.search import EPISODES, Strategy, regrets
 
 NAME = "workflow_synthetic"
 STRATEGIES: tuple[Strategy, ...] = ("gp", "greedy", "random", "canonical")

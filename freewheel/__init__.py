@@ -32,8 +32,8 @@ def train(
     Options are those of `freewheel train --help`, with underscores: steps=..., mode=..., ppo={"lr": 1e-3},
     env_args={"gravity": 9.8}. The run directory is complete when this returns or raises; Ctrl-C raises as usual.
 
-    `until(episodes, tick)` is called again and again with the episodes that have ended in the meantime; the run ends as soon
-    as it returns a reason, which becomes summary["ended"]. `sinks` are names of registered sinks, or core.Sink objects.
+    `until(episodes, tick)` is called after every turn of the loop with the episodes that ended in it; the run ends when it
+    returns a reason, which becomes summary["ended"]. `sinks` are names of registered sinks, or core.Sink objects.
     """
     from freewheel.config.resolve import from_options
     from freewheel.run.trainer import run
@@ -48,13 +48,13 @@ def train(
 
 
 def score(run: str, *, episodes: int = 20, which: str = "best", seed: int | None = None) -> Score:
-    """Greedy episodes of a finished run's weights: `which` is best, latest or a step."""
+    """Score greedy episodes of a finished run; `which` weights: best, latest or a step."""
     import warnings
 
     from freewheel.run.saved import open_run
 
     saved = open_run(run)
-    actor, passed_over = saved.actor(which)
-    for text in passed_over:
+    actor, problems = saved.actor(which)
+    for text in problems:
         warnings.warn(text, stacklevel=2)
     return saved.score(actor, episodes, seed)

@@ -13,6 +13,7 @@ The first line of every message says what is wrong and what to do about it.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -58,3 +59,10 @@ def nearest(name: str, valid: Iterable[str], otherwise: str | None = None) -> st
     if match:
         return f"; did you mean '{match[0]}'?"
     return f"; choose from {', '.join(names)}" if otherwise is None else otherwise
+
+
+def require_positive(**options: float | None) -> None:
+    """UsageError about the first of these options that is given and not a positive, finite number."""
+    for name, value in options.items():
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")

@@ -1,17 +1,18 @@
 """What can be chosen by name: worlds, algorithms, modes, sinks, commands and heads, ours and those of installed packages.
 
-A choice is one entry: an object with a `name`, kept in a module of its own. Ours are found where they live, those of other
-packages by the entry points that they declare in their pyproject.toml:
+A choice is one entry: an object with a `name`, assigned in a module of its own. Ours are found by the name of that attribute,
+those of other packages by the entry points in their pyproject.toml:
 
     kind         attribute    our modules                                   entry points
-    worlds       FAMILY       freewheel.envs.*, freewheel.worlds.*.family   freewheel.worlds
+    worlds       FAMILY       freewheel.envs.*, freewheel.worlds.* and      freewheel.worlds
+                              freewheel.worlds.*.family
     algorithms   ALGORITHM    freewheel.learn.*.config                      freewheel.algorithms
     modes        MODE         freewheel.collect.*                           freewheel.modes
     sinks        SINK         freewheel.sinks.*                             freewheel.sinks
-    commands     COMMAND      freewheel.cli.*                               freewheel.commands
+    commands     COMMAND      freewheel.cli.*, freewheel.worlds.*.command   freewheel.commands
     heads        HEAD         freewheel.policies.heads.*                    freewheel.heads
 
-Nothing is imported before somebody asks, and entries are light: what is heavy they import when they are used.
+An entry is imported when its registry is first read. Its module must be light: heavy imports belong into functions.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import importlib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from freewheel.errors import SetupError, UsageError, nearest
 
@@ -39,7 +41,19 @@ class Named(Protocol):
 Entry = TypeVar("Entry", bound=Named)
 
 
-class Registry(Generic[Entry]):
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command of `freewheel`."""
+
+    name: str
+    argument: str  # what follows the name, for the help: ENV, RUN or nothing
+    summary: str  # one line
+    options: Callable[[Sequence[str]], type[Any]]  # the dataclass whose fields its --help shows, for these words
+    run: Callable[[Sequence[str]], int]  # takes the words after the name, returns the exit code
+    order: int = 100  # its place in `freewheel --help`
+
+
+class Registry(Mapping[str, Entry]):
     """All entries of one kind by name."""
 
     def __init__(self, kind: str, attribute: str, *rooms: str, leaf: str = "") -> None:
@@ -48,16 +62,18 @@ class Registry(Generic[Entry]):
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
-        """Ours first; the name of an entry is its own to choose, and may be taken only once."""
+        """By name, ours first; SetupError if two have the same name."""
         found: dict[str, Entry] = {}
         for entry in (*self._ours(), *self._installed()):
             if entry.name in found:
-                raise SetupError(f"two {self.kind}s are called '{entry.name}': uninstall one of the packages")
+                raise SetupError(
+                    f"two {self.kind}s have the name '{entry.name}': uninstall one of the packages that define it"
+                )
             found[entry.name] = entry
         return found
 
     def __getitem__(self, name: str) -> Entry:
-        """The entry of this name, or UsageError with the nearest one."""
+        """The entry of this name, or a UsageError that names similar ones."""
         if name not in self.entries:
             raise UsageError(f"unknown {self.kind} '{name}'{nearest(name, self.entries)}")
         return self.entries[name]
@@ -65,7 +81,10 @@ class Registry(Generic[Entry]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
-    def __contains__(self, name: str) -> bool:
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, name: object) -> bool:
         return name in self.entries
 
     def _ours(self) -> Iterator[Entry]:
@@ -87,17 +106,17 @@ class Registry(Generic[Entry]):
 
 
 def _modules(room: str, leaf: str) -> Iterator[str]:
-    """The modules of a room, or those called `leaf` in the folders of the room; none of them is imported."""
+    """The modules of a room, and those called `leaf` in its folders; none of them is imported."""
     folder = importlib.import_module(room)
     for found in pkgutil.iter_modules(folder.__path__, f"{room}."):
-        if leaf and found.ispkg and (Path(folder.__path__[0]) / found.name.rpartition(".")[2] / f"{leaf}.py").is_file():
-            yield f"{found.name}.{leaf}"
-        elif not leaf and not found.ispkg:
+        if not found.ispkg:
             yield found.name
+        elif leaf and (Path(folder.__path__[0]) / found.name.rpartition(".")[2] / f"{leaf}.py").is_file():
+            yield f"{found.name}.{leaf}"
 
 
 def _defines(module: str, attribute: str) -> bool:
-    """Whether a module assigns this name, read from its source: importing it to find out could import torch."""
+    """Whether the source of a module assigns this name; importing the module to find out could import torch."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         return False

@@ -21,8 +21,9 @@ from freewheel.collect.batch import BatchConfig
 from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
 from freewheel.collect.lockstep import LockstepConfig
+from freewheel.collect.mode import ModeConfig
 from freewheel.collect.sequential import SequentialConfig
-from freewheel.config.resolve import ModeConfig, from_file, from_options
+from freewheel.config.resolve import from_file, from_options
 from freewheel.core import Chunk, Collector, Episode, NDArray, Snapshot, Tick
 from freewheel.errors import EnvError, SetupError
 from freewheel.policies.spec import FlatParams, full_layout, initialise
@@ -155,7 +156,7 @@ def opened(tmp_path: Path, collector: ModeConfig, world: str = WORLD) -> tuple[C
         initialise(planned.policy, params, generator(version))
         return Snapshot(version, params.views, table_of(version))
 
-    return collector.build(planned.recipe, planned.job(weights(0), lambda: None)), weights
+    return collector.build(planned.runner_factory, planned.collect_spec(weights(0), lambda: None)), weights
 
 
 def collected(collector: Collector) -> Sequence[Chunk]:
@@ -285,7 +286,7 @@ def test_contexts_are_typed_as_json_and_kept_in_the_config(tmp_path: Path, capfd
 @pytest.mark.parametrize("text", ["1", "[1,0]", "[[1],[2,3]]", "[[]]", "[[NaN]]", "[[1,", '[["a"]]', '{"a":1}'])
 def test_what_is_no_table_is_refused_in_one_line(text: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", WORLD, "--context", text]) == 2
-    wanted = "--context must be rows of equally many numbers as JSON, e.g. [[1,0],[0,1]]"
+    wanted = "--context must be rows with equally many numbers as JSON, e.g. [[1,0],[0,1]]"
     assert capfd.readouterr().err == f"freewheel: {wanted}, not {text}\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from freewheel.cli import main as cli
 from freewheel.config.resolve import from_file, from_options
 from freewheel.core import Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
+from freewheel.learn.spec import Services
 from freewheel.run import checkpoint
 from freewheel.run.plan import plan
 from freewheel.run.trainer import Result
+from freewheel.transport.executors import SerialExecutor
 
 DISCRETE, BOX, DRONE = (
     "freewheel.testing.worlds:Identity",
@@ -48,7 +51,9 @@ def first_snapshot(runs: Path, env: str, **options: Any) -> Snapshot:
     """What a run would publish before it has learned anything."""
     given = {**SMALL, "mode": "lockstep", "policy": NORMALISED, "runs_dir": runs, **options}
     planned = plan(from_options(env, given))
-    return planned.config.learner.build(planned.learner_spec).snapshot()
+    return planned.config.learner.build(
+        replace(planned.learner_spec, services=Services(executors=SerialExecutor))
+    ).snapshot()
 
 
 def assert_same(snapshot: Snapshot, saved: checkpoint.Checkpoint) -> None:
@@ -105,7 +110,7 @@ def test_it_is_kept_in_the_config_and_shown_in_the_plan(tmp_path: Path, capfd: p
     argv = ["train", DISCRETE, "--init", "source", "--runs-dir", str(tmp_path), "--steps", "64", "--evals", "0"]
     assert cli.main([*argv, "--dry-run"]) == 0
     best = checkpoint.load(source.path / "checkpoints", "best").step
-    assert f"begin    with {source.path / 'checkpoints' / str(best)}" in capfd.readouterr().out
+    assert f"init     {source.path / 'checkpoints' / str(best)}" in capfd.readouterr().out
     assert cli.main([*argv, "--run", "heir"]) == 0
     assert json.loads((tmp_path / "heir" / "config.json").read_text())["init"] == "source"
     assert from_file(tmp_path / "heir" / "config.json").run.init == "source"
@@ -142,7 +147,7 @@ def test_another_network_is_refused_in_one_line_before_anything_starts(
     before = sorted(source.path.parent.iterdir())
     with pytest.raises(SetupError) as caught:
         train(source.path.parent, env, init="source", **options)
-    wanted = f"--init source is another network, its {text}: choose the same --policy options and world"
+    wanted = f"--init source has another network ({text}): use the same environment and --policy options"
     assert str(caught.value) == wanted
     assert sorted(source.path.parent.iterdir()) == before
 

@@ -1,4 +1,4 @@
-"""What this machine has, what is missing, and what to do about it."""
+"""The command `freewheel doctor`: what this machine has, what is missing, and what to do about it."""
 
 from __future__ import annotations
 
@@ -6,40 +6,57 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from freewheel.rollout.probe import usable_cores
+from freewheel.errors import UsageError
+from freewheel.registry import Command
 
 REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "psutil", "cloudpickle")
 OPTIONAL = {
-    "mujoco": "MuJoCo worlds (HalfCheetah-v5): pip install 'gymnasium[mujoco]'",
-    "pygame": "windows and pictures of the classic worlds: pip install 'gymnasium[classic-control]'",
+    "mujoco": "MuJoCo environments (HalfCheetah-v5): pip install 'gymnasium[mujoco]'",
+    "pygame": "windows and pictures of classic-control environments: pip install 'gymnasium[classic-control]'",
     "PIL": "animated pictures from `freewheel play`: pip install pillow",
     "stable_baselines3": "the comparison in `make bench`: pip install stable-baselines3",
 }
-SMALL_SHM = 256 * 2**20
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
-def examine() -> Iterator[tuple[bool, str, str]]:
-    """(all is well, what, how it is) for everything worth knowing."""
-    yield (
-        sys.version_info >= (3, 11),
-        "python",
-        f"{platform.python_version()} on {platform.system()} {platform.release()}",
-    )
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Show what this machine has, what is missing, and what to do about it."""
+
+
+def _run(argv: Sequence[str]) -> int:
+    """Print a table; exit code 1 if something that is needed is missing."""
+    if argv:
+        raise UsageError(f"freewheel doctor takes no arguments, not {' '.join(argv)}")
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None)
+    healthy = True
+    for good, what, text in findings():
+        healthy &= good
+        table.add_row(Text("ok", "green") if good else Text("!!", "red"), Text(what), Text(text))
+    Console(highlight=False).print(table)
+    return 0 if healthy else 1
+
+
+def findings() -> Iterator[tuple[bool, str, str]]:
+    """(whether it is good, what it is about, what was found) for everything worth knowing."""
+    system = f"{platform.python_version()} on {platform.system()} {platform.release()}"
+    yield sys.version_info >= (3, 11), "python", system
     yield True, "freewheel", _version("freewheel") or "not installed (run from source)"
     for name in REQUIRED:
         version = _version(name)
         yield version is not None, name, version or f"missing: pip install {name}"
     compiled = importlib.util.find_spec("freewheel.rollout._kernel") is not None
     hint = (
-        "not compiled; workers with one slow env each cost more: install gcc and Python's headers, then freewheel anew"
+        "not compiled, so that steps of single environments cost more: install gcc and Python's headers, then reinstall"
     )
     yield True, "kernel", "compiled" if compiled else hint
     yield from _machine()
@@ -49,22 +66,18 @@ def examine() -> Iterator[tuple[bool, str, str]]:
 
 
 def _machine() -> Iterator[tuple[bool, str, str]]:
+    import psutil
+
+    from freewheel.rollout.probe import usable_cores
+
     yield True, "cores", f"{usable_cores()} usable of {os.cpu_count()}{_quota()}"
     memory = psutil.virtual_memory()
     yield memory.available > 2**30, "memory", f"{_size(memory.available)} free of {_size(memory.total)}"
     yield True, "gpu", _gpu()
-    shm = Path("/dev/shm")
-    if shm.is_dir():
-        usage = shutil.disk_usage(shm)
-        enough = usage.free >= SMALL_SHM
-        hint = "" if enough else "; worker processes need more: remount it larger (docker: --shm-size=1g)"
-        yield enough, "/dev/shm", f"{_size(usage.free)} free of {_size(usage.total)}{hint}"
-    else:
-        yield False, "/dev/shm", "not there; worker processes need shared memory"
 
 
 def _quota() -> str:
-    """The container's CPU limit, where there is one."""
+    """The CPU limit of the container, if there is one."""
     if not CPU_LIMIT.is_file():
         return ""
     quota, period = CPU_LIMIT.read_text().split()
@@ -91,3 +104,13 @@ def _version(name: str) -> str | None:
 
 def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
+
+
+COMMAND = Command(
+    name="doctor",
+    argument="",
+    summary="show what this machine has and what is missing",
+    options=lambda _: DoctorOptions,
+    run=_run,
+    order=3,
+)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from freewheel.collect.mode import Mode
 from freewheel.core import Collector
 from freewheel.pacing.one_ahead import OneAhead
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -87,3 +88,7 @@ class WholeBatches:
 
     def wait(self, wire: Wire) -> None:
         """Nothing to decide."""
+
+
+_SUMMARY = "workers collect the next batch during an update; repeatable"
+MODE = Mode(name="batch", config=BatchConfig, summary=_SUMMARY, whole_batches=True)

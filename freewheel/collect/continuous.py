@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from freewheel.collect.mode import Mode
 from freewheel.core import Collector
 from freewheel.errors import UsageError
 from freewheel.pacing.lag_bound import LagBound
@@ -64,3 +65,7 @@ class ContinuousConfig(WorkersConfig):
             max_lag=self.max_lag if spec.on_policy else None,
             close_on_new=spec.on_policy,
         )
+
+
+_SUMMARY = "workers act all the time; --max-lag bounds how old their weights may be"
+MODE = Mode(name="continuous", config=ContinuousConfig, summary=_SUMMARY, free_running=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from freewheel.collect.mode import Mode
 from freewheel.core import Collector, Transitions
 from freewheel.errors import UsageError
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
@@ -124,3 +125,7 @@ class WholeEpisodes:
         permits, queue = wire.permits, self._queue
         if queue.wave and permits.locked(queue.wave_is_over):
             permits.wake(permits.locked(queue.release))
+
+
+_SUMMARY = "workers play whole episodes; the learner takes each as it ends"
+MODE = Mode(name="episodes", config=EpisodesConfig, summary=_SUMMARY, simulators=False, free_running=True)

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
+from freewheel.collect.mode import Mode
 from freewheel.collect.serial import SerialCollector, SerialConfig, simulate_in_turn
 from freewheel.core import Collector, Env
 from freewheel.errors import UsageError
@@ -54,3 +55,7 @@ class LockstepConfig(SerialConfig):
 def processes_pay(cost: StepCost, lanes: int) -> bool:
     """Lanes in processes overlap: their waiting over all lanes, their computing over the cores. Is that worth the barrier?"""
     return cost.wall > BARRIER + max(cost.wall / lanes, cost.cpu / usable_cores())
+
+
+_SUMMARY = "environments step together behind a barrier, in this process or in one each"
+MODE = Mode(name="lockstep", config=LockstepConfig, summary=_SUMMARY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freewheel.collect.mode import Mode
 from freewheel.collect.serial import SerialCollector, SerialConfig, simulate_in_turn
 from freewheel.core import Collector, Env
 from freewheel.errors import UsageError
@@ -30,3 +31,7 @@ class SequentialConfig(SerialConfig):
     def place(self, make: MakeEnv, lanes: range) -> Env:
         """These lanes in this process."""
         return make(lanes)
+
+
+_SUMMARY = "all environments in one process, acting and learning in turn"
+MODE = Mode(name="sequential", config=SequentialConfig, summary=_SUMMARY)

@@ -37,6 +37,14 @@ class SerialConfig(ABC):
     def lanes(self) -> int:
         return self.num_envs
 
+    @property
+    def episodes_per_update(self) -> int | None:
+        return None
+
+    @property
+    def max_lag(self) -> int | None:
+        return None
+
 
 class SerialRunner(Protocol):
     """A Runner in this process, on numpy or on tensors."""

@@ -1,4 +1,4 @@
-"""Flags: options by name, from a command line, a file or Python, layered into one mapping and typed once, by tyro."""
+"""Options by name, from a command line, a file or Python: layered into one mapping and converted to types by tyro."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -23,10 +23,18 @@ T = TypeVar("T")
 Tokens = tuple[str, ...]
 Flags = dict[str, Tokens]  # "ppo.lr" -> ("0.001",)
 
-TYRO = (tyro.conf.FlagConversionOff,)
+#: Marks a dataclass in a dataclass of options: its options have no prefix.
+FLAT: Any = tyro.conf.OmitArgPrefixes
+_CONFIG = (tyro.conf.FlagConversionOff,)
+_RULES = tyro.constructors.ConstructorRegistry()
 
 
-def _rows(words: list[str]) -> tuple[tuple[float, ...], ...]:
+def named(flag: str = "", description: str | None = None) -> Any:
+    """An annotation that gives an option another name than its field, or a description made at run time."""
+    return tyro.conf.arg(name=flag or None, help=description)
+
+
+def _read_table(words: list[str]) -> tuple[tuple[float, ...], ...]:
     rows = json.loads(words[0])
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise ValueError(words[0])
@@ -36,13 +44,13 @@ def _rows(words: list[str]) -> tuple[tuple[float, ...], ...]:
     return table
 
 
-#: Rows of equally many numbers, typed as JSON.
-Table: typing.TypeAlias = typing.Annotated[
+#: Rows with equally many numbers, written as JSON.
+Table: typing.TypeAlias = Annotated[
     tuple[tuple[float, ...], ...],
     tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="[[NUMBER,...],...]",
-        instance_from_str=_rows,
+        instance_from_str=_read_table,
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda table: [json.dumps(table)],
     ),
@@ -51,59 +59,106 @@ Table: typing.TypeAlias = typing.Annotated[
 
 @dataclass(frozen=True)
 class Layer:
-    """Options from one place; later layers win over earlier ones."""
+    """Options from one source; later layers win over earlier ones."""
 
     source: str
     flags: Flags
 
 
-def option_types(options: type[Any], prefix: str = "") -> dict[str, Any]:
-    """The dotted name and type of every option of a dataclass of dataclasses."""
-    hints = typing.get_type_hints(options, include_extras=True)
-    names: dict[str, Any] = {}
-    for field in dataclasses.fields(options):
-        kind = hints[field.name]
-        bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
-        if dataclasses.is_dataclass(bare):
-            names |= option_types(typing.cast(type[Any], bare), "" if bare is not kind else f"{prefix}{field.name}.")
+def _options(kind: type[Any], prefix: str, flat: bool) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """The name of every field as an option, the field and its type; `flat`: names have no prefix."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+        names = (mark.name for mark in marks if isinstance(mark, type(named())))
+        name = field.metadata.get("flag") or next(filter(None, names), field.name)
+        bare = hint if not marks or hint is Table else typing.get_args(hint)[0]
+        if dataclasses.is_dataclass(bare) and (flat or FLAT in marks):
+            yield "", field, bare
         else:
-            names[f"{prefix}{field.name}"] = kind
-    return names
+            yield prefix + name, field, bare
+
+
+def option_types(options: type[Any], prefix: str = "", *, flat: bool = False) -> dict[str, Any]:
+    """The dotted name and type of every option of a dataclass of dataclasses."""
+    found: dict[str, Any] = {}
+    for name, _, kind in _options(options, prefix, flat):
+        if dataclasses.is_dataclass(kind):
+            found |= option_types(typing.cast(type[Any], kind), f"{name}." if name else "", flat=not name)
+        else:
+            found[name] = kind
+    return found
+
+
+def values(options: Any) -> dict[str, Any]:
+    """The value of every option of a dataclass by its name, those of dataclasses in it included, without a prefix."""
+    found: dict[str, Any] = {}
+    for name, field, kind in _options(type(options), "", True):
+        value = getattr(options, field.name)
+        found |= values(value) if dataclasses.is_dataclass(kind) else {name: value}
+    return found
+
+
+@_RULES.struct_rule
+def _renamed(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """A dataclass that does not know tyro: the metadata of its fields say `flag` (the option's name) and `help`."""
+    kind = info.type
+    if not dataclasses.is_dataclass(kind) or not all("flag" in field.metadata for field in dataclasses.fields(kind)):
+        return None
+    hints = typing.get_type_hints(kind)
+    fields = [
+        tyro.constructors.StructFieldSpec(
+            field.name,
+            typing.cast(Any, Annotated[hints[field.name], named(field.metadata["flag"], field.metadata["help"])]),
+            field.default,
+        )
+        for field in dataclasses.fields(kind)
+    ]
+    return tyro.constructors.StructConstructorSpec(typing.cast(type[Any], kind), tuple(fields))
 
 
 def read_argv(argv: Sequence[str], known: Mapping[str, Any], free: str = "") -> tuple[list[str], Flags]:
     """Positional arguments and flags. Names under `free` (e.g. "env.") are open: each takes one value."""
-    positional: list[str] = []
+    others, flags = split_argv(argv, known, free)
+    for word in others:
+        if word.startswith("--"):
+            check_names([canonical(word[2:].partition("=")[0])], known)
+        elif word.startswith("-"):
+            raise UsageError(f"unknown option {word}: options start with two dashes; see --help")
+    return others, flags
+
+
+def split_argv(argv: Sequence[str], known: Mapping[str, Any], free: str = "") -> tuple[list[str], Flags]:
+    """All words that belong to no known flag, in their order, and the known flags."""
+    others: list[str] = []
     flags: Flags = {}
     words = list(argv)
     while words:
         word = words.pop(0)
-        if not word.startswith("--"):
-            if word.startswith("-"):
-                raise UsageError(f"unknown option {word}: options start with two dashes; see --help")
-            positional.append(word)
-            continue
-        name, equals, value = word[2:].partition("=")
-        name = canonical(name, free)
-        if name not in known and known.get(name.removeprefix("no_")) is bool:
-            if equals:
-                raise UsageError(f"--{word[2:].partition('=')[0]} takes no value")
-            flags[name.removeprefix("no_")] = ("False",)
-            continue
+        written, equals, value = word[2:].partition("=")
+        name = canonical(written)
         is_free = bool(free) and name.startswith(free) and len(name) > len(free)
-        if not is_free:
-            check_names([name], known)
-        flags[name] = (value,) if equals else _take(words, str if is_free else known[name], word)
-    return positional, flags
+        if not word.startswith("--"):
+            others.append(word)
+        elif name not in known and known.get(name.removeprefix("no_")) is bool:
+            if equals:
+                raise UsageError(f"--{written} takes no value")
+            flags[name.removeprefix("no_")] = ("False",)
+        elif is_free or name in known:
+            flags[name] = (value,) if equals else _take(words, str if is_free else known[name], word)
+        else:
+            others.append(word)
+    return others, flags
 
 
-def canonical(name: str, free: str = "") -> str:
-    """Dashes and underscores are the same, except in names that belong to somebody else."""
-    return name if free and name.startswith(free) else name.replace("-", "_")
+def canonical(name: str) -> str:
+    """The name of an option as a field: dashes and underscores are the same."""
+    return name.replace("-", "_")
 
 
 def check_names(names: Iterable[str], known: Mapping[str, Any], where: str = "") -> None:
-    """UsageError about the first name that is no option; `where` it stands, unless on the command line."""
+    """UsageError about the first name that is no option; `where` names the file it is in, if it is in one."""
     for name in names:
         if name not in known:
             as_written = str if where else _flag
@@ -130,21 +185,21 @@ def flatten(data: Mapping[str, Any], free: str = "", prefix: str = "") -> dict[s
     """{"ppo": {"lr": 1}} -> {"ppo.lr": 1}; names that start with `free` keep their values whole."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
-        name = canonical(prefix + key, free)
+        name = canonical(prefix + key)
         nested = isinstance(value, Mapping) and not (free and name.startswith(free))
         flat |= flatten(value, free, f"{name}.") if nested else {name: value}
     return flat
 
 
 def tokens(value: Any) -> Tokens:
-    """A value as it would be typed."""
+    """A value as it would be typed on the command line."""
     if isinstance(value, (list, tuple)):
         return tuple(str(item) for item in value)
     return (str(value),)
 
 
 def merge(layers: Sequence[Layer]) -> tuple[Flags, dict[str, str]]:
-    """The winning tokens of every option, and where each came from."""
+    """The tokens of every option from the last layer that has it, and the source of that layer."""
     merged: Flags = {}
     sources: dict[str, str] = {}
     for layer in layers:
@@ -154,32 +209,33 @@ def merge(layers: Sequence[Layer]) -> tuple[Flags, dict[str, str]]:
 
 
 def build(options: type[T], flags: Flags) -> T:
-    """The typed options; one clear line about the first value that does not fit."""
+    """The typed options, or a UsageError about the first value that does not fit its type."""
     types_of = option_types(options)
-    spelt = {name: tuple(_spelt(word, types_of[name]) for word in words) for name, words in flags.items()}
+    normalised = {name: tuple(_normalised(word, types_of[name]) for word in words) for name, words in flags.items()}
     try:
-        return _parse(options, spelt)
+        return _parse(options, normalised)
     except SystemExit:
-        for name, words in spelt.items():
+        for name, words in normalised.items():
             try:
                 _parse(options, {name: words})
             except SystemExit:
                 raise UsageError(_complaint(name, flags[name], types_of[name])) from None
-        raise UsageError(f"these options do not go together: {' '.join(_argv(spelt))}") from None
+        raise UsageError(f"these options cannot be used together: {' '.join(_argv(normalised))}") from None
 
 
-def show_help(options: type[Any], prog: str, description: str) -> None:
-    """Print what there is to set, and leave."""
-    tyro.cli(options, args=["--help"], prog=prog, description=description, config=TYRO)
+def show_help(options: type[Any], prog: str) -> None:
+    """Print the options and their descriptions, under the docstring of their dataclass."""
+    with contextlib.suppress(SystemExit):
+        tyro.cli(options, args=["--help"], prog=prog, description=options.__doc__, config=_CONFIG, registry=_RULES)
 
 
 def _parse(options: type[T], flags: Flags) -> T:
-    with contextlib.redirect_stderr(io.StringIO()):  # its boxes; ours is one line
-        return tyro.cli(options, args=_argv(flags), config=TYRO)
+    with contextlib.redirect_stderr(io.StringIO()):  # tyro prints a box; our message is one line
+        return tyro.cli(options, args=_argv(flags), config=_CONFIG, registry=_RULES)
 
 
 def _argv(flags: Flags) -> list[str]:
-    """One value goes with its name, whatever it starts with."""
+    """One value is joined to its name by =, because it may start with a dash."""
     pairs = ((f"--{name}", words) for name, words in flags.items())
     return [part for flag, words in pairs for part in ([f"{flag}={words[0]}"] if len(words) == 1 else [flag, *words])]
 
@@ -193,7 +249,7 @@ def _take(words: list[str], kind: Any, flag: str) -> Tokens:
     if kind is bool and (not words or words[0].lower() not in ("true", "false")):
         return ("True",)
     if typing.get_origin(kind) is tuple:
-        numbers = typing.get_args(kind)[0] in (int, float)  # then a word that is none ends them
+        numbers = typing.get_args(kind)[0] in (int, float)  # then a word that is not a number ends the list
         stops = (i for i, word in enumerate(words) if word.startswith("--") or (numbers and _number(word) is None))
         count = next(stops, len(words))
         taken, words[:count] = words[:count], []
@@ -203,8 +259,8 @@ def _take(words: list[str], kind: Any, flag: str) -> Tokens:
     return (words.pop(0),)
 
 
-def _spelt(word: str, kind: Any) -> str:
-    """A word as tyro wants it: True, None, 100000 for true, none, 1e5 where the type has these."""
+def _normalised(word: str, kind: Any) -> str:
+    """A word as tyro reads it: True, None, 100000 for true, none, 1e5, if the type allows these."""
     kinds = {kind, *typing.get_args(kind)}
     if (bool in kinds or types.NoneType in kinds) and word.capitalize() in ("True", "False", "None"):
         return word.capitalize()
@@ -225,7 +281,7 @@ def _complaint(name: str, values: Tokens, kind: Any) -> str:
 
 def _describe(kind: Any) -> str:
     if kind is Table:
-        return "rows of equally many numbers as JSON, e.g. [[1,0],[0,1]]"
+        return "rows with equally many numbers as JSON, e.g. [[1,0],[0,1]]"
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(str(choice) for choice in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:

@@ -1,4 +1,4 @@
-"""Any Gymnasium env as an Env: in this process, in a process a lane, or as a vector env of its own."""
+"""Any Gymnasium environment as an Env: in this process, in one process per lane, or as a vector env."""
 
 from __future__ import annotations
 
@@ -7,67 +7,60 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Self
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredEnv
 
 from freewheel.core import Env
+from freewheel.envs.family import EnvConfig, FamilyFlags, WorldFamily
 from freewheel.envs.lane import raised
 from freewheel.envs.legacy import OldGym, is_old
 from freewheel.envs.loop import GymLoop, GymSingle
-from freewheel.envs.processes import GymProcesses, Patience, in_processes
+from freewheel.envs.processes import GymProcesses, in_processes
 from freewheel.envs.vector import GymVector
-from freewheel.errors import FreewheelError, SetupError, UsageError, nearest
+from freewheel.errors import FreewheelError, SetupError, UsageError, nearest, require_positive
+from freewheel.rollout.factory import Timeouts
 
 __all__ = ["GymConfig", "GymLoop", "GymProcesses", "GymSingle", "GymVector"]
 
 
-@dataclass(frozen=True)
-class GymConfig:
-    """Any Gymnasium environment."""
-
-    id: str = ""
-    """A registered Gymnasium id (CartPole-v1), or package.module:Factory, where Factory(**args) returns a gymnasium.Env
-    or one of old gym."""
-
-    args: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments for the environment."""
+@dataclass(frozen=True, kw_only=True)
+class GymOptions:
+    """Options of the environment."""
 
     max_episode_steps: int | None = None
-    """Time limit of an episode in steps; None keeps the id's own."""
-
+    """Truncate episodes after this many steps (default: the environment's own limit)."""
     measures: tuple[str, ...] = ()
-    """Keys of an episode's last info that ride with the episode as numbers."""
-
-    construct_timeout: float = 120.0
-    """Seconds that an environment in a process of its own has to come up."""
-
-    reset_timeout: float = 60.0
-    """Seconds that an environment in a process of its own has to reset."""
-
-    step_timeout: float = 30.0
-    """Seconds that an environment in a process of its own has to answer a step."""
-
-    factory: Callable[..., gymnasium.Env[Any, Any]] | None = None
-    """From Python only: a class or function to call instead of looking up an id; `id` is then just a name."""
+    """Keys of the last info of an episode whose numbers are reported with the episode."""
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
+        require_positive(max_episode_steps=self.max_episode_steps)
+
+
+@dataclass(frozen=True)
+class GymConfig(GymOptions):
+    """Any Gymnasium environment."""
+
+    id: str = ""  # registered (CartPole-v1), or package.module:Factory: Factory(**args) returns an env of Gymnasium or old gym
+    args: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the environment
+    _: KW_ONLY
+    factory: Callable[..., gymnasium.Env[Any, Any]] | None = None  # called in place of an id, which is then only a name
+    preload: tuple[str, ...] = ()  # modules that workers import, besides the one that defines the environment
+
+    on_device: ClassVar[bool] = False
+    main_thread: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.id and self.factory is None:
-            raise UsageError(
-                "no environment given: set id to a Gymnasium id such as CartPole-v1 or to package.module:Factory"
-            )
-        if self.max_episode_steps is not None and self.max_episode_steps < 1:
-            raise UsageError(
-                f"max_episode_steps is {self.max_episode_steps}: give at least 1, or None for the id's own limit"
-            )
-        if min(self.construct_timeout, self.reset_timeout, self.step_timeout) <= 0:
-            raise UsageError("time-outs are in seconds and above 0")
+            raise UsageError("no environment given: use a Gymnasium id such as CartPole-v1, or package.module:Factory")
 
     def __getstate__(self) -> dict[str, Any]:
-        """An id that the caller's script has registered goes along: workers do not run that script."""
+        """With the registration of the id: worker processes do not run the script that may have registered it."""
         return {**vars(self), "registered": gymnasium.registry.get(self.id)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -79,14 +72,27 @@ class GymConfig:
     def name(self) -> str:
         return self.id or str(getattr(self.factory, "__qualname__", self.factory))
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What a worker will import, as far as that is known without importing it."""
+        if self.preload:
+            return self.preload
+        registered = gymnasium.registry.get(self.id)
+        where = registered.entry_point if registered is not None else self.id if self.factory is None else None
+        module = where.rpartition(":")[0] if isinstance(where, str) else ""
+        return (module,) if module else ()
+
+    def to(self, device: str) -> Self:
+        """Itself: it does not run on a device."""
+        return self
+
     def make(
         self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
     ) -> Env:
-        """An Env of these lanes. `tolerant` is for single envs in this process, `render_mode` for the first of them; a vector
-        env cannot begin one lane anew, so there all that goes wrong is raised at once."""
+        """An Env of these lanes. Only single envs in this process can be fault-tolerant, because a vector env cannot reset
+        one lane after a failure. `render_mode` applies to the first lane."""
         if processes:
-            patience = Patience(self.construct_timeout, self.reset_timeout, self.step_timeout)
-            return in_processes(self.open, self.name, lanes, self.measures, patience)
+            return in_processes(self.open, self.name, lanes, self.measures, self.timeouts)
         if render_mode is None and (vector := self._vector(len(lanes))) is not None:
             return GymVector(vector, self.name, self.measures, wary=fault_tolerant)
         with ExitStack() as undo:
@@ -103,12 +109,12 @@ class GymConfig:
         return loop
 
     def render_modes(self) -> list[str]:
-        """How one of these can be shown."""
+        """The render modes that the environment offers."""
         with closing(self.open(0)) as env:
             return list(env.metadata.get("render_modes", []))
 
     def open(self, lane: int, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        """One env of this kind, or a SetupError or EnvError that says why there is none."""
+        """One env, or a SetupError or EnvError that says why it cannot be made."""
         args = dict(self.args) if render_mode is None else {**self.args, "render_mode": render_mode}
         with self._explaining(f"lane {lane} of {self.name}"):
             factory = self.factory or self._find()
@@ -124,7 +130,7 @@ class GymConfig:
             return gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
 
     def _find(self) -> Callable[..., Any] | None:
-        """What package.module:Factory names; None for a registered id, with or without the module that registers it."""
+        """The factory that package.module:Factory names; None for a registered id (module:Id-v0 imports the module first)."""
         module, colon, attribute = self.id.rpartition(":")
         if not colon:
             return None
@@ -145,13 +151,12 @@ class GymConfig:
 
     @property
     def batched(self) -> bool:
-        """Whether it is the id's own vector env that is made: many lanes cost little more than one."""
+        """Whether the id has a vector env of its own that is used: many lanes cost little more than one."""
         return self._vector_spec() is not None
 
     def _vector_spec(self) -> EnvSpec | None:
-        """Of an id whose own vector env can seed lanes apart. Gymnasium's take one seed for all lanes and for the first
-        episode only, so with those an episode would depend on who plays beside it: B single envs are used instead.
-        """
+        """The spec of an id whose vector env takes a seed for every lane and episode. Those of Gymnasium take one seed for all
+        lanes, so that an episode would depend on the other lanes: B single envs are used instead."""
         if self.factory or self._find():
             return None
         spec = gymnasium.registry.get(self.id.rpartition(":")[2])
@@ -172,11 +177,11 @@ class GymConfig:
 
     @contextmanager
     def _explaining(self, who: str) -> Iterator[None]:
-        """One line for what goes wrong; what Gymnasium warns of on the way is told only if nothing does."""
+        """Turn every failure into an error of one line; warnings are shown only if nothing fails."""
         try:
-            with warnings.catch_warnings(record=True, action="always") as told:
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 yield
-            for warning in told:
+            for warning in caught:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         except FreewheelError:
             raise
@@ -193,7 +198,7 @@ class GymConfig:
         except TypeError as error:
             if not re.search(r"unexpected keyword|missing \d+ required|takes no arguments", str(error)):
                 raise raised(who, error, "in its constructor") from error
-            raise SetupError(f"{self.name} does not take args {dict(self.args)}: {_line(error)}") from error
+            raise SetupError(f"{self.name} does not accept the arguments {dict(self.args)}: {_line(error)}") from error
         except gymnasium.error.Error as error:
             raise SetupError(f"cannot make '{self.name}': {_line(error)}") from error
         except Exception as error:
@@ -202,3 +207,17 @@ class GymConfig:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:  # noqa: ARG001
+    """The environment of this name."""
+    return GymConfig(name, args, **vars(options))
+
+
+FAMILY = WorldFamily(
+    name="gym",
+    serves=lambda _: False,  # it gets what no other family serves
+    options=GymOptions,
+    build=build,
+    flags=FamilyFlags(env_help="a Gymnasium id (CartPole-v1), or package.module:Factory"),
+)

@@ -1,4 +1,4 @@
-"""Isaac Lab's tasks as worlds: nothing of Isaac is imported before one is made."""
+"""Isaac Lab tasks as environments; Isaac Lab is imported only when a task is built."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
 
+from freewheel.envs.batched import DEFAULTS, Simulator, SimulatorOptions
+from freewheel.envs.family import EnvConfig, FamilyFlags, WorldFamily
 from freewheel.envs.lane import raised
 from freewheel.errors import FreewheelError, SetupError, UsageError, nearest
 
@@ -24,36 +26,35 @@ MISSING = (
 )
 NO_SIM = "runs in Isaac Sim, which is not installed: pip install isaacsim[all], or choose a task with Newton's physics"
 
-#: What a simulation runs in stays up as long as the process: Kit starts only once, and closing it ends the process.
+#: The runtime of a simulation lives as long as the process: Kit can be started only once, and closing it ends the process.
 _RUNTIME = ExitStack()
 
 
-@dataclass(frozen=True)
-class IsaacConfig:
-    """One simulation of an Isaac Lab task; its lanes are the task's num_envs."""
-
-    task: str = ""
-    """A registered task (Isaac-Ant-Direct), or package.module:Task where that module registers it; isaaclab: may lead."""
-
-    device: str = "cuda:0"
-    """Where the simulation runs."""
+@dataclass(frozen=True, kw_only=True)
+class IsaacOptions(SimulatorOptions):
+    """Options of the Isaac Lab task."""
 
     headless: bool = True
-    """Show no window."""
+    """Open no window."""
 
-    clip_actions: float | None = None
-    """Actions that the task does not bound are clipped to ± this on their way into it; the policy stays unbounded."""
 
-    action_bounds: float | None = None
-    """Actions that the task does not bound have the range ± this, for algorithms that need one."""
+@dataclass(frozen=True)
+class IsaacConfig(IsaacOptions, Simulator):
+    """One simulation of an Isaac Lab task; its lanes are the task's num_envs."""
+
+    task: str = (
+        ""  # registered (Isaac-Ant-Direct), or package.module:Task if that module registers it; may start with PREFIX
+    )
+    _: KW_ONLY
+    device: str = "cuda:0"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.id:
-            raise UsageError("no task given: set task to one of Isaac Lab's, such as Isaac-Cartpole-Direct")
-        if self.clip_actions is not None and self.action_bounds is not None:
-            raise UsageError("clip_actions and action_bounds exclude each other: bounded actions are clipped anyway")
-        if any(limit is not None and not limit > 0 for limit in (self.clip_actions, self.action_bounds)):
-            raise UsageError("clip_actions and action_bounds are above 0, or None")
+            raise UsageError("no task given: name one of Isaac Lab's, such as isaaclab:Isaac-Cartpole-Direct")
+
+    def to(self, device: str) -> Self:
+        return replace(self, device=device)
 
     @property
     def id(self) -> str:
@@ -65,27 +66,27 @@ class IsaacConfig:
 
     @property
     def args(self) -> Mapping[str, Any]:
-        """None: a task has a configuration of its own."""
+        """None: a task is configured by its own file."""
         return {}
 
     @property
     def main_thread(self) -> bool:
-        """Isaac Sim's app is here, which starts in a process's main thread alone."""
+        """Whether Isaac Sim is installed: its app can only run in the main thread."""
         return importlib.util.find_spec("isaacsim") is not None
 
     def make(
         self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
     ) -> DeviceEnv:
-        """An Env of these lanes, all in one simulation: it cannot begin one lane anew, so all that goes wrong is raised."""
+        """An Env of these lanes, all in one simulation. It cannot reset one lane after a failure, so every failure is raised."""
         if processes:
-            raise SetupError(f"{self.name} is one simulation: it cannot have a process for every lane")
+            raise SetupError(f"{self.name} is one simulation: its lanes cannot run in processes of their own")
         with self._explaining():
             from freewheel.envs.device import DeviceEnv
 
             self._start_app()
             if importlib.import_module("isaaclab.sim").SimulationContext.instance() is not None:
                 raise SetupError(
-                    f"{self.name} cannot be made: another Isaac Lab simulation lives in this process; close it first"
+                    f"{self.name} cannot be made: another Isaac Lab simulation is open in this process; close it first"
                 )
             settings = self._settings(len(lanes))
             self._start_runtime(settings)
@@ -97,17 +98,17 @@ class IsaacConfig:
             return env
 
     def render_modes(self) -> list[str]:
-        """None: what there is to see is in Isaac Lab's own window."""
+        """None: Isaac Lab shows its tasks in a window of its own."""
         return []
 
     def _start_app(self) -> None:
-        """Isaac Lab 2 runs inside Isaac Sim's app, which has to be up before anything else of it is imported."""
+        """Isaac Lab 2 runs inside the app of Isaac Sim, which must be started before anything else of it is imported."""
         app = importlib.import_module("isaaclab.app")
         if not hasattr(app, "launch_simulation") and "omni.kit.app" not in sys.modules:
             _RUNTIME.callback(app.AppLauncher(headless=self.headless, device=self.device).app.close)
 
     def _settings(self, lanes: int) -> Any:
-        """The task's own, with ours written over them."""
+        """The settings of the task, changed where we need other values."""
         importlib.import_module("isaaclab_tasks")
         module, _, task = self.id.rpartition(":")
         if module:
@@ -117,13 +118,13 @@ class IsaacConfig:
             raise SetupError(f"Isaac Lab has no task '{task}'{nearest(task, tasks, '; isaaclab list_envs shows all')}")
         parse = importlib.import_module("isaaclab_tasks.utils").parse_env_cfg
         settings = parse(task, device=self.device, num_envs=lanes)
-        settings.seed = 0  # for what is drawn while it is built; every reset seeds anew
+        settings.seed = 0  # for random numbers drawn during construction; every reset has a seed of its own
         if hasattr(settings, "compute_final_obs"):
             settings.compute_final_obs = True
         return settings
 
     def _start_runtime(self, settings: Any) -> None:
-        """Isaac Lab 3 starts what the task needs: Isaac Sim's app, or nothing."""
+        """Isaac Lab 3 starts what the task needs: the app of Isaac Sim, or nothing."""
         app = importlib.import_module("isaaclab.app")
         if hasattr(app, "launch_simulation"):
             window = [] if self.headless else ["kit" if self.main_thread else "newton_gl"]
@@ -131,7 +132,7 @@ class IsaacConfig:
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
-        """One line for what goes wrong."""
+        """Turn every failure into an error of one line."""
         try:
             yield
         except FreewheelError:
@@ -143,9 +144,7 @@ class IsaacConfig:
 
     def _explained(self, error: BaseException) -> FreewheelError:
         while "raised from the environment creator" in str(error) and error.__cause__:
-            error = (
-                error.__cause__
-            )  # Gymnasium's own would recite all settings, and has forgotten which module is missing
+            error = error.__cause__  # Gymnasium's error repeats all settings and does not name the missing module
         if isinstance(error, ModuleNotFoundError):
             missing = (error.name or "").partition(".")[0]
             if missing in ("isaaclab", "isaaclab_tasks"):
@@ -156,3 +155,19 @@ class IsaacConfig:
         if "main thread" in str(error):
             return SetupError(f"{self.name} starts Isaac Sim, which needs the main thread: {error}")
         return raised(self.name, error, "in its constructor")
+
+
+def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:
+    """The task of this name."""
+    if args:
+        raise UsageError(f"{name} does not accept --env.{next(iter(args))}: change the configuration of the task")
+    return IsaacConfig(name, device="cuda:0" if device == "cuda" else device, **vars(options))
+
+
+FAMILY = WorldFamily(
+    name="isaaclab",
+    serves=lambda name: name.startswith(PREFIX),
+    options=IsaacOptions,
+    build=build,
+    flags=FamilyFlags(defaults=DEFAULTS, env_help="isaaclab:TASK for a task of Isaac Lab"),
+)

@@ -1,8 +1,9 @@
-"""Environments of old gym, without which people's simulators would stay behind: four values a step, no seed, one `done`."""
+"""Environments of old gym and others that draw from the global random generators, as Gymnasium environments."""
 
 from __future__ import annotations
 
 import inspect
+import random
 from typing import Any
 
 import gymnasium
@@ -10,33 +11,75 @@ import numpy as np
 from gymnasium import spaces
 
 from freewheel.errors import SetupError
-from freewheel.worlds.cage2.global_random import MoreDice
 
 NEEDED = ("observation_space", "action_space", "reset", "step")
 
 
+class GlobalRandom:
+    """A random stream of its own: within `with stream`, Python's global `random` continues this stream; afterwards the
+    caller's own generator continues as if nothing had happened."""
+
+    __slots__ = ("_callers", "state")
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._callers: Any = None
+        self.state: Any = None  # the position of the stream; may be saved and restored
+        self.seed(seed)
+
+    def seed(self, seed: int | None) -> None:
+        """Start where `random.seed(seed)` starts."""
+        self.state = random.Random(seed).getstate()
+
+    def __enter__(self) -> None:
+        self._callers = random.getstate()
+        random.setstate(self.state)
+
+    def __exit__(self, *_: object) -> None:
+        self.state = random.getstate()
+        random.setstate(self._callers)
+
+
+class GlobalRandoms(GlobalRandom):
+    """The same for numpy's global generator as well. A spare normal number that numpy may hold is lost on the way."""
+
+    __slots__ = ("_numpy", "_numpy_callers")
+
+    def seed(self, seed: int | None) -> None:
+        super().seed(seed)
+        self._numpy = np.random.MT19937(seed)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._numpy_callers = np.random.mtrand.get_bit_generator()
+        np.random.mtrand.set_bit_generator(self._numpy)
+
+    def __exit__(self, *_: object) -> None:
+        np.random.mtrand.set_bit_generator(self._numpy_callers)
+        super().__exit__()
+
+
 def is_old(env: object) -> bool:
-    """Whether it needs the adapter: not Gymnasium's, or Gymnasium's in name only, with a reset that takes no seed."""
+    """Whether it needs the adapter: it is no gymnasium.Env, or its reset takes no seed."""
     return not isinstance(env, gymnasium.Env) or not _takes(env.reset, "seed")
 
 
 class OldGym(gymnasium.Env[Any, Any]):
-    """One of them as Gymnasium's. The world may be of gym 0.10 to 0.26, and gym itself need not be there.
+    """An environment of gym 0.10 to 0.26 as one of Gymnasium; gym itself need not be installed.
 
-    A `done` is a truncation where info["TimeLimit.truncated"] says so and at `max_episode_steps`, and a termination elsewhere.
-    Python's and numpy's global generators are the env's own while it is called, and begin where the episode's seed says; `seed`
-    is called as well where there is one. So an episode depends on its seed alone, even where the world cannot be seeded.
+    A `done` is a truncation if info["TimeLimit.truncated"] is true or `max_episode_steps` is reached, else a termination.
+    While the environment is called, Python's and numpy's global generators are replaced by its own, seeded by the episode's
+    seed; its `seed` method is called too, if it has one. So an episode depends only on its seed.
     """
 
     def __init__(self, env: Any, name: str, max_episode_steps: int | None = None) -> None:
         missing = [needed for needed in NEEDED if not hasattr(env, needed)]
         if missing:
             raise SetupError(
-                f"{name} returned {type(env).__name__}: it has to return a gymnasium.Env, or one of old gym; wrap it in a class "
-                f"that has {missing[0]}"
+                f"{name} returned {type(env).__name__}: it has to return an environment of Gymnasium or old gym, "
+                f"with the attribute {missing[0]}"
             )
         self._env, self._limit, self._steps = env, max_episode_steps, 0
-        self._dice, self._takes_seed = MoreDice(), _takes(env.reset, "seed")
+        self._random, self._takes_seed = GlobalRandoms(), _takes(env.reset, "seed")
         self.metadata = {"render_modes": []}
         self.observation_space = modern(env.observation_space, f"the observation space of {name}")
         self.action_space = modern(env.action_space, f"the action space of {name}")
@@ -44,23 +87,23 @@ class OldGym(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
-            self._dice.seed(seed)
+            self._random.seed(seed)
         self._steps = 0
-        with self._dice:
-            if seed is not None and callable(sow := getattr(self._env, "seed", None)):
-                sow(seed)
+        with self._random:
+            if seed is not None and callable(set_seed := getattr(self._env, "seed", None)):
+                set_seed(seed)
             answer = self._env.reset(seed=seed) if self._takes_seed else self._env.reset()
-        told = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)
-        observation, info = answer if told else (answer, {})
+        has_info = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)
+        observation, info = answer if has_info else (answer, {})
         return _fitted(observation, self.observation_space), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        with self._dice:
+        with self._random:
             observation, reward, *ends, info = self._env.step(action)
         self._steps += 1
         terminated, truncated = self._ended(ends, info)
         if self._steps == self._limit:
-            terminated, truncated = terminated and len(ends) == 2, True  # a bare `done` now is the clock's
+            terminated, truncated = terminated and len(ends) == 2, True  # a single `done` at the limit is a truncation
         return _fitted(observation, self.observation_space), float(reward), terminated, truncated, info
 
     def _ended(self, ends: list[Any], info: dict[str, Any]) -> tuple[bool, bool]:
@@ -81,7 +124,7 @@ class OldGym(gymnasium.Env[Any, Any]):
 
 
 def modern(space: Any, what: str) -> spaces.Space[Any]:
-    """A space of gym's as Gymnasium's, known by its name and what it holds."""
+    """A space of old gym as one of Gymnasium, recognised by the name of its class and its attributes."""
     kind = type(space).__name__
     if isinstance(space, spaces.Space):
         return space
@@ -103,7 +146,7 @@ def modern(space: Any, what: str) -> spaces.Space[Any]:
 
 
 def _fitted(value: Any, space: spaces.Space[Any]) -> Any:
-    """The same numbers in the space's own type."""
+    """The same numbers with the dtype of the space."""
     if isinstance(space, spaces.Dict):
         return {key: _fitted(value[key], part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -114,6 +157,6 @@ def _fitted(value: Any, space: spaces.Space[Any]) -> Any:
 def _takes(method: Any, name: str) -> bool:
     try:
         parameters = inspect.signature(method).parameters.values()
-    except (TypeError, ValueError):  # compiled, perhaps: nobody knows
+    except (TypeError, ValueError):  # for example compiled code, which has no signature
         return False
     return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)

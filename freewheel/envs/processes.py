@@ -7,7 +7,6 @@ import select
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,6 +23,7 @@ from freewheel.envs.lane import Lane, LaneBuffers, survey, whereabouts
 from freewheel.envs.spaces import Layout
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.rollout.factory import Timeouts
 from freewheel.transport.forkserver import ignore_interrupts, settle, tie, without_main
 
 if TYPE_CHECKING:
@@ -37,26 +37,17 @@ GRACE = 3.0  # seconds for envs to close when all is well
 SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, as long again, then SIGKILL
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How many seconds a lane has to answer."""
-
-    construct: float
-    reset: float
-    step: float
-
-
-def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, ...], patience: Patience) -> GymVector:
+def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, ...], timeouts: Timeouts) -> GymVector:
     """An Env of a process a lane. No code of the env's ever runs in this process: a scout reports its spaces."""
     try:
         recipe = cloudpickle.dumps(open_env)
     except Exception as error:
         raise SetupError(f"{name} cannot be sent to another process ({error}): pass an importable factory") from error
     who = [f"lane {lane} of {name}" for lane in lanes]
-    with closing(GymProcesses([partial(_Scout, recipe, lanes[0], who[0])], who[:1], patience)) as scout:
+    with closing(GymProcesses([partial(_Scout, recipe, lanes[0], who[0])], who[:1], timeouts)) as scout:
         layout: Layout = scout.ask("survey", scout.lifeline)[0]
     makers = [partial(_Worker, recipe, lane, own, layout, measures) for lane, own in zip(lanes, who, strict=True)]
-    workers = GymProcesses([partial(maker, index) for index, maker in enumerate(makers)], who, patience)
+    workers = GymProcesses([partial(maker, index) for index, maker in enumerate(makers)], who, timeouts)
     try:
         workers.ask("build", workers.lifeline)
     except BaseException:
@@ -72,9 +63,9 @@ class GymProcesses(_Workers):
     """Workers that answer in time or are named and ended; none is left when this is closed, and none after a failure."""
 
     def __init__(
-        self, makers: Sequence[Callable[[], gymnasium.Env[Any, Any]]], who: Sequence[str], patience: Patience
+        self, makers: Sequence[Callable[[], gymnasium.Env[Any, Any]]], who: Sequence[str], timeouts: Timeouts
     ) -> None:
-        self._who, self._patience = who, patience
+        self._who, self._timeouts = who, timeouts
         self._streams: Sequence[SeedStream] = ()
         self._episodes, self._steps = np.zeros(len(who), np.int64), np.zeros(len(who), np.int64)
         self._actions: NDArray | None = None
@@ -84,7 +75,7 @@ class GymProcesses(_Workers):
             with without_main():
                 super().__init__(makers, copy=False, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
         except (EOFError, ConnectionError):
-            raise self._ended([], patience.construct) from None
+            raise self._ended([], timeouts.construct) from None
         except BaseException as error:
             self.close(terminate=True)
             if isinstance(error, OSError):
@@ -104,7 +95,7 @@ class GymProcesses(_Workers):
     def ask(self, method: str, told: Any) -> tuple[Any, ...]:
         """Have every worker do this; raises the first error among the answers."""
         call = partial(self.call_async, method, told)
-        answers: tuple[Any, ...] = self._exchange(call, self.call_wait, self._patience.construct)
+        answers: tuple[Any, ...] = self._exchange(call, self.call_wait, self._timeouts.construct)
         for answer in answers:
             if isinstance(answer, FreewheelError):
                 raise answer
@@ -115,7 +106,7 @@ class GymProcesses(_Workers):
         self._streams = options["seeds"] if options else ()
         self._episodes[:] = self._steps[:] = 0
         observations, info = self._exchange(
-            partial(self.reset_async, seed, options), self.reset_wait, self._patience.reset
+            partial(self.reset_async, seed, options), self.reset_wait, self._timeouts.reset
         )
         _raise_reported(info)
         return observations, info
@@ -124,7 +115,7 @@ class GymProcesses(_Workers):
     def step(self, actions: NDArray) -> tuple[NDArray, NDArray, NDArray, NDArray, dict[str, Any]]:
         self._actions = actions
         self._steps += 1
-        answer: Any = self._exchange(partial(self.step_async, actions), self.step_wait, self._patience.step)
+        answer: Any = self._exchange(partial(self.step_async, actions), self.step_wait, self._timeouts.step)
         observations, rewards, terminated, truncated, info = answer
         _raise_reported(info)
         over = terminated | truncated

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as flat columns: what fills which, and how to write them without looking at a space again."""
+"""Gymnasium's spaces as flat columns, and functions that write values into them without reading the space again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTEXT = "context"
 
 
 class BadObservationError(ValueError):
-    """An observation is not what its space promised."""
+    """An observation does not fit its space."""
 
 
 # ------------------------------------------------------------------------------------------------------------ observations
@@ -32,11 +32,11 @@ class Part:
 
     path: tuple[Key, ...]
     kind: Literal["copy", "one-hot", "mask"]
-    space: str  # for messages
+    space: str  # its text, for error messages
     shape: tuple[int, ...]  # of one lane's value, before it is flattened
     start: int
     stop: int
-    dtype: str = "float32"  # that the env says it uses
+    dtype: str = "float32"  # that the space declares
     component: tuple[int, ...] = ()  # one-hot: a column is 1 where this component of the value ...
     label: tuple[int, ...] = ()  # ... has this label
 
@@ -50,7 +50,7 @@ class Part:
         return Slice(self.name, self.start, self.stop, shape)
 
     def writer(self, out: NDArray) -> Write:
-        """A function that puts a value into its columns of `out` [..., D]; lanes in front, if any, are lanes of the value."""
+        """A function that puts a value into its columns of `out` [..., D]; leading dimensions are lanes."""
         columns = out[..., self.start : self.stop]
         shape = columns.shape[:-1] + self.shape
         if self.kind == "copy":
@@ -63,7 +63,7 @@ class Part:
         shape, dtype = view.shape, np.dtype(self.dtype)
 
         def write(value: Any) -> None:
-            # The declared dtype is one object for all arrays, so that the usual case costs no look at casting rules.
+            # numpy has one object per dtype: comparing identity first avoids the slower check of casting rules.
             if getattr(value, "shape", None) != shape or (
                 value.dtype is not dtype and not np.can_cast(value.dtype, view.dtype, "same_kind")
             ):
@@ -104,8 +104,8 @@ class Observations:
 
     slices: tuple[Slice, ...]
     dtype: Literal["float32", "uint8"]
-    parts: tuple[Part, ...]  # what is read from the observation
-    mask: Part | None = None  # and from info["action_mask"]
+    parts: tuple[Part, ...]  # read from the observation
+    mask: Part | None = None  # read from info["action_mask"]
 
     @property
     def size(self) -> int:
@@ -171,7 +171,7 @@ def _part(path: tuple[Key, ...], space: Space[Any], start: int) -> Part:
 
 
 def _observations(space: Space[Any], choices: int | None, *, info_mask: bool) -> Observations:
-    """`choices`: the number of discrete actions; None where actions are continuous and masks mean nothing."""
+    """`choices`: the number of discrete actions; None: actions are continuous and have no mask."""
     leaves = dict(_leaves(space, ()))
     mask_space = leaves.pop((MASK,), None) if choices is not None else None
     pixels = all(isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 for leaf in leaves.values())
@@ -199,16 +199,16 @@ def _observations(space: Space[Any], choices: int | None, *, info_mask: bool) ->
 
 @dataclass(frozen=True)
 class Actions:
-    """How an action inside the house becomes one of the env."""
+    """How an action of the policy becomes an action of the environment."""
 
     spec: ActionSpec
     shape: tuple[int, ...]
     dtype: str
-    low: tuple[float, ...]  # the env's own, a column each; discrete: its first label
+    low: tuple[float, ...]  # the bounds of the env by column; discrete: the first label
     high: tuple[float, ...]
 
     def encoder(self) -> Callable[[NDArray], NDArray]:
-        """A function from [B] int64 or [B, A] float32 to [B, ...]; a Box's rows are fresh: an env may keep and change its own."""
+        """A function from [B] int64 or [B, A] float32 to [B, ...]. The rows of a Box are new arrays: an env may change them."""
         if self.spec.kind == "discrete":
             start = int(self.low[0])
             return (lambda action: action + start) if start else (lambda action: action)
@@ -239,7 +239,7 @@ def _actions(space: Space[Any]) -> Actions:
         text = " ".join(str(space).split())
         raise SetupError(f"action space {text} is not supported: use Box or Discrete (wrap the env to flatten it)")
     low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
-    with np.errstate(over="ignore"):  # bounds so wide that their distance is no float32 are no bounds
+    with np.errstate(over="ignore"):  # a range too wide for float32 counts as unbounded
         scaled = np.isfinite((high - low).astype(np.float32))
     inside = np.where(scaled, 1.0, np.inf)
     spec = ActionSpec("box", low.size, tuple((-inside).tolist()), tuple(inside.tolist()))
@@ -277,7 +277,7 @@ class Layout:
         )
 
     def flattened(self) -> Layout:
-        """The same columns for whoever gets them flat already."""
+        """The same columns for observations that are flat already."""
         columns = self.observation
         flat = Part((), "copy", f"{columns.size} columns", (columns.size,), 0, columns.size, columns.dtype)
         return replace(self, observation=replace(columns, parts=(flat,), mask=None))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from freewheel.core import NO_CONTEXT, Actor, BatchSpec, Compile, Env, EnvSpec, NDArray
+from freewheel.errors import require_positive
 
 
 class MakeEnv(Protocol):
@@ -33,13 +34,21 @@ class RunnerFactory:
     seed: int
 
 
+def _seconds(default: float, action: str, what: str) -> Any:
+    description = f"Seconds that {what} may take, where an environment runs in another process."
+    return field(default=default, metadata={"flag": f"{action}_timeout", "help": description})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Seconds that an environment in a process of its own may take."""
+    """Seconds that an environment in a process of its own may take; on the command line --construct-timeout and so on."""
 
-    construct: float = 120.0
-    reset: float = 60.0
-    step: float = 30.0
+    construct: float = _seconds(120.0, "construct", "the constructor of an environment")
+    reset: float = _seconds(60.0, "reset", "a reset")
+    step: float = _seconds(30.0, "step", "a step")
+
+    def __post_init__(self) -> None:
+        require_positive(construct_timeout=self.construct, reset_timeout=self.reset, step_timeout=self.step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ import numpy as np
 
 from freewheel.collect.serial import SerialConfig
 from freewheel.core import NO_CONTEXT, Actor, Collector, Env, Episode, EvaluatingCollector, Executor, NDArray, Snapshot
-from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout.factory import CollectSpec, MakeActor, RunnerFactory, Timeouts
@@ -23,7 +22,7 @@ from freewheel.seeding import drawn, evaluation_episodes, generator
 from freewheel.transport.executors import ProcessExecutor
 
 if TYPE_CHECKING:  # a process that evaluates needs neither
-    from freewheel.config.resolve import EnvConfig
+    from freewheel.envs.family import EnvConfig
     from freewheel.run.plan import Plan
 
 In = ParamSpec("In")
@@ -262,7 +261,7 @@ def open_evaluator(
     plan: Plan, factory: RunnerFactory, collector: Collector, spec: CollectSpec
 ) -> Iterator[Evaluator | None]:
     """Reserved lanes where only one simulation can live in a process, another process where workers act, else inline."""
-    options, actor = plan.config.run, make_actor(plan.policy)
+    options, actor = plan.config.run.evaluation, make_actor(plan.policy)
     eval_spec = EvalSpec(options.eval_episodes, options.eval_seed, options.eval_max_steps)
     if not options.evals:
         yield None
@@ -283,8 +282,7 @@ def open_evaluator(
 
 def eval_lanes(env: EnvConfig, episodes: int, usual: int = LANES) -> range:
     """How many episodes are played side by side: all where one more lane costs almost nothing."""
-    each_costs = isinstance(env, GymConfig) and not env.batched
-    return range(min(episodes, usual) if each_costs else episodes)
+    return range(episodes if env.batched else min(episodes, usual))
 
 
 def _inline_env(plan: Plan, factory: RunnerFactory, lanes: range) -> Env:

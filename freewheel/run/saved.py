@@ -1,15 +1,14 @@
-"""A run on disk: its config, its weights, and its policy playing again."""
+"""A run directory: its config, its weights, and episodes of its policy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from freewheel.config import resolve as config
-from freewheel.config.resolve import Config
+from freewheel.config.resolve import Config, from_file
 from freewheel.core import Actor, Snapshot
-from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
@@ -26,44 +25,38 @@ class SavedRun:
     config: Config
 
     def actor(self, which: str = "best") -> tuple[Actor, list[str]]:
-        """The policy of a checkpoint (best, latest or a step), and what had to be passed over to find it."""
+        """The policy of a checkpoint (best, latest or a step), and warnings about checkpoints that could not be used."""
         found = checkpoint.load(self.path / "checkpoints", which)
         actor = make_actor(PolicySpec.from_json(found.about["policy"]))()
         actor.load(Snapshot(int(found.about["version"]), found.params))
         return actor, list(found.warnings)
 
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
-        """Greedy episodes; by default those the run itself was evaluated on."""
-        world = self.config.env
-        env = playable(world.make(eval_lanes(world, episodes)))
-        try:
-            options = self.config.run
+        """Score greedy episodes; by default the episodes of the evaluations during training."""
+        world, options = self.config.env, self.config.run.evaluation
+        with closing(playable(world.make(eval_lanes(world, episodes)))) as env:
             chosen = options.eval_seed if seed is None else seed
-            return evaluate(env, actor, episodes, chosen, options.eval_max_steps, options.contexts)
-        finally:
-            env.close()
+            return evaluate(env, actor, episodes, chosen, options.eval_max_steps, self.config.run.contexts)
 
     def play(self, actor: Actor, episode: tuple[int, int], render_mode: str | None, show: Show) -> Sequence[float]:
-        """One greedy episode, (evaluation seed, number), shown."""
-        env = playable(self.config.env.make(range(1), render_mode=render_mode))
-        try:
-            return play(env, actor, episode, show, self.config.run.eval_max_steps, self.config.run.contexts)
-        finally:
-            env.close()
+        """Play and show one greedy episode, given by evaluation seed and number; returns its rewards."""
+        limit = self.config.run.evaluation.eval_max_steps
+        with closing(playable(self.config.env.make(range(1), render_mode=render_mode))) as env:
+            return play(env, actor, episode, show, limit, self.config.run.contexts)
 
 
 def open_run(name: str, runs_dir: str = "runs") -> SavedRun:
-    """The run of this name under runs_dir, or at this path."""
+    """Open a run, given by its name under runs_dir or by its path."""
     path = find_run(name, runs_dir)
     try:
-        resolved = config.from_file(path / "config.json")
+        resolved = from_file(path / "config.json")
     except UsageError as error:
         raise SetupError(f"{path / 'config.json'} is damaged ({error}); restore it from a copy") from None
     if resolved.env.id.startswith("__main__:") or "<" in resolved.env.id:  # <lambda>, <locals>
         raise SetupError(
-            f"{resolved.env.id} was defined in a script and cannot be found again; put it in a module and train on module:Name"
+            f"{resolved.env.id} was defined in a script and cannot be imported; move it to a module and train on module:Name"
         )
-    if not isinstance(resolved.env, GymConfig):
-        device = find_device("cpu" if resolved.run.device == "cpu" else "auto")
-        resolved = replace(resolved, env=replace(resolved.env, device=device))
+    if resolved.env.on_device:
+        device = find_device("cpu" if resolved.run.machine.device == "cpu" else "auto")
+        resolved = replace(resolved, env=resolved.env.to(device))
     return SavedRun(path, resolved)

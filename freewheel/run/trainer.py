@@ -47,11 +47,11 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None, sink
 
     `sinks` are written to in addition to those that the config chooses.
     """
-    entries, planned, stop = chosen(config.run.sinks), plan(config), Stop()
+    entries, planned, stop = chosen(config.run.output.sinks), plan(config), Stop()
     config = planned.config
     resources.keep_freed_memory()
     with (
-        resources.torch_threads(config.run.threads),
+        resources.torch_threads(config.run.machine.threads),
         resources.lower_priority(planned),
         resources.executors(planned) as executors,
     ):
@@ -67,7 +67,7 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None, sink
             algorithm=config.algo,
             mode=config.mode,
             quiet=quiet,
-            console=config.run.console,
+            console=config.run.output.console,
         )
         opened = [sink for entry in entries if (sink := entry.open(info)) is not None]
         return _Trainer(planned, learner, directory, Sinks([*opened, *sinks]), stop, until).train()
@@ -90,7 +90,7 @@ class _Trainer:
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._meter = Meter(planned.workers, planned.spec.measures)
         self._collector: Collector | None = None
-        self._next_log = self._options.log_every
+        self._next_log = self._options.output.log_every
         self._fallback = ""  # why updates are not replayed from CUDA graphs
         self._evaluations = 0
         self._best: Score | None = None
@@ -115,12 +115,12 @@ class _Trainer:
     def _run(self) -> str:
         """Train until the budget is spent; returns why it ended."""
         planned = self._plan
-        self._note(*(planned.begins.warnings if planned.begins is not None else ()))
-        self._note(*([planned.staff.plan_line()] if planned.staff is not None else ()))
-        factory = planned.recipe
+        self._note(*(planned.init.warnings if planned.init is not None else ()))
+        self._note(*([planned.worker_config.plan_line()] if planned.worker_config is not None else ()))
+        factory = planned.runner_factory
         if not planned.in_processes and not planned.spec.batched_on_device:
             factory = replace(factory, make=self._make_interruptible)
-        spec = planned.job(self._learner.snapshot(), self._stop.check)
+        spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
         with ExitStack() as stack:
             collector = stack.enter_context(planned.config.collector.build(factory, spec))
             self._collector = collector
@@ -164,7 +164,7 @@ class _Trainer:
             if self._fallback:
                 self._note(f"no CUDA graph for the updates, they are launched one by one: {self._fallback}")
         self._sink.write(row)
-        self._next_log = self._meter.wall_s + self._options.log_every
+        self._next_log = self._meter.wall_s + self._options.output.log_every
 
     def _note(self, *texts: str) -> None:
         for text in texts:
@@ -173,9 +173,9 @@ class _Trainer:
     def _evaluate(self, evaluator: Evaluator, tick: Tick, *, last: bool) -> None:
         """Submit the weights if an evaluation is due, and take the results that are there."""
         progress = self._budget.progress(tick.env_steps, self._meter.wall_s, self._meter.episodes)
-        due = self._options.evals if last else int(progress * self._options.evals)
+        due = self._options.evaluation.evals if last else int(progress * self._options.evaluation.evals)
         with self._meter.span("eval"):
-            if due > self._evaluations and (last or due < self._options.evals):
+            if due > self._evaluations and (last or due < self._options.evaluation.evals):
                 self._evaluations = due
                 evaluator.submit(tick.env_steps, replace(self._learner.snapshot(), context=self._options.contexts))
             for step, snapshot, score in evaluator.results(wait=last):
@@ -187,7 +187,7 @@ class _Trainer:
     def _take_score(self, step: int, snapshot: Snapshot, score: Score) -> None:
         self._meter.eval_result(score.mean, score.measures)
         if score.cut:
-            limit = self._options.eval_max_steps
+            limit = self._options.evaluation.eval_max_steps
             self._note(f"{score.cut} evaluation episodes were cut at {limit} steps (--eval-max-steps)")
         self._final = score
         if self._best is None or score.mean > self._best.mean:

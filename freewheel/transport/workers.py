@@ -77,6 +77,14 @@ class WorkersConfig:
         assert self.num_envs != "auto", "planned comes first"
         return self.num_envs
 
+    @property
+    def episodes_per_update(self) -> int | None:
+        return None
+
+    @property
+    def max_lag(self) -> int | None:
+        return None
+
     def plan_line(self) -> str:
         """The plan for a person."""
         cores = usable_cores()

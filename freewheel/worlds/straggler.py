@@ -1,4 +1,4 @@
-"""A world whose steps take as long as a seeded law says, for measuring what a collector makes of stragglers."""
+"""A world whose step times follow a seeded distribution, to measure how collectors handle slow steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Discrete
 
 from freewheel.core import NDArray
+from freewheel.envs import gym
+from freewheel.envs.family import WorldFamily
 from freewheel.errors import UsageError, nearest
 
 Law = Literal["lognormal", "ninety_ten", "rare", "constant"]
@@ -30,7 +32,7 @@ def right_action(observation: NDArray) -> int:
 
 
 def relative_times(law: Law, count: int, rng: np.random.Generator, sigma: float) -> NDArray:
-    """Times drawn from a law of mean 1 exactly."""
+    """Random times with a mean of exactly 1."""
     if law == "lognormal":
         return np.exp(sigma * rng.standard_normal(count) - sigma**2 / 2)
     if law == "constant":
@@ -40,14 +42,14 @@ def relative_times(law: Law, count: int, rng: np.random.Generator, sigma: float)
 
 
 def sleep(seconds: float) -> float:
-    """Leave the CPU to others for so long; the seconds that have passed."""
+    """Sleep for this long; returns the seconds that have passed."""
     begun = time.perf_counter()
     time.sleep(seconds)
     return time.perf_counter() - begun
 
 
 def burn(seconds: float) -> float:
-    """Keep the CPU busy for so long, not counting what this thread waited for it; the seconds that have passed."""
+    """Use this much CPU time of this thread; returns the seconds that have passed."""
     begun, enough = time.perf_counter(), time.thread_time() + seconds
     while time.thread_time() < enough:
         pass
@@ -55,21 +57,21 @@ def burn(seconds: float) -> float:
 
 
 class Straggler(gymnasium.Env[NDArray, Any]):
-    """Name the context you see, in a world that makes you wait.
+    """Name the context that the observation shows; every step takes a random time.
 
-    Every observation shows one of 16 contexts, drawn at random, as a pattern of ±0.75 on all 52 columns under uniform noise
-    of ±0.25. Each context has one right action among the 145 (4, 13, ..., 139): it earns 1, every other 0. So the best return
-    is `length`, chance gives length / 145, and whoever does not look gets length / 16 at most. The map is linear, and a small
-    network learns it once it has met each right action a few times. After `length` steps the episode is `terminated`, not
-    truncated: there is nothing behind its last step.
+    Every observation shows one of 16 random contexts as a pattern of ±0.75 on all 52 columns, plus uniform noise of ±0.25.
+    Each context has one right action among the 145 (4, 13, ..., 139): it earns 1, every other 0. So the best return is
+    `length`, random actions earn length / 145, and one constant action earns length / 16 at most. The map is linear, and a
+    small network learns it after it has found each right action a few times. After `length` steps the episode is
+    `terminated`, not truncated: its last state has no value.
 
-    What a step or a reset takes is drawn from `law` around `mean` or `reset_mean` seconds, whatever the actions; a mean of 0
-    is no time at all. lognormal: with deviation `sigma` of the logarithm, not capped (at 0.7 the slowest of 100 takes about 5
-    times the mean). ninety_ten: 1 in 10 takes 10 times as long as the others. rare: 1 in 1000 takes 1000 times as long.
-    constant: always the mean. `kind` says whether the time is slept or burnt as CPU time of this thread.
+    The time of a step or a reset is drawn from the distribution `law` with mean `mean` or `reset_mean` seconds, independently
+    of the actions; a mean of 0 takes no time. lognormal: with standard deviation `sigma` of the logarithm, not capped (at 0.7
+    the slowest of 100 takes about 5 times the mean). ninety_ten: 1 in 10 takes 10 times as long as the others. rare: 1 in
+    1000 takes 1000 times as long. constant: always the mean. `kind`: the time is slept, or burnt as CPU time of this thread.
 
-    Observations and times come from two generators of their own, so neither shifts the other. `seconds` holds the times drawn
-    for this episode, its reset first; the last info has their sum as `drawn_s` and the wall time they took as `slept_s`.
+    Observations and times come from two separate generators. `seconds` holds the times drawn for this episode, its reset
+    first; the last info has their sum as `drawn_s` and the wall time they took as `slept_s`.
     """
 
     def __init__(
@@ -119,3 +121,13 @@ class Straggler(gymnasium.Env[NDArray, Any]):
         reward = 1.0 if action == self._targets[before] else 0.0
         info = {"drawn_s": sum(self.seconds), "slept_s": self._slept} if over else {}
         return self._observations[now], reward, over, False, info
+
+
+ID = "freewheel/Straggler-v0"
+FAMILY = WorldFamily(
+    name="straggler",
+    serves=lambda name: name == ID,
+    options=gym.GymOptions,
+    build=gym.build,
+    ids={ID: {"entry_point": "freewheel.worlds.straggler:Straggler"}},
+)

@@ -120,7 +120,7 @@ def test_a_run_of_a_script_asks_for_a_module(tmp_path: Path, capfd: pytest.Captu
     assert cli.main(["eval", str(done.path)]) == 1
     err = capfd.readouterr().err
     assert err.startswith(
-        "freewheel: __main__:Identity was defined in a script and cannot be found again; put it in a module"
+        "freewheel: __main__:Identity was defined in a script and cannot be imported; move it to a module"
     )
     assert err.count("\n") == 1
 
@@ -130,7 +130,7 @@ def test_a_run_of_a_script_asks_for_a_module(tmp_path: Path, capfd: pytest.Captu
 
 def test_doctor_prints_a_table(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [(True, "alpha", "1.2.3"), (True, "beta", "not installed; pip install 'beta[all]'")]
-    monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
+    monkeypatch.setattr(doctor, "findings", lambda: iter(findings))
     assert cli.main(["doctor"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert [line.split() for line in lines] == [["ok", what, *how.split()] for _, what, how in findings]
@@ -139,27 +139,15 @@ def test_doctor_prints_a_table(capfd: pytest.CaptureFixture[str], monkeypatch: p
 def test_doctor_tells_of_the_whole_machine(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) in (0, 1)  # 1: this machine lacks something
     told = [line.split()[1] for line in capfd.readouterr().out.splitlines() if line.split()[0] in ("ok", "!!")]
-    assert told == [what for _, what, _ in doctor.examine()]
-    assert {"python", "freewheel", "torch", "gymnasium", "cores", "memory", "gpu", "/dev/shm"} <= set(told)
+    assert told == [what for _, what, _ in doctor.findings()]
+    assert {"python", "freewheel", "torch", "gymnasium", "cores", "memory", "gpu"} <= set(told)
 
 
 def test_doctor_fails_where_something_needed_is_missing(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        doctor, "examine", lambda: iter([(True, "alpha", "1"), (False, "beta", "missing: pip install beta")])
+        doctor, "findings", lambda: iter([(True, "alpha", "1"), (False, "beta", "missing: pip install beta")])
     )
     assert cli.main(["doctor"]) == 1
     assert "!!  beta   missing: pip install beta" in capfd.readouterr().out
-
-
-def test_eval_measures_a_defender_by_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    done = trained(tmp_path, "freewheel/Cage2-v0", max_episode_steps=30, red_agent="RedMeanderAgent")
-    assert cli.main(["eval", str(done.path), "--episodes", "4"]) == 0
-    first, *others = capfd.readouterr().out.splitlines()
-    mean = float(first.split("mean ")[1].split()[0])
-    scores = {who.strip(): float(score) for score, who in (line.split(None, 1) for line in others)}
-    assert list(scores.values()) == sorted(scores.values(), reverse=True)
-    assert scores["this run"] == pytest.approx(mean, abs=0.05)
-    assert scores["asleep, measured now"] == pytest.approx(-40, abs=4)  # the real one: -39.1
-    assert scores["CardiffUni, 1st, published (older code)"] == -5.6

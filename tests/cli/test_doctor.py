@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 from collections import namedtuple
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from tests.support.places import ROOT
 
 
 def findings() -> dict[str, tuple[bool, str]]:
-    return {what: (well, how) for well, what, how in doctor.examine()}
+    return {what: (well, how) for well, what, how in doctor.findings()}
 
 
 def test_every_package_is_told_with_its_version() -> None:
@@ -39,29 +38,19 @@ def test_the_required_are_those_of_the_project() -> None:
 
 def test_the_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = namedtuple("memory", "available total")  # noqa: PYI024
-    usage = namedtuple("usage", "total used free")  # noqa: PYI024
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(3 * 2**30, 16 * 2**30))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**30, 0, 2**30))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     found = findings()
     assert found["cores"][1].startswith("3 usable of 8")
     assert found["memory"] == (True, "3.0 GB free of 16.0 GB")
-    assert found["/dev/shm"] == (True, "1.0 GB free of 1.0 GB")
     assert found["gpu"][0]
 
 
-def test_too_little_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = namedtuple("memory", "available total")  # noqa: PYI024
-    usage = namedtuple("usage", "total used free")  # noqa: PYI024
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(2**29, 16 * 2**30))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 0, 2**26))
-    found = findings()
-    assert found["memory"] == (False, "512 MB free of 16.0 GB")
-    well, how = found["/dev/shm"]
-    assert not well
-    assert how.startswith("64 MB free of 64 MB; ")
-    assert "--shm-size" in how
+    assert findings()["memory"] == (False, "512 MB free of 16.0 GB")
 
 
 def test_what_is_missing_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_options_have_dotted_names_and_types() -> None:
         (["--hidden", "4", "5", "World"], ["World"], {"hidden": ("4", "5")}),
         (["--hidden", "--words", "a", "b"], [], {"hidden": (), "words": ("a", "b")}),
         (["--num-envs", "1", "--num-envs", "2"], [], {"num_envs": ("2",)}),
-        (["--env.some-key", "x", "--env.b=1"], [], {"env.some-key": ("x",), "env.b": ("1",)}),
+        (["--env.some-key", "x", "--env.b=1"], [], {"env.some_key": ("x",), "env.b": ("1",)}),
     ],
 )
 def test_a_command_line_is_words_and_flags(
@@ -165,7 +165,7 @@ def test_a_later_layer_wins_and_is_named() -> None:
 
 def test_nested_tables_become_dotted_names() -> None:
     nested = {"inner": {"rate": 1, "nested-key": {"b": 2}}, "env.some-key": {"c": 3}}
-    flat = {"inner.rate": 1, "inner.nested_key.b": 2, "env.some-key": {"c": 3}}
+    flat = {"inner.rate": 1, "inner.nested_key.b": 2, "env.some_key": {"c": 3}}
     assert flags.flatten(nested, free="env.") == flat
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from freewheel.core import Env, NDArray, Slice, Step
+from freewheel.envs.family import register_ids
 from freewheel.envs.gym import GymConfig, GymLoop, GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
+from freewheel.rollout.factory import Timeouts
 from freewheel.seeding import training_episodes
 from freewheel.testing import worlds as testing
 from freewheel.testing.conformance import check_env
 from freewheel.testing.worlds import Counter
-from freewheel.worlds.registry import register
 
 WORLDS = ["CartPole-v1", "Pendulum-v1"] + [
     f"freewheel.testing.worlds:{name}"
@@ -372,22 +374,25 @@ LISTING = "python -c 'import gymnasium; gymnasium.pprint_registry()' lists what 
         (GymConfig("freewheel.testing.worlds:zzzzzz"), "'freewheel.testing.worlds' has no factory 'zzzzzz'"),
         (
             GymConfig("CartPole-v1", {"nonsense": 1}),
-            "CartPole-v1 does not take args {'nonsense': 1}: CartPoleEnv.__init__() got",
+            "CartPole-v1 does not accept the arguments {'nonsense': 1}: CartPoleEnv.__init__() got",
         ),
         (
             GymConfig("freewheel.testing.worlds:Counter", {"nonsense": 1}),
-            "freewheel.testing.worlds:Counter does not take args {'nonsense': 1}: Counter.__init__() got an unexpected keyword",
+            "freewheel.testing.worlds:Counter does not accept the arguments {'nonsense': 1}: Counter.__init__() got an",
         ),
         (
             GymConfig("X", factory=Broken),
-            "X does not take args {}: Broken.__init__() missing 1 required positional argument",
+            "X does not accept the arguments {}: Broken.__init__() missing 1 required positional argument",
         ),
         (GymConfig("X", {"error": MISSING}, factory=Broken), f"X needs a package that is missing: {MISSING}"),
         (
             GymConfig("X", {"error": ModuleNotFoundError("No module named 'box'", name="box")}, factory=Broken),
             "X cannot be imported (No module named 'box'): pip install box",
         ),
-        (GymConfig("X", {"n": 2}, factory=lambda n: n), "X returned int: it has to return a gymnasium.Env"),
+        (
+            GymConfig("X", {"n": 2}, factory=lambda n: n),
+            "X returned int: it has to return an environment of Gymnasium or old gym",
+        ),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -451,10 +456,12 @@ def test_a_warning_on_the_way_to_an_env_is_passed_on() -> None:
         GymConfig("Warns", factory=warns).make(range(1)).close()
 
 
-@pytest.mark.parametrize("wrong", [{}, {"id": "X", "max_episode_steps": 0}, {"id": "X", "step_timeout": 0.0}], ids=str)
-def test_nonsense_is_refused_before_anything_starts(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "build", [GymConfig, partial(GymConfig, "X", max_episode_steps=0), partial(Timeouts, step=0.0)], ids=str
+)
+def test_nonsense_is_refused_before_anything_starts(build: Callable[[], Any]) -> None:
     with pytest.raises(UsageError):
-        GymConfig(**wrong)
+        build()
 
 
 def test_close_closes_every_env_once_even_if_one_refuses() -> None:
@@ -568,7 +575,7 @@ def test_an_id_that_a_script_registered_travels_with_the_config(registry: dict[s
 
 
 def test_only_an_id_whose_own_vector_env_seeds_lanes_apart_is_batched() -> None:
-    register()
+    register_ids()
     assert GymConfig("freewheel/Cage2-v0").batched
     assert not GymConfig("CartPole-v1").batched, "Gymnasium's own takes one seed for all lanes"
     assert not GymConfig("freewheel/Straggler-v0").batched

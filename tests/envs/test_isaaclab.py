@@ -117,13 +117,13 @@ def test_a_version_without_final_observations_hides_them(isaac: StandIn) -> None
 
 
 def test_bounds_reach_the_adapter(isaac: StandIn) -> None:
-    env = IsaacConfig(TASK, "cpu", action_bounds=2.0).make(range(1))
+    env = IsaacConfig(TASK, device="cpu", action_bounds=2.0).make(range(1))
     assert env.spec.action.high == (1.0,)
     env.reset([training_episodes(1, 0)])
     env.step(torch.ones(1, 1))
     assert isaac.living[0].journal.actions[-1].item() == 2.0
     env.close()
-    env = IsaacConfig(TASK, "cpu", clip_actions=0.5).make(range(1))
+    env = IsaacConfig(TASK, device="cpu", clip_actions=0.5).make(range(1))
     assert env.spec.action.high == (float("inf"),)
     env.step(torch.ones(1, 1))
     assert isaac.living[0].journal.actions[-1].item() == 0.5
@@ -131,7 +131,9 @@ def test_bounds_reach_the_adapter(isaac: StandIn) -> None:
 
 def test_only_one_lives_in_a_process_until_it_is_closed(isaac: StandIn) -> None:
     env = CONFIG.make(range(1))
-    with pytest.raises(SetupError, match=f"isaaclab:{TASK} cannot be made: another Isaac Lab simulation lives in this"):
+    with pytest.raises(
+        SetupError, match=f"isaaclab:{TASK} cannot be made: another Isaac Lab simulation is open in this"
+    ):
         CONFIG.make(range(1))
     env.close()
     CONFIG.make(range(1)).close()
@@ -152,12 +154,12 @@ def test_isaac_lab_2_has_its_app_started_once(isaac: StandIn) -> None:
 
 
 def test_a_window_is_asked_for_by_name(isaac: StandIn) -> None:
-    IsaacConfig(TASK, "cpu", headless=False).make(range(1))
+    IsaacConfig(TASK, device="cpu", headless=False).make(range(1))
     assert isaac.launched == [{"device": "cpu", "visualizer": ["newton_gl"]}]
 
 
 def test_a_task_may_name_the_module_that_registers_it(isaac: StandIn) -> None:
-    assert IsaacConfig(f"isaaclab:tests.support.isaac_like:{TASK}", "cpu").make(range(1)).spec.lanes == 1
+    assert IsaacConfig(f"isaaclab:tests.support.isaac_like:{TASK}", device="cpu").make(range(1)).spec.lanes == 1
 
 
 # ---------------------------------------------------------------------------------------------------------- what goes wrong
@@ -204,7 +206,7 @@ def test_the_tasks_own_error_is_told_without_its_settings(isaac: StandIn) -> Non
 
 def test_a_misspelt_task_is_guessed(isaac: StandIn) -> None:
     with pytest.raises(SetupError, match=r"Isaac Lab has no task 'Stand-In-Dirct'; did you mean 'Stand-In-Direct'\?"):
-        IsaacConfig("Stand-In-Dirct", "cpu").make(range(1))
+        IsaacConfig("Stand-In-Dirct", device="cpu").make(range(1))
 
 
 def test_a_process_a_lane_cannot_be_had() -> None:
@@ -216,10 +218,10 @@ def test_a_process_a_lane_cannot_be_had() -> None:
     ("fields", "text"),
     [
         ({"task": "isaaclab:"}, "no task given"),
-        ({"clip_actions": 1.0, "action_bounds": 1.0}, "exclude each other"),
-        ({"clip_actions": 0.0}, "above 0"),
-        ({"action_bounds": -1.0}, "above 0"),
-        ({"action_bounds": float("nan")}, "above 0"),
+        ({"clip_actions": 1.0, "action_bounds": 1.0}, "not both"),
+        ({"clip_actions": 0.0}, "must be positive"),
+        ({"action_bounds": -1.0}, "must be positive"),
+        ({"action_bounds": float("nan")}, "must be positive"),
     ],
 )
 def test_wrong_settings_are_refused(fields: dict[str, Any], text: str) -> None:

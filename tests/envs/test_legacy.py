@@ -1,8 +1,9 @@
-"""Old gym's worlds through the same door as all others."""
+"""Environments of old gym, and streams in place of the global generators."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gymnasium import spaces
 import freewheel
 from freewheel.core import NDArray
 from freewheel.envs.gym import GymConfig
-from freewheel.envs.legacy import OldGym, is_old, modern
+from freewheel.envs.legacy import GlobalRandom, GlobalRandoms, OldGym, is_old, modern
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import training_episodes
 from freewheel.testing.worlds import Counter
@@ -25,7 +26,7 @@ KINDS = (Old, Seeded, Newer, InNameOnly)
 
 
 def world(kind: type[Any], limit: int | None = None, **args: Any) -> GymConfig:
-    return GymConfig(f"tests.support.legacy_worlds:{kind.__name__}", args, limit)
+    return GymConfig(f"tests.support.legacy_worlds:{kind.__name__}", args, max_episode_steps=limit)
 
 
 def rows(config: GymConfig, lanes: int, steps: int = 12) -> list[NDArray]:
@@ -141,7 +142,7 @@ def test_what_is_neither_is_refused_in_a_line(kind: type[Any]) -> None:
     complaint = {
         "Odd": "the observation space of tests.support.legacy_worlds:Odd is a Graph: use Box, Discrete",
         "Stepless": "tests.support.legacy_worlds:Stepless returned Stepless: "
-        "it has to return a gymnasium.Env, or one of old gym; wrap it in a class that has step",
+        "it has to return an environment of Gymnasium or old gym, with the attribute step",
     }
     with pytest.raises(SetupError) as caught:
         world(kind).make(range(1))
@@ -181,3 +182,81 @@ def test_it_is_trained_on(mode: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert run.exit_code == 0
     assert run.summary["episodes"] >= 10  # of four steps
+
+
+@pytest.fixture
+def untouched() -> Iterator[None]:
+    """The streams of the caller continue as if nothing had happened."""
+    python, numpy = random.Random(7), np.random.RandomState(7)
+    before, bits = random.getstate(), np.random.mtrand.get_bit_generator()
+    random.setstate(python.getstate())
+    np.random.set_state(numpy.get_state())  # noqa: NPY002
+    yield
+    assert [random.random() for _ in range(3)] == [python.random() for _ in range(3)]
+    assert np.random.rand(3).tolist() == numpy.rand(3).tolist()  # noqa: NPY002
+    random.setstate(before)
+    assert np.random.mtrand.get_bit_generator() is bits
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("seed", [0, 5, 2**31 - 1])
+def test_they_begin_where_seeding_the_global_generator_begins(seed: int) -> None:
+    known = {0: 0.8444218515250481, 5: 0.6229016948897019, 2**31 - 1: random.Random(2**31 - 1).random()}
+    with GlobalRandom(seed):
+        assert random.random() == known[seed]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_stream_goes_on_where_it_was_left() -> None:
+    stream, whole = GlobalRandom(3), random.Random(3)
+    for _ in range(4):
+        with stream:
+            assert random.gauss(0.0, 1.0) == whole.gauss(0.0, 1.0)
+
+
+@pytest.mark.usefixtures("untouched")
+def test_two_streams_do_not_see_each_other() -> None:
+    pairs = [(GlobalRandom(seed), random.Random(seed)) for seed in (1, 2)]
+    for _ in range(3):
+        for stream, alone in pairs:
+            with stream:
+                assert random.random() == alone.random()
+
+
+@pytest.mark.usefixtures("untouched")
+def test_the_callers_stream_comes_back_after_an_error() -> None:
+    with pytest.raises(ValueError, match="empty"), GlobalRandom(4):
+        random.randrange(random.randrange(1))
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_state_that_was_kept_can_be_put_back() -> None:
+    stream = GlobalRandom(9)
+    kept = stream.state
+    with stream:
+        first = random.random()
+    stream.state = kept
+    with stream:
+        assert random.random() == first
+
+
+@pytest.mark.usefixtures("untouched")
+def test_streams_without_a_seed_differ() -> None:
+    with GlobalRandom():
+        one = random.random()
+    with GlobalRandom():
+        assert random.random() != one
+
+
+@pytest.mark.usefixtures("untouched")
+def test_numpy_has_a_stream_too() -> None:
+    stream, again = GlobalRandoms(6), GlobalRandoms(6)
+    with stream:
+        first = np.random.rand(), random.random()  # noqa: NPY002
+    with again:
+        assert (np.random.rand(), random.random()) == first  # noqa: NPY002
+    with stream:
+        assert np.random.rand() != first[0]  # noqa: NPY002
+    stream.seed(6)
+    with stream:
+        assert np.random.rand() == first[0]  # noqa: NPY002

@@ -23,6 +23,7 @@ from freewheel.core import Env, NDArray
 from freewheel.envs.gym import GymConfig, GymVector
 from freewheel.envs.processes import GymProcesses
 from freewheel.errors import EnvError, SetupError
+from freewheel.rollout.factory import Timeouts
 from freewheel.seeding import drawn, training_episodes
 from freewheel.testing.conformance import check_env
 from freewheel.testing.worlds import Counter, Identity
@@ -198,12 +199,10 @@ def test_a_worker_that_is_killed_between_steps_is_named() -> None:
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["", "deaf to SIGTERM"])
-@pytest.mark.parametrize(
-    ("at", "limits"), [(2, {"step_timeout": 0.5}), (0, {"reset_timeout": 0.5})], ids=["step", "reset"]
-)
-def test_a_worker_that_hangs_is_named_and_killed(at: int, limits: dict[str, float], deaf: bool) -> None:
+@pytest.mark.parametrize(("at", "limits"), [(2, Timeouts(step=0.5)), (0, Timeouts(reset=0.5))], ids=["step", "reset"])
+def test_a_worker_that_hangs_is_named_and_killed(at: int, limits: Timeouts, deaf: bool) -> None:
     seed = training_episodes(0, 4).seed(0)
-    env = config("Hangs", {"at": at, "only_seed": seed, "deaf": deaf}, **limits).make(LANES, processes=True)
+    env = config("Hangs", {"at": at, "only_seed": seed, "deaf": deaf}, timeouts=limits).make(LANES, processes=True)
     alive = workers(env)
     with takes_at_most(0.5 + 1.0):
         report = fails(env, "worker_death")
@@ -221,7 +220,7 @@ def test_a_constructor_that_hangs_or_dies_is_named() -> None:
         os._exit(3)
 
     with takes_at_most(3.0 + 1.0), pytest.raises(EnvError) as caught:
-        GymConfig("Slow", factory=hangs, construct_timeout=3.0).make(LANES, processes=True)
+        GymConfig("Slow", factory=hangs, timeouts=Timeouts(construct=3.0)).make(LANES, processes=True)
     assert caught.value.report == "lane 2 of Slow did not answer within 3 s (before its first episode)"
     with pytest.raises(EnvError) as caught:
         GymConfig("Gone", factory=dies).make(LANES, processes=True)

@@ -97,7 +97,7 @@ def test_a_world_that_cannot_be_found_again_is_said_to_be_so(copy: Path, name: s
     kept = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**kept, "env": name}))
     with pytest.raises(
-        SetupError, match=f"^{name} was defined in a script and cannot be found again; put it in a module"
+        SetupError, match=f"^{name} was defined in a script and cannot be imported; move it to a module"
     ):
         open_run(str(copy))
 
@@ -131,5 +131,5 @@ def test_a_callable_with_state_trains_but_is_not_found_again(tmp_path: Path) -> 
         return Identity(n)
 
     done = freewheel.train(lambda: make(3), quiet=True, runs_dir=tmp_path, steps=64, num_envs=1, evals=0)
-    with pytest.raises(SetupError, match="was defined in a script and cannot be found again"):
+    with pytest.raises(SetupError, match="was defined in a script and cannot be imported"):
         open_run(str(done.path))

@@ -277,8 +277,8 @@ def trial(env: str, mode: str, **options: Any) -> Iterator[Trial]:
     learner = planned.config.learner.build(planned.learner_spec)
     assert isinstance(learner, PPO)
     limit = Limit()
-    job = planned.job(learner.snapshot(), limit.check)
-    with planned.config.collector.build(planned.recipe, job) as collector:
+    job = planned.collect_spec(learner.snapshot(), limit.check)
+    with planned.config.collector.build(planned.runner_factory, job) as collector:
         assert isinstance(collector, WorkerPool)
         on = Trial(collector, learner, planned.max_lag, limit)
         yield on
@@ -292,8 +292,7 @@ def trial(env: str, mode: str, **options: Any) -> Iterator[Trial]:
 def _planned(config: Config) -> Plan:
     """What plan() would find out, without trying the world out: those of this folder look alike."""
     collector = config.collector.planned(StepCost(0.0, 0.0))
-    assert collector.num_envs != "auto", "planned"
-    spec = replace(_look_of_the_worlds(), name=config.env.id, lanes=collector.num_envs)
+    spec = replace(_look_of_the_worlds(), name=config.env.id, lanes=collector.lanes)
     return Plan(replace(config, collector=collector), spec, config.policy.resolve(spec), Path("never made"), "cpu")
 
 

@@ -1,8 +1,7 @@
-"""CAGE Challenge 2 on the real CybORG, as a Gymnasium env: blue's side of Scenario 2."""
+"""CAGE Challenge 2 on the real CybORG as a Gymnasium environment: the blue side of Scenario 2."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,44 +11,39 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Discrete
 
 from freewheel.core import NDArray
-from freewheel.envs.gym import GymConfig
-from freewheel.errors import SetupError, UsageError, nearest
-from freewheel.worlds.cage2.global_random import GlobalRandom
-from freewheel.worlds.cage2.memory import COLUMNS, Memory
+from freewheel.envs.legacy import GlobalRandom
+from freewheel.errors import SetupError, UsageError
+from freewheel.worlds.cage2.env import COLUMNS, Memory
 from freewheel.worlds.cage2.scenario import ACTIONS, FOOTHOLD, HOSTS, MIXTURE, RED_AGENTS, STEPS, check_red
 
 if TYPE_CHECKING:
     from freewheel.worlds.cage2.cyborg_package import Package
 
-PREFIX = "cyborg:"
-REAL, FAST = "cyborg:Scenario2", "freewheel/Cage2-v0"
-#: What a worker loads for it; the second loads the simulator.
-MODULES = ("freewheel.worlds.cage2.cyborg", "freewheel.worlds.cage2.cyborg_package")
 MIXED = ("B_lineAgent", "RedMeanderAgent")
 PRIVILEGED = ("root", "SYSTEM")
 PLACE = {host: number for number, host in enumerate(HOSTS)}
 
 
 class Truth(NamedTuple):
-    """What blue is not shown, after a step; after a reset nobody has acted."""
+    """The true state after a step or a reset, which blue does not see."""
 
     red_action: str  # with the name of its host or subnet
     red_success: int  # 0 no, 1 yes, 2 not known
     blue_success: int
     access: NDArray  # [13] int8: red has 0 nothing, 1 a user's session, 2 root's or SYSTEM's
     decoys: NDArray  # [13] int8: how many there are
-    otservice: bool  # it runs
+    otservice: bool  # whether it runs
 
 
 class Scenario2(gymnasium.Env[NDArray, Any]):
-    """Blue against red in Scenario 2, green asleep.
+    """Blue against red in Scenario 2; green sleeps.
 
-    Every number is drawn from Python's global `random`, so every env has it to itself while it is stepped: `reset(seed=s)`
-    begins the episode that `random.seed(s)` before the simulator's own `reset()` begins, whatever is played beside it.
-    `red_agent` is B_lineAgent, RedMeanderAgent, SleepAgent, or mixture: one of the first two, drawn by the episode's seed.
-    Episodes are truncated after `max_episode_steps` (None: never) and have no other end. info["compromised"] [13] says
-    where red has a session, User0 apart. With `memory`, what blue can know from its own actions and sightings stands beside
-    the observation. With `dice` given, the env goes on with these and seeds are ignored.
+    The simulator draws all numbers from Python's global `random`. Every env replaces it by a stream of its own while it is
+    called, so `reset(seed=s)` starts the episode that `random.seed(s)` before the simulator's `reset()` starts.
+    `red_agent` is B_lineAgent, RedMeanderAgent, SleepAgent, or mixture: one of the first two, chosen by the episode's seed.
+    Episodes are truncated after `max_episode_steps` (None: never) and never terminate. info["compromised"] [13] is true
+    where red has a session, except on User0. With `memory`, columns with what blue knows from its own actions and
+    observations are added to the observation. With `stream`, the env continues this stream and ignores seeds.
     """
 
     def __init__(
@@ -57,7 +51,7 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
         red_agent: str = RED_AGENTS[0],
         max_episode_steps: int | None = STEPS,
         memory: bool = False,
-        dice: GlobalRandom | None = None,
+        stream: GlobalRandom | None = None,
     ) -> None:
         check_red(red_agent)
         if max_episode_steps is not None and max_episode_steps < 1:
@@ -67,17 +61,17 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
         self.observation_space = Box(0.0, 1.0, (4 * len(HOSTS) + (len(COLUMNS) if memory else 0),), np.float32)
         self.action_space = Discrete(len(ACTIONS))
         self._limit, self._steps = max_episode_steps, -1
-        self._seeded, self._dice = dice is None, dice or GlobalRandom()
+        self._seeded, self._stream = stream is None, stream or GlobalRandom()
         self._reds = [source.reds[name] for name in (MIXED if red_agent == MIXTURE else (red_agent,))]
-        with self._dice:
+        with self._stream:
             simulator = source.start(self._reds[0])
             self._game = source.wrap(simulator)
         self._controller = simulator.environment_controller
-        self._blue = self._game.env.env.env  # the wrapper that remembers whether blue's action worked
+        self._blue = self._game.env.env.env  # the wrapper that knows whether blue's action worked
         if self._game.action_space.n != len(ACTIONS):
             raise SetupError(
-                f"this {source.name} is not that of CAGE Challenge 2: blue has {self._game.action_space.n} actions in it, "
-                f"not {len(ACTIONS)}"
+                f"this {source.name} is not the one of CAGE Challenge 2: blue has {self._game.action_space.n} actions, "
+                f"not {len(ACTIONS)}; install the right version"
             )
 
     def reset(
@@ -85,10 +79,10 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
     ) -> tuple[NDArray, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None and self._seeded:
-            self._dice.seed(seed)
+            self._stream.seed(seed)
         if len(self._reds) > 1:
             self._controller.agent_interfaces["Red"].agent = self._reds[self.np_random.integers(len(self._reds))]()
-        with self._dice:
+        with self._stream:
             answer = self._game.reset()
         self._steps = 0
         if self._memory is not None:
@@ -98,8 +92,8 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
     def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
         if self._steps < 0:
             raise ResetNeeded("Scenario2 is not in an episode: call reset() first")
-        with self._dice:
-            observation, reward, *_ = self._game.step(int(action))  # more follows, which is not to be trusted
+        with self._stream:
+            observation, reward, *_ = self._game.step(int(action))  # the rest is unreliable
         self._steps += 1
         if self._memory is not None:
             self._memory.note(np.array([action]), np.asarray(observation)[None])
@@ -110,7 +104,7 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
         return seen if self._memory is None else np.concatenate((seen, self._memory.columns[0]))
 
     def truth(self) -> Truth:
-        """The state behind what blue sees, and how the last actions went."""
+        """The true state, and the success of the last actions."""
         hosts = self._controller.state.hosts
         access = np.zeros(len(HOSTS), np.int8)
         for session in self._sessions():
@@ -142,12 +136,12 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
         held = np.zeros(len(HOSTS), np.bool_)
         for session in self._sessions():
             held[PLACE[session.host]] = True
-        held[FOOTHOLD] = False  # red's for ever, and none of blue's business
+        held[FOOTHOLD] = False  # red always has it
         return {"compromised": held}
 
 
 def package() -> Package:
-    """Where the simulator comes from; it is loaded now, if it was not."""
+    """The package of the simulator, loaded now if it was not."""
     try:
         from freewheel.worlds.cage2.cyborg_package import PACKAGE
     except ImportError as error:
@@ -155,21 +149,8 @@ def package() -> Package:
     return PACKAGE
 
 
-#: The scenario without a clock of its own, for whoever brings one.
+#: Without a time limit.
 UNLIMITED = partial(Scenario2, max_episode_steps=None)
-
-
-def plays(name: str) -> bool:
-    """Whether a world of this name is CAGE Challenge 2, on the real simulator or on ours."""
-    return name.startswith(PREFIX) or name == FAST
-
-
-def world(name: str, args: Mapping[str, Any], options: Mapping[str, Any]) -> GymConfig:
-    """cyborg:Scenario2 with these arguments and options, 100 steps an episode unless the options say otherwise."""
-    if name != REAL:
-        raise UsageError(f"unknown scenario '{name}'{nearest(name, [REAL])}")
-    limited = {**options, "max_episode_steps": options["max_episode_steps"] or STEPS}
-    return GymConfig(name, args, factory=UNLIMITED, **limited)
 
 
 def _known(success: Any) -> int:

@@ -1,4 +1,4 @@
-"""The real CybORG from whichever package has it, loaded without torch; an ImportError that says what to install if none has."""
+"""Loads the real CybORG without torch, from the package that is installed; ImportError with instructions if none is."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ NAMESAKE = "; the package CybORG on PyPI is a web scraper of the same name, and 
 
 @dataclass(frozen=True)
 class Package:
-    """Where the simulator comes from."""
+    """An installed package of the simulator."""
 
     name: str
-    start: Callable[[type[Any]], Any]  # red's class in, a simulator of Scenario 2 out
-    wrap: Callable[[Any], Any]  # the challenge's own view of a simulator, for blue
+    start: Callable[[type[Any]], Any]  # takes the class of red, returns a simulator of Scenario 2
+    wrap: Callable[[Any], Any]  # adds the wrapper of the challenge, for blue
     reds: Mapping[str, type[Any]]
 
 
 def find() -> Package:
-    """The PyPI fork or the official repository; they play the same game."""
+    """The fork on PyPI or the official repository; both play the same game."""
     for module, load in (("csle_cyborg", _fork), ("CybORG", _official)):
         if find_spec(module) is not None:
             return _load(module, load)
@@ -44,17 +44,17 @@ def find() -> Package:
 
 
 def _load(module: str, load: Callable[[], Package]) -> Package:
-    """gym tells everybody on stderr that it is old, and warns; that is for its users to read, not for ours."""
+    """Load it quietly: old gym prints a deprecation notice to stderr and warns."""
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()), _without_learner():
             return load()
-    except Exception as error:  # whatever is wrong with it, whoever preloads it goes on without
+    except Exception as error:  # any failure: a preloading forkserver ignores ImportError
         raise ImportError(f"the simulator '{module}' cannot be loaded ({error}): {INSTALL}") from error
 
 
 @contextmanager
 def _without_learner() -> Iterator[None]:
-    """Its agents import stable_baselines3, and torch with it, for a sample that nobody here uses: an empty module will do."""
+    """Its agents import stable_baselines3, and so torch, for an example that we do not use: replace it by an empty module."""
     name = "stable_baselines3"
     if name in sys.modules:
         yield

@@ -1,4 +1,4 @@
-"""Simple defenders of Scenario 2, to measure others by: asleep, at random, and by rules; many games at once."""
+"""Simple defenders of Scenario 2 to compare others with: sleeping, random, and rule-based; many games at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freewheel.errors import UsageError, nearest
 from freewheel.seeding import generator
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, N
 
-#: Decoys that find their port free and their system right at the start, by host; those worth most first.
+#: Decoys that fit the system of a host and whose port is free there, by host; the most valuable first.
 DECOYS: Mapping[str, tuple[str, ...]] = {
     "Op_Server0": ("HarakaSMPT", "Apache", "Tomcat", "Vsftpd"),
     "Enterprise2": ("Femitter",),
@@ -27,7 +27,7 @@ DECOYS: Mapping[str, tuple[str, ...]] = {
     "Op_Host2": ("HarakaSMPT", "Apache", "Tomcat", "Vsftpd"),
     "Defender": ("HarakaSMPT", "Apache", "Tomcat", "Vsftpd"),
 }
-#: The hosts that a rule looks at, those worth most first. User0 is red's for ever.
+#: The hosts that the rules consider, the most valuable first. Red always has User0.
 URGENT = np.array([HOSTS.index(host) for host in DECOYS])
 ANALYSE, REMOVE, RESTORE = (ACTIONS.index(f"{verb} {HOSTS[0]}") for verb in ("Analyse", "Remove", "Restore"))
 PLACES = np.array([HOSTS.index(host) for host, kinds in DECOYS.items() for _ in kinds])  # [D] of each decoy
@@ -38,35 +38,35 @@ class Defender(Protocol):
     """Acts for blue in a number of games."""
 
     def begin(self, lanes: NDArray) -> None: ...  # [B] bool: where a new game has begun
-    def act(self, obs: NDArray) -> NDArray: ...  # [B, 52], or more columns that nobody looks at, to [B]
+    def act(self, obs: NDArray) -> NDArray: ...  # [B, 52], or more columns that are ignored, to [B]
 
 
 class Sleeping:
     """Does nothing."""
 
     def begin(self, lanes: NDArray) -> None:
-        """There is nothing to forget."""
+        """It has no memory."""
 
     def act(self, obs: NDArray) -> NDArray:
         return np.zeros(len(obs), np.int64)
 
 
 class Uniform:
-    """Any of the 145 actions, all alike."""
+    """Any of the 145 actions with equal probability."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = generator(seed, "defender")
 
     def begin(self, lanes: NDArray) -> None:
-        """There is nothing to forget."""
+        """It has no memory."""
 
     def act(self, obs: NDArray) -> NDArray:
         return self._rng.integers(len(ACTIONS), size=len(obs))
 
 
 class Reactive:
-    """By rules: restore what is known to be red's, remove what an exploit has reached, analyse what is suspicious (a scan now,
-    or a removal whose success is unknown) once, and put up decoys when all is quiet; then sleep."""
+    """By rules: restore hosts that red is known to have, remove sessions after an exploit, analyse suspicious hosts once (a scan
+    now, or a removal whose success is unknown), else place decoys, else sleep."""
 
     def __init__(self, lanes: int) -> None:
         self._settled = np.zeros((lanes, N), np.bool_)  # analysed, and nothing has happened there since
@@ -101,9 +101,27 @@ DEFENDERS = ("sleeping", "random", "heuristic")
 
 
 def defender(name: str, lanes: int = 1, seed: int = 0) -> Defender:
-    """One of them for so many games; only the random one looks at the seed."""
+    """A defender by name, for this many games; only the random one uses the seed."""
     if name not in DEFENDERS:
         raise UsageError(f"unknown defender '{name}'{nearest(name, DEFENDERS)}")
     if name == "sleeping":
         return Sleeping()
     return Uniform(seed) if name == "random" else Reactive(lanes)
+
+
+#: Simple defenders and what to call them beside other scores.
+SIMPLE = {"heuristic": "simple rules", "random": "at random", "sleeping": "asleep"}
+
+
+def simple_returns(name: str, red_agent: str, steps: int, episodes: int) -> NDArray:
+    """[episodes] the returns of a simple defender on the fast environment."""
+    from freewheel.worlds.cage2.env import Cage2Vector
+
+    games, blue = Cage2Vector(episodes, red_agent, steps), defender(name, episodes)
+    obs, _ = games.reset(seed=0)
+    blue.begin(np.ones(episodes, np.bool_))
+    total = np.zeros(episodes)
+    for _ in range(steps):
+        obs, reward, _, _, _ = games.step(blue.act(obs))
+        total += reward
+    return total

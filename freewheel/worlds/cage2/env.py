@@ -1,4 +1,4 @@
-"""Cage2: the game of CAGE Challenge 2, Scenario 2, thousands of them at once in numpy; or one, as a Gymnasium env."""
+"""Scenario 2 of CAGE Challenge 2 as a fast environment of many games at once, and what a defender can remember of a game."""
 
 from __future__ import annotations
 
@@ -14,14 +14,86 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from freewheel.core import NDArray, SeedStream
-from freewheel.worlds.cage2 import story
-from freewheel.worlds.cage2.memory import COLUMNS, Memory
+from freewheel.worlds.cage2 import replay
 from freewheel.worlds.cage2.network import Draws, Networks
 from freewheel.worlds.cage2.red import Bline, Meander
-from freewheel.worlds.cage2.scenario import ACTIONS, BIT, FOOTHOLD, HOSTS, RED_AGENTS, REDS, STEPS, N, check_red
+from freewheel.worlds.cage2.scenario import (
+    ACTIONS,
+    BIT,
+    FIRST_DECOY,
+    FITS,
+    FOOTHOLD,
+    HOST_OF,
+    HOSTS,
+    LAST_DECOY,
+    NEEDS,
+    OPEN,
+    OPENS,
+    RED_AGENTS,
+    REDS,
+    RESTORE,
+    STEPS,
+    VERB_OF,
+    VERBS,
+    N,
+    check_red,
+)
+
+#: (verb, host) of every decoy that can be placed: it fits the system, and its port is free at the start.
+PLACES = [
+    (verb, host)
+    for host in range(N)
+    for verb in range(FIRST_DECOY, LAST_DECOY + 1)
+    if FITS[verb, host] and not OPEN[host] & NEEDS[verb]
+]
+COLUMNS = (
+    *(f"{VERBS[verb - 2]} {HOSTS[host]}" for verb, host in PLACES),
+    *(f"scanned {host}" for host in HOSTS),
+    *(f"restored {host}" for host in HOSTS),
+)
+_PLACE = np.full((RESTORE + 1, N), -1)  # [verb, host] its column
+for _column, (_verb, _host) in enumerate(PLACES):
+    _PLACE[_verb, _host] = _column
+_AT = np.array([host for _, host in PLACES])
+LATEST, EARLIER = 1.0, 0.5  # values of a scanned host
+
+
+class Memory:
+    """[B, 67]: decoys in place (blue knows the conditions under which placing one works), hosts that red has scanned, in its
+    last scan and before, and hosts that were ever restored."""
+
+    def __init__(self, lanes: int) -> None:
+        self.columns = np.zeros((lanes, len(COLUMNS)), np.float32)
+        self._decoys = self.columns[:, : len(PLACES)]
+        self._scanned = self.columns[:, len(PLACES) : len(PLACES) + N]
+        self._restored = self.columns[:, len(PLACES) + N :]
+        self._ports = np.tile(OPEN, (lanes, 1))  # [B, 13] ports in use
+
+    def begin(self, lanes: NDArray) -> None:
+        """Clear the memory of these lanes: new games start there."""
+        self.columns[lanes] = 0.0
+        self._ports[lanes] = OPEN
+
+    def note(self, action: NDArray, obs: NDArray) -> None:
+        """Update the memory with actions [B] and the observations that followed [B, 52]."""
+        verb, host = VERB_OF[action], HOST_OF[action]
+        if (lanes := np.flatnonzero(verb == RESTORE)).size:
+            at = host[lanes]
+            self._ports[lanes, at] = OPEN[at]
+            self._restored[lanes, at] = 1.0
+            self._decoys[lanes] *= at[:, None] != _AT
+        column = _PLACE[verb, host]
+        lanes = np.flatnonzero((column >= 0) & (self._ports[np.arange(len(host)), host] & NEEDS[verb] == 0))
+        self._ports[lanes, host[lanes]] |= OPENS[verb[lanes]]
+        self._decoys[lanes, column[lanes]] = 1.0
+        activity = obs[:, : 4 * N].reshape(-1, N, 4)
+        scans = (activity[..., 0] == 1) & (activity[..., 1] == 0)
+        fresh = scans.any(axis=1)
+        self._scanned[fresh] = np.where(scans[fresh], LATEST, np.minimum(self._scanned[fresh], EARLIER))
+
 
 BLINE, MEANDER, ASLEEP = range(len(RED_AGENTS))
-#: Hosts that green scans now and then, when it is awake.
+#: Hosts that green scans now and then, if it is active.
 GREEN_HOSTS = np.array([h for h, name in enumerate(HOSTS) if name.startswith(("User", "Enterprise"))])
 GREEN_ACTS = 0.5
 _GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -29,17 +101,17 @@ _GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1C
 
 @dataclass(frozen=True)
 class Turn:
-    """[B] what the last step was made of."""
+    """[B] the actions and outcomes of the last step."""
 
     blue: NDArray
-    blue_success: NDArray  # 0, 1, or 2: nobody knows
+    blue_success: NDArray  # 0 no, 1 yes, 2 unknown
     red_kind: NDArray  # one of RED_KINDS
     red_target: NDArray  # of a subnet for a sweep, else of a host
     red_success: NDArray
 
 
 class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
-    """Many games. All that chance decides in an episode follows from its seed alone, whoever else is played beside it."""
+    """Many games. The random events of an episode depend only on its seed, not on the other lanes."""
 
     metadata = {  # noqa: RUF012 - Gymnasium's name and type
         "render_modes": [],
@@ -62,9 +134,9 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         self._memory = Memory(num_envs) if memory else None
         self._bline, self._meander = Bline(num_envs), Meander(num_envs)
         self._which = np.full(num_envs, self._red)  # [B] which red plays
-        self._key = np.zeros(num_envs, np.uint64)  # [B] what all dice of an episode are thrown from
+        self._key = np.zeros(num_envs, np.uint64)  # [B] the key of all random numbers of an episode
         self._time = np.zeros(num_envs, np.int64)
-        self._success = np.zeros(num_envs, np.bool_)  # red's last action, and whether it saw anything
+        self._success = np.zeros(num_envs, np.bool_)  # of red's last action, and whether it saw anything
         self._shown = np.ones(num_envs, np.bool_)
         self._streams: Sequence[SeedStream] | None = None
         self._played = np.zeros(num_envs, np.int64)
@@ -78,7 +150,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[NDArray, dict[str, Any]]:
-        """New games in all lanes, by `seed` or a stream of seeds a lane (options["seeds"]), or in those of a reset_mask."""
+        """Start games in all lanes, by `seed` or streams of seeds (options["seeds"]), or in the lanes of a reset_mask."""
         options = options or {}
         lanes = np.arange(self.num_envs)
         if (mask := options.get("reset_mask")) is not None:
@@ -93,7 +165,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         return self._look(), self._info()
 
     def _next_seeds(self, lanes: NDArray) -> NDArray:
-        """Of the next episode of each: by its stream, or from the one before."""
+        """The keys of the next episodes: from the stream of the lane, or from the key before."""
         if self._streams is None:
             return np.asarray(self._key[lanes] + _FIRST)
         seeds = [self._streams[lane].seed(k) for lane, k in zip(lanes, self._played[lanes], strict=True)]
@@ -166,7 +238,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
 
 
 class Cage2(gymnasium.Env[NDArray, np.int64]):
-    """One game without an end; made by its id it has a time limit. It renders as a story."""
+    """One game without a time limit; its registered id adds one. It renders steps as text."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - as gymnasium declares it
 
@@ -198,24 +270,24 @@ class Cage2(gymnasium.Env[NDArray, np.int64]):
         return obs[0], self._rewards[-1], bool(terminated[0]), bool(truncated[0]), last
 
     def render(self) -> str:
-        """The last step in words."""
+        """The last step as text."""
         turn, nets = self.games.turn, self.games.nets
         if not self._rewards or turn is None:
-            return story.HEADLINE
+            return replay.HEADLINE
         kind, target = int(turn.red_kind[0]), int(turn.red_target[0])
-        red = story.red_in_words(
+        red = replay.red_in_words(
             kind,
             target,
             bool(turn.red_success[0]),
             access=int(nets.access[0, target]),
             noticed=bool(nets.obs[0, 4 * target + 1]),
         )
-        blue = story.blue_in_words(int(turn.blue[0]), int(turn.blue_success[0]))
-        return story.line(len(self._rewards), blue, red, self._rewards[-1], sum(self._rewards))
+        blue = replay.blue_in_words(int(turn.blue[0]), int(turn.blue_success[0]))
+        return replay.line(len(self._rewards), blue, red, self._rewards[-1], sum(self._rewards))
 
 
 def _mix(state: NDArray) -> NDArray:
-    """[B] uint64, each a hash of its own number (the finaliser of splitmix64)."""
+    """[B] uint64, a hash of each number (the finaliser of splitmix64)."""
     state = (state ^ (state >> np.uint64(30))) * _FIRST
     state = (state ^ (state >> np.uint64(27))) * _SECOND
     return np.asarray(state ^ (state >> np.uint64(31)))

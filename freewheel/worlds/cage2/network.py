@@ -49,7 +49,7 @@ from freewheel.worlds.cage2.scenario import (
 
 SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = range(1, len(RED_KINDS))
 FAILURE, SUCCESS, UNKNOWN = 0, 1, 2
-NOTICED = 0.95  # of new sessions, all but those by brute force, are seen with their process
+NOTICED = 0.95  # probability that blue sees the process of a new session; after a brute force it never does
 PREFERENCE = 0.75  # for the most promising exploit; otherwise one of the others
 BRUTE_ATTEMPTS = 10
 #: What blue believes of a host, as two columns of the observation.
@@ -65,20 +65,20 @@ _PER_GAME = ("rooted", "held", "known", "named", "scanned", "subnets", "ot_up", 
 
 @dataclass(frozen=True)
 class Draws:
-    """[B] each in [0, 1): all that chance decides about an action of red's."""
+    """[B] each in [0, 1): the random numbers of an action of red."""
 
     exploit: NDArray  # which of the exploits it knows of
     notice: NDArray  # whether a new session is seen; or which session is escalated
 
 
 class Networks:
-    """B games. Per-host arrays are flat, [B × 13]; sets of hosts are one number a game (see scenario2)."""
+    """B games. Per-host arrays are flat, [B × 13]; a set of hosts is one number per game (see scenario.py)."""
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
         self._base = np.arange(lanes) * N
         cells = lanes * N
-        # Red's sessions: as root; as a user whose process blue has seen, and can remove; as a user it has not seen.
+        # Red's sessions: as root; as a user with a process that blue has seen and can remove; as a user that blue has not seen.
         self.root = np.zeros(cells, np.int16)
         self.seen = np.zeros(cells, np.int16)
         self.unseen = np.zeros(cells, np.int16)
@@ -123,7 +123,7 @@ class Networks:
         self.ot_known[lanes] = False
 
     def copies(self, lanes: NDArray) -> Networks:
-        """The same games, each as often as it is named, to go on with apart from these."""
+        """Copies of these games, each as often as its lane is listed."""
         others, cells = Networks(len(lanes)), self._cells(lanes)
         for name in _PER_HOST:
             getattr(others, name)[:] = getattr(self, name)[cells]
@@ -152,7 +152,7 @@ class Networks:
     # -------------------------------------------------------------------------------------------------------- blue
 
     def blue(self, action: NDArray) -> NDArray:
-        """Blue acts; [B] success, as it is told."""
+        """Blue acts; returns [B] the success that blue sees."""
         verb, cell = VERB_OF[action], self._base + HOST_OF[action]
         success = np.where(verb == SLEEP, UNKNOWN, SUCCESS)
         self._placed[:] = -1
@@ -197,8 +197,8 @@ class Networks:
 
     # --------------------------------------------------------------------------------------------------------- red
 
-    def red(self, kind: NDArray, target: NDArray, dice: Draws) -> tuple[NDArray, NDArray]:
-        """Red acts on what blue has left; [B] whether it succeeds, and whether a scan or sweep has shown it anything."""
+    def red(self, kind: NDArray, target: NDArray, draws: Draws) -> tuple[NDArray, NDArray]:
+        """Red acts after blue; returns [B] whether it succeeds, and whether a scan or sweep found anything."""
         success = np.zeros(self.lanes, np.bool_)
         shown = np.ones(self.lanes, np.bool_)
         traces = Traces(self.lanes)
@@ -214,10 +214,10 @@ class Networks:
         if (lanes := np.flatnonzero(kind == EXPLOIT)).size:
             lanes = lanes[(self.scanned[lanes] & BIT[target[lanes]]) != 0]
             lanes = lanes[self._reachable(lanes, target, way)]
-            success[lanes] = self._exploit(lanes, target[lanes], dice, traces)
+            success[lanes] = self._exploit(lanes, target[lanes], draws, traces)
         if (lanes := np.flatnonzero(kind == ESCALATE)).size:
             lanes = lanes[(self.held[lanes] & BIT[target[lanes]]) != 0]
-            self._escalate(lanes, target[lanes], dice.notice[lanes])
+            self._escalate(lanes, target[lanes], draws.notice[lanes])
             success[lanes] = True
         if (lanes := np.flatnonzero(kind == IMPACT)).size:
             lanes = lanes[((self.held[lanes] & BIT[OP_SERVER]) != 0) & self.ot_known[lanes]]
@@ -235,16 +235,16 @@ class Networks:
         self.scanned[lanes] |= BIT[host]
         traces.scanned[lanes] = 1
 
-    def _exploit(self, lanes: NDArray, host: NDArray, dice: Draws, traces: Traces) -> NDArray:
+    def _exploit(self, lanes: NDArray, host: NDArray, draws: Draws, traces: Traces) -> NDArray:
         cells = self._base[lanes] + host
-        exploit = choose_exploit(self.ports[cells], dice.exploit[lanes])
+        exploit = choose_exploit(self.ports[cells], draws.exploit[lanes])
         gain = GAINS[host, exploit]
         brute, trapped = exploit == BRUTE_FORCE, (self.decoy_ports[cells] >> exploit & 1).astype(np.bool_)
         landed = (gain != NOTHING) & (gain != REFUSED)
-        # What is seen of it: a connection, a second one if a decoy answered; a brute force is many.
+        # What blue sees: one connection, two if a decoy answered, many for a brute force.
         there = (gain != NOTHING) | trapped
         attempts = np.where(brute, BRUTE_ATTEMPTS + landed, 1 + ((gain == NOTHING) & trapped))
-        noticed = landed & ~brute & (dice.notice[lanes] < NOTICED)
+        noticed = landed & ~brute & (draws.notice[lanes] < NOTICED)
         traces.port[lanes] = np.where(there, exploit, -1)
         traces.entries[lanes] = np.where(there, attempts + noticed, 0)
         traces.noticed[lanes] = noticed
@@ -274,7 +274,7 @@ class Networks:
         self.subnets[lanes] |= 1 << SUBNET_OF[host]
         self.ot_known[lanes] |= host == OP_SERVER
 
-    # ------------------------------------------------------------------------------------------- what comes of it
+    # ------------------------------------------------------------------------------------------- rewards and observations
 
     def reward(self) -> NDArray:
         """[B] float64, to the tenth."""
@@ -282,7 +282,7 @@ class Networks:
         return np.asarray(tenths / -10.0)
 
     def observe(self, green: NDArray | None = None) -> NDArray:
-        """[B, 52] what blue sees at the end of a step; green [B]: which host green has scanned, -1 none. Ours: do not keep."""
+        """[B, 52] what blue sees after a step; green [B]: the host that green has scanned, -1 none. The array is reused."""
         for cells in self._touched:
             self._view[cells, :2] = 0.0
         traces, cell = self._traces, self._base + self._target
@@ -293,7 +293,7 @@ class Networks:
         return self.obs
 
     def _show_green(self, green: NDArray, cell: NDArray, traces: Traces) -> NDArray:
-        """Green's scans; where red was on the same host, blue sees both as one."""
+        """Green's scans; if red acted on the same host, blue sees one event."""
         lanes = np.flatnonzero(green >= 0)
         cells = self._base[lanes] + green[lanes]
         both = (cells == cell[lanes]) & (traces.entries[lanes] + traces.scanned[lanes] > 0)
@@ -305,7 +305,7 @@ class Networks:
         return self._show(lanes, cells, mixed)
 
     def _show(self, lanes: NDArray, cells: NDArray, traces: Traces) -> NDArray:
-        """Write what these traces in these cells look like; the cells that show anything."""
+        """Write the activity that these traces show; returns the cells with activity."""
         entries, scans, noticed = traces.entries[lanes], traces.scanned[lanes], traces.noticed[lanes]
         seen = np.flatnonzero(entries + scans > 0)
         lanes, cells, entries, scans, noticed = lanes[seen], cells[seen], entries[seen], scans[seen], noticed[seen]
@@ -329,7 +329,7 @@ class Networks:
 
 
 class Traces:
-    """[B] what red's action leaves for blue to see on its target."""
+    """[B] what blue can see of red's action on its target."""
 
     def __init__(self, lanes: int) -> None:
         self.scanned = np.zeros(lanes, np.int64)  # scans of all open ports
@@ -339,7 +339,7 @@ class Traces:
 
 
 def choose_exploit(ports: NDArray, chance: NDArray) -> NDArray:
-    """[B] one of EXPLOITS for what red knows of the open ports: the most promising, or one of the others."""
+    """[B] the exploit that red chooses from the open ports it knows: the most promising, or one of the others."""
     ports = np.where(ports & _WEB == 0, ports & ~np.uint8(1 << SQL), ports)
     top = TOP[ports]
     others = ports & ~(1 << top).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""CAGE Challenge 2's own evaluation: 30, 50 and 100 steps against each red agent on the real simulator, all from one seed."""
+"""The evaluation protocol of CAGE Challenge 2, and published scores: 30, 50 and 100 steps against each red agent."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from freewheel.config.resolve import Config
 from freewheel.core import Actor, NDArray
 from freewheel.envs.gym import GymConfig
+from freewheel.envs.legacy import GlobalRandom
 from freewheel.envs.loop import GymLoop
 from freewheel.errors import UsageError
 from freewheel.seeding import evaluation_episodes, generator
-from freewheel.worlds.cage2 import cyborg
-from freewheel.worlds.cage2.global_random import GlobalRandom
-from freewheel.worlds.cage2.scenario import RED_AGENTS
+from freewheel.worlds.cage2 import cyborg, family
+from freewheel.worlds.cage2.defenders import SIMPLE, simple_returns
+from freewheel.worlds.cage2.scenario import RED_AGENTS, STEPS
+
+if TYPE_CHECKING:
+    from freewheel.run.saved import SavedRun
 
 SEED = 153
 LENGTHS = (30, 50, 100)
 THIS = "this run"
-RIVALS = RED_AGENTS[:2]  # the third does nothing
-OLDER = "older code"  # before two fixes of August 2022, after which the same agents score otherwise
+ATTACKERS = RED_AGENTS[:2]  # the third does nothing
+SIMPLE_EPISODES = 500  # of each simple defender
+OLDER = "older code"  # before two fixes of August 2022, which changed the scores of the same agents
 
-#: 1000 episodes each, by who scored it and on which code: B_lineAgent at 30, 50 and 100 steps, RedMeanderAgent, the total.
+#: Means over 1000 episodes by author and code: B_lineAgent at 30, 50 and 100 steps, RedMeanderAgent, the total.
 PUBLISHED: Mapping[tuple[str, str], tuple[float, ...]] = {
     ("CardiffUni, 1st", OLDER): (-3.47, -6.41, -13.76, -5.64, -8.69, -16.6, -54.57),
     ("Keeping it RL, 2nd", OLDER): (-3.48, -5.85, -11.39, -6.47, -10.33, -19.38, -56.9),
@@ -53,13 +62,13 @@ class Cell:
 
     @property
     def spread(self) -> float:
-        """Standard deviation, as the challenge computes it; 0 where there is one episode."""
+        """Standard deviation as the challenge computes it; 0 for a single episode."""
         return statistics.stdev(self.returns) if len(self.returns) > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class Board:
-    """All cells, in the order in which they were played."""
+    """All cells in the order of play."""
 
     cells: tuple[Cell, ...]
     episodes: int
@@ -68,7 +77,7 @@ class Board:
 
     @property
     def total(self) -> float:
-        """What the leader board ranks by: the sum of all means."""
+        """The sum of all means, by which the leader board ranks."""
         return sum(cell.mean for cell in self.cells)
 
     def against(self, red_agent: str) -> list[Cell]:
@@ -80,47 +89,51 @@ class Board:
         return {**about, "total": self.total, "cells": cells}
 
 
-def examine(
-    config: Config, actor: Actor, episodes: int, seed: int = SEED, tell: Callable[[Cell], object] = str
+def report(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[dict[str, Any], Table]:
+    """Evaluate a run: what official.json holds, and a table with the published scores."""
+    board = evaluate(run.config, actor, episodes, seed, _print_cell)
+    return board.to_json(), leader_board(board)
+
+
+def evaluate(
+    config: Config, actor: Actor, episodes: int, seed: int = SEED, show: Callable[[Cell], object] = str
 ) -> Board:
-    """The challenge's script with this policy, greedy: one stream of numbers for all that is built, reset and stepped."""
-    dice, cells = GlobalRandom(seed), list[Cell]()
+    """The challenge's own script with this policy, greedy: one random stream for everything that is built, reset and stepped."""
+    stream, cells = GlobalRandom(seed), list[Cell]()
     gc.freeze()
     try:
         for steps in LENGTHS:
             for red_agent in RED_AGENTS:
-                env = _opened(real(config, red_agent, steps, dice), dice)
-                with closing(env):
+                with closing(_opened(on_simulator(config, red_agent, steps, stream), stream)) as env:
                     env.set_context(config.run.contexts)
                     returns = _returns(env, actor, episodes, steps)
                 cells.append(Cell(steps, red_agent, returns))
-                tell(cells[-1])
+                show(cells[-1])
     finally:
         gc.unfreeze()
     return Board(tuple(cells), episodes, seed, cyborg.package().name)
 
 
-def real(config: Config, red_agent: str, steps: int, dice: GlobalRandom) -> GymConfig:
-    """The run's own world with the real simulator in it, and what else the protocol asks for."""
-    if not isinstance(config.env, GymConfig) or not cyborg.plays(config.env.id):
-        raise UsageError(f"--official is for runs on {cyborg.REAL} or {cyborg.FAST}, not {config.env.name}")
-    kept = {name: value for name, value in config.env.args.items() if name != "green"}  # who is asleep in the challenge
-    args = {**kept, "red_agent": red_agent, "dice": dice}
-    world = replace(config.env, id=cyborg.REAL, factory=cyborg.UNLIMITED)
-    return replace(world, args=args, max_episode_steps=steps, measures=())
+def on_simulator(config: Config, red_agent: str, steps: int, stream: GlobalRandom) -> GymConfig:
+    """The environment of the run on the real simulator, as the protocol prescribes it."""
+    if not isinstance(config.env, GymConfig) or not family.serves(config.env.id):
+        raise UsageError(f"--official is for runs on {family.REAL} or {family.FAST}, not {config.env.name}")
+    kept = {name: value for name, value in config.env.args.items() if name != "green"}  # which sleeps in the challenge
+    args = {**kept, "red_agent": red_agent, "stream": stream}
+    return family.real(replace(config.env, args=args, max_episode_steps=steps, measures=()))
 
 
-def _opened(world: GymConfig, dice: GlobalRandom) -> GymLoop:
-    """A loop of one lane, which has looked at a reset; the protocol has not, so that does not count."""
+def _opened(world: GymConfig, stream: GlobalRandom) -> GymLoop:
+    """A loop of one lane. It resets once to find the spaces; the protocol does not, so the stream is set back."""
     env = world.open(0)
-    kept = dice.state
+    kept = stream.state
     loop = GymLoop([env], world.name, range(1))
-    dice.state = kept
+    stream.state = kept
     return loop
 
 
 def _returns(env: GymLoop, actor: Actor, episodes: int, steps: int) -> tuple[float, ...]:
-    """Of so many episodes one after the other; the last is followed by a reset like the others."""
+    """The returns of episodes played one after another; the last is followed by a reset like the others."""
     rng, returns = generator(SEED, "greedy"), list[float]()
     obs: NDArray = env.reset([evaluation_episodes(SEED, 0, 1)])
     for _ in range(episodes):
@@ -133,7 +146,42 @@ def _returns(env: GymLoop, actor: Actor, episodes: int, steps: int) -> tuple[flo
 
 
 def comparison(board: Board) -> Sequence[tuple[str, tuple[float, ...]]]:
-    """Who (on older code *), and what they scored: six means and the total, the best total first."""
-    ours = (*(cell.mean for red in RIVALS for cell in board.against(red)), board.total)
+    """Authors (* on older code) and their scores: six means and the total, the best total first."""
+    ours = (*(cell.mean for red in ATTACKERS for cell in board.against(red)), board.total)
     theirs = [(who + "*" * (code == OLDER), scores) for (who, code), scores in PUBLISHED.items()]
     return sorted([(THIS, ours), *theirs], key=lambda row: -row[1][-1])
+
+
+def leader_board(board: Board) -> Table:
+    """This run among the published scores."""
+    table = Table(box=None, padding=(0, 1, 0, 0), caption=f"published: 1000 episodes each; * on {OLDER}")
+    table.add_column("steps", no_wrap=True)
+    for red in ATTACKERS:
+        for steps in LENGTHS:
+            table.add_column(f"{red.removeprefix('Red').removesuffix('Agent')}\n{steps}", justify="right", no_wrap=True)
+    table.add_column("total", justify="right", no_wrap=True)
+    for who, scores in comparison(board):
+        table.add_row(Text(who), *(f"{score:.1f}" for score in scores), style="bold" if who == THIS else "")
+    return table
+
+
+def comparison_table(config: Config, mean: float) -> Table:
+    """The mean return of a run among those of simple defenders, measured now, and of published ones."""
+    assert isinstance(config.env, GymConfig), "the fast environment is one"
+    red, steps = str(config.env.args["red_agent"]), config.env.max_episode_steps or STEPS
+    scores = [(mean, THIS)]
+    for name, who in SIMPLE.items():
+        scores.append((float(simple_returns(name, red, steps, SIMPLE_EPISODES).mean()), f"{who}, measured now"))
+    if red in ATTACKERS and steps in LENGTHS:
+        column = ATTACKERS.index(red) * len(LENGTHS) + LENGTHS.index(steps)
+        scores += [(row[column], f"{who}, published ({code})") for (who, code), row in PUBLISHED.items()]
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+    table.add_column(justify="right")
+    for score, who in sorted(scores, reverse=True):
+        table.add_row(f"{score:.1f}", Text(who), style="bold" if who == THIS else "")
+    return table
+
+
+def _print_cell(cell: Cell) -> None:
+    text = f"{cell.red_agent:16} {cell.steps:3} steps: mean {cell.mean:8.2f}, standard deviation {cell.spread:7.2f}"
+    Console(highlight=False).print(text, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Red's agents in many games at once: the one that goes straight for the server, and the one that takes all it can."""
+"""The red agents for many games at once: one attacks the server on the shortest path, one takes every host it can."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = -1
 
 
 class Bline:
-    """A chain of fifteen actions, each done when the one before has succeeded; after a failure it steps back."""
+    """A chain of fifteen actions: the next one follows a success, an earlier one a failure."""
 
     KIND = np.array([
         SWEEP, SCAN, EXPLOIT, ESCALATE, SCAN, EXPLOIT, ESCALATE, SWEEP, SCAN, EXPLOIT, ESCALATE, SCAN, EXPLOIT, ESCALATE,
@@ -25,24 +25,24 @@ class Bline:
 
     def __init__(self, lanes: int) -> None:
         self._stage = np.zeros(lanes, np.int64)
-        self._scanned_server = np.zeros(lanes, np.bool_)  # it has once come so far as to exploit the server
+        self._scanned_server = np.zeros(lanes, np.bool_)  # it has tried to exploit the server before
         self._targets = np.zeros((lanes, len(self.KIND)), np.int64)  # [B, 15]
         server, enterprise2 = OP_SERVER, HOSTS.index("Enterprise2")
         self._targets[:, 0], self._targets[:, 7] = SUBNETS.index("User"), SUBNETS.index("Enterprise")
         self._targets[:, 8:11], self._targets[:, 11:] = enterprise2, server
 
     def begin(self, lanes: NDArray, chance: NDArray) -> None:
-        """New games; chance [len(lanes)] decides by which host it will come in."""
+        """New games; chance [len(lanes)] chooses the host through which it enters."""
         entry = (chance * len(self.ENTRY)).astype(np.int64)
         self._stage[lanes], self._scanned_server[lanes] = 0, False
         self._targets[lanes, 1:4] = self.ENTRY[entry][:, None]
         self._targets[lanes, 4:7] = self.NEXT[entry][:, None]
 
     def act(self, success: NDArray, shown: NDArray) -> tuple[NDArray, NDArray]:
-        """[B] kind and target, given what came of the last action."""
+        """[B] kind and target of the next action, given the outcome of the last one."""
         stage = np.where(success, np.minimum(self._stage + 1, self.LAST), self.BACK[self._stage])
         arrived = stage == self.AFTER_SCAN
-        lost = arrived & ~self._scanned_server & ~shown  # it scanned, and saw nothing: back to the beginning
+        lost = arrived & ~self._scanned_server & ~shown  # the scan found nothing: start again
         stage[lost] = 1
         self._scanned_server |= arrived & ~lost
         self._stage = stage
@@ -50,7 +50,7 @@ class Bline:
 
 
 class Meander:
-    """Scans, escalates and exploits whatever it can, subnet by subnet, in no order."""
+    """Scans, escalates and exploits every host it can, subnet by subnet, in random order."""
 
     def __init__(self, lanes: int) -> None:
         self._swept = np.zeros(lanes, np.int64)  # set of subnets
@@ -64,7 +64,7 @@ class Meander:
         self._last_exploited[lanes] = self._last_host[lanes] = NONE
 
     def act(self, success: NDArray, nets: Networks, chance: NDArray) -> tuple[NDArray, NDArray]:
-        """[B] kind and target, given what came of the last action; chance [B] decides where it has a choice."""
+        """[B] kind and target of the next action, given the outcome of the last one; chance [B] chooses among targets."""
         self.learn(success)
         kind, options = self.options(nets)
         target = MEMBER[options, (chance * SIZE[options]).astype(np.int64)].astype(np.int64)
@@ -72,7 +72,7 @@ class Meander:
         return kind, target
 
     def options(self, nets: Networks) -> tuple[NDArray, NDArray]:
-        """[B] what it will do next, and the set it will take its target from, each member as likely as another."""
+        """[B] the kind of the next action, and the set from which its target is drawn uniformly."""
         subnets = nets.subnets & ~self._swept
         unscanned = nets.known & ~self._scanned
         ready = nets.named & ~self._escalated & (~self._mapped | self._exploited)
@@ -87,13 +87,13 @@ class Meander:
         return kind, options
 
     def learn(self, success: NDArray) -> None:
-        """What came of the last action."""
+        """Learn from the outcome of the last action."""
         tried = self._last_exploited != NONE
         bit = np.where(tried, BIT[self._last_exploited], 0)
         self._mapped |= np.where(success, bit, 0)
         failed = tried & ~success
         self._exploited &= ~np.where(failed, bit, 0)
-        # It takes a failed exploit for the loss of the deepest subnet that it holds.
+        # After a failed exploit it assumes that it has lost the deepest subnet it holds.
         deepest = np.where(self._escalated & OPERATIONAL, OPERATIONAL, GATEWAYS)
         lost = np.where(failed, self._escalated & deepest, 0)
         self._escalated &= ~lost
@@ -104,7 +104,7 @@ class Meander:
         self._exploited &= ~(bit & self._mapped)
 
     def remember(self, kind: NDArray, target: NDArray) -> None:
-        """What it does now."""
+        """Remember the action that is taken now."""
         bit = BIT[target]
         self._swept |= np.where(kind == SWEEP, 1 << target, 0)
         self._scanned |= np.where(kind == SCAN, bit, 0)

@@ -1,4 +1,4 @@
-"""Replay: recorded games of the official simulator, step by step, through our own network and past our own red agents."""
+"""Steps of games in words, and recorded games of the real simulator replayed through our own network and red agents."""
 
 from __future__ import annotations
 
@@ -11,22 +11,76 @@ import numpy as np
 
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
-from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, NOTICED, PREFERENCE, UNKNOWN, Draws, Networks
+from freewheel.worlds.cage2.network import (
+    ESCALATE,
+    EXPLOIT,
+    IMPACT,
+    NOTICED,
+    PREFERENCE,
+    SCAN,
+    SUCCESS,
+    SWEEP,
+    UNKNOWN,
+    Draws,
+    Networks,
+)
 from freewheel.worlds.cage2.red import Bline, Meander
-from freewheel.worlds.cage2.scenario import BIT, HOSTS, RED_KINDS, SUBNETS, N
+from freewheel.worlds.cage2.scenario import ACTIONS, BIT, HOSTS, RED_KINDS, SUBNETS, N
 
-#: Draws for all that can happen: every exploit there may be, noticed or not; either kind of session.
+HEADLINE = f"{'':>3} {'blue':<29} {'red':<33} {'cost':>5} {'total':>6}"
+
+
+def line(step: int, blue: str, red: str, reward: float, total: float) -> str:
+    """One step as a row under the headline: it fits a terminal of 80 columns."""
+    cost = f"{reward:.1f}" if reward else ""
+    return f"{step:>3} {blue:<29} {red:<33} {cost:>5} {total:>6.1f}"
+
+
+def blue_in_words(action: int, success: int) -> str:
+    """What blue did."""
+    verb, _, host = ACTIONS[action].partition(" ")
+    if verb == "Sleep":
+        return "sleeps"
+    if verb == "Monitor":
+        return "watches"
+    if verb.startswith("Decoy"):
+        decoy = f"{verb.removeprefix('Decoy')}, {host}"
+        return f"decoy {decoy}" if success == SUCCESS else f"no room: {decoy}"
+    third = {"Analyse": "analyses", "Remove": "cleans", "Restore": "restores"}[verb]
+    return f"{third} {host}"
+
+
+def red_in_words(kind: int, target: int, success: bool, *, access: int, noticed: bool) -> str:
+    """What red did, how far it got (access to its target after this step), and whether blue saw an exploit."""
+    if kind == SWEEP:
+        return f"sweeps the {SUBNETS[target]} subnet" + ("" if success else ": no way in")
+    host = HOSTS[target]
+    seen = "seen" if noticed else "unseen"
+    if kind == SCAN:
+        return f"scans {host}"
+    if kind == EXPLOIT:
+        return f"enters {host} as {('', 'user', 'root')[access]}, {seen}" if success else f"fails to enter {host}"
+    if kind == ESCALATE:
+        return f"becomes root on {host}" if success else f"has lost {host}"
+    if kind == IMPACT:
+        return f"stops the service on {host}" if success else f"cannot harm {host}"
+    return "sleeps"
+
+
+# ---------------------------------------------------------------------------------------------------------------- replay
+
+#: Random numbers for all possible outcomes: every exploit, noticed or not; either kind of session.
 _EXPLOITS = [
     0.0,
     *(PREFERENCE + (1.0 - PREFERENCE) * (k + 0.5) / 14 for k in range(14)),
-]  # there are never over 7 others
+]  # there are at most 7 others
 _NOTICES = [NOTICED / 2, (1.0 + NOTICED) / 2]
 _EITHER = [0.0, 1.0 - 2.0**-32]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """How far the recording and we agree."""
+    """How well our network reproduces a recording."""
 
     steps: int
     exact: int  # steps whose observation, reward, outcomes and true state were reproduced
@@ -35,8 +89,8 @@ class Replay:
 
 
 def replay(path: Path) -> Replay:
-    """All games of a recording. It does not say which exploit red chose nor what was noticed, so all that is possible is
-    followed, and whatever does not lead to exactly the recorded step is given up: a step is exact if anything is left."""
+    """Replay all games of a recording. It does not contain the exploits that red chose nor what was noticed, so all possibilities
+    are followed, and those that differ from the recorded step are dropped: a step is exact if at least one is left."""
     with np.load(path, allow_pickle=False) as file:
         record = {name: file[name] for name in file.files}
     games, steps = record["action"].shape
@@ -58,11 +112,11 @@ def replay(path: Path) -> Replay:
 
 @dataclass(frozen=True)
 class _After:
-    """A step, replayed."""
+    """A replayed step."""
 
     nets: Networks  # all that agree with the recording so far
-    shown: bool  # whether red's scan showed it anything
-    wrong: str = ""  # when none agrees: in what
+    shown: bool  # whether red's scan found anything
+    wrong: str = ""  # if none agrees: what differs
 
 
 def _follow(record: Mapping[str, NDArray], game: int, reds: list[tuple[int, int]]) -> Iterator[_After]:
@@ -72,13 +126,13 @@ def _follow(record: Mapping[str, NDArray], game: int, reds: list[tuple[int, int]
         return
     for step in range(record["action"].shape[1]):
         kind, target = reds[record["red_action"][game, step]]
-        exploits, notices = _dice(kind)
+        exploits, notices = _draws(kind)
         nets = nets.copies(np.repeat(np.arange(nets.lanes), len(exploits)))
         times = nets.lanes // len(exploits)
         every = np.ones(nets.lanes, np.int64)
         blue_success = nets.blue(every * record["action"][game, step])
-        dice = Draws(np.tile(exploits, times), np.tile(notices, times))
-        red_success, shown = nets.red(every * kind, every * target, dice)
+        draws = Draws(np.tile(exploits, times), np.tile(notices, times))
+        red_success, shown = nets.red(every * kind, every * target, draws)
         nets.observe()
         agree = _agreement(record, (game, step + 1), nets)
         agree["reward"] = nets.reward() == record["reward"][game, step]
@@ -94,7 +148,7 @@ def _follow(record: Mapping[str, NDArray], game: int, reds: list[tuple[int, int]
         yield _After(nets, bool(shown[lanes[0]]))
 
 
-def _dice(kind: int) -> tuple[NDArray, NDArray]:
+def _draws(kind: int) -> tuple[NDArray, NDArray]:
     if kind == EXPLOIT:
         pairs = np.array([(exploit, notice) for exploit in _EXPLOITS for notice in _NOTICES])
     else:
@@ -103,7 +157,7 @@ def _dice(kind: int) -> tuple[NDArray, NDArray]:
 
 
 def _agreement(record: Mapping[str, NDArray], at: tuple[int, int], nets: Networks) -> dict[str, NDArray]:
-    """[B] whether each network is as the recording has it at this (game, index), by what is compared."""
+    """[B] by quantity: whether each network agrees with the recording at this (game, index)."""
     ours = {
         "obs": nets.obs,
         "true_red_access": nets.access,
@@ -118,7 +172,7 @@ def _agreement(record: Mapping[str, NDArray], at: tuple[int, int], nets: Network
 
 
 def _different(nets: Networks, lanes: NDArray) -> Networks:
-    """One of each kind: those that differ in nothing that matters later are one."""
+    """Without duplicates: networks with the same future count as one."""
     cells = [counts.reshape(-1, N)[lanes] for counts in (nets.root, nets.seen, nets.unseen, nets.ports)]
     _, first = np.unique(np.concatenate(cells, axis=1), axis=0, return_index=True)
     return nets.copies(lanes[first])
@@ -135,17 +189,17 @@ def _red_action(name: str) -> tuple[int, int]:
 
 
 class _Oracle:
-    """Our red agent, told what really happened."""
+    """Our red agent, which receives the recorded outcomes."""
 
     def __init__(self, agent: str) -> None:
         entries = len(Bline.ENTRY)
         self._agent, self._meander, self._bline = agent, Meander(1), Bline(entries)
         self._bline.begin(np.arange(entries), np.arange(entries) / entries)
-        self._entered = np.ones(entries, np.bool_)  # by which host it may have come in
+        self._entered = np.ones(entries, np.bool_)  # hosts through which it may have entered
         self._success, self._shown, self._nets = False, True, Networks(1)
 
     def foresaw(self, kind: int, target: int) -> bool:
-        """Whether it could do this now."""
+        """Whether it could take this action now."""
         if self._agent == "SleepAgent":
             return kind == 0
         if self._agent == "RedMeanderAgent":
@@ -160,5 +214,5 @@ class _Oracle:
         return bool(self._entered.any())
 
     def see(self, success: bool, after: _After) -> None:
-        """What came of it."""
+        """Receive the outcome of the action."""
         self._success, self._shown, self._nets = success, after.shown, after.nets.copies(np.zeros(1, np.int64))

@@ -22,8 +22,8 @@ ACTIONS = ("Sleep", "Monitor", *(f"{verb} {host}" for verb in VERBS for host in 
 RED_AGENTS = ("B_lineAgent", "RedMeanderAgent", "SleepAgent")
 MIXTURE = "mixture"  # one of the first two, drawn by the episode's seed
 REDS = (*RED_AGENTS, MIXTURE)
-STEPS = 100  # of an episode, unless somebody says otherwise
-#: The subnets, and what red does; its action is one of these and a number: of a subnet for the first, of a host for the others.
+STEPS = 100  # of an episode, by default
+#: The subnets, and the kinds of red's actions; the target is a subnet for DiscoverRemoteSystems, else a host.
 SUBNETS = ("User", "Enterprise", "Operational")
 RED_KINDS = (
     "Sleep", "DiscoverRemoteSystems", "DiscoverNetworkServices", "ExploitRemoteService", "PrivilegeEscalate", "Impact",
@@ -31,7 +31,7 @@ RED_KINDS = (
 
 N = len(HOSTS)
 OP_SERVER, FOOTHOLD = HOSTS.index("Op_Server0"), HOSTS.index("User0")
-#: Ports that can be exploited, and by what, from the least to the most promising: red prefers the last that it knows open.
+#: Ports that can be exploited, and their exploits, the most promising last: red prefers the last port that it knows open.
 PORTS = (22, 3389, 139, 80, 443, 3390, 25, 21)
 EXPLOITS = (
     "SSHBruteForce", "BlueKeep", "EternalBlue", "HTTPRFI", "HTTPSRFI", "SQLInjection", "HarakaRCE", "FTPDirectoryTraversal",
@@ -39,26 +39,26 @@ EXPLOITS = (
 BRUTE_FORCE = 0
 SQL, WEB = PORTS.index(3390), (PORTS.index(80), PORTS.index(443))
 
-#: What comes of exploiting a service that is really there.
+#: Outcomes of exploiting a real service.
 NOTHING, USER, ROOT, REFUSED = range(4)
 
 
 def check_red(name: str) -> None:
-    """UsageError unless red can be this one."""
+    """UsageError if there is no such red agent."""
     if name not in REDS:
         raise UsageError(f"unknown red agent '{name}'{nearest(str(name), REDS)}")
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine as the scenario sets it up."""
+    """A machine at the start of the scenario."""
 
     subnet: str
     windows: bool
     open: tuple[int, ...]  # ports in use, one for each connection
     gains: tuple[tuple[int, int], ...]  # (port, what an exploit of it gains)
     cost: int = 1  # tenths of reward a step while red is root there
-    reveals: str = ""  # whose address is found there
+    reveals: str = ""  # the host whose address red finds there
 
 
 _LINUX = Host("Operational", False, (22,), ((22, USER),))
@@ -67,7 +67,7 @@ _WINDOWS = Host(
 )
 _DESK = Host("User", True, (22, 21), ((22, USER), (21, ROOT)), reveals="Enterprise1")
 SETUP = {
-    "Defender": Host("Enterprise", False, (22, 53, 53, 68), ((22, REFUSED),)),  # no password of it is in the word list
+    "Defender": Host("Enterprise", False, (22, 53, 53, 68), ((22, REFUSED),)),  # its password is not in the word list
     "Enterprise0": Host("Enterprise", False, (22,), ((22, USER),), 10),
     "Enterprise1": _WINDOWS,
     "Enterprise2": Host("Enterprise", True, _WINDOWS.open, _WINDOWS.gains, 10, "Op_Server0"),
@@ -90,7 +90,7 @@ SETUP = {
 
 @dataclass(frozen=True)
 class Decoy:
-    """A service that only pretends; placed where its port is free and the system fits."""
+    """A fake service; it can be placed if its port is free and the system fits."""
 
     opens: int
     needs: int  # the port that must be free, which for one of them is not the one it opens
@@ -128,7 +128,9 @@ OPEN = np.array(
     [sum(_PORT_BIT.get(port, 0) for port in set(host.open)) for host in _HOSTS], np.uint8
 )  # [13] sets of ports
 CONNECTIONS = np.array([len(host.open) for host in _HOSTS])  # [13]
-DISTINCT = np.array([len(set(host.open)) for host in _HOSTS])  # [13] different ports, also those nobody exploits
+DISTINCT = np.array(
+    [len(set(host.open)) for host in _HOSTS]
+)  # [13] different ports, including those that cannot be exploited
 
 SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE = 0, 1, 2, 3, len(VERBS) + 1
 FIRST_DECOY, LAST_DECOY = ANALYSE + VERBS.index("DecoyApache"), ANALYSE + VERBS.index("DecoyVsftpd")

@@ -47,9 +47,9 @@ class DroneConfig(BodyConfig, TerrainConfig):
     """Everything about the world that can be chosen; see also BodyConfig and TerrainConfig."""
 
     episode_seconds: float = 20.0
-    """After so long an episode is truncated."""
+    """Seconds after which an episode is truncated."""
     compute_final_obs: bool = False
-    """Whether extras["final_obs"] holds what was observed at the end of episodes; it costs a second look per step."""
+    """Whether extras["final_obs"] holds what was observed at the end of episodes; it costs a second observation per step."""
     bounded_actions: bool = True
     """Whether the action space is Box(-1, 1) or, as Isaac Lab has it, unbounded; actions are clipped to ±1 all the same."""
     level: int = 0
@@ -120,7 +120,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         self.max_episode_length = math.ceil(self.cfg.episode_seconds / self.step_dt - 1e-6)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.terrain = Terrain(self.cfg, grow(self.cfg, seed), device)
-        self._law = Quadrotor(self.cfg, device)
+        self._dynamics = Quadrotor(self.cfg, device)
         self._make_tensors()
         self._make_spaces()
         self.reset()
@@ -175,7 +175,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
 
     @torch.no_grad()
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Begin all lanes anew at the first level; a seed makes what follows repeatable."""
+        """Reset all lanes to the first level; a seed makes everything after it repeatable."""
         if seed is not None:
             self.generator.manual_seed(seed)
         self._level.fill_(self.cfg.level)
@@ -192,7 +192,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         self._length += 1
         sane = (action == action).all(1, keepdim=True)
         action = action.detach().nan_to_num(0.0).clamp(-1, 1)
-        self._body.copy_(self._law.advance(self._body, action, self._task[:, LOAD], self._task[:, WIND]))
+        self._body.copy_(self._dynamics.advance(self._body, action, self._task[:, LOAD], self._task[:, WIND]))
         self._task[:, LAST] = action
         over = self._judge(sane)
         if self._final:
@@ -244,21 +244,21 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         return found, seen
 
     def _promote(self) -> None:
-        """Move lanes whose episode is over between levels."""
+        """Move lanes whose episode is over to another level."""
         if self.cfg.curriculum:
             success, crashed, _, distance, _ = self._measures
             step = success - crashed * (distance > self._task[:, START][:, 0] / 2)
             self._level.copy_((self._level + step).clamp(0, self.cfg.levels - 1))
 
     def _renew(self, over: Tensor) -> None:
-        """Begin a new episode in the lanes that are over [N]; the dice are thrown for all of them."""
+        """Start a new episode in the lanes that are over [N]; random numbers are drawn for all lanes."""
         cfg = self.cfg
-        dice = torch.rand(self.num_envs, 6, generator=self.generator, device=self.device)
+        draws = torch.rand(self.num_envs, 6, generator=self.generator, device=self.device)
         pairs = len(self.terrain.episodes) // (cfg.levels * cfg.tiles_per_level)
-        tile = self._level * cfg.tiles_per_level + _pick(dice[:, 0], cfg.tiles_per_level)
-        start, goal = self.terrain.episodes.index_select(0, tile * pairs + _pick(dice[:, 1], pairs)).chunk(2, 1)
-        body = self._law.at_rest(start, dice[:, 2:3] * (2 * math.pi))
-        wind, load = cfg.wind * (2 * dice[:, 3:5] - 1), 1 + cfg.load_spread * (2 * dice[:, 5:] - 1)
+        tile = self._level * cfg.tiles_per_level + _pick(draws[:, 0], cfg.tiles_per_level)
+        start, goal = self.terrain.episodes.index_select(0, tile * pairs + _pick(draws[:, 1], pairs)).chunk(2, 1)
+        body = self._dynamics.at_rest(start, draws[:, 2:3] * (2 * math.pi))
+        wind, load = cfg.wind * (2 * draws[:, 3:5] - 1), 1 + cfg.load_spread * (2 * draws[:, 5:] - 1)
         distance = length(goal - start)
         calm = torch.zeros_like(self._task)
         task = torch.cat((goal, wind, calm[:, :1], load, distance, distance, calm[:, SEEN], calm[:, LAST]), 1)
@@ -273,7 +273,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
             torch.cat(parts, 1, out=out[name])
 
     def _sense(self) -> dict[str, list[Tensor]]:
-        """The columns of each group of the observation, as things stand."""
+        """The columns of each group of the current observation."""
         cfg, body, task = self.cfg, self._body, self._task
         attitude, position, distance = body[:, ATTITUDE], body[:, POSITION], task[:, DISTANCE]
         yaw = heading(attitude)
@@ -306,7 +306,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
 
 
 def _pick(die: Tensor, count: int) -> Tensor:
-    """A number below `count` for a die between 0 and 1."""
+    """A whole number below `count` from a random number in [0, 1)."""
     return (die * count).int().clamp(max=count - 1)
 
 

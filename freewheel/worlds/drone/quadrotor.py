@@ -30,7 +30,7 @@ ATTITUDE_GAIN, RATE_GAIN = 100.0, 18.0  # 1/s², 1/s
 
 @dataclass(frozen=True)
 class BodyConfig:
-    """What flies, and how it is told to."""
+    """The drone, and its actions."""
 
     control: Control = "velocity"
     """velocity: 3 actions, the velocity wanted in the heading frame over max_speed. thrust: 4, collective thrust (-1 none, 1
@@ -46,11 +46,11 @@ class BodyConfig:
     inertia: tuple[float, float, float] = (0.005, 0.005, 0.009)
     """kg m² about the body's axes."""
     thrust_to_weight: float = 2.0
-    """All of the thrust over the weight."""
+    """Largest thrust divided by the weight."""
     max_moment: tuple[float, float, float] = (0.2, 0.2, 0.09)
     """N m about the body's axes."""
     motor_tau: float = 0.03
-    """Seconds after which the motors have followed 63 % of a step; 0 is at once."""
+    """Seconds after which the motors have followed 63 % of a step; 0: immediately."""
     drag_linear: float = 0.1
     """N per m/s through the air."""
     drag_quadratic: float = 0.02
@@ -118,7 +118,7 @@ def _turn(vector: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class Quadrotor:
-    """The law of motion, for any number of bodies at once.
+    """The equations of motion for any number of bodies at once.
 
     In a substep the body's force and moment are constant: attitude and angular velocity follow the midpoint rule, and the
     thrust acts along the mean of the old and the new axis. The rotors are one: thrust and moments have a limit and a lag
@@ -180,7 +180,7 @@ class Quadrotor:
         return torch.addcmul(motor[:, 1:], whirl, self._lightness, value=-1)
 
     def _pull(self, action: Tensor, velocity: Tensor, attitude: Tensor) -> Tensor:
-        """[N, 3] what the thrust has to give so that the velocity becomes the one asked for, m/s²."""
+        """[N, 3] the acceleration by thrust that leads to the wanted velocity, m/s²."""
         wanted = to_map(heading(attitude), action * self._cfg.max_speed)
         push = (wanted - velocity) * VELOCITY_GAIN
         sideways, upwards = push[:, :2], push[:, 2:].clamp(-ACCELERATION_LIMIT, ACCELERATION_LIMIT)

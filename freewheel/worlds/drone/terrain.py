@@ -20,7 +20,7 @@ MARGIN = 2.5  # m from the edge of a tile to where episodes begin and end
 FLIGHT_HEIGHT = 1.75  # m above ground where episodes begin and end
 EPISODES = 256  # pairs of start and goal known for a tile
 SCAN = (-1.0, -0.5, 0.0, 0.5, 1.0)  # m, both ways: the points of the height scan in the heading frame
-CLOSEST = 4  # pillars that are told one by one
+CLOSEST = 4  # pillars that are observed one by one
 NOWHERE = (1000.0, 1000.0, 0.0)  # stands for a pillar that is not there
 
 
@@ -194,7 +194,7 @@ class Terrain:
         return position[:, 2:] - height, _gap(self._near(tile, position))
 
     def _heights(self, tile: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the ground at points [N, P], and its normal [N, 3] at the first of them; the edge goes on for ever."""
+        """Of the ground at points [N, P], and its normal [N, 3] at the first of them; beyond the edge it stays as at the edge."""
         last = self._cells - 1
         x, y = ((along / self._cfg.resolution).clamp(0, last + 1) for along in (x, y))
         column, row = (along.int().clamp(max=last) for along in (x, y))

@@ -21,14 +21,14 @@ from gymnasium.utils.env_checker import check_env
 import freewheel
 from freewheel.config.resolve import from_argv
 from freewheel.core import Episode, NDArray, Tick
+from freewheel.envs.gym import GymConfig, GymOptions
+from freewheel.envs.legacy import GlobalRandom
 from freewheel.errors import SetupError, UsageError
 from freewheel.metrics.meter import Meter
-from freewheel.run.plan import _modules
 from freewheel.seeding import training_episodes
-from freewheel.worlds.cage2 import cyborg, cyborg_package
+from freewheel.worlds.cage2 import cyborg, cyborg_package, family
 from freewheel.worlds.cage2.cyborg import Scenario2
-from freewheel.worlds.cage2.global_random import GlobalRandom
-from freewheel.worlds.cage2.memory import Memory
+from freewheel.worlds.cage2.env import Memory
 from freewheel.worlds.cage2.scenario import ACTIONS, FOOTHOLD, RED_AGENTS
 from tests.support.cyborg_worlds import STEPS, Scripted, script
 from tests.support.places import ROOT
@@ -183,7 +183,7 @@ def test_without_a_seed_the_stream_goes_on() -> None:
 
 def test_given_dice_go_on_whatever_the_seed() -> None:
     dice, alone = GlobalRandom(5), GlobalRandom(5)
-    one, other = Scenario2("RedMeanderAgent", dice=dice), Scenario2("RedMeanderAgent", dice=alone)
+    one, other = Scenario2("RedMeanderAgent", stream=dice), Scenario2("RedMeanderAgent", stream=alone)
     one.reset(seed=1)
     other.reset(seed=2)
     assert dice.state == alone.state
@@ -300,10 +300,10 @@ def test_without_a_simulator_it_says_what_to_install(mode: str, tmp_path: Path) 
 
 def test_workers_find_the_simulator_loaded() -> None:
     """By the server that they are forked from, without torch."""
-    assert set(cyborg.MODULES) < set(_modules(from_argv(["cyborg:Scenario2"]).env))
+    assert set(from_argv(["cyborg:Scenario2"]).env.modules) == set(family.MODULES)
     done = in_a_process(
         """
-        from freewheel.worlds.cage2.cyborg import MODULES
+        from freewheel.worlds.cage2.family import MODULES
         from freewheel.transport.executors import call_in_process
         def look():
             import sys
@@ -382,16 +382,20 @@ def test_the_official_repository_is_played_as_well(
 def test_another_challenges_simulator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cyborg_package, "PACKAGE", cyborg_package.find())
     monkeypatch.setattr(cyborg, "ACTIONS", ("Sleep",) * 194)
-    with pytest.raises(SetupError, match=r"^this CybORG is not that of CAGE Challenge 2: blue has 145 actions"):
+    with pytest.raises(SetupError, match=r"^this CybORG is not the one of CAGE Challenge 2: blue has 145 actions"):
         Scenario2()
+
+
+SLEEPING = {"red_agent": "SleepAgent"}
 
 
 def test_a_world_of_that_name_has_a_limit_of_100_or_the_one_asked_for() -> None:
     for asked, limit in ((None, 100), (30, 30), (500, 500)):
-        config = cyborg.world("cyborg:Scenario2", {"red_agent": "SleepAgent"}, {"max_episode_steps": asked})
+        config = family.build("cyborg:Scenario2", SLEEPING, GymOptions(max_episode_steps=asked), "cpu")
+        assert isinstance(config, GymConfig)
         assert (config.name, config.max_episode_steps) == ("cyborg:Scenario2", limit)
-    env = cyborg.world("cyborg:Scenario2", {"red_agent": "SleepAgent"}, {"max_episode_steps": 130}).open(0)
+    env = family.real(GymConfig("X", SLEEPING, max_episode_steps=130)).open(0)
     env.reset(seed=0)
     assert [env.step(0)[3] for _ in range(130)] == [False] * 129 + [True]
     with pytest.raises(UsageError, match="unknown scenario 'cyborg:Scenario1'; did you mean 'cyborg:Scenario2'"):
-        cyborg.world("cyborg:Scenario1", {}, {"max_episode_steps": None})
+        family.build("cyborg:Scenario1", {}, GymOptions(), "cpu")

@@ -13,19 +13,19 @@ from gymnasium.utils.env_checker import check_env
 
 import freewheel
 from freewheel.core import NDArray
+from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
 from freewheel.seeding import training_episodes
 from freewheel.worlds.cage2.env import Cage2Vector
 from freewheel.worlds.cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, Draws, Networks, choose_exploit
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, PORTS, RED_KINDS, REDS
-from freewheel.worlds.registry import register
 
 NAME = "freewheel/Cage2-v0"
 
 
 @pytest.fixture(autouse=True)
 def _registered() -> None:
-    register()
+    register_ids()
 
 
 def episode(games: Cage2Vector, lane: int, actions: NDArray) -> Iterator[tuple[bytes, float]]:

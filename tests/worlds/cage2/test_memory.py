@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from freewheel.core import NDArray
-from freewheel.worlds.cage2.env import Cage2Vector
-from freewheel.worlds.cage2.memory import COLUMNS, PLACES, Memory
+from freewheel.worlds.cage2.env import COLUMNS, PLACES, Cage2Vector, Memory
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, LAST_DECOY
 
 

@@ -13,10 +13,10 @@ import freewheel
 from freewheel.cli import main as cli
 from freewheel.config.resolve import from_options
 from freewheel.core import Decision, NDArray, Snapshot
+from freewheel.envs.legacy import GlobalRandom
 from freewheel.errors import UsageError
 from freewheel.worlds.cage2 import official
 from freewheel.worlds.cage2.cyborg_package import PACKAGE
-from freewheel.worlds.cage2.global_random import GlobalRandom
 from freewheel.worlds.cage2.official import Board, Cell
 from freewheel.worlds.cage2.scenario import ACTIONS, RED_AGENTS
 
@@ -41,10 +41,10 @@ def whim(obs: NDArray) -> int:
     return int(17 * np.dot(obs[:52], np.arange(1, 53))) % len(ACTIONS)
 
 
-def the_challenges_script(dice: GlobalRandom) -> list[float]:
+def the_challenges_script(stream: GlobalRandom) -> list[float]:
     """As evaluation.py has it: one seed, an environment a cell, a reset after every episode."""
     returns = []
-    with dice:
+    with stream:
         for steps in LENGTHS:
             for red_agent in RED_AGENTS:
                 game = PACKAGE.wrap(PACKAGE.start(PACKAGE.reds[red_agent]))
@@ -66,7 +66,7 @@ def test_it_is_the_challenges_script_to_the_last_number_drawn(world: str, monkey
     monkeypatch.setattr(official, "GlobalRandom", {153: ours}.__getitem__)
     told: list[Cell] = []
     config = from_options(world, {"red_agent": "mixture", "max_episode_steps": 9})
-    board = official.examine(config, Whim(), EPISODES, tell=told.append)
+    board = official.evaluate(config, Whim(), EPISODES, show=told.append)
     returns = [value for cell in board.cells for value in cell.returns]
     assert returns == pytest.approx(the_challenges_script(theirs), abs=1e-4)
     assert ours.state == theirs.state
@@ -76,11 +76,11 @@ def test_it_is_the_challenges_script_to_the_last_number_drawn(world: str, monkey
 
 
 def test_the_runs_own_arguments_go_along_and_green_sleeps() -> None:
-    dice = GlobalRandom(0)
+    stream = GlobalRandom(0)
     config = from_options("freewheel/Cage2-v0", {"env_args": {"green": True, "memory": True}, "measures": ["x"]})
-    world = official.real(config, "SleepAgent", 50, dice)
+    world = official.on_simulator(config, "SleepAgent", 50, stream)
     assert (world.id, world.max_episode_steps, world.measures) == ("cyborg:Scenario2", 50, ())
-    assert world.args == {"memory": True, "red_agent": "SleepAgent", "dice": dice}
+    assert world.args == {"memory": True, "red_agent": "SleepAgent", "stream": stream}
 
 
 def test_the_total_is_the_sum_of_all_means_and_the_spread_is_that_of_a_sample() -> None:
@@ -138,4 +138,6 @@ def test_other_worlds_are_refused_in_a_line(tmp_path: Path, capfd: pytest.Captur
     told = "freewheel: --official is for runs on cyborg:Scenario2 or freewheel/Cage2-v0, not CartPole-v1\n"
     assert capfd.readouterr().err == told
     with pytest.raises(UsageError):
-        official.real(from_options("torch:tests.support.device_story:build", {}), "SleepAgent", 30, GlobalRandom(0))
+        official.on_simulator(
+            from_options("torch:tests.support.device_story:build", {}), "SleepAgent", 30, GlobalRandom(0)
+        )

@@ -15,10 +15,10 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
 from freewheel.worlds.drone.env import MEASURES, RADIUS, DroneConfig, RoughDrone
 from freewheel.worlds.drone.quadrotor import ATTITUDE, POSITION, VELOCITY
-from freewheel.worlds.registry import register
 
 GOAL_SEEN = slice(10, 13)  # columns of the policy's observation
 
@@ -187,7 +187,7 @@ def test_every_episode_begins_elsewhere() -> None:
 
 
 def test_gymnasium_makes_it_by_name() -> None:
-    register()
+    register_ids()
     env = gymnasium.make("freewheel/RoughDrone-v0", num_envs=2, lidar=False, levels=1, tiles_per_level=1)
     assert isinstance(env.unwrapped, RoughDrone)
     obs, _ = env.reset(seed=3)

@@ -1,38 +1,243 @@
-"""`freewheel workflow search`: what it says to a person."""
+"""The command `freewheel workflow search`: its options, its state on disk, and what it prints."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from freewheel.config import flags
+from freewheel.config import flags, resolve
+from freewheel.errors import SetupError, UsageError, nearest
+from freewheel.run.plan import Plan, first_free, plan
+from freewheel.worlds.cage2 import family
 from freewheel.worlds.cage2.workflow import search
-from freewheel.worlds.cage2.workflow.logs import workflow
-from freewheel.worlds.cage2.workflow.options import SearchOptions, read
-from freewheel.worlds.cage2.workflow.search import Outcome, Proposal
-from freewheel.worlds.cage2.workflow.task import Task, begin, take_up
-from freewheel.worlds.cage2.workflow.train import SIGNALLED, TRIALS, InterruptedSearch
+from freewheel.worlds.cage2.workflow.envs import FAST, REAL, WEIGHT
+from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy
+from freewheel.worlds.cage2.workflow.trials import SIGNALLED, TRIALS, Book, InterruptedSearch, Stops, Training, workflow
 
-DESCRIPTION = (
-    "Search the best workflow: the order of host types (defender, enterprise, op_server, op_host, user) in which a "
-    "defender of CAGE 2 fixes what red has taken. Options of `freewheel train` may follow: --num-envs, --ppo.lr, ..."
-)
+#: The environments that can be searched: their names in `train`, and the versions that show a workflow.
+WORLDS = {family.FAST: FAST, family.REAL: REAL}
+PRESET = "cage2"
+REAL_EVAL = 10  # evaluation episodes after a trial on the real simulator, where 100 take half a minute
+EPISODES = 100  # per update, by default, in a mode that counts episodes
 
 
-def search_workflows(argv: Sequence[str]) -> int:
-    """Search, or show what would be searched; the exit code."""
-    if "--help" in argv or "-h" in argv:
-        flags.show_help(SearchOptions, "freewheel workflow search [ENV]", DESCRIPTION)
-    options, passed, given = read(argv)
-    task = take_up(options, given) if options.resume else begin(options, passed)
+@dataclass(frozen=True)
+class SearchOptions:
+    """Search for the best workflow: the order of host types (defender, enterprise, op_server, op_host, user) in which a defender
+    of CAGE 2 fixes hosts that red has taken. Options of `freewheel train` may follow: --num-envs, --ppo.lr, ..."""
+
+    env: str = "freewheel/Cage2-v0"
+    """The environment: freewheel/Cage2-v0, or cyborg:Scenario2 for the real simulator. Also the first word."""
+    red_agent: Literal["B_lineAgent", "RedMeanderAgent", "SleepAgent", "mixture"] = "B_lineAgent"
+    """The attacker; mixture: one of the first two, drawn for every episode."""
+    max_episode_steps: int = 100
+    """Steps of an episode."""
+    strategy: Strategy = "gp"
+    """gp: a Gaussian process with an upper confidence bound; greedy: the same without exploration; random: random orders;
+    canonical: six plausible orders with equal shares of the episodes; plain: no workflow, all episodes in one run."""
+    total_episodes: int = 100_000
+    """Episodes of the whole search."""
+    max_episodes_per_workflow: int = 10_000
+    """Largest number of episodes of one workflow (gp, greedy, random)."""
+    episodes_per_update: int | None = None
+    """Learn from this many episodes at a time, or from as many rows if the mode does not collect whole episodes (default: as
+    the mode does)."""
+    alignment_lambda: float = WEIGHT
+    """Weight of compliance in the reward: an episode that follows the order throughout earns this much."""
+    compliance_threshold: float = 0.9
+    """Mean compliance at which a workflow counts as learned; an order that stays below has failed and is not tried again."""
+    gp_beta: float = 2.0
+    """Weight of exploration: the bound is mean + beta × standard deviation."""
+    warm_start: bool = True
+    """Start with the weights of the most similar order that was trained; --no-warm-start: with random weights."""
+    fixed_episodes: bool = False
+    """Train every workflow for all its episodes: neither threshold nor plateau ends its training."""
+    window: int = 100
+    """Episodes in a mean; with fewer episodes left, the search ends."""
+    plateau: int = 5
+    """End the training of a workflow after this many windows without a better return; 0: never."""
+    mode: str = "auto"
+    """How experience is collected, as in `freewheel train`; auto: continuous on our environment, episodes on the simulator."""
+    n_workers: int | None = None
+    """Worker processes, in modes that have them (default: chosen from the number of cores and the step time)."""
+    seed: int = 0
+    """Seed of all random numbers."""
+    run: str = ""
+    """Name of the search, which is its directory under --runs-dir (default: workflow-STRATEGY, numbered)."""
+    runs_dir: str = "runs"
+    """The directory that contains all runs."""
+    resume: bool = False
+    """Resume the search --run after its last finished trial; only --total-episodes may change."""
+    dry_run: bool = False
+    """Print the plan and exit."""
+
+    def __post_init__(self) -> None:
+        if self.env not in WORLDS:
+            raise UsageError(f"there are no workflows in '{self.env}'{nearest(self.env, WORLDS)}")
+        for name in ("max_episode_steps", "window", "n_workers", "episodes_per_update"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        if self.plateau < 0 or not self.alignment_lambda >= 0:
+            raise UsageError("--plateau and --alignment-lambda must not be negative")
+        if "/" in self.run or self.run.startswith("."):
+            raise UsageError(f"--run '{self.run}' must be a plain name; --runs-dir chooses the directory")
+        if self.resume and not self.run:
+            raise UsageError("--resume needs the name of the search: add --run")
+        self.rules  # noqa: B018 - checks the other options
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(
+            strategy=self.strategy,
+            total_episodes=self.total_episodes,
+            max_episodes=self.max_episodes_per_workflow,
+            least_episodes=min(self.window, self.max_episodes_per_workflow, self.total_episodes),
+            threshold=self.compliance_threshold,
+            beta=self.gp_beta,
+            warm_start=self.warm_start,
+            fixed_episodes=self.fixed_episodes,
+            seed=self.seed,
+        )
+
+    @property
+    def stops(self) -> Stops:
+        return Stops(self.compliance_threshold, self.window, self.plateau)
+
+    def training(self, passed: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of `freewheel.train` for every trial; those that were passed on override ours."""
+        world: dict[str, Any] = {"red_agent": self.red_agent, "alignment_lambda": self.alignment_lambda}
+        options: dict[str, Any] = {"preset": PRESET, "evals": 1}
+        length = {"max_episode_steps": self.max_episode_steps}
+        real = WORLDS[self.env] == REAL
+        (world if real else options).update(length)
+        if real:
+            options["eval_episodes"] = REAL_EVAL
+        mode = "episodes" if real and self.mode == "auto" else self.mode
+        if mode != "auto":
+            options["mode"] = mode
+        if mode == "episodes":
+            batch = self.episodes_per_update or EPISODES
+            options |= {"workers": "auto", "num_envs": "auto", "episodes_per_update": batch}
+        if self.n_workers is not None:
+            options["workers"] = self.n_workers
+        return {**options, "env_args": world, **passed, "env": WORLDS[self.env], "seed": self.seed}
+
+
+def read(argv: Sequence[str]) -> tuple[SearchOptions, dict[str, Any], list[str]]:
+    """The options of the search, those that it passes on to `train`, and the names of all options that are given."""
+    others, given = flags.split_argv(argv, flags.option_types(SearchOptions))
+    positional, passed = resolve.read_options(others)
+    if len(positional) + ("env" in given) > 1:
+        raise UsageError(f"give one world, not {' '.join([*positional, *given.get('env', ())])}")
+    if positional:
+        given["env"] = (positional[0],)
+    values = {
+        name: resolve.literal(words[0]) if name.startswith(resolve.FREE) else words for name, words in passed.items()
+    }
+    return flags.build(SearchOptions, given), values, [*given, *passed]
+
+
+#: Options that may be changed when a search is resumed.
+CHANGEABLE = ("run", "runs_dir", "resume", "dry_run", "total_episodes")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A search: its options, its directory and its state."""
+
+    options: SearchOptions
+    training: Mapping[str, Any]  # options of `freewheel.train`
+    book: Book
+    search: Search
+
+    def save(self) -> None:
+        asked = {"options": dataclasses.asdict(self.options), "training": dict(self.training)}
+        self.book.save(asked, self.search)
+
+    def trainer(self) -> Training:
+        options, book = self.options, self.book
+        lengths = {"length": options.max_episode_steps, "before": self.search.spent}
+        return Training(self.training, book.folder, options.stops, book.train, **lengths)
+
+    def lines(self) -> list[str]:
+        """The plan as text."""
+        options, searched = self.options, self.search
+        if (proposal := searched.propose()) is None:
+            return ["search   finished: nothing is left to try"]
+        budget = f"{options.total_episodes:,} episodes, {searched.spent:,} of them used"
+        workflows = f"at most {options.max_episodes_per_workflow:,} per workflow"
+        return [
+            f"search   {options.strategy}: {budget}, {workflows}, to compliance {options.compliance_threshold:g}",
+            f"next     {workflow(proposal.order)}, from {proposal.init or 'random weights'}",
+            *plan(self.trainer().config(proposal)).lines(),
+        ]
+
+
+def begin(options: SearchOptions, passed: Mapping[str, Any]) -> Task:
+    """A new search. The numbers of workers and envs are chosen here, once for all trials."""
+    folder = _folder(options)
+    if folder.exists():
+        raise SetupError(
+            f"'{folder.name}' exists in {options.runs_dir}; add --resume to continue it, or choose another --run"
+        )
+    task = Task(options, options.training(passed), Book(folder), Search(options.rules))
+    first = task.search.propose()
+    assert first is not None, "a new search has something to try"
+    sizes = _chosen_sizes(plan(task.trainer().config(first)), options)
+    return dataclasses.replace(task, training={**task.training, **sizes})
+
+
+def resume(options: SearchOptions, given: Sequence[str]) -> Task:
+    """Resume a search that was interrupted."""
+    book = Book(_folder(options))
+    if not book.exists:
+        raise UsageError(f"no search '{options.run}' in {options.runs_dir} to resume; leave out --resume")
+    for name in given:
+        if name not in CHANGEABLE:
+            raise UsageError(f"--{name.replace('_', '-')} cannot be changed in a search that is resumed; leave it out")
+    asked, trials = book.read()
+    changed = {name: getattr(options, name) for name in CHANGEABLE if name in given}
+    try:
+        known = SearchOptions(**{**asked["options"], **changed})
+    except TypeError as error:
+        raise SetupError(f"{book.folder} holds a search of another version ({error}); start a new one") from None
+    return Task(known, asked["training"], book, Search(known.rules, trials))
+
+
+def _folder(options: SearchOptions) -> Path:
+    place = Path(options.runs_dir)
+    return place / options.run if options.run else first_free(place, f"workflow-{options.strategy}")
+
+
+def _chosen_sizes(planned: Plan, options: SearchOptions) -> dict[str, Any]:
+    counts = ("workers", "envs_per_worker", "num_envs")
+    chosen = {name: value for name, value in flags.values(planned.config.collector).items() if name in counts}
+    if options.episodes_per_update is not None and planned.config.mode != "episodes":
+        rows = options.episodes_per_update * options.max_episode_steps
+        chosen["num_steps_per_env"] = math.ceil(rows / planned.spec.lanes)
+    return chosen
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run `freewheel workflow ...`: search, or show what would be searched; returns the exit code."""
+    name, *words = argv or [""]
+    if name != "search":
+        raise UsageError(f"unknown command 'workflow {name}'{nearest(name, ['search'])}")
+    options, passed, given = read(words)
+    task = resume(options, given) if options.resume else begin(options, passed)
     console = Console(highlight=False)
     if options.dry_run:
-        _say(console, *task.lines())
+        _print(console, *task.lines())
         return 0
     return _search(task, console)
 
@@ -43,10 +248,10 @@ def _search(task: Task, console: Console) -> int:
     def trial(proposal: Proposal) -> Outcome:
         begun = f", from {proposal.init}" if proposal.init else ""
         what = f"trial {proposal.number}: {workflow(proposal.order)}{begun}"
-        _say(console, f"{what}, up to {proposal.episodes:,} episodes")
+        _print(console, f"{what}, up to {proposal.episodes:,} episodes")
         outcome = train(proposal)
         worth = f"env return {outcome.env_return:.1f}, compliance {_number(outcome.compliance)}"
-        _say(console, f"  {worth}; ended by {outcome.ended} after {outcome.episodes:,} episodes")
+        _print(console, f"  {worth}; ended by {outcome.ended} after {outcome.episodes:,} episodes")
         return outcome
 
     task.save()
@@ -55,7 +260,7 @@ def _search(task: Task, console: Console) -> int:
         with _interruptible():
             search.run(searched, trial, task.save)
     except InterruptedSearch as interrupted:
-        _say(console, f"interrupted; --run {task.book.folder.name} --resume goes on after the last whole trial")
+        _print(console, f"interrupted; --run {task.book.folder.name} --resume continues after the last finished trial")
         return interrupted.exit_code
     _report(task, console)
     return 0
@@ -63,7 +268,7 @@ def _search(task: Task, console: Console) -> int:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """A run ends in order by itself when it is signalled; between two of them this is what does."""
+    """Between two runs, a signal raises InterruptedSearch; during a run, the run itself handles it."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise InterruptedSearch(SIGNALLED + number)
@@ -77,7 +282,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _report(task: Task, console: Console) -> None:
-    """Every workflow that was tried, and the one to choose."""
+    """Print every workflow that was tried, and the best one."""
     made, best = task.search, task.search.best
     assert best is not None, "a search ends after a trial"
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))  # 80 columns wide
@@ -89,19 +294,19 @@ def _report(task: Task, console: Console) -> None:
         figures = (f"{outcome.env_return:.1f}", _number(outcome.compliance), f"{episodes:,}")
         table.add_row(workflow(last.order), *figures, note)
     console.print(table)
-    _say(
+    _print(
         console,
         f"{workflow(best.order)}: env return {best.outcome.env_return:.1f}, "
         f"compliance {_number(best.outcome.compliance)}; freewheel eval {task.book.folder / TRIALS / best.outcome.run}",
     )
     if made.failure(best):
-        _say(console, f"no order has reached compliance {made.rules.threshold:g}: this one came nearest")
+        _print(console, f"no order has reached compliance {made.rules.threshold:g}: this one came closest")
 
 
 def _number(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3f}"
 
 
-def _say(console: Console, *lines: str) -> None:
+def _print(console: Console, *lines: str) -> None:
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)

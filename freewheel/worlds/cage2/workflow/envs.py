@@ -1,4 +1,4 @@
-"""Worlds that show a defender its workflow and reward it for following it: our fast one, and the real simulator.
+"""Environments that show a defender its workflow and reward it for following it: our fast one, and the real simulator.
 
 `FAST` and `REAL` are their names for `train`.
 """
@@ -18,8 +18,7 @@ from freewheel.core import NDArray
 from freewheel.seeding import drawn
 from freewheel.worlds.cage2.env import Cage2, Cage2Vector
 from freewheel.worlds.cage2.scenario import STEPS
-from freewheel.worlds.cage2.workflow.compliance import Compliance
-from freewheel.worlds.cage2.workflow.orders import COLUMNS
+from freewheel.worlds.cage2.workflow.orders import COLUMNS, Compliance
 
 FAST, REAL = (
     "freewheel.worlds.cage2.workflow.envs:freewheel/Cage2Workflow-v0",
@@ -27,7 +26,7 @@ FAST, REAL = (
 )
 #: What an episode's last info reports: both parts of the reward, hits / fixes (NaN without a fix), and the fixes.
 MEASURES = ("env_return", "alignment", "compliance", "fixes")
-WEIGHT = 30.0  # of compliance, beside what the game costs
+WEIGHT = 30.0  # of compliance in the reward
 
 
 def _with_context(space: gymnasium.Space[Any]) -> Dict:
@@ -35,7 +34,7 @@ def _with_context(space: gymnasium.Space[Any]) -> Dict:
 
 
 class _Scores:
-    """The reward of B lanes, taken apart."""
+    """The two parts of the reward of B lanes."""
 
     def __init__(self, lanes: int, weight: float) -> None:
         self._compliance = Compliance(lanes, weight)
@@ -46,7 +45,7 @@ class _Scores:
         self._env_return[lanes] = self._alignment[lanes] = 0.0
 
     def add(self, action: NDArray, reward: NDArray, compromised: NDArray) -> NDArray:
-        """The whole reward [B] of actions [B] that the game rewarded by so much [B]."""
+        """The total reward [B] of actions [B] with these rewards of the game [B]."""
         alignment = self._compliance.judge(action, compromised)
         self._env_return += reward
         self._alignment += alignment
@@ -58,7 +57,7 @@ class _Scores:
 
 
 class Workflow(gymnasium.Wrapper[Any, Any, NDArray, Any]):
-    """One game of CAGE 2 under the order in options["context"] of its reset; without one nothing is asked of it."""
+    """One game of CAGE 2 under the order in options["context"] of its reset; without one there is no alignment reward."""
 
     def __init__(self, env: gymnasium.Env[NDArray, Any], alignment_lambda: float = WEIGHT) -> None:
         super().__init__(env)
@@ -82,7 +81,7 @@ class Workflow(gymnasium.Wrapper[Any, Any, NDArray, Any]):
 
 
 class WorkflowVector(VectorEnv[dict[str, NDArray], NDArray, NDArray]):
-    """The same for many games at once: a lane's order is the row of options["contexts"] that its episode's seed picks."""
+    """The same for many games at once: the order of a lane is the row of options["contexts"] chosen by its episode's seed."""
 
     metadata: dict[str, Any] = {  # noqa: RUF012 - as Gymnasium declares it
         "autoreset_mode": AutoresetMode.DISABLED,
@@ -126,7 +125,7 @@ class WorkflowVector(VectorEnv[dict[str, NDArray], NDArray, NDArray]):
         self._games.close()
 
     def _number(self, lanes: NDArray, asked: Mapping[str, Any]) -> None:
-        """Which episode of its stream each lane is in."""
+        """Update the number of each lane's episode in its stream."""
         if "seeds" in asked:
             self._streams, self._episode[:] = asked["seeds"], 0
         else:
@@ -137,7 +136,7 @@ class WorkflowVector(VectorEnv[dict[str, NDArray], NDArray, NDArray]):
 
 
 def fast_workflow(alignment_lambda: float = WEIGHT, **world: Any) -> Workflow:
-    """One game of our own world, without an end; made by its id it has a time limit."""
+    """One game of our own environment without a time limit; its registered id adds one."""
     return Workflow(Cage2(**world), alignment_lambda)
 
 

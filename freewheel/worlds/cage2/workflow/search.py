@@ -1,7 +1,8 @@
-"""The search for the best workflow: which order to train next, for how long, from whose weights; pure logic over trials."""
+"""Searches: which workflow to try next, and a synthetic problem with a known best order to compare strategies with."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
@@ -21,7 +22,7 @@ FEASIBLE = 0.2  # an order is worth a trial if it reaches the compliance thresho
 
 @dataclass(frozen=True)
 class Rules:
-    """How a search goes."""
+    """The rules of a search."""
 
     strategy: Strategy
     total_episodes: int
@@ -47,13 +48,13 @@ class Rules:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial to be made, and what the model expects of it."""
+    """A trial to make, and what the model predicts for it."""
 
     number: int  # of the trial
     order: Order | None  # None: no workflow
     episodes: int  # at most
-    init: str | None = None  # the run whose weights it starts from
-    fixed: bool = False  # whether only the episodes end it
+    init: str | None = None  # the run with the initial weights
+    fixed: bool = False  # only the number of episodes ends it
     mean: float | None = None  # of the environment's return
     std: float | None = None
     ucb: float | None = None
@@ -62,11 +63,11 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial gave, as means over its last episodes."""
+    """The result of a trial: means over its last episodes."""
 
     env_return: float
     alignment: float
-    compliance: float | None  # None: not applicable, nothing was ever fixed
+    compliance: float | None  # None: no fix at all
     episodes: int  # played, all of them
     ended: str
     run: str  # where its weights are
@@ -74,7 +75,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Trial:
-    """A proposal and what became of it."""
+    """A proposal and its outcome."""
 
     proposal: Proposal
     outcome: Outcome
@@ -85,24 +86,24 @@ class Trial:
 
 
 class Search:
-    """Everything tried so far. What comes next follows from the rules and the trials alone, so a search can be taken up again."""
+    """All trials so far. The next one depends only on the rules and the trials, so that a search can be resumed."""
 
     def __init__(self, rules: Rules, trials: Iterable[Trial] = ()) -> None:
         self.rules, self.trials = rules, list(trials)
 
     @property
     def spent(self) -> int:
-        """Episodes played."""
+        """Episodes used."""
         return sum(trial.outcome.episodes for trial in self.trials)
 
     @property
     def left(self) -> int:
-        """Episodes still to play."""
+        """Episodes left."""
         return max(0, self.rules.total_episodes - self.spent)
 
     @property
     def failed(self) -> frozenset[Order]:
-        """Orders that were given up, or given all they may have, below the threshold: they are not proposed again."""
+        """Orders that stayed below the threshold until they were stopped or out of episodes: they are not proposed again."""
         return frozenset(trial.order for trial in self.latest if trial.order is not None and self.failure(trial))
 
     @property
@@ -111,13 +112,13 @@ class Search:
         return list({trial.order: trial for trial in self.trials}.values())
 
     def failure(self, trial: Trial) -> bool:
-        """Whether it ended short of the threshold; where compliance does not apply nothing was shown."""
+        """Whether it ended below the threshold; not if there was no compliance to measure."""
         compliance = trial.outcome.compliance
         return compliance is not None and compliance < self.rules.threshold
 
     @property
     def best(self) -> Trial | None:
-        """Of the orders that reach the threshold the one of the highest return; if none does, the most compliant one."""
+        """Among the orders that reach the threshold, the one with the highest return; if none does, the most compliant one."""
 
         def merit(trial: Trial) -> tuple[bool, float, float]:
             outcome = trial.outcome
@@ -128,16 +129,16 @@ class Search:
         return max(self.latest, key=merit, default=None)
 
     def propose(self) -> Proposal | None:
-        """The next trial; None: the budget is spent, or no order is left."""
+        """The next trial; None if the budget is used up or no order is left."""
         if self.left < self.rules.least_episodes:
             return None
         return STRATEGIES[self.rules.strategy](self)
 
-    # ------------------------------------------------------------------------------------------- what strategies ask for
+    # ------------------------------------------------------------------------------------------- for the strategies
 
     @property
     def candidates(self) -> list[Order]:
-        """Orders that may be tried, in an order of chance: whoever takes the first of equals takes any of them."""
+        """Orders that may be tried, shuffled, so that the first of equal ones is a random one."""
         failed = self.failed
         allowed = [
             order for order in ORDERS if order not in failed and self.allowance(order) >= self.rules.least_episodes
@@ -146,29 +147,29 @@ class Search:
         return [allowed[index] for index in shuffled]
 
     def allowance(self, order: Order) -> int:
-        """Episodes that a workflow may still have."""
+        """Episodes that a workflow has left."""
         played = sum(trial.outcome.episodes for trial in self.trials if trial.order == order)
         return self.rules.max_episodes - played
 
     def nearest(self, order: Order) -> str | None:
-        """The run of the nearest order that was trained, the better one of equally near ones."""
+        """The run of the most similar order that was trained; of equally similar ones, the better."""
         trained = [(trial, trial.order) for trial in self.latest if trial.order is not None]
         if not trained or not self.rules.warm_start:
             return None
         return min(trained, key=lambda item: (distance(item[1], order), -item[0].outcome.env_return))[0].outcome.run
 
     def episodes(self, wanted: int) -> int:
-        """So many, or all that are left if what remained were too few for another trial."""
+        """This many, or all that are left if the rest were too few for another trial."""
         return self.left if self.left - wanted < self.rules.least_episodes else wanted
 
     def trial_of(self, order: Order) -> Proposal:
-        """A trial of an order, about which nothing is expected."""
+        """A trial of an order, without a prediction."""
         episodes = self.episodes(min(self.allowance(order), self.left))
         return Proposal(len(self.trials), order, episodes, self.nearest(order), self.rules.fixed_episodes)
 
 
 def run(search: Search, trial: Callable[[Proposal], Outcome], save: Callable[[], None]) -> None:
-    """Try until there is nothing left to try; what is known is saved after every trial."""
+    """Make trials until none is left; the state is saved after every trial."""
     while (proposal := search.propose()) is not None:
         search.trials.append(Trial(proposal, trial(proposal)))
         save()
@@ -193,14 +194,14 @@ def _canonical(search: Search) -> Proposal | None:
 
 
 def _random(search: Search) -> Proposal | None:
-    """Any order, but none twice as long as there are others."""
+    """Random orders; those not tried yet first."""
     tried = {trial.order for trial in search.trials}
     candidates = sorted(search.candidates, key=lambda order: order in tried)
     return search.trial_of(candidates[0]) if candidates else None
 
 
 def _upper_bound(search: Search) -> Proposal | None:
-    """The highest upper confidence bound of the return, among orders that may well reach the threshold."""
+    """The highest upper confidence bound of the return, among orders that probably reach the threshold."""
     return _modelled(search, search.rules.beta)
 
 
@@ -255,3 +256,54 @@ STRATEGIES: Mapping[Strategy, Callable[[Search], Proposal | None]] = {
     "canonical": _canonical,
     "plain": _plain,
 }
+
+
+SLOPE, FALL = 3.0, 0.03  # cost of a pair in the wrong order: in return, in compliance
+THRESHOLD = 0.85  # allows an order five pairs away from the easiest one
+EPISODES = 100  # of a trial
+NOISE, SLIPS = 30.0, 0.2  # deviation of an episode's return and compliance
+
+
+class Problem:
+    """Return falls with the distance from a hidden order, compliance with that from another; drawn by the seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        best, easiest = (ORDERS[index] for index in generator(seed, "synthetic").integers(len(ORDERS), size=2))
+        self._returns = {order: -SLOPE * distance(order, best) for order in ORDERS}
+        self._compliance = {order: 1.0 - FALL * distance(order, easiest) for order in ORDERS}
+
+    def trial(self, proposal: Proposal) -> Outcome:
+        """Means over the episodes, as a run would report them; the same for the same trial of the same problem."""
+        order = proposal.order
+        assert order is not None, "this world is about orders"
+        noise = generator(self._seed, "trial", proposal.number, *order).standard_normal(2) / math.sqrt(
+            proposal.episodes
+        )
+        compliance = min(1.0, max(0.0, self._compliance[order] + SLIPS * noise[1]))
+        return Outcome(self._returns[order] + NOISE * noise[0], 0.0, compliance, proposal.episodes, "episodes", "")
+
+    def feasible(self, order: Order) -> bool:
+        return self._compliance[order] >= THRESHOLD
+
+    def regret(self, order: Order) -> float:
+        """How much worse it is than the best compliant order; one that is not compliant counts as the worst."""
+        top = max(value for order, value in self._returns.items() if self.feasible(order))
+        return top - (self._returns[order] if self.feasible(order) else min(self._returns.values()))
+
+
+def regrets(strategy: Strategy, seed: int, trials: int) -> list[tuple[int, float]]:
+    """After each trial: the episodes used so far, and the regret of the best order so far."""
+    problem = Problem(seed)
+    rules = Rules(strategy, trials * EPISODES, EPISODES, EPISODES, THRESHOLD, fixed_episodes=True, seed=seed)
+    search = Search(rules)
+    found: list[tuple[int, float]] = []
+
+    def note() -> None:
+        best = search.best
+        assert best is not None, "after a trial there is a best one"
+        assert best.order is not None, "and it is an order"
+        found.append((search.spent, problem.regret(best.order)))
+
+    run(search, problem.trial, note)
+    return found

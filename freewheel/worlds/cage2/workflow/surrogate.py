@@ -1,4 +1,4 @@
-"""A Gaussian process over orders: what a trial of a workflow is likely to give. Needs scikit-learn (extra `workflow`)."""
+"""A Gaussian process over orders, which predicts the result of a trial. Needs scikit-learn (extra `workflow`)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from sklearn.gaussian_process.kernels import (
 from freewheel.core import NDArray
 from freewheel.worlds.cage2.workflow.orders import Order, precedence
 
-#: Where the marginal likelihood may look: variances in those of the values, decay a pair of types.
+#: Bounds of the hyper-parameters: variances relative to the variance of the values, decay per pair of types.
 AMPLITUDE, DECAY, NOISE = (0.1, 10.0), (0.03, 3.0), (1e-3, 1.0)
-RESTARTS = 1  # of the climb to the likeliest hyper-parameters, besides the one from their middle
+RESTARTS = 1  # of the optimiser of the hyper-parameters, besides the one from the middle of the bounds
 
 
 class Mallows(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ignore[misc]
@@ -54,7 +54,7 @@ class Mallows(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ig
 
 @dataclass(frozen=True)
 class Belief:
-    """What is expected of each of N orders, noise of a single trial apart."""
+    """The prediction for each of N orders, without the noise of a single trial."""
 
     mean: NDArray  # [N]
     std: NDArray  # [N]
@@ -79,12 +79,12 @@ class Surrogate:
         """Learn from trials; an order may have had several."""
         self._centre, self._scale = float(np.mean(values)), float(np.std(values)) or 1.0
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a hyper-parameter at its bound is where it should be
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a hyper-parameter at its bound is fine
             self.process.fit(precedence(orders), (np.asarray(values) - self._centre) / self._scale)
         return self
 
     def predict(self, orders: Sequence[Order]) -> Belief:
-        """What is believed of these."""
+        """The prediction for these orders."""
         mean, std = self.process.predict(precedence(orders), return_std=True)
-        noise = self.process.kernel_.k2.noise_level  # which the process adds to what it says of a single trial
+        noise = self.process.kernel_.k2.noise_level  # included in the prediction of a single trial
         return Belief(self._centre + self._scale * mean, self._scale * np.sqrt(np.maximum(std**2 - noise, 0.0)))

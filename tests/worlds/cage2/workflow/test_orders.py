@@ -1,4 +1,4 @@
-"""Orders: 120 of them, as numbers and back, and how far apart they are."""
+"""Orders as numbers and words, and compliance with them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from freewheel.core import NDArray
 from freewheel.errors import UsageError
-from freewheel.worlds.cage2.scenario import HOSTS
+from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS
 from freewheel.worlds.cage2.workflow.orders import (
     CANONICAL,
+    FIXES,
     ORDERS,
     TYPE_OF_HOST,
     TYPES,
+    Compliance,
     decode,
     distance,
     encode,
@@ -91,3 +96,133 @@ def test_orders_can_be_spelt() -> None:
 def test_many_orders_are_ranked_at_once() -> None:
     together = ranks(np.stack([encode(order) for order in ORDERS]))
     assert together.tolist() == [[order.index(kind) for kind in TYPES] for order in ORDERS]
+
+
+ORDER = ("op_server", "enterprise", "defender", "op_host", "user")
+LAMBDA = 30.0
+
+
+def taken(*hosts: str) -> NDArray:
+    """[1, 13] where red is."""
+    return np.array([[host in hosts for host in HOSTS]])
+
+
+def act(name: str) -> NDArray:
+    return np.array([ACTIONS.index(name)])
+
+
+def played(steps: list[tuple[set[str], str]], order: tuple[str, ...] = ORDER) -> tuple[Compliance, list[float]]:
+    """Actions, each in a world where red is on these hosts; the rewards for them."""
+    compliance = Compliance(1, LAMBDA)
+    compliance.begin(np.ones(1, np.bool_), encode(order)[None], taken(*steps[0][0]))
+    after = [*(hosts for hosts, _ in steps[1:]), set[str]()]
+    rewards = [
+        float(compliance.judge(act(action), taken(*next_hosts))[0])
+        for (_, action), next_hosts in zip(steps, after, strict=True)
+    ]
+    return compliance, rewards
+
+
+def test_fixes_are_the_removes_and_restores_of_the_official_numbering() -> None:
+    assert np.flatnonzero(FIXES).tolist() == [*range(15, 28), *range(132, 145)]
+
+
+@pytest.mark.parametrize("verb", ["Remove", "Restore"])
+@pytest.mark.parametrize(
+    ("hosts", "target", "hit"),
+    [
+        ({"Op_Server0"}, "Op_Server0", True),
+        ({"User1", "Op_Server0"}, "Op_Server0", True),
+        ({"User1", "Op_Server0"}, "User1", False),
+        ({"User1", "User3"}, "User3", True),
+        ({"User1", "Enterprise2", "Op_Host1"}, "Enterprise2", True),
+        ({"User1", "Enterprise2", "Op_Host1"}, "Enterprise0", True),  # its type is what counts
+        ({"User1", "Enterprise2", "Op_Host1"}, "Op_Host1", False),
+        ({"User0", "User1"}, "User1", True),
+        ({"User0", "User1"}, "User0", True),  # as any host of that type
+        ({"User0"}, "User0", False),  # the foothold is not there to be fixed
+        ({"User0"}, "User1", False),
+        (set(), "Op_Server0", False),  # nothing to hit, and a fix all the same
+    ],
+)
+def test_a_fix_hits_the_first_taken_type(verb: str, hosts: set[str], target: str, hit: bool) -> None:
+    compliance, rewards = played([(hosts, f"{verb} {target}")])
+    assert (compliance.hits.item(), compliance.fixes.item()) == (hit, 1)
+    assert compliance.share.item() == hit
+    assert rewards == [LAMBDA * hit]
+
+
+def test_the_order_decides() -> None:
+    hosts = {"User1", "Op_Server0"}
+    assert played([(hosts, "Remove User1")], ORDER[::-1])[0].share.item() == 1.0
+    assert played([(hosts, "Remove User1")], ORDER)[0].share.item() == 0.0
+
+
+@pytest.mark.parametrize("action", ["Sleep", "Monitor", "Analyse User1", "DecoyTomcat User1"])
+def test_without_a_fix_it_is_not_applicable_and_worth_nothing(action: str) -> None:
+    compliance, rewards = played([({"User1"}, action)] * 3)
+    assert np.isnan(compliance.share.item())
+    assert rewards == [0.0, 0.0, 0.0]
+
+
+def test_what_red_does_after_the_action_does_not_matter_to_it() -> None:
+    compliance = Compliance(1, LAMBDA)
+    compliance.begin(np.ones(1, np.bool_), encode(ORDER)[None], taken("User1"))
+    assert compliance.judge(act("Remove User1"), taken("Op_Server0", "User1")).item() == LAMBDA
+    assert compliance.judge(act("Remove User1"), taken()).item() == LAMBDA * (1 / 2 - 1)
+
+
+def test_the_reward_is_the_change_of_compliance() -> None:
+    steps = [
+        ({"User1"}, "Sleep"),
+        ({"User1"}, "Remove User1"),  # 1 of 1
+        (set[str](), "Restore User1"),  # 1 of 2
+        ({"User1", "Enterprise0"}, "Restore User1"),  # 1 of 3
+        ({"User1", "Enterprise0"}, "Monitor"),
+        ({"User1", "Enterprise0"}, "Restore Enterprise1"),  # 2 of 4
+    ]
+    compliance, rewards = played(steps)
+    np.testing.assert_allclose(rewards, LAMBDA * np.array([0, 1, -1 / 2, 1 / 3 - 1 / 2, 0, 1 / 2 - 1 / 3]))
+    assert compliance.share.item() == 0.5
+    assert sum(rewards) == pytest.approx(LAMBDA * 0.5)
+
+
+def test_without_an_order_nothing_is_counted() -> None:
+    compliance = Compliance(1, LAMBDA)
+    compliance.begin(np.ones(1, np.bool_), np.zeros((1, 25), np.float32), taken("Defender"))
+    assert compliance.judge(act("Restore Defender"), taken()).item() == 0.0
+    assert np.isnan(compliance.share.item())
+
+
+def test_a_new_episode_forgets_and_leaves_the_others_alone() -> None:
+    compliance = Compliance(2, LAMBDA)
+    orders = np.stack([encode(ORDER), encode(ORDER)])
+    both = np.repeat(taken("User1"), 2, axis=0)
+    compliance.begin(np.ones(2, np.bool_), orders, both)
+    compliance.judge(np.repeat(act("Remove User1"), 2), both)
+    orders[1] = encode(ORDER[::-1])
+    now = np.concatenate([taken("Op_Host0"), taken("Op_Server0", "Op_Host0")])
+    compliance.begin(np.array([False, True]), orders, now)
+    assert (compliance.hits.tolist(), compliance.fixes.tolist()) == ([1, 0], [1, 0])
+    rewards = compliance.judge(np.array([ACTIONS.index("Remove User2"), ACTIONS.index("Remove Op_Host2")]), both)
+    assert compliance.share.tolist() == [1.0, 1.0]  # lane 0 is still where User1 is taken
+    assert rewards.tolist() == [0.0, LAMBDA]
+
+
+@given(
+    st.integers(0, 119),
+    st.lists(st.tuples(st.integers(0, 144), st.sets(st.sampled_from(HOSTS))), min_size=1, max_size=30),
+)
+def test_any_episode_is_judged_as_by_hand(number: int, steps: list[tuple[int, set[str]]]) -> None:
+    order = ORDERS[number]
+    hits = fixes = 0
+    for action, hosts in steps:
+        verb, _, host = ACTIONS[action].partition(" ")
+        if verb in ("Remove", "Restore"):
+            types = {TYPES[TYPE_OF_HOST[HOSTS.index(one)]] for one in hosts - {"User0"}}
+            first = next((kind for kind in order if kind in types), None)
+            fixes += 1
+            hits += TYPES[TYPE_OF_HOST[HOSTS.index(host)]] == first
+    compliance, rewards = played([(hosts, ACTIONS[action]) for action, hosts in steps], order)
+    assert (compliance.hits.item(), compliance.fixes.item()) == (hits, fixes)
+    assert sum(rewards) == pytest.approx(LAMBDA * hits / fixes if fixes else 0.0)

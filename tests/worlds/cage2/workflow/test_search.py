@@ -12,8 +12,17 @@ import pytest
 
 from freewheel.errors import SetupError, UsageError
 from freewheel.worlds.cage2.workflow.orders import CANONICAL, ORDERS, Order, distance
-from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy, Trial, run
-from freewheel.worlds.cage2.workflow.synthetic import Problem, regrets
+from freewheel.worlds.cage2.workflow.search import (
+    Outcome,
+    Problem,
+    Proposal,
+    Rules,
+    Search,
+    Strategy,
+    Trial,
+    regrets,
+    run,
+)
 
 RULES = Rules("random", total_episodes=1000, max_episodes=100, least_episodes=10, threshold=0.8, seed=3)
 

@@ -1,0 +1,143 @@
+"""The command `freewheel eval`, and what it shares with `play`: opening a finished run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from freewheel.errors import UsageError, require_positive
+from freewheel.registry import Command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from freewheel.core import Actor
+    from freewheel.envs.family import EvalProtocol
+    from freewheel.run.saved import SavedRun
+
+EPISODES = 20
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Which run, and which episodes."""
+
+    run: str = ""
+    """The run: a name under --runs-dir or a path. Also the first or last word."""
+    runs_dir: str = "runs"
+    """The directory that contains all runs."""
+    which: str = "best"
+    """Which weights: best, latest, or the number of a step."""
+    episodes: int | None = None
+    """Episodes to play (default: 20 for eval, 1 for play)."""
+    seed: int | None = None
+    """Seed of the episodes (default: the seed of the evaluations during training)."""
+
+    def __post_init__(self) -> None:
+        require_positive(episodes=self.episodes)
+
+
+T = TypeVar("T", bound=RunOptions)
+
+
+def parse(options: type[T], argv: Sequence[str], command: str) -> T:
+    """The options of a command whose first or last word is a run."""
+    from freewheel.config import flags
+
+    positional, given = flags.read_argv(argv, flags.option_types(options))
+    if len(positional) > 1:
+        raise UsageError(f"give one run, not {' '.join(positional)}")
+    if positional:
+        given["run"] = (positional[0],)
+    if not given.get("run", ("",))[0]:
+        raise UsageError(f"which run? freewheel {command} NAME, a directory under runs/")
+    return flags.build(options, given)
+
+
+def open_policy(options: RunOptions, console: Console) -> tuple[SavedRun, Actor]:
+    """The run and its policy; checkpoints that could not be used are reported."""
+    from freewheel.run.saved import open_run
+
+    run = open_run(options.run, options.runs_dir)
+    actor, warnings = run.actor(options.which)
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+    return run, actor
+
+
+@dataclass(frozen=True)
+class EvalOptions(RunOptions):
+    """Score the greedy policy of a run."""
+
+
+def _protocols() -> Mapping[str, EvalProtocol]:
+    from freewheel.envs.family import WORLDS
+
+    return {one.name: one for family in WORLDS.values() for one in family.evaluation.protocols}
+
+
+def _options() -> type[Any]:
+    """With a switch for every protocol of a world family."""
+    from freewheel.config import flags
+
+    protocols = _protocols().values()
+    texts = {one.name: f"Use {one.help} ({one.episodes} episodes, seed {one.seed} by default)." for one in protocols}
+    switches = [(name, Annotated[bool, flags.named(description=text)], False) for name, text in texts.items()]
+    options = dataclasses.make_dataclass("EvalOptions", switches, bases=(EvalOptions,), frozen=True)
+    options.__doc__ = EvalOptions.__doc__
+    return options
+
+
+def _run(argv: Sequence[str]) -> int:
+    from rich.console import Console
+
+    options = parse(_options(), argv, "eval")
+    console = Console(highlight=False)
+    chosen = [protocol for name, protocol in _protocols().items() if getattr(options, name)]
+    if chosen:
+        _run_protocol(chosen[0], options, console)
+    else:
+        _score(options, console)
+    return 0
+
+
+def _score(options: EvalOptions, console: Console) -> None:
+    """Greedy episodes as one line, and what the world family compares them with."""
+    from freewheel.envs.family import family_of
+
+    run, actor = open_policy(options, console)
+    episodes = options.episodes or EPISODES
+    score, name = run.score(actor, episodes, options.seed), run.config.env.id
+    console.print(
+        f"{name}: mean {score.mean:.1f} ± {score.spread:.1f} over {episodes} greedy episodes "
+        f"(min {min(score.returns):.1f}, max {max(score.returns):.1f}, "
+        f"length {sum(score.lengths) / len(score.lengths):.0f})",
+        soft_wrap=True,
+        markup=False,
+    )
+    if (compare := family_of(run.config.env.name).evaluation.compare) is not None:
+        compare(run, score.mean, console)
+
+
+def _run_protocol(protocol: EvalProtocol, options: EvalOptions, console: Console) -> None:
+    """The protocol's table, and its result in a file of its name."""
+    run, actor = open_policy(options, console)
+    seed = protocol.seed if options.seed is None else options.seed
+    data, table = protocol.run(run, actor, options.episodes or protocol.episodes, seed)
+    path = run.path / f"{protocol.name}.json"
+    path.write_text(json.dumps({"run": run.path.name, "which": options.which, **data}, indent=2) + "\n")
+    console.print(table)
+    console.print(f"  {path}", markup=False, soft_wrap=True)
+
+
+COMMAND = Command(
+    name="eval",
+    argument="RUN",
+    summary="score the greedy policy of a run",
+    options=lambda _: _options(),
+    run=_run,
+    order=1,
+)

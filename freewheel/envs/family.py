@@ -1,0 +1,120 @@
+"""World families: what a kind of environment brings, from its options to its own evaluation, as one registry entry each."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from freewheel.core import Env
+from freewheel.registry import Registry
+from freewheel.rollout.factory import Timeouts
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from freewheel.core import Actor
+    from freewheel.run.saved import SavedRun
+
+
+class EnvConfig(Protocol):
+    """An environment and its options: builds it wherever it is needed."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...  # what --env was
+    @property
+    def args(self) -> Mapping[str, Any]: ...  # keyword arguments of the environment, as --env.KEY gives them
+    @property
+    def timeouts(self) -> Timeouts: ...
+    @property
+    def modules(self) -> Sequence[str]: ...  # that its worker processes will import
+    @property
+    def on_device(self) -> bool: ...  # it is one simulation of all lanes, which may run on a GPU
+    @property
+    def batched(self) -> bool: ...  # many lanes cost little more than one
+    @property
+    def main_thread(self) -> bool: ...  # it must be built and stepped in the main thread of the process
+    def to(self, device: str) -> Self: ...  # the same on this device; without effect where on_device is false
+    def make(
+        self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
+    ) -> Env[Any]: ...
+    def render_modes(self) -> list[str]: ...
+
+
+class BuildEnv(Protocol):
+    """Makes the config of an environment from its name, its keyword arguments, its options and the device."""
+
+    def __call__(self, name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyFlags:
+    """What a family adds to the command line."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # options that differ from the general defaults
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of options: {"level": "env.level"}
+    presets: str = ""  # a package that has a presets.toml
+    env_help: str = ""  # how its environments are named, for the help of --env
+    help: str = ""  # a sentence for the top of `freewheel train --help`
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalProtocol:
+    """A way to evaluate a run that its world prescribes: `freewheel eval RUN --NAME`."""
+
+    name: str
+    help: str  # one sentence
+    episodes: int
+    seed: int
+    run: Callable[[SavedRun, Actor, int, int], tuple[Mapping[str, Any], RenderableType]]
+    """(run, actor, episodes, seed) -> what NAME.json in the run directory holds, and what to print."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyEvaluation:
+    """What a family adds to `freewheel eval`."""
+
+    protocols: Sequence[EvalProtocol] = ()
+    compare: Callable[[SavedRun, float, Console], None] | None = None  # prints other scores beside the mean return
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldFamily:
+    """A kind of environment. Only the first four fields are needed."""
+
+    name: str
+    serves: Callable[[str], bool]  # whether an environment of this name belongs to the family
+    options: type[Any]  # a frozen dataclass with defaults: its fields are options of `freewheel train`
+    build: BuildEnv
+    ids: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # arguments of gymnasium.register by id
+    flags: FamilyFlags = FamilyFlags()
+    evaluation: FamilyEvaluation = FamilyEvaluation()
+
+
+#: Every family; `gym` serves the names that no other family serves.
+WORLDS: Registry[WorldFamily] = Registry("world", "FAMILY", "freewheel.envs", "freewheel.worlds", leaf="family")
+
+
+def family_of(name: str) -> WorldFamily:
+    """The family that an environment belongs to; Gymnasium knows the ids of all families after this."""
+    register_ids()
+    return next((family for family in WORLDS.values() if family.serves(name)), WORLDS["gym"])
+
+
+def register_ids() -> None:
+    """Register the ids of all families with Gymnasium. Calling it again changes nothing; no environment is imported."""
+    import gymnasium
+
+    for family in WORLDS.values():
+        for name, entry in family.ids.items():
+            if name not in gymnasium.registry:
+                gymnasium.register(name, order_enforce=False, disable_env_checker=True, **entry)
+
+
+def read_presets(package: str) -> dict[str, dict[str, Any]]:
+    """The presets.toml of a package: options by the name of the preset."""
+    return tomllib.loads(resources.files(package).joinpath("presets.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,133 @@
+"""Registries: our entries are found where they live, those of other packages by their entry points."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from freewheel.cli.main import COMMANDS
+from freewheel.collect.mode import MODES
+from freewheel.envs.family import WORLDS
+from freewheel.errors import SetupError, UsageError
+from freewheel.registry import Named, Registry
+from tests.support.places import ROOT
+
+PLUGIN = """
+from dataclasses import dataclass
+
+import gymnasium
+
+from freewheel.envs import gym
+from freewheel.envs.family import FamilyFlags, WorldFamily
+from freewheel.registry import Command
+
+
+class Maze(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, depth=1):
+        self.depth = depth
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 1, 1.0, True, False, {}
+
+
+FAMILY = WorldFamily(
+    name="mazes",
+    serves=lambda name: name.startswith("maze:"),
+    options=gym.GymOptions,
+    build=lambda name, args, options, device: gym.build("plugin_of_mazes:Maze", args, options, device),
+    flags=FamilyFlags(defaults={"num_envs": 3}, aliases={"depth": "env.depth"}, env_help="maze:NAME"),
+)
+
+
+@dataclass
+class Options:
+    "Dig."
+
+
+COMMAND = Command(name="dig", argument="", summary="dig a maze", options=lambda argv: Options, run=lambda argv: 7)
+BROKEN = None
+"""
+
+
+def install(folder: Path, *points: str) -> None:
+    """A distribution called plugin-of-mazes, as pip would leave it."""
+    (folder / "plugin_of_mazes.py").write_text(PLUGIN)
+    about = folder / "plugin_of_mazes-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-of-mazes\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("\n".join(points))
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("plugin_of_mazes", None)
+
+
+def test_our_entries_are_found_by_their_files() -> None:
+    assert {*MODES} == {"sequential", "lockstep", "batch", "continuous", "episodes"}
+    assert {*WORLDS} == {"gym", "batched", "isaaclab", "drone", "straggler", "cage2"}
+    assert {*COMMANDS} == {"train", "eval", "play", "doctor", "workflow"}
+    assert "batch" in MODES
+    assert MODES["batch"].name == "batch"
+
+
+def test_an_unknown_name_is_refused_with_similar_ones() -> None:
+    with pytest.raises(UsageError, match=r"^unknown mode 'batsh'; did you mean 'batch'\?$"):
+        MODES["batsh"]
+    with pytest.raises(UsageError, match=r"^unknown command 'zzz'; choose from doctor, eval, play, train, workflow$"):
+        COMMANDS["zzz"]
+
+
+def test_another_package_adds_a_world_and_a_command(tmp_path: Path) -> None:
+    """In a process of its own, because registries are read once."""
+    install(
+        tmp_path,
+        "[freewheel.worlds]",
+        "mazes = plugin_of_mazes:FAMILY",
+        "[freewheel.commands]",
+        "dig = plugin_of_mazes:COMMAND",
+    )
+    code = """
+        from freewheel.cli.main import main
+        assert main(["train", "maze:one", "--depth", "2", "--dry-run"]) == 0
+        assert main(["--help"]) == 0
+        assert main(["train", "--help"]) == 0
+        raise SystemExit(main(["dig"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", "import textwrap, sys; exec(textwrap.dedent(sys.argv[1]))", code],
+        env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "COLUMNS": "200"},
+        cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (7, "")
+    assert "collect  lockstep: 3 envs" in done.stdout
+    assert "  dig " in done.stdout
+    assert "maze:NAME" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("point", "text"),
+    [
+        ("gym = freewheel.envs.gym:FAMILY", "two worlds have the name 'gym': uninstall one of the packages"),
+        ("lost = plugin_of_mazes:NOTHING", "the world 'lost' of another package cannot be loaded"),
+        ("gone = no_such_module:FAMILY", "the world 'gone' of another package cannot be loaded"),
+    ],
+)
+def test_a_bad_entry_point_is_one_line(path: Path, point: str, text: str) -> None:
+    install(path, "[freewheel.worlds]", point)
+    registry: Registry[Named] = Registry("world", "FAMILY", "freewheel.envs")
+    with pytest.raises(SetupError) as caught:
+        registry.entries  # noqa: B018
+    assert str(caught.value).startswith(text)
+    assert "\n" not in str(caught.value)
