@@ -117,7 +117,7 @@ SETUP = [
     (["bad_worlds:Spaceless"], "lane 0 of bad_worlds:Spaceless does not say what its spaces are"),
     (["bad_worlds:World", "--env.sise", "3"], "bad_worlds:World does not take args {'sise': 3}"),
     (["CartPole-v1", "--red-agent", "SleepAgent"], "CartPole-v1 does not take args {'red_agent': 'SleepAgent'}"),
-    (["bad_worlds:World", "--policy.head", "gaussian"], "policy.head gaussian does not fit the discrete actions of"),
+    (["bad_worlds:World", "--policy.head", "gaussian"], "policy.head gaussian does not fit the actions of"),
     (
         ["bad_worlds:World", "--policy.module", "no_module_here:Net"],
         "policy.module 'no_module_here:Net' cannot be imported",
