@@ -1,4 +1,4 @@
-"""The forkserver: its children have one thread each, know the modules of workers, never run the caller's script, and die with it."""
+"""The forkserver: its children have one thread each, know the modules of workers, never run the caller's script, die with it."""
 
 from __future__ import annotations
 
