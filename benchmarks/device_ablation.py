@@ -42,7 +42,7 @@ def measure(task: dict[str, Any], side_by_side: bool, compile: str, options: arg
     learning = [row for row in rows if row["updates"] > 0]
     first, last = learning[len(learning) // 2], learning[-1]
     seconds = last["wall_s"] - first["wall_s"]
-    achieved = [row["loss/updates_per_row"] for row in learning if row.get("loss/updates_per_row")]
+    achieved = [row["replay/updates_per_row"] for row in learning if row.get("replay/updates_per_row")]
     return {
         "algo": task["algo"], "collect": "async" if side_by_side else "sync", "compile": compile,
         "updates_per_s": (last["updates"] - first["updates"]) / seconds,

@@ -61,10 +61,15 @@ class Registry(Mapping[str, Entry]):
         self._attribute, self._rooms, self._leaf = attribute, rooms, leaf
 
     @cached_property
+    def ours(self) -> dict[str, Entry]:
+        """The entries of this package."""
+        return {entry.name: entry for entry in self._ours()}
+
+    @cached_property
     def entries(self) -> dict[str, Entry]:
         """By name, ours first; SetupError if two have the same name."""
-        found: dict[str, Entry] = {}
-        for entry in (*self._ours(), *self._installed()):
+        found = dict(self.ours)
+        for entry in self._installed():
             if entry.name in found:
                 raise SetupError(
                     f"two {self.kind}s have the name '{entry.name}': uninstall one of the packages that define it"
@@ -73,7 +78,9 @@ class Registry(Mapping[str, Entry]):
         return found
 
     def __getitem__(self, name: str) -> Entry:
-        """The entry of this name, or a UsageError that names similar ones."""
+        """The entry of this name, or a UsageError that names similar ones. Ours are found without a look at other packages."""
+        if name in self.ours:
+            return self.ours[name]
         if name not in self.entries:
             raise UsageError(f"unknown {self.kind} '{name}'{nearest(name, self.entries)}")
         return self.entries[name]

@@ -114,7 +114,7 @@ SETUP = [
         ["CartPole-v1", "--red-agent", "SleepAgent"],
         "CartPole-v1 does not accept the arguments {'red_agent': 'SleepAgent'}",
     ),
-    (["bad_worlds:World", "--policy.head", "gaussian"], "policy.head gaussian does not fit the discrete actions of"),
+    (["bad_worlds:World", "--policy.head", "gaussian"], "policy.head gaussian does not fit the actions of"),
     (
         ["bad_worlds:World", "--policy.module", "no_module_here:Net"],
         "policy.module 'no_module_here:Net' cannot be imported",

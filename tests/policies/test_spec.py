@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from freewheel.core import ActionSpec, EnvSpec, Slice
-from freewheel.errors import SetupError
+from freewheel.errors import SetupError, UsageError
 from freewheel.policies.spec import (
     FlatParams,
     PolicyConfig,
@@ -90,6 +90,11 @@ def test_a_squashed_head_gives_means_and_deviations() -> None:
 def test_what_does_not_fit_is_refused(config: PolicyConfig, action: ActionSpec, complaint: str) -> None:
     with pytest.raises(SetupError, match=complaint):
         config.resolve(world(action, "obs"))
+
+
+def test_an_unknown_head_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="unknown head 'gausian'; did you mean 'gaussian'"):
+        PolicyConfig(head="gausian").resolve(world(BOX, "obs"))
 
 
 @pytest.mark.parametrize(
