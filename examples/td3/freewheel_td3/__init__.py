@@ -1,0 +1,1 @@
+"""TD3 as a plug-in for Freewheel: one head, one learner."""
