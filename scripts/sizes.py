@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class Limit:
 
 FILE = Limit(400, 450)
 ROOMS = {"collect": Limit(200, 225), "learn": Limit(250, 280)}
+FOLDER, HALL = Limit(12, 12), Limit(8, 8)  # modules of a folder, and directly in the package
+PACKAGE_FILES, PACKAGE_LINES = Limit(120, 134), Limit(15_000, 18_500)
 FUNCTION = Limit(50, 60)
 PARAMETERS = Limit(7, 7)
 
@@ -38,7 +41,7 @@ class Size:
 
     @property
     def marks(self) -> tuple[str, str, str]:
-        limit = ROOMS.get(self.path.parent.name, FILE)
+        limit = ROOMS.get(self.path.relative_to(PACKAGE).parts[0], FILE)
         return limit.mark(self.lines), FUNCTION.mark(self.function), PARAMETERS.mark(self.parameters)
 
 
@@ -68,9 +71,19 @@ def main() -> int:
     for size in sizes:
         figures = (size.lines, size.function, size.parameters)
         print(row(str(size.path.relative_to(PACKAGE)), *zip(figures, size.marks, strict=True)))
-    totals = (sum(s.lines for s in sizes), max(s.function for s in sizes), max(s.parameters for s in sizes))
-    print(row(f"{len(sizes)} files", *((total, "") for total in totals)))
-    return int(any("!!" in size.marks for size in sizes))
+    lines, function, most = (
+        sum(s.lines for s in sizes),
+        max(s.function for s in sizes),
+        max(s.parameters for s in sizes),
+    )
+    print(row(f"{len(sizes)} files", (lines, PACKAGE_LINES.mark(lines)), (function, ""), (most, "")))
+    full = [PACKAGE_LINES.mark(lines), PACKAGE_FILES.mark(len(sizes))]
+    for folder, count in sorted(Counter(size.path.parent for size in sizes).items()):
+        mark = (HALL if folder == PACKAGE else FOLDER).mark(count)
+        full.append(mark)
+        if mark:
+            print(f"{folder.relative_to(PACKAGE.parent)} has {count} modules {mark}")
+    return int("!!" in full or any("!!" in size.marks for size in sizes))
 
 
 if __name__ == "__main__":
