@@ -18,9 +18,10 @@ from freewheel.core import Env
 from freewheel.envs.lane import raised
 from freewheel.envs.legacy import OldGym, is_old
 from freewheel.envs.loop import GymLoop, GymSingle
-from freewheel.envs.processes import GymProcesses, Patience, in_processes
+from freewheel.envs.processes import GymProcesses, in_processes
 from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, SetupError, UsageError, nearest
+from freewheel.rollout.factory import Timeouts
 
 __all__ = ["GymConfig", "GymLoop", "GymProcesses", "GymSingle", "GymVector"]
 
@@ -85,8 +86,8 @@ class GymConfig:
         """An Env of these lanes. `tolerant` is for single envs in this process, `render_mode` for the first of them; a vector
         env cannot begin one lane anew, so there all that goes wrong is raised at once."""
         if processes:
-            patience = Patience(self.construct_timeout, self.reset_timeout, self.step_timeout)
-            return in_processes(self.open, self.name, lanes, self.measures, patience)
+            timeouts = Timeouts(construct=self.construct_timeout, reset=self.reset_timeout, step=self.step_timeout)
+            return in_processes(self.open, self.name, lanes, self.measures, timeouts)
         if render_mode is None and (vector := self._vector(len(lanes))) is not None:
             return GymVector(vector, self.name, self.measures, wary=fault_tolerant)
         with ExitStack() as undo:

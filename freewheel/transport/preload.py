@@ -1,4 +1,4 @@
-"""Loaded last by the server that workers are forked from: all that is there by then is frozen, so that they share its pages."""
+"""Imported last by the forkserver: freezes all objects made so far, so that workers share their memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 
-np.ones((4, 4)) @ np.ones((4, 4))  # BLAS makes its buffers at the first product
+np.ones((4, 4)) @ np.ones((4, 4))  # BLAS allocates its buffers in the first product
 np.random.Generator(np.random.SFC64(0)).random()
 gc.collect()
 gc.freeze()

@@ -114,7 +114,7 @@ SETUP = [
     (["bad_worlds:Speaks"], "observation space Text(1, 5, "),
     (["bad_worlds:Chords"], "action space MultiBinary(3) is not supported: use Box or Discrete"),
     (["bad_worlds:Nested"], "action space Dict('a': Discrete(2)) is not supported: use Box or Discrete"),
-    (["bad_worlds:Spaceless"], "lane 0 of bad_worlds:Spaceless does not say what its spaces are"),
+    (["bad_worlds:Spaceless"], "lane 0 of bad_worlds:Spaceless does not define its spaces"),
     (["bad_worlds:World", "--env.sise", "3"], "bad_worlds:World does not take args {'sise': 3}"),
     (["CartPole-v1", "--red-agent", "SleepAgent"], "CartPole-v1 does not take args {'red_agent': 'SleepAgent'}"),
     (["bad_worlds:World", "--policy.head", "gaussian"], "policy.head gaussian does not fit the discrete actions of"),

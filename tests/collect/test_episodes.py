@@ -14,7 +14,7 @@ from freewheel.errors import UsageError
 from freewheel.learn.settings import LearnerSpec, PPOConfig
 from freewheel.loop import loop
 from freewheel.meter import Meter
-from freewheel.pacing.pacing import NONE
+from freewheel.pacing.pacing import NO_TICKET
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
@@ -74,7 +74,7 @@ def test_who_waits_for_a_slot_keeps_the_ticket_it_has_drawn(
         while (collector.rows().produced < 3 * SLOTS * 5 or (phases != WAIT).any()) and time.monotonic() < deadline:
             time.sleep(0.001)
         drawn = list(wire_of(collector).permits.pacing.cells["ticket"])
-        assert (NONE not in drawn, len(set(drawn)), max(drawn)) == (True, 3, 3 * SLOTS + 2)
+        assert (NO_TICKET not in drawn, len(set(drawn)), max(drawn)) == (True, 3, 3 * SLOTS + 2)
 
 
 def test_a_wave_begins_when_the_last_one_has_ended(

@@ -95,7 +95,7 @@ def test_a_queue_that_cannot_fit_is_refused_before_anything_starts(
     recipe: RunnerFactory, job: Callable[..., CollectSpec]
 ) -> None:
     config = ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4, max_queue_size=10**9)
-    with pytest.raises(SetupError, match=r"a queue of 2 x 500000000 fragments takes .* GB of memory"):
+    with pytest.raises(SetupError, match=r"a queue of 2 x 500000000 fragments needs .* GB of memory"):
         config.build(recipe, job(7, lanes=4))
 
 
@@ -106,7 +106,7 @@ def test_a_recipe_that_cannot_travel_is_refused(recipe: RunnerFactory, job: Call
 
         def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Any: ...
 
-    with pytest.raises(SetupError, match="cannot be sent to another process"):
+    with pytest.raises(SetupError, match="cannot be pickled for another process"):
         MODES["batch"].build(RunnerFactory(Stuck(), recipe.actor, 0), job(7, lanes=4))
 
 

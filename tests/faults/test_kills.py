@@ -84,7 +84,7 @@ def test_after_the_death_of_the_server_that_workers_are_born_from_there_are_not_
             everyone = dict.fromkeys(range(4), turn)
             on.run(lambda everyone=everyone: on.audit.incarnations() == everyone)  # type: ignore[misc]
             assert not any(map(alive, workers))
-        assert {loss.reason for loss in on.supervisor.losses} == {"lost the server that it was born from"}
+        assert {loss.reason for loss in on.supervisor.losses} == {"lost its forkserver"}
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_lane_that_does_little_but_fail_is_given_up(mode: str, how: str, cause
         on.learn(5)
         assert on.dropped == {cause: 3}
         assert on.supervisor.losses == []
-        (told,) = re.findall(r"^lane 2 of .* was given up after 3 failures running.*$", on.told, re.MULTILINE)
+        (told,) = re.findall(r"^lane 2 of .* was given up after 3 failures in a row.*$", on.told, re.MULTILINE)
         assert re.search(PLACE, told)
         assert finite(on.learner.snapshot())
 

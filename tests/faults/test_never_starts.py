@@ -37,7 +37,7 @@ def summary(tmp_path: Path) -> dict[str, Any]:
     ("mode", "name", "what"),
     every(
         ("Raises", "lane 0 of freewheel.testing.worlds:Raises raised ValueError: boom (in its first reset"),
-        ("Dies", "the world ended its process (exit code -9)"),
+        ("Dies", "the environment ended its process (exit code -9)"),
     ),
 )
 def test_a_world_that_cannot_be_built_starts_nothing(

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.pacing.lag_bound import LagBound
-from freewheel.pacing.pacing import KEEP, NOBODY, Grant, Pacing, Tally
+from freewheel.pacing.pacing import KEEP, NO_VERSION, Grant, Pacing, Tally
 from freewheel.transport.shm.permits import SharedPermits
 from tests.pacing.conftest import ListPermits
 
@@ -33,12 +33,12 @@ class Worker:
 
     produced: int = 0
     grant: Grant | None = None
-    version: int = NOBODY
+    version: int = NO_VERSION
     rows: int = 0  # of the open fragment
     taken: int = 0  # of these, taken by the learner while it was open
     late: bool = False  # the learner has passed it over
     ended: bool = True  # its last row ended an episode
-    ticket: int = NOBODY
+    ticket: int = NO_VERSION
 
 
 @dataclass
@@ -174,7 +174,7 @@ class Run(RuleBasedStateMachine):
         self.collect()
         part = Queued(who, worker.version, worker.rows - worker.taken, ended=False)
         if self.permits.revoke(who, version, worker.produced):
-            assert self.permits.pacing.announced()[who] == NOBODY, "it is not waited for"
+            assert self.permits.pacing.announced()[who] == NO_VERSION, "it is not waited for"
             worker.taken = worker.rows
             if part.rows and not worker.late:
                 self.books.held.append(part)
@@ -201,7 +201,7 @@ class Run(RuleBasedStateMachine):
         self.permits.publish(books.version, self.done())
 
     def oldest(self) -> int | None:
-        announced = [version for version in self.permits.pacing.announced() if version != NOBODY]
+        announced = [version for version in self.permits.pacing.announced() if version != NO_VERSION]
         return min([*announced, *(part.version for part in self.queue)], default=None)
 
     # ------------------------------------------------------------------------------------------------------- what must hold
@@ -222,7 +222,7 @@ class Run(RuleBasedStateMachine):
         """Reserved is what was written and what may still be written under a grant, and nothing else."""
         for who, worker in enumerate(self.workers):
             reserved, announced = (self.permits.pacing.cells[name][who] for name in ("reserved", "announced"))
-            if announced == NOBODY:
+            if announced == NO_VERSION:
                 assert reserved == worker.produced
 
     def teardown(self) -> None:
@@ -292,7 +292,7 @@ class Episodes(RuleBasedStateMachine):
     def take(self, who: int) -> None:
         worker = self.workers[who]
         if worker.grant is None:
-            if self.queue.held(who) == NOBODY:
+            if self.queue.held(who) == NO_VERSION:
                 self.permits.locked(self.queue.issue, who)
             worker.ticket = self.queue.held(who)
             worker.grant = self.permits.take(who, self.tally(who))
@@ -315,7 +315,7 @@ class Episodes(RuleBasedStateMachine):
     @rule(who=WHO)
     def die(self, who: int) -> None:
         worker = self.workers[who]
-        if self.queue.held(who) != NOBODY:
+        if self.queue.held(who) != NO_VERSION:
             self.deaths[self.queue.held(who)] += 1
         self.permits.settle(who, self.tally(who), for_good=False)
         worker.grant, self.begun[who], worker.ended = None, False, True
@@ -344,7 +344,7 @@ class Episodes(RuleBasedStateMachine):
 
     @invariant()
     def no_ticket_is_skipped(self) -> None:
-        under_way = {ticket for ticket in self.queue.cells["ticket"] if ticket != NOBODY}
+        under_way = {ticket for ticket in self.queue.cells["ticket"] if ticket != NO_VERSION}
         again = {ticket - 1 for ticket in self.queue.cells["again"] if ticket}
         missing = set(range(self.queue.cells["issued"][0])) - set(self.ended) - under_way - again
         assert all(self.deaths[ticket] >= 2 for ticket in missing) or not self.deaths

@@ -8,7 +8,7 @@ import pytest
 
 from freewheel.core import SeedStream
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
-from freewheel.pacing.pacing import KEEP, NONE, Grant, Tally
+from freewheel.pacing.pacing import KEEP, NO_VERSION, Grant, Tally
 from freewheel.seeding import training_episodes
 from freewheel.transport.wire import Permits
 from tests.pacing.conftest import Place, woken
@@ -113,11 +113,11 @@ def test_an_episode_is_played_under_one_version_to_its_end(in_rows: Queue) -> No
     in_rows.post(6, limit=100, expected=10)
     assert not in_rows.queue.closes(0, 5, ended=False)
     in_rows.give_back(0, tally(4, ended=False))
-    assert in_rows.announced == [5, NONE]
+    assert in_rows.announced == [5, NO_VERSION]
     assert in_rows.take(0, tally(4, ended=False)) == Grant(STEPS, KEEP)
     assert in_rows.queue.closes(0, 5, ended=True)
     in_rows.give_back(0, tally(6, ended=True))
-    assert in_rows.announced == [NONE, NONE]
+    assert in_rows.announced == [NO_VERSION, NO_VERSION]
     assert in_rows.take(0, tally(6, ended=True)) == Grant(STEPS, 6)
 
 
@@ -128,15 +128,15 @@ def test_nobody_plays_before_the_first_version(in_rows: Queue) -> None:
 
 def test_a_revoked_episode_is_not_waited_for(in_rows: Queue) -> None:
     in_rows.post(5, limit=100, expected=10)
-    assert not in_rows.revoke(0, NONE), "nobody plays"
+    assert not in_rows.revoke(0, NO_VERSION), "nobody plays"
     in_rows.take(0, NEW)
     assert not in_rows.revoke(0, 4)
-    assert in_rows.announced == [5, NONE]
+    assert in_rows.announced == [5, NO_VERSION]
     assert in_rows.revoke(0, 5)
-    assert in_rows.announced == [NONE, NONE]
+    assert in_rows.announced == [NO_VERSION, NO_VERSION]
     in_rows.give_back(0, tally(6, ended=True))
     in_rows.take(0, tally(6, ended=True))
-    assert in_rows.announced == [5, NONE]
+    assert in_rows.announced == [5, NO_VERSION]
 
 
 # ------------------------------------------------------------------------------------------------------------- how many at once
@@ -260,7 +260,7 @@ def test_the_heir_plays_what_was_not_played_to_its_end(
     tickets.post(3, limit=1000, expected=10 if unit == "rows" else 1)
     came = play_until(tickets, moment)
     tickets.settle(0, came, for_good=False)
-    assert tickets.announced == [NONE, NONE]
+    assert tickets.announced == [NO_VERSION, NO_VERSION]
     assert tickets.reserved == [came.produced if unit == "rows" else paid, 0]
     assert tickets.stream().number(0) == heir_plays
     assert tickets.stream(1).number(0) == max(1, heir_plays + 1), "and nobody else does"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from freewheel.pacing.lag_bound import LagBound
-from freewheel.pacing.pacing import NOBODY, Grant, Tally
+from freewheel.pacing.pacing import NO_VERSION, Grant, Tally
 from freewheel.transport.wire import Permits
 from tests.pacing.conftest import Place, woken
 
@@ -50,7 +50,7 @@ def closes(permits: Permits, worker: int, version: int) -> bool:
 def test_nobody_acts_before_the_first_version(permits: Permits) -> None:
     permits.allow(1000)
     assert permits.take(0, NEW) is None
-    assert announced(permits) == [NOBODY] * 3
+    assert announced(permits) == [NO_VERSION] * 3
 
 
 def test_grants_are_whole_steps_of_all_lanes_and_the_last_may_overdraw(permits: Permits) -> None:
@@ -91,11 +91,11 @@ def test_who_takes_gives_back_in_the_same_breath(permits: Permits) -> None:
     assert rung(permits) == [2], "16 rows came free"
     assert permits.take(0, came(8)) == Grant(3, 1), "of 20 it had written 8, one step of them late"
     assert reserved(permits) == [20, 12, 0]
-    assert announced(permits) == [1, 0, NOBODY], "and it counts again"
+    assert announced(permits) == [1, 0, NO_VERSION], "and it counts again"
     assert permits.take(2, NEW) is None
     assert permits.take(1, came(0)) == Grant(3, 1)
     assert permits.take(0, came(20)) is None
-    assert announced(permits) == [NOBODY, 1, NOBODY]
+    assert announced(permits) == [NO_VERSION, 1, NO_VERSION]
     assert rung(permits) == [], "nothing came free"
 
 
@@ -114,7 +114,7 @@ def test_a_dead_worker_pays_for_what_it_wrote_and_no_more(permits: Permits) -> N
     permits.take(0, NEW)
     permits.settle(0, came(4), for_good=False)
     assert reserved(permits) == [4, 0, 0]
-    assert announced(permits) == [NOBODY] * 3
+    assert announced(permits) == [NO_VERSION] * 3
     assert permits.take(1, NEW) == Grant(4, 0)
 
 
@@ -128,12 +128,12 @@ def test_lanes_play_their_own_episodes(permits: Permits) -> None:
 def test_who_acts_is_announced_until_it_gives_back(permits: Permits) -> None:
     permits.publish(3, 100)
     permits.take(1, NEW)
-    assert announced(permits) == [NOBODY, 3, NOBODY]
+    assert announced(permits) == [NO_VERSION, 3, NO_VERSION]
     permits.publish(4, 100)
     permits.take(0, NEW)
-    assert announced(permits) == [4, 3, NOBODY]
+    assert announced(permits) == [4, 3, NO_VERSION]
     permits.give_back(1, came(4))
-    assert announced(permits) == [4, NOBODY, NOBODY]
+    assert announced(permits) == [4, NO_VERSION, NO_VERSION]
 
 
 def test_a_newer_version_closes_a_fragment(permits: Permits) -> None:
@@ -150,7 +150,7 @@ def test_a_revoked_worker_closes_and_is_not_waited_for(permits: Permits) -> None
     permits.take(1, NEW)
     assert permits.take(0, NEW) is None
     assert permits.revoke(1, 3, produced=8)
-    assert announced(permits) == [NOBODY] * 3
+    assert announced(permits) == [NO_VERSION] * 3
     assert closes(permits, 1, 3)
     assert permits.take(0, NEW) == Grant(3, 3), "12 of its 20 rows are free again"
     permits.give_back(1, came(12))
@@ -158,19 +158,19 @@ def test_a_revoked_worker_closes_and_is_not_waited_for(permits: Permits) -> None
     assert not closes(permits, 1, 3)
     permits.allow(100)
     permits.take(1, came(12))
-    assert announced(permits) == [3, 3, NOBODY]
+    assert announced(permits) == [3, 3, NO_VERSION]
 
 
 def test_a_grant_that_is_gone_cannot_be_revoked(permits: Permits) -> None:
     permits.publish(3, 100)
-    assert not permits.revoke(1, NOBODY, produced=0), "nobody acts"
+    assert not permits.revoke(1, NO_VERSION, produced=0), "nobody acts"
     permits.take(1, NEW)
     permits.give_back(1, came(20))
     assert not permits.revoke(1, 3, produced=8)
     permits.publish(4, 100)
     permits.take(1, came(20))
     assert not permits.revoke(1, 3, produced=8)
-    assert announced(permits) == [NOBODY, 4, NOBODY]
+    assert announced(permits) == [NO_VERSION, 4, NO_VERSION]
     assert reserved(permits) == [0, 40, 0]
 
 

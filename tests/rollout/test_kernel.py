@@ -18,8 +18,7 @@ from freewheel.core import NDArray
 from freewheel.envs.fault_tolerant import finite, numpy_finite
 from freewheel.policies.fast_categorical import ACTIVATIONS, FastCategorical, NumpyCategorical
 from freewheel.policies.numpy_actor import BELOW_ONE
-from freewheel.rollout.kernel import compiled
-from freewheel.rollout.row_writer import PythonRowWriter, RowWriter
+from freewheel.rollout.kernel import PythonRowWriter, RowWriter, compiled
 
 WIDTHS = (5, 7, 6, 9)
 BEFORE = 3  # numbers of the flat vector that belong to others

@@ -17,9 +17,9 @@ from freewheel.envs.gym import GymConfig, GymLoop
 from freewheel.policies.build import make_actor
 from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
-from freewheel.rollout import single_env_runner as solo
+from freewheel.rollout import single_env_runner
 from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.row_writer import PythonRowWriter, RowWriter
+from freewheel.rollout.kernel import PythonRowWriter, RowWriter
 from freewheel.rollout.runner import Author, Runner, empty_transitions
 from freewheel.rollout.single_env_runner import SingleEnv, SingleEnvRunner, make_runner
 from freewheel.seeding import generator, training_episodes
@@ -121,7 +121,7 @@ def tolerant(env: Env) -> GymLoop:
 def test_the_same_rows_as_with_arrays(
     factory: Callable[[], Any], page: type[PythonRowWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solo, "RowWriter", page)
+    monkeypatch.setattr(single_env_runner, "RowWriter", page)
     recipe, _, snapshot = stage(factory)
     env = recipe.make(LANES, fault_tolerant=True)
     assert isinstance(env, SingleEnv)
@@ -150,16 +150,16 @@ def test_it_is_a_runner() -> None:
     check_runner(make, snapshot)
 
 
-def test_it_forgets_pages_that_are_no_more() -> None:
+def test_it_keeps_a_limited_number_of_row_writers() -> None:
     recipe, _, snapshot = stage(lambda: Drifting(n=4, length=5))
     env = recipe.make(LANES, fault_tolerant=True)
     assert isinstance(env, SingleEnv)
     runner = make_runner(recipe, LANES, env, Author(SEED, LANES))
     assert isinstance(runner, SingleEnvRunner)
     runner.load(snapshot)
-    for _ in range(3 * solo.PAGES):
+    for _ in range(3 * single_env_runner.WRITERS):
         assert runner.unroll(2).rows == 2
-    assert len(runner._pages) <= solo.PAGES
+    assert len(runner._writers) <= single_env_runner.WRITERS
 
 
 def test_a_policy_that_cannot_act_for_one_lane_gets_the_plain_runner() -> None:

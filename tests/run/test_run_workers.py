@@ -131,7 +131,7 @@ def test_a_world_is_tried_out_in_a_process_of_its_own(tmp_path: Path, mode: str)
 
 def test_what_makes_no_sense_is_refused_before_anything_starts() -> None:
     for argv, text in (
-        (["--workers", "3", "--num-envs", "8"], "8 envs do not share out over 3 workers; use --num-envs 6"),
+        (["--workers", "3", "--num-envs", "8"], "8 envs cannot be divided evenly over 3 workers; use --num-envs 6"),
         (["--workers", "0"], "--workers must be positive"),
         (["--workers", "some"], "--workers must be a whole number or one of auto, not some"),
         (["--max-lag", "-1"], "--max-lag must not be negative"),

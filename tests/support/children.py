@@ -19,7 +19,7 @@ from freewheel.core import Snapshot
 from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import Tally
 from freewheel.transport.shm.channel import Port, Writer
-from freewheel.transport.shm.heartbeats import HOPELESS, RESET, STEP, WAIT, Heartbeats
+from freewheel.transport.shm.heartbeats import NO_LANES_LEFT, RESET, STEP, WAIT, Heartbeats
 from freewheel.transport.shm.mailbox import Mailbox
 from freewheel.transport.shm.memory import SharedArrays
 from freewheel.transport.shm.permits import SharedPermits
@@ -119,7 +119,7 @@ def write_for_ever(port: Port, incarnation: int) -> None:
     while True:
         for steps in range(1, port.shape.steps + 1):
             while writer.full():
-                port.room.wait(LIMIT)
+                port.slot_freed.wait(LIMIT)
             author.fragment(steps, version=author.number)
             writer.notify()
 
@@ -130,7 +130,7 @@ def write_blanks_for_ever(port: Port) -> None:
     port.memory["valid"][0] = True
     while True:
         while writer.full():
-            port.room.wait(LIMIT)
+            port.slot_freed.wait(LIMIT)
         writer.begin(0)
         for t in range(port.shape.steps):
             writer.row(t, port.shape.spec.lanes)
@@ -179,7 +179,7 @@ def issue_many(permits: SharedPermits, worker: int, go: Wakeup, answer: Connecti
 
 def die_speaking(heartbeats: Heartbeats, worker: int) -> None:
     """Be killed between beginning to speak and having spoken."""
-    said = heartbeats.memory["said"]
+    said = heartbeats.memory["reported"]
     said[worker] += 1
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -238,7 +238,7 @@ def _end(shift: Shift, worker: int, end: str) -> None:
     if end == "stop in wait":
         heartbeats.enter(worker, WAIT)
     elif end == "speak and exit":
-        heartbeats.say(worker, "the env said no\nand why")
+        heartbeats.report(worker, "the env said no\nand why")
     with shift.lock if end == "stop with the lock" else nullcontext():
         ENDS[end]()
 
@@ -255,7 +255,7 @@ def _send(number: int) -> None:
 
 ENDS: dict[str, Callable[[], None]] = {
     "exit": partial(os._exit, 0),
-    "exit, hopeless": partial(os._exit, HOPELESS),
+    "exit, hopeless": partial(os._exit, NO_LANES_LEFT),
     "speak and exit": partial(os._exit, 3),
     "die": partial(_send, signal.SIGKILL),
     "die of signal 40": partial(_send, 40),

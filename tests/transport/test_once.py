@@ -69,7 +69,7 @@ def test_an_errand_that_does_not_come_back_is_ended_in_time() -> None:
     began = time.monotonic()
     with pytest.raises(EnvError) as caught:
         call_in_process(wait, "the world", 0.3)
-    assert one_line(caught.value) == "the world did not come back within 0.3 s; is it waiting for something?"
+    assert one_line(caught.value) == "the world did not return within 0.3 s; is it waiting for something?"
     assert time.monotonic() - began < 5.0
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(SetupError) as caught:
         call_in_process(lambda: lock, "the world", LIMIT)
-    assert one_line(caught.value).startswith("the world cannot be sent to another process (")
+    assert one_line(caught.value).startswith("the world cannot be pickled for another process (")
     assert one_line(caught.value).endswith("): pass an importable factory")
 
 

@@ -291,7 +291,7 @@ def test_a_worker_that_is_stopped_with_the_lock_does_not_stop_the_others(hire: H
     began = time.monotonic()
     eventually(lambda: party.incarnations()[0] == 1)
     assert time.monotonic() - began < STUCK + 3.0
-    assert party.reasons() == ["was stopped with a lock in its hands"]
+    assert party.reasons() == ["was stopped while holding a lock"]
     before = party.steps()
     eventually(lambda: all(now > then + 5 for now, then in zip(party.steps(), before, strict=True)))
 
@@ -303,7 +303,7 @@ def test_nor_does_it_stop_the_crew_from_burying_another(hire: Hire, eventually: 
     eventually(lambda: party.shift.lock.holder() == party.pids()[0] and party.steps()[0] == 15)
     os.kill(party.pids()[1], signal.SIGKILL)
     eventually(lambda: party.incarnations() == [1, 1])
-    assert sorted(party.reasons()) == ["was killed (SIGKILL)", "was stopped with a lock in its hands"]
+    assert sorted(party.reasons()) == ["was killed (SIGKILL)", "was stopped while holding a lock"]
     assert sorted(party.settled) == [(0, False), (1, False)]
 
 

@@ -10,7 +10,7 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, UsageError
 from freewheel.rollout.factory import Timeouts
 from freewheel.rollout.probe import StepCost
-from freewheel.transport.workers import CROWD, WorkersConfig, useful_workers
+from freewheel.transport.workers import MOST_WORKERS, WorkersConfig, useful_workers
 
 BURNING = StepCost(wall=1e-4, cpu=1e-4)
 SLEEPING = StepCost(wall=1e-2, cpu=5e-4)  # a twentieth of it is work
@@ -34,8 +34,8 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> Any:
         (4, StepCost(1e-2, 0.5e-2), 8),  # half asleep: twice as many as cores
         (2, SLEEPING, 40),
         (4, SLEEPING, 80),
-        (64, SLEEPING, CROWD),
-        (2, StepCost(1.0, 0.0), CROWD),  # nothing but sleep
+        (64, SLEEPING, MOST_WORKERS),
+        (2, StepCost(1.0, 0.0), MOST_WORKERS),  # nothing but sleep
         (4, StepCost(0.0, 0.0), 3),  # too fast for the clock
         (4, StepCost(1e-4, 3e-4), 3),  # threads of its own
     ],
@@ -82,13 +82,13 @@ def test_a_plan_keeps_what_is_given_and_finds_the_rest(
         ({"num_envs": 0}, "--num-envs must be positive, not 0"),
         (
             {"workers": 4, "num_envs": 10},
-            "10 envs do not share out over 4 workers; use --num-envs 8",
+            "10 envs cannot be divided evenly over 4 workers; use --num-envs 8",
         ),
         (
             {"workers": 4, "num_envs": 3},
-            "3 envs do not share out over 4 workers; use --num-envs 4",
+            "3 envs cannot be divided evenly over 4 workers; use --num-envs 4",
         ),
-        ({"envs_per_worker": 4, "num_envs": 10}, "--num-envs 10 is no multiple of --envs-per-worker 4"),
+        ({"envs_per_worker": 4, "num_envs": 10}, "--num-envs 10 is not a multiple of --envs-per-worker 4"),
         (
             {"workers": 2, "envs_per_worker": 2, "num_envs": 8},
             "2 workers x 2 envs are not 8 envs; leave one of the three out",
@@ -120,4 +120,4 @@ def test_a_world_is_tried_out_in_a_process_of_its_own() -> None:
 def test_a_world_that_dies_of_being_tried_out_is_told_in_one_line() -> None:
     with pytest.raises(EnvError) as caught:
         WorkersConfig().survey(GymConfig("freewheel.testing.worlds:Dies").make, Timeouts())
-    assert str(caught.value) == "the world ended its process (exit code -9)"
+    assert str(caught.value) == "the environment ended its process (exit code -9)"

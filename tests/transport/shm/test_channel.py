@@ -117,9 +117,9 @@ def test_a_commit_rings_for_the_learner_and_a_take_for_the_worker(channel: Chann
     assert not channel.wakeup.wait(0.0)
     author.writer.notify()
     assert channel.wakeup.wait(0.0)
-    assert not channel.ports[0].room.wait(0.0)
+    assert not channel.ports[0].slot_freed.wait(0.0)
     books.take()
-    assert channel.ports[0].room.wait(0.0)
+    assert channel.ports[0].slot_freed.wait(0.0)
 
 
 def test_a_full_ring_waits(channel: Channel) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from freewheel.core import Failure
 from freewheel.pacing.lag_bound import LagBound
-from freewheel.pacing.pacing import NOBODY, Grant
+from freewheel.pacing.pacing import NO_VERSION, Grant
 from freewheel.transport.shm.channel import Channel
 from freewheel.transport.shm.permits import SharedPermits
 from tests.support.fuse import Fuse, Killed, fused_writer
@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
         self.cells = pacing.cells
         self.books = Books(self.channel)
         self.hands = [Hand(self.channel, worker, 0, 0) for worker in range(WORKERS)]
-        self.posted, self.limit = NOBODY, 0
+        self.posted, self.limit = NO_VERSION, 0
         self.unpaid = 0  # rows written on grants that had been revoked
 
     def teardown(self) -> None:
@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
         free = self.limit - (sum(reserved) - reserved[who] + tally.produced)
         hand.grant = self.permits.take(who, tally)
         hand.closed = hand.revoked = False
-        if free <= 0 or self.posted == NOBODY:
+        if free <= 0 or self.posted == NO_VERSION:
             assert hand.grant is None
         else:
             assert hand.grant == Grant(max(1, min(STEPS, free // LANES)), self.posted)
@@ -179,7 +179,7 @@ class Machine(RuleBasedStateMachine):
         self.posted, self.limit = self.posted + 1, self.allowed()
         self.permits.publish(self.posted, self.limit)
 
-    @precondition(lambda self: self.posted != NOBODY)
+    @precondition(lambda self: self.posted != NO_VERSION)
     @rule()
     def allow(self) -> None:
         self.limit = self.allowed()
@@ -229,7 +229,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def who_acts_is_announced(self) -> None:
-        acting = [hand.grant.version if hand.grant and not hand.revoked else NOBODY for hand in self.hands]
+        acting = [hand.grant.version if hand.grant and not hand.revoked else NO_VERSION for hand in self.hands]
         assert self.permits.pacing.announced() == acting
 
 

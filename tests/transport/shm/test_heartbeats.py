@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from freewheel.transport.shm.heartbeats import PHASES, REPORT, RESET, SAYINGS, STEP, WAIT, Heartbeats, kind
+from freewheel.transport.shm.heartbeats import PHASES, REPORT_BYTES, REPORTS, RESET, STEP, WAIT, Heartbeats, kind
 from tests.support import children
 
 if TYPE_CHECKING:
@@ -35,37 +35,37 @@ def test_a_phase_ages_from_when_it_was_entered(heartbeats: Heartbeats, monkeypat
 
 
 def test_words_are_heard_as_they_were_said(heartbeats: Heartbeats) -> None:
-    assert heartbeats.last_words(1) == ""
+    assert heartbeats.last_report(1) == ""
     said = ["a long complaint – with a dash", "short", "two\nlines"]
     for text in said:
-        heartbeats.say(1, text)
-    assert list(heartbeats.heard(1, 0)) == said
-    assert list(heartbeats.heard(1, 2)) == said[2:]
-    assert list(heartbeats.heard(1, 3)) == []
-    assert [heartbeats.last_words(worker) for worker in range(3)] == ["", "two\nlines", ""]
+        heartbeats.report(1, text)
+    assert list(heartbeats.reports(1, 0)) == said
+    assert list(heartbeats.reports(1, 2)) == said[2:]
+    assert list(heartbeats.reports(1, 3)) == []
+    assert [heartbeats.last_report(worker) for worker in range(3)] == ["", "two\nlines", ""]
 
 
 def test_of_many_sayings_the_last_ones_are_kept(heartbeats: Heartbeats) -> None:
-    said = ["!" * number for number in range(2 * SAYINGS + 3, 0, -1)]  # each is shorter than the one before
+    said = ["!" * number for number in range(2 * REPORTS + 3, 0, -1)]  # each is shorter than the one before
     for text in said:
-        heartbeats.say(0, text)
-    assert list(heartbeats.heard(0, 0)) == said[-SAYINGS:]
-    assert list(heartbeats.heard(0, len(said) - 1)) == [heartbeats.last_words(0)] == ["!"]
+        heartbeats.report(0, text)
+    assert list(heartbeats.reports(0, 0)) == said[-REPORTS:]
+    assert list(heartbeats.reports(0, len(said) - 1)) == [heartbeats.last_report(0)] == ["!"]
 
 
 def test_too_many_words_are_cut(heartbeats: Heartbeats) -> None:
-    heartbeats.say(0, "x" * (REPORT - 1) + "–")  # the cut goes through the dash
-    assert heartbeats.last_words(0)[:-1] == "x" * (REPORT - 1)
-    assert heartbeats.last_words(2) == ""
+    heartbeats.report(0, "x" * (REPORT_BYTES - 1) + "–")  # the cut goes through the dash
+    assert heartbeats.last_report(0)[:-1] == "x" * (REPORT_BYTES - 1)
+    assert heartbeats.last_report(2) == ""
 
 
 def test_who_died_speaking_does_not_silence_its_heir(heartbeats: Heartbeats, start: Start) -> None:
-    heartbeats.say(1, "before")
+    heartbeats.report(1, "before")
     process = start(children.die_speaking, heartbeats, 1)
     process.join(20.0)
-    assert list(heartbeats.heard(1, 0)) == ["before"]
-    heartbeats.say(1, "what the heir says")
-    assert list(heartbeats.heard(1, 0)) == ["before", "what the heir says"]
+    assert list(heartbeats.reports(1, 0)) == ["before"]
+    heartbeats.report(1, "what the heir says")
+    assert list(heartbeats.reports(1, 0)) == ["before", "what the heir says"]
 
 
 @pytest.mark.parametrize(

@@ -82,15 +82,15 @@ def test_weights_of_another_shape_are_refused(mailbox: Mailbox) -> None:
 
 def test_contexts_travel_with_the_weights() -> None:
     with closing(Mailbox(LAYOUT, (2, 3))) as mailbox:
-        room, kept = mailbox.room(), list[Snapshot]()
+        buffer, kept = mailbox.buffer(), list[Snapshot]()
         for version in range(3):
             context = np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * version
             mailbox.post(replace(weights(version), context=context))
-            kept.append(mailbox.read(room=room))
+            kept.append(mailbox.read(buffer=buffer))
         assert_holds(mailbox.read(), 2)
-        assert [snapshot.context[0, 0] for snapshot in kept] == [0, 10, 20], "a copy, though the room is used again"
+        assert [snapshot.context[0, 0] for snapshot in kept] == [0, 10, 20], "a copy, although the buffer is used again"
         for wrong in (np.zeros((1, 3), np.float32), np.zeros((0, 0), np.float32)):
-            with pytest.raises(ValueError, match=r"do not fit the mailbox, which has room for \(2, 3\)"):
+            with pytest.raises(ValueError, match=r"contexts must have the shape \(2, 3\), not"):
                 mailbox.post(replace(weights(3), context=wrong))
         assert mailbox.version == 2
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freewheel.errors import SetupError
-from freewheel.transport.shm.memory import LINE, SharedArrays, bytes_of, require_room
+from freewheel.transport.shm.memory import LINE, SharedArrays, bytes_of, require_memory
 from tests.support import children
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ def test_cells_are_the_numbers_of_one_worker() -> None:
 
 def test_what_does_not_fit_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * 2**30))
-    require_room(8 * 2**30, "a queue")
+    require_memory(8 * 2**30, "a queue")
     with pytest.raises(SetupError) as refusal:
-        require_room(8 * 2**30 + 1, "a queue")
+        require_memory(8 * 2**30 + 1, "a queue")
     (line,) = str(refusal.value).splitlines()
-    assert line.startswith("a queue takes 8.0 GB of memory and 10.0 GB are free; use a smaller --max-queue-size")
+    assert line.startswith("a queue needs 8.0 GB of memory but 10.0 GB are free; use a smaller --max-queue-size")

@@ -11,7 +11,7 @@ import pytest
 
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.pacing.lag_bound import LagBound
-from freewheel.pacing.pacing import NOBODY
+from freewheel.pacing.pacing import NO_VERSION
 from freewheel.transport.shm.memory import SharedArrays
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.sync import Wakeup
@@ -55,7 +55,7 @@ def test_nobody_who_acts_is_overlooked(permits: SharedPermits, start: Start) -> 
             version += 1
             permits.publish(version, 2**40)
             announced = permits.pacing.announced()
-            idle = [worker for worker in range(2) if announced[worker] == NOBODY]
+            idle = [worker for worker in range(2) if announced[worker] == NO_VERSION]
             scans += [(worker, int(memory["count"][worker]), version) for worker in idle]
             seen.update(announced)
             assert all(process.is_alive() or process.exitcode == 0 for process in processes)

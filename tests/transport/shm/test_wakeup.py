@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from freewheel.transport.shm.sync import CROWD, Wakeup, Wakeups
+from freewheel.transport.shm.sync import LISTENERS, Wakeup, Wakeups
 from tests.support import children
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def test_bells_wake_their_own_listener() -> None:
 
 
 def test_in_a_crowd_bells_are_shared_and_every_ring_wakes_one() -> None:
-    with closing(Wakeups(CROWD + 2)) as wakeups:
-        wakeups.notify([0, CROWD, 5])
-        assert [wakeups[listener].wait(0.0) for listener in (CROWD, 0, 0, 5, 5)] == [True, True, False, True, False]
-        assert len({wakeups[listener].fileno() for listener in range(CROWD + 2)}) == CROWD
+    with closing(Wakeups(LISTENERS + 2)) as wakeups:
+        wakeups.notify([0, LISTENERS, 5])
+        assert [wakeups[listener].wait(0.0) for listener in (LISTENERS, 0, 0, 5, 5)] == [True, True, False, True, False]
+        assert len({wakeups[listener].fileno() for listener in range(LISTENERS + 2)}) == LISTENERS
