@@ -1,4 +1,4 @@
-"""What is compiled does what its Python says, and is there wherever it can be."""
+"""The compiled functions do the same as their Python equivalents, and are built where a compiler exists."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from freewheel.policies.numpy_actor import BELOW_ONE
 from freewheel.rollout.kernel import PythonRowWriter, RowWriter, compiled
 
 WIDTHS = (5, 7, 6, 9)
-BEFORE = 3  # numbers of the flat vector that belong to others
-SINGLES = pytest.mark.parametrize("kind", [NumpyCategorical, FastCategorical], ids=["numpy", "compiled"])
-PAGES = pytest.mark.parametrize("kind", [PythonRowWriter, RowWriter], ids=["plain", "compiled"])
+BEFORE = 3  # numbers at the start of the flat vector that are not used
+CATEGORICALS = pytest.mark.parametrize("kind", [NumpyCategorical, FastCategorical], ids=["numpy", "compiled"])
+WRITERS = pytest.mark.parametrize("kind", [PythonRowWriter, RowWriter], ids=["plain", "compiled"])
 
 
 def vector(seed: int, scale: float = 1.0) -> NDArray:
@@ -49,12 +49,12 @@ def test_it_is_compiled_where_there_is_a_compiler() -> None:
     if shutil.which("gcc") is None or not headers.is_file():
         pytest.skip("no compiler or no headers")
     assert importlib.util.find_spec("freewheel.rollout._kernel") is not None, (
-        "install freewheel anew: make clean, then make test"
+        "install freewheel again: make clean, then make test"
     )
     assert FastCategorical is not NumpyCategorical
 
 
-def test_without_it_python_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_it_python_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)
 
@@ -62,9 +62,9 @@ def test_without_it_python_does_the_work(monkeypatch: pytest.MonkeyPatch) -> Non
     assert compiled("FastCategorical", NumpyCategorical) is NumpyCategorical
 
 
-@SINGLES
+@CATEGORICALS
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_choice_falls_where_the_draw_does(kind: type[NumpyCategorical], activation: str) -> None:
+def test_a_choice_follows_the_random_number(kind: type[NumpyCategorical], activation: str) -> None:
     flat, rng = vector(1), np.random.default_rng(2)
     single = kind(flat, BEFORE, WIDTHS, activation)
     for _ in range(50):
@@ -78,8 +78,8 @@ def test_a_choice_falls_where_the_draw_does(kind: type[NumpyCategorical], activa
         assert single.choose(inputs, None, None)[0] == logits.argmax()
 
 
-@SINGLES
-def test_weights_are_read_where_they_lie(kind: type[NumpyCategorical]) -> None:
+@CATEGORICALS
+def test_weights_are_read_in_place(kind: type[NumpyCategorical]) -> None:
     flat = vector(3)
     single, inputs = kind(flat, BEFORE, WIDTHS, "tanh"), np.ones(WIDTHS[0], np.float32)
     before = single.choose(inputs, None, None)[1]
@@ -88,10 +88,10 @@ def test_weights_are_read_where_they_lie(kind: type[NumpyCategorical]) -> None:
     assert single.choose(inputs, None, None)[0] == logits_of(flat, inputs, "tanh").argmax()
 
 
-@SINGLES
+@CATEGORICALS
 @pytest.mark.parametrize("draw", [0.0, 0.5, BELOW_ONE, None])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
-def test_what_is_masked_is_never_chosen(kind: type[NumpyCategorical], draw: float | None, scale: float) -> None:
+def test_masked_actions_are_never_chosen(kind: type[NumpyCategorical], draw: float | None, scale: float) -> None:
     single, inputs = kind(vector(5, scale), BEFORE, WIDTHS, "relu"), np.ones(WIDTHS[0], np.float32)
     for only in range(WIDTHS[-1]):
         mask = np.zeros(WIDTHS[-1], np.float32)
@@ -99,8 +99,8 @@ def test_what_is_masked_is_never_chosen(kind: type[NumpyCategorical], draw: floa
         assert single.choose(inputs, mask, draw) == (only, 0.0)
 
 
-@SINGLES
-def test_extreme_logits_do_no_harm(kind: type[NumpyCategorical]) -> None:
+@CATEGORICALS
+def test_extreme_logits_give_finite_results(kind: type[NumpyCategorical]) -> None:
     flat = vector(6, 1e6)
     single, inputs = kind(flat, BEFORE, WIDTHS, "relu"), np.ones(WIDTHS[0], np.float32)
     assert single.choose(inputs, None, 0.999) == (int(logits_of(flat, inputs, "relu").argmax()), 0.0)
@@ -121,7 +121,7 @@ def test_extreme_logits_do_no_harm(kind: type[NumpyCategorical]) -> None:
         lambda: FastCategorical(vector(1), BEFORE, WIDTHS, "tanh").choose(np.zeros(5, np.float32), None, "often"),  # type: ignore[arg-type]
     ],
 )
-def test_what_does_not_fit_is_refused(bad: Callable[[], object]) -> None:
+def test_wrong_sizes_and_types_are_refused(bad: Callable[[], object]) -> None:
     if FastCategorical is NumpyCategorical:
         pytest.skip("not compiled")
     with pytest.raises((ValueError, TypeError, BufferError)):
@@ -140,24 +140,24 @@ def test_finite(check: Callable[[NDArray], bool]) -> None:
             assert check(values) is False
 
 
-@PAGES
+@WRITERS
 @pytest.mark.parametrize(
     ("action", "other"),
     [(3, 7), (np.array([0.5, -1.0], np.float32), np.array([0.25, 2.0], np.float32))],
     ids=["discrete", "box"],
 )
-def test_rows_of_a_page(kind: type[PythonRowWriter], action: Any, other: Any) -> None:
+def test_rows_of_a_row_writer(kind: type[PythonRowWriter], action: Any, other: Any) -> None:
     rows, first, successor = 3, np.arange(4, dtype=np.float32), np.arange(4, 8, dtype=np.float32)
     actions = np.zeros((rows, *np.shape(action)), np.asarray(action).dtype)
     obs, next_obs = np.zeros((2, rows, 4), np.float32)
     log_prob, reward = np.zeros((2, rows), np.float32)
     terminated, truncated, valid = np.zeros((3, rows), np.bool_)
-    page = kind((obs, actions, log_prob, reward, terminated, truncated, next_obs, valid), first, successor)
-    page.see(0, True)
-    assert page.put(0, action, -0.5, 0.1, False, True) == float(np.float32(0.1))
-    page.see(1, False)
+    writer = kind((obs, actions, log_prob, reward, terminated, truncated, next_obs, valid), first, successor)
+    writer.see(0, True)
+    assert writer.put(0, action, -0.5, 0.1, False, True) == float(np.float32(0.1))
+    writer.see(1, False)
     successor += 10
-    assert page.put(1, other, -1.5, 2.0, 1 > 0, 1 < 0) == 2.0
+    assert writer.put(1, other, -1.5, 2.0, 1 > 0, 1 < 0) == 2.0
     assert obs.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 0, 0, 0]]
     assert next_obs.tolist() == [[4, 5, 6, 7], [14, 15, 16, 17], [0, 0, 0, 0]]
     assert actions[:2].tolist() == [np.asarray(action).tolist(), np.asarray(other).tolist()]
@@ -166,15 +166,15 @@ def test_rows_of_a_page(kind: type[PythonRowWriter], action: Any, other: Any) ->
     assert valid.tolist() == [True, True, False]
 
 
-def test_a_page_has_no_other_rows() -> None:
+def test_a_row_writer_refuses_other_rows_and_sizes() -> None:
     numbers = np.zeros((2, 3), np.float32)
     flags = np.zeros((3, 3), np.bool_)
     obs = np.zeros((2, 3, 2), np.float32)
     columns = (obs[0], np.zeros(3, np.int64), numbers[0], numbers[1], flags[0], flags[1], obs[1], flags[2])
-    page = RowWriter(columns, np.zeros(2, np.float32), np.zeros(2, np.float32))
+    writer = RowWriter(columns, np.zeros(2, np.float32), np.zeros(2, np.float32))
     for t in (3, -4):
         with pytest.raises((IndexError, ValueError)):
-            page.put(t, 0, 0.0, 0.0, False, False)
+            writer.put(t, 0, 0.0, 0.0, False, False)
     if RowWriter is not PythonRowWriter:
         with pytest.raises(ValueError, match="bytes"):
             RowWriter(columns, np.zeros(3, np.float32), np.zeros(3, np.float32))
