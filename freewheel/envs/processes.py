@@ -24,7 +24,7 @@ from freewheel.envs.spaces import Layout
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.rollout.factory import Timeouts
-from freewheel.transport.forkserver import freeze_heap, ignore_interrupts, tie, without_main
+from freewheel.transport.forkserver import freeze_heap, ignore_interrupts, pickled, tie, without_main
 
 if TYPE_CHECKING:
     _Workers = AsyncVectorEnv[Any, Any]
@@ -39,12 +39,7 @@ SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, the same time again, the
 
 def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, ...], timeouts: Timeouts) -> GymVector:
     """An Env with a process for each lane. The env's code never runs in this process: a probe process reports its spaces."""
-    try:
-        factory = cloudpickle.dumps(open_env)
-    except Exception as error:
-        raise SetupError(
-            f"{name} cannot be pickled for another process ({error}): pass an importable factory"
-        ) from error
+    factory = pickled(open_env, name)
     who = [f"lane {lane} of {name}" for lane in lanes]
     with closing(GymProcesses([partial(_Probe, factory, lanes[0], who[0])], who[:1], timeouts)) as probe:
         layout: Layout = probe.ask("survey", probe.lifeline)[0]

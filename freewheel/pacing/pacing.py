@@ -72,15 +72,13 @@ class Pacing(Protocol):
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken: ...
 
     # A worker's side.
-    def take(
-        self, worker: int, tally: Tally
-    ) -> tuple[Grant | None, Woken]: ...  # returns the last grant too; None: wait
+    # Gives back the last grant; None: wait
+    def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]: ...
     def give_back(self, worker: int, tally: Tally) -> Woken: ...  # the fragment is queued, the next `take` may be late
     # The episodes that the worker plays; (): each lane plays its own.
     def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]: ...
-    def closes(
-        self, worker: int, version: int, *, ended: bool
-    ) -> bool: ...  # a hint: close the fragment after this step?
+    # A hint: after a step, close the fragment?
+    def closes(self, worker: int, version: int, *, ended: bool) -> bool: ...
     @property
     def gated(self) -> bool: ...  # a hint: the learner waits for rows under way, therefore there are no grants
 

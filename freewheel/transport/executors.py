@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.core import Executor
-from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.errors import EnvError, FreewheelError
 from freewheel.transport import forkserver
 
 Argument = TypeVar("Argument")
@@ -120,12 +120,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         nice: int = NICE,
         modules: Sequence[str] = (),
     ) -> None:
-        try:
-            self._build: bytes = cloudpickle.dumps(build)
-        except Exception as error:
-            raise SetupError(
-                f"{what} cannot be pickled for another process ({error}): pass an importable factory"
-            ) from error
+        self._build = forkserver.pickled(build, what)
         self._what, self._nice, self._modules = what, nice, modules
         self._lifeline = forkserver.Lifeline()
         self._process: ForkServerProcess | None = None

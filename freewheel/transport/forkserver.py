@@ -17,6 +17,10 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
+
+from freewheel.errors import SetupError
+
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 PRELOAD = ("freewheel.transport.shm.worker", "freewheel.transport.preload")
 RESTART_LIMIT = 5.0  # seconds to replace a server that was killed
@@ -67,6 +71,16 @@ def _tied(end: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:
     ignore_interrupts()
     tie(os.open(end, os.O_RDONLY | os.O_NONBLOCK))
     target(*args)
+
+
+def pickled(value: Any, what: str) -> bytes:
+    """A value for another process; SetupError if that is impossible."""
+    try:
+        blob: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        reason = f"{what} cannot be pickled for another process ({error})"
+        raise SetupError(f"{reason}: pass an importable factory") from error
+    return blob
 
 
 @contextmanager

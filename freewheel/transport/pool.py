@@ -28,9 +28,8 @@ class Assembly(Protocol):
     takes_parts: bool  # the finished rows of an open fragment can be used
     gathers: bool  # wait for several fragments, because waking up for each one costs too much
 
-    def put(
-        self, fragment: Fragment, *, late: bool
-    ) -> Iterable[tuple[Fragment, str]]: ...  # what to drop, and the cause
+    # What to drop, and why
+    def put(self, fragment: Fragment, *, late: bool) -> Iterable[tuple[Fragment, str]]: ...
     def ready(self) -> Iterable[Fragment]: ...  # what to deliver now
     @property
     def rows(self) -> int: ...  # held here

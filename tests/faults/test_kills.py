@@ -82,8 +82,8 @@ def test_workers_are_replaced_if_the_forkserver_dies(mode: str) -> None:
             server = workers[0].parent()
             assert server is not None
             server.kill()
-            everyone = dict.fromkeys(range(4), turn)
-            on.run(lambda everyone=everyone: on.audit.incarnations() == everyone)  # type: ignore[misc]
+            expected = dict.fromkeys(range(4), turn)
+            on.run(lambda expected=expected: on.audit.incarnations() == expected)  # type: ignore[misc]
             assert not any(map(alive, workers))
         assert {loss.reason for loss in on.supervisor.losses} == {"lost its forkserver"}
 

@@ -19,7 +19,7 @@ from freewheel.loop import loop
 from freewheel.meter import Meter
 from freewheel.rollout.factory import CollectSpec
 from freewheel.transport.executors import SerialExecutor
-from tests.support.device_story import Stage, retold
+from tests.support.device_story import DeviceSetup, expected_rows
 from tests.support.isaac_like import Traps
 
 LANES, STEPS, FRAGMENT, ENOUGH = 4, 6, 3, 480
@@ -32,29 +32,29 @@ MODEL = MBPOConfig(
 )  # fmt: skip
 
 
-def staged(*, has_final_obs: bool, views: bool) -> Stage:
-    return Stage(replace(TRAPS, has_final_obs=has_final_obs, views=views), LANES, head="squashed")
+def staged(*, has_final_obs: bool, views: bool) -> DeviceSetup:
+    return DeviceSetup(replace(TRAPS, has_final_obs=has_final_obs, views=views), LANES, head="squashed")
 
 
-def task_of(stage: Stage) -> LearnerSpec:
+def task_of(setup: DeviceSetup) -> LearnerSpec:
     return LearnerSpec(
-        stage.policy,
+        setup.policy,
         LANES * STEPS,
         LANES,
         1,
         None,
         batched_on_device=True,
-        has_final_obs=stage.spec.has_final_obs,
+        has_final_obs=setup.spec.has_final_obs,
         algo="sac",
     )
 
 
-def learned(stage: Stage, learner: Learner, workers: int) -> None:
+def learned(setup: DeviceSetup, learner: Learner, workers: int) -> None:
     """Run free until there is enough."""
     mode = ContinuousConfig(workers=workers, num_envs=LANES, collection_batch_size=FRAGMENT, max_lag=1)
-    job = CollectSpec(env=stage.spec, batch=BatchSpec(STEPS, stage.spec.lanes), on_policy=False)
-    with mode.build(stage.recipe, job) as collector:
-        for tick in loop(collector, learner, Meter(1, stage.spec.measures)):
+    job = CollectSpec(env=setup.spec, batch=BatchSpec(STEPS, setup.spec.lanes), on_policy=False)
+    with mode.build(setup.factory, job) as collector:
+        for tick in loop(collector, learner, Meter(1, setup.spec.measures)):
             if tick.env_steps >= ENOUGH and learner.rows().queued == 0:
                 break
     assert learner.rows().trained >= ENOUGH
@@ -72,7 +72,7 @@ def assert_true(rows: NDArray, workers: int, *, has_final_obs: bool) -> None:
     told = by_lane(rows, workers)
     obs, action, told_scalars, next_obs = np.split(told, np.cumsum([5, 1, 3]), axis=-1)
     reward, terminated, known = np.moveaxis(told_scalars, -1, 0)
-    wanted = retold(action, has_final_obs=has_final_obs).data
+    wanted = expected_rows(action, has_final_obs=has_final_obs).data
     over = wanted.terminated | wanted.truncated
     np.testing.assert_array_equal(obs, wanted.obs)
     np.testing.assert_array_equal(reward, wanted.reward)
@@ -90,13 +90,13 @@ def assert_true(rows: NDArray, workers: int, *, has_final_obs: bool) -> None:
 @pytest.mark.parametrize("views", [True, False], ids=["views", "copies"])
 @pytest.mark.parametrize("has_final_obs", [True, False], ids=["has_final_obs", "hidden"])
 def test_a_replay_buffer_holds_what_happened(has_final_obs: bool, views: bool, workers: int) -> None:
-    stage = staged(has_final_obs=has_final_obs, views=views)
-    learner = SAC(SMALL, task_of(stage))
-    learned(stage, learner, workers)
+    setup = staged(has_final_obs=has_final_obs, views=views)
+    learner = SAC(SMALL, task_of(setup))
+    learned(setup, learner, workers)
     stored = to_numpy(learner.replay.newest(learner.replay.count))
     assert len(stored) == learner.rows().trained
     assert_true(stored, workers, has_final_obs=has_final_obs)
-    assert stage.closed == [1]
+    assert setup.closed == [1]
 
 
 @dataclass
@@ -121,9 +121,9 @@ class Listening:
 @pytest.mark.parametrize("has_final_obs", [True, False], ids=["has_final_obs", "hidden"])
 def test_a_model_is_asked_about_what_happened(has_final_obs: bool) -> None:
     """Each row once and in order; where the world hides how episodes end, their last rows say so."""
-    stage, clocks = staged(has_final_obs=has_final_obs, views=True), Listening()
-    learner = MBPO(MODEL, replace(task_of(stage), algo="mbpo", executors=clocks))
-    learned(stage, learner, 1)
+    setup, clocks = staged(has_final_obs=has_final_obs, views=True), Listening()
+    learner = MBPO(MODEL, replace(task_of(setup), algo="mbpo", executors=clocks))
+    learned(setup, learner, 1)
     assert len(clocks.asked) > 3
     asked = np.concatenate([to_numpy(question.rows) for question in clocks.asked])
     assert_true(asked, 1, has_final_obs=has_final_obs)

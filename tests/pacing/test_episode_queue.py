@@ -230,10 +230,10 @@ def play_until(tickets: Queue, moment: str) -> Tally:
         "next granted": (lambda: tickets.take(0, end), end),
         "next begun": (lambda: None, tally(6, ended=False)),  # a slot without rows: none ended an episode
     }
-    for name, (act, came) in moments.items():
+    for name, (act, reached) in moments.items():
         act()
         if name == moment:
-            return came
+            return reached
     raise KeyError(moment)
 
 
@@ -258,13 +258,13 @@ def test_the_next_ticket_what_was_not_played_to_its_end(
 ) -> None:
     tickets = in_rows if unit == "rows" else in_episodes
     tickets.post(3, limit=1000, expected=10 if unit == "rows" else 1)
-    came = play_until(tickets, moment)
-    tickets.settle(0, came, for_good=False)
+    reached = play_until(tickets, moment)
+    tickets.settle(0, reached, for_good=False)
     assert tickets.announced == [NO_VERSION, NO_VERSION]
-    assert tickets.reserved == [came.produced if unit == "rows" else paid, 0]
+    assert tickets.reserved == [reached.produced if unit == "rows" else paid, 0]
     assert tickets.stream().number(0) == next_ticket
     assert tickets.stream(1).number(0) == max(1, next_ticket + 1), "and no other worker does"
-    assert tickets.take(0, came._replace(ended=True)) == Grant(STEPS, 3)
+    assert tickets.take(0, reached._replace(ended=True)) == Grant(STEPS, 3)
 
 
 # ------------------------------------------------------------------------------------------------------------ save and restore

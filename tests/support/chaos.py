@@ -154,9 +154,9 @@ class Audit:
             if count > 1:  # unless two episodes of a lane happen to have the same seed
                 seed = row // LENGTH
                 assert count <= sum(tree(SEED, "env", lane, k) == seed for k in range(100_000)), f"lane {lane}, {seed}"
-        came = Counter(rows.tolist())
+        delivered = Counter(rows.tolist())
         trained = Counter(row for part in witness.trained for row in part.tolist())
-        assert trained <= came
+        assert trained <= delivered
 
     def incarnations(self, since: float = 0.0) -> dict[int, int]:
         """The newest incarnation of each worker that has delivered since then."""

@@ -30,7 +30,7 @@ def worker() -> int | None:
 
 
 class Certified(Toy):
-    """An episode of 6 to 25 steps, as the seed says; a step takes `seconds`.
+    """An episode of 6 to 25 steps, depending on the seed; a step takes `seconds`.
 
     Observation: the seed in two columns, and the step. Reward: (seed + step) mod 5, and 1 more for action 1. So a row
     with parts of different steps, lanes or episodes is detected.

@@ -22,7 +22,7 @@ from freewheel.rollout.factory import CollectSpec
 from freewheel.testing.conformance import check_collector
 from freewheel.transport.pool import AsTheyCome
 from freewheel.transport.stream import SimulationCollector, simulation_wire
-from tests.support.device_story import Stage, retold
+from tests.support.device_story import DeviceSetup, expected_rows
 
 LANES, STEPS, FRAGMENT = 4, 6, 3  # steps of an update and of a fragment
 ROWS = LANES * STEPS
@@ -30,11 +30,11 @@ FIELDS = [field.name for field in fields(Transitions) if field.name != "log_prob
 
 
 @pytest.fixture
-def stage() -> Stage:
-    return Stage(lanes=LANES)
+def device() -> DeviceSetup:
+    return DeviceSetup(lanes=LANES)
 
 
-def spec_of(device: Stage, waiting: Callable[[], None] | None = None, steps: int = STEPS) -> CollectSpec:
+def spec_of(device: DeviceSetup, waiting: Callable[[], None] | None = None, steps: int = STEPS) -> CollectSpec:
     batch = BatchSpec(steps, device.spec.lanes)
     if waiting is None:
         return CollectSpec(env=device.spec, batch=batch)
@@ -42,18 +42,18 @@ def spec_of(device: Stage, waiting: Callable[[], None] | None = None, steps: int
 
 
 def free(
-    device: Stage, *, ahead: int = 2, workers: int = 1, slots: int = 100, given: CollectSpec | None = None
+    device: DeviceSetup, *, ahead: int = 2, workers: int = 1, slots: int = 100, given: CollectSpec | None = None
 ) -> SimulationCollector:
     spec = given or spec_of(device)
     pacing = LagBound(workers=1, lanes=LANES, steps=FRAGMENT, batch_rows=ROWS, ahead=ahead, max_lag=ahead)
-    wire = simulation_wire(device.recipe, spec, pacing, authors=workers, slots=slots, steps=FRAGMENT)
+    wire = simulation_wire(device.factory, spec, pacing, authors=workers, slots=slots, steps=FRAGMENT)
     return SimulationCollector(wire, AsTheyCome(), spec)
 
 
-def one_ahead(device: Stage, *, fragment: int = FRAGMENT, steps: int = STEPS) -> SimulationCollector:
+def one_ahead(device: DeviceSetup, *, fragment: int = FRAGMENT, steps: int = STEPS) -> SimulationCollector:
     spec = spec_of(device, steps=steps)
     pacing = OneAhead(workers=1, lanes=LANES, steps=fragment, batch_steps=steps)
-    wire = simulation_wire(device.recipe, spec, pacing, authors=1, slots=6, steps=fragment)
+    wire = simulation_wire(device.factory, spec, pacing, authors=1, slots=6, steps=fragment)
     return SimulationCollector(wire, WholeBatches(pacing, authors=1, quota=spec.batch.rows), spec)
 
 
@@ -74,7 +74,7 @@ def joined(chunks: Sequence[Chunk[Tensor]], name: str) -> NDArray:
 
 
 def assert_rows(chunks: Sequence[Chunk[Tensor]]) -> None:
-    wanted = retold(joined(chunks, "action")).data
+    wanted = expected_rows(joined(chunks, "action")).data
     for name in FIELDS:
         np.testing.assert_array_equal(joined(chunks, name), getattr(wanted, name), name)
 
@@ -83,18 +83,18 @@ def assert_rows(chunks: Sequence[Chunk[Tensor]]) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_free_running_satisfies_the_contract_of_a_collector(device: Stage, workers: int) -> None:
+def test_free_running_satisfies_the_contract_of_a_collector(device: DeviceSetup, workers: int) -> None:
     check_collector(lambda: free(device, workers=workers), device.snapshot, every=1)
     assert device.closed == [1]
 
 
-def test_one_ahead_satisfies_the_contract_of_a_collector(device: Stage) -> None:
+def test_one_ahead_satisfies_the_contract_of_a_collector(device: DeviceSetup) -> None:
     """New weights come with every batch."""
     check_collector(lambda: one_ahead(device, fragment=STEPS), device.snapshot, every=1)
     assert device.closed == [1]
 
 
-def test_rows_are_correct_across_versions(device: Stage) -> None:
+def test_rows_are_correct_across_versions(device: DeviceSetup) -> None:
     chunks: list[Chunk[Tensor]] = []
     with free(device) as simulation:
         for version in range(12):
@@ -102,13 +102,13 @@ def test_rows_are_correct_across_versions(device: Stage) -> None:
             chunks += simulation.collect(wait=True)
     assert len({chunk.version for chunk in chunks}) > 3
     assert_rows(chunks)
-    wanted = retold(joined(chunks, "action")).episodes
+    wanted = expected_rows(joined(chunks, "action")).episodes
     assert [episode for chunk in chunks for episode in chunk.episodes] == [one for ended in wanted for one in ended]
 
 
 @pytest.mark.parametrize("mode", [free, one_ahead])
 def test_rows_are_chosen_by_the_weights_of_their_version(
-    device: Stage, mode: Callable[[Stage], SimulationCollector]
+    device: DeviceSetup, mode: Callable[[DeviceSetup], SimulationCollector]
 ) -> None:
     chunks: list[Chunk[Tensor]] = []
     with mode(device) as simulation:
@@ -116,7 +116,7 @@ def test_rows_are_chosen_by_the_weights_of_their_version(
             simulation.publish(device.snapshot(version), version * ROWS)
             while sum(chunk.rows for chunk in chunks) < (version + 1) * ROWS:
                 chunks += simulation.collect(wait=True)
-    actor = device.recipe.actor()
+    actor = device.factory.actor()
     assert isinstance(actor, TensorActor)
     assert chunks[-1].version > 2
     for chunk in chunks:
@@ -130,7 +130,7 @@ def test_rows_are_chosen_by_the_weights_of_their_version(
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_free_running_never_exceeds_its_credits(device: Stage, ahead: int) -> None:
+def test_free_running_never_exceeds_its_credits(device: DeviceSetup, ahead: int) -> None:
     """And uses them all: the simulation waits while the learner does not publish, and continues after a publication."""
     allowance = (ahead + 1) * ROWS
     with free(device, ahead=ahead) as simulation:
@@ -144,7 +144,7 @@ def test_free_running_never_exceeds_its_credits(device: Stage, ahead: int) -> No
     assert simulation.rows().produced == limit  # it did not continue afterwards
 
 
-def test_batch_k_uses_version_k_minus_1(device: Stage) -> None:
+def test_batch_k_uses_version_k_minus_1(device: DeviceSetup) -> None:
     """For any fragments: 7 steps in fragments of 3 are 3, 3 and 1."""
     chunks: list[Chunk[Tensor]] = []
     rows = 7 * LANES
@@ -161,7 +161,7 @@ def test_batch_k_uses_version_k_minus_1(device: Stage) -> None:
     assert_rows(chunks)
 
 
-def test_a_batch_waits_for_its_version(device: Stage) -> None:
+def test_a_batch_waits_for_its_version(device: DeviceSetup) -> None:
     with one_ahead(device) as simulation:
         simulation.publish(device.snapshot(0), 0)
         eventually_produced(simulation, 2 * ROWS)
@@ -170,18 +170,18 @@ def test_a_batch_waits_for_its_version(device: Stage) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
-def test_no_more_fragments_wait_than_there_are_slots(device: Stage, slots: int) -> None:
+def test_no_more_fragments_wait_than_there_are_slots(device: DeviceSetup, slots: int) -> None:
     fragment = FRAGMENT * LANES
     with free(device, ahead=50, slots=slots) as simulation:
         simulation.publish(device.snapshot(0), 0)
         eventually_produced(simulation, slots * fragment)
         assert simulation.stats() == {"queue_util": 1.0, "queue/fragments": slots}
-        came = sum(chunk.rows for chunk in simulation.collect(wait=False))  # which frees slots
+        received = sum(chunk.rows for chunk in simulation.collect(wait=False))  # which frees slots
         eventually(lambda: simulation.rows().queued == slots * fragment, "a full queue again")
-    assert simulation.rows().produced == came + slots * fragment
+    assert simulation.rows().produced == received + slots * fragment
 
 
-def test_oldest_is_the_version_of_queued_rows(device: Stage) -> None:
+def test_oldest_is_the_version_of_queued_rows(device: DeviceSetup) -> None:
     with free(device, ahead=0) as simulation:
         assert simulation.oldest() is None
         simulation.publish(device.snapshot(0), 0)
@@ -200,7 +200,7 @@ def test_oldest_is_the_version_of_queued_rows(device: Stage) -> None:
 
 
 @pytest.mark.parametrize("authors", [2, 4])
-def test_lanes_are_split_into_chunks_of_their_authors(device: Stage, authors: int) -> None:
+def test_lanes_are_split_into_chunks_of_their_authors(device: DeviceSetup, authors: int) -> None:
     with free(device, ahead=3) as whole, free(device, ahead=3, workers=authors) as cut:
         parts: list[list[Chunk[Tensor]]] = []
         for simulation in (whole, cut):
@@ -217,7 +217,7 @@ def test_lanes_are_split_into_chunks_of_their_authors(device: Stage, authors: in
         assert all(len(part.state) == LANES // authors for part in together)
 
 
-def test_parts_are_delivered_together_and_in_order(device: Stage) -> None:
+def test_parts_are_delivered_together_and_in_order(device: DeviceSetup) -> None:
     with free(device, workers=2, ahead=1) as simulation:
         simulation.publish(device.snapshot(0), 0)
         eventually_produced(simulation, 2 * ROWS)
@@ -235,12 +235,12 @@ def threads() -> list[str]:
 
 
 def test_an_exception_of_the_simulator_is_raised_where_the_learner_waits() -> None:
-    device = Stage(lanes=LANES, explodes_at=7)
-    came: list[Chunk[Tensor]] = []
+    device = DeviceSetup(lanes=LANES, explodes_at=7)
+    received: list[Chunk[Tensor]] = []
 
     def take_all() -> None:
         while True:
-            came.extend(simulation.collect(wait=True))
+            received.extend(simulation.collect(wait=True))
 
     with free(device) as simulation:
         simulation.publish(device.snapshot(0), 0)
@@ -248,12 +248,12 @@ def test_an_exception_of_the_simulator_is_raised_where_the_learner_waits() -> No
             with pytest.raises(ZeroDivisionError, match="a rotor came off"):
                 take_all()
         rows = simulation.rows()
-    delivered = sum(chunk.rows for chunk in came)
+    delivered = sum(chunk.rows for chunk in received)
     assert rows.produced == delivered + rows.queued == 2 * FRAGMENT * LANES  # the third fragment was not finished
     assert (threads(), device.closed) == ([], [1])
 
 
-def test_a_simulator_that_cannot_begin_is_closed(device: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulator_that_cannot_begin_is_closed(device: DeviceSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("no fuel")
 
@@ -264,7 +264,7 @@ def test_a_simulator_that_cannot_begin_is_closed(device: Stage, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("when", ["at once", "published", "full", "collected", "failing"])
-def test_it_can_be_left_at_any_time(device: Stage, when: str) -> None:
+def test_it_can_be_left_at_any_time(device: DeviceSetup, when: str) -> None:
     class ExpectedError(Exception):
         pass
 
@@ -293,7 +293,7 @@ class Stopped(BaseException):
     """What a run raises to end a wait."""
 
 
-def test_a_stop_ends_a_wait(device: Stage) -> None:
+def test_a_stop_ends_a_wait(device: DeviceSetup) -> None:
     calls = []
 
     def waiting() -> None:
@@ -306,7 +306,7 @@ def test_a_stop_ends_a_wait(device: Stage) -> None:
     assert len(calls) == 3
 
 
-def test_without_a_wait_there_is_nothing_at_first(device: Stage) -> None:
+def test_without_a_wait_there_is_nothing_at_first(device: DeviceSetup) -> None:
     with free(device) as simulation:
         assert list(simulation.collect(wait=False)) == []
         assert (simulation.messages(), simulation.summary()) == ([], {})

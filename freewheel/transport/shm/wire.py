@@ -9,11 +9,10 @@ from multiprocessing.context import ForkServerProcess
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from freewheel.core import NDArray, RowCounts, Snapshot
-from freewheel.errors import EnvError, SetupError
+from freewheel.errors import EnvError
 from freewheel.pacing.pacing import Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport import forkserver
@@ -55,7 +54,7 @@ class SharedMemoryWire:
         )
         with ExitStack() as undo:
             require_memory(shape.size, f"a queue of {size.workers} x {size.slots} fragments")
-            self._factory = _pickled(factory)
+            self._factory = forkserver.pickled(factory, "the environment")
             self.permits = _kept(undo, SharedPermits(pacing, size.workers))
             self.channel = _kept(undo, Channel(shape, drop_oldest=size.drop_oldest))
             self.mailbox = _kept(undo, Mailbox(spec.weights, spec.context.shape))
@@ -67,11 +66,7 @@ class SharedMemoryWire:
         timeouts = spec.workers.timeouts
         self.supervisor = Supervisor(size.workers, self.heartbeats, timeouts, self._spawn, self._settle, locks)
         self.stragglers = Stragglers(self.heartbeats, self.channel.memory["time"])
-        self._first_incarnation = 0
-        self._losses_shown, self._reports_shown = (
-            0,
-            [0] * size.workers,
-        )  # losses, and reports of each worker, already shown
+        self._losses_shown, self._reports_shown = 0, [0] * size.workers  # reports: of each worker
         self._reported: set[str] = set()
         self._final: _FinalState | None = None
 
@@ -228,16 +223,6 @@ class _FinalState:
     def messages(self) -> list[str]:
         unread, self.unread = self.unread, []
         return unread
-
-
-def _pickled(factory: RunnerFactory) -> bytes:
-    try:
-        blob: bytes = cloudpickle.dumps(factory)
-    except Exception as error:
-        raise SetupError(
-            f"the environment cannot be pickled for another process ({error}): pass an importable factory"
-        ) from error
-    return blob
 
 
 class _Closable(Protocol):

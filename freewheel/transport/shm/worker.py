@@ -185,9 +185,7 @@ class _Worker:
                 self._give_back()
                 wakeup, kind = slot_freed, WAIT_SLOT
             else:
-                heartbeats.enter(
-                    worker, phase.STEP
-                )  # before the announcement, because an announced worker can be timed out
+                heartbeats.enter(worker, phase.STEP)  # before `take`: an announced worker can be timed out
                 grant = permits.take(worker, writer.tally)
                 self._notify_learner()
                 if grant is not None:
