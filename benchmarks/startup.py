@@ -128,7 +128,7 @@ def _fill(port: Port, fragments: int) -> None:
     writer, time = Writer(port, 0, 0), [0] * len(WORKER_TIME)
     for _ in range(fragments):
         while writer.full():
-            port.room.wait(0.5)
+            port.slot_freed.wait(0.5)
         writer.begin(0).valid[...] = True
         for t in range(port.shape.steps):
             writer.row(t, 1)

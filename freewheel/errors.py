@@ -1,11 +1,11 @@
-"""Everything that can go wrong, as one tree.
+"""All exceptions of this package, as one tree.
 
     FreewheelError                exit 1
     ├── UsageError                exit 2   a flag, a file or an argument is wrong: nothing was started
-    ├── SetupError                exit 1   the request is well formed, this machine cannot serve it: nothing was started
-    ├── EnvError                  exit 1   the user's environment failed; carries who, where and its own traceback
-    ├── LedgerError               exit 1   rows were lost or doubled: a fault of ours, never to be ignored
-    └── CheckpointError           exit 1   no file on disk verifies
+    ├── SetupError                exit 1   a valid request that this machine cannot serve: nothing was started
+    ├── EnvError                  exit 1   the user's environment failed; holds the lane, the place and its own traceback
+    ├── LedgerError               exit 1   rows were lost or counted twice: a bug in Freewheel
+    └── CheckpointError           exit 1   no valid checkpoint file on disk
 
 The first line of every message says what is wrong and what to do about it.
 """
@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 
 class FreewheelError(Exception):
-    """The root: catch this to catch all of ours."""
+    """The base class of all exceptions of this package."""
 
     exit_code = 1
 
@@ -30,7 +30,7 @@ class UsageError(FreewheelError):
 
 
 class SetupError(FreewheelError):
-    """A sound request that this machine, this package set or this environment cannot serve."""
+    """A valid request that this machine, the installed packages or the environment cannot serve."""
 
 
 class LedgerError(FreewheelError):
@@ -38,11 +38,11 @@ class LedgerError(FreewheelError):
 
 
 class CheckpointError(FreewheelError):
-    """Nothing on disk verifies."""
+    """No valid checkpoint file on disk."""
 
 
 class EnvError(FreewheelError):
-    """The user's environment raised, lied, hung or died. `report` holds all that is known, `cause` is one of core.CAUSES."""
+    """The user's environment raised, gave an invalid answer, hung or died. `cause` is one of core.CAUSES."""
 
     def __init__(self, report: str, cause: str = "env_error") -> None:
         super().__init__(report, cause)
@@ -53,7 +53,7 @@ class EnvError(FreewheelError):
 
 
 def nearest(name: str, valid: Iterable[str], otherwise: str | None = None) -> str:
-    """`; did you mean 'x'?` for a misspelt name; else what to say otherwise, or the list of valid names."""
+    """`; did you mean 'x'?` for a misspelt name; else the text `otherwise`, or the list of valid names."""
     names = sorted(valid)
     match = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if match:

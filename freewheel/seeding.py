@@ -1,4 +1,4 @@
-"""One seed grows a tree of seeds: run, learner, lane, episode and its context, evaluation. Nobody touches a global RNG."""
+"""A tree of seeds from one seed: run, learner, lane, episode and its context, evaluation. No global generator is used."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ Path = tuple[int | str, ...]
 
 
 def _digest(path: Path) -> int:
-    """A number of 128 bits that depends on the path alone, not on the process or PYTHONHASHSEED."""
+    """A 128-bit number that depends only on the path, not on the process or PYTHONHASHSEED."""
     return int.from_bytes(hashlib.blake2b(repr(path).encode(), digest_size=16).digest(), "little")
 
 
 def tree(*path: int | str) -> int:
-    """The seed at this branch, e.g. tree(run_seed, "env", lane, k): 31 bits, so that any simulator takes it."""
+    """The seed at this path, for example tree(run_seed, "env", lane, k): 31 bits, which every simulator accepts."""
     return _digest(path) & 0x7FFFFFFF
 
 
 def pick(seed: int, count: int) -> int:
-    """Which of `count` things the episode of this seed gets: uniform, whatever else the seed is used for."""
+    """Which of `count` things the episode with this seed gets: uniform, and independent of other uses of the seed."""
     return _digest(("pick", int(seed))) % count
 
 
 def drawn(context: NDArray, seed: int) -> NDArray:
-    """The row [C] of a table of contexts [K, C] that the episode of this seed is told, as a copy."""
+    """The row [C] of the contexts [K, C] that the episode with this seed gets, as a copy."""
     row: NDArray = context[pick(seed, len(context))].copy()
     return row
 
 
 def generator(*path: int | str) -> np.random.Generator:
-    """A numpy generator of its own for this branch."""
+    """A numpy generator for this path."""
     return np.random.Generator(np.random.SFC64(_digest(path)))
 
 
 def generator_state(rng: np.random.Generator) -> NDArray:
-    """Where a generator of ours stands, as an array."""
+    """The state of a generator made by `generator`, as an array."""
     state = rng.bit_generator.state
     return np.array([*state["state"]["state"], state["has_uint32"], state["uinteger"]], np.uint64)
 
 
 def restore_generator(rng: np.random.Generator, saved: NDArray) -> None:
-    """Put a generator of ours where it stood."""
+    """Set a generator made by `generator` to a saved state."""
     *state, has_uint32, uinteger = (int(word) for word in saved)
     words = {"state": np.array(state, np.uint64)}
     rng.bit_generator.state = {"bit_generator": "SFC64", "state": words, "has_uint32": has_uint32, "uinteger": uinteger}
@@ -67,10 +67,10 @@ class EpisodeSeeds:
 
 
 def training_episodes(run_seed: int, lane: int, start: int = 0) -> EpisodeSeeds:
-    """Lane's episodes from number `start` on: the same whoever plays them."""
+    """The lane's episodes from number `start` on: the same in every worker and mode."""
     return EpisodeSeeds((run_seed, "env", lane), start)
 
 
 def evaluation_episodes(eval_seed: int, lane: int, lanes: int) -> EpisodeSeeds:
-    """Lane's share of evaluation episodes 0, 1, 2, ...: the same for every mode, algorithm and number of lanes."""
+    """The lane's share of evaluation episodes 0, 1, 2, ...: the same for every mode, algorithm and number of lanes."""
     return EpisodeSeeds((eval_seed, "eval"), start=lane, stride=lanes)

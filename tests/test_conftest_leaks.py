@@ -1,4 +1,4 @@
-"""The leak check fails exactly the tests that leave something behind, and says what it was."""
+"""The leak check fails exactly the tests that leave something behind, and names it."""
 
 from __future__ import annotations
 

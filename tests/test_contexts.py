@@ -110,9 +110,9 @@ def test_a_world_that_plays_by_the_context_before_is_found_out(tmp_path: Path) -
 def test_a_world_that_shows_the_context_before_ends_the_run(tmp_path: Path, mode: str) -> None:
     with pytest.raises(EnvError) as caught:
         train(tmp_path, "tests.support.contexts:Shows", **MODES[mode])
-    told = r"gave a wrong observation in reset(): context: it was told ["
+    told = r"gave a wrong observation in reset(): context: reset() was given ["
     assert told in str(caught.value)
-    assert "] and shows [0. 0.] (episode 0, seed " in str(caught.value)
+    assert "] but the observation has [0. 0.] (episode 0, seed " in str(caught.value)
     assert caught.value.cause == "shape"
 
 
@@ -236,12 +236,12 @@ def test_who_takes_a_dead_workers_place_begins_with_the_newest_table(tmp_path: P
 @pytest.mark.parametrize(
     ("env", "options", "text"),
     [
-        ("CartPole-v1", {}, "episodes of CartPole-v1 cannot be told contexts: it has to take options['context']"),
-        (WORLD, {"context": [[1, 2, 3]]}, f"{WORLD} shows contexts of 2 numbers; 3 were given"),
+        ("CartPole-v1", {}, "CartPole-v1 does not take contexts: it has to take options['context']"),
+        (WORLD, {"context": [[1, 2, 3]]}, f"{WORLD} takes contexts of 2 numbers, not 3"),
         (
             "freewheel/RoughDrone-v0",
             {},
-            "episodes of freewheel/RoughDrone-v0 cannot be told contexts: it is one simulation",
+            "freewheel/RoughDrone-v0 does not take contexts: all its lanes are one simulation",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from freewheel.errors import (
 CODES = {UsageError: 2, SetupError: 1, EnvError: 1, LedgerError: 1, CheckpointError: 1}
 
 
-def test_the_docstring_draws_the_whole_tree() -> None:
+def test_the_docstring_has_the_whole_tree() -> None:
     found = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FreewheelError)}
     assert found == {FreewheelError, *CODES}
     lines = (errors.__doc__ or "").splitlines()
@@ -30,7 +30,7 @@ def test_the_docstring_draws_the_whole_tree() -> None:
 
 
 @pytest.mark.parametrize(("kind", "code"), CODES.items(), ids=lambda value: getattr(value, "__name__", value))
-def test_every_error_is_ours_and_has_a_code(kind: type[FreewheelError], code: int) -> None:
+def test_every_error_has_the_base_class_and_a_code(kind: type[FreewheelError], code: int) -> None:
     with pytest.raises(FreewheelError, match="what is wrong") as caught:
         raise kind("what is wrong\nand more")
     assert caught.value.exit_code == code
@@ -38,13 +38,13 @@ def test_every_error_is_ours_and_has_a_code(kind: type[FreewheelError], code: in
 
 
 @pytest.mark.parametrize("kind", CODES, ids=lambda kind: kind.__name__)
-def test_errors_travel_between_processes(kind: type[FreewheelError]) -> None:
-    travelled = pickle.loads(pickle.dumps(kind("lane 3 raised")))  # noqa: S301
-    assert type(travelled) is kind
-    assert str(travelled) == "lane 3 raised"
+def test_errors_can_be_pickled(kind: type[FreewheelError]) -> None:
+    copy = pickle.loads(pickle.dumps(kind("lane 3 raised")))  # noqa: S301
+    assert type(copy) is kind
+    assert str(copy) == "lane 3 raised"
 
 
-def test_an_env_error_carries_its_report() -> None:
+def test_an_env_error_has_its_report() -> None:
     assert EnvError("lane 3 raised").report == "lane 3 raised"
 
 

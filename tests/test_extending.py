@@ -25,7 +25,9 @@ def install(folder: Path, name: str, groups: Mapping[str, Mapping[str, str]]) ->
     about = folder / f"{name}-0.1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
-    lines = [f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in own.items()) for group, own in groups.items()]
+    lines = [
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in own.items()) for group, own in groups.items()
+    ]
     (about / "entry_points.txt").write_text("\n".join(lines))
 
 

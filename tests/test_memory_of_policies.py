@@ -1,4 +1,4 @@
-"""Policies with a memory: it is carried from step to step, begins at zero with every episode, and travels with each chunk."""
+"""Recurrent policies: their memory is kept from step to step, is zero at the start of an episode, and comes with each chunk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH, LANES, STEPS = 5, 2, 7  # episodes end inside chunks and between them
 
 
 class Counting:
-    """Its memory is how many steps of the episode it has acted in, and minus that; its log-probability shows it."""
+    """Its memory is the number of steps in the episode, and minus that; it returns the number as log-probability."""
 
     state_size = 2
 
@@ -45,7 +45,7 @@ MODES: dict[str, Callable[[RunnerFactory, CollectSpec], Collector]] = {
 
 
 def check(chunk: Chunk) -> int:
-    """Row by row, what the memory was; the rows that were checked."""
+    """Check the memory of every row; returns the number of rows."""
     ends = chunk.data.terminated | chunk.data.truncated
     for lane in range(chunk.data.valid.shape[1]):
         count = chunk.state[lane, 0]
@@ -57,7 +57,7 @@ def check(chunk: Chunk) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_it_is_carried_in_every_mode(mode: str) -> None:
+def test_the_memory_is_kept_in_every_mode(mode: str) -> None:
     env = WORLD.make(range(LANES))
     env.close()
     spec = CollectSpec(env=env.spec, batch=BatchSpec(STEPS, LANES))

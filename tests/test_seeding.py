@@ -1,4 +1,4 @@
-"""The tree of seeds: always the same, in every process, and apart from every other branch."""
+"""The tree of seeds: the same in every process, and different for every path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from freewheel.seeding import (
     tree,
 )
 
-#: A change of these changes every run that was ever made: results could no longer be repeated.
+#: If these change, no earlier run can be repeated.
 GOLDEN = {
     (): 1844803038,
     (0,): 127352378,
@@ -66,28 +66,28 @@ paths = st.lists(st.integers(-10, 10**12) | st.text(max_size=5), max_size=4)
 
 
 @given(one=paths, other=paths)
-def test_branches_are_apart(one: list[int | str], other: list[int | str]) -> None:
+def test_different_paths_have_different_seeds(one: list[int | str], other: list[int | str]) -> None:
     assert 0 <= tree(*one) < 2**31
     assert (tree(*one) == tree(*other)) == (one == other)
     same = generator(*one).integers(2**63, size=2).tolist() == generator(*other).integers(2**63, size=2).tolist()
     assert same == (one == other)
 
 
-def test_a_number_and_its_name_are_different_branches() -> None:
+def test_a_number_and_its_text_are_different_paths() -> None:
     assert tree(1, 2) != tree(1, "2") != tree("1, 2")
 
 
 # -------------------------------------------------------------------------------------------------------------------- contexts
 
 
-def test_what_an_episode_picks_never_changes() -> None:
+def test_picks_never_change() -> None:
     assert [pick(seed, 120) for seed in (0, 1, 2**31 - 1)] == GOLDEN_PICKS
     assert pick(np.int64(1), 120) == pick(1, 120)  # type: ignore[arg-type]
 
 
 @given(count=st.integers(1, 200), first=st.integers(0, 2**31 - 10**4))
-def test_everything_is_picked_about_equally_often(count: int, first: int) -> None:
-    """Pearson's statistic of consecutive seeds, and of those that agree modulo what a world may use them for."""
+def test_picks_are_uniform(count: int, first: int) -> None:
+    """Pearson's statistic of consecutive seeds, and of seeds with a common stride."""
     for stride in (1, 5, count):
         picks = np.bincount([pick(first + stride * k, count) for k in range(20 * count)], minlength=count)
         assert len(picks) == count
@@ -108,11 +108,11 @@ def test_a_context_is_the_row_that_was_picked(seed: int, rows: int) -> None:
 
 
 @given(before=st.integers(0, 5), narrow=st.booleans())
-def test_a_generator_is_put_where_it_stood(before: int, narrow: bool) -> None:
+def test_a_generator_is_restored(before: int, narrow: bool) -> None:
     rng = generator("run", 1)
     rng.normal(size=before)
     if narrow:
-        rng.integers(2**32, dtype=np.uint32)  # leaves half a word behind
+        rng.integers(2**32, dtype=np.uint32)  # leaves half of a 64-bit number
     state = generator_state(rng)
     other = generator("elsewhere")
     restore_generator(other, state)
@@ -126,7 +126,7 @@ def test_a_generator_is_put_where_it_stood(before: int, narrow: bool) -> None:
 # -------------------------------------------------------------------------------------------------------------------- episodes
 
 
-def test_a_lanes_episodes_are_the_same_wherever_one_starts() -> None:
+def test_the_episodes_of_a_lane_do_not_depend_on_the_start() -> None:
     whole: SeedStream = training_episodes(5, lane=2)
     later = training_episodes(5, lane=2, start=3)
     assert [whole.number(k) for k in range(6)] == list(range(6))
@@ -147,13 +147,13 @@ def test_evaluation_plays_the_same_episodes_on_any_number_of_lanes(lanes: int) -
         assert played[number] == tree(9, "eval", number)
 
 
-def test_training_and_evaluation_never_meet() -> None:
+def test_training_and_evaluation_have_no_common_seed() -> None:
     trained = {training_episodes(9, lane).seed(k) for lane in range(8) for k in range(100)}
     assert not trained & {evaluation_episodes(9, 0, 1).seed(k) for k in range(100)}
     assert len(trained) == 800
 
 
-def test_a_count_from_an_array_is_a_count() -> None:
+def test_a_numpy_count_gives_the_same_seed() -> None:
     stream = training_episodes(5, lane=2)
     (k,) = np.array([4])
     assert type(stream.number(k)) is int

@@ -1,1 +1,1 @@
-"""Collection: one file is one mode is one Collector."""
+"""Collection: one file for each mode."""

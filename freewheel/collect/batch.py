@@ -1,4 +1,4 @@
-"""batch: all envs collect batch k + 1 while the learner trains on batch k; lag exactly 1, repeatable bit for bit."""
+"""Mode batch: all envs collect batch k + 1 while the learner trains on batch k; the lag is exactly 1, runs are repeatable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BatchConfig(WorkersConfig):
     collection_batch_size: int | None = None
     """Steps of a fragment (default: all of --num-steps-per-env)."""
     max_queue_size: int = 2
-    """Batches that there is room for between workers and learner; one batch ahead never takes more than 2."""
+    """Batches that may be queued between workers and learner; more than 2 are never used."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,37 +49,37 @@ class BatchConfig(WorkersConfig):
 
 
 class WholeBatches:
-    """The next batch when it is whole, in the order of lanes. Implements Assembly."""
+    """Delivers the next batch when it is complete, in the order of lanes. Implements Assembly."""
 
     takes_parts = gathers = hurried = False
 
     def __init__(self, pacing: OneAhead, *, authors: int, quota: int) -> None:
         self._pacing, self._quota = pacing, quota  # rows of each author in a batch
         self._waiting: list[deque[Fragment]] = [deque() for _ in range(authors)]
-        self._came = [0] * authors  # rows, of each author
-        self._batch = 0  # the next to be handed over
+        self._received = [0] * authors  # rows of each author
+        self._batch = 0  # the next to be delivered
 
     def put(self, fragment: Fragment, *, late: bool) -> Iterable[tuple[Fragment, str]]:
         self._waiting[fragment.worker].append(fragment)
-        self._came[fragment.worker] += fragment.rows
+        self._received[fragment.worker] += fragment.rows
         return ()
 
     def ready(self) -> Iterable[Fragment]:
         if self._pacing.broken:
             return [fragments.popleft() for fragments in self._waiting for _ in range(len(fragments))]
         end = (self._batch + 1) * self._quota
-        if min(self._came) < end:
+        if min(self._received) < end:
             return ()
         self._batch += 1
         return [fragment for author in range(len(self._waiting)) for fragment in self._up_to(author, end)]
 
     def _up_to(self, author: int, end: int) -> Iterator[Fragment]:
-        """An author's fragments until they make `end` rows since the start."""
+        """An author's fragments up to its row number `end`."""
         waiting = self._waiting[author]
-        came = self._came[author] - sum(fragment.rows for fragment in waiting)
-        while came < end:
+        rows = self._received[author] - sum(fragment.rows for fragment in waiting)
+        while rows < end:
             fragment = waiting.popleft()
-            came += fragment.rows
+            rows += fragment.rows
             yield fragment
 
     @property

@@ -1,4 +1,4 @@
-"""continuous: workers act all the time on the newest weights they may use, and the learner trains all the time beside them."""
+"""Mode continuous: workers act all the time on the newest weights, and the learner trains all the time beside them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from freewheel.transport.workers import WorkersConfig, require_positive
 
 @dataclass(frozen=True)
 class ContinuousConfig(WorkersConfig):
-    """Free-running workers; the learner trains on what they bring, at most max_lag versions old."""
+    """Free-running workers; the learner trains on their rows, which are at most max_lag versions old."""
 
     collection_batch_size: int | None = None
     """Steps of a fragment (default: half of --num-steps-per-env, at most 32)."""
@@ -28,7 +28,7 @@ class ContinuousConfig(WorkersConfig):
     """When the queue is full: workers wait, or the oldest fragment is dropped and counted."""
     max_lag: int = 2
     """Updates that may lie between choosing an action and starting the update that learns from it: a hard bound. For learners
-    with a replay buffer it only says how many updates' worth of rows may be under way."""
+    with a replay buffer it only limits how many batches of rows may be under way."""
     patience: float = 20.0
     """Mean steps after which the learner no longer waits for a step; if it comes too late, its row is dropped and counted."""
 

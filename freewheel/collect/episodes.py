@@ -1,4 +1,4 @@
-"""episodes: workers play whole episodes on their own, one version each; the learner takes them as they end."""
+"""Mode episodes: each worker plays whole episodes under one version; the learner takes them as they end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from freewheel.transport.shm.wire import SharedMemoryWire, Size
 from freewheel.transport.wire import Fragment, Wire
 from freewheel.transport.workers import Auto, WorkersConfig, require_positive
 
-SLOTS = 4  # fragments of a worker that may wait; an episode is put together on this side
+SLOTS = 4  # fragments of a worker that may wait; the learner's side joins them to episodes
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class EpisodesConfig(WorkersConfig):
     episodes_per_update: int | None = None
     """Learn from this many whole episodes at a time (default: from --num-steps-per-env × envs rows)."""
     wave: bool = False
-    """Begin as many episodes as there are envs and wait for all of them: the barrier that this mode does without."""
+    """Begin as many episodes as there are envs and wait for all of them: the barrier that this mode normally avoids."""
     collection_batch_size: int = 128
-    """Steps of an episode that travel together."""
+    """Steps of a fragment, the part of an episode that is sent at once."""
     max_lag: int | None = None
-    """Hold the lag of every row below this, at the price of waiting for long episodes (default: it is corrected, not bounded)."""
+    """Largest lag of a row, which makes the learner wait for long episodes (default: the lag is corrected, not bounded)."""
     patience: float = 20.0
-    """With --max-lag: mean steps that one step may take before its episode is no longer waited for; then it is dropped."""
+    """With --max-lag: mean steps that one step may take; after that the learner does not wait for its episode and drops it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,14 +65,14 @@ class EpisodesConfig(WorkersConfig):
 
 
 class WholeEpisodes:
-    """Fragments put together to episodes. Implements Assembly."""
+    """Joins fragments to episodes. Implements Assembly."""
 
     takes_parts = False
     gathers = True
 
     def __init__(self, queue: EpisodeQueue) -> None:
         self._queue = queue
-        self._parts: list[list[Fragment]] = [[] for _ in range(queue.workers)]  # of the episode each worker plays
+        self._parts: list[list[Fragment]] = [[] for _ in range(queue.workers)]  # of each worker's current episode
         self._ready: list[Fragment] = []
         self.hurried = bool(queue.wave)
 

@@ -1,4 +1,4 @@
-"""lockstep: N envs and a barrier every step, as most libraries do today; inline for cheap envs, in processes for dear ones."""
+"""Mode lockstep: N envs with a barrier at every step, in this process for cheap envs, in processes for expensive ones."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
 from freewheel.rollout.probe import StepCost, step_cost, usable_cores
 from freewheel.rollout.runner import Runner
 
-#: Seconds a lane-step that a barrier over processes costs beyond the steps themselves (0.2 for sleeping worlds to 0.6 ms for
-#: burning ones, 8 lanes on 2 cores).
+#: Seconds that a barrier over processes adds to the step of a lane (0.2 ms for environments that sleep to 0.6 ms for those that
+#: compute, 8 lanes on 2 cores).
 BARRIER = 450e-6
 
 
 @dataclass(frozen=True)
 class LockstepConfig(SerialConfig):
-    """N envs, a barrier every step."""
+    """N envs, a barrier at every step."""
 
     num_envs: int = 8
     """Lanes: environments stepped side by side."""
     placement: Literal["auto", "inline", "processes"] = "auto"
-    """Where lanes live: in this process, in one process each, or (auto) whichever their measured step time suggests."""
+    """Where lanes run: in this process, in one process each, or (auto) chosen by their measured step time."""
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         if spec.env.batched_on_device:
@@ -39,13 +39,13 @@ class LockstepConfig(SerialConfig):
             raise UsageError(f"--num-envs must be positive, not {self.num_envs}")
 
     def place(self, make: MakeEnv, lanes: range) -> Env:
-        """These lanes where they run best."""
-        if self.placement == "inline" or (self.placement == "auto" and not self._dear(make, lanes)):
+        """An Env of these lanes, placed as configured."""
+        if self.placement == "inline" or (self.placement == "auto" and not self._expensive(make, lanes)):
             return make(lanes)
         return make(lanes, processes=True)
 
-    def _dear(self, make: MakeEnv, lanes: range) -> bool:
-        """Whether these lanes are worth a process each, judged by their first; twice, for a busy machine may look dear once."""
+    def _expensive(self, make: MakeEnv, lanes: range) -> bool:
+        """Whether a process for each lane pays, measured twice on the first lane: once may be wrong on a busy machine."""
         if len(lanes) == 1:
             return False
         with closing(make(lanes[:1])) as env:
@@ -53,7 +53,7 @@ class LockstepConfig(SerialConfig):
 
 
 def processes_pay(cost: StepCost, lanes: int) -> bool:
-    """Lanes in processes overlap: their waiting over all lanes, their computing over the cores. Is that worth the barrier?"""
+    """Whether lanes in processes save more than the barrier costs: waiting overlaps over lanes, computing over cores."""
     return cost.wall > BARRIER + max(cost.wall / lanes, cost.cpu / usable_cores())
 
 

@@ -1,4 +1,4 @@
-"""sequential: all lanes in turn in one process, act then learn; the baseline and the debugger's friend."""
+"""Mode sequential: all lanes in turn in one process, act then learn; the simplest mode, useful for debugging."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SequentialConfig(SerialConfig):
             raise UsageError(f"--num-envs must be positive, not {self.num_envs}")
 
     def place(self, make: MakeEnv, lanes: range) -> Env:
-        """These lanes in this process."""
+        """An Env of these lanes in this process."""
         return make(lanes)
 
 

@@ -1,4 +1,4 @@
-"""The serial collector: acts in the caller's own process when it is asked to; what sequential and lockstep share."""
+"""The serial collector, which acts in the caller's process; shared by the modes sequential and lockstep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT_CREDIT = WORKER_TIME.index("wait-credit")
 
 
 class SerialConfig(ABC):
-    """What the configs of modes that act in turn share."""
+    """Base of the configs of sequential and lockstep."""
 
     num_envs: int
 
@@ -26,7 +26,7 @@ class SerialConfig(ABC):
     def place(self, make: MakeEnv, lanes: range) -> Env: ...
 
     def survey(self, make: MakeEnv, limits: Timeouts, modules: Sequence[str] = ()) -> tuple[EnvSpec, StepCost]:
-        """What the world is; nothing depends on what its steps cost."""
+        """The environment's spec; the cost of its steps is not needed."""
         with closing(self.place(make, range(1))) as env:
             return env.spec, StepCost(0.0, 0.0)
 
@@ -63,7 +63,7 @@ class SerialRunner(Protocol):
 
 
 def simulate_in_turn(factory: RunnerFactory, spec: CollectSpec) -> SerialCollector:
-    """A batched simulator, in turn with learning."""
+    """A batched simulator that alternates with learning."""
     from freewheel.rollout.device_runner import DeviceRunner
 
     runner = DeviceRunner(
@@ -73,9 +73,9 @@ def simulate_in_turn(factory: RunnerFactory, spec: CollectSpec) -> SerialCollect
 
 
 class SerialCollector:
-    """A Collector over one Runner: act, then learn, then act. Lag is 0 because nobody acts during an update.
+    """A Collector over one Runner: act, then learn, then act. The lag is 0 because nothing acts during an update.
 
-    What is there when the first rows have come is kept from the garbage collector until the end, as it is in workers.
+    Objects made before the end of the first chunk are excluded from garbage collection, as in workers.
     """
 
     def __init__(self, runner: SerialRunner, steps: int) -> None:
@@ -117,7 +117,7 @@ class SerialCollector:
         return {"queue_util": None}
 
     def eval_episodes(self) -> list[Episode]:
-        """Episodes of reserved lanes since this was last asked."""
+        """Episodes of reserved lanes since the last call."""
         return self._runner.take_eval_episodes()
 
     def messages(self) -> Sequence[str]:

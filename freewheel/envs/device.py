@@ -1,4 +1,4 @@
-"""A simulator that is batched on its device (Isaac Lab, mjlab, worlds of our own) as an Env of torch tensors."""
+"""A simulator that is batched on its device (Isaac Lab, mjlab, our own) as an Env of torch tensors."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ POLICY_GROUPS = ("policy", "actor")  # what Isaac Lab and mjlab call what the po
 
 
 class DeviceEnv:
-    """An Env over a world with the contract of Isaac Lab: all lanes are one simulation, step takes and returns tensors,
-    lanes that end begin anew in the same step, and what the world returns may be overwritten by its next step.
+    """An Env over a simulator with the interface of Isaac Lab: all lanes are one simulation, `step` takes and returns tensors,
+    lanes that end are reset in the same step, and returned tensors may be overwritten by the next step.
 
-    Everything is copied into arrays of our own with fixed addresses, and no method but `reset` waits for the device, so a
-    world whose metadata has `"capturable": True` can be captured in a CUDA graph together with this.
+    Everything is copied into our own tensors with fixed addresses, and only `reset` waits for the device. So a simulator whose
+    metadata has `"capturable": True` can be captured in a CUDA graph together with this code.
 
-    `bounds` gives columns of the action that the world leaves unbounded the range ±bounds; `clip` leaves them unbounded for
-    the policy and clips what the world gets to ±clip.
+    `bounds` sets the range of unbounded action columns to ±bounds; `clip` leaves them unbounded for the policy and clips the
+    simulator's actions to ±clip.
     """
 
     def __init__(
         self,
-        world: Any,
+        simulator: Any,
         name: str,
         bounds: float | None = None,
         clip: float | None = None,
         *,
         one_per_process: bool = False,
     ) -> None:
-        self._world, self._bare, self._name = world, getattr(world, "unwrapped", world), name
+        self._simulator, self._bare, self._name = simulator, getattr(simulator, "unwrapped", simulator), name
         lanes, self._device = int(self._bare.num_envs), torch.device(self._bare.device)
         self._columns = _Columns(_space(self._bare, "observation"), name)
         self._actions = _Actions(_space(self._bare, "action"), name, bounds, clip, self._device)
         self._finals = bool(getattr(getattr(self._bare, "cfg", self._bare), "compute_final_obs", False))
         # Isaac Lab's first reset after creation differs from every later one with the same seed.
-        with self._blaming("its first reset"):
-            _, extras = world.reset(seed=0)
+        with self._errors_in("its first reset"):
+            _, extras = simulator.reset(seed=0)
         self._spec = EnvSpec(
             name=name,
             lanes=lanes,
@@ -77,29 +77,29 @@ class DeviceEnv:
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """The generators that the world draws from, which a CUDA graph has to know."""
+        """The simulator's generators, which a CUDA graph must register."""
         return [self._bare.generator] if hasattr(self._bare, "generator") else []
 
     def state_tensors(self) -> list[Tensor]:
-        """Every tensor that a step changes: ours, and what the world says are its own."""
+        """Every tensor that a step changes: ours, and those that the simulator lists."""
         step = self._step
         ours = [step.reward, step.terminated, step.truncated, step.next_obs, step.measures, self._obs]
         return [*ours, *self._bare.state_tensors()] if hasattr(self._bare, "state_tensors") else ours
 
     def set_context(self, context: NDArray) -> None:
-        """Its episodes cannot be told apart from outside, so only an empty table is welcome."""
+        """Only an empty table is accepted, because all episodes share one seed."""
         self._spec.check_context(context)
 
     def reset(self, seeds: Sequence[SeedStream]) -> Tensor:
-        """Begin all lanes anew. There is one seed for the whole simulation, the first lane's; later episodes take none."""
-        with self._blaming("reset()"):
-            seen, _ = self._world.reset(seed=seeds[0].seed(0))
+        """Reset all lanes with one seed, the first lane's; later episodes take no seed."""
+        with self._errors_in("reset()"):
+            seen, _ = self._simulator.reset(seed=seeds[0].seed(0))
             self._columns.write(self._columns.read(seen), self._obs)
         return self._obs
 
     def step(self, action: Tensor) -> Step[Tensor]:
-        with self._blaming("step()"):
-            self._convert(*self._world.step(self._actions.encode(action)))
+        with self._errors_in("step()"):
+            self._convert(*self._simulator.step(self._actions.encode(action)))
         return self._step
 
     def autoreset(self) -> Tensor:
@@ -115,16 +115,16 @@ class DeviceEnv:
         step.truncated.logical_and_(~step.terminated)
         for column, name in enumerate(self._spec.measures):
             _copy(f"measure {name}", extras["measures"][name], step.measures[:, column])
-        # A final observation stays in extras after its step, so it counts only where an episode has ended in this one.
-        # Where there is none, the row's own observation stands in for it, never one of the next episode.
+        # A final observation stays in extras after its step, so it is used only where an episode ended in this step. Without
+        # one, the row's own observation replaces it, never an observation of the next episode.
         leaves = self._columns.read(seen)
         if self._finals and "final_obs" in extras:
-            has_final_obs = self._columns.read(extras["final_obs"])
-            if any(here.data_ptr() == there.data_ptr() != 0 for here, there in zip(leaves, has_final_obs, strict=True)):
+            final = self._columns.read(extras["final_obs"])
+            if any(here.data_ptr() == there.data_ptr() != 0 for here, there in zip(leaves, final, strict=True)):
                 raise BadObservationError(
-                    "final_obs is the memory of the observation after the reset: give observations a tensor of their own"
+                    "final_obs uses the same memory as the observation after the reset: return separate tensors"
                 )
-            self._columns.write(has_final_obs, step.next_obs)
+            self._columns.write(final, step.next_obs)
         else:
             step.next_obs.copy_(self._obs)
         self._columns.write(leaves, self._obs)
@@ -132,7 +132,7 @@ class DeviceEnv:
         torch.where(over, step.next_obs, self._obs, out=step.next_obs)
 
     @contextmanager
-    def _blaming(self, where: str) -> Iterator[None]:
+    def _errors_in(self, where: str) -> Iterator[None]:
         try:
             yield
         except FreewheelError:
@@ -140,19 +140,19 @@ class DeviceEnv:
         except BadObservationError as error:
             raise EnvError(f"{self._name} gave a wrong answer in {where}: {error}", "shape") from error
         except Exception as error:
-            if self.capturable:  # whoever captures it has to see the device's own error
+            if self.capturable:  # the code that captures it needs the original error
                 raise
             raise raised(self._name, error, f"in {where}") from error
 
     def render(self) -> Any:
-        return self._world.render() if getattr(self._bare, "render_mode", None) else None
+        return self._simulator.render() if getattr(self._bare, "render_mode", None) else None
 
     def close(self) -> None:
-        self._world.close()
+        self._simulator.close()
 
 
 def _blank_step(spec: EnvSpec) -> Step[Tensor]:
-    """The tensors of a Step, to be written again at every step."""
+    """The tensors of a Step, which are reused at every step."""
     lanes, device = spec.lanes, spec.device
     return Step(
         reward=torch.zeros(lanes, device=device),
@@ -164,14 +164,14 @@ def _blank_step(spec: EnvSpec) -> Step[Tensor]:
     )
 
 
-def _space(world: Any, kind: str) -> Any:
-    """Of one lane. Spaces are known by their attributes alone: mjlab has classes of its own."""
-    space = getattr(world, f"single_{kind}_space", None)
-    return getattr(world, f"{kind}_space") if space is None else space
+def _space(simulator: Any, kind: str) -> Any:
+    """The space of one lane. Only its attributes are used, because mjlab has its own classes of spaces."""
+    space = getattr(simulator, f"single_{kind}_space", None)
+    return getattr(simulator, f"{kind}_space") if space is None else space
 
 
 def _copy(what: str, value: object, out: Tensor) -> None:
-    """Into a tensor of ours; a shape that would be broadcast is refused."""
+    """Copy into one of our tensors, without broadcasting."""
     if not isinstance(value, Tensor) or value.shape != out.shape:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise BadObservationError(f"{what}: expected a tensor of shape {tuple(out.shape)}, got {got}")
@@ -185,7 +185,7 @@ class _Columns:
         groups: Mapping[str, Any] = getattr(space, "spaces", {})
         named = {"policy" if key in POLICY_GROUPS else key: key for key in groups}
         if groups and "policy" not in named:
-            raise SetupError(f"{name} observes {', '.join(groups)}: one group has to be called {POLICY_GROUPS[0]}")
+            raise SetupError(f"{name} observes {', '.join(groups)}: one group must be named {POLICY_GROUPS[0]}")
         first = {"policy": 0, "critic": 1}
         order = sorted(named, key=lambda group: first.get(group, len(first)))
         self._parts: list[tuple[Path, int, int, tuple[int, ...]]] = []  # path, start, stop, shape
@@ -227,11 +227,11 @@ def _leaves(space: Any, path: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
 
 
 class _Actions:
-    """Actions inside the house, and how they become the world's."""
+    """Our actions, and their conversion to the simulator's."""
 
     def __init__(self, space: Any, name: str, bounds: float | None, clip: float | None, device: torch.device) -> None:
         if not hasattr(space, "low"):
-            raise SetupError(f"{name} has the action space {space}: only Box is supported for worlds on a device")
+            raise SetupError(f"{name} has the action space {space}: only Box is supported for simulators on a device")
         self._shape, self._device = tuple(map(int, space.shape)), device
         low, high = (np.broadcast_to(side, self._shape).reshape(-1) for side in (space.low, space.high))
         low, high = _filled(low, high, bounds)
@@ -247,7 +247,7 @@ class _Actions:
         )
 
     def encode(self, action: Tensor) -> Tensor:
-        """[B, A] to [B, ...], fresh at every call: a world may keep its actions, and one that meets a graph is spoilt."""
+        """[B, A] to [B, ...], a new tensor at every call: the simulator may keep it, but must not keep one of a CUDA graph."""
         value = action.detach().to(self._device, torch.float32) * self._half + self._centre
         return value.clamp_(self._low, self._high).view(-1, *self._shape)
 

@@ -1,4 +1,4 @@
-"""Lanes that may fail: their row is a gap, their next episode begins, and one that does little but fail is given up."""
+"""Lanes that may fail: the row is marked invalid, the next episode begins, and a lane that fails too often is given up."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from freewheel.envs.lane import Lane
 from freewheel.errors import EnvError
 from freewheel.rollout.kernel import compiled
 
-FAILURES = 3  # running, with fewer than ...
-GOOD_STEPS = 10  # ... good steps between, and a lane is given up
-TRUSTED = (
-    10  # failures running of a lane that has shown so many good steps before: chance alone must not add up to them
-)
+FAILURES = 3  # a lane is given up after this many failures in a row, with fewer than ...
+GOOD_STEPS = 10  # ... this many good steps between them
+TRUSTED_FAILURES = 10  # the limit for a lane that once had GOOD_STEPS: rare random failures must not add up
 
-NOTHING = 0.0, False, False  # the answer of a lane that has none
+NO_ANSWER = 0.0, False, False  # of a lane that has failed
 
 
 def numpy_finite(values: NDArray) -> bool:
-    """Whether all numbers [N] are: the cheapest look there is, for then the sum of their squares is, unless they are huge."""
+    """Whether all values [N] are finite. The sum of squares is the fastest test; it can overflow, then test each value."""
     with np.errstate(over="ignore"):
         return math.isfinite(values.dot(values)) or bool(np.isfinite(values).all())
 
@@ -33,18 +31,18 @@ finite = compiled("finite", numpy_finite)
 
 
 class FaultTolerantLane:
-    """A Lane whose failures are noted, not raised."""
+    """A Lane that appends its failures to a list instead of raising them."""
 
-    __slots__ = ("_failures", "_first", "_index", "_limit", "_notes", "_step", "_taken", "down", "given_up", "lane")
+    __slots__ = ("_failed", "_failures", "_first", "_index", "_limit", "_step", "_taken", "down", "given_up", "lane")
 
-    def __init__(self, lane: Lane, index: int, first: NDArray, notes: list[Failure]) -> None:
-        self.lane, self._index, self._first, self._notes = lane, index, first, notes
+    def __init__(self, lane: Lane, index: int, first: NDArray, failures: list[Failure]) -> None:
+        self.lane, self._index, self._first, self._failures = lane, index, first, failures
         self._step = lane.step
-        self._failures = 0  # running
+        self._failed = 0  # failures in a row
         self._limit = FAILURES
-        self._taken = 0  # steps since the last of them
+        self._taken = 0  # steps since the last failure
         self.down = True  # no episode is being played ...
-        self.given_up = False  # ... nor ever will be
+        self.given_up = False  # ... and none will be
 
     def reset(self) -> None:
         """Start the next episode that can be started."""
@@ -62,59 +60,59 @@ class FaultTolerantLane:
 
     def step(self, action: object) -> tuple[float, bool, bool]:
         if self.down:
-            return NOTHING
+            return NO_ANSWER
         self._taken += 1
         try:
             return self._step(action)
         except EnvError as error:
             self.fail(error)
-            return NOTHING
+            return NO_ANSWER
 
     def fail(self, error: EnvError, *, in_reset: bool = False) -> None:
-        """Note that the episode is cut short and, when it is too often running, that there will be no other."""
+        """The episode is cut short; give the lane up if it failed too often in a row."""
         good = self._taken if in_reset else self._taken - 1
-        self._failures, self._limit = (1, TRUSTED) if good >= GOOD_STEPS else (self._failures + 1, self._limit)
+        self._failed, self._limit = (1, TRUSTED_FAILURES) if good >= GOOD_STEPS else (self._failed + 1, self._limit)
         self._taken, self.down = 0, True
-        self._notes.append(Failure(self._index, error.cause, error.report, in_reset))
-        if self._failures == self._limit:
+        self._failures.append(Failure(self._index, error.cause, error.report, in_reset))
+        if self._failed == self._limit:
             self.given_up = True
-            report = f"{self.lane.who} was given up after {self._limit} failures running; the last: {error.report}"
-            self._notes.append(Failure(self._index, "quarantine", report, in_reset))
+            report = f"{self.lane.who} was given up after {self._limit} failures in a row; the last: {error.report}"
+            self._failures.append(Failure(self._index, "quarantine", report, in_reset))
 
 
 class FaultTolerantLanes:
-    """The Wards of one Env."""
+    """The lanes of one fault-tolerant Env."""
 
     def __init__(self, name: str, lanes: Sequence[Lane], step: Step, first: NDArray) -> None:
-        self._name, self.notes = name, list[Failure]()
-        self.wards = [FaultTolerantLane(lane, index, first[index], self.notes) for index, lane in enumerate(lanes)]
+        self._name, self.failures = name, list[Failure]()
+        self.lanes = [FaultTolerantLane(lane, index, first[index], self.failures) for index, lane in enumerate(lanes)]
         self._floats = [values.reshape(-1) for values in (step.next_obs, step.reward) if values.dtype != np.uint8]
-        self._whole = True  # the last step had no gap
+        self._all_valid = True  # in the last step
 
-    def judge(self, step: Step, ended: list[Lane | FaultTolerantLane]) -> Step:
-        """The step as it may be shown: failed lanes have an empty row and are among those that ended."""
+    def check(self, step: Step, ended: list[Lane | FaultTolerantLane]) -> Step:
+        """The step with its failures: failed lanes have an empty row and are added to those that ended."""
         if not all(map(finite, self._floats)):
-            self._inspect(step)
-        if self._whole and not self.notes:
+            self._fail_not_finite(step)
+        if self._all_valid and not self.failures:
             return step
-        gaps = np.array([ward.down for ward in self.wards])
-        np.logical_not(gaps, out=step.valid)
+        down = np.array([lane.down for lane in self.lanes])
+        np.logical_not(down, out=step.valid)
         for values in (step.reward, step.terminated, step.truncated, step.next_obs):
-            values[gaps] = 0
-        ended[:] = compress(self.wards, step.terminated | step.truncated | gaps)
-        self._whole = not gaps.any()
-        self.insist()
-        failures = tuple(self.notes)
-        self.notes.clear()
+            values[down] = 0
+        ended[:] = compress(self.lanes, step.terminated | step.truncated | down)
+        self._all_valid = not down.any()
+        self.require_a_lane()
+        failures = tuple(self.failures)
+        self.failures.clear()
         return replace(step, failures=failures)
 
-    def insist(self) -> None:
-        """Raise if no lane is left."""
-        if all(ward.given_up for ward in self.wards):
-            raise EnvError(f"no lane of {self._name} is left: {self.notes[-1].report}", "quarantine")
+    def require_a_lane(self) -> None:
+        """Raise if every lane was given up."""
+        if all(lane.given_up for lane in self.lanes):
+            raise EnvError(f"no lane of {self._name} is left: {self.failures[-1].report}", "quarantine")
 
-    def _inspect(self, step: Step) -> None:
-        for ward, observation, reward in zip(self.wards, step.next_obs, step.reward, strict=True):
+    def _fail_not_finite(self, step: Step) -> None:
+        for lane, observation, reward in zip(self.lanes, step.next_obs, step.reward, strict=True):
             for what, values in (("an observation", observation), ("a reward", reward)):
-                if not ward.down and not np.isfinite(values).all():
-                    ward.fail(ward.lane.not_finite(what, values))
+                if not lane.down and not np.isfinite(values).all():
+                    lane.fail(lane.lane.not_finite(what, values))

@@ -1,4 +1,4 @@
-"""One env with its stream of seeds, the rows it writes to, and an account of itself for when it fails."""
+"""One environment with its stream of seeds, the rows it writes, and a position for error messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from freewheel.seeding import drawn
 
 
 class LaneBuffers(NamedTuple):
-    """Where a lane writes."""
+    """The arrays that a lane writes."""
 
     first: NDArray  # [D] the first observation of the next episode
     successor: NDArray  # [D] the observation after a step
@@ -26,7 +26,7 @@ class LaneBuffers(NamedTuple):
 
 
 def blank_step(spec: EnvSpec) -> Step:
-    """The arrays of a Step, to be written again at every step."""
+    """The arrays of a Step, which are reused at every step."""
     lanes, dtype = spec.lanes, np.dtype(spec.obs_dtype)
     return Step(
         reward=np.zeros(lanes, np.float32),
@@ -39,7 +39,7 @@ def blank_step(spec: EnvSpec) -> Step:
 
 
 def raised(who: str, error: BaseException, where: str) -> EnvError:
-    """The env's own exception: a first line for people in a hurry, then its full traceback, less our frames."""
+    """An exception of the env as EnvError: a summary line, then its full traceback without our frames."""
     kind, message = type(error).__name__, " ".join(str(error).split())
     trace = error.__traceback__
     while trace and trace.tb_frame.f_globals.get("__name__", "").startswith("freewheel.envs."):
@@ -49,7 +49,7 @@ def raised(who: str, error: BaseException, where: str) -> EnvError:
 
 
 def survey(env: gymnasium.Env[Any, Any], who: str) -> Layout:
-    """The env's spaces; whether it reports an action mask in its info shows in a reset."""
+    """The env's spaces; a reset shows whether its info has an action mask."""
     spaces, info_mask = _spaces(env, who), False
     if isinstance(spaces[1], Discrete):
         try:
@@ -63,11 +63,11 @@ def _spaces(env: gymnasium.Env[Any, Any], who: str) -> tuple[Space[Any], Space[A
     try:
         return env.observation_space, env.action_space
     except AttributeError as error:
-        raise SetupError(f"{who} does not say what its spaces are: {error}") from error
+        raise SetupError(f"{who} does not define its spaces: {error}") from error
 
 
-def whereabouts(stream: SeedStream | None, episode: int, steps: int, action: object) -> str:
-    """Where a lane is, so that its failure can be repeated."""
+def position(stream: SeedStream | None, episode: int, steps: int, action: object) -> str:
+    """The position of a lane, so that its failure can be reproduced."""
     if stream is None:
         return "before its first episode"
     place = f"step {steps}, last action {shorten(str(action), 80)}" if steps else "in reset"
@@ -75,7 +75,7 @@ def whereabouts(stream: SeedStream | None, episode: int, steps: int, action: obj
 
 
 class Lane:
-    """One env. Its answers are checked and written to its rows; whatever goes wrong becomes an EnvError that names it."""
+    """One env. Its answers are checked and written to its rows; every failure becomes an EnvError with the lane's name."""
 
     __slots__ = (
         "_action", "_allowed", "_context", "_env_step", "_episode", "_mask_first", "_mask_successor", "_measures", "_names",
@@ -87,7 +87,7 @@ class Lane:
     ) -> None:
         columns, mask = layout.observation, layout.observation.mask
         if Layout.of(*_spaces(env, who), info_mask=mask is not None) != layout:
-            raise SetupError(f"{who} has other spaces than the lanes before it: every lane needs the same")
+            raise SetupError(f"{who} has other spaces than the lanes before it: all lanes must have the same spaces")
         self.env, self.who = env, who
         self._env_step = env.step
         self._write_first, self._write_successor = columns.writer(rows.first), columns.writer(rows.successor)
@@ -102,38 +102,39 @@ class Lane:
         self._episode = self._steps = 0
 
     def follow(self, stream: SeedStream) -> None:
-        """Play the episodes of this stream, from its first on."""
+        """Play the episodes of this stream from its first."""
         self._stream, self._episode = stream, -1
 
     def set_context(self, context: NDArray) -> None:
-        """Tell every episode that begins from now on its row of this table."""
+        """Use this table of contexts for episodes that begin from now on."""
         self._context = context
 
     def reset(self) -> int:
-        """Start the next episode; the ns it took."""
+        """Start the next episode; returns the ns it took."""
         begun = perf_counter_ns()
-        assert self._stream is not None, "follow comes first"
+        assert self._stream is not None, "call follow() first"
         self._episode += 1
         self._steps = 0
         seed = self._stream.seed(self._episode)
-        told = drawn(self._context, seed) if self._context.size else None
+        context = drawn(self._context, seed) if self._context.size else None
+        options = None if context is None else {CONTEXT: context}
         try:
-            answer = self.env.reset(seed=seed) if told is None else self.env.reset(seed=seed, options={CONTEXT: told})
+            answer = self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
         except Exception as error:
             raise raised(self.who, error, self._where()) from error
         try:
             observation, info = answer
             self._write_first(observation)
-            if told is not None:
-                self._insist(told)
+            if context is not None:
+                self._check_context(context)
             if self._mask_first is not None:
                 self._mask_first(info[MASK])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self._lied("reset", error) from None
+            raise self._invalid("reset", error) from None
         return perf_counter_ns() - begun
 
     def step(self, action: object) -> tuple[float, bool, bool]:
-        """Reward, terminated, truncated; the successor is in its row, an ended episode's measures in theirs."""
+        """Reward, terminated, truncated; the next observation and an ended episode's measures are in the buffers."""
         self._action = action
         self._steps += 1
         try:
@@ -150,24 +151,24 @@ class Lane:
                 self._measures[:] = [float(info[name]) for name in self._names]
             return float(reward), terminated, truncated
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self._lied("step", error) from None
+            raise self._invalid("step", error) from None
 
-    def _insist(self, told: NDArray) -> None:
-        """Refuse an episode that shows another context than it was told."""
+    def _check_context(self, context: NDArray) -> None:
+        """Raise if the observation contains another context than the one given."""
         for shown in self._shown:
-            if not np.array_equal(shown, told):
-                raise BadObservationError(f"{CONTEXT}: it was told {told} and shows {shown}")
+            if not np.array_equal(shown, context):
+                raise BadObservationError(f"{CONTEXT}: reset() was given {context} but the observation has {shown}")
 
     def _where(self) -> str:
-        return whereabouts(self._stream, self._episode, self._steps, self._action)
+        return position(self._stream, self._episode, self._steps, self._action)
 
-    def _lied(self, method: str, error: Exception) -> EnvError:
-        complaint = f"no {error} in info" if isinstance(error, KeyError) else str(error)
+    def _invalid(self, method: str, error: Exception) -> EnvError:
+        reason = f"no {error} in info" if isinstance(error, KeyError) else str(error)
         what = "observation" if isinstance(error, BadObservationError) else "answer"
-        return EnvError(f"{self.who} gave a wrong {what} in {method}(): {complaint} ({self._where()})", "shape")
+        return EnvError(f"{self.who} gave a wrong {what} in {method}(): {reason} ({self._where()})", "shape")
 
     def not_finite(self, what: str, values: NDArray) -> EnvError:
-        """What to say of an observation or a reward that was well formed and yet no number."""
+        """The error for an observation or a reward that is NaN or infinite."""
         return EnvError(
             f"{self.who} gave {what} that is not finite: {shorten(str(values), 80)} ({self._where()})", "nan"
         )

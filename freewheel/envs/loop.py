@@ -1,4 +1,4 @@
-"""Gymnasium envs in this process: B of them stepped in turn, or one that costs as little as it can."""
+"""Gymnasium envs in this process: B of them stepped in turn, or a single one with minimal overhead."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class GymLoop:
-    """B envs in this process, stepped in turn. It raises where one fails and can then be reset and used again; or,
-    made fault-tolerant, it reports the failure in its Step and begins the lane anew.
+    """B envs in this process, stepped in turn. It raises if one fails, and can be reset and used again; a fault-tolerant one
+    reports the failure in its Step and begins the lane's next episode.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class GymLoop:
         layout = survey(envs[0], who[0])
         self._spec = layout.spec(name, len(envs), measures)
         self._step = step = blank_step(self._spec)
-        self._first = np.zeros_like(step.next_obs)  # [B, D] what `autoreset` shows
-        self._obs = self._first  # what to act on: the above, or step.next_obs
+        self._first = np.zeros_like(step.next_obs)  # [B, D] first observations, written by `autoreset`
+        self._obs = self._first  # what to act on: `_first` or step.next_obs
         rows = map(LaneBuffers, self._first, step.next_obs, step.measures)
         self._lanes = [Lane(env, own, layout, measures, row) for env, own, row in zip(envs, who, rows, strict=True)]
-        self._watch = FaultTolerantLanes(name, self._lanes, step, self._first) if fault_tolerant else None
-        self._players: Sequence[Lane | FaultTolerantLane] = self._watch.wards if self._watch else self._lanes
-        self._ended: Sequence[Lane | FaultTolerantLane] = self._players  # whose next episode is still to begin
-        self._advance = [player.step for player in self._players]
+        self._tolerant = FaultTolerantLanes(name, self._lanes, step, self._first) if fault_tolerant else None
+        self._steppers: Sequence[Lane | FaultTolerantLane] = self._tolerant.lanes if self._tolerant else self._lanes
+        self._ended: Sequence[Lane | FaultTolerantLane] = self._steppers  # whose next episode has not begun
+        self._advance = [stepper.step for stepper in self._steppers]
         self._encode = layout.action.encoder()
         self._split: Callable[[NDArray], Sequence[Any]] = (
             list if layout.action.spec.kind == "box" else np.ndarray.tolist
@@ -60,7 +60,7 @@ class GymLoop:
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
         for lane, stream in zip(self._lanes, seeds, strict=True):
             lane.follow(stream)
-        self._ended = self._players
+        self._ended = self._steppers
         return self.autoreset()
 
     def step(self, action: NDArray) -> Step:
@@ -73,17 +73,17 @@ class GymLoop:
             reward[lane], terminated, truncated = advance(own)
             if terminated or truncated:
                 step.terminated[lane], step.truncated[lane] = terminated, truncated
-                ended.append(self._players[lane])
+                ended.append(self._steppers[lane])
         self._ended, self._obs = ended, step.next_obs
-        return step if self._watch is None else self._watch.judge(step, ended)
+        return step if self._tolerant is None else self._tolerant.check(step, ended)
 
     def autoreset(self) -> NDArray:
         if self._ended:
             np.copyto(self._first, self._step.next_obs)
-            for player in self._ended:
-                player.reset()
-            if self._watch is not None:
-                self._watch.insist()
+            for stepper in self._ended:
+                stepper.reset()
+            if self._tolerant is not None:
+                self._tolerant.require_a_lane()
             self._ended, self._obs = [], self._first
         return self._obs
 
@@ -96,44 +96,44 @@ class GymLoop:
         if self._closed:
             return
         self._closed = True
-        with ExitStack() as stack:  # so that an env that cannot be closed does not keep the others open
+        with ExitStack() as stack:  # closes all, even if one raises
             for lane in self._lanes:
                 stack.callback(lane.env.close)
 
 
 class GymSingle(GymLoop):
-    """A fault-tolerant loop of one env that can be stepped without arrays. Implements rollout.solo.SingleEnv."""
+    """A fault-tolerant loop of one env that can be stepped without arrays. Implements rollout.single_env_runner.SingleEnv."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, lanes: range, measures: tuple[str, ...] = ()) -> None:
         super().__init__([env], name, lanes, measures, fault_tolerant=True)
-        assert self._watch is not None, "it is fault-tolerant"
+        assert self._tolerant is not None, "it is fault-tolerant"
         self.first, self.after = self._first, self._step
-        self._judge, self._notes = self._watch.judge, self._watch.notes
+        self._check, self._failures = self._tolerant.check, self._tolerant.failures
         self._advance_one, (row,) = self._advance[0], self._step.next_obs
-        self._row = row if row.dtype == np.float32 else self._step.reward  # where numbers may fail to be finite
+        self._row = row if row.dtype == np.float32 else self._step.reward  # the values to check
         self._translate = self._translator()
-        self._gap = False  # the last step was one
+        self._gap = False  # the last step was not valid
 
     def step_one(self, action: Any) -> tuple[float, bool, bool] | Step:
         answer = self._advance_one(action if self._translate is None else self._translate(action))
         reward, terminated, truncated = answer
         self._obs = self._step.next_obs
-        if self._notes or self._gap or not (-LARGEST <= reward <= LARGEST and finite(self._row)):
-            return self._step_judged(answer)
-        self._ended = self._players if terminated or truncated else ()
+        if self._failures or self._gap or not (-LARGEST <= reward <= LARGEST and finite(self._row)):
+            return self._step_checked(answer)
+        self._ended = self._steppers if terminated or truncated else ()
         return answer
 
-    def _step_judged(self, answer: tuple[float, bool, bool]) -> Step:
+    def _step_checked(self, answer: tuple[float, bool, bool]) -> Step:
         step = self._step
-        with np.errstate(over="ignore"):  # a reward beyond float32 is infinite, and will be judged as such
+        with np.errstate(over="ignore"):  # a reward beyond float32 becomes infinite, which the check finds
             step.reward[0], step.terminated[0], step.truncated[0] = answer
-        ended = list(self._players) if answer[1] or answer[2] else []
-        judged = self._judge(step, ended)
+        ended = list(self._steppers) if answer[1] or answer[2] else []
+        checked = self._check(step, ended)
         self._ended, self._gap = ended, not step.valid[0]
-        return judged
+        return checked
 
     def _translator(self) -> Callable[[Any], Any] | None:
-        """From an action of ours to the env's; None if they are the same."""
+        """Converts our actions to the env's; None if they are the same."""
         encode = self._encode
         if self._spec.action.kind == "box":
             return lambda action: encode(action[None])[0]

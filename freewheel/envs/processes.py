@@ -1,4 +1,4 @@
-"""One process a lane behind a barrier: Gymnasium's AsyncVectorEnv, with time limits, names for the dead, and an end."""
+"""One process for each lane with a barrier: Gymnasium's AsyncVectorEnv with time limits, clear errors and a safe end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from typing_extensions import override
 
 from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, SeedStream
-from freewheel.envs.lane import Lane, LaneBuffers, survey, whereabouts
+from freewheel.envs.lane import Lane, LaneBuffers, position, survey
 from freewheel.envs.spaces import Layout
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.rollout.factory import Timeouts
-from freewheel.transport.forkserver import ignore_interrupts, settle, tie, without_main
+from freewheel.transport.forkserver import freeze_heap, ignore_interrupts, pickled, tie, without_main
 
 if TYPE_CHECKING:
     _Workers = AsyncVectorEnv[Any, Any]
@@ -34,19 +34,16 @@ else:
 Open: TypeAlias = Callable[[int], gymnasium.Env[Any, Any]]  # lane number in, env out
 
 GRACE = 3.0  # seconds for envs to close when all is well
-SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, as long again, then SIGKILL
+SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, the same time again, then SIGKILL
 
 
 def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, ...], timeouts: Timeouts) -> GymVector:
-    """An Env of a process a lane. No code of the env's ever runs in this process: a scout reports its spaces."""
-    try:
-        recipe = cloudpickle.dumps(open_env)
-    except Exception as error:
-        raise SetupError(f"{name} cannot be sent to another process ({error}): pass an importable factory") from error
+    """An Env with a process for each lane. The env's code never runs in this process: a probe process reports its spaces."""
+    factory = pickled(open_env, name)
     who = [f"lane {lane} of {name}" for lane in lanes]
-    with closing(GymProcesses([partial(_Scout, recipe, lanes[0], who[0])], who[:1], timeouts)) as scout:
-        layout: Layout = scout.ask("survey", scout.lifeline)[0]
-    makers = [partial(_Worker, recipe, lane, own, layout, measures) for lane, own in zip(lanes, who, strict=True)]
+    with closing(GymProcesses([partial(_Probe, factory, lanes[0], who[0])], who[:1], timeouts)) as probe:
+        layout: Layout = probe.ask("survey", probe.lifeline)[0]
+    makers = [partial(_Worker, factory, lane, own, layout, measures) for lane, own in zip(lanes, who, strict=True)]
     workers = GymProcesses([partial(maker, index) for index, maker in enumerate(makers)], who, timeouts)
     try:
         workers.ask("build", workers.lifeline)
@@ -60,7 +57,7 @@ def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, .
 
 
 class GymProcesses(_Workers):
-    """Workers that answer in time or are named and ended; none is left when this is closed, and none after a failure."""
+    """Processes that answer in time; otherwise an error names the lane and ends them all. None is left after `close`."""
 
     def __init__(
         self, makers: Sequence[Callable[[], gymnasium.Env[Any, Any]]], who: Sequence[str], timeouts: Timeouts
@@ -81,7 +78,7 @@ class GymProcesses(_Workers):
             if isinstance(error, OSError):
                 raise SetupError(f"cannot start {len(who)} processes ({error}): use fewer environments") from error
             raise
-        # One select.poll a pipe: Connection.poll makes a selector at every call.
+        # One select.poll for each pipe: Connection.poll makes a selector at every call.
         pollers = [select.poll() for _ in who]
         for poller, pipe in zip(pollers, self.parent_pipes, strict=True):
             poller.register(pipe.fileno(), select.POLLIN)
@@ -89,12 +86,12 @@ class GymProcesses(_Workers):
 
     @property
     def lifeline(self) -> str:
-        """What a worker ties itself to."""
+        """The path that a child passes to forkserver.tie."""
         return f"/proc/{os.getpid()}/fd/{self._lifeline[0]}"
 
-    def ask(self, method: str, told: Any) -> tuple[Any, ...]:
-        """Have every worker do this; raises the first error among the answers."""
-        call = partial(self.call_async, method, told)
+    def ask(self, method: str, argument: Any) -> tuple[Any, ...]:
+        """Call a method in every process; raises the first error among the answers."""
+        call = partial(self.call_async, method, argument)
         answers: tuple[Any, ...] = self._exchange(call, self.call_wait, self._timeouts.construct)
         for answer in answers:
             if isinstance(answer, FreewheelError):
@@ -135,7 +132,7 @@ class GymProcesses(_Workers):
         raise self._ended(late, seconds)
 
     def _ended(self, late: Sequence[int], seconds: float) -> EnvError:
-        """End all workers; the error names a lane that is dead or, if none is, one of the late."""
+        """End all processes; the error names a lane that died or, if none did, one that is late."""
         sentinels = {process.sentinel: index for index, process in enumerate(self.processes) if process.pid is not None}
         poller = select.poll()
         for sentinel in sentinels:
@@ -150,7 +147,7 @@ class GymProcesses(_Workers):
     def _where(self, lane: int) -> str:
         stream = self._streams[lane] if self._streams else None
         action = self._actions[lane] if self._actions is not None else None
-        return whereabouts(stream, int(self._episodes[lane]), int(self._steps[lane]), action)
+        return position(stream, int(self._episodes[lane]), int(self._steps[lane]), action)
 
     @override
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
@@ -175,19 +172,19 @@ class GymProcesses(_Workers):
 
 
 class _Lanes(GymVector):
-    """The workers as an Env. They begin episodes by themselves, so contexts are told to them beforehand."""
+    """The processes as an Env. They begin episodes by themselves, so they get contexts in advance."""
 
     _vector: GymProcesses
-    _told: NDArray = NO_CONTEXT
+    _contexts: NDArray = NO_CONTEXT
 
-    def _able(self, spec: EnvSpec) -> EnvSpec:
+    def _with_contexts(self, spec: EnvSpec) -> EnvSpec:
         return spec
 
     def set_context(self, context: NDArray) -> None:
         self._spec.check_context(context)
-        if not np.array_equal(context, self._told):
+        if not np.array_equal(context, self._contexts):
             self._vector.ask("set_context", context)
-            self._told = context
+            self._contexts = context
 
 
 def _join(processes: Sequence[Any], seconds: float) -> None:
@@ -205,40 +202,40 @@ def _raise_reported(info: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------------------------------------- in the workers
 
 
-def _opened(recipe: bytes, lane: int, who: str, lifeline: str) -> gymnasium.Env[Any, Any]:
+def _opened(factory: bytes, lane: int, who: str, lifeline: str) -> gymnasium.Env[Any, Any]:
     ignore_interrupts()
     with suppress(OSError):  # there is no /proc
         tie(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK))
     try:
-        open_env: Open = cloudpickle.loads(recipe)
+        open_env: Open = cloudpickle.loads(factory)
     except Exception as error:
         raise SetupError(f"{who} cannot be loaded in another process ({type(error).__name__}: {error})") from error
     return open_env(lane)
 
 
-class _Scout(gymnasium.Env[Any, Any]):
-    """Opens an env to see what its spaces are."""
+class _Probe(gymnasium.Env[Any, Any]):
+    """Opens an env to report its spaces."""
 
     observation_space = action_space = spaces.Discrete(1)
 
-    def __init__(self, recipe: bytes, lane: int, who: str) -> None:
-        self._recipe, self._lane, self._who = recipe, lane, who
+    def __init__(self, factory: bytes, lane: int, who: str) -> None:
+        self._factory, self._lane, self._who = factory, lane, who
 
     def survey(self, lifeline: str) -> Layout | FreewheelError:
         try:
-            with closing(_opened(self._recipe, self._lane, self._who, lifeline)) as env:
+            with closing(_opened(self._factory, self._lane, self._who, lifeline)) as env:
                 return survey(env, self._who)
         except FreewheelError as error:
             return error
 
 
 class _Worker(gymnasium.Env[NDArray, Any]):
-    """A Lane as AsyncVectorEnv takes it, flat and never raising: what goes wrong is told in `info`."""
+    """A Lane as AsyncVectorEnv needs it: flat, and it never raises but returns errors in `info`."""
 
     def __init__(
-        self, recipe: bytes, lane: int, who: str, layout: Layout, measures: tuple[str, ...], index: int
+        self, factory: bytes, lane: int, who: str, layout: Layout, measures: tuple[str, ...], index: int
     ) -> None:
-        self._recipe, self._number, self._who, self._layout, self._names = recipe, lane, who, layout, measures
+        self._factory, self._number, self._who, self._layout, self._names = factory, lane, who, layout, measures
         self._index = index  # among the lanes of this Env
         self._lane: Lane | None = None
         self.metadata = {"render_modes": [], "lane_seeds": True}
@@ -248,27 +245,27 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         self._plain: Callable[[Any], Any] = int if layout.action.spec.kind == "discrete" else lambda action: action
         low, high = (0, 255) if columns.dtype == "uint8" else (-np.inf, np.inf)
         self.observation_space = spaces.Box(low, high, (columns.size,), np.dtype(columns.dtype).type)
-        self.action_space = spaces.Box(-np.inf, np.inf, layout.action.shape)  # of the right shape: nobody looks closer
+        self.action_space = spaces.Box(-np.inf, np.inf, layout.action.shape)  # only the shape is used
 
     def build(self, lifeline: str) -> FreewheelError | None:
         try:
-            with warnings.catch_warnings(action="ignore"):  # the scout has passed them on
-                env = _opened(self._recipe, self._number, self._who, lifeline)
+            with warnings.catch_warnings(action="ignore"):  # the probe has shown them
+                env = _opened(self._factory, self._number, self._who, lifeline)
             self._lane = Lane(env, self._who, self._layout, self._names, self._rows)
         except FreewheelError as error:
             return error
-        settle()
+        freeze_heap()
         return None
 
     def set_context(self, context: NDArray) -> None:
-        assert self._lane is not None, "build comes first"
+        assert self._lane is not None, "call build() first"
         self._lane.set_context(context)
 
     @override
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray, dict[str, Any]]:
-        assert self._lane is not None, "build comes first"
+        assert self._lane is not None, "call build() first"
         if options:
             self._lane.follow(options["seeds"][self._index])
         try:
@@ -278,7 +275,7 @@ class _Worker(gymnasium.Env[NDArray, Any]):
 
     @override
     def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
-        assert self._lane is not None, "build comes first"
+        assert self._lane is not None, "call build() first"
         try:
             reward, terminated, truncated = self._lane.step(self._plain(action))
         except EnvError as error:

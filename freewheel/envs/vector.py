@@ -1,4 +1,4 @@
-"""Gymnasium's vector envs as an Env: its three ways of autoreset become one."""
+"""Gymnasium's vector envs as an Env, for all three of its autoreset modes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from freewheel.errors import EnvError, FreewheelError, SetupError
 
 
 class GymVector:
-    """An Env over a VectorEnv. One whose metadata has `"lane_seeds": True` gets a stream a lane in options["seeds"] and
-    seeds every episode from it; another is seeded once. If its metadata has `"contexts": True` as well, and it leaves resets to
-    us, it gets the table [K, C], where there is one, in options["contexts"] of every reset: a lane whose episode begins there
-    takes row seeding.pick(its seed, K) and shows it as "context".
+    """An Env over a VectorEnv. If its metadata has `"lane_seeds": True`, it gets one stream for each lane in options["seeds"]
+    and seeds every episode from it; otherwise it is seeded once. If its metadata also has `"contexts": True` and its autoreset
+    is disabled, every reset gets the table [K, C], if there is one, in options["contexts"]: a lane whose episode begins takes
+    row seeding.pick(its seed, K) and has it as "context" in its observation.
     """
 
     def __init__(
@@ -36,29 +36,29 @@ class GymVector:
         self._vector, self._name, self._wary = vector, name, wary
         mode = vector.metadata.get("autoreset_mode")
         if mode is None:
-            raise SetupError(f"{name} does not say how it resets: set metadata['autoreset_mode'] in its class")
+            raise SetupError(f"{name} does not define its autoreset mode: set metadata['autoreset_mode'] in its class")
         self._mode = AutoresetMode(mode)
         layout = layout or self._survey()
-        self._spec = self._able(layout.spec(name, vector.num_envs, measures))
-        self._context: dict[str, NDArray] = {}  # what resets are told of it
+        self._spec = self._with_contexts(layout.spec(name, vector.num_envs, measures))
+        self._context: dict[str, NDArray] = {}  # reset options
         self._encode = layout.action.encoder()
         self._step = blank_step(self._spec)
         self._obs = np.zeros_like(self._step.next_obs)  # [B, D] what to act on next
         self._rows = _Rows(layout, self._obs)
-        self._some = _Rows(layout, np.zeros_like(self._obs))  # of which only ended lanes are wanted
-        self._ended = np.zeros(vector.num_envs, np.bool_)  # whose episode is over and no other has begun
+        self._some = _Rows(layout, np.zeros_like(self._obs))  # of which only ended lanes are used
+        self._ended = np.zeros(vector.num_envs, np.bool_)  # the episode is over and the next has not begun
 
     def _survey(self) -> Layout:
         vector, info = self._vector, dict[str, Any]()
         if isinstance(vector.single_action_space, Discrete):
-            with self._blaming("reset"):
+            with self._errors_in("reset"):
                 _, info = vector.reset(seed=0)
         return Layout.of(vector.single_observation_space, vector.single_action_space, info_mask=MASK in info)
 
-    def _able(self, spec: EnvSpec) -> EnvSpec:
-        """Only who reads contexts at every reset, and knows whose seeds they go by, can be told them."""
-        says = all(self._vector.metadata.get(what) for what in ("lane_seeds", "contexts"))
-        return spec if says and self._mode is AutoresetMode.DISABLED else replace(spec, context=0)
+    def _with_contexts(self, spec: EnvSpec) -> EnvSpec:
+        """Contexts need an env that reads them at every reset and knows the seeds of its lanes."""
+        able = all(self._vector.metadata.get(name) for name in ("lane_seeds", "contexts"))
+        return spec if able and self._mode is AutoresetMode.DISABLED else replace(spec, context=0)
 
     @property
     def spec(self) -> EnvSpec:
@@ -69,7 +69,7 @@ class GymVector:
         self._context = {"contexts": context} if context.size else {}
 
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
-        with self._blaming("reset"):
+        with self._errors_in("reset"):
             if self._vector.metadata.get("lane_seeds"):
                 self._rows.put(*self._vector.reset(options={"seeds": list(seeds), **self._context}))
             else:
@@ -78,15 +78,15 @@ class GymVector:
         return self._obs
 
     def step(self, action: NDArray) -> Step:
-        with self._blaming("step"):
+        with self._errors_in("step"):
             reset_ns = self._convert(*self._vector.step(self._encode(action)))
             if self._wary:
-                self._insist_on_numbers()
+                self._check_finite()
         return replace(self._step, reset_ns=reset_ns) if reset_ns else self._step
 
     def autoreset(self) -> NDArray:
         if self._mode is AutoresetMode.DISABLED and self._ended.any():
-            with self._blaming("reset"):
+            with self._errors_in("reset"):
                 options = {"reset_mask": self._ended.copy(), **self._context}
                 self._some.put(*self._vector.reset(options=options))
             np.copyto(self._obs, self._some.out, where=self._ended[:, None])
@@ -96,7 +96,7 @@ class GymVector:
     def _convert(
         self, observation: Any, reward: NDArray, terminated: NDArray, truncated: NDArray, info: Mapping[str, Any]
     ) -> int:
-        """Write an answer as rows; the ns that went into resets."""
+        """Write an answer as rows; returns the ns spent on resets."""
         step, final, reset_ns = self._step, info, 0
         self._rows.put(observation, info)
         np.copyto(step.next_obs, self._obs)
@@ -116,8 +116,8 @@ class GymVector:
         self._ended[:] = over
         return reset_ns
 
-    def _insist_on_numbers(self) -> None:
-        """Raise at a number that is not finite, before the row is shown to anybody."""
+    def _check_finite(self) -> None:
+        """Raise if a value is not finite, before the row is returned."""
         step = self._step
         for what, values in (("an observation", step.next_obs), ("a reward", step.reward)):
             finite = np.isfinite(values).reshape(len(values), -1).all(axis=1) | ~step.valid
@@ -130,7 +130,7 @@ class GymVector:
             self._step.measures[lanes, column] = info[name][lanes]
 
     @contextmanager
-    def _blaming(self, method: str) -> Iterator[None]:
+    def _errors_in(self, method: str) -> Iterator[None]:
         try:
             yield
         except FreewheelError:
@@ -148,7 +148,7 @@ class GymVector:
 
 
 class _Rows:
-    """Rows [B, D] to write what a vector env shows into: an observation of all lanes, or an object array of some lanes' own."""
+    """Rows [B, D] for observations of a vector env: one of all lanes, or an object array with some lanes' observations."""
 
     def __init__(self, layout: Layout, out: NDArray) -> None:
         columns, mask = layout.observation, layout.observation.mask

@@ -1,1 +1,1 @@
-"""Decisions, without processes, locks or memory: who may write how many rows, with which version, and who is late."""
+"""Decisions without processes, locks or shared memory: which worker may write how many rows with which version."""

@@ -1,8 +1,8 @@
-"""Episode collection: which episode is whose. Every one is played to its end, once, under one version, by a worker that is free.
+"""Episode collection: which worker plays which episode. Each is played to its end, once, under one version, by a free worker.
 
-Ticket t stands for episode t div lanes of lane t mod lanes, so an episode is the same whichever worker plays it. A worker may
-begin one while less is under way than the limit allows: counted in episodes, or in rows, where an episode counts as many as
-episodes have on average until it has ended.
+Ticket t is episode t div lanes of lane t mod lanes, so an episode is the same in every worker. A worker may begin one while
+less is under way than the limit allows. The limit counts episodes, or rows; an episode that has not ended counts as the mean
+length of episodes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from freewheel.core import SeedStream
 from freewheel.pacing.pacing import (
     KEEP,
-    NOBODY,
-    NONE,
+    NO_TICKET,
+    NO_VERSION,
     Cells,
     Grant,
     Locked,
@@ -27,14 +27,14 @@ from freewheel.pacing.pacing import (
 )
 from freewheel.seeding import training_episodes
 
-DEATHS = 2  # workers that may die of one episode: perhaps it kills every worker that plays it
-AHEAD = 1  # updates' worth of finished episodes that may wait for the learner, where no lag was asked for
+DEATHS = 2  # workers that may die during one episode before it is given up
+AHEAD = 1  # batches of finished episodes that may wait for the learner, where the lag is not bounded
 NO_END = 2**62
 
 
 @dataclass(frozen=True)
 class EpisodeOrder:
-    """Which episode a ticket stands for."""
+    """Which episode a ticket is."""
 
     seed: int
     lanes: int
@@ -56,10 +56,10 @@ class EpisodeQueue:
     workers: int
     steps: int  # of a fragment at most
     batch_rows: int  # S
-    batch_episodes: int | None = None  # an update learns from so many episodes instead of S rows
+    batch_episodes: int | None = None  # an update learns from this many episodes instead of S rows
     max_lag: int | None = None
-    wave: int = 0  # so many episodes are begun together, and all of them have ended before the next are; 0: no waves
-    version: int = NOBODY
+    wave: int = 0  # begin this many episodes together, and the next ones when all have ended; 0: no waves
+    version: int = NO_VERSION
     finished: int = 0  # episodes that ended, ...
     finished_rows: int = 0  # ... their rows, ...
     cut: int = 0  # ... and episodes that were dropped
@@ -70,22 +70,22 @@ class EpisodeQueue:
 
     @property
     def layout(self) -> dict[str, int]:
-        """expected: what an episode counts until it has ended; issued: tickets 0 .. issued - 1; released: tickets below it may be
-        played; again: tickets to issue once more, plus one; ticket: what a worker plays or plays next; base: rows it had produced
-        when it began that; deaths: workers that died of it."""
+        """expected: the count of an episode that has not ended; issued: tickets 0 .. issued - 1; released: tickets below it may
+        be played; again: tickets to issue once more, plus one; ticket: what a worker plays now or next; base: rows it had
+        produced when it began that ticket; deaths: workers that died during it."""
         one = dict.fromkeys(("limit", "posted", "gated", "expected", "issued", "released"), 1)
         names = ("again", "ticket", "base", "deaths", "reserved", "announced", "revoked", "waiting")
         return one | dict.fromkeys(names, self.workers)
 
     def attach(self, cells: Cells) -> None:
         self.cells = cells
-        fill(cells, NONE, "posted", "ticket", "announced")
+        fill(cells, NO_VERSION, "posted", "ticket", "announced")
         cells["expected"][0] = 1
         cells["released"][0] = self.wave or NO_END
 
     def state(self) -> dict[str, list[int]]:
-        """Tickets that a worker holds are played again."""
-        held = [ticket for ticket in self.cells["ticket"] if ticket != NONE]
+        """Tickets held by workers are saved as tickets to play again."""
+        held = [ticket for ticket in self.cells["ticket"] if ticket != NO_TICKET]
         again = [ticket - 1 for ticket in self.cells["again"] if ticket]
         return {
             "issued": [self.cells["issued"][0]],
@@ -100,7 +100,7 @@ class EpisodeQueue:
         for place, ticket in zip(range(self.workers), state["again"], strict=False):
             self.cells["again"][place] = ticket + 1
 
-    # ------------------------------------------------------------------------------------------------------- the learner's
+    # --------------------------------------------------------------------------------------------------- the learner's side
 
     def publish(self, version: int, done: int) -> Woken:
         self.version = version
@@ -113,14 +113,14 @@ class EpisodeQueue:
         return wake_all(self.cells)
 
     def allows_more(self, done: int) -> bool:
-        return self.version != NOBODY and self._limit(done) > self.cells["limit"][0]
+        return self.version != NO_VERSION and self._limit(done) > self.cells["limit"][0]
 
     def _expected(self) -> int:
         return 1 if self.batch_episodes else max(1, self.finished_rows // max(1, self.finished))
 
     def _limit(self, done: int) -> int:
-        """An update's worth in training and `ahead` more waiting. Without a bound on the lag, what is under way comes on top, so
-        that workers wait only where the learner is the slower one."""
+        """One batch in training and `ahead` more. Without a bound on the lag, episodes under way are added, so that workers wait
+        only if the learner is slower than they are."""
         unbounded = self.workers * self._expected() if self.max_lag is None else 0
         ahead = AHEAD if self.max_lag is None else self.max_lag
         if self.batch_episodes:
@@ -130,7 +130,7 @@ class EpisodeQueue:
     def wave_is_over(self) -> bool:
         """Every ticket that was released has been played."""
         released, tickets = self.cells["released"][0], self.cells["ticket"]
-        return self.cells["issued"][0] >= released and not any(NONE < ticket < released for ticket in tickets)
+        return self.cells["issued"][0] >= released and not any(NO_TICKET < ticket < released for ticket in tickets)
 
     def release(self) -> Woken:
         """The next wave may begin."""
@@ -144,40 +144,40 @@ class EpisodeQueue:
         return version is not None and self.max_lag is not None and version <= self.version - self.max_lag
 
     def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
-        held = version != NOBODY and self.cells["announced"][worker] == version
+        held = version != NO_VERSION and self.cells["announced"][worker] == version
         if held:
             self.cells["revoked"][worker] = 1
         return held, []
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
-        """The worker that replaces it plays its ticket again, unless it was played to its end or several died of it."""
+        """The replacement plays the ticket again, unless it was played to its end or too many workers died during it."""
         cells = self.cells
-        begun = cells["announced"][worker] != NOBODY
+        begun = cells["announced"][worker] != NO_VERSION
         cells["deaths"][worker] += 1
         if begun and tally.ended and tally.produced > cells["base"][worker]:
-            cells["ticket"][worker] = NONE
+            cells["ticket"][worker] = NO_TICKET
         elif begun and self.batch_episodes:
             cells["reserved"][worker] -= 1
         if for_good or cells["deaths"][worker] >= DEATHS:
-            cells["ticket"][worker] = NONE
+            cells["ticket"][worker] = NO_TICKET
         self._end(worker, tally)
         cells["waiting"][worker] = 0
         return wake_all(cells)
 
-    # --------------------------------------------------------------------------------------------------------- a worker's
+    # ------------------------------------------------------------------------------------------------------ a worker's side
 
     def held(self, worker: int) -> int:
-        """The ticket that a worker has; NONE."""
+        """The ticket of a worker, or NO_TICKET."""
         return self.cells["ticket"][worker]
 
     def issue(self, worker: int) -> int:
-        """The next ticket, for this worker to play."""
+        """Give this worker the next ticket."""
         cells = self.cells
         place = next((place for place, ticket in enumerate(cells["again"]) if ticket), None)
         if place is not None:
             ticket, cells["again"][place] = cells["again"][place] - 1, 0
         else:
-            # A worker that died while it was issued a ticket may hold one that `issued` does not count yet.
+            # A worker that died inside this method may hold a ticket that `issued` does not count yet.
             ticket = max(cells["issued"][0], max(cells["ticket"]) + 1)
         cells["ticket"][worker], cells["deaths"][worker] = ticket, 0
         cells["issued"][0] = max(cells["issued"][0], ticket + 1)
@@ -185,11 +185,11 @@ class EpisodeQueue:
 
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
         cells = self.cells
-        if cells["announced"][worker] != NOBODY:  # in the middle of an episode
+        if cells["announced"][worker] != NO_VERSION:  # in the middle of an episode
             return Grant(self.steps, KEEP), []
         free = cells["limit"][0] - sum(cells["reserved"])
         posted = cells["posted"][0]
-        if free <= 0 or posted == NONE or cells["ticket"][worker] >= cells["released"][0]:
+        if free <= 0 or posted == NO_VERSION or cells["ticket"][worker] >= cells["released"][0]:
             cells["waiting"][worker] = 1
             return None, []
         cells["base"][worker] = tally.produced
@@ -202,14 +202,14 @@ class EpisodeQueue:
     def give_back(self, worker: int, tally: Tally) -> Woken:
         if not tally.ended:
             return []
-        self.cells["ticket"][worker] = NONE
+        self.cells["ticket"][worker] = NO_TICKET
         self._end(worker, tally)
         return wake_all(self.cells)
 
     def _end(self, worker: int, tally: Tally) -> None:
         if not self.batch_episodes:
             self.cells["reserved"][worker] = tally.produced
-        self.cells["announced"][worker] = NOBODY
+        self.cells["announced"][worker] = NO_VERSION
         self.cells["revoked"][worker] = 0
 
     def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]:
@@ -224,18 +224,18 @@ class EpisodeQueue:
 
 
 class TicketStream:
-    """A worker's episodes as they are issued: its k-th reset takes its k-th ticket. Implements core.SeedStream."""
+    """A worker's episodes: its k-th reset takes its k-th ticket. Implements core.SeedStream."""
 
     def __init__(self, queue: EpisodeQueue, worker: int, locked: Locked) -> None:
         self._queue, self._worker, self._locked = queue, worker, locked
         self._tickets: dict[int, int] = {}
-        if (left := queue.held(worker)) != NONE:
+        if (left := queue.held(worker)) != NO_TICKET:
             self._tickets[0] = left
 
     def number(self, k: int) -> int:
         if k not in self._tickets:
             ticket = self._locked(self._queue.issue, self._worker)
-            self._tickets = {k - 1: self._tickets.get(k - 1, NONE), k: ticket}
+            self._tickets = {k - 1: self._tickets.get(k - 1, NO_TICKET), k: ticket}
         return self._tickets[k]
 
     def seed(self, k: int) -> int:

@@ -1,11 +1,11 @@
-"""Continuous collection: rows under way are bounded by credits, and with them the lag, by pacing and not by discarding.
+"""Continuous collection: credits bound the rows under way, and thereby the lag, without discarding rows.
 
     free = limit - reserved,    limit = (ahead + 1) × S + rows trained + rows dropped
 
-A worker reserves rows and announces its version in one operation. The learner posts a version and looks at the announcements
-under the same lock, so it cannot overlook a worker that is about to act on an old version. Credits alone do not bound the age of
-a row, because a slow worker may keep an old version for ever. So batches are sealed oldest version first, fragments close when
-newer weights are there, and update v is sealed only when nothing of version v - max_lag or older is under way (`blocks`).
+A worker reserves rows and announces its version in one operation. The learner posts a version and reads the announcements
+under the same lock, so it cannot miss a worker that is about to act on an old version. Credits alone do not bound the age of a
+row, because a slow worker may keep an old version forever. Therefore batches take the oldest version first, a fragment closes
+when newer weights are posted, and update v begins only when nothing of version v - max_lag or older is under way (`blocks`).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from freewheel.core import SeedStream
-from freewheel.pacing.pacing import NOBODY, Cells, Grant, Locked, Tally, Woken, acting, blank, fill, wake_all
+from freewheel.pacing.pacing import NO_VERSION, Cells, Grant, Locked, Tally, Woken, acting, blank, fill, wake_all
 
 
 @dataclass(kw_only=True)
 class LagBound:
-    """Implements Pacing. A row that was written stays reserved for ever, so whatever is trained or dropped raises the limit."""
+    """Implements Pacing. A written row stays reserved forever; training or dropping it raises the limit instead."""
 
     workers: int
-    lanes: int  # of each worker: a step is so many rows
+    lanes: int  # of each worker: rows of one step
     steps: int  # of a fragment at most
     batch_rows: int  # S
-    ahead: int  # updates' worth of rows that may be under way beside the one in training
+    ahead: int  # batches of rows that may be under way beside the one in training
     max_lag: int | None
-    close_on_new: bool = True  # fragments are closed as soon as newer weights are there
-    version: int = NOBODY
+    close_on_new: bool = True  # a fragment closes as soon as newer weights are posted
+    version: int = NO_VERSION
     cells: Cells = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -41,15 +41,15 @@ class LagBound:
 
     def attach(self, cells: Cells) -> None:
         self.cells = cells
-        fill(cells, NOBODY, "posted", "announced")
+        fill(cells, NO_VERSION, "posted", "announced")
 
     def state(self) -> dict[str, list[int]]:
         return {}
 
     def restore(self, state: Mapping[str, Sequence[int]]) -> None:
-        """Nothing: rows under way when the state was saved are counted as done."""
+        """There is nothing to restore: rows under way when the state was saved count as done."""
 
-    # ------------------------------------------------------------------------------------------------------- the learner's
+    # --------------------------------------------------------------------------------------------------- the learner's side
 
     def publish(self, version: int, done: int) -> Woken:
         self.version = version
@@ -73,28 +73,28 @@ class LagBound:
         return version is not None and self.max_lag is not None and version <= self.version - self.max_lag
 
     def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
-        """Others may write what it had reserved. False: it was not at this version any more."""
-        if version == NOBODY or self.cells["announced"][worker] != version:
+        """Other workers may write what it had reserved. False: it does not act on this version any more."""
+        if version == NO_VERSION or self.cells["announced"][worker] != version:
             return False, []
         self.cells["reserved"][worker] = produced
         self.cells["revoked"][worker] = 1
         return True, wake_all(self.cells)
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
-        """What it had reserved beyond its produced rows is free again."""
+        """Free the rows that it had reserved and not produced."""
         self._release(worker, tally)
         self.cells["waiting"][worker] = 0
         return wake_all(self.cells)
 
-    # --------------------------------------------------------------------------------------------------------- a worker's
+    # ------------------------------------------------------------------------------------------------------ a worker's side
 
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
-        """Rows come by steps of all lanes; the last grant may overdraw, or an odd remainder would stop everyone."""
+        """Grants are whole steps of all lanes; the last grant may exceed the limit, or a remainder would block all workers."""
         cells, lanes = self.cells, self.lanes
         unused = self._release(worker, tally)
         free = cells["limit"][0] - sum(cells["reserved"])
         version = cells["posted"][0]
-        if free <= 0 or version == NOBODY:
+        if free <= 0 or version == NO_VERSION:
             cells["waiting"][worker] = 1
             return None, []
         steps = min(self.steps, max(1, free // lanes))
@@ -107,11 +107,11 @@ class LagBound:
         return wake_all(self.cells) if self._release(worker, tally) > 0 else []
 
     def _release(self, worker: int, tally: Tally) -> int:
-        """It acts no more; the rows that come free."""
+        """End the worker's grant; returns the number of rows freed."""
         cells = self.cells
         unused = cells["reserved"][worker] - tally.produced
         cells["reserved"][worker] = tally.produced
-        cells["announced"][worker] = NOBODY
+        cells["announced"][worker] = NO_VERSION
         cells["revoked"][worker] = 0
         return unused
 

@@ -1,6 +1,6 @@
-"""Batch collection: batch k + 1 is collected while batch k is learned from; batch k is acted with version k - 1, exactly.
+"""Batch collection: batch k + 1 is collected while batch k is learned from; batch k uses exactly version k - 1.
 
-A worker that has finished its share of batch k - 1 goes on as soon as version k - 1 is published, whatever the others do.
+A worker that has finished its share of batch k - 1 continues as soon as version k - 1 is published, independent of the others.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from freewheel.core import SeedStream
-from freewheel.pacing.pacing import NOBODY, Cells, Grant, Locked, Tally, Woken, blank, fill, wake_all
+from freewheel.pacing.pacing import NO_VERSION, Cells, Grant, Locked, Tally, Woken, blank, fill, wake_all
 
 
 @dataclass(kw_only=True)
 class OneAhead:
-    """Implements Pacing. There is no gate: batches are handed over whole and in order."""
+    """Implements Pacing. The learner never waits for old versions, because batches are delivered whole and in order."""
 
     workers: int
     lanes: int  # of each worker
@@ -29,17 +29,17 @@ class OneAhead:
 
     @property
     def quota(self) -> int:
-        """Rows that a worker gives to a batch."""
+        """Rows of each worker in a batch."""
         return self.batch_steps * self.lanes
 
     @property
     def layout(self) -> dict[str, int]:
-        """target: rows that a worker may have written; gone: it is not replaced; first: the version of batches 0 and 1."""
+        """target: rows that a worker may write in total; gone: it is not replaced; first: the version of batches 0 and 1."""
         return {"posted": 1, "first": 1, "target": self.workers, "waiting": self.workers, "gone": self.workers}
 
     def attach(self, cells: Cells) -> None:
         self.cells = cells
-        fill(cells, NOBODY, "posted")
+        fill(cells, NO_VERSION, "posted")
 
     def state(self) -> dict[str, list[int]]:
         return {"first": [max(0, self.cells["posted"][0])]}
@@ -49,10 +49,10 @@ class OneAhead:
 
     @property
     def broken(self) -> bool:
-        """A worker is gone for good: the others fill its place, and versions are no longer exact."""
+        """A worker was not replaced: the others produce its rows, and versions are no longer exact."""
         return any(self.cells["gone"])
 
-    # ------------------------------------------------------------------------------------------------------- the learner's
+    # --------------------------------------------------------------------------------------------------- the learner's side
 
     def publish(self, version: int, done: int) -> Woken:
         self.cells["posted"][0] = version
@@ -82,7 +82,7 @@ class OneAhead:
         return self._share_out()
 
     def _share_out(self) -> Woken:
-        """All batches up to one after the newest version, over the workers that are still there."""
+        """Distribute all batches up to one after the newest version over the workers that are left."""
         target = self.cells["target"]
         here = [worker for worker, gone in enumerate(self.cells["gone"]) if not gone]
         batches = self.cells["posted"][0] - self.cells["first"][0] + 2
@@ -92,11 +92,11 @@ class OneAhead:
             target[worker] += self.lanes * (share + (place < extra))
         return wake_all(self.cells)
 
-    # --------------------------------------------------------------------------------------------------------- a worker's
+    # ------------------------------------------------------------------------------------------------------ a worker's side
 
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
         cells, rows = self.cells, tally.produced - tally.failed
-        if rows >= cells["target"][worker] or cells["posted"][0] == NOBODY:
+        if rows >= cells["target"][worker] or cells["posted"][0] == NO_VERSION:
             cells["waiting"][worker] = 1
             return None, []
         cells["waiting"][worker] = 0

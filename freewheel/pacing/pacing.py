@@ -1,8 +1,8 @@
-"""What every pacing is: decisions over a few named integers, which a wire keeps where all who take part can reach them.
+"""What every pacing has: decisions over a few named integers, which a wire stores where all its participants can reach them.
 
 A pacing decides, a wire carries out. The integers (`cells`) are lists here and shared memory between processes; the code that
-reads and writes them is the same. A wire calls one method at a time (it has a lock), except those marked as hints, and wakes the
-workers that a method returns.
+reads and writes them is the same. A wire calls one method at a time, under its lock, and then wakes the workers that the method
+returns. Methods marked as hints may be called without the lock.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from freewheel.core import SeedStream
 
-NOBODY = NONE = -1  # no version, no episode
-KEEP = -2  # as the version of a grant: no other weights than those already loaded
+NO_VERSION = NO_TICKET = -1
+KEEP = -2  # as the version of a grant: keep the weights already loaded
 
-Woken = list[int]  # workers that waited and may look again
+Woken = list[int]  # workers that waited and should try again
 
 
 class Cell(Protocol):
@@ -28,7 +28,7 @@ class Cell(Protocol):
 
 
 Cells = Mapping[str, Cell]
-Locked = Callable[..., Any]  # (decide, *arguments): calls it while nobody else decides
+Locked = Callable[..., Any]  # (decide, *arguments): calls it under the lock
 
 
 class Grant(NamedTuple):
@@ -40,55 +40,47 @@ class Grant(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """How far a worker has come, over all its incarnations."""
+    """The progress of a worker over all its incarnations."""
 
     produced: int  # rows
-    failed: int  # of these, taken by env failures
+    failed: int  # of these, lost to environment failures
     ended: bool  # the last row ended an episode, or cut it short; False where a fragment was begun and is still empty
 
 
 class Pacing(Protocol):
     """The decisions of one mode."""
 
-    max_lag: int | None  # the bound on the lag that is held by waiting; None: there is none
+    max_lag: int | None  # the bound on the lag that is kept by waiting; None: no bound
     cells: Cells
 
     @property
-    def layout(self) -> dict[str, int]: ...  # the cells: name and how many integers
-    def attach(
-        self, cells: Cells
-    ) -> None: ...  # keep the integers there; they are zero, and are given their first values
-    def state(self) -> dict[str, list[int]]: ...  # what a later run goes on from; nobody acts then
-    def restore(self, state: Mapping[str, Sequence[int]]) -> None: ...  # after `attach`, before anybody acts
+    def layout(self) -> dict[str, int]: ...  # name and number of integers of each cell
+    def attach(self, cells: Cells) -> None: ...  # use these cells, which are zero, and set their first values
+    def state(self) -> dict[str, list[int]]: ...  # what a resumed run continues from; no worker acts at that time
+    def restore(self, state: Mapping[str, Sequence[int]]) -> None: ...  # after `attach`, before any worker acts
 
     # The learner's side. `done`: rows trained or dropped, of all that were produced.
     def publish(self, version: int, done: int) -> Woken: ...  # a new version may be acted on
     def allow(self, done: int) -> Woken: ...  # more rows are done, under the same version
     def allows_more(self, done: int) -> bool: ...  # a hint: whether `allow` would change anything
-    def announced(self) -> list[int]: ...  # the version each worker acts on; NOBODY: none that is waited for. A hint
-    def blocks(
-        self, version: int | None
-    ) -> bool: ...  # whether a row of this version keeps the next batch from being sealed
-    def revoke(
-        self, worker: int, version: int, produced: int
-    ) -> tuple[bool, Woken]: ...  # do not wait for it: was it there?
-    def settle(
-        self, worker: int, tally: Tally, *, for_good: bool
-    ) -> Woken: ...  # it died; for_good: it is not replaced
+    # A hint: the version each worker acts on; NO_VERSION: none, or the learner does not wait for it.
+    def announced(self) -> list[int]: ...
+    def blocks(self, version: int | None) -> bool: ...  # whether a row of this version delays the next batch
+    # Stop waiting for a worker; True if it still acted on this version.
+    def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]: ...
+    # The worker died; for_good: it is not replaced.
+    def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken: ...
 
     # A worker's side.
-    def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]: ...  # gives back what it had; None: wait
-    def give_back(self, worker: int, tally: Tally) -> Woken: ...  # its fragment is queued, and it may not take soon
-    def streams(
-        self, worker: int, locked: Locked
-    ) -> Sequence[SeedStream]: ...  # episodes that it plays; (): its lanes' own
-    def closes(
-        self, worker: int, version: int, *, ended: bool
-    ) -> bool: ...  # after each step: close the fragment? A hint
+    # Gives back the last grant; None: wait
+    def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]: ...
+    def give_back(self, worker: int, tally: Tally) -> Woken: ...  # the fragment is queued, the next `take` may be late
+    # The episodes that the worker plays; (): each lane plays its own.
+    def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]: ...
+    # A hint: after a step, close the fragment?
+    def closes(self, worker: int, version: int, *, ended: bool) -> bool: ...
     @property
-    def gated(
-        self,
-    ) -> bool: ...  # the learner waits for rows under way: the reason why nobody is granted anything. A hint
+    def gated(self) -> bool: ...  # a hint: the learner waits for rows under way, therefore there are no grants
 
 
 def blank(layout: Mapping[str, int]) -> dict[str, list[int]]:
@@ -103,7 +95,7 @@ def fill(cells: Cells, value: int, *names: str) -> None:
 
 
 def wake_all(cells: Cells) -> Woken:
-    """Everyone who waits, each once."""
+    """All waiting workers; marks them as not waiting."""
     waiting = cells["waiting"]
     woken = [worker for worker, waits in enumerate(waiting) if waits]
     for worker in woken:
@@ -112,9 +104,9 @@ def wake_all(cells: Cells) -> Woken:
 
 
 def acting(cells: Cells) -> list[int]:
-    """By worker, the version it acts on and is waited for with.
+    """The version each worker acts on, NO_VERSION if the learner does not wait for it.
 
-    A hint, read without a lock: announcements first, so that one that was revoked cannot hide the next one.
+    A hint, read without the lock: announcements first, so that a revoked one cannot hide the next one.
     """
     announced = list(cells["announced"])
-    return [NOBODY if revoked else version for version, revoked in zip(announced, cells["revoked"], strict=True)]
+    return [NO_VERSION if revoked else version for version, revoked in zip(announced, cells["revoked"], strict=True)]

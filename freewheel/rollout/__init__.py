@@ -1,1 +1,1 @@
-"""Acting: how one Env of B lanes is driven, and the RunnerFactory that travels to where it is driven."""
+"""Acting: runners that drive one Env of B lanes, and the RunnerFactory that is sent to where they run."""

@@ -1,7 +1,7 @@
-/* What a worker with one slow env does at every step, without numpy; kernel.py says who says the same in Python.
+/* What a worker with one slow env does at every step, without numpy; kernel.py lists the same functions in Python.
 
-   A process that has slept finds its caches cold; then it matters less how much is computed than how much code and memory is
-   touched. A layer is a matrix [in + 1, out], row by row, its last row the bias. */
+   A process that has slept has cold caches, so the amount of code and memory that it touches matters more than the amount of
+   computation. A layer is a matrix [in + 1, out], row by row, its last row the bias. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000

@@ -1,4 +1,4 @@
-"""DeviceRunner: drives one batched simulator where its tensors live, into preallocated slabs; a step can be one CUDA graph."""
+"""DeviceRunner: drives one batched simulator on its device and writes preallocated tensors; a step can be one CUDA graph."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEP, RESET, LOAD, OTHER = (WORKER_TIME.index(kind) for kind in ("step", "reset"
 
 
 class DeviceActor(Protocol):
-    """An Actor on tensors whose dice can be captured."""
+    """An Actor on tensors whose generators can be captured in a CUDA graph."""
 
     @property
     def generators(self) -> list[torch.Generator]: ...
@@ -48,7 +48,7 @@ class DeviceActor(Protocol):
 
 @dataclass(frozen=True)
 class Endings:
-    """What is known of episodes at each row [T, B], reserved lanes included: meaningful where one is over."""
+    """Totals of each row's episode [T, B], reserved lanes included; final where the episode is over."""
 
     over: Tensor
     ret: Tensor
@@ -58,7 +58,7 @@ class Endings:
 
 @dataclass(frozen=True)
 class Written:
-    """Rows that were launched; on a GPU they may still be under way until `done`."""
+    """Rows that were launched; on a GPU they are complete when `done` is."""
 
     data: Transitions[Tensor]
     endings: Endings
@@ -74,7 +74,7 @@ class Written:
         return self.done is None or self.done.query()
 
     def step_ns(self) -> int:
-        """What the simulation took; waits until it is done."""
+        """Time of the simulation; waits until it is done."""
         if self.begun is None or self.done is None:
             return self.wall
         self.done.synchronize()
@@ -84,7 +84,7 @@ class Written:
 class DeviceRunner:
     """One author for all lanes of a simulation. Weights change only between chunks.
 
-    Beyond its lanes there may be reserved ones, which act greedily: their rows are nobody's, their episodes are `eval_episodes`.
+    Reserved lanes come after the others and act greedily: their rows are not delivered, their episodes are for evaluation.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class DeviceRunner:
         self._eval_episodes: list[Episode] = []
         self.produced = self.open = self.version = 0
         self._actor: DeviceActor = factory.actor()  # type: ignore[assignment]
-        self._rng = generator(factory.seed, "actor", 0)  # unused: actors on tensors have dice of their own
+        self._rng = generator(factory.seed, "actor", 0)  # unused: actors on tensors have their own generators
         self._streams = [training_episodes(factory.seed, lane) for lane in range(spec.lanes)]
         self._played = np.zeros(spec.lanes, np.int64)
         self._compile, self._steps, self._sequence = compile, steps, 0
@@ -121,25 +121,27 @@ class DeviceRunner:
         self._log_prob = torch.zeros(spec.lanes, device=device)
         self._state = torch.zeros(spec.lanes, self._actor.state_size, device=device)  # the actor's memory
         self._programs: list[Program] = []
-        self._told = False
+        self._fallback_shown = False
         self._time = [0] * len(WORKER_TIME)
 
     @property
     def fallbacks(self) -> list[str]:
-        """Why there are no graphs, where they were asked for."""
+        """Why there are no CUDA graphs although they were requested."""
         return [program.fallback for program in self._programs if program.fallback]
 
     def take_eval_episodes(self) -> list[Episode]:
-        """Episodes of reserved lanes since this was last asked."""
+        """Episodes of reserved lanes since the last call."""
         episodes, self._eval_episodes = self._eval_episodes, []
         return episodes
 
     def messages(self) -> list[str]:
-        """Why there are no graphs on a GPU, once."""
-        if self._told or not self._programs or not self._obs.is_cuda:
+        """Why there are no CUDA graphs on a GPU, once."""
+        if self._fallback_shown or not self._programs or not self._obs.is_cuda:
             return []
-        self._told = True
-        return [f"no CUDA graph for the simulation, it is launched bit by bit: {why}" for why in self.fallbacks]
+        self._fallback_shown = True
+        return [
+            f"no CUDA graph for the simulation, its kernels are launched one by one: {why}" for why in self.fallbacks
+        ]
 
     def load(self, snapshot: Snapshot) -> None:
         began = perf_counter_ns()
@@ -152,7 +154,7 @@ class DeviceRunner:
         self._time[kind] += ns
 
     def launch(self, steps: int) -> Written:
-        """The next rows of every lane, at most as many as there is room for; what is written is the reader's own."""
+        """Launch the next rows of every lane, at most the steps that this runner was made for; the result is a copy."""
         if not self._programs:
             self.begin()
         began, events = perf_counter_ns(), self._events()
@@ -177,7 +179,7 @@ class DeviceRunner:
         return written
 
     def sign(self, written: Written) -> Chunk[Tensor]:
-        """As a chunk, with the episodes that ended in it; waits until it is done."""
+        """The rows as a chunk, with the episodes that ended in them; waits until they are done."""
         time = self._time
         time[STEP] += written.step_ns()
         self._time = [0] * len(WORKER_TIME)
@@ -193,23 +195,23 @@ class DeviceRunner:
         return self.sign(self.launch(steps))
 
     def begin(self) -> None:
-        """Start the first episodes, and capture what is to be replayed."""
+        """Start the first episodes, and capture the CUDA graphs."""
         began = perf_counter_ns()
         self._obs.copy_(self.env.reset(self._streams))
         self._time[RESET] += perf_counter_ns() - began
         own = [self._obs, self._action, self._log_prob, self._row, self._return, self._length, self._state]
-        dice = self._actor.generators
+        generators = self._actor.generators
         if getattr(self.env, "capturable", False):
-            state, dice = [*own, *self.env.state_tensors()], [*dice, *self.env.generators]
-            self._programs = [Program(self._whole_step, self._compile, state=state, generators=dice)]
+            state, generators = [*own, *self.env.state_tensors()], [*generators, *self.env.generators]
+            self._programs = [Program(self._whole_step, self._compile, state=state, generators=generators)]
             return
-        acting = Program(self._act, self._compile, state=own, generators=dice)
+        acting = Program(self._act, self._compile, state=own, generators=generators)
         stepping = Program(self._simulate, "off", state=())
         storing = Program(self._store, self._compile, state=own)
         self._programs = [acting, stepping, storing]
 
     def state_dict(self) -> dict[str, Array]:
-        """A simulation is seeded once and begins again; what counts on is counted here."""
+        """Only the counts: a simulation is seeded once and a resumed one begins again."""
         return {"counts": np.array([self.produced, self._sequence], np.int64)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -238,18 +240,18 @@ class DeviceRunner:
         self._step: Step[Tensor] = self.env.step(self._action)
 
     def _store(self) -> None:
-        """Write row number `_row`, which lives on the device, so that one graph serves all rows."""
+        """Write row number `_row`, which is kept on the device so that one graph serves all rows."""
         step, slab, ends, row = self._step, self._slab, self._endings, self._row
         over = step.terminated | step.truncated
         self._return += step.reward
         self._length += 1
-        for room, value in (
+        for column, value in (
             (slab.obs, self._obs), (slab.action, self._action), (slab.log_prob, self._log_prob), (slab.reward, step.reward),
             (slab.terminated, step.terminated), (slab.truncated, step.truncated), (slab.next_obs, step.next_obs),
             (ends.over, over), (ends.ret, self._return), (ends.length, self._length), (ends.measures, step.measures),
         ):  # fmt: skip
             if value.numel():
-                room.index_copy_(0, row, value[: room.shape[1]].unsqueeze(0))
+                column.index_copy_(0, row, value[: column.shape[1]].unsqueeze(0))
         going_on = (~over).float()
         self._return *= going_on
         self._length *= going_on
@@ -268,8 +270,8 @@ class DeviceRunner:
         if not len(over):
             return ()
         at = (over[:, 0], over[:, 1])
-        told = torch.cat([ends.ret[at][:, None], ends.length[at][:, None], ends.measures[at]], dim=1).cpu().tolist()
-        episodes = [self._episode(lane, row) for lane, row in zip(over[:, 1].tolist(), told, strict=True)]
+        summary = torch.cat([ends.ret[at][:, None], ends.length[at][:, None], ends.measures[at]], dim=1).cpu().tolist()
+        episodes = [self._episode(lane, row) for lane, row in zip(over[:, 1].tolist(), summary, strict=True)]
         self._eval_episodes += [episode for episode in episodes if episode.lane >= self.spec.lanes]
         return tuple(episode for episode in episodes if episode.lane < self.spec.lanes)
 
@@ -285,33 +287,33 @@ class DeviceRunner:
                 f"{where}: an observation or a reward is not finite; check the simulator for NaN and inf", "nan"
             )
 
-    def _episode(self, lane: int, told: Sequence[float]) -> Episode:
+    def _episode(self, lane: int, summary: Sequence[float]) -> Episode:
         stream, k = self._streams[lane], int(self._played[lane])
         self._played[lane] += 1
-        ret, length, *measures = told
+        ret, length, *measures = summary
         return Episode(lane, stream.number(k), 0, (), ret, int(length), 0.0, tuple(measures))
 
 
 def _empty(steps: int, spec: EnvSpec) -> Transitions[Tensor]:
     rows, device = (steps, spec.lanes), spec.device
 
-    def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros((*rows, *shape), dtype=dtype, device=device)
 
     return Transitions(
-        obs=room(spec.obs_size),
-        action=room(*spec.action.shape, dtype=getattr(torch, spec.action.dtype)),
-        log_prob=room(),
-        reward=room(),
-        terminated=room(dtype=torch.bool),
-        truncated=room(dtype=torch.bool),
-        next_obs=room(spec.obs_size),
+        obs=zeros(spec.obs_size),
+        action=zeros(*spec.action.shape, dtype=getattr(torch, spec.action.dtype)),
+        log_prob=zeros(),
+        reward=zeros(),
+        terminated=zeros(dtype=torch.bool),
+        truncated=zeros(dtype=torch.bool),
+        next_obs=zeros(spec.obs_size),
         valid=torch.ones(rows, dtype=torch.bool, device=device),
     )
 
 
 def as_numpy(env: Env[Tensor]) -> Env:
-    """A device world as a numpy one, for whoever plays a few episodes of it."""
+    """A device environment as a numpy one, to play a few episodes of it."""
     return _AsNumpy(env)
 
 

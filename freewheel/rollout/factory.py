@@ -1,4 +1,4 @@
-"""What collectors are given: a factory of environments and actors that travels to where they run, and what to collect."""
+"""What collectors get: a factory of environments and actors, which is sent to where they run, and what to collect."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from freewheel.errors import require_positive
 
 
 class MakeEnv(Protocol):
-    """Builds an Env of these lanes: a loop in this process, or (processes=True) one process a lane behind a barrier.
+    """Builds an Env of these lanes: a loop in this process, or (processes=True) one process for each lane with a barrier.
 
-    In a fault-tolerant loop a lane that fails is reported in its Step and begun again; elsewhere a failure raises.
+    A fault-tolerant loop reports a failed lane in its Step and begins its next episode; otherwise a failure raises.
     """
 
     def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]: ...
 
 
 class MakeActor(Protocol):
-    """Builds a private copy of the policy, with weights still to be loaded."""
+    """Builds a private copy of the policy; its weights are loaded later."""
 
     def __call__(self) -> Actor[Any]: ...
 
 
 @dataclass(frozen=True)
 class RunnerFactory:
-    """Environments and policy are built where they are used; nothing but this value ever travels."""
+    """Builds environments and policy where they are used: only this value is sent to other processes."""
 
     make: MakeEnv
     actor: MakeActor
@@ -53,34 +53,34 @@ class Timeouts:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """What worker processes are told."""
+    """Settings of worker processes."""
 
     timeouts: Timeouts = Timeouts()
-    modules: Sequence[str] = ()  # that workers will need: loaded once, before they are forked
+    modules: Sequence[str] = ()  # imported once, before workers are forked
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationSpec:
-    """What a batched simulator is told."""
+    """Settings of a batched simulator."""
 
     compile: Compile = "off"
-    reserved_lanes: int = 0  # beyond those that are learned from: they act greedily, for evaluation
-    main_thread: bool = False  # it only lives there
+    reserved_lanes: int = 0  # additional lanes that act greedily, for evaluation
+    main_thread: bool = False  # the simulator works only there
 
 
 def _keep_waiting() -> None:
-    """Nothing ends the wait."""
+    """Do not end the wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectSpec:
-    """What a collector has to do, apart from how its mode does it."""
+    """What to collect, independent of the mode."""
 
     env: EnvSpec  # of all lanes
     batch: BatchSpec
-    weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # what an actor loads: names and shapes
-    context: NDArray = field(default_factory=lambda: NO_CONTEXT)  # [K, C] of the first snapshot; its shape stays
-    on_policy: bool = True  # whether rows are worth less the older the policy is that wrote them
+    weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # names and shapes that an actor loads
+    context: NDArray = field(default_factory=lambda: NO_CONTEXT)  # [K, C] of the first snapshot; the shape is fixed
+    on_policy: bool = True  # whether old rows are worth less
     workers: WorkerSpec = WorkerSpec()
     simulation: SimulationSpec = SimulationSpec()
-    while_waiting: Callable[[], None] = _keep_waiting  # called again and again; what it raises ends the wait
+    while_waiting: Callable[[], None] = _keep_waiting  # called repeatedly during a wait; an exception ends the wait

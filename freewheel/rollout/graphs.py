@@ -1,4 +1,4 @@
-"""Fixed-shape computations: run as they are, or captured once in a CUDA graph and replayed without a launch each."""
+"""Fixed-shape computations: called directly, or captured once in a CUDA graph and replayed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from freewheel.core import Compile
 
-CAPTURING = threading.Lock()  # one capture at a time, whichever thread it is in
-WARM_UPS = 3  # calls before a capture: libraries make their handles and workspaces in the first ones
+CAPTURING = threading.Lock()  # one capture at a time over all threads
+WARM_UPS = 3  # calls before a capture: libraries allocate handles and workspaces in the first calls
 
 
 class Program:
     """`body` works on static tensors in place; calling the Program runs it once, on the caller's stream.
 
-    Where it is captured, `state` (every tensor it changes that matters) and the generators are put back after the calls that
-    warm it up, so a Program starts where it would have started without a graph. What cannot be captured runs as it is, and
-    `fallback` says why.
+    After the warm-up calls of a capture, `state` (every tensor that matters and that it changes) and the generators get their
+    old values back, so results do not depend on the capture. A body that cannot be captured is called directly, and `fallback`
+    is the reason.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Program:
 
 
 def _capture(body: Callable[[], None], generators: Sequence[torch.Generator]) -> torch.cuda.CUDAGraph:
-    """On a stream of its own; other threads may go on meanwhile."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+    """Capture on a separate stream; other threads may continue meanwhile."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
             body()
-    aside.synchronize()
+    stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
-    with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         body()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(stream)
     return graph

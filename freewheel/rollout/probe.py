@@ -1,4 +1,4 @@
-"""Trying a world out before training on it: random actions, and what a step costs."""
+"""Trying an environment before training: random actions, and the time of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from freewheel.seeding import generator, training_episodes
 
 
 def random_actions(spec: EnvSpec, obs: NDArray, rng: np.random.Generator) -> NDArray:
-    """An allowed action for every lane, uniformly: over the choices, or over [-1, 1] a column."""
+    """An allowed action for every lane, uniform over the choices or over [-1, 1] in each column."""
     if spec.action.kind == "box":
         return rng.uniform(-1, 1, (spec.lanes, spec.action.size)).astype(np.float32)
     scores = rng.random((spec.lanes, spec.action.size))
@@ -23,14 +23,14 @@ def random_actions(spec: EnvSpec, obs: NDArray, rng: np.random.Generator) -> NDA
 
 
 class StepCost(NamedTuple):
-    """Seconds that a step of one lane takes, resets included."""
+    """Seconds of a step of one lane, resets included."""
 
     wall: float
-    cpu: float  # of this process: what a sleeping or waiting world does not need
+    cpu: float  # of this process: less than `wall` where the environment sleeps or waits
 
 
 def step_cost(env: Env, seed: int, *, steps: int = 50, limit: float = 0.3) -> StepCost:
-    """The mean of `steps` steps of random actions, or of as many as fit in `limit` seconds."""
+    """The mean over `steps` random steps, or over as many as fit in `limit` seconds."""
     rng = generator(seed, "probe")
     obs = env.reset([training_episodes(seed, lane) for lane in range(env.spec.lanes)])
     env.step(random_actions(env.spec, obs, rng))  # warm-up

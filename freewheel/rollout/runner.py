@@ -1,4 +1,4 @@
-"""Runner: drives one Env of B lanes with a private policy and writes signed chunks, in numpy."""
+"""Runner: drives one Env of B lanes with a private policy and writes chunks, in numpy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEP, RESET, INFER, WRITE, LOAD, OTHER = (
 
 
 def empty_transitions(steps: int, spec: EnvSpec) -> Transitions:
-    """Room for [T, B] rows of this world."""
+    """Uninitialised arrays for [T, B] rows."""
     rows = (steps, spec.lanes)
     return Transitions(
         obs=np.empty((*rows, spec.obs_size), spec.obs_dtype),
@@ -56,7 +56,7 @@ def _ended(step: Step) -> list[int]:
 
 
 class Author:
-    """Who acts: its number, its dice, and the episodes its lanes play; a later incarnation goes on where an earlier one ended."""
+    """The identity of a runner: its worker number, its generator, and the episodes of its lanes."""
 
     def __init__(
         self, seed: int, lanes: range, *, worker: int = 0, incarnation: int = 0, streams: Sequence[SeedStream] = ()
@@ -85,10 +85,10 @@ class Runner:
         self.env = factory.make(lanes) if env is None else env
         self.produced = 0  # rows whose step returned
         self.open = 0  # of these, in a chunk that is still being written
-        self.rows = 0  # of the last step
+        self.rows = 0  # valid rows of the last step
         self.version = 0
         self.failures: tuple[Failure, ...] = ()  # of the last step
-        self.over = False  # the last step ended an episode: `autoreset` comes next
+        self.over = False  # the last step ended an episode: call `autoreset` next
         self._actor = factory.actor() if actor is None else actor
         self._seed, self._rng = factory.seed, author.rng()
         self._worker, self._lanes, self._sequence = author.worker, lanes, 0
@@ -100,7 +100,7 @@ class Runner:
         self._carried = self._length  # lengths at the start of the chunk
         self._began = [0] * len(lanes)
         self._context = NO_CONTEXT
-        self._contexts = [NO_CONTEXT] * len(lanes)  # the table that each lane's episode has drawn from
+        self._contexts = [NO_CONTEXT] * len(lanes)  # the table of contexts when each lane's episode began
         self._obs: NDArray | None = None
         self._state = np.zeros((len(lanes), self._actor.state_size), np.float32)  # the actor's memory
 
@@ -112,7 +112,7 @@ class Runner:
         self._time[LOAD] += perf_counter_ns() - began
 
     def set_context(self, context: NDArray) -> None:
-        """Episodes that begin from now on draw from this table [K, C]."""
+        """Use this table [K, C] for episodes that begin from now on."""
         if context.size or self._context.size:
             self._context = context
             self.env.set_context(context)
@@ -123,11 +123,11 @@ class Runner:
         return self._state.copy()
 
     def spend(self, kind: int, ns: int) -> None:
-        """Account time that passed outside the Runner (waits) to the next chunk."""
+        """Add time that passed outside the Runner (waits) to the next chunk."""
         self._time[kind] += ns
 
     def spent(self) -> list[int]:
-        """[len(WORKER_TIME)] ns since this was last asked."""
+        """[len(WORKER_TIME)] ns since the last call."""
         time, self._time = self._time, [0] * len(WORKER_TIME)
         return time
 
@@ -159,7 +159,7 @@ class Runner:
         return []
 
     def state_dict(self) -> dict[str, Array]:
-        """How far the lanes have come. Episodes under way are not part of it: a later run begins with the next ones."""
+        """The progress of the lanes. Episodes under way are not saved: a resumed run begins the next ones."""
         begun = [
             stream.number(k) + (self._obs is not None) for stream, k in zip(self._streams, self._played, strict=True)
         ]
@@ -170,7 +170,7 @@ class Runner:
         }
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """Before the first step, for lanes that play episodes of their own."""
+        """Call it before the first step, and only where every lane plays its own episodes."""
         begun = np.asarray(state["begun"]).tolist()
         lanes = zip(self._lanes, begun, strict=True)
         self._streams = [training_episodes(self._seed, lane, start=number) for lane, number in lanes]
@@ -189,9 +189,9 @@ class Runner:
         self._contexts = [self._context] * len(self._lanes)
 
     def step(self, data: Transitions, t: int) -> Sequence[Episode]:
-        """Act once in every lane and write row t; the episodes it ended. If it is `over`, `autoreset` comes next."""
+        """Act once in every lane and write row t; returns the episodes that ended. Call `autoreset` next if `over` is set."""
         obs, time = self._obs, self._time
-        assert obs is not None, "begin comes first"
+        assert obs is not None, "call begin() first"
         clock0 = perf_counter_ns()
         data.obs[t] = obs
         decision = self._actor.act(obs, self._rng, state=self._state)
@@ -201,7 +201,7 @@ class Runner:
         return self._record(data, t, decision, step, clock1)
 
     def _record(self, data: Transitions, t: int, decision: Decision, step: Step, clock1: int) -> Sequence[Episode]:
-        """Write what came of a step that has just returned, begun at clock1; the episodes it ended."""
+        """Write the result of a step that began at clock1 and has just returned; the episodes that ended."""
         time, clock2 = self._time, perf_counter_ns()
         self._state = decision.state
         data.action[t] = decision.action
@@ -211,7 +211,7 @@ class Runner:
         data.truncated[t] = step.truncated
         data.next_obs[t] = self._obs = step.next_obs
         data.valid[t] = step.valid
-        self.rows = step.valid.tobytes().count(1)  # several times cheaper than a reduction of numpy's
+        self.rows = step.valid.tobytes().count(1)  # several times faster than a numpy reduction
         self.produced += self.rows
         self.open += self.rows
         if self.rows == len(self._lanes):
@@ -223,11 +223,11 @@ class Runner:
         self.over = 1 in step.terminated.tobytes() or 1 in step.truncated.tobytes()
         self.failures = step.failures
         for failure in step.failures:
-            if failure.in_reset:  # the episode after it took its place
+            if failure.in_reset:  # the next episode replaced it
                 self._played[failure.lane] += 1
             elif failure.cause != "quarantine":
                 self.over = True
-                self._forget(failure.lane, clock2)
+                self._start_next(failure.lane, clock2)
         episodes = [self._finish(i, step.measures[i], clock2) for i in _ended(step)] if self.over else ()
         time[STEP] += clock2 - clock1 - step.reset_ns
         time[RESET] += step.reset_ns
@@ -240,12 +240,12 @@ class Runner:
         self._obs = self.env.autoreset()
         self._time[RESET] += perf_counter_ns() - began
 
-    def _forget(self, i: int, now: int) -> None:
-        """The episode of lane i was cut short; the next one begins."""
+    def _start_next(self, i: int, now: int) -> None:
+        """The next episode of lane i begins."""
         self._played[i] += 1
         self._return[i], self._length[i], self._began[i] = 0.0, 0, now
         if self._state.size:
-            self._state = self._state.copy()  # the actor may have kept what it gave
+            self._state = self._state.copy()  # the actor may still hold the array that it returned
             self._state[i] = 0
         self._contexts[i] = self._context
 
@@ -262,7 +262,7 @@ class Runner:
             seconds=(now - self._began[i]) * 1e-9,
             measures=tuple(float(value) for value in measures),
         )
-        self._forget(i, now)
+        self._start_next(i, now)
         return episode
 
     def _check(self, data: Transitions) -> None:
@@ -270,23 +270,23 @@ class Runner:
         fields = (("reward", data.reward), ("observation", data.next_obs), ("observation", data.obs))
         with np.errstate(invalid="ignore"):
             for name, values in fields:
-                # one sum over the chunk is far cheaper than a test a value, and is finite unless a value is not
+                # One sum over the chunk is much faster than a test of every value, and is finite unless a value is not.
                 if values.dtype != np.uint8 and not np.isfinite(values.sum(dtype=np.float64)):
-                    self._accuse(name, values, data)
+                    self._raise_if_not_finite(name, values, data)
 
-    def _accuse(self, name: str, values: NDArray, data: Transitions) -> None:
+    def _raise_if_not_finite(self, name: str, values: NDArray, data: Transitions) -> None:
         bad = data.valid & ~np.isfinite(values).reshape(*data.valid.shape, -1).all(axis=-1)
-        if not bad.any():  # only gaps, where anything may stand
+        if not bad.any():  # the values are only in rows that are not valid
             return
         t, i = (int(axis[0]) for axis in bad.nonzero())
         raise EnvError(
             f"lane {self._lanes[i]} of {self.env.spec.name} returned a {name} that is not finite "
-            f"({values[t, i]}) at row {t} of chunk {self._sequence} ({self._whereabouts(data, t, i)}, "
+            f"({values[t, i]}) at row {t} of chunk {self._sequence} ({self._position(data, t, i)}, "
             f"last action {data.action[t, i]}); check the env for NaN and inf"
         )
 
-    def _whereabouts(self, data: Transitions, t: int, i: int) -> str:
-        """Which step of which episode row t of the chunk just written is."""
+    def _position(self, data: Transitions, t: int, i: int) -> str:
+        """The episode, seed and step of row t of the chunk just written."""
         over = data.terminated[:, i] | data.truncated[:, i]
         k = self._played[i] - int(np.count_nonzero(over[t:]))
         ends = np.flatnonzero(over[:t])

@@ -1,4 +1,4 @@
-"""A Runner for a single environment that touches as little code and memory as it can, and which Runner a worker gets."""
+"""A Runner for a single environment with minimal overhead, and the choice of the Runner for a worker."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from freewheel.core import Actor, Decision, Env, Episode, NDArray, Step, Transitions
 from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.row_writer import PythonRowWriter, RowWriter
+from freewheel.rollout.kernel import PythonRowWriter, RowWriter
 from freewheel.rollout.runner import INFER, STEP, WRITE, Author, Runner
 
-PAGES = 64  # of which it keeps track
+WRITERS = 64  # row writers kept at most
 
 
 @runtime_checkable
@@ -21,23 +21,19 @@ class SingleEnv(Env, Protocol):
     """An Env of one lane that can be stepped without arrays."""
 
     @property
-    def first(self) -> NDArray: ...  # [1, D] where `reset` and `autoreset` show an episode's first observation
+    def first(self) -> NDArray: ...  # [1, D] where `reset` and `autoreset` write an episode's first observation
     @property
-    def after(
-        self,
-    ) -> Step: ...  # the arrays of every Step; `step_one` writes next_obs, and measures where an episode ends
-    def step_one(
-        self, action: Any
-    ) -> tuple[float, bool, bool] | Step: ...  # reward, terminated, truncated; or what is wrong
+    def after(self) -> Step: ...  # arrays of every Step; `step_one` writes next_obs, and measures where an episode ends
+    # reward, terminated, truncated; or a whole Step where something failed
+    def step_one(self, action: Any) -> tuple[float, bool, bool] | Step: ...
 
 
 @runtime_checkable
 class OneLaneActor(Actor, Protocol):
-    """An Actor that can also choose for one lane, without arrays; only where it has no memory."""
+    """An Actor without memory that can also choose for one lane without arrays."""
 
-    def act_one(
-        self, obs: NDArray, rng: np.random.Generator
-    ) -> tuple[Any, float]: ...  # [D] to action, log-probability
+    # [D] to action, log-probability
+    def act_one(self, obs: NDArray, rng: np.random.Generator) -> tuple[Any, float]: ...
 
 
 def make_runner(factory: RunnerFactory, lanes: range, env: Env, author: Author) -> Runner:
@@ -49,10 +45,10 @@ def make_runner(factory: RunnerFactory, lanes: range, env: Env, author: Author) 
 
 
 class SingleEnvRunner(Runner):
-    """The same rows for less.
+    """Writes the same rows with less overhead.
 
-    A worker with one slow env sleeps most of the time. When it wakes its caches are cold, and what a step costs is what it
-    touches: code, objects, pages. With a hundred such workers that alone can fill the machine.
+    A worker with one slow env sleeps most of the time and wakes with cold caches, so the cost of a step is the amount of code
+    and memory that it touches. With a hundred such workers that cost alone can fill the machine.
     """
 
     def __init__(
@@ -61,24 +57,24 @@ class SingleEnvRunner(Runner):
         super().__init__(factory, lanes, env=env, author=author, actor=actor)
         self._step_one, self._after, self._first = env.step_one, env.after, env.first
         self._act_one = actor.act_one
-        self._pages: dict[int, tuple[PythonRowWriter, Transitions]] = {}
+        self._writers: dict[int, tuple[PythonRowWriter, Transitions]] = {}
         self._ret, self._steps = 0.0, 0  # of this episode
-        self._fresh, self._row = True, env.first[0]  # what the env shows
+        self._fresh, self._row = True, env.first[0]  # whether an episode has just begun, and the observation to act on
         self._successor = env.after.next_obs[0]
 
     def begin(self) -> None:
         super().begin()
-        self._look()
+        self._locate_obs()
 
     def autoreset(self) -> None:
         super().autoreset()
-        self._look()
+        self._locate_obs()
 
     def step(self, data: Transitions, t: int) -> Sequence[Episode]:
-        page = (self._pages.get(id(data)) or self._turn_to(data))[0]
+        writer = (self._writers.get(id(data)) or self._writer_for(data))[0]
         time = self._time
         clock0 = perf_counter_ns()
-        page.see(t, self._fresh)
+        writer.see(t, self._fresh)
         action, log_prob = self._act_one(self._row, self._rng)
         clock1 = perf_counter_ns()
         answer = self._step_one(action)
@@ -87,9 +83,9 @@ class SingleEnvRunner(Runner):
         self._fresh, self._row = False, self._successor
         if not isinstance(answer, tuple):
             decision = Decision(np.asarray(action), np.asarray(log_prob), self._state)
-            return self._record_as_many(data, t, decision, answer, clock1)
+            return self._record_step(data, t, decision, answer, clock1)
         reward, terminated, truncated = answer
-        self._ret += page.put(t, action, log_prob, reward, terminated, truncated)
+        self._ret += writer.put(t, action, log_prob, reward, terminated, truncated)
         self._steps += 1
         self.produced += 1
         self.open += 1
@@ -104,25 +100,23 @@ class SingleEnvRunner(Runner):
         self._ret, self._steps = 0.0, 0
         return [self._finish(0, self._after.measures[0], now)]
 
-    def _look(self) -> None:
+    def _locate_obs(self) -> None:
         self._fresh = self._obs is self._first
         self._row = self._first[0] if self._fresh else self._successor
 
-    def _turn_to(self, data: Transitions) -> tuple[PythonRowWriter, Transitions]:
-        """These rows as a page, for as long as they are kept in mind."""
-        if len(self._pages) == PAGES:
-            self._pages.clear()
+    def _writer_for(self, data: Transitions) -> tuple[PythonRowWriter, Transitions]:
+        """A row writer of these arrays; the most recent ones are kept."""
+        if len(self._writers) == WRITERS:
+            self._writers.clear()
         columns = (
             *(data.obs[:, 0], data.action[:, 0], data.log_prob[:, 0], data.reward[:, 0]),
             *(data.terminated[:, 0], data.truncated[:, 0], data.next_obs[:, 0], data.valid[:, 0]),
         )
-        self._pages[id(data)] = turned = RowWriter(columns, self._first[0], self._successor), data
-        return turned
+        self._writers[id(data)] = made = RowWriter(columns, self._first[0], self._successor), data
+        return made
 
-    def _record_as_many(
-        self, data: Transitions, t: int, decision: Decision, step: Step, clock1: int
-    ) -> Sequence[Episode]:
-        """The lane failed, or has just begun again after that."""
+    def _record_step(self, data: Transitions, t: int, decision: Decision, step: Step, clock1: int) -> Sequence[Episode]:
+        """For the slow path: the lane failed, or its first step after a failure."""
         self._return[0], self._length[0] = self._ret, self._steps
         episodes = self._record(data, t, decision, step, clock1)
         self._ret, self._steps = float(self._return[0]), int(self._length[0])

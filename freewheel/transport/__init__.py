@@ -1,1 +1,1 @@
-"""Processes: shared memory, weights, credits, supervised workers. Only this room and collect/ know that there are any."""
+"""Wires between actors and learner: shared memory, CUDA streams, supervised worker processes, executors."""

@@ -1,4 +1,4 @@
-"""One way to run a function elsewhere: in turn with the caller, in a thread with a CUDA stream, or in a process."""
+"""Executors: run a function in the caller's thread, in a thread with its own CUDA stream, or in a process."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.core import Executor
-from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.errors import EnvError, FreewheelError
 from freewheel.transport import forkserver
 
 Argument = TypeVar("Argument")
 Value = TypeVar("Value")
 Function: TypeAlias = Callable[[Argument], Value]
 
-NICE = 10  # a process beside the training takes what processor time the others leave
+NICE = 10  # a process beside the training uses only processor time that the others leave
 GRACE = 1.0  # seconds for a process to end by itself
-THREAD_GRACE = 30.0  # seconds that a thread may take to finish what it is doing
+THREAD_GRACE = 30.0  # seconds for a thread to finish its call
 
 
 class SerialExecutor:
-    """Calls at once, in the caller's own thread. Implements core.Executor."""
+    """Calls the function in `submit`, in the caller's thread. Implements core.Executor."""
 
     busy = False
 
@@ -49,7 +49,7 @@ class SerialExecutor:
 
 
 class ThreadExecutor:
-    """Calls in a thread; what it computes on a GPU runs on a stream of its own, and is complete when its result comes."""
+    """Calls in a thread, on a separate CUDA stream; results are complete when they are returned. Implements core.Executor."""
 
     def __init__(self, build: Callable[[], Function[Any, Any]], what: str, device: str) -> None:
         self._arguments: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -68,7 +68,7 @@ class ThreadExecutor:
 
         ready = torch.cuda.Event() if torch.cuda.is_initialized() else None
         if ready is not None:
-            ready.record()  # the argument is complete when the caller's stream has come here
+            ready.record()  # the argument is complete when the caller's stream has reached this point
         self._calls += 1
         self._arguments.put((argument, ready))
 
@@ -110,7 +110,7 @@ class ThreadExecutor:
 
 
 class ProcessExecutor(Generic[Argument, Value]):
-    """Calls in another process, which is started for the first call and replaced for the next one if it dies."""
+    """Calls in another process, which is started for the first call and replaced if it dies. Implements core.Executor."""
 
     def __init__(
         self,
@@ -120,12 +120,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         nice: int = NICE,
         modules: Sequence[str] = (),
     ) -> None:
-        try:
-            self._build: bytes = cloudpickle.dumps(build)
-        except Exception as error:
-            raise SetupError(
-                f"{what} cannot be sent to another process ({error}): pass an importable factory"
-            ) from error
+        self._build = forkserver.pickled(build, what)
         self._what, self._nice, self._modules = what, nice, modules
         self._lifeline = forkserver.Lifeline()
         self._process: ForkServerProcess | None = None
@@ -149,7 +144,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         return self._running or bool(self._waiting)
 
     def result(self, wait: float = 0.0) -> Value | FreewheelError | None:
-        """Of the oldest call, or why there is none; None: not yet."""
+        """The result of the oldest call, or its error; None: not yet."""
         if not self._running or not self._pipe.poll(wait):
             return None
         self._running = False
@@ -165,7 +160,7 @@ class ProcessExecutor(Generic[Argument, Value]):
             return
         if self._process is None:
             self._start()
-        with suppress(BrokenPipeError):  # it is dead: the result will be the end of the pipe
+        with suppress(BrokenPipeError):  # the process is dead: `result` will find the end of the pipe
             self._pipe.send_bytes(cloudpickle.dumps(self._waiting.popleft()))
         self._running = True
 
@@ -178,7 +173,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         theirs.close()
 
     def _end(self) -> str:
-        """Nothing is left; how it ended."""
+        """End the process; returns how it ended."""
         process, self._process = self._process, None
         if process is None:
             return "never started"
@@ -200,7 +195,7 @@ def _serve(build: bytes, pipe: Any, nice: int) -> None:
             try:
                 if function is None:
                     function = cloudpickle.loads(build)()
-                    forkserver.settle()
+                    forkserver.freeze_heap()
                 result: Any = function(argument)
             except FreewheelError as error:
                 result = error
@@ -208,19 +203,19 @@ def _serve(build: bytes, pipe: Any, nice: int) -> None:
 
 
 def call_in_process(call: Callable[[], Value], what: str, limit: float, modules: Sequence[str] = ()) -> Value:
-    """What `call` returns in a process of its own, within `limit` seconds; `what` names it in errors."""
+    """What `call` returns in a separate process, within `limit` seconds; `what` names it in errors."""
     with ProcessExecutor[None, tuple[Value]](lambda: lambda _: (call(),), what, nice=0, modules=modules) as executor:
         executor.submit(None)
         result = executor.result(limit)
         if result is None:
-            raise EnvError(f"{what} did not come back within {limit:g} s; is it waiting for something?")
+            raise EnvError(f"{what} did not return within {limit:g} s; is it waiting for something?")
         if isinstance(result, FreewheelError):
             raise result
         return result[0]
 
 
 class Executors:
-    """Makes executors of one kind, and ends them all when it is left. Implements core.MakeExecutor."""
+    """Makes executors of one kind, and ends them all on exit. Implements core.MakeExecutor."""
 
     def __init__(self, kind: Literal["thread", "process"], device: str) -> None:
         self._kind, self._device = kind, device

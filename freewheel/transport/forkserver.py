@@ -1,4 +1,4 @@
-"""Worker processes: forked from a server that has numpy and the world's modules loaded, one thread each, and dying with us."""
+"""Child processes: forked from a server that has imported their modules, with one thread each, killed if this process dies."""
 
 from __future__ import annotations
 
@@ -17,32 +17,36 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
+
+from freewheel.errors import SetupError
+
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 PRELOAD = ("freewheel.transport.shm.worker", "freewheel.transport.preload")
-REBIRTH = 5.0  # seconds for a server that was killed to be replaced
-_starting = threading.Lock()  # hiding the caller's script is for one thread at a time
+RESTART_LIMIT = 5.0  # seconds to replace a server that was killed
+_starting = threading.Lock()  # only one thread at a time may hide the caller's script
 
 
 def prepare(modules: Sequence[str] = ()) -> None:
-    """Start the server, unless it runs; what it has loaded, no worker has to load."""
+    """Start the server unless it runs; children need not import again what it has imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*modules, *PRELOAD])
-    # The server does not take over our sys.path before it loads (python/cpython#117378), and says nothing of what it missed.
+    # The server does not get our sys.path before it imports (python/cpython#117378), and ignores what it cannot import.
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
     with _starting, _environment(ONE_THREAD | {"PYTHONPATH": path}), without_main():
         forkserver.ensure_running()
 
 
 class Lifeline:
-    """A pipe that ends with this process: children that are tied to it are killed by the kernel then."""
+    """A pipe that closes when this process ends: the kernel then kills the children that are tied to it."""
 
     def __init__(self) -> None:
         self._held, self._other = os.pipe()
 
     def process(self, target: Callable[..., None], *args: Any, name: str) -> ForkServerProcess:
-        """A process, not yet started, whose life hangs on this one's."""
+        """A process, not yet started, that is killed when this one ends."""
         context = multiprocessing.get_context("forkserver")
-        end = f"/proc/{os.getpid()}/fd/{self._held}"  # opened anew by every child: the kernel kills one owner a file
+        end = f"/proc/{os.getpid()}/fd/{self._held}"  # every child opens it again: the kernel kills one owner per open file
         return context.Process(target=_tied, args=(end, target, args), name=name)
 
     def close(self) -> None:
@@ -51,13 +55,13 @@ class Lifeline:
 
 
 def start(process: ForkServerProcess) -> None:
-    """Start it without running the caller's script again. The first one starts the server, unless that was prepared."""
-    deadline = time.monotonic() + REBIRTH
+    """Start a process without running the caller's script again; starts the server if `prepare` was not called."""
+    deadline = time.monotonic() + RESTART_LIMIT
     with _starting, _environment(ONE_THREAD), without_main():
         while True:
             try:
                 return process.start()
-            except (ConnectionError, EOFError):  # a server that was killed is not started anew before it is quite dead
+            except (ConnectionError, EOFError):  # a killed server is replaced only when it is dead
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
@@ -67,6 +71,16 @@ def _tied(end: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:
     ignore_interrupts()
     tie(os.open(end, os.O_RDONLY | os.O_NONBLOCK))
     target(*args)
+
+
+def pickled(value: Any, what: str) -> bytes:
+    """A value for another process; SetupError if that is impossible."""
+    try:
+        blob: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        reason = f"{what} cannot be pickled for another process ({error})"
+        raise SetupError(f"{reason}: pass an importable factory") from error
+    return blob
 
 
 @contextmanager
@@ -83,12 +97,12 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-# -------------------------------------------------------------------------------------------- what every child does first
+# ---------------------------------------------------------------------------------------------- first calls of every child
 
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the caller's script while children start: they would run it again, and it may have no `if __name__` guard."""
+    """Hide the caller's script while children start: they would run it again, and it may lack an `if __name__` guard."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
     vars(main).pop("__file__", None)
@@ -100,26 +114,26 @@ def without_main() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """An interrupt reaches the whole family; it is for the parent to answer."""
+    """An interrupt reaches all processes of the terminal; only the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def settle() -> None:
-    """Warmed up: what is there by now stays, and no garbage collection, which is what makes steps slow, looks at it again."""
+def freeze_heap() -> None:
+    """Exclude all objects made so far from garbage collection, which would make steps slow."""
     gc.collect()
     gc.freeze()
 
 
 def tie(descriptor: int) -> None:
-    """Have the kernel kill this process when the other end of a pipe is let go, by its holder's death for instance.
+    """Let the kernel kill this process when the other end of a pipe is closed, for example because its owner died.
 
-    So it ends even if it hangs. The descriptor is the read end, which nobody reads; it is this process's own (opened anew
-    from /proc, or of a pipe that no other child is tied to), because whom to kill is remembered with the open file.
+    This works even if the process hangs. The descriptor is a read end that is never read. No other process may share the open
+    file (open it again from /proc), because the kernel stores with the open file which process to kill.
     """
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
     poller = select.poll()
     poller.register(descriptor, 0)
-    if poller.poll(0):  # it was let go before the kernel was asked to watch it
+    if poller.poll(0):  # it was closed before the kernel began to watch it
         signal.raise_signal(signal.SIGKILL)

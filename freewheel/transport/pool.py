@@ -1,4 +1,4 @@
-"""The worker pool: a Collector over any wire. Chunks, the ledger, messages, health and summary are the same for all of them."""
+"""The worker pool: a Collector over any wire, with one implementation of chunks, row counts, messages and summary."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from freewheel.core import CAUSES, WORKER_TIME, Array, Chunk, Origin, RowCounts, Snapshot
-from freewheel.pacing.pacing import NOBODY
+from freewheel.pacing.pacing import NO_VERSION
 from freewheel.rollout.factory import CollectSpec
 from freewheel.transport.wire import Fragment, Wire
 
 LOOK = 0.1  # seconds between two checks of the workers while the learner waits
-SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for a while, however short its steps are
-GATHER = 0.02  # of the time that a batch takes: so long fragments are gathered once there is one, ...
-LONGEST_GATHER = 0.02  # ... or so many seconds
+SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for this long, even if its steps are short
+GATHER = 0.02  # after the first fragment the learner gathers more for this fraction of the time of a batch, ...
+LONGEST_GATHER = 0.02  # ... and at most this many seconds
 
 
 class Assembly(Protocol):
-    """How fragments become what the learner is given: as they come, as whole batches, as whole episodes."""
+    """How fragments are delivered to the learner: one by one, as whole batches, or as whole episodes."""
 
-    takes_parts: bool  # the finished rows of an unfinished fragment are of use
-    gathers: bool  # being woken for every fragment is not worth its cost
+    takes_parts: bool  # the finished rows of an open fragment can be used
+    gathers: bool  # wait for several fragments, because waking up for each one costs too much
 
-    def put(self, fragment: Fragment, *, late: bool) -> Iterable[tuple[Fragment, str]]: ...  # what to drop, and why
-    def ready(self) -> Iterable[Fragment]: ...  # what to hand over now
+    # What to drop, and why
+    def put(self, fragment: Fragment, *, late: bool) -> Iterable[tuple[Fragment, str]]: ...
+    def ready(self) -> Iterable[Fragment]: ...  # what to deliver now
     @property
     def rows(self) -> int: ...  # held here
     @property
-    def hurried(self) -> bool: ...  # there is something to decide often, beside the gate
+    def hurried(self) -> bool: ...  # `wait` must be called often
     def wait(self, wire: Wire) -> None: ...  # called before every wait
 
 
@@ -44,15 +45,13 @@ class WorkerPool:
         self.wire, self._assembly, self._patience = wire, assembly, patience
         self._pacing, self._permits = wire.permits.pacing, wire.permits
         self._while_waiting, self._batch_steps = spec.while_waiting, spec.batch.steps
-        self._late: set[int] = set()  # workers that are not waited for: what they are writing comes too late
+        self._late: set[int] = set()  # workers that the learner does not wait for: their open fragment will be too late
         self._dropped: Counter[str] = Counter()
-        self._done = 0  # rows of this run that the learner is through with, ...
-        self._done_before: int | None = (
-            0  # ... and of the run that it goes on from; None: known at the first publication
-        )
-        self._signed = [(0, 0)] * wire.authors  # incarnation and next sequence
+        self._done = 0  # rows of this run that were trained or dropped by the learner, ...
+        self._done_before: int | None = 0  # ... and of the run it continues; None: known at the first publication
+        self._signed = [(0, 0)] * wire.authors  # incarnation and next sequence number
         self._unsigned = np.zeros((wire.authors, len(WORKER_TIME)), np.int64)  # time of fragments without rows
-        self._before = RowCounts()  # of the run that this one goes on from
+        self._before = RowCounts()  # of the run that this one continues
 
     def __enter__(self) -> Self:
         self.wire.__enter__()
@@ -69,10 +68,10 @@ class WorkerPool:
         self._permits.publish(snapshot.version, self._rows_done())
 
     def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
-        """Waiting ends with a chunk; under a bound on the lag also when `oldest` has moved, since a step that takes too long is
-        no longer waited for."""
+        """Waiting ends with a chunk; with a bound on the lag also when `oldest` changes, because the learner stops waiting for a
+        step that takes too long."""
         bounded = self._pacing.max_lag is not None
-        oldest, chunks = self.oldest(), self._take()  # in this order: what is dropped while it is taken has moved it
+        oldest, chunks = self.oldest(), self._take()  # in this order: dropping a fragment in `_take` changes `oldest`
         while wait and not chunks and not (bounded and self.oldest() != oldest):
             gated = self._pacing.blocks(oldest)
             if bounded:
@@ -86,7 +85,7 @@ class WorkerPool:
 
     def oldest(self) -> int | None:
         announced = self._pacing.announced()  # before the queue: rows are queued before an announcement is cleared
-        versions = [version for version in announced if version != NOBODY]
+        versions = [version for version in announced if version != NO_VERSION]
         if self._pacing.max_lag is not None or announced:
             versions += self.wire.queued_versions()
         return min(versions, default=None)
@@ -111,7 +110,7 @@ class WorkerPool:
         return self.wire.summary()
 
     def state_dict(self) -> dict[str, Array]:
-        """What a later run goes on from. Rows under way are not part of it: they count as dropped at shutdown."""
+        """What a resumed run continues from. Rows under way are not saved; they count as dropped at shutdown."""
         rows = self.rows()
         lost = rows.queued + rows.open
         dropped = Counter(rows.dropped) + Counter({"shutdown": lost} if lost else {})
@@ -122,7 +121,7 @@ class WorkerPool:
         return state | {f"pacing.{name}": np.array(value, np.int64) for name, value in pacing.items()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """Before it is entered."""
+        """Call it before entering the collector."""
         produced, *dropped = (int(count) for count in np.asarray(state["rows"]))
         causes = dict(zip(CAUSES, dropped, strict=True))
         self._before, self._done_before = RowCounts(produced=produced, dropped=causes), None
@@ -136,9 +135,9 @@ class WorkerPool:
         return self._done + self._dropped.total() + self.wire.overflowed
 
     def _wait(self, *, hurried: bool) -> float:
-        """Until something was closed, or it is time to look around; in seconds, how long a step is waited for.
+        """Wait until a fragment is closed, or for a short time; returns how many seconds a step may take.
 
-        In a hurry the learner looks often enough to see that time end; else fragments are gathered for a while once there is one.
+        If hurried, the wait is short enough to notice the end of that time; otherwise several fragments are gathered.
         """
         mean = self.wire.mean_step()
         patience = max(SHORTEST_PATIENCE, self._patience * mean) if mean else math.inf
@@ -169,10 +168,10 @@ class WorkerPool:
                 yield chunk
 
     def _pass_over(self, patience: float) -> list[Chunk[Any]]:
-        """No longer wait for workers that keep the next update from being sealed by a step that has used up its patience."""
+        """Stop waiting for workers that delay the next update with a step that takes longer than `patience` seconds."""
         ages = self.wire.step_ages()
         for worker, version in enumerate(self._pacing.announced()):
-            if version != NOBODY and self._pacing.blocks(version) and ages[worker] > patience:
+            if version != NO_VERSION and self._pacing.blocks(version) and ages[worker] > patience:
                 self._revoke(worker, version)
         return list(self._ready())
 
@@ -186,7 +185,7 @@ class WorkerPool:
             self._put(part, part=True)
 
     def _sign(self, fragment: Fragment) -> Chunk[Any] | None:
-        """The fragment as a chunk of its author; None if no step was taken in it."""
+        """The fragment as a chunk of its author; None if it has no steps."""
         worker = fragment.worker
         self._unsigned[worker] += fragment.time
         if not len(fragment.data.valid):
@@ -202,7 +201,7 @@ class WorkerPool:
         return Chunk(fragment.data, fragment.version, origin, fragment.episodes, fragment.state, spent, fragment.rows)
 
     def _drop(self, fragment: Fragment, cause: str) -> None:
-        """Give a fragment up, counted; what comes after it does not follow from what came before."""
+        """Drop a fragment and count its rows; the sequence number shows the gap."""
         self._unsigned[fragment.worker] += fragment.time
         if fragment.rows:
             self._dropped[cause] += fragment.rows
@@ -211,7 +210,7 @@ class WorkerPool:
 
 
 class AsTheyCome:
-    """Every fragment is handed over as soon as it is there; those that come too late are dropped."""
+    """Every fragment is delivered as soon as it arrives; late ones are dropped. Implements Assembly."""
 
     takes_parts = gathers = True
     hurried, rows = False, 0
@@ -230,4 +229,4 @@ class AsTheyCome:
         return ready
 
     def wait(self, wire: Wire) -> None:
-        """Nothing to decide."""
+        """Nothing to do."""

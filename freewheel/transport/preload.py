@@ -1,4 +1,4 @@
-"""Loaded last by the server that workers are forked from: all that is there by then is frozen, so that they share its pages."""
+"""Imported last by the forkserver: freezes all objects made so far, so that workers share their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stragglers: how long each worker's steps, resets and episodes take, and who is far slower than the rest."""
+"""Stragglers: how long each worker's steps, resets and episodes take, and which workers are much slower than the rest."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from freewheel.transport.shm.heartbeats import RESET, STEP, Heartbeats
 
 WINDOW = 5.0  # seconds over which steps are averaged
 SLOW = 10.0  # times the median of the others
-NOTICE = 1.0  # seconds: a step that has not lasted so long yet says nothing, its worker may have lost the processor
+NOTICE = 1.0  # seconds: a running step counts only when it has lasted this long; the worker may have lost the processor
 BUSY = [WORKER_TIME.index("step"), WORKER_TIME.index("reset")]
 
 
 class Stragglers:
-    """Looks at counters that the workers keep anyway."""
+    """Statistics from the counters in shared memory."""
 
     def __init__(self, heartbeats: Heartbeats, times: NDArray) -> None:
         self._heartbeats, self._times = heartbeats, times  # [W, len(WORKER_TIME)] ns, of all incarnations
@@ -31,12 +31,12 @@ class Stragglers:
         self._look()
 
     def take(self, worker: int, episodes: Sequence[Episode]) -> None:
-        """Book a worker's finished episodes."""
+        """Count a worker's finished episodes."""
         for episode in episodes:
             self._episodes[worker] += 1, episode.length, episode.seconds
 
     def slow(self) -> list[str]:
-        """A line for every worker that has become slow since this was last asked."""
+        """A line for every worker that has become slow since the last call."""
         self._look()
         mean = self._recent()
         known = mean > 0
@@ -66,7 +66,7 @@ class Stragglers:
         ]
 
     def produced(self) -> dict[str, float | None]:
-        """All episodes that ended, whatever became of their rows: against these, one sees whether long ones are missing."""
+        """All episodes that ended, including those whose rows were dropped: shows whether long ones are missing in training."""
         count, steps, seconds = self._episodes.sum(axis=0).tolist()
         means = {"length_mean": steps / count, "seconds_mean": seconds / count} if count else {}
         return {"count": int(count), "length_mean": None, "seconds_mean": None} | means
@@ -77,10 +77,10 @@ class Stragglers:
         return float(self._busy.sum() * 1e-9 / max(1, int(self._steps.sum())))
 
     def _align(self) -> None:
-        """Time is booked when a fragment is closed: only then are steps counted, or the two would not belong together."""
+        """Workers add their time when they close a fragment; read their step counts only then, so that both match."""
         busy = self._times[:, BUSY].sum(axis=1)
-        booked = busy != self._busy
-        self._busy[booked], self._steps[booked] = busy[booked], self._heartbeats.memory["steps"][booked]
+        changed = busy != self._busy
+        self._busy[changed], self._steps[changed] = busy[changed], self._heartbeats.memory["steps"][changed]
 
     def _look(self) -> None:
         self._align()
@@ -90,7 +90,7 @@ class Stragglers:
             self._past.popleft()
 
     def _recent(self) -> NDArray:
-        """[W] seconds a step lately, or ever where none ended lately; one that is going on counts as long as it has lasted."""
+        """[W] mean seconds of recent steps, or of all steps where none is recent; a running step counts with its age."""
         (_, steps_then, busy_then), (_, steps, busy) = self._past[0], self._past[-1]
         taken = steps - steps_then
         mean = np.where(taken > 0, (busy - busy_then) / np.maximum(taken, 1), busy / np.maximum(steps, 1)) * 1e-9
@@ -100,7 +100,7 @@ class Stragglers:
 
 
 def _median(means: NDArray) -> float:
-    """Of those that are known."""
+    """Of the known means, which are above 0."""
     return float(np.median(means[means > 0])) if (means > 0).any() else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The CUDA-stream wire: a batched simulator in a thread with a stream of its own, which runs on while the learner learns."""
+"""The CUDA-stream wire: a batched simulator in a thread with its own stream, which runs while the learner learns."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
 TURN = 0.1  # seconds between two checks of a thread that waits
 GRACE = 30.0  # seconds that the thread may take to end
-SIMULATION = 0  # the one worker that the pacing knows
+SIMULATION = 0  # the only worker of the pacing
 
 
 class StreamWire:
-    """Implements transport.wire.Wire. All lanes are one simulation; a fragment is cut by lanes into one for each author."""
+    """Implements transport.wire.Wire. All lanes are one simulation; each fragment is split by lanes into one per author."""
 
     lanes: int
 
@@ -50,7 +50,7 @@ class StreamWire:
         self._over = False
         self._runner: DeviceRunner | None = None
         self._side: torch.cuda.Stream | None = None
-        self._failed = 0  # rows of a fragment that holds numbers that are not finite
+        self._failed = 0  # rows of fragments with values that are not finite
         self._thread = threading.Thread(target=self.serve, name="freewheel-simulation", daemon=True)
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class StreamWire:
             self._runner.begin()
             undo.pop_all()
         if self._side is not None:
-            torch.cuda.synchronize()  # what was made on this stream is there before the thread's own begins
+            torch.cuda.synchronize()  # everything made on this stream is complete before the thread uses it
         if not self._spec.simulation.main_thread:
             self._thread.start()
         return self
@@ -86,7 +86,7 @@ class StreamWire:
             with self._changed:
                 self._changed.notify_all()
 
-    # -------------------------------------------------------------------------------------------------------- the learner's
+    # --------------------------------------------------------------------------------------------------- the learner's side
 
     def post(self, snapshot: Snapshot) -> None:
         import torch
@@ -94,7 +94,7 @@ class StreamWire:
         ready = None
         if self._side is not None:
             ready = torch.cuda.Event()
-            ready.record()  # where the learner's stream is now
+            ready.record()  # the snapshot is complete when the learner's stream has reached this point
         with self._changed:
             kept = ((version, known) for version, known in self._snapshots.items() if version >= snapshot.version - 1)
             self._snapshots = dict(kept) | {snapshot.version: (snapshot, ready)}
@@ -110,7 +110,7 @@ class StreamWire:
             yield from self._received(written, waited)
 
     def _received(self, written: Written, waited: int) -> Iterator[Fragment]:
-        """Handed over to the learner's stream: it may read what the simulation's stream has allocated and written."""
+        """Fragments that the learner's stream may read, although the simulation's stream allocated and wrote them."""
         import torch
 
         assert self._runner is not None
@@ -128,7 +128,7 @@ class StreamWire:
         return self._by_author(chunk)
 
     def _by_author(self, chunk: Chunk[Any]) -> Iterator[Fragment]:
-        """Rows and episodes go with their lane, time with the first author."""
+        """Rows and episodes belong to the author of their lane, time to the first author."""
         for author in range(self.authors):
             begin, end = author * self.lanes, (author + 1) * self.lanes
             data = chunk.data
@@ -149,7 +149,7 @@ class StreamWire:
                 self._changed.wait(seconds)
             first = self._written[0] if self._written else None
         if first is not None:
-            first.step_ns()  # until the device is through with it
+            first.step_ns()  # waits until the device has finished it
         if self._error is not None:
             raise self._error
         return first is not None
@@ -177,14 +177,14 @@ class StreamWire:
         return 0.0
 
     def note_episodes(self, fragment: Fragment) -> None:
-        """There is one worker, and nobody to compare it with."""
+        """Nothing: there is no other worker to compare with."""
 
     def stats(self) -> Mapping[str, float | None]:
         waiting = len(self._written)
         return {"queue_util": waiting / self._slots, "queue/fragments": float(waiting)}
 
     def eval_episodes(self) -> list[Episode]:
-        """Episodes of reserved lanes since this was last asked."""
+        """Episodes of reserved lanes since the last call."""
         return [] if self._runner is None else self._runner.take_eval_episodes()
 
     def messages(self) -> Sequence[str]:
@@ -197,9 +197,9 @@ class StreamWire:
         return {}
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
-        """The simulation is seeded once: it begins again."""
+        """Nothing: the simulation is seeded once and begins again."""
 
-    # ------------------------------------------------------------------------------------------------------- the simulation's
+    # ------------------------------------------------------------------------------------------------ the simulation's side
 
     def serve(self) -> None:
         """Simulate in this thread until `stop`."""
@@ -216,7 +216,7 @@ class StreamWire:
                 self._changed.notify_all()
 
     def _fragment(self, stream: torch.cuda.Stream | None) -> bool:
-        """Wait for a permit, act with its version, hand over; False at the end."""
+        """Wait for a grant, act with its version, queue the rows; False at the end."""
         runner = self._runner
         assert runner is not None
         began, pacing = perf_counter_ns(), self.permits.pacing
@@ -236,7 +236,7 @@ class StreamWire:
             if stream is not None and ready is not None:
                 stream.wait_event(ready)
             runner.load(snapshot)
-            if stream is not None:  # all weights are views of one tensor: it must not be reused before it was read
+            if stream is not None:  # all weights are views of one tensor, which must not be reused before it is read
                 _any_tensor(snapshot).record_stream(stream)
         written = runner.launch(grant.steps)
         with self._changed:
@@ -262,7 +262,7 @@ class SimulationCollector(WorkerPool):
 def simulation_wire(
     factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, *, authors: int, slots: int, steps: int
 ) -> StreamWire:
-    """A batched simulator that runs on while the learner learns, in fragments of at most so many steps."""
+    """A batched simulator that runs while the learner learns, in fragments of at most this many steps."""
 
     def make() -> DeviceRunner:
         from freewheel.rollout.device_runner import DeviceRunner

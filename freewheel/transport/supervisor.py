@@ -1,4 +1,4 @@
-"""Worker processes that are started, watched, named when they fail, replaced within a budget, and never left behind."""
+"""The supervisor starts worker processes, watches them, reports and replaces those that fail, and ends them all."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from multiprocessing.context import ForkServerProcess
 from freewheel.errors import SetupError
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
-from freewheel.transport.shm.heartbeats import CONSTRUCT, HOPELESS, PHASES, TURN, WAIT, Heartbeats
+from freewheel.transport.shm.heartbeats import CONSTRUCT, NO_LANES_LEFT, PHASES, TURN, WAIT, Heartbeats
 from freewheel.transport.shm.sync import ProcessLock
 
-GOOD_STEPS, FAILURES = 10, 3  # a worker that fails three times running with fewer good steps between is given up
-BACKOFF = (0.0, 0.1, 0.5)  # seconds before a restart, by failures running
+GOOD_STEPS, FAILURES = 10, 3  # a worker is given up after three failures with fewer good steps between them
+BACKOFF = (0.0, 0.1, 0.5)  # seconds before a restart, by number of failures in a row
 LOOK = 0.2  # seconds between two looks at the heartbeats
-STUCK = 1.0  # seconds after which whoever holds the lock must have been stopped
+STUCK = 1.0  # seconds after which the holder of a lock must have been stopped
 JOIN = 30.0  # seconds within which the kernel ends a process that was killed
-ORPHANED = 255  # the exit code where the server that workers are born from has died: the worker may well live
+ORPHANED = 255  # the exit code if the forkserver has died: the worker may still run
 GRACE = 1.0  # seconds for workers to end by themselves, and again after SIGTERM
 
 
 @dataclass
 class WorkerSlot:
-    """One worker's place in the crew."""
+    """The state of one worker."""
 
     worker: int
     process: ForkServerProcess | None = None
     incarnation: int = -1
     steps: int = 0  # of earlier incarnations
-    failures: int = 0  # running
+    failures: int = 0  # in a row
     due: float = 0.0  # when to start the next incarnation
     given_up: bool = False
 
 
 @dataclass(frozen=True)
 class WorkerLoss:
-    """A worker that ended when it should not have."""
+    """A worker that ended unexpectedly."""
 
     worker: int
     incarnation: int
     reason: str
-    report: str  # its own last words
+    report: str  # its last report
     given_up: bool
     seen: float  # time.monotonic()
 
@@ -58,14 +58,14 @@ class WorkerLoss:
 
 @dataclass
 class Supervisor:
-    """Keeps `count` workers going, from a thread of its own."""
+    """Keeps `count` workers running, from its own thread."""
 
     count: int
     heartbeats: Heartbeats
     limits: Timeouts
     spawn: Callable[[int, int], ForkServerProcess]  # (worker, incarnation) -> a process, not yet started
-    settle: Callable[[int, bool], None]  # called between the death of a worker and its replacement; True: there is none
-    locks: Sequence[ProcessLock] = ()  # that a stopped worker might hold; held in `settle`
+    settle: Callable[[int, bool], None]  # (worker, for good): called after its death, before a replacement starts
+    locks: Sequence[ProcessLock] = ()  # that a stopped worker may hold; held during `settle`
     slots: list[WorkerSlot] = field(init=False)
     losses: list[WorkerLoss] = field(default_factory=list)
     restarts: int = 0
@@ -73,9 +73,9 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.slots = [WorkerSlot(worker) for worker in range(self.count)]
         self._wake_read, self._wake_write = os.pipe()
-        self._thread = threading.Thread(target=self._watch, name="freewheel-crew", daemon=True)
-        self._holders: dict[ProcessLock, tuple[int | None, float]] = {}  # who was last seen with each, since when
-        self._looked = self._returned = time.monotonic()  # the last look, and the first after a longer absence
+        self._thread = threading.Thread(target=self._watch, name="freewheel-supervisor", daemon=True)
+        self._holders: dict[ProcessLock, tuple[int | None, float]] = {}  # the last known holder, and since when
+        self._looked = self._returned = time.monotonic()  # the last check, and the first one after a pause
         self.error: BaseException | None = None  # of the thread itself
 
     def start(self) -> None:
@@ -88,7 +88,7 @@ class Supervisor:
         return sum(slot.given_up for slot in self.slots)
 
     def stop(self) -> None:
-        """Ask, then tell, then kill; nothing is left."""
+        """Ask the workers to end, then send SIGTERM, then SIGKILL; no process is left."""
         self.heartbeats.stop()
         os.write(self._wake_write, b"x")
         if self._thread.ident is not None:
@@ -109,14 +109,14 @@ class Supervisor:
         try:
             while not self.heartbeats.stopping:
                 self._look()
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for the crew
+        except BaseException as error:  # noqa: BLE001 - raised again where the learner waits
             self.error = error
 
     def _look(self) -> None:
         running = {slot.process.sentinel: slot for slot in self.slots if slot.process is not None}
         for ready in connection.wait([*running, self._wake_read], LOOK):
             if isinstance(ready, int) and ready in running:
-                self._bury(running[ready], "")
+                self._handle_exit(running[ready], "")
         now = time.monotonic()
         if now - self._looked > STUCK:  # this process was stopped, and perhaps the workers with it
             self._returned = now
@@ -130,7 +130,7 @@ class Supervisor:
                 self._start(slot)
 
     def _kill_silent(self, watched: float) -> None:
-        """Silence counts only while it was watched, for so many seconds now."""
+        """Kill workers that exceed a time limit; only the last `watched` seconds count, before that this process slept."""
         limits = (self.limits.construct, self.limits.reset, self.limits.step, max(self.limits.step, 2 * TURN))
         phases, ages = self.heartbeats.memory["phase"].tolist(), self.heartbeats.age().clip(max=watched).tolist()
         for slot in self.slots:
@@ -139,7 +139,7 @@ class Supervisor:
                 self._kill(slot, f"did not answer within {limit:g} s of {PHASES[phase]}")
 
     def _free_locks(self) -> None:
-        """A worker that was stopped with a lock in its hands stops everyone."""
+        """Kill a worker that was stopped while holding a lock, because it blocks all others."""
         now = time.monotonic()
         for lock in self.locks:
             holder = lock.holder()
@@ -153,16 +153,16 @@ class Supervisor:
         holder = lock.holder()
         for slot in self.slots:
             if slot.process is not None and slot.process.pid == holder:
-                self._kill(slot, "was stopped with a lock in its hands")
+                self._kill(slot, "was stopped while holding a lock")
 
     def _kill(self, slot: WorkerSlot, reason: str) -> None:
-        assert slot.process is not None, "a worker dies once"
+        assert slot.process is not None, "the worker runs"
         slot.process.kill()
-        self._bury(slot, reason)
+        self._handle_exit(slot, reason)
 
     @contextmanager
     def _holding_locks(self) -> Iterator[None]:
-        """So that `settle` finds them free, or it would wait for a stopped worker and nobody would look after the others."""
+        """Take all locks, so that `settle` never waits for a stopped worker: this thread must keep watching."""
         with ExitStack() as held:
             for lock in self.locks:
                 while not lock.acquire(STUCK):
@@ -170,12 +170,12 @@ class Supervisor:
                 held.callback(lock.release)
             yield
 
-    def _bury(self, slot: WorkerSlot, reason: str) -> None:
+    def _handle_exit(self, slot: WorkerSlot, reason: str) -> None:
         process = slot.process
-        assert process is not None, "a worker dies once"
+        assert process is not None, "the worker runs"
         process.join(JOIN)
         if process.exitcode is None:
-            raise SetupError(f"worker {slot.worker} (process {process.pid}) cannot be killed; the machine needs a look")
+            raise SetupError(f"worker {slot.worker} (process {process.pid}) cannot be killed; check the machine")
         code = process.exitcode
         _close(process)
         slot.process = None
@@ -184,19 +184,19 @@ class Supervisor:
         if self.heartbeats.stopping:
             return
         good = int(self.heartbeats.memory["steps"][slot.worker]) - slot.steps
-        slot.failures = 1 if good >= GOOD_STEPS and code != HOPELESS else slot.failures + 1
+        slot.failures = 1 if good >= GOOD_STEPS and code != NO_LANES_LEFT else slot.failures + 1
         given_up = slot.failures >= FAILURES
         slot.due = time.monotonic() + BACKOFF[slot.failures - 1] if not given_up else 0.0
         with self._holding_locks():
             self.settle(slot.worker, given_up)
-        report = self.heartbeats.last_words(slot.worker) if code > 0 else ""
+        report = self.heartbeats.last_report(slot.worker) if code > 0 else ""
         why = reason or self._cause(slot.worker, code)
         self.losses.append(WorkerLoss(slot.worker, slot.incarnation, why, report, given_up, time.monotonic()))
-        slot.given_up = given_up  # last: who finds nobody left finds out why
+        slot.given_up = given_up  # last, so that the reason is known when every worker is given up
 
     def _cause(self, worker: int, code: int) -> str:
         if code == ORPHANED:
-            return "lost the server that it was born from"
+            return "lost its forkserver"
         if code >= 0:
             return f"ended (exit code {code})"
         peak = int(self.heartbeats.memory["peak"][worker]) // 1024
@@ -206,19 +206,19 @@ class Supervisor:
 
 
 def _end(processes: list[ForkServerProcess]) -> None:
-    for strike in (None, ForkServerProcess.terminate, ForkServerProcess.kill):
+    for send in (None, ForkServerProcess.terminate, ForkServerProcess.kill):
         deadline = time.monotonic() + GRACE
         for process in processes:
-            if strike is not None:
-                strike(process)
+            if send is not None:
+                send(process)
         for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()) if strike is not ForkServerProcess.kill else None)
+            process.join(max(0.0, deadline - time.monotonic()) if send is not ForkServerProcess.kill else None)
     for process in processes:
         _close(process)
 
 
 def _close(process: ForkServerProcess) -> None:
-    """Forget a process that has ended, or see to it that it does: there must never be two of a worker."""
+    """Release a process that has ended; kill it first if only its forkserver ended, so that a worker never runs twice."""
     if process.exitcode == ORPHANED:
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(process.pid or 0)

@@ -1,4 +1,4 @@
-"""What a wire is: it carries weights to whoever acts and fragments back, and carries out what a pacing decides."""
+"""What every wire has: it carries weights to the actors and fragments back, and carries out what a pacing decides."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Value = TypeVar("Value")
 
 
 class Fragment(NamedTuple):
-    """Up to T steps of an author's lanes, taken off the wire."""
+    """Up to T steps of an author's lanes, received from a wire."""
 
     worker: int
     incarnation: int
     version: int
-    data: Transitions[Any]  # [t, M, ...], the receiver's own
+    data: Transitions[Any]  # [t, M, ...], a copy
     state: Any  # [M, H] the actor's memory before row 0
     episodes: tuple[Episode, ...]
     rows: int  # valid rows in data
-    lost: dict[str, int]  # rows that an env failure took, by cause
-    gap: bool  # fragments before it were dropped
+    lost: dict[str, int]  # rows lost to environment failures, by cause
+    gap: bool  # the fragments before it were dropped
     time: NDArray  # [len(WORKER_TIME)] ns
 
 
 class Permits:
-    """A pacing on a wire: one decision at a time, under the wire's lock; the workers it lets go on are woken after that."""
+    """A pacing on a wire: makes one decision at a time, under the wire's lock, and then wakes the workers it allows."""
 
     def __init__(self, pacing: Pacing, lock: AbstractContextManager[Any], wake: Callable[[Woken], None]) -> None:
         self.pacing, self._lock, self._wake = pacing, lock, wake
@@ -62,7 +62,7 @@ class Permits:
         self._woken(self.pacing.give_back, worker, tally)
 
     def locked(self, decide: Callable[..., Value], *arguments: Any) -> Value:
-        """Any other decision of this pacing."""
+        """Make any other decision of this pacing."""
         with self._lock:
             return decide(*arguments)
 
@@ -70,7 +70,7 @@ class Permits:
         self._wake(woken)
 
     def streams(self, worker: int) -> Sequence[SeedStream]:
-        """The episodes that a worker's lanes play; none: each lane its own."""
+        """The episodes that a worker's lanes play; (): each lane plays its own."""
         return self.pacing.streams(worker, self.locked)
 
     def _woken(self, decide: Callable[..., Woken], *arguments: Any) -> None:
@@ -80,30 +80,28 @@ class Permits:
 
 
 class Wire(AbstractContextManager["Wire"], Protocol):
-    """Leaving the `with` block leaves nothing running; what is known of the workers can still be asked for."""
+    """Leaving the `with` block leaves nothing running; counts, summary and state are still available."""
 
     @property
-    def authors(self) -> int: ...  # who sign fragments: numbers 0 .. authors - 1
+    def authors(self) -> int: ...  # number of authors of fragments
     @property
     def lanes(self) -> int: ...  # of each author
     @property
     def permits(self) -> Permits: ...
-    def post(self, snapshot: Snapshot) -> None: ...  # the newest weights, for everyone
-    def take(self) -> Iterator[Fragment]: ...  # every fragment that is closed by now
-    def take_open(self, worker: int) -> Fragment | None: ...  # the finished rows of one that is still being written
-    def wait(
-        self, seconds: float
-    ) -> bool: ...  # whether something was closed; raises when nobody is left to close anything
-    def queued_versions(self) -> Sequence[int]: ...  # the oldest of each author that has closed fragments waiting
+    def post(self, snapshot: Snapshot) -> None: ...  # the newest weights, for all actors
+    def take(self) -> Iterator[Fragment]: ...  # every closed fragment
+    def take_open(self, worker: int) -> Fragment | None: ...  # the finished rows of an open fragment
+    def wait(self, seconds: float) -> bool: ...  # whether a fragment was closed; raises when no worker is left
+    def queued_versions(self) -> Sequence[int]: ...  # the oldest version of each author with closed fragments
     def produced(self, worker: int) -> int: ...
     @property
-    def overflowed(self) -> int: ...  # rows that full queues have dropped
+    def overflowed(self) -> int: ...  # rows dropped by full queues
     def rows(self) -> RowCounts: ...
-    def step_ages(self) -> NDArray: ...  # [W] seconds since each worker began what it is doing
-    def mean_step(self) -> float: ...  # seconds of a step over all workers; 0: not known
+    def step_ages(self) -> NDArray: ...  # [W] seconds since each worker entered its phase
+    def mean_step(self) -> float: ...  # seconds of a step over all workers; 0: unknown
     def stats(self) -> Mapping[str, float | None]: ...
     def messages(self) -> Sequence[str]: ...
     def summary(self) -> Mapping[str, Any]: ...
-    def note_episodes(self, fragment: Fragment) -> None: ...  # for the statistics about each worker
-    def state(self) -> dict[str, NDArray]: ...  # how far lanes and workers have come
-    def restore(self, state: Mapping[str, NDArray]) -> None: ...  # before it is entered
+    def note_episodes(self, fragment: Fragment) -> None: ...  # for the statistics of each worker
+    def state(self) -> dict[str, NDArray]: ...  # the progress of lanes and workers
+    def restore(self, state: Mapping[str, NDArray]) -> None: ...  # call it before entering the wire

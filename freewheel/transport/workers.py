@@ -1,4 +1,4 @@
-"""Staff: how many workers run how many envs each on this machine, given or planned."""
+"""How many workers run how many environments each on this machine: given by options or planned."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from freewheel.rollout.probe import StepCost, step_cost, usable_cores
 from freewheel.transport.executors import call_in_process
 
 Auto = Literal["auto"]
-ENVS = 8  # where nothing is said
-CHEAP = 25e-6  # seconds of a step that one worker brings faster than a learner can use it
-CROWD = 256  # workers at most, where none are asked for
+ENVS = 8  # default number of environments
+CHEAP = 25e-6  # seconds: one worker with shorter steps than this is faster than the learner
+MOST_WORKERS = 256  # upper limit of a planned number
 
 
 @dataclass(frozen=True)
 class WorkersConfig:
-    """Workers, each with envs of its own."""
+    """Workers, each with its own environments."""
 
     workers: int | Auto = "auto"
     """Worker processes (also --num-collectors, --n-workers); auto: as many as the cores and the measured step time suggest."""
@@ -36,14 +36,14 @@ class WorkersConfig:
         workers, each, lanes = self._given()
         if workers and lanes and lanes % workers:
             possible = lanes // workers * workers or workers
-            raise UsageError(f"{lanes} envs do not share out over {workers} workers; use --num-envs {possible}")
+            raise UsageError(f"{lanes} envs cannot be divided evenly over {workers} workers; use --num-envs {possible}")
         if each and lanes and lanes % each:
-            raise UsageError(f"--num-envs {lanes} is no multiple of --envs-per-worker {each}")
+            raise UsageError(f"--num-envs {lanes} is not a multiple of --envs-per-worker {each}")
         if workers and each and lanes and workers * each != lanes:
             raise UsageError(f"{workers} workers x {each} envs are not {lanes} envs; leave one of the three out")
 
     def _given(self) -> tuple[int | None, int | None, int | None]:
-        """Workers, envs of each, and all envs, as far as they were said."""
+        """Workers, envs of each, and all envs; None where not given."""
         workers, each, lanes = (
             None if value == "auto" else value for value in (self.workers, self.envs_per_worker, self.num_envs)
         )
@@ -51,18 +51,17 @@ class WorkersConfig:
 
     @property
     def worker_count(self) -> int:
-        """Workers, when that is known."""
-        assert self.workers != "auto", "planned comes first"
+        """Number of workers, after planning."""
+        assert self.workers != "auto", "call planned() first"
         return self.workers
 
     def survey(self, make: MakeEnv, limits: Timeouts, modules: Sequence[str] = ()) -> tuple[EnvSpec, StepCost]:
-        """What the world is and what its steps cost, found out in a process of its own."""
-        return call_in_process(
-            partial(_try_out, make), "the world", limits.construct + limits.reset + limits.step, modules
-        )
+        """The environment's spec and the cost of its steps, measured in a separate process."""
+        seconds = limits.construct + limits.reset + limits.step
+        return call_in_process(partial(_try_out, make), "the environment", seconds, modules)
 
     def planned(self, cost: StepCost) -> Self:
-        """The same with every number known."""
+        """The same with every number chosen."""
         workers, each, lanes = self._given()
         if workers is None:
             useful = useful_workers(cost)
@@ -73,8 +72,8 @@ class WorkersConfig:
 
     @property
     def lanes(self) -> int:
-        """Envs, when that is known."""
-        assert self.num_envs != "auto", "planned comes first"
+        """Number of environments, after planning."""
+        assert self.num_envs != "auto", "call planned() first"
         return self.num_envs
 
     @property
@@ -86,7 +85,7 @@ class WorkersConfig:
         return None
 
     def plan_line(self) -> str:
-        """The plan for a person."""
+        """The plan in one line, for the user."""
         cores = usable_cores()
         shares = "the learner shares them" + (" at lower priority" if self.worker_count > cores else "")
         learner = "the learner has a core" if self.worker_count < cores else shares
@@ -94,17 +93,17 @@ class WorkersConfig:
 
 
 def useful_workers(cost: StepCost) -> int:
-    """How many workers keep the cores busy: more than cores where steps sleep, one less where the learner can have its own or
-    will be the slower one anyway."""
+    """How many workers keep the cores busy: more than cores if steps sleep, one less than cores if the learner can have a core
+    of its own or will be slower anyway."""
     cores = usable_cores()
-    duty = min(1.0, max(cost.cpu / cost.wall, 1 / CROWD)) if cost.wall > 0 else 1.0
+    duty = min(1.0, max(cost.cpu / cost.wall, 1 / MOST_WORKERS)) if cost.wall > 0 else 1.0
     if duty > 0.5:
         return max(1, cores - 1) if cores > 2 or cost.cpu < CHEAP else cores
-    return min(CROWD, round(cores / duty))
+    return min(MOST_WORKERS, round(cores / duty))
 
 
 def _divisor(lanes: int, wanted: int) -> int:
-    """The largest number of workers up to `wanted` that shares lanes out evenly."""
+    """The largest number of workers up to `wanted` that divides the lanes evenly."""
     return next(workers for workers in range(min(lanes, wanted), 0, -1) if lanes % workers == 0)
 
 
@@ -114,7 +113,7 @@ def _try_out(make: MakeEnv) -> tuple[EnvSpec, StepCost]:
 
 
 def require_positive(config: object, *names: str) -> None:
-    """UsageError unless each of these options is above 0, or left to be chosen."""
+    """UsageError unless each of these options is above 0, None or auto."""
     for name in names:
         value = getattr(config, name)
         if value not in (None, "auto") and not value > 0:

@@ -108,7 +108,7 @@ SETUP = [
     (["bad_worlds:Speaks"], "observation space Text(1, 5, "),
     (["bad_worlds:Chords"], "action space MultiBinary(3) is not supported: use Box or Discrete"),
     (["bad_worlds:Nested"], "action space Dict('a': Discrete(2)) is not supported: use Box or Discrete"),
-    (["bad_worlds:Spaceless"], "lane 0 of bad_worlds:Spaceless does not say what its spaces are"),
+    (["bad_worlds:Spaceless"], "lane 0 of bad_worlds:Spaceless does not define its spaces"),
     (["bad_worlds:World", "--env.sise", "3"], "bad_worlds:World does not accept the arguments {'sise': 3}"),
     (
         ["CartPole-v1", "--red-agent", "SleepAgent"],

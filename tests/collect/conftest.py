@@ -1,4 +1,4 @@
-"""A world that certifies its own rows, and weights for it."""
+"""An environment whose rows can be checked, and weights for it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def policy() -> PolicySpec:
 
 
 @pytest.fixture
-def recipe(policy: PolicySpec) -> RunnerFactory:
+def factory(policy: PolicySpec) -> RunnerFactory:
     return RunnerFactory(WORLD.make, make_actor(policy), seed=3)
 
 
 @pytest.fixture
-def job(policy: PolicySpec) -> Callable[..., CollectSpec]:
-    """So many steps of each of so many lanes an update."""
+def spec(policy: PolicySpec) -> Callable[..., CollectSpec]:
+    """The spec of an update of `steps` steps of `lanes` lanes."""
 
-    def work(steps: int, lanes: int = 1, limits: Timeouts | None = None) -> CollectSpec:
+    def make(steps: int, lanes: int = 1, limits: Timeouts | None = None) -> CollectSpec:
         env = WORLD.make(range(1))
         env.close()
         return CollectSpec(
@@ -43,7 +43,7 @@ def job(policy: PolicySpec) -> Callable[..., CollectSpec]:
             workers=WorkerSpec(timeouts=limits or Timeouts()),
         )
 
-    return work
+    return make
 
 
 @pytest.fixture

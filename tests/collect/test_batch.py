@@ -1,4 +1,4 @@
-"""batch: whole batches in order, lag exactly one, the same bits every time."""
+"""Mode batch: whole batches in order, lag exactly one, repeatable bit for bit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Weights = Callable[[int], Snapshot]
 
 @pytest.mark.parametrize(("workers", "fragment"), [(1, None), (2, None), (4, 3)])
 def test_batches_come_whole_in_order_and_one_version_behind(
-    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec], workers: int, fragment: int | None
+    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec], workers: int, fragment: int | None
 ) -> None:
     config = BatchConfig(workers=workers, envs_per_worker=4 // workers, num_envs=4, collection_batch_size=fragment)
-    with config.build(recipe, job(7, lanes=4)) as collector:
+    with config.build(factory, spec(7, lanes=4)) as collector:
         for update in range(5):
             collector.publish(snapshot(update), 0)
             chunks = collector.collect(wait=True)
@@ -35,9 +35,9 @@ def test_batches_come_whole_in_order_and_one_version_behind(
 
 
 def test_workers_are_one_batch_ahead_and_no_more(
-    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]
+    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
 ) -> None:
-    with BatchConfig(workers=2, envs_per_worker=2, num_envs=4).build(recipe, job(7, lanes=4)) as collector:
+    with BatchConfig(workers=2, envs_per_worker=2, num_envs=4).build(factory, spec(7, lanes=4)) as collector:
         collector.publish(snapshot(0), 0)
         first, second = collector.collect(wait=True), collector.collect(wait=True)
         assert {chunk.version for chunk in (*first, *second)} == {0}
@@ -47,12 +47,12 @@ def test_workers_are_one_batch_ahead_and_no_more(
 
 
 def weights_after(
-    recipe: RunnerFactory, policy: PolicySpec, job: CollectSpec, config: BatchConfig, updates: int
+    factory: RunnerFactory, policy: PolicySpec, spec: CollectSpec, config: BatchConfig, updates: int
 ) -> bytes:
     task = LearnerSpec(policy=policy, batch=BatchSpec(7, 4), seed=0)
     learner = PPOConfig(epochs=2, minibatch=14).build(task)
     lags = []
-    with config.build(recipe, job) as collector:
+    with config.build(factory, spec) as collector:
         for tick in loop(collector, learner, Meter(workers=2)):
             if tick.metrics is not None:
                 lags.append((tick.metrics["lag_mean"], tick.metrics["lag_max"]))
@@ -63,10 +63,10 @@ def weights_after(
 
 
 def test_it_is_repeatable_bit_for_bit(
-    recipe: RunnerFactory, policy: PolicySpec, job: Callable[..., CollectSpec]
+    factory: RunnerFactory, policy: PolicySpec, spec: Callable[..., CollectSpec]
 ) -> None:
-    """Also when it travels in other fragments: who is faster must not show."""
+    """With any fragments: the speed of a worker must not matter."""
     whole = BatchConfig(workers=2, envs_per_worker=2, num_envs=4)
     parts = BatchConfig(workers=2, envs_per_worker=2, num_envs=4, collection_batch_size=2)
-    runs = {weights_after(recipe, policy, job(7, lanes=4), config, 8) for config in (whole, whole, parts)}
+    runs = {weights_after(factory, policy, spec(7, lanes=4), config, 8) for config in (whole, whole, parts)}
     assert len(runs) == 1

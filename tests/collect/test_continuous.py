@@ -1,4 +1,4 @@
-"""continuous: credits, the gate, patience, and what an update may learn from."""
+"""Mode continuous: credits, the bound on the lag, patience, and the rows of an update."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT = 20.0  # seconds for anything that should happen at once
 
 
 class Gated(Drifting):
-    """Waits where `gates` says (seed: step, file) until that file exists."""
+    """Waits at a step until a file exists; gates: seed -> (step, file)."""
 
     def __init__(self, gates: dict[int, tuple[int, str]]) -> None:
         super().__init__(n=4, length=5)
@@ -40,7 +40,7 @@ class Gated(Drifting):
         return super().judge(action)
 
 
-class Stage:
+class GatedLanes:
     """Two workers of one lane: lane 0 waits in its first step, lane 1 in its third."""
 
     def __init__(self, folder: Path, policy: PolicySpec) -> None:
@@ -48,12 +48,12 @@ class Stage:
         first, second = (training_episodes(3, lane).seed(0) for lane in range(2))
         gates = {first: (0, str(self.start)), second: (2, str(self.gate))}
         world = GymConfig(id="Gated", args={"gates": gates}, factory=Gated)
-        self._recipe = RunnerFactory(world.make, make_actor(policy), seed=3)
+        self._factory = RunnerFactory(world.make, make_actor(policy), seed=3)
 
     @contextmanager
-    def playing(self, config: ContinuousConfig, job: CollectSpec, first: Snapshot) -> Iterator[Collector]:
-        """Until lane 1 is at its gate; then lane 0 is let go."""
-        with config.build(self._recipe, job) as collector:
+    def playing(self, config: ContinuousConfig, spec: CollectSpec, first: Snapshot) -> Iterator[Collector]:
+        """Waits until lane 1 is at its gate; then lets lane 0 continue."""
+        with config.build(self._factory, spec) as collector:
             collector.publish(first, 0)
             deadline = time.monotonic() + LIMIT
             while wire_of(collector).heartbeats.memory["steps"][1] < 2 and time.monotonic() < deadline:
@@ -63,12 +63,12 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, policy: PolicySpec) -> Stage:
-    return Stage(tmp_path, policy)
+def gated(tmp_path: Path, policy: PolicySpec) -> GatedLanes:
+    return GatedLanes(tmp_path, policy)
 
 
 def gather(collector: Collector, rows: int) -> list[Any]:
-    """Chunks until they hold so many rows."""
+    """Chunks with at least this many rows."""
     chunks: list[Any] = []
     while sum(chunk.rows for chunk in chunks) < rows:
         chunks += collector.collect(wait=True)
@@ -79,10 +79,10 @@ TWO = ContinuousConfig(workers=2, envs_per_worker=1, num_envs=2, max_lag=1, coll
 
 
 def test_workers_stop_where_the_credits_end(
-    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]
+    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
 ) -> None:
-    """(max_lag + 1) × S rows and not one more, until the learner is through with some."""
-    with TWO.build(recipe, job(8, lanes=2)) as collector:
+    """(max_lag + 1) × S rows and no more, until the learner has trained on some."""
+    with TWO.build(factory, spec(8, lanes=2)) as collector:
         collector.publish(snapshot(0), 0)
         chunks = gather(collector, 32)
         assert sum(chunk.rows for chunk in chunks) == collector.rows().produced == 32
@@ -93,20 +93,20 @@ def test_workers_stop_where_the_credits_end(
         assert collector.rows().produced == 48
 
 
-def test_a_step_that_lasts_is_waited_for_then_passed_over_and_its_row_dropped(
-    stage: Stage, snapshot: Weights, job: Callable[..., CollectSpec]
+def test_the_row_of_a_step_that_takes_too_long_is_dropped(
+    gated: GatedLanes, snapshot: Weights, spec: Callable[..., CollectSpec]
 ) -> None:
-    """The rows it had finished are taken from its open fragment; only the one it was stepping comes too late."""
+    """The finished rows of its open fragment are used; only the row of the long step is too late."""
     config = ContinuousConfig(
         workers=2, envs_per_worker=1, num_envs=2, max_lag=0, collection_batch_size=4, patience=1.0
     )
-    with stage.playing(config, job(8, lanes=2), snapshot(0)) as collector:
-        chunks = gather(collector, 16)  # lane 0 fills what lane 1 was to write
-        from_held = [chunk for chunk in chunks if chunk.origin.worker == 1]
-        assert sum(chunk.rows for chunk in from_held) == 2
-        assert collector.oldest() is None, "nobody waits for it any more"
+    with gated.playing(config, spec(8, lanes=2), snapshot(0)) as collector:
+        chunks = gather(collector, 16)  # lane 0 writes the share of lane 1
+        from_gated = [chunk for chunk in chunks if chunk.origin.worker == 1]
+        assert sum(chunk.rows for chunk in from_gated) == 2
+        assert collector.oldest() is None, "the learner does not wait for it"
         collector.publish(snapshot(1), 16)
-        stage.gate.touch()
+        gated.gate.touch()
         chunks = gather(collector, 16)
         assert {chunk.version for chunk in chunks} == {1}
         deadline = time.monotonic() + 20.0
@@ -120,19 +120,21 @@ def test_a_step_that_lasts_is_waited_for_then_passed_over_and_its_row_dropped(
             collector.publish(snapshot(version), 16 * version)
             chunks += gather(collector, 16)
         assert late
-        assert all(chunk.origin.sequence > from_held[-1].origin.sequence + 1 for chunk in late), "no joint over the gap"
+        assert all(chunk.origin.sequence > from_gated[-1].origin.sequence + 1 for chunk in late), (
+            "the sequence shows the gap"
+        )
 
 
-def test_within_its_patience_a_step_holds_the_gate(
-    stage: Stage, snapshot: Weights, job: Callable[..., CollectSpec]
+def test_the_learner_waits_for_a_step_within_its_patience(
+    gated: GatedLanes, snapshot: Weights, spec: Callable[..., CollectSpec]
 ) -> None:
     config = ContinuousConfig(
         workers=2, envs_per_worker=1, num_envs=2, max_lag=0, collection_batch_size=4, patience=1e9
     )
-    with stage.playing(config, job(8, lanes=2), snapshot(0)) as collector:
-        chunks = gather(collector, 12)  # lane 1 holds a fragment of four
+    with gated.playing(config, spec(8, lanes=2), snapshot(0)) as collector:
+        chunks = gather(collector, 12)  # lane 1 still has a fragment of four rows
         assert collector.oldest() == 0
-        stage.gate.touch()
+        gated.gate.touch()
         chunks += gather(collector, 4)
         assert sum(chunk.rows for chunk in chunks) == 16
         while collector.oldest() is not None:
@@ -140,20 +142,22 @@ def test_within_its_patience_a_step_holds_the_gate(
         assert collector.rows().dropped == {}
 
 
-def test_new_weights_close_a_fragment(stage: Stage, snapshot: Weights, job: Callable[..., CollectSpec]) -> None:
+def test_new_weights_close_a_fragment(gated: GatedLanes, snapshot: Weights, spec: Callable[..., CollectSpec]) -> None:
     config = ContinuousConfig(workers=2, envs_per_worker=1, num_envs=2, max_lag=4, collection_batch_size=50)
-    with stage.playing(config, job(100, lanes=2), snapshot(0)) as collector:
+    with gated.playing(config, spec(100, lanes=2), snapshot(0)) as collector:
         gather(collector, 50)
         collector.publish(snapshot(1), 0)
-        stage.gate.touch()
-        held: list[Any] = []
-        while len(held) < 2:
-            held += [chunk for chunk in collector.collect(wait=True) if chunk.origin.worker == 1]
-    assert (held[0].version, held[0].rows) == (0, 3), "two rows, the one that was held, and no more of the old weights"
-    assert held[1].version == 1
+        gated.gate.touch()
+        from_lane_1: list[Any] = []
+        while len(from_lane_1) < 2:
+            from_lane_1 += [chunk for chunk in collector.collect(wait=True) if chunk.origin.worker == 1]
+    assert (from_lane_1[0].version, from_lane_1[0].rows) == (0, 3), (
+        "two rows and the one of the gated step, then no more of the old weights"
+    )
+    assert from_lane_1[1].version == 1
 
 
-def test_what_can_be_set() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(UsageError, match="--max-lag must not be negative"):
         ContinuousConfig(max_lag=-1)
     with pytest.raises(UsageError, match="--patience must be positive"):
@@ -176,7 +180,7 @@ def test_what_can_be_set() -> None:
     ],
 )
 def test_fragments_and_slots(
-    job: Callable[..., CollectSpec], steps: int, config: dict[str, int], fragment: int, slots: int
+    spec: Callable[..., CollectSpec], steps: int, config: dict[str, int], fragment: int, slots: int
 ) -> None:
-    size = ContinuousConfig(workers=4, envs_per_worker=1, num_envs=4, **config).size(job(steps, lanes=4))  # type: ignore[arg-type]
+    size = ContinuousConfig(workers=4, envs_per_worker=1, num_envs=4, **config).size(spec(steps, lanes=4))  # type: ignore[arg-type]
     assert (size.workers, size.steps, size.slots) == (4, fragment, slots)

@@ -1,4 +1,4 @@
-"""episodes: whole ones, each by one version, each played once; waves as the baseline."""
+"""Mode episodes: chunks are whole episodes under one version, each played once; waves are the baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.spec import LearnerSpec
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
-from freewheel.pacing.pacing import NONE
+from freewheel.pacing.pacing import NO_TICKET
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
@@ -27,11 +27,11 @@ Weights = Callable[[int], Snapshot]
 
 @pytest.mark.parametrize("fragment", [2, 128])
 def test_a_chunk_is_one_whole_episode_and_none_is_played_twice(
-    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec], fragment: int
+    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec], fragment: int
 ) -> None:
     config = EpisodesConfig(workers=3, num_envs=3, collection_batch_size=fragment)
     chunks: list[Chunk[Any]] = []
-    with config.build(recipe, job(7, lanes=3)) as collector:
+    with config.build(factory, spec(7, lanes=3)) as collector:
         done = 0
         for version in range(8):
             collector.publish(snapshot(version), done)
@@ -44,19 +44,19 @@ def test_a_chunk_is_one_whole_episode_and_none_is_played_twice(
         (episode,) = chunk.episodes
         assert (chunk.rows, episode.length) == (5, 5)
         assert chunk.data.truncated[:, 0].tolist() == [False] * 4 + [True]
-        assert chunk.data.obs[0, 0, 4] == 0, "it begins at its beginning"
+        assert chunk.data.obs[0, 0, 4] == 0, "the first row is the first step"
         assert episode.seed == training_episodes(3, episode.lane).seed(episode.number)
         assert chunk.data.obs[0, 0, :4].argmax() == episode.seed % 4
         tickets.add(episode.number * 3 + episode.lane)
     assert len(tickets) == len(chunks)
-    assert max(tickets) < len(chunks) + 6, "tickets are played in the order of their numbers, up to who is on the way"
+    assert max(tickets) < len(chunks) + 6, "tickets are played in order, except those under way"
 
 
-def test_one_version_an_episode_though_it_travels_in_parts(
-    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]
+def test_an_episode_has_one_version_even_in_several_fragments(
+    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
 ) -> None:
     config = EpisodesConfig(workers=3, num_envs=3, collection_batch_size=1)
-    with config.build(recipe, job(700, lanes=3)) as collector:
+    with config.build(factory, spec(700, lanes=3)) as collector:
         versions = []
         for version in range(30):
             collector.publish(snapshot(version), 0)
@@ -65,55 +65,53 @@ def test_one_version_an_episode_though_it_travels_in_parts(
     assert versions[-1] > 3
 
 
-def test_who_waits_for_a_slot_keeps_the_ticket_it_has_drawn(
-    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]
+def test_a_worker_that_waits_for_a_slot_keeps_its_ticket(
+    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
 ) -> None:
-    """Four episodes wait, and the fifth has begun: should its worker die now, another has to play it."""
-    with EpisodesConfig(workers=3, num_envs=3).build(recipe, job(7000, lanes=3)) as collector:
+    """Four episodes wait and the fifth has begun: if its worker dies now, another worker must play it."""
+    with EpisodesConfig(workers=3, num_envs=3).build(factory, spec(7000, lanes=3)) as collector:
         collector.publish(snapshot(0), 0)
         phases, deadline = wire_of(collector).heartbeats.memory["phase"], time.monotonic() + 20.0
         while (collector.rows().produced < 3 * SLOTS * 5 or (phases != WAIT).any()) and time.monotonic() < deadline:
             time.sleep(0.001)
-        drawn = list(wire_of(collector).permits.pacing.cells["ticket"])
-        assert (NONE not in drawn, len(set(drawn)), max(drawn)) == (True, 3, 3 * SLOTS + 2)
+        tickets = list(wire_of(collector).permits.pacing.cells["ticket"])
+        assert (NO_TICKET not in tickets, len(set(tickets)), max(tickets)) == (True, 3, 3 * SLOTS + 2)
 
 
 def test_a_wave_begins_when_the_last_one_has_ended(
-    recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]
+    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
 ) -> None:
-    with EpisodesConfig(workers=3, num_envs=3, wave=True).build(recipe, job(7, lanes=3)) as collector:
+    with EpisodesConfig(workers=3, num_envs=3, wave=True).build(factory, spec(7, lanes=3)) as collector:
         collector.publish(snapshot(0), 0)
         for wave in range(4):
             numbers: list[int] = []
             while len(numbers) < 3:
                 numbers += [chunk.episodes[0].number for chunk in collector.collect(wait=True)]
             assert numbers == [wave] * 3
-            assert collector.rows().produced == 15 * (wave + 1), "nobody has begun the next one"
+            assert collector.rows().produced == 15 * (wave + 1), "no worker has begun the next one"
 
 
-def test_an_update_may_be_so_many_episodes(
-    recipe: RunnerFactory, policy: PolicySpec, job: Callable[..., CollectSpec]
+def test_an_update_can_be_a_number_of_episodes(
+    factory: RunnerFactory, policy: PolicySpec, spec: Callable[..., CollectSpec]
 ) -> None:
     config = EpisodesConfig(workers=3, num_envs=3, episodes_per_update=4)
     task = LearnerSpec(policy=policy, batch=BatchSpec(7, 3, episodes=4), seed=0)
     learner = PPOConfig(epochs=1).build(task)
-    with config.build(recipe, job(7, lanes=3)) as collector:
+    with config.build(factory, spec(7, lanes=3)) as collector:
         for tick in loop(collector, learner, Meter(workers=3)):
             assert learner.rows().trained == 20 * learner.version
             if tick.version == 10:
                 break
         begun = sum(wire_of(collector).permits.pacing.cells["reserved"])
-        assert begun <= (3 + 10) * 4, "credits are episodes: three updates' worth ahead"
+        assert begun <= (3 + 10) * 4, "credits are episodes: three batches ahead"
 
 
-def test_a_lag_that_was_asked_for_is_held(
-    recipe: RunnerFactory, policy: PolicySpec, job: Callable[..., CollectSpec]
-) -> None:
+def test_max_lag_is_kept(factory: RunnerFactory, policy: PolicySpec, spec: Callable[..., CollectSpec]) -> None:
     config = EpisodesConfig(workers=4, num_envs=4, max_lag=1, collection_batch_size=2)
     task = LearnerSpec(policy=policy, batch=BatchSpec(7, 4, max_lag=1), seed=0)
     learner = PPOConfig(epochs=1).build(task)
     lags = []
-    with config.build(recipe, job(7, lanes=4)) as collector:
+    with config.build(factory, spec(7, lanes=4)) as collector:
         for tick in loop(collector, learner, Meter(workers=4), max_lag=1):
             if tick.metrics is not None:
                 lags.append(tick.metrics["lag_max"])
@@ -122,7 +120,7 @@ def test_a_lag_that_was_asked_for_is_held(
     assert max(lags) <= 1
 
 
-def test_every_env_has_its_worker() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(UsageError, match="leave out --envs-per-worker"):
         EpisodesConfig(envs_per_worker=2)
     with pytest.raises(UsageError, match="--episodes-per-update must be positive"):

@@ -1,4 +1,4 @@
-"""lockstep: a barrier every step, in this process for cheap envs and in processes for dear ones."""
+"""Mode lockstep: a barrier at every step, in this process for cheap envs and in processes for expensive ones."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from freewheel.testing.worlds import Counter, Crawls, Raises
 
 
 @pytest.mark.parametrize("placement", ["inline", "processes"])
-def test_it_keeps_the_promises_of_a_collector(
-    recipe: RunnerFactory,
+def test_it_satisfies_the_contract_of_a_collector(
+    factory: RunnerFactory,
     snapshot: Callable[[int], Snapshot],
-    job: Callable[[int], CollectSpec],
+    spec: Callable[[int], CollectSpec],
     placement: Literal["inline", "processes"],
 ) -> None:
-    check_collector(lambda: LockstepConfig(3, placement).build(recipe, job(7)), snapshot)
+    check_collector(lambda: LockstepConfig(3, placement).build(factory, spec(7)), snapshot)
 
 
 def test_it_collects_what_sequential_collects(
-    recipe: RunnerFactory, snapshot: Callable[[int], Snapshot], job: Callable[[int], CollectSpec]
+    factory: RunnerFactory, snapshot: Callable[[int], Snapshot], spec: Callable[[int], CollectSpec]
 ) -> None:
     def collected(config: SequentialConfig | LockstepConfig) -> list[Chunk[Any]]:
-        with config.build(recipe, job(6)) as collector:
+        with config.build(factory, spec(6)) as collector:
             chunks: list[Chunk[Any]] = []
             for version in range(3):
                 collector.publish(snapshot(version), 0)
@@ -52,8 +52,8 @@ def test_it_collects_what_sequential_collects(
             assert [(one.seed, one.ret) for one in ours.episodes] == [(one.seed, one.ret) for one in theirs.episodes]
 
 
-class Asked:
-    """Makes envs and remembers what was asked for and what was left open."""
+class RecordingMaker:
+    """Makes envs and records the calls and how many envs are open."""
 
     def __init__(self, world: Callable[..., gymnasium.Env[Any, Any]], **args: Any) -> None:
         self.config = GymConfig(id=world.__name__, args=args, factory=world)
@@ -62,7 +62,7 @@ class Asked:
 
     def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env:
         self.calls.append((len(lanes), processes))
-        env = self.config.make(lanes)  # never in processes: who asked is all that matters here
+        env = self.config.make(lanes)  # never in processes: only the arguments matter here
         assert isinstance(env, GymLoop)
         closed, self.open = env.close, self.open + 1
 
@@ -75,7 +75,7 @@ class Asked:
 
 
 class Hiccups(Counter):
-    """Cheap, but for one step."""
+    """Cheap, except for one slow step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,10 +92,10 @@ class Hiccups(Counter):
     ("world", "args", "processes"),
     [(Counter, {}, False), (Crawls, {"seconds": 4 * BARRIER, "at": 0}, True), (Hiccups, {}, False)],
 )
-def test_auto_tries_one_lane_and_places_all_by_what_it_costs(
+def test_auto_measures_one_lane_and_places_all_by_its_cost(
     world: Callable[..., gymnasium.Env[Any, Any]], args: dict[str, Any], processes: bool
 ) -> None:
-    make = Asked(world, **args)
+    make = RecordingMaker(world, **args)
     with closing(LockstepConfig(4).place(make, range(4))):
         assert make.open == 1
     assert make.calls == [(1, False), (4, processes)]
@@ -103,10 +103,10 @@ def test_auto_tries_one_lane_and_places_all_by_what_it_costs(
 
 
 @pytest.mark.parametrize(("placement", "processes"), [("inline", False), ("processes", True)])
-def test_whoever_says_where_is_obeyed_without_a_trial(
+def test_a_given_placement_is_used_without_a_measurement(
     placement: Literal["inline", "processes"], processes: bool
 ) -> None:
-    make = Asked(Counter)
+    make = RecordingMaker(Counter)
     LockstepConfig(4, placement).place(make, range(4)).close()
     assert make.calls == [(4, processes)]
 
@@ -115,14 +115,14 @@ def test_whoever_says_where_is_obeyed_without_a_trial(
     ("wall", "cpu", "cores", "pays"),
     [
         (0.1e-3, 0.1e-3, 64, False),  # cheaper than the barrier itself
-        (0.8e-3, 0.8e-3, 2, False),  # burning, and two cores only halve it
+        (0.8e-3, 0.8e-3, 2, False),  # computing, and two cores only halve it
         (0.8e-3, 0.8e-3, 8, True),
         (1.6e-3, 1.6e-3, 2, True),
         (0.8e-3, 0.0, 1, True),  # sleeping: all lanes at once
-        (9.0, 9.0, 1, False),  # burning on one core: nothing overlaps
+        (9.0, 9.0, 1, False),  # computing on one core: nothing overlaps
     ],
 )
-def test_processes_pay_where_the_overlap_is_worth_the_barrier(
+def test_processes_pay_if_the_overlap_is_worth_the_barrier(
     monkeypatch: pytest.MonkeyPatch, wall: float, cpu: float, cores: int, pays: bool
 ) -> None:
     monkeypatch.setattr("freewheel.collect.lockstep.usable_cores", lambda: cores)
@@ -130,13 +130,13 @@ def test_processes_pay_where_the_overlap_is_worth_the_barrier(
 
 
 def test_one_lane_needs_no_process() -> None:
-    make = Asked(Crawls, seconds=4 * BARRIER, at=0)
+    make = RecordingMaker(Crawls, seconds=4 * BARRIER, at=0)
     LockstepConfig(1).place(make, range(1)).close()
     assert make.calls == [(1, False)]
 
 
-def test_a_trial_that_fails_leaves_nothing_open() -> None:
-    make = Asked(Raises, at=2)
+def test_a_measurement_that_fails_leaves_nothing_open() -> None:
+    make = RecordingMaker(Raises, at=2)
     with pytest.raises(EnvError, match="lane 0 of Raises raised ValueError: boom"):
         LockstepConfig(4).place(make, range(4))
     assert make.open == 0

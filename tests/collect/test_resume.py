@@ -1,4 +1,4 @@
-"""A collector goes on where another one stopped: no episode twice, no row forgotten, the right version."""
+"""A collector continues where another one stopped: no episode twice, no row lost, the right version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODES: dict[str, Callable[[RunnerFactory, CollectSpec], Collector]] = {
 
 
 class Run:
-    """A learner that only counts: S rows an update."""
+    """A learner that only counts: an update takes S rows."""
 
     def __init__(self, version: int = 0, trained: int = 0) -> None:
         self.version, self.trained, self.held = version, trained, 0
@@ -51,15 +51,17 @@ class Run:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_it_goes_on(mode: str, recipe: RunnerFactory, snapshot: Weights, job: Callable[..., CollectSpec]) -> None:
+def test_a_collector_continues(
+    mode: str, factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
+) -> None:
     first = Run()
-    with MODES[mode](recipe, job(STEPS, lanes=LANES)) as collector:
+    with MODES[mode](factory, spec(STEPS, lanes=LANES)) as collector:
         first.go(collector, snapshot, UPDATES)
     state = collector.state_dict()
     later = Run(first.version, first.trained)
-    again = MODES[mode](recipe, job(STEPS, lanes=LANES))
+    again = MODES[mode](factory, spec(STEPS, lanes=LANES))
     again.load_state_dict(state)
-    lost = first.held  # what the learner had not used is dropped with it
+    lost = first.held  # rows that the learner had not used
     again_rows = again.rows()
     assert again_rows.produced == collector.rows().produced
     with again as collector:

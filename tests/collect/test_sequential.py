@@ -1,4 +1,4 @@
-"""sequential: all lanes in this process, and nothing else."""
+"""Mode sequential: all lanes in this process."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from freewheel.testing.conformance import check_collector
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_it_keeps_the_promises_of_a_collector(
-    recipe: RunnerFactory, snapshot: Callable[[int], Snapshot], job: Callable[[int], CollectSpec], num_envs: int
+def test_it_satisfies_the_contract_of_a_collector(
+    factory: RunnerFactory, snapshot: Callable[[int], Snapshot], spec: Callable[[int], CollectSpec], num_envs: int
 ) -> None:
-    check_collector(lambda: SequentialConfig(num_envs).build(recipe, job(7)), snapshot)
+    check_collector(lambda: SequentialConfig(num_envs).build(factory, spec(7)), snapshot)
 
 
 def test_a_chunk_holds_these_steps_of_all_lanes(
-    recipe: RunnerFactory, snapshot: Callable[[int], Snapshot], job: Callable[[int], CollectSpec]
+    factory: RunnerFactory, snapshot: Callable[[int], Snapshot], spec: Callable[[int], CollectSpec]
 ) -> None:
-    with SequentialConfig(3).build(recipe, job(7)) as collector:
+    with SequentialConfig(3).build(factory, spec(7)) as collector:
         collector.publish(snapshot(0), 0)
         (chunk,) = collector.collect(wait=True)
     assert chunk.data.obs.shape == (7, 3, 5)
@@ -32,14 +32,14 @@ def test_a_chunk_holds_these_steps_of_all_lanes(
     assert [(episode.lane, episode.length) for episode in chunk.episodes] == [(0, 5), (1, 5), (2, 5)]
 
 
-def test_lanes_stay_in_this_process(recipe: RunnerFactory, job: Callable[[int], CollectSpec]) -> None:
+def test_lanes_stay_in_this_process(factory: RunnerFactory, spec: Callable[[int], CollectSpec]) -> None:
     asked: list[tuple[range, bool]] = []
 
     def make(lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env:
         asked.append((lanes, processes))
-        return recipe.make(lanes)
+        return factory.make(lanes)
 
-    with SequentialConfig(num_envs=3).build(replace(recipe, make=make), job(1)):
+    with SequentialConfig(num_envs=3).build(replace(factory, make=make), spec(1)):
         pass
     assert isinstance(SequentialConfig().place(make, range(2)), GymLoop)
     assert asked == [(range(3), False), (range(2), False)]

@@ -1,4 +1,4 @@
-"""What continuous, batch and episodes have in common: the promises of a collector, over real processes."""
+"""What continuous, batch and episodes share: the contract of a collector, over real processes."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ MODES: dict[str, ContinuousConfig | BatchConfig | EpisodesConfig] = {
 
 
 @pytest.mark.parametrize("config", MODES.values(), ids=MODES.keys())
-def test_it_keeps_the_promises_of_a_collector(
-    recipe: RunnerFactory,
+def test_it_satisfies_the_contract_of_a_collector(
+    factory: RunnerFactory,
     snapshot: Weights,
-    job: Callable[..., CollectSpec],
+    spec: Callable[..., CollectSpec],
     config: ContinuousConfig | BatchConfig | EpisodesConfig,
 ) -> None:
-    check_collector(lambda: config.build(recipe, job(7, lanes=4)), snapshot, turns=30, every=1)
+    check_collector(lambda: config.build(factory, spec(7, lanes=4)), snapshot, turns=30, every=1)
 
 
 @pytest.mark.parametrize("config", MODES.values(), ids=MODES.keys())
-def test_every_row_certifies_itself_and_every_update_has_its_rows(
-    recipe: RunnerFactory,
+def test_every_row_is_correct_and_every_update_has_its_rows(
+    factory: RunnerFactory,
     policy: PolicySpec,
-    job: Callable[..., CollectSpec],
+    spec: Callable[..., CollectSpec],
     config: ContinuousConfig | BatchConfig | EpisodesConfig,
 ) -> None:
-    """Drifting: the right action moves on by one at every step, so rows that are torn, mixed or repeated show."""
+    """In Drifting the right action grows by one at every step, so mixed or repeated rows are detected."""
     task = LearnerSpec(policy=policy, batch=BatchSpec(7, 4, max_lag=getattr(config, "max_lag", None)), seed=0)
     learner, meter = PPOConfig(epochs=1).build(task), Meter(workers=4)
     seen: set[tuple[int, ...]] = set()
-    with config.build(recipe, job(7, lanes=4)) as collector:
+    with config.build(factory, spec(7, lanes=4)) as collector:
         for tick in loop(collector, learner, meter, max_lag=task.batch.max_lag):
             for chunk in tick.chunks:
-                certify(chunk)
+                check(chunk)
                 origin = (chunk.origin.worker, chunk.origin.incarnation, chunk.origin.sequence)
                 assert origin not in seen, "a chunk was delivered twice"
                 seen.add(origin)
@@ -77,7 +77,7 @@ def test_every_row_certifies_itself_and_every_update_has_its_rows(
     assert set(rows.dropped) <= {"overflow"}
 
 
-def certify(chunk: Chunk[Any]) -> None:
+def check(chunk: Chunk[Any]) -> None:
     data, n = chunk.data, 4
     assert data.valid.all()
     shown, after = data.obs[..., :n].argmax(-1), data.next_obs[..., :n].argmax(-1)
@@ -90,23 +90,23 @@ def certify(chunk: Chunk[Any]) -> None:
     np.testing.assert_array_equal(steps[1:], np.where(over[:-1], 0, steps[:-1] + 1))
 
 
-def test_a_queue_that_cannot_fit_is_refused_before_anything_starts(
-    recipe: RunnerFactory, job: Callable[..., CollectSpec]
+def test_a_queue_that_is_too_large_is_refused_before_anything_starts(
+    factory: RunnerFactory, spec: Callable[..., CollectSpec]
 ) -> None:
     config = ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4, max_queue_size=10**9)
-    with pytest.raises(SetupError, match=r"a queue of 2 x 500000000 fragments takes .* GB of memory"):
-        config.build(recipe, job(7, lanes=4))
+    with pytest.raises(SetupError, match=r"a queue of 2 x 500000000 fragments needs .* GB of memory"):
+        config.build(factory, spec(7, lanes=4))
 
 
-def test_a_recipe_that_cannot_travel_is_refused(recipe: RunnerFactory, job: Callable[..., CollectSpec]) -> None:
-    class Stuck:
+def test_a_factory_that_cannot_be_pickled_is_refused(factory: RunnerFactory, spec: Callable[..., CollectSpec]) -> None:
+    class NotPicklable:
         def __reduce__(self) -> Any:
             raise TypeError("cannot pickle this")
 
         def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Any: ...
 
-    with pytest.raises(SetupError, match="cannot be sent to another process"):
-        MODES["batch"].build(RunnerFactory(Stuck(), recipe.actor, 0), job(7, lanes=4))
+    with pytest.raises(SetupError, match="cannot be pickled for another process"):
+        MODES["batch"].build(RunnerFactory(NotPicklable(), factory.actor, 0), spec(7, lanes=4))
 
 
 @pytest.mark.parametrize("mode", [ContinuousConfig, BatchConfig, EpisodesConfig])
@@ -115,17 +115,16 @@ def test_sizes_must_be_positive(mode: type[Any]) -> None:
         mode(collection_batch_size=0)
 
 
-def test_every_mode_knows_its_place() -> None:
-    """In turn, or on workers; the composition root tells them apart by this alone."""
+def test_every_mode_is_serial_or_has_workers() -> None:
     from freewheel.collect.mode import MODES as ALL
 
     for mode in ALL.values():
         assert issubclass(mode.config, WorkersConfig) != issubclass(mode.config, SerialConfig)
 
 
-def test_leaving_early_and_twice(recipe: RunnerFactory, job: Callable[..., CollectSpec]) -> None:
-    """Before anything was published, nothing is produced, and the books are still there afterwards."""
-    collector: Collector = MODES["continuous"].build(recipe, job(7, lanes=4))
+def test_leaving_before_the_first_publication(factory: RunnerFactory, spec: Callable[..., CollectSpec]) -> None:
+    """Nothing is produced before the first publication, and the counts are available after the end."""
+    collector: Collector = MODES["continuous"].build(factory, spec(7, lanes=4))
     with collector:
         assert collector.collect(wait=False) == []
     assert collector.rows().produced == 0

@@ -226,7 +226,7 @@ def test_one_seed_rules_the_simulation_and_the_first_reset_is_like_any_other() -
 def test_contexts_are_refused() -> None:
     env = DeviceEnv(IsaacLike(LANES), "like")
     env.set_context(NO_CONTEXT)
-    with pytest.raises(SetupError, match=r"^episodes of like cannot be told contexts: it is one simulation"):
+    with pytest.raises(SetupError, match=r"^like does not take contexts: all its lanes are one simulation"):
         env.set_context(np.ones((3, 2), np.float32))
 
 
@@ -271,7 +271,7 @@ def test_groups_of_any_shape_are_flattened_policy_first() -> None:
 
 
 def test_a_world_with_no_group_for_the_policy_is_refused() -> None:
-    with pytest.raises(SetupError, match="like observes critic, eyes: one group has to be called policy"):
+    with pytest.raises(SetupError, match="like observes critic, eyes: one group must be named policy"):
         DeviceEnv(IsaacLike(LANES, Traps(policy_group="eyes")), "like")
 
 
@@ -348,7 +348,7 @@ class Lying(IsaacLike):
         ("raises", "env_error", r"^like raised ValueError: no ground \(in step\(\)\)\nTraceback"),
         ("reward", "shape", r"reward: expected a tensor of shape \(4,\), got shape \(4, 1\)"),
         ("critic", "shape", r"like gave a wrong answer in step\(\): 'critic' is missing"),
-        ("has_final_obs", "shape", r"final_obs is the memory of the observation after the reset: give"),
+        ("has_final_obs", "shape", r"final_obs uses the same memory as the observation after the reset: return"),
         ("shape", "shape", r"policy: expected a tensor of shape \(4, 2\), got shape \(1, 2\)"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from freewheel.core import Env, NDArray
-from freewheel.envs.fault_tolerant import FAILURES, GOOD_STEPS, TRUSTED
+from freewheel.envs.fault_tolerant import FAILURES, GOOD_STEPS, TRUSTED_FAILURES
 from freewheel.envs.gym import GymConfig, GymLoop
 from freewheel.errors import EnvError
 from freewheel.seeding import training_episodes
@@ -257,8 +257,8 @@ def test_bytes_are_not_asked_whether_they_are_finite_but_rewards_are() -> None:
     assert rows[0].obs.dtype == np.uint8
     assert told(rows) == [(1, SICK, "nan", False)]
     assert isinstance(env, GymLoop)
-    assert env._watch is not None
-    assert [values.dtype for values in env._watch._floats] == [np.float32]
+    assert env._tolerant is not None
+    assert [values.dtype for values in env._tolerant._floats] == [np.float32]
 
 
 # ---------------------------------------------------------------------------------------------------------------- quarantine
@@ -272,7 +272,7 @@ def test_a_lane_is_given_up_at_its_third_failure_with_few_good_steps_between(fau
     assert told(rows) == [*failures, (3 * GOOD_STEPS - 1, SICK, "quarantine", False)]
     assert [row.valid[SICK] for row in rows[3 * GOOD_STEPS - 1 :]] == [False] * (GOOD_STEPS + 1)
     cause, given_up = rows[3 * GOOD_STEPS - 1].failures
-    assert given_up.report == f"lane 5 of Ill was given up after {FAILURES} failures running; the last: {cause.report}"
+    assert given_up.report == f"lane 5 of Ill was given up after {FAILURES} failures in a row; the last: {cause.report}"
     far = {(k, GOOD_STEPS + 1): fault for k in range(9)}  # ten good steps
     rows = play(world(far, length=99), 9 * (GOOD_STEPS + 1))
     assert [cause for _, _, cause, _ in told(rows)] == [CAUSES[fault]] * 9
@@ -291,7 +291,7 @@ def test_failures_in_resets_count_like_any(good: int, given_up: bool) -> None:
 
 
 def test_good_steps_wipe_the_slate() -> None:
-    """Two failures, then ten good steps: from now on it takes ten failures running, and nine are not enough."""
+    """Two failures, then ten good steps: from now on it takes ten failures in a row, and nine are not enough."""
     faults = {(0, 1): "raise", (1, 1): "raise", (2, 11): "raise", **{(k, 1): "raise" for k in range(3, 11)}}
     rows = play(world(faults, length=99), 40)
     assert [t for t, *_ in told(rows)] == [0, 1, *range(12, 21)]
@@ -299,7 +299,8 @@ def test_good_steps_wipe_the_slate() -> None:
     rows = play(world({**faults, (11, 1): "raise"}, length=99), 40)
     assert [cause for _, _, cause, _ in told(rows)] == ["env_error"] * 12 + ["quarantine"]
     assert (
-        f"given up after {TRUSTED} failures running" in next(row for row in rows if row.failures[1:]).failures[1].report
+        f"given up after {TRUSTED_FAILURES} failures in a row"
+        in next(row for row in rows if row.failures[1:]).failures[1].report
     )
 
 
@@ -364,7 +365,7 @@ def test_no_lane_left_is_the_end(faults: Faults, place: str) -> None:
     seed = STREAMS[SICK].seed(int(place.split()[1].rstrip(",")))
     last = f"lane 5 of Ill raised ValueError: boom ({place.format(seed)})"
     given_up = (
-        f"no lane of Ill is left: lane 5 of Ill was given up after 3 failures running; the last: {last}\nTraceback"
+        f"no lane of Ill is left: lane 5 of Ill was given up after 3 failures in a row; the last: {last}\nTraceback"
     )
     assert raising(*alone(faults)).startswith(given_up)
 

@@ -141,7 +141,7 @@ def test_only_one_lives_in_a_process_until_it_is_closed(isaac: StandIn) -> None:
 
 def test_one_that_cannot_be_read_is_closed_again(isaac: StandIn) -> None:
     isaac.traps = Traps(policy_group="eyes")
-    with pytest.raises(SetupError, match="one group has to be called policy"):
+    with pytest.raises(SetupError, match="one group must be named policy"):
         CONFIG.make(range(1))
     assert not isaac.living
 

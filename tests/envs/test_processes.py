@@ -277,7 +277,7 @@ def test_an_env_that_raises_in_its_own_reset_or_lies_reports_too() -> None:
         ),
         (
             GymConfig("RolloutBatch", {"ends": (end for end in "no generator can be pickled")}, factory=Counter),
-            "RolloutBatch cannot be sent to another process",
+            "RolloutBatch cannot be pickled for another process",
         ),
     ],
     ids=lambda value: getattr(value, "name", None),

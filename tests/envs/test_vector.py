@@ -198,12 +198,14 @@ def test_who_could_not_pass_contexts_on_refuses_them(says: dict[str, Any]) -> No
     env = GymVector(vector, "Told")
     assert env.spec.context == 0
     env.set_context(NO_CONTEXT)
-    with pytest.raises(SetupError, match=r"^episodes of Told cannot be told contexts: .*\['contexts'\]"):
+    with pytest.raises(SetupError, match=r"^Told does not take contexts: .*\['contexts'\]"):
         env.set_context(np.zeros((1, 2), np.float32))
 
 
 def test_a_vector_env_that_does_not_say_how_it_resets_is_refused() -> None:
-    with pytest.raises(SetupError, match=r"^Counters does not say how it resets: set metadata\['autoreset_mode'\]"):
+    with pytest.raises(
+        SetupError, match=r"^Counters does not define its autoreset mode: set metadata\['autoreset_mode'\]"
+    ):
         GymVector(CounterVector(None), "Counters")
 
 

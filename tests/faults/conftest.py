@@ -1,4 +1,4 @@
-"""Faults are tested where worlds can be imported from, by workers too."""
+"""Makes tests.support importable, also in worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learner that stops or is slow: workers stop too, where they were told to, or the oldest rows are dropped and counted."""
+"""A learner that stops or is slow: workers wait at the configured limit, or the oldest rows are dropped and counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAUSE_S = 60.0 if LONG else 0.2
 
 
 def standstill(on: Trial) -> int:
-    """Rows produced when all workers wait, which they still do some time later."""
+    """Rows produced when all workers wait; checks that they still wait some time later."""
     wait_until(lambda: idle(on), what="the workers do not stop")
     memory, produced = footprint(on), on.balance().produced
     time.sleep(PAUSE_S)
@@ -24,7 +24,7 @@ def standstill(on: Trial) -> int:
 
 
 def footprint(on: Trial) -> int:
-    """Bytes of memory that the workers and this process have to themselves."""
+    """Bytes of private memory of the workers and this process."""
     return sum(process.memory_full_info().uss for process in (psutil.Process(), *on.processes()))
 
 
@@ -40,18 +40,18 @@ CAPACITIES: list[tuple[str, dict[str, int], int]] = [
 
 @pytest.mark.parametrize(("mode", "options", "capacity"), CAPACITIES if LONG else CAPACITIES[:3])
 def test_when_the_learner_stops_the_workers_stop(mode: str, options: dict[str, int], capacity: int) -> None:
-    """Exactly where the settings say; and when it goes on, they go on."""
+    """Exactly at the configured limit; they continue when the learner continues."""
     with trial(world("Certified"), mode, workers=WORKERS, num_envs=WORKERS, **options) as on:
         on.publish()
         assert standstill(on) == capacity
         on.learn(5)
         assert on.dropped == {}
         assert on.audit.gaps == 0
-        on.publish()  # the newest weights once more: nothing new is allowed by it
+        on.publish()  # the same weights again: this allows no more rows
         assert standstill(on) - on.delivered <= capacity
 
 
-def test_the_last_step_may_overdraw_by_less_than_its_lanes() -> None:
+def test_the_last_step_may_exceed_the_limit_by_less_than_its_lanes() -> None:
     """Of 3 lanes a worker, by 2: 8 x 3 rows a worker would fit, but there are 7 x 12 in all."""
     with trial(world("Certified"), "continuous", workers=4, num_envs=12, num_steps_per_env=7, max_lag=0) as on:
         on.publish()
@@ -60,7 +60,7 @@ def test_the_last_step_may_overdraw_by_less_than_its_lanes() -> None:
 
 @pytest.mark.parametrize(("max_lag", "updates"), [(None, 2), *[(1, 2)] * LONG])
 def test_when_the_learner_stops_no_more_episodes_are_begun(max_lag: int | None, updates: int) -> None:
-    """So many updates' worth of rows; what is being played then is played to its end, of 25 steps at most."""
+    """A number of batches; episodes under way are played to their end, of 25 steps at most."""
     options = {} if max_lag is None else {"max_lag": max_lag}
     with trial(world("Certified"), "episodes", workers=WORKERS, num_envs=WORKERS, **options) as on:
         on.publish()
@@ -69,8 +69,8 @@ def test_when_the_learner_stops_no_more_episodes_are_begun(max_lag: int | None, 
         assert on.dropped.keys() <= (set() if max_lag is None else {"stale"})  # of the last episodes begun
 
 
-def test_no_worker_has_more_episodes_waiting_than_it_has_room_for() -> None:
-    """Long before the credits are used up: four fragments of two steps a worker."""
+def test_no_worker_has_more_fragments_waiting_than_slots() -> None:
+    """Long before the credits are used up: four fragments of two steps for each worker."""
     options = {"num_steps_per_env": 1000, "collection_batch_size": 2}
     with trial(world("Certified"), "episodes", workers=WORKERS, num_envs=WORKERS, **options) as on:
         on.publish()
@@ -79,14 +79,14 @@ def test_no_worker_has_more_episodes_waiting_than_it_has_room_for() -> None:
         assert on.dropped == {}
 
 
-@pytest.mark.parametrize("storm", [False, True], ids=["calm", "storm"])
-def test_where_the_oldest_is_to_be_dropped_it_is_counted(storm: bool) -> None:
-    """A learner that looks only now and then; and the same while workers are killed."""
+@pytest.mark.parametrize("kills", [False, True])
+def test_dropped_rows_of_a_full_queue_are_counted(kills: bool) -> None:
+    """With a slow learner; and the same while workers are killed."""
     options = {"max_queue_size": 8, "collection_batch_size": 4, "max_lag": 30, "overflow": "drop-oldest"}
     args = {"seconds": 0.0002}
     with trial(world("Certified"), "continuous", workers=WORKERS, num_envs=WORKERS, env_args=args, **options) as on:
         on.wait_for_workers()
-        with Killer(on.supervisor, rate=4.0 if storm else 1e-9) as killer:
+        with Killer(on.supervisor, rate=4.0 if kills else 1e-9) as killer:
             end = time.monotonic() + (30.0 if LONG else 1.5)
             while time.monotonic() < end:
                 time.sleep(0.02)
@@ -97,5 +97,5 @@ def test_where_the_oldest_is_to_be_dropped_it_is_counted(storm: bool) -> None:
         on.learn(3)
         assert on.dropped["overflow"] > 100
         assert on.dropped.keys() <= {"overflow", "stale"}
-        assert on.audit.gaps > 0  # what was lost shows in the sequence
-        assert bool(killer.kills) == storm
+        assert on.audit.gaps > 0  # the sequence shows the dropped fragments
+        assert bool(killer.kills) == kills

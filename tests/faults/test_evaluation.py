@@ -1,4 +1,4 @@
-"""Evaluation in a process of its own: whatever happens to it, training goes on and says what happened."""
+"""Evaluation in a separate process: if it fails, the failure is reported and training continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from freewheel.cli import main as cli
 from freewheel.seeding import tree
 from tests.support.chaos import SMALL_ARGV, every
 
-EVALUATED = str(tree(1000, "eval", 0))  # the seed of the first evaluation episode; nobody is trained on it
+EVALUATED = str(tree(1000, "eval", 0))  # the seed of the first evaluation episode; it is not trained on
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ EVALUATED = str(tree(1000, "eval", 0))  # the seed of the first evaluation episo
         ("Raises", "lane 0 of freewheel.testing.worlds:Raises raised ValueError: boom (episode 0, "),
     ),
 )
-def test_an_evaluation_that_fails_is_told_and_nothing_else(
+def test_an_evaluation_that_fails_is_reported_and_training_continues(
     mode: str, name: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [f"freewheel.testing.worlds:{name}", "--env.only_seed", EVALUATED, "--mode", mode, "--workers", "2"]
@@ -35,9 +35,7 @@ def test_an_evaluation_that_fails_is_told_and_nothing_else(
     assert (summary["ended"], summary["best_eval"], summary["trained"] >= 600) == ("steps", None, True)
 
 
-def test_an_evaluation_that_hangs_does_not_keep_the_run_from_ending(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_that_hangs_does_not_delay_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["freewheel.testing.worlds:Hangs", "--env.only_seed", EVALUATED, "--mode", "continuous", "--workers", "2"]
     argv += ["--num-envs", "2", "--steps", "640", "--step-timeout", "1", *SMALL_ARGV, "--evals", "1"]
     alarm = threading.Timer(20.0, os.kill, (os.getpid(), signal.SIGTERM))

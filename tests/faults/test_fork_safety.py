@@ -1,4 +1,4 @@
-"""Threads and locks of the caller's process are not inherited: workers are born from a server that has none."""
+"""Workers do not inherit threads and locks of the caller: they are forked from a server that has none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.chaos import LONG, MODES, ROOT, trial, world
 
-#: A script without `if __name__ == "__main__"`, as people write them; it holds locks in threads of several kinds.
+#: A script without `if __name__ == "__main__"`, as users write them; it has threads and a held lock.
 SCRIPT = """
 import json, sys, threading
 import torch
@@ -40,7 +40,7 @@ for mode in ("batch", "continuous", "episodes"):
 
 
 def test_a_caller_with_threads_can_train(tmp_path: Path) -> None:
-    """And finds its own settings as they were."""
+    """And its own settings are unchanged."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}

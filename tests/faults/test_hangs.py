@@ -1,4 +1,4 @@
-"""Workers that hang or are stopped: seen in time, replaced, and never heard again; the others go on."""
+"""Workers that hang or are stopped: detected in time, killed and replaced; the others continue."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from tests.support.chaos import (
     Trial,
     command,
     every,
-    harms,
     has_logged,
     idle,
     kill,
     tokens,
     trial,
+    used_tokens,
     wait_until,
     world,
 )
 
-# A healthy step takes 1 ms, but the machine may be busy with other things.
+# A healthy step takes 1 ms, but the machine may be busy.
 STEP_S, RESET_S = (1.0, 1.5) if LONG else (0.7, 0.8)
 LIMITS = {"step_timeout": STEP_S, "reset_timeout": RESET_S, "construct_timeout": 20.0}
 
 
 @pytest.mark.parametrize(("mode", "at", "phase", "limit"), every((3, "step", STEP_S), (0, "reset", RESET_S)))
 def test_an_env_that_hangs_is_replaced_in_time(mode: str, at: int, phase: str, limit: float, tmp_path: Path) -> None:
-    """Deaf to SIGTERM, too."""
+    """Even if it ignores SIGTERM."""
     args = {"how": "hangs", "only": 1, "at": at, "folder": tokens(tmp_path, 0)}
-    with trial(world("Mishap"), mode, workers=4, num_envs=4, env_args=args, **LIMITS) as on:
+    with trial(world("Faulty"), mode, workers=4, num_envs=4, env_args=args, **LIMITS) as on:
         on.wait_for_workers()
         on.learn(2)
         tokens(tmp_path, 1)
         on.run(lambda: bool(losses(on, 1)))
-        (loss,), (harm,) = losses(on, 1), harms(tmp_path)
-        assert limit <= loss.seen - harm.at < limit + 1.0
+        (loss,), (used,) = losses(on, 1), used_tokens(tmp_path)
+        assert limit <= loss.seen - used.at < limit + 1.0
         assert (loss.worker, loss.reason) == (1, f"did not answer within {limit:g} s of {phase}")
         on.run(lambda: on.audit.incarnations().get(1, 0) > 0)
         assert time.monotonic() - loss.seen < 3.0
-        assert not psutil.pid_exists(harm.pid)
-        meanwhile = Counter(one.origin.worker for one in on.audit.deliveries if harm.at + 0.2 < one.at < loss.seen)
-        if mode != "batch":  # whose next batch needs all of them
+        assert not psutil.pid_exists(used.pid)
+        meanwhile = Counter(one.origin.worker for one in on.audit.deliveries if used.at + 0.2 < one.at < loss.seen)
+        if mode != "batch":  # the next batch needs all workers
             assert meanwhile.keys() == {0, 2, 3}
         on.run(lambda: f"worker 1 did not answer within {limit:g} s of {phase} and is replaced" in on.messages)
 
@@ -62,7 +62,7 @@ def losses(on: Trial, worker: int) -> list[WorkerLoss]:
 
 
 def stopped(slot: WorkerSlot) -> psutil.Process:
-    """The process that sits here, stopped."""
+    """The process of this slot, stopped."""
     assert slot.process is not None
     process = psutil.Process(slot.process.pid)
     process.suspend()
@@ -70,7 +70,7 @@ def stopped(slot: WorkerSlot) -> psutil.Process:
 
 
 def assert_replaced(on: Trial, victim: psutil.Process, worker: int, limit: float) -> None:
-    """Within the limit and a little; the one that was stopped is gone, so it cannot come back to life."""
+    """Soon after the limit; the stopped process is dead, so it cannot continue."""
     began = time.monotonic()
     on.run(lambda: bool(losses(on, worker)))
     assert losses(on, worker)[0].seen - began < limit + 1.0
@@ -91,7 +91,7 @@ def test_a_worker_that_was_stopped_is_replaced(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_that_was_stopped_while_it_waited_is_replaced(mode: str) -> None:
-    """All are waiting for the learner. Nobody misses the one that is stopped until the learner goes on."""
+    """All workers wait for the learner, so nothing needs the stopped one until the learner continues."""
     with trial(world("Certified"), mode, workers=4, num_envs=4, **LIMITS) as on:
         on.wait_for_workers()
         wait_until(lambda: idle(on))
@@ -100,8 +100,8 @@ def test_a_worker_that_was_stopped_while_it_waited_is_replaced(mode: str) -> Non
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_worker_that_was_stopped_for_a_while_goes_on(mode: str) -> None:
-    """At any moment, for less than the limit: no row is lost or doubled, and the books are right all the while."""
+def test_a_worker_that_was_stopped_for_a_short_time_continues(mode: str) -> None:
+    """At any moment, for less than the limit: no row is lost or repeated, and the counts always balance."""
     rng = np.random.default_rng(3)
     with trial(world("Certified"), mode, workers=4, num_envs=4, env_args={"seconds": 0.0}) as on:
         on.wait_for_workers()
@@ -117,31 +117,31 @@ def test_a_worker_that_was_stopped_for_a_while_goes_on(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["continuous", *["batch", "episodes"] * LONG])
-def test_a_worker_that_was_stopped_with_the_lock_stops_nobody_else(mode: str, tmp_path: Path) -> None:
+def test_a_worker_stopped_with_the_lock_does_not_block_the_others(mode: str, tmp_path: Path) -> None:
     """Even if another one dies in the meantime."""
     args = {"how": "stops with the lock", "only": 1, "folder": tokens(tmp_path, 0)}
-    with trial(world("Mishap"), mode, workers=4, num_envs=4, env_args=args, step_timeout=20.0) as on:
+    with trial(world("Faulty"), mode, workers=4, num_envs=4, env_args=args, step_timeout=20.0) as on:
         on.wait_for_workers()
         tokens(tmp_path, 1)
-        accomplice = threading.Thread(target=kill_when_one_stands_still, args=(on, tmp_path))
-        accomplice.start()
+        killer = threading.Thread(target=kill_when_one_is_stopped, args=(on, tmp_path))
+        killer.start()
         on.run(lambda: len(on.supervisor.losses) == 2)
-        accomplice.join()
+        killer.join()
         assert {loss.worker for loss in on.supervisor.losses} == {1, 2}
-        assert max(loss.seen for loss in on.supervisor.losses) - harms(tmp_path)[0].at < 5.0
+        assert max(loss.seen for loss in on.supervisor.losses) - used_tokens(tmp_path)[0].at < 5.0
         on.run(lambda: on.audit.incarnations().items() >= {1: 1, 2: 1}.items())
 
 
-def kill_when_one_stands_still(on: Trial, folder: Path) -> None:
-    wait_until(lambda: bool(harms(folder)))
-    wait_until(lambda: psutil.Process(harms(folder)[0].pid).status() == psutil.STATUS_STOPPED)
+def kill_when_one_is_stopped(on: Trial, folder: Path) -> None:
+    wait_until(lambda: bool(used_tokens(folder)))
+    wait_until(lambda: psutil.Process(used_tokens(folder)[0].pid).status() == psutil.STATUS_STOPPED)
     assert kill(on.supervisor.slots[2], [])
 
 
 @pytest.mark.skipif(not LONG, reason="in the long form")
 @pytest.mark.parametrize("mode", MODES)
-def test_the_stopped_and_the_killed_together(mode: str) -> None:
-    """Half of the workers stopped, the other half killed: all of them are back in time."""
+def test_stopped_and_killed_workers_together(mode: str) -> None:
+    """Half of the workers are stopped, the other half killed: all are replaced."""
     with trial(world("Certified"), mode, workers=6, num_envs=6, **LIMITS) as on:
         on.wait_for_workers()
         victims = [stopped(slot) for slot in on.supervisor.slots[::2]]
@@ -156,8 +156,8 @@ def test_the_stopped_and_the_killed_together(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES if LONG else ["continuous"])
-def test_a_training_that_was_stopped_as_a_whole_goes_on_as_if_nothing_had_been(mode: str, tmp_path: Path) -> None:
-    """Ctrl-Z, a coffee that takes longer than any limit, and fg: nobody has failed to answer."""
+def test_a_training_that_was_stopped_as_a_whole_continues(mode: str, tmp_path: Path) -> None:
+    """Ctrl-Z for longer than any limit, then fg: no worker counts as failed."""
     runs = tmp_path / "runs"
     argv = [world("Certified"), "--mode", mode, "--workers", "3", "--num-envs", "3", "--steps", "1000000000"]
     with command(runs, *argv, "--step-timeout", "0.5", "--reset-timeout", "0.5", "--log-every", "0.05") as process:

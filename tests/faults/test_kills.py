@@ -1,7 +1,8 @@
-"""Workers that are killed: nothing is lost or doubled, they are seen, named and replaced, and training goes on."""
+"""Workers that are killed or run out of memory: no row is lost or repeated, they are reported and replaced."""
 
 from __future__ import annotations
 
+import re
 import time
 from itertools import count
 from pathlib import Path
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 
 from freewheel.seeding import tree
-from tests.support.chaos import LONG, MODES, SEED, Killer, alive, every, finite, harms, kill, tokens, trial, world
+from tests.support.chaos import LONG, MODES, SEED, Killer, alive, every, finite, kill, tokens, trial, used_tokens, world
 
 WORKERS = 8
-STORM_S, RATE = (60.0, 0.8) if LONG else (1.5, 6.0)  # seconds, kills a second
+KILLING_S, RATE = (60.0, 0.8) if LONG else (1.5, 6.0)  # seconds, kills a second
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("batch", {}),
     ("continuous", {}),
@@ -28,19 +29,19 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("mode", "options"), KINDS if LONG else KINDS[:3])
-def test_a_storm_of_kills_loses_and_doubles_nothing(mode: str, options: dict[str, Any]) -> None:
+def test_many_kills_lose_and_repeat_no_row(mode: str, options: dict[str, Any]) -> None:
     with trial(world("Certified"), mode, **{"workers": WORKERS, "num_envs": WORKERS, **options}) as on:
         on.wait_for_workers()
         on.learn(1)
-        twin = on.run_for(STORM_S) if LONG else 0
+        undisturbed = on.run_for(KILLING_S) if LONG else 0
         on.longest_wait, before = 0.0, on.learner.version
         with Killer(on.supervisor, RATE) as killer:
-            rows = on.run_for(STORM_S)
+            rows = on.run_for(KILLING_S)
         ended = time.monotonic()
         assert on.learner.version > before + 10
         on.run(lambda: on.supervisor.restarts == len(killer.kills))
-        on.run(lambda: len(on.audit.incarnations(since=ended)) == WORKERS)  # all of them act again
-        assert len(killer.kills) >= RATE * STORM_S / 3
+        on.run(lambda: len(on.audit.incarnations(since=ended)) == WORKERS)  # all workers act again
+        assert len(killer.kills) >= RATE * KILLING_S / 3
         assert on.collector.summary()["worker_restarts"] == len(killer.kills)
         assert on.collector.summary()["workers_lost"] == 0
         lost = {(loss.worker, loss.incarnation): loss for loss in on.supervisor.losses}
@@ -51,14 +52,14 @@ def test_a_storm_of_kills_loses_and_doubles_nothing(mode: str, options: dict[str
         assert (
             on.dropped.keys() <= {"batch": set(), "continuous": {"stale"}, "episodes": {"stale", "worker_death"}}[mode]
         )
-        assert on.dropped or not on.audit.gaps  # there is a gap where something was dropped, and nowhere else
+        assert on.dropped or not on.audit.gaps  # there is a gap only where a row was dropped
         if LONG:
-            assert rows > 0.7 * twin
+            assert rows > 0.7 * undisturbed
             assert on.longest_wait < 2.0
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_after_the_death_of_all_workers_all_of_them_act_again(mode: str) -> None:
+def test_all_workers_act_again_after_all_were_killed(mode: str) -> None:
     with trial(world("Certified"), mode, workers=WORKERS, num_envs=WORKERS) as on:
         on.wait_for_workers()
         on.learn(3)
@@ -72,8 +73,8 @@ def test_after_the_death_of_all_workers_all_of_them_act_again(mode: str) -> None
 
 
 @pytest.mark.parametrize("mode", MODES if LONG else ["continuous"])
-def test_after_the_death_of_the_server_that_workers_are_born_from_there_are_not_two_of_each(mode: str) -> None:
-    """They outlive it; but nobody would hear of their deaths, so they are replaced."""
+def test_workers_are_replaced_if_the_forkserver_dies(mode: str) -> None:
+    """They outlive it, but their deaths could not be detected, so they are killed and replaced."""
     with trial(world("Certified"), mode, workers=4, num_envs=4) as on:
         for turn in range(1, 11 if LONG else 2):
             on.wait_for_workers()
@@ -81,31 +82,35 @@ def test_after_the_death_of_the_server_that_workers_are_born_from_there_are_not_
             server = workers[0].parent()
             assert server is not None
             server.kill()
-            everyone = dict.fromkeys(range(4), turn)
-            on.run(lambda everyone=everyone: on.audit.incarnations() == everyone)  # type: ignore[misc]
+            expected = dict.fromkeys(range(4), turn)
+            on.run(lambda expected=expected: on.audit.incarnations() == expected)  # type: ignore[misc]
             assert not any(map(alive, workers))
-        assert {loss.reason for loss in on.supervisor.losses} == {"lost the server that it was born from"}
+        assert {loss.reason for loss in on.supervisor.losses} == {"lost its forkserver"}
 
 
 @pytest.mark.parametrize(
     ("mode", "how", "reason"),
     every(("is killed", "was killed (SIGKILL"), ("crashes", "was killed (SIGSEGV)"), ("exits", "ended (exit code 7)")),
 )
-def test_an_env_that_ends_its_process_is_named_and_replaced(mode: str, how: str, reason: str, tmp_path: Path) -> None:
-    """It takes its process along twice."""
+def test_an_env_that_ends_its_process_is_reported_and_replaced(
+    mode: str, how: str, reason: str, tmp_path: Path
+) -> None:
+    """It ends its process twice."""
     args = {"how": how, "only": 1, "at": 4, "folder": tokens(tmp_path, 2)}
-    with trial(world("Mishap"), mode, workers=3, num_envs=3, env_args=args) as on:
+    with trial(world("Faulty"), mode, workers=3, num_envs=3, env_args=args) as on:
         on.run(lambda: on.audit.incarnations().get(1) == 2)
-        assert [loss.worker for loss in on.supervisor.losses] == [harm.worker for harm in harms(tmp_path)] == [1, 1]
-        on.run(lambda: on.told.count(f"worker 1 {reason}") == on.told.count("and is replaced") == 2)
+        assert (
+            [loss.worker for loss in on.supervisor.losses] == [used.worker for used in used_tokens(tmp_path)] == [1, 1]
+        )
+        on.run(lambda: on.shown.count(f"worker 1 {reason}") == on.shown.count("and is replaced") == 2)
 
 
 @pytest.mark.parametrize(("mode", "at"), every((4,), (15,)))
-def test_an_episode_that_kills_whoever_plays_it_costs_no_worker(mode: str, at: int) -> None:
-    """It is played again in case somebody else did it; then it is left alone."""
+def test_an_episode_that_kills_its_worker_is_skipped(mode: str, at: int) -> None:
+    """In mode episodes it is played once more; then it is skipped."""
     deadly = next(seed for number in count() if (seed := tree(SEED, "env", 1, number)) % 20 > 12)
     with trial(
-        world("Mishap"), mode, workers=3, num_envs=3, env_args={"how": "exits", "at": at, "in_seed": deadly}
+        world("Faulty"), mode, workers=3, num_envs=3, env_args={"how": "exits", "at": at, "in_seed": deadly}
     ) as on:
         deaths = 2 if mode == "episodes" else 1
         on.run(lambda: len(on.supervisor.losses) == deaths)
@@ -116,19 +121,19 @@ def test_an_episode_that_kills_whoever_plays_it_costs_no_worker(mode: str, at: i
 
 
 @pytest.mark.parametrize("options", [{"episodes_per_update": 4}, *[{}] * LONG])
-def test_a_wave_does_not_wait_for_a_worker_that_is_lost_for_good(options: dict[str, int]) -> None:
+def test_a_wave_does_not_wait_for_a_worker_that_was_given_up(options: dict[str, int]) -> None:
     args = {"how": "exits", "only": 1}
-    with trial(world("Mishap"), "episodes", workers=4, num_envs=4, env_args=args, wave=True, **options) as on:
+    with trial(world("Faulty"), "episodes", workers=4, num_envs=4, env_args=args, wave=True, **options) as on:
         on.run(lambda: on.supervisor.given_up == 1)
         on.learn(5)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_everything_at_once(mode: str) -> None:
-    """Envs that raise, lie, nap, crash and exit, in workers that are killed: no row that is not whole, none that comes twice."""
+def test_all_kinds_of_faults_together(mode: str) -> None:
+    """Envs that raise, give invalid answers, sleep, crash and exit, in workers that are killed: no row is broken or repeated."""
     lanes = 1 if mode == "episodes" else 2
     options: dict[str, Any] = {"workers": 4, "num_envs": 4 * lanes, "step_timeout": 5.0}
-    with trial(world("Mishap"), mode, env_args={"how": "anything", "rate": 0.01}, **options) as on:
+    with trial(world("Faulty"), mode, env_args={"how": "anything", "rate": 0.01}, **options) as on:
         on.wait_for_workers()
         with Killer(on.supervisor, rate=2.0):
             on.run_for(120.0 if LONG else 1.0)
@@ -137,3 +142,37 @@ def test_everything_at_once(mode: str) -> None:
         assert {"nan", "shape"} & on.dropped.keys()
         assert finite(on.learner.snapshot())
         assert on.supervisor.losses
+
+
+# ----------------------------------------------------------------------------------------- out of memory
+
+
+@pytest.mark.parametrize(("mode", "at"), every((12,), (0,)))
+def test_a_worker_that_ran_out_of_memory_is_reported_and_replaced(mode: str, at: int, tmp_path: Path) -> None:
+    args = {"how": "grows", "only": 1, "at": at, "folder": tokens(tmp_path, 0)}
+    with trial(world("Faulty"), mode, workers=3, num_envs=3, env_args=args) as on:
+        on.wait_for_workers()
+        on.learn(2)
+        tokens(tmp_path, 1)
+        on.run(lambda: bool(on.supervisor.losses))
+        (loss,) = on.supervisor.losses
+        assert (loss.worker, loss.given_up) == (1, False)
+        found = re.search(
+            r"^worker 1 ended \(exit code 1\) and is replaced\nout of memory, peak (\d+) MB$", str(loss), re.M
+        )
+        assert found is not None, str(loss)
+        assert 64 < int(found[1]) < 1024
+        on.run(lambda: on.audit.incarnations().get(1) == 1)
+        on.learn(2)
+        assert len(on.supervisor.losses) == on.supervisor.restarts == 1
+
+
+def test_a_worker_that_was_killed_may_have_been_out_of_memory() -> None:
+    """The kernel sends SIGKILL in that case."""
+    with trial(
+        world("Faulty"), "continuous", workers=2, num_envs=2, env_args={"how": "is killed", "only": 0, "at": 15}
+    ) as on:
+        on.run(lambda: len(on.supervisor.losses) > 0)
+        assert re.fullmatch(
+            r"was killed \(SIGKILL; out of memory\? its peak was \d+ MB\)", on.supervisor.losses[0].reason
+        )

@@ -1,45 +1,65 @@
-"""Endings: with full queues, with workers that hang or are stopped, and on request; always in time, and nothing is left."""
+"""The end of a run: with full queues, with workers that hang or are stopped, after signals, and if the trainer is killed."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
 from freewheel.cli import main as cli
+from freewheel.collect.sequential import SequentialConfig
+from freewheel.core import BatchSpec, Chunk, RowCounts, Snapshot
+from freewheel.envs.gym import GymConfig
+from freewheel.ledger import balance
+from freewheel.loop import loop
+from freewheel.metrics.meter import Meter
+from freewheel.policies.numpy_actor import make_actor
+from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.run.saved import open_run
+from freewheel.run.stopping import Interrupted, Interruptible, Stop
 from tests.support.chaos import (
     LONG,
     MODES,
     SMALL_ARGV,
     Trial,
     alive,
+    command,
     commands,
     family,
-    hang_one_of_each,
+    hang_a_worker_of_each,
     has_logged,
     idle,
     kill,
     tokens,
     trial,
     wait_until,
+    workers_of,
     world,
 )
 from tests.support.pools import wire_of
 
 TIMES = 333 if LONG else 3
-COMMANDS = MODES if LONG else MODES[1:2]  # a command takes seconds to start
+COMMANDS = MODES if LONG else MODES[1:2]  # a command needs seconds to start
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_full_queues_do_not_keep_it_from_ending(mode: str) -> None:
-    """Results that nobody reads, workers that wait for room; and by turns, workers in the middle of it."""
+def test_full_queues_do_not_delay_the_end(mode: str) -> None:
+    """Workers that wait for a free slot, and alternately workers that act."""
     for number in range(TIMES):
         with trial(world("Certified"), mode, workers=4, num_envs=4, env_args={"seconds": 0.0}) as on:
             on.publish()
@@ -59,9 +79,9 @@ def has_begun(on: Trial) -> bool:
 
 
 @pytest.mark.parametrize("mode", MODES if LONG else ["continuous"])
-def test_workers_that_hang_or_are_stopped_or_dead_do_not_keep_it_from_ending(mode: str, tmp_path: Path) -> None:
+def test_workers_that_hang_or_are_stopped_or_dead_do_not_delay_the_end(mode: str, tmp_path: Path) -> None:
     args = {"how": "hangs", "only": 1, "folder": tokens(tmp_path, 1)}
-    with trial(world("Mishap"), mode, workers=4, num_envs=4, env_args=args) as on:
+    with trial(world("Faulty"), mode, workers=4, num_envs=4, env_args=args) as on:
         on.publish()
         steps = wire_of(on.collector).heartbeats.memory["steps"]
         wait_until(lambda: (tmp_path / "used-token-0").exists() and bool((steps > 0).all()))
@@ -77,10 +97,10 @@ def test_workers_that_hang_or_are_stopped_or_dead_do_not_keep_it_from_ending(mod
 )
 def test_a_signal_ends_a_command_in_order(number: signal.Signals, hung: bool, tmp_path: Path) -> None:
     """SIGINT goes to the whole group, as from a terminal; SIGTERM to the trainer alone, as from a job queue."""
-    argv = [world("Mishap"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(tmp_path / "mishaps", 0)]
+    argv = [world("Faulty"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(tmp_path / "faults", 0)]
     with commands(tmp_path, COMMANDS, *argv) as processes:
         if hung:
-            hang_one_of_each(tmp_path / "mishaps", len(COMMANDS))
+            hang_a_worker_of_each(tmp_path / "faults", len(COMMANDS))
         children = {mode: family(process.pid) for mode, process in processes.items()}
         sent = time.monotonic()
         for process in processes.values():
@@ -96,7 +116,7 @@ def test_a_signal_ends_a_command_in_order(number: signal.Signals, hung: bool, tm
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_training_in_order(mode: str, number: signal.Signals, tmp_path: Path) -> None:
-    """The same from within, where no time is lost with imports."""
+    """The same in this process, which saves the time of imports."""
     sent = []
 
     def send() -> None:
@@ -114,11 +134,209 @@ def test_a_signal_ends_a_training_in_order(mode: str, number: signal.Signals, tm
     assert_in_order(tmp_path, number)
 
 
-def assert_in_order(runs: Path, number: signal.Signals) -> None:
-    """The books are closed and the weights are saved."""
+def assert_in_order(runs: Path, number: signal.Signals) -> dict[str, int]:
+    """The summary is complete and the weights are saved; the rows dropped by cause."""
     summary = json.loads((runs / "cut" / "summary.json").read_text())
     assert (summary["exit_code"], summary["ended"]) == (128 + number, f"interrupted ({number.name})")
     assert summary["produced"] == summary["trained"] + sum(summary["dropped"].values()) > 0
     assert (summary["queued"], summary["open"]) == (0, 0)
     _, warnings = open_run("cut", str(runs)).actor("latest")
     assert warnings == []
+    dropped: dict[str, int] = summary["dropped"]
+    return dropped
+
+
+# ----------------------------------------------------------------------------------------- serial modes
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("placement", ["inline", "processes"])
+def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, placement: str) -> None:
+    """SIGINT goes to the whole group, as from a terminal; SIGTERM to the trainer alone, as from a job queue."""
+    runs = tmp_path / "runs"
+    argv = ["CartPole-v1", "--placement", placement, "--num-envs", "2", "--steps", "1000000000", "--log-every", "0.01"]
+    argv += ["--num-steps-per-env", "64", "--evals", "5", "--eval-episodes", "2"]
+    with command(runs, *argv) as process:
+        wait_until(lambda: has_logged(runs), limit=40.0)
+        children = psutil.Process(process.pid).children(recursive=True)
+        sent = time.monotonic()
+        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+        _, err = process.communicate(timeout=20)
+        assert time.monotonic() - sent < 5.0
+    assert (process.returncode, err) == (128 + number, "")
+    assert bool(children) == (placement == "processes")
+    assert not psutil.wait_procs(children, timeout=2)[1]
+    assert assert_in_order(runs, number).keys() <= {"shutdown"}
+
+
+SLOW = """
+import pathlib
+from freewheel.testing.worlds import Counter
+
+class Env(Counter):
+    taken = 0
+
+    def judge(self, action):
+        Env.taken += 1
+        if Env.taken == 8:
+            pathlib.Path("collected").touch()
+        return 0.0
+"""
+
+
+def test_a_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:
+    """The first one waits for the end of an update that takes very long."""
+    (tmp_path / "slow_env.py").write_text(SLOW)
+    argv = ["slow_env:Env", "--mode", "sequential", "--num-steps-per-env", "8", "--ppo.epochs", "100000000"]
+    with command(tmp_path / "runs", *argv) as process:
+        wait_until((tmp_path / "collected").exists, limit=40.0)
+        time.sleep(0.3)  # not a synchronisation: the update has begun or is about to, and takes very long
+        os.kill(process.pid, signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.7)
+        os.kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=5)
+    assert (process.returncode, err) == (130, "")
+    summary = json.loads((tmp_path / "runs" / "cut" / "summary.json").read_text())
+    assert (summary["exit_code"], summary["updates"]) == (130, 0)
+    assert summary["produced"] == sum(summary["dropped"].values()) == 8
+
+
+def test_a_crawling_env_does_not_delay_the_end(tmp_path: Path) -> None:
+    """Sixty steps of half a second are left."""
+    runs = tmp_path / "runs"
+    argv = ["freewheel.testing.worlds:Crawls", "--env.seconds", "0.5", "--env.at", "0", "--env.length", "4"]
+    argv += ["--placement", "inline", "--num-envs", "1", "--num-steps-per-env", "64"]
+    with command(runs, *argv) as process:
+        wait_until((runs / "cut" / "config.json").exists, limit=40.0)
+        time.sleep(1.0)  # not a synchronisation: the run must end soon after a signal at any moment
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(timeout=5) == 143
+    assert json.loads((runs / "cut" / "summary.json").read_text())["ended"] == "interrupted (SIGTERM)"
+
+
+class Counting:
+    """A learner that only counts rows."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.version, self._snapshot = 0, snapshot
+        self.queued = self.trained = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.queued > 0
+
+    hungry, buffer_util = True, 0.0
+
+    def observe(self, chunk: Chunk[Any]) -> None:
+        self.queued += chunk.rows
+
+    def update(self) -> Mapping[str, float]:
+        self.trained, self.queued, self.version = self.trained + self.queued, 0, self.version + 1
+        return {}
+
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    def rows(self) -> RowCounts:
+        return RowCounts(trained=self.trained, queued=self.queued)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+@contextmanager
+def interrupted_at(line: int, where: Sequence[str]) -> Iterator[list[int]]:
+    """Raise SIGINT as the n-th line of these files is about to run; yields the number of lines seen so far."""
+    seen = [0]
+
+    def tracer(frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(tuple(where)):
+            return None
+        if event == "line":
+            seen[0] += 1
+            if seen[0] == line:
+                signal.raise_signal(signal.SIGINT)
+        return tracer
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        yield seen
+    finally:
+        sys.settrace(before)
+
+
+def test_a_signal_at_any_line_loses_no_row() -> None:
+    """From the first reset to the second update, at every line of the modules that count rows."""
+    world = GymConfig(id="freewheel.testing.worlds:Counter")
+    probe = world.make(range(2))
+    policy = PolicyConfig(hidden=(2,)).resolve(probe.spec)
+    snapshot = Snapshot(0, FlatParams(full_layout(policy)).views)
+
+    def run_until(line: int) -> tuple[bool, int, RowCounts]:
+        stop = Stop()
+        env = Interruptible(world.make(range(2)), stop)
+        factory = RunnerFactory(lambda lanes, processes=False, fault_tolerant=False: env, make_actor(policy), 0)
+        collector, learner = (
+            SequentialConfig(2).build(factory, CollectSpec(env=env.spec, batch=BatchSpec(2, env.spec.lanes))),
+            Counting(snapshot),
+        )
+        with (
+            stop.listening(),
+            interrupted_at(line, ["rollout/runner.py", "collect/serial.py", "freewheel/loop.py"]) as seen,
+        ):
+            try:
+                for tick in loop(collector, learner, Meter(1)):
+                    if tick.version == 2:
+                        break
+                cut = False
+            except Interrupted:
+                cut = True
+        return cut, seen[0], balance(collector.rows(), learner.rows())
+
+    _, lines, whole = run_until(0)
+    assert whole == RowCounts(produced=8, trained=8)
+    outcomes = [run_until(line) for line in range(1, lines + 1)]
+    assert len(outcomes) > 100
+    assert all(cut for cut, _, _ in outcomes[: lines // 2])
+    assert {rows.produced for _, _, rows in outcomes} == {0, 2, 4, 6, 8}
+
+
+# ----------------------------------------------------------------------------------------- the trainer is killed
+
+
+def kill_and_watch(pid: int, children: list[psutil.Process]) -> None:
+    killed = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, children)), limit=2.0, what="children outlive their trainer")
+    assert time.monotonic() - killed < 2.0
+
+
+def test_every_child_dies_with_the_trainer(tmp_path: Path) -> None:
+    """One worker hangs in a step and ignores SIGTERM, one is stopped, and one acts."""
+    argv = [world("Faulty"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(tmp_path / "faults", 0)]
+    with commands(tmp_path, MODES, *argv) as processes:
+        hang_a_worker_of_each(tmp_path / "faults", len(MODES))
+        for process in processes.values():
+            workers = workers_of(process.pid)
+            assert len(workers) == 3
+            workers[2].suspend()
+            kill_and_watch(process.pid, family(process.pid))
+
+
+@pytest.mark.skipif(not LONG, reason="in the long form")
+@pytest.mark.parametrize("mode", MODES)
+def test_no_child_is_left_if_the_trainer_is_killed_at_any_moment(mode: str, tmp_path: Path) -> None:
+    """From the first import to the middle of training, evaluations included."""
+    rng = np.random.default_rng(7)
+    argv = [world("Certified"), "--mode", mode, "--workers", "4", "--num-envs", "4", "--steps", "1000000000"]
+    for number in range(34):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with command(folder / "runs", *argv) as process:
+            time.sleep(rng.uniform(0.0, 6.0))
+            kill_and_watch(process.pid, family(process.pid))

@@ -103,7 +103,7 @@ def test_ends_are_where_they_belong_and_a_final_is_no_first(hover: DeviceEnv) ->
 
 def test_the_real_world_sets_the_traps_that_we_step_around(hover: DeviceEnv) -> None:
     """Flags are the same memory at every step, and a final observation stays in extras when no episode has ended."""
-    hover._world = world = Spied(hover._world)
+    hover._simulator = world = Spied(hover._simulator)
     story = played(hover)
     assert len({flags.data_ptr() for flags in world.terminated}) == 1
     assert (np.stack([flags.numpy() for flags in world.terminated]) != story.terminated).any()

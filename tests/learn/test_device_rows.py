@@ -21,7 +21,7 @@ from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.rollout.factory import CollectSpec
 from freewheel.transport.executors import SerialExecutor
-from tests.support.device_story import Stage, retold
+from tests.support.device_story import DeviceSetup, expected_rows
 from tests.support.isaac_like import Traps
 
 LANES, STEPS, FRAGMENT, ENOUGH = 4, 6, 3, 480
@@ -34,20 +34,20 @@ MODEL = MBPOConfig(
 )  # fmt: skip
 
 
-def staged(*, has_final_obs: bool, views: bool) -> Stage:
-    return Stage(replace(TRAPS, has_final_obs=has_final_obs, views=views), LANES, head="squashed")
+def staged(*, has_final_obs: bool, views: bool) -> DeviceSetup:
+    return DeviceSetup(replace(TRAPS, has_final_obs=has_final_obs, views=views), LANES, head="squashed")
 
 
-def task_of(stage: Stage) -> LearnerSpec:
+def task_of(stage: DeviceSetup) -> LearnerSpec:
     world = WorldFacts(batched_on_device=True, has_final_obs=stage.spec.has_final_obs)
     return LearnerSpec(policy=stage.policy, batch=BatchSpec(STEPS, LANES), seed=1, world=world)
 
 
-def learned(stage: Stage, learner: Learner, workers: int) -> None:
+def learned(stage: DeviceSetup, learner: Learner, workers: int) -> None:
     """Run free until there is enough."""
     mode = ContinuousConfig(workers=workers, num_envs=LANES, collection_batch_size=FRAGMENT, max_lag=1)
     job = CollectSpec(env=stage.spec, batch=BatchSpec(STEPS, stage.spec.lanes), on_policy=False)
-    with mode.build(stage.recipe, job) as collector:
+    with mode.build(stage.factory, job) as collector:
         for tick in loop(collector, learner, Meter(1, stage.spec.measures)):
             if tick.env_steps >= ENOUGH and learner.rows().queued == 0:
                 break
@@ -66,7 +66,7 @@ def assert_true(rows: NDArray, workers: int, *, has_final_obs: bool) -> None:
     reported = by_lane(rows, workers)
     obs, action, told_scalars, next_obs = np.split(reported, np.cumsum([5, 1, 3]), axis=-1)
     reward, terminated, known = np.moveaxis(told_scalars, -1, 0)
-    wanted = retold(action, has_final_obs=has_final_obs).data
+    wanted = expected_rows(action, has_final_obs=has_final_obs).data
     over = wanted.terminated | wanted.truncated
     np.testing.assert_array_equal(obs, wanted.obs)
     np.testing.assert_array_equal(reward, wanted.reward)

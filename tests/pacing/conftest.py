@@ -1,4 +1,4 @@
-"""A pacing on both kinds of cells: plain lists, and shared memory with its lock and wake-ups."""
+"""A pacing on both kinds of cells: plain lists, and shared memory with its lock and wakeups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Place = Callable[[Pacing], Permits]
 
 
 class ListPermits(Permits):
-    """In one thread; remembers who was woken."""
+    """For one thread; records the woken workers."""
 
     def __init__(self, pacing: Pacing) -> None:
         self.woken: Woken = []
@@ -23,7 +23,7 @@ class ListPermits(Permits):
 
 
 def woken(permits: Permits, workers: int) -> list[int]:
-    """The workers that were woken since this was last asked."""
+    """The workers woken since the last call."""
     if isinstance(permits, ListPermits):
         found = sorted(permits.woken)
         permits.woken.clear()

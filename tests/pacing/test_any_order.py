@@ -1,7 +1,8 @@
-"""Decisions under any order of events: the lag stays bounded, no credit is lost, nobody waits for ever, every row is found once.
+"""Decisions under any order of events: the lag stays bounded, no credit is lost, no worker waits forever, every row counts once.
 
-A toy run without processes: workers write rows one by one, a learner takes fragments, seals batches oldest version first behind
-the gate, publishes, passes over late workers; workers die at any moment and are replaced; the run may be saved and restored.
+A simulated run without processes: workers write rows one by one; a learner takes fragments, trains on batches with the oldest
+version first, publishes, and stops waiting for late workers; workers die at any moment and are replaced; the run may be saved
+and restored.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.pacing.lag_bound import LagBound
-from freewheel.pacing.pacing import KEEP, NOBODY, Grant, Pacing, Tally
+from freewheel.pacing.pacing import KEEP, NO_VERSION, Grant, Pacing, Tally
 from freewheel.transport.shm.permits import SharedPermits
 from tests.pacing.conftest import ListPermits
 
@@ -29,16 +30,16 @@ WHO = st.integers(0, WORKERS - 1)
 
 @dataclass
 class Worker:
-    """What a worker process would know."""
+    """The state of a worker process."""
 
     produced: int = 0
     grant: Grant | None = None
-    version: int = NOBODY
+    version: int = NO_VERSION
     rows: int = 0  # of the open fragment
     taken: int = 0  # of these, taken by the learner while it was open
-    late: bool = False  # the learner has passed it over
+    late: bool = False  # the learner does not wait for it
     ended: bool = True  # its last row ended an episode
-    ticket: int = NOBODY
+    ticket: int = NO_VERSION
 
 
 @dataclass
@@ -52,8 +53,8 @@ class Queued:
 
 
 @dataclass
-class Books:
-    """What the learner knows."""
+class LearnerState:
+    """The state of the learner."""
 
     version: int = 0
     held: list[Queued] = field(default_factory=list)
@@ -74,7 +75,7 @@ class Run(RuleBasedStateMachine):
         self.permits = SharedPermits(pacing, WORKERS) if self.shared else ListPermits(pacing)
         self.workers = [Worker() for _ in range(WORKERS)]
         self.queue: list[Queued] = []
-        self.books = Books()
+        self.learner = LearnerState()
         self.permits.publish(0, 0)
 
     def pacing(self) -> Pacing:
@@ -84,7 +85,7 @@ class Run(RuleBasedStateMachine):
         return Tally(self.workers[who].produced, 0, self.workers[who].ended)
 
     def done(self) -> int:
-        return self.books.trained + self.books.dropped.total()
+        return self.learner.trained + self.learner.dropped.total()
 
     # ----------------------------------------------------------------------------------------------------------- workers
 
@@ -94,7 +95,7 @@ class Run(RuleBasedStateMachine):
         if worker.grant is None:
             worker.grant = self.permits.take(who, self.tally(who))
             if worker.grant is not None and worker.grant.version != KEEP:
-                worker.version = self.books.version  # the newest weights, at least those of the grant
+                worker.version = self.learner.version  # the newest weights, at least those of the grant
                 assert worker.version >= worker.grant.version
 
     @rule(who=WHO, ends=st.booleans())
@@ -115,31 +116,31 @@ class Run(RuleBasedStateMachine):
 
     @rule(who=WHO)
     def give_back(self, who: int) -> None:
-        """As a worker does before a reset, which may take long; what was closed is queued by then."""
+        """As a worker does before a reset, which may take long; its closed fragment is queued."""
         if self.workers[who].grant is None:
             self.permits.give_back(who, self.tally(who))
 
     @rule(who=WHO)
-    def bring_a_fragment(self, who: int) -> None:
+    def write_a_fragment(self, who: int) -> None:
         self.take(who)
         for _ in range(STEPS):
             self.write(who, ends=False)
         self.give_back(who)
 
     @rule(who=WHO)
-    def the_others_go_on(self, who: int) -> None:
-        """While one of them is in the middle of something."""
+    def the_others_continue(self, who: int) -> None:
+        """While one of them is inside a step."""
         for other in range(WORKERS):
             if other != who:
-                self.bring_a_fragment(other)
+                self.write_a_fragment(other)
         self.collect()
         self.update()
 
-    @rule(who=WHO, at_a_row=st.booleans())
-    def die(self, who: int, at_a_row: bool) -> None:
+    @rule(who=WHO, in_a_row=st.booleans())
+    def die(self, who: int, in_a_row: bool) -> None:
         """Killed: the supervisor closes its fragment, gives its reservation back, and starts the next incarnation."""
         worker = self.workers[who]
-        if at_a_row and worker.grant is not None and worker.rows < worker.grant.steps:
+        if in_a_row and worker.grant is not None and worker.rows < worker.grant.steps:
             worker.rows += 1
             worker.produced += 1
             worker.ended = False
@@ -161,75 +162,75 @@ class Run(RuleBasedStateMachine):
         worker = self.workers[fragment.worker]
         if worker.late:
             worker.late = False
-            self.books.dropped["stale"] += fragment.rows
+            self.learner.dropped["stale"] += fragment.rows
         elif fragment.rows:
-            self.books.held.append(fragment)
+            self.learner.held.append(fragment)
 
     @rule(who=WHO)
     def pass_over(self, who: int) -> None:
-        """The learner waits no longer for a step that keeps the gate closed; the finished rows are taken."""
+        """The learner stops waiting for a step that delays the next batch; the finished rows are taken."""
         worker, version = self.workers[who], self.permits.pacing.announced()[who]
         if worker.grant is None or not self.permits.pacing.blocks(version):
             return
         self.collect()
         part = Queued(who, worker.version, worker.rows - worker.taken, ended=False)
         if self.permits.revoke(who, version, worker.produced):
-            assert self.permits.pacing.announced()[who] == NOBODY, "it is not waited for"
+            assert self.permits.pacing.announced()[who] == NO_VERSION, "the learner does not wait for it"
             worker.taken = worker.rows
             if part.rows and not worker.late:
-                self.books.held.append(part)
+                self.learner.held.append(part)
             else:
-                self.books.dropped["stale"] += part.rows
+                self.learner.dropped["stale"] += part.rows
             worker.late = True
 
     @rule()
     def update(self) -> None:
-        """Seal exactly S rows, oldest version first, if the gate is open; then publish."""
-        books = self.books
-        if sum(part.rows for part in books.held) < S or self.permits.pacing.blocks(self.oldest()):
+        """Train on exactly S rows, oldest version first, if nothing blocks; then publish."""
+        learner = self.learner
+        if sum(part.rows for part in learner.held) < S or self.permits.pacing.blocks(self.oldest()):
             return
         missing = S
-        for part in sorted(books.held, key=lambda part: part.version):
+        for part in sorted(learner.held, key=lambda part: part.version):
             used = min(missing, part.rows)
             part.rows -= used
             missing -= used
             if used:
-                books.lags.add(books.version - part.version)
-        books.held = [part for part in books.held if part.rows]
-        books.trained += S
-        books.version += 1
-        self.permits.publish(books.version, self.done())
+                learner.lags.add(learner.version - part.version)
+        learner.held = [part for part in learner.held if part.rows]
+        learner.trained += S
+        learner.version += 1
+        self.permits.publish(learner.version, self.done())
 
     def oldest(self) -> int | None:
-        announced = [version for version in self.permits.pacing.announced() if version != NOBODY]
+        announced = [version for version in self.permits.pacing.announced() if version != NO_VERSION]
         return min([*announced, *(part.version for part in self.queue)], default=None)
 
     # ------------------------------------------------------------------------------------------------------- what must hold
 
     @invariant()
-    def every_row_is_found_once(self) -> None:
+    def every_row_counts_once(self) -> None:
         produced = sum(worker.produced for worker in self.workers)
         opened = sum(worker.rows - worker.taken for worker in self.workers)
-        queued = sum(part.rows for part in (*self.queue, *self.books.held))
-        assert produced == self.books.trained + self.books.dropped.total() + queued + opened
+        queued = sum(part.rows for part in (*self.queue, *self.learner.held))
+        assert produced == self.learner.trained + self.learner.dropped.total() + queued + opened
 
     @invariant()
     def the_lag_is_bounded(self) -> None:
-        assert self.max_lag is None or max(self.books.lags, default=0) <= self.max_lag
+        assert self.max_lag is None or max(self.learner.lags, default=0) <= self.max_lag
 
     @invariant()
     def no_credit_is_lost(self) -> None:
-        """Reserved is what was written and what may still be written under a grant, and nothing else."""
+        """Without a grant, exactly the written rows are reserved."""
         for who, worker in enumerate(self.workers):
             reserved, announced = (self.permits.pacing.cells[name][who] for name in ("reserved", "announced"))
-            if announced == NOBODY:
+            if announced == NO_VERSION:
                 assert reserved == worker.produced
 
     def teardown(self) -> None:
-        """However it stands, the run goes on: everyone who is let go brings the next updates about."""
-        target = self.books.version + 2
+        """The run can always continue: the next updates happen."""
+        target = self.learner.version + 2
         for _ in range(400):
-            if self.books.version >= target:
+            if self.learner.version >= target:
                 break
             for who in range(WORKERS):
                 self.take(who)
@@ -237,7 +238,7 @@ class Run(RuleBasedStateMachine):
                 self.give_back(who)
             self.collect()
             self.update()
-        assert self.books.version >= target, "the run stands still"
+        assert self.learner.version >= target, "the run does not continue"
         if isinstance(self.permits, SharedPermits):
             with closing(self.permits):
                 pass
@@ -249,7 +250,7 @@ class SharedRun(Run):
     shared = True
 
 
-class OnLine(Run):
+class NoLag(Run):
     """max_lag 0: the learner and the workers take turns."""
 
     max_lag = 0
@@ -259,7 +260,7 @@ class OnLine(Run):
 
 
 class Unbounded(Run):
-    """A replay buffer: nothing is gated, fragments are not closed by new weights."""
+    """For a replay buffer: the learner never waits, new weights do not close fragments."""
 
     max_lag = None
 
@@ -268,7 +269,7 @@ class Unbounded(Run):
 
 
 class Episodes(RuleBasedStateMachine):
-    """Whole episodes: a ticket is played to its end once, and given up only when it has killed two workers."""
+    """Whole episodes: a ticket is played to its end once, and given up only after two workers died during it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,12 +293,12 @@ class Episodes(RuleBasedStateMachine):
     def take(self, who: int) -> None:
         worker = self.workers[who]
         if worker.grant is None:
-            if self.queue.held(who) == NOBODY:
+            if self.queue.held(who) == NO_VERSION:
                 self.permits.locked(self.queue.issue, who)
             worker.ticket = self.queue.held(who)
             worker.grant = self.permits.take(who, self.tally(who))
             if worker.grant is not None:
-                assert (worker.grant.version == KEEP) is self.begun[who], "one version an episode"
+                assert (worker.grant.version == KEEP) is self.begun[who], "an episode has one version"
                 self.begun[who] = True
 
     @rule(who=WHO, ends=st.booleans())
@@ -315,7 +316,7 @@ class Episodes(RuleBasedStateMachine):
     @rule(who=WHO)
     def die(self, who: int) -> None:
         worker = self.workers[who]
-        if self.queue.held(who) != NOBODY:
+        if self.queue.held(who) != NO_VERSION:
             self.deaths[self.queue.held(who)] += 1
         self.permits.settle(who, self.tally(who), for_good=False)
         worker.grant, self.begun[who], worker.ended = None, False, True
@@ -328,7 +329,7 @@ class Episodes(RuleBasedStateMachine):
 
     @rule()
     def save_and_restore(self) -> None:
-        """Everything under way is lost; the tickets that were held are played again."""
+        """Episodes under way are lost; their tickets are played again."""
         state = self.queue.state()
         self.queue = self.fresh()
         self.queue.restore(state)
@@ -344,7 +345,7 @@ class Episodes(RuleBasedStateMachine):
 
     @invariant()
     def no_ticket_is_skipped(self) -> None:
-        under_way = {ticket for ticket in self.queue.cells["ticket"] if ticket != NOBODY}
+        under_way = {ticket for ticket in self.queue.cells["ticket"] if ticket != NO_VERSION}
         again = {ticket - 1 for ticket in self.queue.cells["again"] if ticket}
         missing = set(range(self.queue.cells["issued"][0])) - set(self.ended) - under_way - again
         assert all(self.deaths[ticket] >= 2 for ticket in missing) or not self.deaths
@@ -356,11 +357,11 @@ class Episodes(RuleBasedStateMachine):
                 self.take(who)
                 self.write(who, ends=True)
             self.learn()
-        assert len(self.ended) > before, "the run stands still"
+        assert len(self.ended) > before, "the run does not continue"
 
 
 @pytest.mark.timeout(600 if LONG else 60)
-@pytest.mark.parametrize("kind", [Run, SharedRun, OnLine, Unbounded, Episodes])
+@pytest.mark.parametrize("kind", [Run, SharedRun, NoLag, Unbounded, Episodes])
 def test_any_order_of_events(kind: type[RuleBasedStateMachine]) -> None:
     size = (
         {"max_examples": 1500, "stateful_step_count": 120} if LONG else {"max_examples": 60, "stateful_step_count": 60}

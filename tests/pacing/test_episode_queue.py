@@ -1,4 +1,4 @@
-"""EpisodeQueue: every episode is played once, by a worker that is free, and again by the replacement of one that died at it."""
+"""EpisodeQueue: every episode is played once by a free worker, and again by the replacement of a worker that died."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from freewheel.core import SeedStream
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
-from freewheel.pacing.pacing import KEEP, NONE, Grant, Tally
+from freewheel.pacing.pacing import KEEP, NO_VERSION, Grant, Tally
 from freewheel.seeding import training_episodes
 from freewheel.transport.wire import Permits
 from tests.pacing.conftest import Place, woken
@@ -25,7 +25,7 @@ NEW = tally(0, ended=True)
 
 
 class Queue:
-    """A queue of two workers on some kind of cells, with a limit and an expected length that the test sets."""
+    """A queue of two workers, with a limit and an expected length set by the test."""
 
     def __init__(self, place: Place, *, in_episodes: bool = False, wave: int = 0) -> None:
         episodes = 1 if in_episodes else None
@@ -77,10 +77,10 @@ def in_episodes(place: Place) -> Queue:
     return Queue(place, in_episodes=True)
 
 
-# --------------------------------------------------------------------------------------------------------------- the draw
+# --------------------------------------------------------------------------------------------------------------- tickets
 
 
-def test_a_ticket_is_a_number_of_a_lane() -> None:
+def test_a_ticket_is_an_episode_of_a_lane() -> None:
     assert [ORDER.episode(ticket) for ticket in range(7)] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2)]
     for ticket in range(7):
         lane, number = ORDER.episode(ticket)
@@ -95,9 +95,9 @@ def test_a_stream_takes_the_next_ticket_at_every_episode(in_rows: Queue) -> None
     assert in_rows.queue.cells["issued"][0] == 3
 
 
-def test_who_dies_while_it_is_issued_a_ticket_shares_it_with_nobody(in_rows: Queue) -> None:
+def test_a_worker_that_dies_in_issue_does_not_share_its_ticket(in_rows: Queue) -> None:
     assert in_rows.stream().number(0) == 0
-    in_rows.queue.cells["ticket"][0] = 1  # killed before `issued` could move
+    in_rows.queue.cells["ticket"][0] = 1  # killed before `issued` was incremented
     assert in_rows.stream(1).number(0) == 2
     assert in_rows.stream(0).number(0) == 1
     assert in_rows.stream(0).number(1) == 3
@@ -113,30 +113,30 @@ def test_an_episode_is_played_under_one_version_to_its_end(in_rows: Queue) -> No
     in_rows.post(6, limit=100, expected=10)
     assert not in_rows.queue.closes(0, 5, ended=False)
     in_rows.give_back(0, tally(4, ended=False))
-    assert in_rows.announced == [5, NONE]
+    assert in_rows.announced == [5, NO_VERSION]
     assert in_rows.take(0, tally(4, ended=False)) == Grant(STEPS, KEEP)
     assert in_rows.queue.closes(0, 5, ended=True)
     in_rows.give_back(0, tally(6, ended=True))
-    assert in_rows.announced == [NONE, NONE]
+    assert in_rows.announced == [NO_VERSION, NO_VERSION]
     assert in_rows.take(0, tally(6, ended=True)) == Grant(STEPS, 6)
 
 
-def test_nobody_plays_before_the_first_version(in_rows: Queue) -> None:
+def test_no_worker_plays_before_the_first_version(in_rows: Queue) -> None:
     in_rows.allow(100)
     assert in_rows.take(0, NEW) is None
 
 
-def test_a_revoked_episode_is_not_waited_for(in_rows: Queue) -> None:
+def test_the_learner_does_not_wait_for_a_revoked_episode(in_rows: Queue) -> None:
     in_rows.post(5, limit=100, expected=10)
-    assert not in_rows.revoke(0, NONE), "nobody plays"
+    assert not in_rows.revoke(0, NO_VERSION), "no worker plays"
     in_rows.take(0, NEW)
     assert not in_rows.revoke(0, 4)
-    assert in_rows.announced == [5, NONE]
+    assert in_rows.announced == [5, NO_VERSION]
     assert in_rows.revoke(0, 5)
-    assert in_rows.announced == [NONE, NONE]
+    assert in_rows.announced == [NO_VERSION, NO_VERSION]
     in_rows.give_back(0, tally(6, ended=True))
     in_rows.take(0, tally(6, ended=True))
-    assert in_rows.announced == [5, NONE]
+    assert in_rows.announced == [5, NO_VERSION]
 
 
 # ------------------------------------------------------------------------------------------------------------- how many at once
@@ -148,7 +148,7 @@ def test_in_rows_an_episode_counts_as_expected_until_it_has_ended(in_rows: Queue
     assert in_rows.take(1, NEW) is not None
     assert in_rows.reserved == [10, 10]
     in_rows.give_back(0, tally(4, ended=False))
-    assert in_rows.reserved == [10, 10], "it goes on"
+    assert in_rows.reserved == [10, 10], "it has not ended"
     in_rows.give_back(0, tally(15, ended=True))
     assert in_rows.reserved == [15, 10]
     assert in_rows.take(0, tally(15, ended=True)) is None
@@ -157,7 +157,7 @@ def test_in_rows_an_episode_counts_as_expected_until_it_has_ended(in_rows: Queue
     assert in_rows.reserved == [25, 10]
 
 
-def test_in_episodes_every_one_that_was_begun_counts(in_episodes: Queue) -> None:
+def test_in_episodes_every_begun_one_counts(in_episodes: Queue) -> None:
     in_episodes.post(0, limit=3, expected=1)
     for rows in (0, 7):
         assert in_episodes.take(0, tally(rows, ended=True)) == Grant(STEPS, 0)
@@ -169,7 +169,7 @@ def test_in_episodes_every_one_that_was_begun_counts(in_episodes: Queue) -> None
     assert in_episodes.take(0, tally(14, ended=True)) == Grant(STEPS, 1)
 
 
-def test_whoever_waits_is_woken_once(in_rows: Queue) -> None:
+def test_a_waiting_worker_is_woken_once(in_rows: Queue) -> None:
     events: list[Callable[[], None]] = [
         lambda: in_rows.post(1, limit=0, expected=1),
         lambda: in_rows.allow(0),
@@ -215,10 +215,10 @@ def test_a_wave_is_over_when_every_ticket_in_it_was_played(place: Place) -> None
 
 
 def play_until(tickets: Queue, moment: str) -> Tally:
-    """One worker plays ticket 0 of 6 rows in two fragments, then begins ticket 1, and dies at this moment: how far it came."""
+    """A worker plays ticket 0 of 6 rows in two fragments and begins ticket 1; it dies at this moment. Returns its tally."""
     episodes = tickets.stream()
     middle, end = tally(4, ended=False), tally(6, ended=True)
-    story: dict[str, tuple[Callable[[], object], Tally]] = {
+    moments: dict[str, tuple[Callable[[], object], Tally]] = {
         "issued": (lambda: episodes.number(0), NEW),
         "granted": (lambda: tickets.take(0, NEW), NEW),
         "in it": (lambda: None, tally(2, ended=False)),
@@ -228,17 +228,17 @@ def play_until(tickets: Queue, moment: str) -> Tally:
         "given back": (lambda: tickets.give_back(0, end), end),
         "next issued": (lambda: episodes.number(1), end),
         "next granted": (lambda: tickets.take(0, end), end),
-        "next begun": (lambda: None, tally(6, ended=False)),  # a slot without rows: none of them ended anything
+        "next begun": (lambda: None, tally(6, ended=False)),  # a slot without rows: none ended an episode
     }
-    for name, (act, came) in story.items():
+    for name, (act, reached) in moments.items():
         act()
         if name == moment:
-            return came
+            return reached
     raise KeyError(moment)
 
 
 @pytest.mark.parametrize(
-    ("moment", "heir_plays", "paid"),
+    ("moment", "next_ticket", "paid"),
     [
         ("issued", 0, 0),
         ("granted", 0, 0),
@@ -253,18 +253,18 @@ def play_until(tickets: Queue, moment: str) -> Tally:
     ],
 )
 @pytest.mark.parametrize("unit", ["rows", "episodes"])
-def test_the_heir_plays_what_was_not_played_to_its_end(
-    in_rows: Queue, in_episodes: Queue, moment: str, heir_plays: int, paid: int, unit: str
+def test_the_next_ticket_what_was_not_played_to_its_end(
+    in_rows: Queue, in_episodes: Queue, moment: str, next_ticket: int, paid: int, unit: str
 ) -> None:
     tickets = in_rows if unit == "rows" else in_episodes
     tickets.post(3, limit=1000, expected=10 if unit == "rows" else 1)
-    came = play_until(tickets, moment)
-    tickets.settle(0, came, for_good=False)
-    assert tickets.announced == [NONE, NONE]
-    assert tickets.reserved == [came.produced if unit == "rows" else paid, 0]
-    assert tickets.stream().number(0) == heir_plays
-    assert tickets.stream(1).number(0) == max(1, heir_plays + 1), "and nobody else does"
-    assert tickets.take(0, came._replace(ended=True)) == Grant(STEPS, 3)
+    reached = play_until(tickets, moment)
+    tickets.settle(0, reached, for_good=False)
+    assert tickets.announced == [NO_VERSION, NO_VERSION]
+    assert tickets.reserved == [reached.produced if unit == "rows" else paid, 0]
+    assert tickets.stream().number(0) == next_ticket
+    assert tickets.stream(1).number(0) == max(1, next_ticket + 1), "and no other worker does"
+    assert tickets.take(0, reached._replace(ended=True)) == Grant(STEPS, 3)
 
 
 # ------------------------------------------------------------------------------------------------------------ save and restore

@@ -1,4 +1,4 @@
-"""OneAhead: a batch ahead and no more, batch k with version k - 1, and the others fill the place of a worker that is gone."""
+"""OneAhead: one batch ahead, batch k with version k - 1, and the others produce the rows of a worker that is gone."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ def ahead(workers: int, lanes: int = 2, steps: int = 7) -> OneAhead:
     return OneAhead(workers=workers, lanes=lanes, steps=steps, batch_steps=7)
 
 
-def came(rows: int, failed: int = 0) -> Tally:
+def tally(rows: int, failed: int = 0) -> Tally:
     return Tally(rows, failed, ended=True)
 
 
-def test_batch_k_is_acted_with_version_k_minus_one(place: Place) -> None:
+def test_batch_k_uses_version_k_minus_one(place: Place) -> None:
     permits = place(ahead(1, steps=4))
-    assert permits.take(0, came(0)) is None, "nothing was published"
+    assert permits.take(0, tally(0)) is None, "nothing was published"
     permits.publish(0, 0)
     assert woken(permits, 1) == [0]
-    assert permits.take(0, came(0)) == Grant(4, 0, exact=True)
-    assert permits.take(0, came(8)) == Grant(3, 0, exact=True), "a fragment ends with its batch"
-    assert permits.take(0, came(14)) == Grant(4, 0, exact=True), "batch 1, with version 0"
-    assert permits.take(0, came(28)) is None, "one batch ahead and no more"
+    assert permits.take(0, tally(0)) == Grant(4, 0, exact=True)
+    assert permits.take(0, tally(8)) == Grant(3, 0, exact=True), "a fragment ends with its batch"
+    assert permits.take(0, tally(14)) == Grant(4, 0, exact=True), "batch 1, with version 0"
+    assert permits.take(0, tally(28)) is None, "one batch ahead and no more"
     permits.publish(1, 14)
-    assert permits.take(0, came(28)) == Grant(4, 1, exact=True)
+    assert permits.take(0, tally(28)) == Grant(4, 1, exact=True)
 
 
-def test_the_place_of_a_worker_that_is_gone_is_filled_by_the_others(place: Place) -> None:
+def test_the_others_produce_the_rows_of_a_worker_that_is_gone(place: Place) -> None:
     """Three workers of two lanes, seven steps: 14 rows each a batch."""
     pacing = ahead(3)
     permits = place(pacing)
@@ -40,27 +40,27 @@ def test_the_place_of_a_worker_that_is_gone_is_filled_by_the_others(place: Place
     permits.publish(1, 0)
     assert sum(pacing.cells["target"]) == 3 * 42
     assert pacing.cells["target"][1] == 12
-    grant = permits.take(0, came(20))
+    grant = permits.take(0, tally(20))
     assert grant is not None
-    assert (grant.version, grant.exact) == (1, False), "nobody waits for a certain version any more"
+    assert (grant.version, grant.exact) == (1, False), "versions are not exact any more"
 
 
-def test_rows_that_failures_took_are_made_up_for(place: Place) -> None:
+def test_rows_lost_to_failures_are_produced_again(place: Place) -> None:
     permits = place(ahead(1))
     permits.publish(0, 0)
     expected = Grant(2, 0, exact=True)  # three rows short of batch 0: two steps of two lanes
-    assert permits.take(0, came(14, failed=3)) == expected
-    assert permits.take(0, came(31, failed=3)) is None
+    assert permits.take(0, tally(14, failed=3)) == expected
+    assert permits.take(0, tally(31, failed=3)) is None
 
 
-def test_a_restored_run_goes_on_with_its_version(place: Place) -> None:
+def test_a_restored_run_continues_with_its_version(place: Place) -> None:
     first, later = ahead(1), ahead(1)
     first.publish(5, 0)
     permits = place(later)
     later.restore(first.state())
     permits.publish(5, 0)
-    assert [permits.take(0, came(rows)) for rows in (0, 14, 28)] == [
+    assert [permits.take(0, tally(rows)) for rows in (0, 14, 28)] == [
         Grant(7, 5, exact=True), Grant(7, 5, exact=True), None,
     ]  # fmt: skip
     permits.publish(6, 0)
-    assert permits.take(0, came(28)) == Grant(7, 6, exact=True)
+    assert permits.take(0, tally(28)) == Grant(7, 6, exact=True)

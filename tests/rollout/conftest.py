@@ -1,4 +1,4 @@
-"""A world one can compute by hand, an actor that follows from what it sees, and a clock that moves when told to."""
+"""An environment with known rows, an actor that depends only on observations, and a clock controlled by the test."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from freewheel.core import ActionSpec, Decision, EnvSpec, Failure, NDArray, SeedStream, Slice, Snapshot, Step
 from freewheel.rollout.factory import RunnerFactory
 
-#: (step of the run, lane) -> what stands in which fields of the Step instead, or "raise"; step -1 is the first reset.
-Tricks = dict[tuple[int, int], dict[str, float]]
+#: (step of the run, lane) -> fields of the Step with other values, "fail" or "raise"; step -1 is the first reset.
+Faults = dict[tuple[int, int], dict[str, float]]
 
 
 class Clock:
-    """Nanoseconds that pass when told to, and one with every look."""
+    """Nanoseconds, advanced by the test, and by one at every reading."""
 
     def __init__(self) -> None:
         self.now = 1_000
@@ -25,11 +25,11 @@ class Clock:
         return self.now
 
 
-class CountingWorld:
+class CountingEnv:
     """Lane i plays episodes of i + 2 steps: even ones are terminated, odd ones truncated. An observation is (lane, episode,
-    step), the reward is 100 × lane + 10 × episode + step. The arrays are written anew at every step, as an env may do."""
+    step), the reward is 100 × lane + 10 × episode + step. The arrays are reused at every step."""
 
-    def __init__(self, lanes: int, clock: Clock, tricks: Tricks | None = None) -> None:
+    def __init__(self, lanes: int, clock: Clock, faults: Faults | None = None) -> None:
         everything = Slice("obs", 0, 3, (3,))
         self.spec = EnvSpec(
             "Counting-v0", lanes, 3, "float32", (everything,), ActionSpec("discrete", 4), measures=("number",)
@@ -40,7 +40,7 @@ class CountingWorld:
         self.failures = [Failure(lane, "env_error", "boom") for lane in range(lanes)]
         self.step_ns, self.reset_ns = 700, 90
         self.steps = 0
-        self._clock, self._tricks = clock, tricks or {}
+        self._clock, self._faults = clock, faults or {}
         self._episode, self._count = [0] * lanes, [0] * lanes
         self._obs, self._next_obs = np.zeros((2, lanes, 3), np.float32)
         self._reward = np.zeros(lanes, np.float32)
@@ -52,7 +52,7 @@ class CountingWorld:
         self.seeds = [[stream.seed(0)] for stream in seeds]
         self._clock.now += self.reset_ns
         self._obs[:] = [(lane, 0, 0) for lane in range(self.spec.lanes)]
-        self._play_tricks(-1, "reset", ("obs",))
+        self._apply_faults(-1, "reset", ("obs",))
         return self._obs
 
     def step(self, action: NDArray) -> Step:
@@ -67,7 +67,7 @@ class CountingWorld:
             self._next_obs[lane] = (lane, episode, count + 1)
             self._count[lane] += 1
         self._valid[:] = True
-        self._play_tricks(self.steps, "step")
+        self._apply_faults(self.steps, "step")
         self.steps += 1
         failed = tuple(failure for failure in self.failures if failure.lane in self._failing(self.steps - 1))
         return Step(
@@ -92,17 +92,17 @@ class CountingWorld:
                 self.seeds[lane].append(self._streams[lane].seed(self._episode[lane]))
                 self._clock.now += self.reset_ns
                 self._obs[lane] = (lane, self._episode[lane], 0)
-        self._play_tricks(self.steps - 1, "renew", ("obs",))
+        self._apply_faults(self.steps - 1, "autoreset", ("obs",))
         return self._obs
 
     def _failing(self, step: int) -> set[int]:
-        return {lane for lane in range(self.spec.lanes) if "fail" in self._tricks.get((step, lane), {})}
+        return {lane for lane in range(self.spec.lanes) if "fail" in self._faults.get((step, lane), {})}
 
-    def _play_tricks(
+    def _apply_faults(
         self, step: int, method: str, names: Sequence[str] = ("raise", "fail", "reward", "next_obs", "valid")
     ) -> None:
         for lane in range(self.spec.lanes):
-            for name, value in self._tricks.get((step, lane), {}).items():
+            for name, value in self._faults.get((step, lane), {}).items():
                 if name not in names:
                     continue
                 if name == "raise":
@@ -121,7 +121,7 @@ class CountingWorld:
 
 
 class Follower:
-    """Chooses the step number, says minus the version, and remembers what its generator gave."""
+    """Chooses the step number as action and minus the version as log-probability, and records its random numbers."""
 
     state_size = 0
 
@@ -143,24 +143,24 @@ class Follower:
         return Decision(action, log_prob, np.zeros((len(obs), 0)))
 
 
-class Stage:
-    """A world and an actor as a RunnerFactory makes them, within the test's reach."""
+class FakeSetup:
+    """A RunnerFactory whose environments and actors are visible to the test."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.worlds: list[CountingWorld] = []
+        self.envs: list[CountingEnv] = []
         self.actors: list[Follower] = []
-        self.tricks: Tricks = {}
-        self.recipe = RunnerFactory(make=self._make, actor=self._actor, seed=11)
+        self.faults: Faults = {}
+        self.factory = RunnerFactory(make=self._make, actor=self._actor, seed=11)
 
     @property
-    def world(self) -> CountingWorld:
-        (only,) = self.worlds
+    def env(self) -> CountingEnv:
+        (only,) = self.envs
         return only
 
-    def _make(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> CountingWorld:
-        self.worlds.append(CountingWorld(len(lanes), self.clock, self.tricks))
-        return self.worlds[-1]
+    def _make(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> CountingEnv:
+        self.envs.append(CountingEnv(len(lanes), self.clock, self.faults))
+        return self.envs[-1]
 
     def _actor(self) -> Follower:
         self.actors.append(Follower(self.clock))
@@ -168,8 +168,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSetup:
     clock = Clock()
     for module in ("rollout.runner", "collect.serial"):
         monkeypatch.setattr(f"freewheel.{module}.perf_counter_ns", clock)
-    return Stage(clock)
+    return FakeSetup(clock)

@@ -1,4 +1,4 @@
-"""Program on a CPU: it computes as it is, says why there is no graph, and leaves everything as it was. tests/gpu has graphs."""
+"""Program on a CPU: it calls its body directly and has a reason why there is no graph. Graphs are tested in tests/gpu."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class Counting:
     """Adds a random number to a total, and counts how often it is called."""
 
     def __init__(self) -> None:
-        self.total, self.dice = torch.zeros(1), torch.Generator().manual_seed(3)
+        self.total, self.generator = torch.zeros(1), torch.Generator().manual_seed(3)
         self.calls = 0
 
     def __call__(self) -> None:
         self.calls += 1
-        self.total += torch.rand(1, generator=self.dice)
+        self.total += torch.rand(1, generator=self.generator)
 
 
 @pytest.mark.parametrize(("compile", "why"), [("off", ""), ("graphs", "its tensors are not on a GPU")])
-def test_it_computes_and_says_why_there_is_no_graph(compile: Compile, why: str) -> None:  # noqa: A002
+def test_it_computes_and_has_a_reason_why_there_is_no_graph(compile: Compile, why: str) -> None:  # noqa: A002
     body, wanted = Counting(), Counting()
-    program = Program(body, compile, state=[body.total], generators=[body.dice])
+    program = Program(body, compile, state=[body.total], generators=[body.generator])
     assert (program.graph, program.fallback) == (None, why)
     for _ in range(4):
         program()
@@ -36,14 +36,14 @@ def test_it_computes_and_says_why_there_is_no_graph(compile: Compile, why: str) 
 @pytest.mark.parametrize("compile", ["off", "graphs"])
 def test_making_it_changes_nothing(compile: Compile) -> None:  # noqa: A002
     body = Counting()
-    before = body.dice.get_state()
-    Program(body, compile, state=[body.total], generators=[body.dice])
+    before = body.generator.get_state()
+    Program(body, compile, state=[body.total], generators=[body.generator])
     assert (body.calls, body.total.item()) == (0, 0.0)
-    assert torch.equal(body.dice.get_state(), before)
+    assert torch.equal(body.generator.get_state(), before)
 
 
 @pytest.mark.parametrize("compile", ["off", "graphs"])
-def test_what_its_body_raises_is_raised(compile: Compile) -> None:  # noqa: A002
+def test_an_exception_of_the_body_is_raised(compile: Compile) -> None:  # noqa: A002
     def body() -> None:
         raise RuntimeError("no")
 

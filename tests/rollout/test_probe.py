@@ -1,4 +1,4 @@
-"""Trying a world out: actions that are allowed and even, and what a step costs."""
+"""Random actions are allowed and uniform; the cost of a step is measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spec(action: ActionSpec, *slices: Slice) -> EnvSpec:
     return EnvSpec("Toy-v0", LANES, 5, "float32", slices, action)
 
 
-def test_boxes_are_drawn_evenly_between_the_bounds() -> None:
+def test_box_actions_are_uniform_between_the_bounds() -> None:
     action = random_actions(spec(ActionSpec("box", 2)), np.zeros((LANES, 5)), np.random.default_rng(0))
     assert action.shape == (LANES, 2)
     assert action.dtype == np.float32
@@ -28,7 +28,7 @@ def test_boxes_are_drawn_evenly_between_the_bounds() -> None:
 
 
 @pytest.mark.parametrize("allowed", [[1, 1, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]])
-def test_choices_are_drawn_evenly_among_the_allowed(allowed: list[int]) -> None:
+def test_discrete_actions_are_uniform_over_the_allowed_ones(allowed: list[int]) -> None:
     masked = spec(ActionSpec("discrete", 3), Slice("action_mask", 1, 4, (3,)))
     obs = np.tile(np.array([9, *allowed, 9], np.float32), (LANES, 1))
     action = random_actions(masked, obs, np.random.default_rng(0))
@@ -39,13 +39,13 @@ def test_choices_are_drawn_evenly_among_the_allowed(allowed: list[int]) -> None:
     assert np.abs(counts[np.array(allowed) == 1] - expected).max() < 4 * np.sqrt(expected)
 
 
-def test_choices_without_a_mask_are_all_allowed() -> None:
+def test_without_a_mask_all_actions_are_allowed() -> None:
     action = random_actions(spec(ActionSpec("discrete", 4)), np.zeros((LANES, 5)), np.random.default_rng(0))
     assert np.bincount(action, minlength=4) == pytest.approx(LANES / 4, abs=4 * np.sqrt(LANES / 4))
 
 
 class Timed:
-    """A world of four lanes whose steps take `cost` seconds, the first one 100, and whose resets, every second step, 7 more."""
+    """Four lanes; a step takes `cost` seconds, the first one 100; a reset, after every second step, takes 7 seconds."""
 
     def __init__(self, cost: float) -> None:
         self.env = GymConfig("freewheel.testing.worlds:Counter", {"length": 2}).make(range(4))
@@ -82,12 +82,12 @@ class Timed:
 @pytest.mark.parametrize(
     ("cost", "limit", "steps", "resets"), [(0.001, 99.0, 20, 10), (0.1, 7.25, 3, 1), (0.1, 0.2, 2, 1), (9.0, 0.3, 1, 0)]
 )
-def test_a_steps_cost_is_measured_after_a_first_one_and_within_a_limit(
+def test_the_cost_of_a_step_is_measured_after_a_warm_up_and_within_a_limit(
     monkeypatch: pytest.MonkeyPatch, cost: float, limit: float, steps: int, resets: int
 ) -> None:
-    world = Timed(cost)
-    monkeypatch.setattr("freewheel.rollout.probe.perf_counter", lambda: world.seconds)
-    monkeypatch.setattr("freewheel.rollout.probe.process_time", lambda: world.seconds / 2)
+    env = Timed(cost)
+    monkeypatch.setattr("freewheel.rollout.probe.perf_counter", lambda: env.seconds)
+    monkeypatch.setattr("freewheel.rollout.probe.process_time", lambda: env.seconds / 2)
     mean = (steps * cost + resets * 7.0) / (steps * 4)
-    assert step_cost(world, seed=3, steps=20, limit=limit) == pytest.approx((mean, mean / 2))
-    assert world.steps == steps + 1
+    assert step_cost(env, seed=3, steps=20, limit=limit) == pytest.approx((mean, mean / 2))
+    assert env.steps == steps + 1

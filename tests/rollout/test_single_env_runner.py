@@ -1,7 +1,9 @@
-"""SingleEnvRunner writes what a Runner writes, whatever happens to the env."""
+"""SingleEnvRunner writes the same rows as a Runner, also if the env fails."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import fields
@@ -12,13 +14,13 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from freewheel.core import Env, Episode, Failure, NDArray, Snapshot, Transitions
+from freewheel.core import Episode, Failure, NDArray, Snapshot, Transitions
 from freewheel.envs.gym import GymConfig, GymLoop
 from freewheel.policies.numpy_actor import NumpyActor, make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
-from freewheel.rollout import single_env_runner as solo
+from freewheel.rollout import single_env_runner
 from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.row_writer import PythonRowWriter, RowWriter
+from freewheel.rollout.kernel import PythonRowWriter, RowWriter
 from freewheel.rollout.runner import Author, Runner, empty_transitions
 from freewheel.rollout.single_env_runner import SingleEnv, SingleEnvRunner, make_runner
 from freewheel.seeding import generator, training_episodes
@@ -38,7 +40,7 @@ FAULTS: Mapping[tuple[int, int], str] = {
 
 
 class Ill(Toy):
-    """Noise of its seed, and what FAULTS say of an episode's step."""
+    """Observations are noise from the seed; fails at the steps in FAULTS."""
 
     def __init__(self, space: gymnasium.Space[Any], dtype: Any = np.float32) -> None:
         super().__init__(5, "terminated")
@@ -53,12 +55,12 @@ class Ill(Toy):
         return 0.1 + float(np.sum(action))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return self.spoilt(super().reset(seed=seed, options=options))
+        return self.with_fault(super().reset(seed=seed, options=options))
 
     def step(self, action: Any) -> Any:
-        return self.spoilt(super().step(action))
+        return self.with_fault(super().step(action))
 
-    def spoilt(self, answer: tuple[Any, ...]) -> Any:
+    def with_fault(self, answer: tuple[Any, ...]) -> Any:
         fault = self.faults.get((self.seed, self.count))
         observation, *rest = answer
         if fault == "raise":
@@ -72,16 +74,16 @@ class Ill(Toy):
         return observation, *rest
 
 
-def stage(factory: Callable[[], Any], **policy: Any) -> tuple[RunnerFactory, PolicySpec, Snapshot]:
-    world = GymConfig(id="Ill", factory=factory, measures=("count",))
-    spec = PolicyConfig(**policy).resolve(world.make(LANES).spec)
+def setup(make_env: Callable[[], Any], **policy: Any) -> tuple[RunnerFactory, PolicySpec, Snapshot]:
+    env = GymConfig(id="Ill", factory=make_env, measures=("count",))
+    spec = PolicyConfig(**policy).resolve(env.make(LANES).spec)
     params = FlatParams(full_layout(spec))
     initialise(spec, params, generator(SEED))
-    return RunnerFactory(world.make, make_actor(spec), SEED), spec, Snapshot(7, params.views)
+    return RunnerFactory(env.make, make_actor(spec), SEED), spec, Snapshot(7, params.views)
 
 
-def story(runner: Runner, snapshot: Snapshot) -> tuple[list[Any], list[Episode], list[Failure]]:
-    """Every row, episode and failure of 120 steps, in slots of 8 rows that are used again."""
+def play(runner: Runner, snapshot: Snapshot) -> tuple[list[Any], list[Episode], list[Failure]]:
+    """Every row, episode and failure of 120 steps, in slots of 8 rows that are reused."""
     runner.load(snapshot)
     runner.begin()
     slots = [empty_transitions(8, runner.env.spec) for _ in range(3)]
@@ -100,15 +102,9 @@ def story(runner: Runner, snapshot: Snapshot) -> tuple[list[Any], list[Episode],
     return rows, episodes, failures
 
 
-def tolerant(env: Env) -> GymLoop:
-    """The same lane behind arrays."""
-    assert isinstance(env, GymLoop)
-    return GymLoop([env._lanes[0].env], env.spec.name, LANES, ("count",), fault_tolerant=True)
-
-
-@pytest.mark.parametrize("page", [PythonRowWriter, RowWriter], ids=["plain", "compiled"])
+@pytest.mark.parametrize("writer", [PythonRowWriter, RowWriter], ids=["plain", "compiled"])
 @pytest.mark.parametrize(
-    "factory",
+    "make_env",
     [
         lambda: Ill(Discrete(4)),
         lambda: Ill(Discrete(4, start=2)),
@@ -117,16 +113,17 @@ def tolerant(env: Env) -> GymLoop:
     ],
     ids=["discrete", "from 2 on", "box", "bytes"],
 )
-def test_the_same_rows_as_with_arrays(
-    factory: Callable[[], Any], page: type[PythonRowWriter], monkeypatch: pytest.MonkeyPatch
+def test_the_rows_are_the_same_as_with_arrays(
+    make_env: Callable[[], Any], writer: type[PythonRowWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solo, "RowWriter", page)
-    recipe, _, snapshot = stage(factory)
-    env = recipe.make(LANES, fault_tolerant=True)
+    monkeypatch.setattr(single_env_runner, "RowWriter", writer)
+    factory, _, snapshot = setup(make_env)
+    env = factory.make(LANES, fault_tolerant=True)
     assert isinstance(env, SingleEnv)
-    ours = story(make_runner(recipe, LANES, env, Author(SEED, LANES)), snapshot)
+    ours = play(make_runner(factory, LANES, env, Author(SEED, LANES)), snapshot)
     with np.errstate(over="ignore"):  # a reward beyond float32
-        theirs = story(Runner(recipe, LANES, env=tolerant(recipe.make(LANES, fault_tolerant=True))), snapshot)
+        with_arrays = GymLoop([make_env()], "Ill", LANES, ("count",), fault_tolerant=True)
+        theirs = play(Runner(factory, LANES, env=with_arrays), snapshot)
     for (count, over, row), (other_count, other_over, other) in zip(ours[0], theirs[0], strict=True):
         assert (count, over) == (other_count, other_over)
         for name in row if count else ("valid",):
@@ -139,50 +136,50 @@ def test_the_same_rows_as_with_arrays(
     assert len(ours[1]) > 5
 
 
-def test_it_is_a_runner() -> None:
-    recipe, _, snapshot = stage(lambda: Drifting(n=4, length=5))
+def test_it_satisfies_the_contract_of_a_runner() -> None:
+    factory, _, snapshot = setup(lambda: Drifting(n=4, length=5))
 
     def make() -> Runner:
-        env = recipe.make(LANES, fault_tolerant=True)
-        return make_runner(recipe, LANES, env, Author(SEED, LANES))
+        env = factory.make(LANES, fault_tolerant=True)
+        return make_runner(factory, LANES, env, Author(SEED, LANES))
 
     check_runner(make, snapshot)
 
 
-def test_it_forgets_pages_that_are_no_more() -> None:
-    recipe, _, snapshot = stage(lambda: Drifting(n=4, length=5))
-    env = recipe.make(LANES, fault_tolerant=True)
+def test_it_keeps_a_limited_number_of_row_writers() -> None:
+    factory, _, snapshot = setup(lambda: Drifting(n=4, length=5))
+    env = factory.make(LANES, fault_tolerant=True)
     assert isinstance(env, SingleEnv)
-    runner = make_runner(recipe, LANES, env, Author(SEED, LANES))
+    runner = make_runner(factory, LANES, env, Author(SEED, LANES))
     assert isinstance(runner, SingleEnvRunner)
     runner.load(snapshot)
-    for _ in range(3 * solo.PAGES):
-        assert runner.unroll(2).rows == 2
-    assert len(runner._pages) <= solo.PAGES
+    arrays = [weakref.ref(runner.unroll(2).data.obs) for _ in range(3 * single_env_runner.WRITERS)]
+    gc.collect()
+    assert sum(array() is not None for array in arrays) <= single_env_runner.WRITERS
 
 
 def test_a_policy_that_cannot_act_for_one_lane_gets_the_plain_runner() -> None:
-    recipe, _, snapshot = stage(lambda: Ill(Discrete(4)))
+    factory, _, snapshot = setup(lambda: Ill(Discrete(4)))
 
-    class Many:
+    class ArraysOnly:
         state_size = 0
 
         def __init__(self) -> None:
-            self._inner = recipe.actor()
+            self._inner = factory.actor()
             self.act, self.load = self._inner.act, self._inner.load
 
-    class Remembering(NumpyActor):
+    class Recurrent(NumpyActor):
         state_size = 2
 
     both = []
-    for actor, kind in ((recipe.actor, SingleEnvRunner), (Many, Runner)):
-        env = recipe.make(LANES, fault_tolerant=True)
-        runner = make_runner(RunnerFactory(recipe.make, actor, SEED), LANES, env, Author(SEED, LANES))
+    for actor, kind in ((factory.actor, SingleEnvRunner), (ArraysOnly, Runner)):
+        env = factory.make(LANES, fault_tolerant=True)
+        runner = make_runner(RunnerFactory(factory.make, actor, SEED), LANES, env, Author(SEED, LANES))
         assert type(runner) is kind
         with np.errstate(over="ignore"):  # a reward beyond float32
-            both.append(story(runner, snapshot))
+            both.append(play(runner, snapshot))
     assert [row["action"].tolist() for _, _, row in both[0][0]] == [row["action"].tolist() for _, _, row in both[1][0]]
-    spec = recipe.actor().spec  # type: ignore[attr-defined]
-    with closing(recipe.make(LANES, fault_tolerant=True)) as env:
-        factory = RunnerFactory(recipe.make, lambda: Remembering(spec), SEED)
-        assert type(make_runner(factory, LANES, env, Author(SEED, LANES))) is Runner, "it has a memory"
+    spec = factory.actor().spec  # type: ignore[attr-defined]
+    with closing(factory.make(LANES, fault_tolerant=True)) as env:
+        recurrent = RunnerFactory(factory.make, lambda: Recurrent(spec), SEED)
+        assert type(make_runner(recurrent, LANES, env, Author(SEED, LANES))) is Runner, "it has a memory"

@@ -125,7 +125,7 @@ def test_a_world_is_probed_in_another_process(tmp_path: Path, mode: str) -> None
 
 def test_impossible_numbers_are_refused_before_anything_starts() -> None:
     for argv, text in (
-        (["--workers", "3", "--num-envs", "8"], "8 envs do not share out over 3 workers; use --num-envs 6"),
+        (["--workers", "3", "--num-envs", "8"], "8 envs cannot be divided evenly over 3 workers; use --num-envs 6"),
         (["--workers", "0"], "--workers must be positive"),
         (["--workers", "some"], "--workers must be a whole number or one of auto, not some"),
         (["--max-lag", "-1"], "--max-lag must not be negative"),

@@ -1,4 +1,4 @@
-"""Training under fire: a loop in this process whose every tick is audited, and those who kill, stop and watch its workers."""
+"""Training with faults: a loop in this process that checks every chunk, and helpers that kill, stop and observe workers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.pools import wire_of
 
 ROOT = Path(freewheel.__file__).parents[1]
 MODES = ("batch", "continuous", "episodes")
-LONG = bool(os.environ.get("FREEWHEEL_LONG"))  # the long form of every test: `make soak`
+LONG = bool(os.environ.get("FREEWHEEL_LONG"))  # longer tests: `make soak`
 SEED = 5
 SMALL = {
     "seed": SEED,
@@ -64,7 +64,9 @@ def every(*variants: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     return [(MODES[number % len(MODES)], *variants[number % len(variants)]) for number in range(count)]
 
 
-def wait_until(condition: Callable[[], bool], limit: float = 20.0, what: str = "it never came") -> None:
+def wait_until(
+    condition: Callable[[], bool], limit: float = 20.0, what: str = "the condition did not become true"
+) -> None:
     deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline, what
@@ -75,7 +77,7 @@ def wait_until(condition: Callable[[], bool], limit: float = 20.0, what: str = "
 
 
 def certified(data: Transitions) -> NDArray:
-    """[N] a number for every valid row, of its episode's seed and its step; fails if a row is not what a Certified world gave."""
+    """[N] a number for every valid row, from its seed and step; fails if a row is not one of a Certified env."""
     valid = data.valid
     obs, after, action, reward = (part[valid] for part in (data.obs, data.next_obs, data.action, data.reward))
     assert np.isfinite(data.obs).all()
@@ -92,8 +94,8 @@ def certified(data: Transitions) -> NDArray:
     return np.asarray(seed * LENGTH + step)
 
 
-class Witness(RolloutBuffer):
-    """Sees every row that is trained on, and how old it is."""
+class RecordingBuffer(RolloutBuffer):
+    """Records every row that is trained on, and its lag."""
 
     def __init__(self, learner: PPO) -> None:
         super().__init__()
@@ -111,7 +113,7 @@ class Witness(RolloutBuffer):
 
 @dataclass(frozen=True)
 class Delivery:
-    """A chunk that has come."""
+    """A delivered chunk."""
 
     at: float  # time.monotonic()
     origin: Origin
@@ -121,7 +123,7 @@ class Delivery:
 
 @dataclass
 class Audit:
-    """What was delivered: in order, whole and once."""
+    """Checks that chunks are delivered in order, complete and once."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     gaps: int = 0  # in the sequence of an incarnation
@@ -139,30 +141,30 @@ class Audit:
         self._last[origin.worker] = origin
         self.deliveries.append(Delivery(time.monotonic(), origin, chunk.version, chunk.rows))
         assert chunk.rows == np.count_nonzero(chunk.data.valid)
-        follows_itself(chunk)
+        check_continuity(chunk)
         lanes = np.arange(chunk.data.valid.shape[1]) + origin.lane0
         if chunk.episodes and len(chunk.episodes) == 1 and len(lanes) == 1:
             lanes = np.array([chunk.episodes[0].lane])
         self._rows.append((np.broadcast_to(lanes, chunk.data.valid.shape)[chunk.data.valid], certified(chunk.data)))
 
-    def finish(self, witness: Witness) -> None:
-        """No row came twice, and nothing was trained on more often than it came."""
+    def finish(self, witness: RecordingBuffer) -> None:
+        """No row was delivered twice, and none was trained on more often than it was delivered."""
         lanes, rows = (np.concatenate([part[i] for part in self._rows]) for i in range(2))
         for (lane, row), count in Counter(zip(lanes.tolist(), rows.tolist(), strict=True)).items():
             if count > 1:  # unless two episodes of a lane happen to have the same seed
                 seed = row // LENGTH
                 assert count <= sum(tree(SEED, "env", lane, k) == seed for k in range(100_000)), f"lane {lane}, {seed}"
-        came = Counter(rows.tolist())
+        delivered = Counter(rows.tolist())
         trained = Counter(row for part in witness.trained for row in part.tolist())
-        assert trained <= came
+        assert trained <= delivered
 
     def incarnations(self, since: float = 0.0) -> dict[int, int]:
         """The newest incarnation of each worker that has delivered since then."""
         return {one.origin.worker: one.origin.incarnation for one in self.deliveries if one.at >= since and one.rows}
 
 
-def follows_itself(chunk: Chunk) -> None:
-    """Within a chunk, a row begins where the one before it ended, or at the start of an episode."""
+def check_continuity(chunk: Chunk) -> None:
+    """Within a chunk, a row begins where the previous one ended, or with an episode."""
     data = chunk.data
     ended = data.terminated | data.truncated
     for t, following in pairwise(range(len(data.valid))):
@@ -177,7 +179,7 @@ def follows_itself(chunk: Chunk) -> None:
 
 @dataclass
 class Limit:
-    """No wait without one."""
+    """A time limit for waits."""
 
     at: float = float("inf")  # time.monotonic()
 
@@ -185,24 +187,24 @@ class Limit:
         self.at = time.monotonic() + seconds
 
     def check(self) -> None:
-        assert time.monotonic() < self.at, "it takes too long"
+        assert time.monotonic() < self.at, "the time limit is over"
 
 
 class Trial:
-    """A training whose books are balanced at every tick and whose rows are audited."""
+    """A training whose row counts are balanced at every tick and whose rows are checked."""
 
     def __init__(self, collector: WorkerPool, learner: PPO, max_lag: int | None, limit: Limit) -> None:
         self.collector, self.learner, self.max_lag = collector, learner, max_lag
         self._limit = limit
-        self.witness = learner._buffer = Witness(learner)
+        self.witness = learner._buffer = RecordingBuffer(learner)
         self.audit, self.meter = Audit(), Meter(workers=collector.wire.authors)
         self.messages: list[str] = []
         self.longest_wait = 0.0
         self._ticks: Iterator[Tick] | None = None
-        self._next_news = 0.0
+        self._next_messages = 0.0
 
     def publish(self) -> None:
-        """Let the workers go, without ever collecting."""
+        """Publish weights without collecting."""
         self.collector.publish(self.learner.snapshot(), self.learner.rows().done)
 
     def tick(self) -> Tick:
@@ -214,26 +216,26 @@ class Trial:
         for chunk in tick.chunks:
             self.audit.take(chunk)
         self.balance()
-        if began >= self._next_news:
+        if began >= self._next_messages:
             self.messages += self.collector.messages()
-            self._next_news = began + 0.1
+            self._next_messages = began + 0.1
         return tick
 
     def run(self, until: Callable[[], bool], limit: float = 20.0) -> None:
-        """Train until then."""
+        """Train until the condition holds."""
         self._limit.set(limit)
         while not until():
             self._limit.check()
             self.tick()
 
     def run_for(self, seconds: float) -> int:
-        """Train for so long; how many rows were delivered."""
+        """Train for this many seconds; returns the number of delivered rows."""
         end, before = time.monotonic() + seconds, self.delivered
         self.run(lambda: time.monotonic() >= end, limit=seconds + 20.0)
         return self.delivered - before
 
     def learn(self, updates: int, limit: float = 20.0) -> None:
-        """So many more."""
+        """Train for this many updates."""
         target = self.learner.version + updates
         self.run(lambda: self.learner.version >= target, limit)
 
@@ -253,32 +255,32 @@ class Trial:
         return wire_of(self.collector).supervisor
 
     def processes(self) -> list[psutil.Process]:
-        """Of all workers that have one."""
+        """The processes of all running workers."""
         return [psutil.Process(slot.process.pid) for slot in self.supervisor.slots if slot.process is not None]
 
     @property
-    def told(self) -> str:
+    def shown(self) -> str:
         return "\n".join(self.messages)
 
     def wait_for_workers(self) -> None:
-        """Train until all of them act, and have for so long that one more death is not the last."""
+        """Train until all workers have taken enough good steps that one more failure is not their last."""
         self.run(lambda: all(good_steps(self.supervisor, slot) >= GOOD_STEPS for slot in self.supervisor.slots))
 
 
 def good_steps(supervisor: Supervisor, slot: WorkerSlot) -> int:
-    """Of the incarnation that sits here."""
+    """Good steps of the current incarnation."""
     return int(supervisor.heartbeats.memory["steps"][slot.worker]) - slot.steps
 
 
 @contextmanager
 def trial(env: str, mode: str, **options: Any) -> Iterator[Trial]:
-    """A Trial on this world; when it is left, the books are closed and audited."""
+    """A Trial on this environment; checks all counts and rows at the end."""
     planned = _planned(from_options(env, {**SMALL, "mode": mode, **options}))
     learner = planned.config.learner.build(planned.learner_spec)
     assert isinstance(learner, PPO)
     limit = Limit()
-    job = planned.collect_spec(learner.snapshot(), limit.check)
-    with planned.config.collector.build(planned.runner_factory, job) as collector:
+    spec = planned.collect_spec(learner.snapshot(), limit.check)
+    with planned.config.collector.build(planned.runner_factory, spec) as collector:
         assert isinstance(collector, WorkerPool)
         on = Trial(collector, learner, planned.max_lag, limit)
         yield on
@@ -290,20 +292,20 @@ def trial(env: str, mode: str, **options: Any) -> Iterator[Trial]:
 
 
 def _planned(config: Config) -> Plan:
-    """What plan() would find out, without trying the world out: those of this folder look alike."""
+    """The result of plan() without a survey: all environments of faulty_worlds have the same spec."""
     collector = config.collector.planned(StepCost(0.0, 0.0))
-    spec = replace(_look_of_the_worlds(), name=config.env.id, lanes=collector.lanes)
+    spec = replace(_env_spec(), name=config.env.id, lanes=collector.lanes)
     return Plan(replace(config, collector=collector), spec, config.policy.resolve(spec), Path("never made"), "cpu")
 
 
 @cache
-def _look_of_the_worlds() -> EnvSpec:
+def _env_spec() -> EnvSpec:
     with closing(GymConfig(world("Certified")).make(range(1))) as env:
         return env.spec
 
 
 def idle(on: Trial) -> bool:
-    """Whether no worker can go on before the learner does."""
+    """Whether all workers wait for the learner."""
     heartbeats = wire_of(on.collector).heartbeats
     before = heartbeats.memory["steps"].copy()
     time.sleep(0.05)
@@ -314,7 +316,7 @@ def finite(snapshot: Snapshot) -> bool:
     return all(bool(np.isfinite(np.asarray(value)).all()) for value in snapshot.params.values())
 
 
-# ------------------------------------------------------------------------------------------------------------ who does harm
+# ------------------------------------------------------------------------------------------------------------ who does used
 
 
 @dataclass(frozen=True)
@@ -327,13 +329,13 @@ class Kill:
 
 
 class Killer:
-    """Kills workers, on average `rate` a second, at moments and in an order that the seed sets."""
+    """Kills workers, on average `rate` per second, at times and in an order given by the seed."""
 
     def __init__(self, supervisor: Supervisor, rate: float, seed: int = SEED) -> None:
-        self._crew, self._rate = supervisor, rate
+        self._supervisor, self._rate = supervisor, rate
         self._rng = np.random.default_rng(seed)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._prowl, name="killer")
+        self._thread = threading.Thread(target=self._run, name="killer")
         self.kills: list[Kill] = []
 
     def __enter__(self) -> Self:
@@ -344,23 +346,23 @@ class Killer:
         self._over.set()
         self._thread.join()
 
-    def _prowl(self) -> None:
+    def _run(self) -> None:
         while not self._over.wait(self._rng.exponential(1 / self._rate)):
-            slot = self._crew.slots[self._rng.integers(len(self._crew.slots))]
-            if not self._on_its_last_life(slot):
+            slot = self._supervisor.slots[self._rng.integers(len(self._supervisor.slots))]
+            if not self._is_last_chance(slot):
                 kill(slot, self.kills)
 
-    def _on_its_last_life(self, slot: WorkerSlot) -> bool:
-        """Whether one more death would be the end of it: a worker that fails at once three times is given up."""
-        return slot.failures >= 2 and good_steps(self._crew, slot) < GOOD_STEPS
+    def _is_last_chance(self, slot: WorkerSlot) -> bool:
+        """Whether one more failure would give the worker up."""
+        return slot.failures >= 2 and good_steps(self._supervisor, slot) < GOOD_STEPS
 
 
 def kill(slot: WorkerSlot, kills: list[Kill]) -> bool:
-    """Kill the incarnation that sits here, if there is one that was not killed yet."""
+    """Kill the current incarnation, unless it was killed already."""
     process, incarnation = slot.process, slot.incarnation
     if process is None or any((slot.worker, incarnation) == (one.worker, one.incarnation) for one in kills):
         return False
-    with suppress(ValueError, ProcessLookupError):  # it has just been buried
+    with suppress(ValueError, ProcessLookupError):  # it has just ended
         assert process.pid is not None, "a worker that was never started"
         at = time.monotonic()
         os.kill(process.pid, signal.SIGKILL)
@@ -370,7 +372,7 @@ def kill(slot: WorkerSlot, kills: list[Kill]) -> bool:
 
 
 def tokens(folder: Path, count: int) -> str:
-    """Leave for so many mishaps, for Mishap(folder=...)."""
+    """Permission for a number of faults, for Faulty(folder=...)."""
     folder.mkdir(exist_ok=True)
     for number in range(count):
         (folder / f"token-{number}").touch()
@@ -378,25 +380,25 @@ def tokens(folder: Path, count: int) -> str:
 
 
 @dataclass(frozen=True)
-class Harm:
-    """What a Mishap noted."""
+class UsedToken:
+    """Where and when a Faulty env failed."""
 
     worker: int
     at: float
     pid: int
 
 
-def harms(folder: Path) -> list[Harm]:
+def used_tokens(folder: Path) -> list[UsedToken]:
     notes = (note.read_text().split() for note in sorted(folder.glob("used-*")))
-    return [Harm(int(worker), float(at), int(pid)) for worker, at, pid in notes]
+    return [UsedToken(int(worker), float(at), int(pid)) for worker, at, pid in notes]
 
 
-# ---------------------------------------------------------------------------------------------------- a trainer of its own
+# ---------------------------------------------------------------------------------------------------- a separate trainer
 
 
 @contextmanager
 def command(runs: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
-    """`freewheel train`, in a session of its own as a terminal would have it, killed if it does not end."""
+    """`freewheel train` in its own session, as in a terminal; killed if it does not end."""
     where = ["--runs-dir", str(runs), "--run", "cut"]
     process = subprocess.Popen(
         [sys.executable, "-m", "freewheel", "train", *SMALL_ARGV, *argv, *where],
@@ -417,7 +419,7 @@ def command(runs: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def commands(folder: Path, modes: Sequence[str], *argv: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Such a command for each of these modes, with three workers, all at the same time and in the middle of training."""
+    """A command for each of these modes, with three workers, all at the same time; returns when all are training."""
     options = ["--workers", "3", "--num-envs", "3", "--steps", "1000000000", "--log-every", "0.05"]
     with ExitStack() as stack:
         processes = {
@@ -427,10 +429,10 @@ def commands(folder: Path, modes: Sequence[str], *argv: str) -> Iterator[dict[st
         yield processes
 
 
-def hang_one_of_each(mishaps: Path, count: int) -> None:
-    """Give the Mishaps of so many commands, each in one worker only, leave to hang."""
-    tokens(mishaps, count)
-    wait_until(lambda: len(harms(mishaps)) == count)
+def hang_a_worker_of_each(faults: Path, count: int) -> None:
+    """Let one worker of each command hang."""
+    tokens(faults, count)
+    wait_until(lambda: len(used_tokens(faults)) == count)
 
 
 def has_logged(runs: Path) -> bool:
@@ -439,17 +441,17 @@ def has_logged(runs: Path) -> bool:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Everyone below a process."""
+    """All descendants of a process."""
     return psutil.Process(pid).children(recursive=True)
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it can still do anything; a zombie only waits for somebody to ask how it ended."""
+    """Whether it runs; a zombie does not."""
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    """The forkserver's children: workers, and whoever else is born there."""
+    """The children of the forkserver."""
     return [child for child in family(pid) if child.ppid() != pid]

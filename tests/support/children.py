@@ -1,4 +1,4 @@
-"""What the processes of these tests do: small functions without pytest, so that a process starts at once."""
+"""Functions for child processes of tests; without pytest, so that a process starts fast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from freewheel.core import Snapshot
 from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import Tally
 from freewheel.transport.shm.channel import Port, Writer
-from freewheel.transport.shm.heartbeats import HOPELESS, RESET, STEP, WAIT, Heartbeats
+from freewheel.transport.shm.heartbeats import NO_LANES_LEFT, RESET, STEP, WAIT, Heartbeats
 from freewheel.transport.shm.mailbox import Mailbox
 from freewheel.transport.shm.memory import SharedArrays
 from freewheel.transport.shm.permits import SharedPermits
@@ -38,14 +38,14 @@ def hang() -> None:
 
 
 def double(memory: SharedArrays, answer: Connection) -> None:
-    """Read what is there, write twice that."""
+    """Double the values and return them."""
     memory["words"][:] *= 2
     memory.cells("numbers", 1)[2] = 7
     answer.send({name: memory[name].tolist() for name in memory.fields})
 
 
 def listen(wakeup: Wakeup, times: int, answer: Connection) -> None:
-    """Wait for a wakeup, again and again, and tell each time."""
+    """Wait for a wakeup several times and send each result."""
     answer.send("ready")
     for _ in range(times):
         answer.send(wakeup.wait(LIMIT))
@@ -56,7 +56,7 @@ def notify(wakeup: Wakeup, times: int) -> None:
 
 
 def increment(lock: ProcessLock, memory: SharedArrays, times: int) -> None:
-    """Read, let others run, write: without a lock, most of it is lost."""
+    """Read, let others run, write: without a lock, most increments are lost."""
     cell = memory["counter"]
     for _ in range(times):
         with lock:
@@ -66,7 +66,7 @@ def increment(lock: ProcessLock, memory: SharedArrays, times: int) -> None:
 
 
 def hold(lock: ProcessLock, answer: Connection) -> None:
-    """Take the lock and never give it back."""
+    """Take the lock and never release it."""
     with lock:
         answer.send("held")
         hang()
@@ -77,7 +77,7 @@ def take_once(lock: ProcessLock, answer: Connection) -> None:
         answer.send("held")
 
 
-def post_for_ever(mailbox: Mailbox, stop: SharedArrays) -> None:
+def post_forever(mailbox: Mailbox, stop: SharedArrays) -> None:
     """Version after version, every weight of which is the version."""
     version = 0
     sizes = mailbox.layout.items()
@@ -87,22 +87,22 @@ def post_for_ever(mailbox: Mailbox, stop: SharedArrays) -> None:
         mailbox.post(Snapshot(version, params, np.full(mailbox.context, version, np.float32)))
 
 
-def tell(answer: Connection, *names: str) -> None:
-    """What this process is like."""
+def describe(answer: Connection, *names: str) -> None:
+    """Send the environment variables, modules and script of this process."""
     facts: dict[str, Any] = {name: os.environ.get(name) for name in names}
     answer.send((facts, sorted(sys.modules), vars(sys.modules["__main__"]).get("__file__")))
 
 
 def listen_alone(wakeup: Wakeup, answer: Connection) -> None:
-    """Wait until this very process heard the wakeup: when several are woken, one of them does."""
+    """Wait until this process consumes the notification: of several woken processes, only one does."""
     answer.send("ready")
     while not wakeup.wait(LIMIT):
         pass
-    answer.send("heard")
+    answer.send("woken")
 
 
 def hang_on(answer: Connection) -> None:
-    """Hang, and say so again when an interrupt has come and gone."""
+    """Hang, and send a message after an interrupt."""
     answer.send("here")
     signal.sigtimedwait([], 0.2)
     answer.send("still here")
@@ -112,25 +112,25 @@ def hang_on(answer: Connection) -> None:
 # ------------------------------------------------------------------------------------------------------------------ channel
 
 
-def write_for_ever(port: Port, incarnation: int) -> None:
+def write_forever(port: Port, incarnation: int) -> None:
     """Fragments of 1 to all steps, as fast as they can be written; row k is numbered k over all incarnations."""
     writer = Writer(port, 0, incarnation)
     author = Pen(writer, writer.tally.produced)
     while True:
         for steps in range(1, port.shape.steps + 1):
             while writer.full():
-                port.room.wait(LIMIT)
+                port.slot_freed.wait(LIMIT)
             author.fragment(steps, version=author.number)
             writer.notify()
 
 
-def write_blanks_for_ever(port: Port) -> None:
-    """Full fragments of rows that say nothing: all the time goes into the channel."""
+def write_blanks_forever(port: Port) -> None:
+    """Full fragments of empty rows: all time is spent in the channel."""
     writer = Writer(port, 0, 0)
     port.memory["valid"][0] = True
     while True:
         while writer.full():
-            port.room.wait(LIMIT)
+            port.slot_freed.wait(LIMIT)
         writer.begin(0)
         for t in range(port.shape.steps):
             writer.row(t, port.shape.spec.lanes)
@@ -150,7 +150,7 @@ def wait_for_grant(permits: SharedPermits, worker: int, answer: Connection) -> N
 
 
 def act_again_and_again(permits: SharedPermits, worker: int, memory: SharedArrays) -> None:
-    """Log the version of every grant; fails if the announcement does not stand from take to give_back."""
+    """Log the version of every grant; fails unless the worker is announced from take to give_back."""
     log, count = memory["log"][worker], memory["count"]
     tally = Tally(0, 0, ended=True)
     while count[worker] < len(log):
@@ -177,10 +177,9 @@ def issue_many(permits: SharedPermits, worker: int, go: Wakeup, answer: Connecti
 # --------------------------------------------------------------------------------------------------------------------- heartbeats
 
 
-def die_speaking(heartbeats: Heartbeats, worker: int) -> None:
-    """Be killed between beginning to speak and having spoken."""
-    said = heartbeats.memory["said"]
-    said[worker] += 1
+def die_in_report(heartbeats: Heartbeats, worker: int) -> None:
+    """Be killed while writing a report."""
+    heartbeats.memory["reported"][worker] += 1
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -199,9 +198,9 @@ class Shift:
     """What the workers of a supervisor share."""
 
     heartbeats: Heartbeats
-    board: SharedArrays  # incarnation [W], acted [W] ns: who acts, and when it first did
+    board: SharedArrays  # incarnation [W], acted [W] ns: which one acts, and since when
     lock: ProcessLock
-    plans: tuple[tuple[str, ...], ...]  # for every worker what its incarnations do; the last one for ever
+    plans: tuple[tuple[str, ...], ...]  # for every worker what its incarnations do; the last plan is repeated
 
 
 def board(workers: int) -> SharedArrays:
@@ -211,7 +210,7 @@ def board(workers: int) -> SharedArrays:
 
 
 def serve(shift: Shift, worker: int, incarnation: int) -> None:
-    """One incarnation of a worker: take good steps, so many or for ever, and end in the way that is planned for it."""
+    """One incarnation of a worker: take a number of good steps (or inf), and end as planned."""
     plan = shift.plans[worker]
     steps, _, end = plan[min(incarnation, len(plan) - 1)].partition(" ")
     heartbeats, count = shift.heartbeats, float(steps)
@@ -237,8 +236,8 @@ def _end(shift: Shift, worker: int, end: str) -> None:
     heartbeats = shift.heartbeats
     if end == "stop in wait":
         heartbeats.enter(worker, WAIT)
-    elif end == "speak and exit":
-        heartbeats.say(worker, "the env said no\nand why")
+    elif end == "report and exit":
+        heartbeats.report(worker, "the env failed\nand why")
     with shift.lock if end == "stop with the lock" else nullcontext():
         ENDS[end]()
 
@@ -255,12 +254,12 @@ def _send(number: int) -> None:
 
 ENDS: dict[str, Callable[[], None]] = {
     "exit": partial(os._exit, 0),
-    "exit, hopeless": partial(os._exit, HOPELESS),
-    "speak and exit": partial(os._exit, 3),
+    "exit, no lanes left": partial(os._exit, NO_LANES_LEFT),
+    "report and exit": partial(os._exit, 3),
     "die": partial(_send, signal.SIGKILL),
     "die of signal 40": partial(_send, 40),
     "hang in step": hang,
-    "spin, deaf": _spin,
+    "spin, ignore SIGTERM": _spin,
     "stop": partial(_send, signal.SIGSTOP),
     "stop in wait": partial(_send, signal.SIGSTOP),
     "stop with the lock": partial(_send, signal.SIGSTOP),

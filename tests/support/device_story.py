@@ -1,4 +1,4 @@
-"""The planted world of isaac_like as the rest of the house meets it, and all of its rows again from the actions alone."""
+"""A setup of the simulator isaac_like: environment, policy and factory, and its rows computed from the actions alone."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Explosive(IsaacLike):
         return super().step(action)
 
 
-class Stage:
-    """The world, its policy and its recipe, within a test's reach."""
+class DeviceSetup:
+    """The simulator, its policy and its factory, visible to the test."""
 
     def __init__(
         self, traps: Traps = UNBOUNDED, lanes: int = 4, *, head: str = "gaussian", explodes_at: int | None = None
@@ -57,7 +57,7 @@ class Stage:
         self.spec = self.make(range(lanes)).spec
         self.worlds.clear()
         self.policy = PolicyConfig(hidden=(8,), head=head).resolve(self.spec)
-        self.recipe = RunnerFactory(self.make, make_tensor_actor(self.policy, "cpu", 3), SEED)
+        self.factory = RunnerFactory(self.make, make_tensor_actor(self.policy, "cpu", 3), SEED)
 
     def make(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> DeviceEnv:
         world = (
@@ -73,27 +73,27 @@ class Stage:
 
     @property
     def closed(self) -> list[int]:
-        """How often each world was closed."""
+        """How often each simulator was closed."""
         return [world.journal.closed for world in self.worlds]
 
 
 def weights(policy: PolicySpec, version: int) -> Snapshot:
-    """Small ones, others for every version."""
+    """Small weights, different for every version."""
     params = FlatParams(full_layout(policy))
     initialise(policy, params, generator(version))
     return Snapshot(version, params.views)
 
 
 @dataclass(frozen=True)
-class Told:
-    """What has to come out of these actions."""
+class ExpectedRows:
+    """Rows and episodes that follow from these actions."""
 
     data: Transitions  # log_prob is zero: the world does not know it
     episodes: list[list[Episode]]  # by the step they ended in
 
 
-def retold(action: NDArray, seed: int = SEED, *, has_final_obs: bool = True) -> Told:
-    """Rows [T, B] from actions [T, B, 1], worked out lane by lane. Columns: x and t; x, t and the episode's number."""
+def expected_rows(action: NDArray, seed: int = SEED, *, has_final_obs: bool = True) -> ExpectedRows:
+    """Rows [T, B] from actions [T, B, 1], computed lane by lane. Columns: x and t; x, t and the episode's number."""
     steps, lanes, _ = action.shape
     begins = training_episodes(seed, 0).seed(0)
     blank, columns = (steps, lanes), (steps, lanes, 5)
@@ -115,4 +115,4 @@ def retold(action: NDArray, seed: int = SEED, *, has_final_obs: bool = True) -> 
                 next_obs[row, lane] = next_obs[row, lane] if has_final_obs else obs[row, lane]
                 episodes[row].append(Episode(lane, number, 0, (), float(ret), length, 0.0, (float(x), float(length))))
     valid = np.ones(blank, np.bool_)
-    return Told(Transitions(obs, action, np.zeros(blank), reward, ends[1], ends[0], next_obs, valid), episodes)
+    return ExpectedRows(Transitions(obs, action, np.zeros(blank), reward, ends[1], ends[0], next_obs, valid), episodes)

@@ -1,4 +1,4 @@
-"""Worlds whose rows certify themselves, and the ways in which they fail: in workers only, never where they are tried out."""
+"""Environments whose rows can be checked, and ways to fail; they fail only in workers, never in a survey."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ LOW, HIGH, LENGTH = 2**16, 2**15, 2**12  # what the columns of an observation ar
 
 
 def worker() -> int | None:
-    """The number of the worker that this process is; None where a world is only tried out."""
+    """The worker number of this process; None outside workers."""
     match = re.fullmatch(r"freewheel-worker-(\d+)", current_process().name)
     return int(match[1]) if match else None
 
 
 class Certified(Toy):
-    """An episode of 6 to 25 steps, as the seed says; a step takes `seconds`.
+    """An episode of 6 to 25 steps, depending on the seed; a step takes `seconds`.
 
-    Observation: the seed in two columns, and the step. Reward: (seed + step) mod 5, and 1 more for action 1. So a row whose
-    parts come from different steps, lanes or episodes shows.
+    Observation: the seed in two columns, and the step. Reward: (seed + step) mod 5, and 1 more for action 1. So a row
+    with parts of different steps, lanes or episodes is detected.
     """
 
     def __init__(self, seconds: float = 0.001) -> None:
@@ -51,8 +51,8 @@ class Certified(Toy):
         return float((self.seed + self.count) % 5 + action)
 
 
-class Scribbles(Certified):
-    """Returns one and the same array every time, and spoils it before the next step."""
+class ReusesArray(Certified):
+    """Always returns the same array, and overwrites it before the next step."""
 
     def __init__(self, seconds: float = 0.001) -> None:
         super().__init__(seconds)
@@ -74,7 +74,7 @@ class Slow(Certified):
         super().__init__(seconds * (factor if worker() == only else 1.0))
 
 
-class Mishap(Certified):
+class Faulty(Certified):
     """Fails in a worker: in all of them or `only` in one, in all of its envs or only in the first `envs`.
 
     It fails at step `at` (0: in reset, -1: in its constructor) of every episode, of the one with seed `in_seed` or, given a
@@ -97,12 +97,12 @@ class Mishap(Certified):
     ) -> None:
         super().__init__(seconds)
         self.in_seed = in_seed
-        self.how: Callable[[Mishap, NDArray], Any] = HOW[how]
+        self.how: Callable[[Faulty, NDArray], Any] = HOW[how]
         self.at, self.rate, self.folder = at, rate, None if folder is None else Path(folder)
-        mine = envs is None or Mishap.made < envs
-        Mishap.made += 1
-        self.prone = mine and worker() is not None and only in (None, worker())
-        self.poisoned = False  # the reward of this step
+        mine = envs is None or Faulty.made < envs
+        Faulty.made += 1
+        self.enabled = mine and worker() is not None and only in (None, worker())
+        self.infinite_reward = False  # the reward of this step
         self.token = 0
         if at == -1 and self._due(-1):
             self.how(self, np.zeros(3, np.float32))
@@ -113,11 +113,11 @@ class Mishap(Certified):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)
-        reward, self.poisoned = float("inf") if self.poisoned else reward, False
+        reward, self.infinite_reward = float("inf") if self.infinite_reward else reward, False
         return observation, reward, terminated, truncated, info
 
     def _due(self, step: int) -> bool:
-        if not self.prone or self.in_seed not in (None, self.seed):
+        if not self.enabled or self.in_seed not in (None, self.seed):
             return False
         due = step == self.at if self.rate is None else step > 0 and self.np_random.random() < self.rate
         return due and (self.folder is None or self._take_token(self.folder))
@@ -126,55 +126,55 @@ class Mishap(Certified):
         for token in folder.glob("token-*"):
             try:
                 token.unlink()
-            except FileNotFoundError:  # somebody else was faster
+            except FileNotFoundError:  # another process took it
                 continue
             self.token = int(token.name.partition("-")[2])
             note = folder / f".{token.name}"
             note.write_text(f"{worker()} {time.monotonic()} {os.getpid()}")
-            note.rename(folder / f"used-{token.name}")  # whole or absent
+            note.rename(folder / f"used-{token.name}")  # atomic
             return True
         return False
 
 
-def _raises(world: Mishap, observation: NDArray) -> NDArray:
+def _raises(env: Faulty, observation: NDArray) -> NDArray:
     raise ValueError("boom")
 
 
-def _raises_something_else(world: Mishap, observation: NDArray) -> NDArray:
-    raise KeyError("bang") if world.count % 2 else ValueError("boom")
+def _raises_something_else(env: Faulty, observation: NDArray) -> NDArray:
+    raise KeyError("bang") if env.count % 2 else ValueError("boom")
 
 
-def _is_killed(world: Mishap, observation: NDArray) -> NDArray:
+def _is_killed(env: Faulty, observation: NDArray) -> NDArray:
     os.kill(os.getpid(), signal.SIGKILL)
     return observation
 
 
-def _crashes(world: Mishap, observation: NDArray) -> NDArray:
-    ctypes.string_at(0)  # reads what is not there
+def _crashes(env: Faulty, observation: NDArray) -> NDArray:
+    ctypes.string_at(0)  # reads an invalid address
     return observation
 
 
-def _exits(world: Mishap, observation: NDArray) -> NDArray:
+def _exits(env: Faulty, observation: NDArray) -> NDArray:
     os._exit(7)
 
 
-def _hangs(world: Mishap, observation: NDArray) -> NDArray:
+def _hangs(env: Faulty, observation: NDArray) -> NDArray:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         time.sleep(60.0)
 
 
-def _grows(world: Mishap, observation: NDArray) -> NDArray:
-    """Wants more memory than it may have."""
+def _grows(env: Faulty, observation: NDArray) -> NDArray:
+    """Allocates more memory than allowed."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + 64 * 2**20, resource.RLIM_INFINITY))
-    hoard = []
+    blocks = []
     while True:
-        hoard.append(np.ones(2**20))
+        blocks.append(np.ones(2**20))
 
 
-def _stops_with_the_lock(world: Mishap, observation: NDArray) -> NDArray:
-    """Stopped from outside at the worst of moments: a worker that is just taking its next grant."""
+def _stops_with_the_lock(env: Faulty, observation: NDArray) -> NDArray:
+    """Stopped while it holds the lock, as a worker that takes its next grant."""
     frame = sys._getframe()
     while "closes" not in frame.f_locals:
         assert frame.f_back is not None, "no worker here"
@@ -184,27 +184,27 @@ def _stops_with_the_lock(world: Mishap, observation: NDArray) -> NDArray:
     return observation
 
 
-def _naps(world: Mishap, observation: NDArray) -> NDArray:
+def _sleeps(env: Faulty, observation: NDArray) -> NDArray:
     time.sleep(0.2)
     return observation
 
 
-def _does_anything(world: Mishap, observation: NDArray) -> Any:
-    how = world.np_random.choice(["raises", "is killed", "exits", "nan", "reward inf", "wrong shape", "None", "naps"])
-    return HOW[how](world, observation)
+def _does_anything(env: Faulty, observation: NDArray) -> Any:
+    how = env.np_random.choice(["raises", "is killed", "exits", "nan", "reward inf", "wrong shape", "None", "sleeps"])
+    return HOW[how](env, observation)
 
 
-def _lies(world: Mishap, observation: NDArray) -> Any:
-    """Every lie there is, by the number of the token."""
-    return HOW[LIES[world.token % len(LIES)]](world, observation)
+def _invalid(env: Faulty, observation: NDArray) -> Any:
+    """Every kind of invalid answer, by the number of the token."""
+    return HOW[INVALID[env.token % len(INVALID)]](env, observation)
 
 
-def _poisons_the_reward(world: Mishap, observation: NDArray) -> NDArray:
-    world.poisoned = True
+def _infinite_reward(env: Faulty, observation: NDArray) -> NDArray:
+    env.infinite_reward = True
     return observation
 
 
-HOW: dict[str, Callable[[Mishap, NDArray], Any]] = {
+HOW: dict[str, Callable[[Faulty, NDArray], Any]] = {
     "raises": _raises,
     "raises variously": _raises_something_else,
     "is killed": _is_killed,
@@ -213,16 +213,16 @@ HOW: dict[str, Callable[[Mishap, NDArray], Any]] = {
     "hangs": _hangs,
     "grows": _grows,
     "stops with the lock": _stops_with_the_lock,
-    "naps": _naps,
+    "sleeps": _sleeps,
     "anything": _does_anything,
-    "lies": _lies,
-    "reward inf": _poisons_the_reward,
-    "nan": lambda world, observation: np.full_like(observation, np.nan),
-    "-inf": lambda world, observation: np.where(np.arange(3) == 1, np.float32(-np.inf), observation),
-    "wrong shape": lambda world, observation: observation[:2],
-    "one column": lambda world, observation: observation[:1],
-    "None": lambda world, observation: None,
-    "text": lambda world, observation: np.array(["a", "b", "c"]),
-    "complex": lambda world, observation: observation + 1j,
+    "invalid answers": _invalid,
+    "reward inf": _infinite_reward,
+    "nan": lambda env, observation: np.full_like(observation, np.nan),
+    "-inf": lambda env, observation: np.where(np.arange(3) == 1, np.float32(-np.inf), observation),
+    "wrong shape": lambda env, observation: observation[:2],
+    "one column": lambda env, observation: observation[:1],
+    "None": lambda env, observation: None,
+    "text": lambda env, observation: np.array(["a", "b", "c"]),
+    "complex": lambda env, observation: observation + 1j,
 }
-LIES = ("nan", "reward inf", "-inf", "wrong shape", "one column", "None", "text", "complex")
+INVALID = ("nan", "reward inf", "-inf", "wrong shape", "one column", "None", "text", "complex")

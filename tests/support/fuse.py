@@ -1,4 +1,4 @@
-"""Death at a chosen store: a writer whose n-th write to shared memory does not happen any more."""
+"""A writer that is killed before a chosen store to shared memory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from freewheel.transport.shm.channel import Port, Writer
 
 
 class Killed(BaseException):
-    """The writer ends here."""
+    """The writer is killed here."""
 
 
 class Fuse:
-    """Lets so many stores to shared memory happen; before the next one the writer is gone."""
+    """Allows a number of stores to shared memory; the next one raises Killed."""
 
     def __init__(self, stores: float = math.inf) -> None:
         self.left = stores
 
-    def burn(self) -> None:
+    def count(self) -> None:
         if not self.left:
             raise Killed
         self.left -= 1
 
 
 class Fused:
-    """An array or a row of cells, each store to which burns the fuse."""
+    """An array or cells; each store counts against the fuse."""
 
     def __init__(self, cells: Any, fuse: Fuse) -> None:
         self._cells, self._fuse = cells, fuse
@@ -38,11 +38,11 @@ class Fused:
         return Fused(found, self._fuse) if isinstance(found, np.ndarray) else found
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._fuse.burn()
+        self._fuse.count()
         self._cells[key] = value
 
     def __iadd__(self, other: Any) -> Self:
-        self._fuse.burn()
+        self._fuse.count()
         self._cells += other
         return self
 

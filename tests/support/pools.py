@@ -1,4 +1,4 @@
-"""Looking behind a collector: its worker processes."""
+"""The shared-memory wire of a collector, for tests of its worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that say who they are: step number k of a worker can be written down, and told from every other."""
+"""Rows with known content: step number k of a worker differs from every other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shape(workers: int = 1, slots: int = 3, steps: int = 4, lanes: int = 2) -> S
 
 
 def row(number: int, lanes: int) -> Transitions:
-    """[1, B] step `number`, all of it."""
+    """[1, B] all columns of step `number`."""
     k, lane = np.full((1, lanes), number, np.float32), np.arange(lanes, dtype=np.float32)[None]
     return Transitions(
         obs=np.stack([k, lane], axis=-1),
@@ -46,7 +46,7 @@ def episode(number: int, lane: int = 0) -> Episode:
 
 
 class Pen:
-    """Writes step after step with a Writer, under running numbers."""
+    """Writes numbered steps with a Writer."""
 
     def __init__(self, writer: Writer, number: int = 0) -> None:
         self.writer, self.number = writer, number
@@ -84,7 +84,7 @@ class Pen:
 
 
 def numbers(fragment: Fragment) -> list[int]:
-    """The step numbers of a fragment, every column of every row having been checked."""
+    """The step numbers of a fragment; checks every column of every row."""
     data = fragment.data
     lanes = data.valid.shape[1]
     found = [int(k) for k in data.obs[:, 0, 0]]
@@ -97,8 +97,8 @@ def numbers(fragment: Fragment) -> list[int]:
     return found
 
 
-class Books:
-    """A Reader whose deliveries are kept and counted."""
+class CountingReader:
+    """A Reader that keeps and counts its fragments."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.reader = channel, Reader(channel)
@@ -108,7 +108,7 @@ class Books:
         self.lost = [0 for _ in workers]
         self.fragments: list[Fragment] = []
 
-    def book(self, fragment: Fragment) -> Fragment:
+    def count(self, fragment: Fragment) -> Fragment:
         self.steps[fragment.worker] += numbers(fragment)
         self.rows[fragment.worker] += fragment.rows
         self.lost[fragment.worker] += sum(fragment.lost.values())
@@ -116,11 +116,11 @@ class Books:
         return fragment
 
     def take(self, worker: int = 0) -> Fragment:
-        return self.book(self.reader.take(worker))
+        return self.count(self.reader.take(worker))
 
     def take_open(self, worker: int = 0) -> Fragment | None:
         fragment = self.reader.take_open(worker)
-        return None if fragment is None else self.book(fragment)
+        return None if fragment is None else self.count(fragment)
 
     def take_all(self) -> None:
         memory = self.channel.memory
@@ -130,7 +130,7 @@ class Books:
                 self.take(worker)
 
     def balance(self, worker: int = 0) -> int:
-        """Rows the worker has produced, each of which is found in exactly one place."""
+        """Rows the worker has produced; checks that each is counted exactly once."""
         account = self.reader.account(worker)
         assert min(account) >= 0
         found = self.rows[worker] + self.lost[worker] + account.queued + account.open

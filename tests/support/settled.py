@@ -1,4 +1,4 @@
-"""A world that knows whether the garbage collector still looks at it."""
+"""An environment that reports whether it is excluded from garbage collection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENGTH = 4
 
 
 class LookedAt(gymnasium.Env[NDArray, Any]):
-    """Its last info says 1 where it is frozen, and 0 where it is not."""
+    """`frozen` in its last info is 1 if it is excluded from garbage collection, otherwise 0."""
 
     observation_space = Box(-1.0, 1.0, (2,), np.float32)
     action_space = Discrete(2)

@@ -1,13 +1,15 @@
-"""Processes for tests that need real ones: born in the nursery, gone when the test is over."""
+"""Child processes for tests: forked from the forkserver, killed when the test is over."""
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pytest
 
@@ -17,11 +19,12 @@ if str(ROOT) not in sys.path:  # child processes import tests.support.children
 
 from freewheel.transport import forkserver  # noqa: E402
 
-LIMIT = 20.0  # seconds that anything waited for here may take, on a machine with other things to do
+LIMIT = 20.0  # seconds for anything that these tests wait for, on a busy machine
+Pipe: TypeAlias = tuple[Connection, Connection]
 
 
 class Start(Protocol):
-    """Runs a function in a process of its own."""
+    """Runs a function in a separate process."""
 
     def __call__(self, target: Callable[..., None], *args: Any) -> ForkServerProcess: ...
 
@@ -57,13 +60,21 @@ def start(prepared: None) -> Iterator[Start]:
 
 
 @pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    """The receiving end and the sending end."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.fixture
 def eventually() -> Eventually:
     """Seconds until the condition held."""
 
     def wait(condition: Callable[[], object], limit: float = LIMIT) -> float:
         began = time.monotonic()
         while not condition():
-            assert time.monotonic() - began < limit, "it did not come true in time"
+            assert time.monotonic() - began < limit, "the condition did not become true in time"
             time.sleep(0.001)
         return time.monotonic() - began
 

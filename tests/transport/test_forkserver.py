@@ -1,27 +1,29 @@
-"""The forkserver: its children have one thread each, know the modules of workers, never run the caller's script, die with it."""
+"""The forkserver: children have one thread and the workers' modules, never run the caller's script, and die with it."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from freewheel.transport import forkserver
+from freewheel.transport.forkserver import ignore_interrupts, without_main
 from tests.support import children
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
-    from tests.transport.conftest import Eventually, Start
+    from tests.transport.conftest import Pipe, Start
 
 LIMIT = 20.0
 
-#: A script without a guard. Whoever runs it says so.
+#: A script without an `if __name__` guard that prints which process runs it.
 SCRIPT = """
 import multiprocessing, os, sys
 print("run by", "me" if sys.argv[1:] == ["main"] else "a child", flush=True)
@@ -32,7 +34,7 @@ from tests.support import children
 {first}
 ours, theirs = multiprocessing.Pipe(duplex=False)
 lifeline = forkserver.Lifeline()
-process = lifeline.process(children.tell, theirs, *forkserver.ONE_THREAD, name="child")
+process = lifeline.process(children.describe, theirs, *forkserver.ONE_THREAD, name="child")
 forkserver.start(process)
 assert ours.poll(20)
 facts, modules, main = ours.recv()
@@ -61,41 +63,118 @@ def run(tmp_path: Path, first: str) -> list[str]:
         ("assert call_in_process(lambda: os.environ['OMP_NUM_THREADS'], 'a question', 20) == '1'", False),
         ("", False),
     ],
-    ids=["prepared", "after an errand", "unprepared"],
+    ids=["prepared", "after a call in a process", "unprepared"],
 )
-def test_children_have_a_thread_each_and_never_run_the_callers_script(tmp_path: Path, first: str, loaded: bool) -> None:
+def test_children_have_one_thread_and_never_run_the_callers_script(tmp_path: Path, first: str, loaded: bool) -> None:
     run_by_me, child, environment = run(tmp_path, first)
     assert run_by_me == "run by me"
     assert child == f"['1'] {loaded} False None 0"
-    assert environment == "['7', None, None, None]", "the caller's own settings are as they were"
+    assert environment == "['7', None, None, None]", "the caller's own settings are unchanged"
 
 
-def test_a_worker_finds_its_modules_loaded_and_torch_is_not_one_of_them(start: Start) -> None:
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    with ours, theirs:
-        start(children.tell, theirs)
-        assert ours.poll(LIMIT)
-        _, modules, _ = ours.recv()
+def test_a_child_has_the_modules_of_a_worker_and_not_torch(start: Start, pipe: Pipe) -> None:
+    ours, theirs = pipe
+    start(children.describe, theirs)
+    assert ours.poll(LIMIT)
+    _, modules, _ = ours.recv()
     assert "freewheel.transport.shm.worker" in modules
     assert "torch" not in modules
 
 
-def test_an_interrupt_is_left_to_the_parent_and_a_leash_let_go_ends_all(eventually: Eventually) -> None:
+def test_a_child_ignores_interrupts_and_dies_with_its_lifeline(pipe: Pipe) -> None:
     lifeline = forkserver.Lifeline()
-    ours, theirs = multiprocessing.Pipe(duplex=False)
+    ours, theirs = pipe
     processes = [lifeline.process(children.hang_on, theirs, name="child") for _ in range(2)]
-    with ours, theirs:
-        for process in processes:
-            forkserver.start(process)
-            assert ours.poll(LIMIT)
-            assert ours.recv() == "here"
-        for process in processes:
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGINT)
-            assert ours.poll(LIMIT)
-            assert ours.recv() == "still here"
-        lifeline.close()
-        for process in processes:
-            process.join(LIMIT)
-            assert process.exitcode == -signal.SIGKILL
-            process.close()
+    for process in processes:
+        forkserver.start(process)
+        assert ours.poll(LIMIT)
+        assert ours.recv() == "here"
+    for process in processes:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        assert ours.poll(LIMIT)
+        assert ours.recv() == "still here"
+    lifeline.close()
+    for process in processes:
+        process.join(LIMIT)
+        assert process.exitcode == -signal.SIGKILL
+        process.close()
+
+
+# ------------------------------------------------------------------------------------------------- first calls of every child
+
+TIED = """
+import sys
+from freewheel.transport.forkserver import tie
+if {wait}:
+    sys.stdin.readline()
+tie({descriptor})
+print("tied", flush=True)
+while True:
+    pass  # a busy loop
+"""
+
+
+@contextmanager
+def tied(descriptor: int, *, wait: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A process that ties itself to this descriptor, at once or after a line on its standard input."""
+    command = [sys.executable, "-c", TIED.format(descriptor=descriptor, wait=wait)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[descriptor]
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def ends() -> Iterator[list[int]]:
+    """The read end and the write end, closed after the test unless removed from the list."""
+    pair = list(os.pipe())
+    yield pair
+    for end in pair:
+        os.close(end)
+
+
+def test_a_tied_process_is_killed_when_the_other_end_is_closed(ends: list[int]) -> None:
+    with tied(ends[0]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "tied\n"
+        assert process.poll() is None
+        os.close(ends.pop())
+        assert process.wait(timeout=5) == -signal.SIGKILL
+
+
+def test_it_is_killed_too_if_the_end_was_closed_before(ends: list[int]) -> None:
+    with tied(ends[0], wait=True) as process:
+        os.close(ends.pop())
+        out, _ = process.communicate("now\n", timeout=5)
+        assert (out, process.returncode) == ("", -signal.SIGKILL)
+
+
+def test_the_script_is_hidden_and_restored_after_an_error() -> None:
+    main = sys.modules["__main__"]
+    before = {name: vars(main).get(name, "none") for name in ("__file__", "__spec__", "__name__")}
+    assert "__file__" in vars(main)
+
+    def start() -> None:
+        with without_main():
+            assert "__file__" not in vars(main)
+            assert main.__spec__ is None
+            assert main.__name__ == "__main__"
+            raise RuntimeError("no more processes")
+
+    with pytest.raises(RuntimeError):
+        start()
+    assert {name: vars(main).get(name, "none") for name in before} == before
+
+
+def test_interrupts_are_ignored() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        ignore_interrupts()
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Stragglers: who is far slower than the rest is named, once; and the means of everyone."""
+"""Stragglers: workers that are much slower than the rest are reported once; means of all workers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from freewheel.transport.shm.heartbeats import RESET, STEP, WAIT, Heartbeats
 from freewheel.transport.stragglers import WINDOW, Stragglers
 
 
-class Scene:
-    """Workers whose steps take what the test says, under a clock that moves when it is told to."""
+class FakeWorkers:
+    """Workers with step times set by the test, and a clock controlled by the test."""
 
     def __init__(self, heartbeats: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -29,7 +29,7 @@ class Scene:
         self.stragglers = Stragglers(heartbeats, self.times)
 
     def play(self, seconds: float, step_s: Sequence[float], reset_share: float = 0.0) -> list[str]:
-        """Everyone steps for this long, a step taking so many seconds; who is newly slow."""
+        """All workers step for this long with these times of a step; returns the new messages."""
         self.now += seconds
         for worker, each in enumerate(step_s):
             steps = round(seconds / each)
@@ -41,67 +41,67 @@ class Scene:
 
 
 @pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWorkers]:
     with closing(Heartbeats(4, 1)) as heartbeats:
-        yield Scene(heartbeats, monkeypatch)
+        yield FakeWorkers(heartbeats, monkeypatch)
 
 
 EVEN = (0.01, 0.01, 0.01, 0.01)
 UNEVEN = (0.01, 0.01, 0.5, 0.01)
 
 
-def test_nobody_is_slow_at_first(scene: Scene) -> None:
-    assert scene.stragglers.slow() == []
-    assert scene.stragglers.mean_step() == 0.0
-    assert scene.play(1.0, EVEN) == []
+def test_no_worker_is_slow_at_first(fake: FakeWorkers) -> None:
+    assert fake.stragglers.slow() == []
+    assert fake.stragglers.mean_step() == 0.0
+    assert fake.play(1.0, EVEN) == []
 
 
-def test_the_slow_one_is_named_once_and_again_after_it_recovered(scene: Scene) -> None:
-    assert scene.play(10.0, UNEVEN) == ["worker 2 is slow: 500 ms a step, the others 10 ms"]
-    assert scene.play(10.0, UNEVEN) == []
+def test_a_slow_worker_is_reported_once_and_again_after_it_recovered(fake: FakeWorkers) -> None:
+    assert fake.play(10.0, UNEVEN) == ["worker 2 is slow: 500 ms a step, the others 10 ms"]
+    assert fake.play(10.0, UNEVEN) == []
     for _ in range(4):
-        assert scene.play(WINDOW, EVEN) == []
-    assert scene.play(10.0, UNEVEN, reset_share=1.0) == ["worker 2 is slow: 500 ms a step, the others 10 ms"]
+        assert fake.play(WINDOW, EVEN) == []
+    assert fake.play(10.0, UNEVEN, reset_share=1.0) == ["worker 2 is slow: 500 ms a step, the others 10 ms"]
 
 
-def test_ten_times_the_median_is_where_slow_begins(scene: Scene) -> None:
-    assert scene.play(10.0, (0.01, 0.01, 0.1, 0.01)) == []
-    assert scene.play(30.0, (0.01, 0.01, 0.125, 0.01)) == ["worker 2 is slow: 125 ms a step, the others 10 ms"]
+def test_slow_means_ten_times_the_median(fake: FakeWorkers) -> None:
+    assert fake.play(10.0, (0.01, 0.01, 0.1, 0.01)) == []
+    assert fake.play(30.0, (0.01, 0.01, 0.125, 0.01)) == ["worker 2 is slow: 125 ms a step, the others 10 ms"]
 
 
 @pytest.mark.parametrize(("phase", "slow"), [(STEP, True), (RESET, True), (WAIT, False)])
-def test_a_step_that_goes_on_and_on_counts_though_it_has_not_ended(scene: Scene, phase: int, slow: bool) -> None:
-    scene.heartbeats.enter(1, phase)
-    named = scene.play(3.0, (0.01, 100.0, 0.01, 0.01))
-    assert named == (["worker 1 is slow: 3 s a step, the others 10 ms"] if slow else [])
+def test_a_long_step_counts_before_it_has_ended(fake: FakeWorkers, phase: int, slow: bool) -> None:
+    fake.heartbeats.enter(1, phase)
+    messages = fake.play(3.0, (0.01, 100.0, 0.01, 0.01))
+    assert messages == (["worker 1 is slow: 3 s a step, the others 10 ms"] if slow else [])
 
 
-def test_a_step_that_has_not_lasted_long_says_nothing(scene: Scene) -> None:
-    scene.play(3.0, EVEN)
-    scene.heartbeats.enter(1, STEP)
-    assert scene.play(0.9, (0.01, 100.0, 0.01, 0.01)) == [], "it may have lost the processor"
+def test_a_short_running_step_does_not_count(fake: FakeWorkers) -> None:
+    fake.play(3.0, EVEN)
+    fake.heartbeats.enter(1, STEP)
+    assert fake.play(0.9, (0.01, 100.0, 0.01, 0.01)) == [], "it may have lost the processor"
 
 
 def test_of_two_workers_one_can_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Heartbeats(2, 1)) as heartbeats:
-        scene = Scene(heartbeats, monkeypatch)
-        assert scene.play(10.0, (0.5, 0.01)) == ["worker 0 is slow: 500 ms a step, the others 10 ms"]
+        fake = FakeWorkers(heartbeats, monkeypatch)
+        assert fake.play(10.0, (0.5, 0.01)) == ["worker 0 is slow: 500 ms a step, the others 10 ms"]
 
 
-def test_only_the_last_seconds_count(scene: Scene) -> None:
-    scene.play(1000.0, EVEN)
+def test_only_the_last_seconds_count(fake: FakeWorkers) -> None:
+    fake.play(1000.0, EVEN)
     for _ in range(2):
-        scene.now += WINDOW
-        scene.stragglers.slow()
-    assert scene.play(2.0, UNEVEN) == ["worker 2 is slow: 500 ms a step, the others 10 ms"]
+        fake.now += WINDOW
+        fake.stragglers.slow()
+    assert fake.play(2.0, UNEVEN) == ["worker 2 is slow: 500 ms a step, the others 10 ms"]
 
 
-def test_the_table_has_everyones_means(scene: Scene) -> None:
-    scene.play(2.0, UNEVEN, reset_share=0.25)
+def test_the_table_has_the_means_of_all_workers(fake: FakeWorkers) -> None:
+    fake.play(2.0, UNEVEN, reset_share=0.25)
     for seconds in (1.0, 2.0):
-        scene.stragglers.take(2, [Episode(0, 0, 0, (), 0.0, 1, seconds, ())])
-    scene.stragglers.take(2, ())
-    table = scene.stragglers.table()
+        fake.stragglers.take(2, [Episode(0, 0, 0, (), 0.0, 1, seconds, ())])
+    fake.stragglers.take(2, ())
+    table = fake.stragglers.table()
     assert [row["worker"] for row in table] == [0, 1, 2, 3]
     assert table[2] == {
         "worker": 2,
@@ -112,13 +112,13 @@ def test_the_table_has_everyones_means(scene: Scene) -> None:
         "episode_s": pytest.approx(1.5),
     }
     assert (table[0]["steps"], table[0]["episodes"], table[0]["episode_s"]) == (200, 0, None)
-    assert scene.stragglers.mean_step() == pytest.approx(8.0 / 604)
-    scene.heartbeats.memory["steps"][:] += 50  # of fragments that are still open: their time is not known yet
-    assert scene.stragglers.mean_step() == pytest.approx(8.0 / 604)
+    assert fake.stragglers.mean_step() == pytest.approx(8.0 / 604)
+    fake.heartbeats.memory["steps"][:] += 50  # of open fragments: their time is not known yet
+    assert fake.stragglers.mean_step() == pytest.approx(8.0 / 604)
 
 
-def test_all_episodes_count_whatever_became_of_their_rows(scene: Scene) -> None:
-    assert scene.stragglers.produced() == {"count": 0, "length_mean": None, "seconds_mean": None}
+def test_all_episodes_count_even_if_their_rows_were_dropped(fake: FakeWorkers) -> None:
+    assert fake.stragglers.produced() == {"count": 0, "length_mean": None, "seconds_mean": None}
     for worker, length, seconds in ((0, 10, 1.0), (3, 30, 4.0)):
-        scene.stragglers.take(worker, [Episode(0, 0, 0, (), 0.0, length, seconds, ())])
-    assert scene.stragglers.produced() == {"count": 2, "length_mean": 20.0, "seconds_mean": 2.5}
+        fake.stragglers.take(worker, [Episode(0, 0, 0, (), 0.0, length, seconds, ())])
+    assert fake.stragglers.produced() == {"count": 2, "length_mean": 20.0, "seconds_mean": 2.5}

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from freewheel.learn.replay_learner import ReplayLearner
 from torch import Tensor
 
 from freewheel.core import Array, Learner
 from freewheel.learn.replay import Batch
-from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.update import TwinCritics
 from freewheel.learn.spec import Algorithm, LearnerSpec, ReplayConfig
 from freewheel.policies.device_actor import TensorPolicy

@@ -1,12 +1,12 @@
-"""Channel: fragments of experience in shared memory, written in place by workers, taken whole or row by row by the learner.
+"""Channel: fragments in shared memory, written in place by workers, copied out by the learner.
 
-Every worker has a ring of slots of its own, so each cell has one writer and nobody holds a lock that could die with them:
+Every worker has its own ring of slots, so each value has one writer and no lock is needed:
 
-    worker   fills a row of its open slot, then moves `count`; a full slot it closes by moving `committed`
-    learner  copies rows below `count` out of closed slots (and, when it must not wait, out of the open one), then moves `taken`
+    worker   writes a row of its open slot, then increments `count`; it closes a slot by incrementing `committed`
+    learner  copies rows below `count` of closed slots (or of the open one, if it must not wait), then increments `taken`
 
-Each of these moves is one store, and everything else is read through them: a row is there, whole and counted, or it is not.
-So a worker may die or be stopped between any two stores, and the books balance.
+Each increment is a single store, and everything else is read only through these counters: a row is complete and counted, or it
+does not exist. So a worker may die or be stopped between any two stores and the row counts still balance.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from freewheel.transport.shm.memory import Fields, SharedArrays, bytes_of
 from freewheel.transport.shm.sync import ProcessLock, Wakeup
 from freewheel.transport.wire import Fragment
 
-NONE = -1
-EPISODE = ("lane", "number", "seed", "ret", "length", "seconds")  # columns of an episode; then its context and measures
+NO_SLOT = -1
+EPISODE = ("lane", "number", "seed", "ret", "length", "seconds")  # columns of an episode; context and measures follow
 COLUMNS = tuple(field.name for field in fields(Transitions))
-FAILED, ENDED = 1, 2  # columns of `tally`, after the rows produced
+FAILED, ENDED = 1, 2  # columns of `tally`; column 0 is the number of rows produced
 
 
 class WorkerRows(NamedTuple):
-    """One worker's rows, seen at one moment."""
+    """Counts of one worker's rows at one moment."""
 
     produced: int
     queued: int
@@ -41,14 +41,14 @@ class WorkerRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a channel is."""
+    """The size of a channel."""
 
     spec: EnvSpec  # of one worker's env: spec.lanes lanes
     workers: int
-    slots: int  # a worker
-    steps: int  # rows of a lane a slot holds at most
-    context: int = 0  # numbers of an episode's
-    state: int = 0  # numbers of an actor's memory, of each lane
+    slots: int  # of each worker
+    steps: int  # of a slot at most
+    context: int = 0  # numbers in an episode's context
+    state: int = 0  # numbers in an actor's memory for each lane
 
     def fields(self) -> Fields:
         spec, worker, slot = self.spec, (self.workers,), (self.workers, self.slots)
@@ -63,18 +63,18 @@ class Shape:
             "truncated": (rows, "?"),
             "next_obs": ((*rows, spec.obs_size), spec.obs_dtype),
             "valid": (rows, "?"),
-            "lost": (rows, "u1"),  # where a step had failures: 0, or 1 + why one took this row
+            "lost": (rows, "u1"),  # written if a step had failures: 0, or 1 + index of the cause that lost this row
             "episodes": ((*slot, self.steps * spec.lanes, len(EPISODE) + self.context + len(spec.measures)), "f8"),
-            # before each step, and after the last: rows produced, of these taken by env failures, episodes ended in this slot
+            # before each step, and after the last: rows produced, of these lost to failures, episodes ended in this slot
             "tally": ((*slot, self.steps + 1, 3), "i8"),
             "state": ((*slot, spec.lanes, self.state), "f4"),  # the actor's memory before the first step
             "version": (slot, "i8"),
             "incarnation": (slot, "i8"),
-            "count": (slot, "i8"),  # steps in it
-            "committed": (worker, "i8"),  # slots closed; also the number of the open one
-            "opened": (worker, "i8"),  # the number of the slot begun last: open if nothing has closed it
-            "taken": (worker, "i8"),  # slots emptied
-            "reading": (worker, "i8"),  # the slot the learner is copying
+            "count": (slot, "i8"),  # finished steps
+            "committed": (worker, "i8"),  # closed slots; also the number of the open one
+            "opened": (worker, "i8"),  # the number of the slot begun last; it is open if it equals `committed`
+            "taken": (worker, "i8"),  # slots freed
+            "reading": (worker, "i8"),  # the slot that the learner is copying
             "time": ((self.workers, len(WORKER_TIME)), "i8"),
         }
 
@@ -85,29 +85,29 @@ class Shape:
 
 @dataclass(frozen=True)
 class Port:
-    """What a worker needs of a channel; it travels to its process."""
+    """The part of a channel that is sent to a worker process."""
 
     shape: Shape
     memory: SharedArrays
-    wakeup: Wakeup  # rings at the learner's when something was committed
-    room: Wakeup  # rings at the worker's when a slot came free
-    overflow: ProcessLock | None  # who may move `taken`, where a full ring makes room by itself
+    wakeup: Wakeup  # wakes the learner when a slot was closed
+    slot_freed: Wakeup  # wakes the worker when a slot was freed
+    overflow: ProcessLock | None  # protects `taken` where a full ring drops its oldest slot
 
 
 class Channel:
-    """The memory, and a port for every worker. With `drop_oldest` a full ring makes room by itself."""
+    """The memory, and a port for every worker. With `drop_oldest` a full ring drops its oldest slot."""
 
     def __init__(self, shape: Shape, *, drop_oldest: bool = False) -> None:
         self.shape = shape
         self.memory = SharedArrays(shape.fields())
-        self.memory["opened"][:] = self.memory["reading"][:] = NONE
+        self.memory["opened"][:] = self.memory["reading"][:] = NO_SLOT
         self.wakeup = Wakeup()
         self.overflow = ProcessLock() if drop_oldest else None
         self.ports = [Port(shape, self.memory, self.wakeup, Wakeup(), self.overflow) for _ in range(shape.workers)]
 
     def close(self) -> None:
         self.memory.close()
-        for part in (self.wakeup, self.overflow, *(port.room for port in self.ports)):
+        for part in (self.wakeup, self.overflow, *(port.slot_freed for port in self.ports)):
             if part is not None:
                 part.close()
 
@@ -129,53 +129,53 @@ class _Ring:
         return self.committed[0] - self.taken[0]
 
     def at(self, number: int, step: int) -> int:
-        """Where in `tally` this step of this slot begins."""
+        """The index in `tally` of this step of this slot."""
         return number % self.size * self._stride + 3 * step
 
     def steps(self, number: int) -> int:
         return self.count[number % self.size]
 
     def rows(self, number: int, step: int) -> int:
-        """Rows in the steps of a slot before this one, lost ones included."""
+        """Rows of a slot before this step, lost ones included."""
         return self.tally[self.at(number, step)] - self.tally[self.at(number, 0)]
 
     def reached(self) -> Tally:
-        """How far the worker came with the slot that it began last."""
+        """The worker's progress, from the slot that it began last."""
         number = self.opened[0]
         steps = self.steps(number)
         at = self.at(number, steps)
         produced, failed, ended = self.tally[at : at + 3]
         _, failed_before, ended_before = self.tally[at - 3 : at] if steps else (0, failed, ended)
-        return Tally(produced, failed, number == NONE or ended > ended_before or failed > failed_before)
+        return Tally(produced, failed, number == NO_SLOT or ended > ended_before or failed > failed_before)
 
 
 class Writer:
-    """A worker's end."""
+    """The worker's side."""
 
     def __init__(self, port: Port, worker: int, incarnation: int) -> None:
         self._ring, self._incarnation = _Ring(port.memory, port.shape, worker), incarnation
         self._data = [Transitions(*columns) for columns in self._ring.slots]
         self._wakeup, self._overflow = port.wakeup, port.overflow
-        self.slot = NONE
+        self.slot = NO_SLOT
 
     @property
     def tally(self) -> Tally:
         return self._ring.reached()
 
     def full(self) -> bool:
-        """No slot is free: the learner has not kept up."""
+        """Whether no slot is free because the learner is too slow."""
         ring = self._ring
         if ring.closed() < ring.size:
             return False
         if self._overflow is None:
             return True
-        with self._overflow:  # the oldest makes room, unless the learner has its hands in it; the learner counts it
+        with self._overflow:  # drop the oldest slot, unless the learner is reading it; the learner counts the rows
             if ring.closed() == ring.size and ring.reading[0] != ring.taken[0]:
                 ring.taken[0] += 1
         return ring.closed() >= ring.size
 
     def begin(self, version: int, state: NDArray | None = None) -> Transitions:
-        """Open the next slot: where the rows go. state [B, H]: the actor's memory."""
+        """Open the next slot and return its arrays. state [B, H]: the actor's memory."""
         ring, number = self._ring, self._ring.committed[0]
         self.slot = slot = number % ring.size
         self._at = at = ring.at(number, 0)
@@ -188,7 +188,7 @@ class Writer:
         return self._data[slot]
 
     def row(self, t: int, rows: int, episodes: Sequence[Episode] = (), failures: Sequence[Failure] = ()) -> None:
-        """Step t of every lane is written: show its rows, with the episodes it ended and the rows that failures took."""
+        """Step t of every lane is written: publish its rows, its finished episodes and its failures."""
         ring, slot, at = self._ring, self.slot, self._at + 3 * t
         tally = ring.tally
         ended = tally[at + ENDED]
@@ -203,7 +203,7 @@ class Writer:
         ring.count[slot] = t + 1
 
     def commit(self, time: Sequence[int]) -> None:
-        """Close the slot and hand it over; `ring` follows when its permit has been given back."""
+        """Close the slot. Call `notify` after the grant has been given back."""
         clocks = self._ring.clocks
         for kind, ns in enumerate(time):
             if ns:
@@ -216,7 +216,7 @@ class Writer:
 
     @staticmethod
     def _mark_lost(lost: NDArray, failures: Sequence[Failure]) -> int:
-        """Why each lane has lost its row of this step; how many have."""
+        """Write the cause of each lane that lost its row of this step; returns how many did."""
         lost[:] = 0
         for failure in failures:
             if not failure.in_reset and failure.cause != "quarantine":
@@ -225,19 +225,19 @@ class Writer:
 
 
 class Reader:
-    """The learner's end."""
+    """The learner's side."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, shape = channel, channel.shape
         self._rings = [_Ring(channel.memory, shape, worker) for worker in range(shape.workers)]
-        self._number = [0] * shape.workers  # the slot taken from last
-        self._begun = [0] * shape.workers  # steps taken of it
-        self._read = [0] * shape.workers  # rows taken or known to be dropped, lost ones included
+        self._number = [0] * shape.workers  # the slot read last
+        self._begun = [0] * shape.workers  # steps read of it
+        self._read = [0] * shape.workers  # rows read or known to be dropped, lost ones included
         self._gap = [False] * shape.workers
         self._time = [np.zeros(len(WORKER_TIME), np.int64) for _ in range(shape.workers)]
         self._episode = partial(_episode, shape.context)
         self._lock: AbstractContextManager[None] = channel.overflow or nullcontext()
-        self.overflowed = 0  # rows that full rings have dropped
+        self.overflowed = 0  # rows dropped by full rings
 
     def ready(self) -> list[int]:
         """Workers with closed fragments."""
@@ -245,25 +245,25 @@ class Reader:
         return np.flatnonzero(memory["committed"] != memory["taken"]).tolist()
 
     def queued_versions(self) -> list[int]:
-        """The versions of the oldest closed fragment of every worker that has one."""
+        """The version of the oldest closed fragment of every worker that has one."""
         rings = (self._rings[worker] for worker in self.ready())
         return [ring.version[ring.taken[0] % ring.size] for ring in rings]
 
     def take(self, worker: int) -> Fragment:
-        """The oldest closed fragment of a worker, or what is left of it; frees the slot."""
+        """The oldest closed fragment of a worker, or its rows that are still unread; frees the slot."""
         ring = self._rings[worker]
         with self._lock:
             number = ring.reading[0] = ring.taken[0]
             self._skip(worker)
         fragment = self._copy(worker, number)
         with self._lock:
-            ring.reading[0] = NONE
+            ring.reading[0] = NO_SLOT
             ring.taken[0] = number + 1
-        self._channel.ports[worker].room.notify()
+        self._channel.ports[worker].slot_freed.notify()
         return fragment
 
     def take_open(self, worker: int) -> Fragment | None:
-        """The finished rows of the fragment that a worker is still writing; None if it writes none, or there are older ones."""
+        """The finished rows of a worker's open fragment; None if it has none, or if there are closed ones."""
         ring = self._rings[worker]
         with self._lock:
             number = ring.taken[0]
@@ -273,28 +273,28 @@ class Reader:
             self._skip(worker)
         fragment = self._copy(worker, number)
         with self._lock:
-            ring.reading[0] = NONE
+            ring.reading[0] = NO_SLOT
         return fragment
 
     def settle(self, worker: int) -> Tally:
-        """A worker has died: close its open slot."""
+        """Close the open slot of a worker that has died."""
         ring = self._rings[worker]
         if ring.opened[0] == ring.committed[0]:
             ring.committed[0] += 1
         return ring.reached()
 
     def account(self, worker: int) -> WorkerRows:
-        """What a worker has produced and where it is, at one moment, though it may go on producing."""
+        """A worker's row counts at one moment, although it may produce more meanwhile."""
         ring = self._rings[worker]
         with self._lock:
             self._skip(worker)
             taken, again = ring.taken[0], True
             while again:
                 committed = ring.committed[0]
-                last = min(ring.opened[0], committed)  # the slot begun last, at some moment since `committed` was read
+                last = min(ring.opened[0], committed)  # the slot begun last, at some moment after `committed` was read
                 steps = ring.steps(last)
                 produced = ring.tally[ring.at(last, steps)]
-                again = ring.opened[0] - last >= ring.size  # it was written over meanwhile
+                again = ring.opened[0] - last >= ring.size  # it was overwritten meanwhile
             queued = sum(ring.rows(number, ring.steps(number)) for number in range(taken, committed))
             opened = ring.rows(last, steps) if last == committed else 0
             seen = self._seen(worker, taken)
@@ -303,16 +303,16 @@ class Reader:
         )
 
     def _seen(self, worker: int, number: int) -> int:
-        """Rows already taken of this slot."""
+        """Rows already read of this slot."""
         return self._rings[worker].rows(number, self._begun[worker]) if self._number[worker] == number else 0
 
     def _skip(self, worker: int) -> None:
-        """Count what the ring has dropped since it was last looked at."""
+        """Count the rows that the ring has dropped since the last call."""
         if self._channel.overflow is None:
             return
         ring, number = self._rings[worker], self._rings[worker].taken[0]
         before = ring.tally[ring.at(number, 0)] if number <= ring.opened[0] else ring.reached().produced
-        dropped = before - self._read[worker]  # negative where this slot was read in part
+        dropped = before - self._read[worker]  # negative if this slot was partly read
         if dropped > 0:
             self._read[worker] += dropped
             self.overflowed += dropped
@@ -341,7 +341,7 @@ class Reader:
 
 
 def _lost(ring: _Ring, slot: int, begin: int, end: int) -> dict[str, int]:
-    """Rows that env failures took in these steps, by cause."""
+    """Rows lost to environment failures in these steps, by cause."""
     failed = [ring.tally[ring.at(slot, step) + FAILED] for step in range(begin, end + 1)]
     steps = begin + np.flatnonzero(np.diff(failed))
     codes, counts = np.unique(ring.lost[slot, steps], return_counts=True)

@@ -1,4 +1,4 @@
-"""Heartbeats in shared memory: what each worker does, since when, how far its lanes have come, and what it says."""
+"""Heartbeats in shared memory: each worker's phase, since when, its progress, and its reports."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from freewheel.transport.shm.memory import SharedArrays
 
 PHASES = ("construct", "reset", "step", "wait")
 CONSTRUCT, RESET, STEP, WAIT = range(4)
-TURN = 0.5  # seconds: no wait is longer, after which a worker looks around and shows that it lives
-HOPELESS = 4  # exit code of a worker whose every lane was given up, however many steps that took
-REPORT = 16384  # bytes of what a worker says: an env's traceback
-SAYINGS = 8  # what a worker can say before it is heard; then the oldest is lost
+TURN = 0.5  # seconds: the longest wait of a worker before it updates its heartbeat
+NO_LANES_LEFT = 4  # exit code of a worker that has given up all its lanes
+REPORT_BYTES = 16384  # of a report, which is often an environment's traceback; longer ones are cut
+REPORTS = 8  # unread reports of a worker; then the oldest is lost
 NUMBERS = re.compile(r"(?<!\S)(?<!lane )\S*\d\S*")
 
 
 def kind(report: str) -> str:
-    """What a report is about, whatever its numbers: the error of a traceback, or one lane's complaint."""
+    """The last line of a report without its numbers: reports of one kind are shown once."""
     return NUMBERS.sub("#", report.rstrip().rsplit("\n", 1)[-1])
 
 
 class Heartbeats:
-    """Each cell is written by its worker alone while it lives."""
+    """Each value is written only by its worker while it runs."""
 
     def __init__(self, workers: int, lanes: int) -> None:
         each = ((workers,), "i8")
@@ -35,11 +35,11 @@ class Heartbeats:
                 "phase": each,
                 "since": each,  # CLOCK_MONOTONIC ns
                 "steps": each,  # of all incarnations
-                "died": each,  # ns, when the incarnation before this one did
-                "peak": each,  # kB of memory at most
+                "died": each,  # ns, when the previous incarnation died
+                "peak": each,  # kB, the largest use of memory
                 "begun": ((workers, lanes), "i8"),  # episodes begun by each lane, over all incarnations
-                "said": each,  # how often it has said something; odd while it is speaking
-                "report": ((workers, SAYINGS, REPORT), "u1"),
+                "reported": each,  # twice the number of reports; odd while one is being written
+                "reports": ((workers, REPORTS, REPORT_BYTES), "u1"),
                 "stop": ((1,), "i8"),
             }
         )
@@ -48,23 +48,23 @@ class Heartbeats:
         self.memory.numbers["since"][worker] = time.monotonic_ns()
         self.memory.numbers["phase"][worker] = phase
 
-    def say(self, worker: int, text: str) -> None:
-        words = np.frombuffer(text.encode()[:REPORT], np.uint8)
-        said = self.memory["said"]
-        said[worker] |= 1  # odd already if the incarnation before this one died speaking
-        page = self.memory["report"][worker, said[worker] // 2 % SAYINGS]
-        page[:] = 0
-        page[: len(words)] = words
-        said[worker] += 1
+    def report(self, worker: int, text: str) -> None:
+        content = np.frombuffer(text.encode()[:REPORT_BYTES], np.uint8)
+        reported = self.memory["reported"]
+        reported[worker] |= 1  # already odd if the previous incarnation died while it wrote a report
+        buffer = self.memory["reports"][worker, reported[worker] // 2 % REPORTS]
+        buffer[:] = 0
+        buffer[: len(content)] = content
+        reported[worker] += 1
 
-    def heard(self, worker: int, since: int) -> Iterator[str]:
-        """All that it has said, from this number on, as far as it can still be heard."""
-        said = int(self.memory["said"][worker]) // 2
-        for number in range(max(since, said - SAYINGS), said):
-            yield bytes(self.memory["report"][worker, number % SAYINGS]).rstrip(b"\0").decode(errors="replace")
+    def reports(self, worker: int, since: int) -> Iterator[str]:
+        """The worker's reports from this number on that are not overwritten yet."""
+        count = int(self.memory["reported"][worker]) // 2
+        for number in range(max(since, count - REPORTS), count):
+            yield bytes(self.memory["reports"][worker, number % REPORTS]).rstrip(b"\0").decode(errors="replace")
 
-    def last_words(self, worker: int) -> str:
-        return "".join(self.heard(worker, int(self.memory["said"][worker]) // 2 - 1))
+    def last_report(self, worker: int) -> str:
+        return "".join(self.reports(worker, int(self.memory["reported"][worker]) // 2 - 1))
 
     def age(self) -> NDArray:
         """[W] seconds since each worker entered its phase."""

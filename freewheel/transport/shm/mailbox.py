@@ -1,4 +1,4 @@
-"""Mailbox: the newest weights and contexts, for any number of readers that never wait and never see half of them."""
+"""Mailbox: the newest weights and contexts; readers never wait and never see a mixture of two versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEVER = -1
 
 
 class Mailbox:
-    """Two slots by turns. Version v lies in slot v mod 2, so v - 1 stays readable until v + 1 is posted."""
+    """Two slots: version v is in slot v mod 2, so v - 1 stays readable until v + 1 is posted."""
 
     def __init__(self, layout: Mapping[str, tuple[int, ...]], context: tuple[int, ...] = (0, 0)) -> None:
         self.layout, self.context = dict(layout), context
@@ -24,15 +24,13 @@ class Mailbox:
 
     @property
     def version(self) -> int:
-        """Of the newest weights; -1 before the first."""
+        """The version of the newest weights; -1 before the first."""
         return self._memory.numbers["latest"][0]
 
     def post(self, snapshot: Snapshot) -> None:
-        """One writer. Names that are not in the layout (a critic's) stay here."""
+        """Write new weights. Only one process may post. Names outside the layout (a critic's) are not written."""
         if snapshot.context.shape != self.context:
-            raise ValueError(
-                f"contexts {snapshot.context.shape} do not fit the mailbox, which has room for {self.context}"
-            )
+            raise ValueError(f"contexts must have the shape {self.context}, not {snapshot.context.shape}")
         slot = snapshot.version % 2
         self._memory["version"][slot] = NEVER
         params, context = self._views(self._memory["content"][slot])
@@ -42,13 +40,13 @@ class Mailbox:
         self._memory["version"][slot] = snapshot.version
         self._memory["latest"][0] = snapshot.version
 
-    def room(self) -> NDArray:
-        """For `read` to put weights into, time and again: fresh memory is dear."""
+    def buffer(self) -> NDArray:
+        """Memory that `read` can fill repeatedly, because allocating it every time is expensive."""
         return np.empty_like(self._memory["content"][0])
 
-    def read(self, version: int | None = None, room: NDArray | None = None) -> Snapshot:
-        """The newest weights, or exactly these while they are still here; LookupError if they are not."""
-        flat = self.room() if room is None else room
+    def read(self, version: int | None = None, buffer: NDArray | None = None) -> Snapshot:
+        """The newest weights, or exactly this version; LookupError if it is not available."""
+        flat = self.buffer() if buffer is None else buffer
         while True:
             wanted = self.version if version is None else version
             slot = wanted % 2
@@ -56,7 +54,7 @@ class Mailbox:
                 np.copyto(flat, self._memory["content"][slot])
                 if self._memory["version"][slot] == wanted:
                     params, context = self._views(flat)
-                    return Snapshot(wanted, params, context.copy())  # which episodes outlive
+                    return Snapshot(wanted, params, context.copy())  # a copy: episodes keep it after the next read
             if version is not None or wanted == NEVER:
                 raise LookupError(f"version {wanted} is not in the mailbox")
 

@@ -1,4 +1,4 @@
-"""Memory that processes share and nobody can leave behind: without a name, sent as a descriptor, gone with its last user."""
+"""Shared memory without a name: sent to processes as a descriptor and freed by the kernel with its last user."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import psutil
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
 
-LINE = 64  # bytes of a cache line: arrays that different processes write must not share one
+LINE = 64  # bytes of a cache line; arrays written by different processes must not share one
 Fields = Mapping[str, tuple[tuple[int, ...], str]]  # name -> (shape, dtype)
 
 
 def bytes_of(fields: Fields) -> int:
-    """What these arrays take, each on cache lines of its own."""
+    """The size of these arrays, each on separate cache lines."""
     return max(LINE, sum(_lines(shape, dtype) for shape, dtype in fields.values()))
 
 
 class SharedArrays:
-    """Named arrays in one anonymous block. Sent to a child process, it is the same memory there."""
+    """Named arrays in one anonymous block, which can be sent to child processes."""
 
     def __init__(self, fields: Fields, *, descriptor: int | None = None) -> None:
         self.fields = dict(fields)
@@ -34,7 +34,7 @@ class SharedArrays:
         self._descriptor = _anonymous(self.size) if descriptor is None else descriptor
         block = mmap.mmap(self._descriptor, self.size)
         self._arrays: dict[str, NDArray] = {}
-        # int64 arrays, flat: an element of these is read and written several times as fast as an array's
+        # The int64 arrays, flat: reading or writing an element is several times faster than in an array.
         self.numbers: dict[str, memoryview] = {}
         offset = 0
         for name, (shape, dtype) in self.fields.items():
@@ -47,7 +47,7 @@ class SharedArrays:
         return self._arrays[name]
 
     def cells(self, name: str, worker: int) -> memoryview:
-        """One worker's `numbers` of an array [W] or [W, K]."""
+        """One worker's part of the `numbers` of an array [W] or [W, K]."""
         each = math.prod(self.fields[name][0][1:])
         return self.numbers[name][worker * each : (worker + 1) * each]
 
@@ -55,19 +55,19 @@ class SharedArrays:
         return _attach, (self.fields, reduction.DupFd(self._descriptor))
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes when the last array of it does."""
+        """Close the descriptor; the memory is freed with the last array that uses it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
         self._arrays, self.numbers = {}, {}
 
 
-def require_room(size: int, what: str) -> None:
-    """Refuse to start what cannot fit, before anything is started."""
+def require_memory(size: int, what: str) -> None:
+    """SetupError if there is not enough free memory."""
     available = psutil.virtual_memory().available
     if size > 0.8 * available:
         raise SetupError(
-            f"{what} takes {size / 2**30:.1f} GB of memory and {available / 2**30:.1f} GB are free; "
+            f"{what} needs {size / 2**30:.1f} GB of memory but {available / 2**30:.1f} GB are free; "
             "use a smaller --max-queue-size, --collection-batch-size or fewer envs"
         )
 
@@ -82,7 +82,7 @@ def _attach(fields: Fields, descriptor: Any) -> SharedArrays:
 
 
 def _anonymous(size: int) -> int:
-    """A descriptor of zeroed memory that no name leads to."""
+    """A descriptor of zeroed memory without a name."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("freewheel", os.MFD_CLOEXEC)
     else:

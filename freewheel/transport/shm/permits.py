@@ -1,4 +1,4 @@
-"""A pacing between processes: its cells in shared memory, one lock over all of them, and a wake-up for every worker."""
+"""A pacing between processes: its cells in shared memory, one lock for all of them, and a wakeup for every worker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from freewheel.transport.wire import Permits
 
 
 class SharedPermits(Permits):
-    """Sent to a worker process, it decides there over the same cells.
+    """Can be sent to worker processes, where it uses the same cells.
 
-    Workers are woken when the lock is free again; woken before, they would run into it. If this process dies in between, they
-    look for themselves after a while.
+    Workers are woken after the lock is released, because they would wait for it otherwise. If this process dies in between,
+    they try again after a while.
     """
 
     def __init__(self, pacing: Pacing, workers: int) -> None:

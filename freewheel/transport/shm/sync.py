@@ -1,4 +1,4 @@
-"""Synchronisation between processes: a lock that is released when its holder dies, and wake-ups that are never lost."""
+"""Synchronisation between processes: a lock that is released when its holder dies, and wakeups that are never lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
 class ProcessLock:
-    """One at a time over all processes it was sent to, and over the threads of each; whoever has it may take it again."""
+    """A reentrant lock over all processes that it was sent to, and over the threads of each."""
 
     def __init__(self, *, descriptor: int | None = None) -> None:
         self._descriptor = os.memfd_create("freewheel-lock", os.MFD_CLOEXEC) if descriptor is None else descriptor
@@ -36,7 +36,7 @@ class ProcessLock:
         self.release()
 
     def acquire(self, seconds: float) -> bool:
-        """Try for this long: a holder may have been stopped in its tracks."""
+        """Try for this many seconds; the holder may have been stopped."""
         deadline = time.monotonic() + seconds
         if not self._here.acquire(timeout=seconds):
             return False
@@ -59,7 +59,7 @@ class ProcessLock:
         self._here.release()
 
     def holder(self) -> int | None:
-        """The process that holds it, if another one does."""
+        """The id of another process that holds it, if any."""
         question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = struct.unpack(FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_GETLK, question))
         return None if kind == fcntl.F_UNLCK else int(pid)
@@ -77,12 +77,12 @@ def _attach_lock(descriptor: Any) -> ProcessLock:
     return ProcessLock(descriptor=descriptor.detach())
 
 
-CROWD = 64  # listeners that can have a wakeup each
+LISTENERS = 64  # listeners that can have their own wakeup
 
 
 class Wakeup:
-    """A counter in the kernel: rings before a wait count. One listener hears all rings at once; with `each`, every ring wakes
-    one listener."""
+    """A counter in the kernel, so that notifications before a wait count. One wait consumes all of them; with `each`, one
+    notification ends one wait."""
 
     def __init__(self, *, each: bool = False, descriptor: int | None = None) -> None:
         flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC | (os.EFD_SEMAPHORE if each else 0)
@@ -93,16 +93,16 @@ class Wakeup:
     def notify(self, times: int = 1) -> None:
         try:
             os.eventfd_write(self._descriptor, times)
-        except BlockingIOError:  # rung 2^64 times unheard: it rings already
+        except BlockingIOError:  # the counter is full, so a wait ends anyway
             return
 
     def wait(self, seconds: float) -> bool:
-        """Whether it rang within this time; hearing it silences it."""
+        """Whether there was a notification within this time; resets the counter."""
         if not self._poll.poll(max(0.0, seconds) * 1000):
             return False
         try:
             os.eventfd_read(self._descriptor)
-        except BlockingIOError:  # somebody else heard it
+        except BlockingIOError:  # another listener consumed it
             return False
         return True
 
@@ -119,14 +119,14 @@ class Wakeup:
 
 
 class Wakeups:
-    """A wakeup for every listener. Where one listener's ring could wake another, that one would go on sleeping; only in a crowd,
-    since a process can be sent so many descriptors and no more, do some share a wakeup."""
+    """A wakeup for every listener. The number of descriptors that can be sent to a process is limited, so more than LISTENERS
+    listeners share wakeups, with one notification for one wait."""
 
     def __init__(self, listeners: int) -> None:
-        self._wakeups = [Wakeup(each=listeners > CROWD) for _ in range(min(listeners, CROWD))]
+        self._wakeups = [Wakeup(each=listeners > LISTENERS) for _ in range(min(listeners, LISTENERS))]
 
     def __getitem__(self, listener: int) -> Wakeup:
-        return self._wakeups[listener % CROWD]
+        return self._wakeups[listener % LISTENERS]
 
     def notify(self, listeners: Iterable[int]) -> None:
         for listener in listeners:

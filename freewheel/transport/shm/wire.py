@@ -9,18 +9,17 @@ from multiprocessing.context import ForkServerProcess
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from freewheel.core import NDArray, RowCounts, Snapshot
-from freewheel.errors import EnvError, SetupError
+from freewheel.errors import EnvError
 from freewheel.pacing.pacing import Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport import forkserver
 from freewheel.transport.shm.channel import Channel, Reader, Shape
 from freewheel.transport.shm.heartbeats import Heartbeats, kind
 from freewheel.transport.shm.mailbox import Mailbox
-from freewheel.transport.shm.memory import require_room
+from freewheel.transport.shm.memory import require_memory
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.worker import WorkerId, WorkerResources, work
 from freewheel.transport.stragglers import Stragglers
@@ -30,12 +29,12 @@ from freewheel.transport.wire import Fragment
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How many workers, and what each can hold."""
+    """How many workers, and the size of their queues."""
 
     workers: int
-    slots: int  # fragments a worker may have waiting
+    slots: int  # fragments of each worker that may wait
     steps: int  # of a fragment at most
-    drop_oldest: bool = False  # a full ring makes room by itself
+    drop_oldest: bool = False  # a full ring drops its oldest fragment
 
 
 class SharedMemoryWire:
@@ -43,7 +42,7 @@ class SharedMemoryWire:
 
     def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size) -> None:
         self.authors, self.lanes = size.workers, spec.env.lanes // size.workers
-        self._modules, self._context = spec.workers.modules, spec.context  # the newest contexts that were posted
+        self._modules, self._context = spec.workers.modules, spec.context  # the newest contexts posted
         actor = factory.actor()
         shape = Shape(
             replace(spec.env, lanes=self.lanes),
@@ -54,8 +53,8 @@ class SharedMemoryWire:
             actor.state_size,
         )
         with ExitStack() as undo:
-            require_room(shape.size, f"a queue of {size.workers} x {size.slots} fragments")
-            self._factory = _pickled(factory)
+            require_memory(shape.size, f"a queue of {size.workers} x {size.slots} fragments")
+            self._factory = forkserver.pickled(factory, "the environment")
             self.permits = _kept(undo, SharedPermits(pacing, size.workers))
             self.channel = _kept(undo, Channel(shape, drop_oldest=size.drop_oldest))
             self.mailbox = _kept(undo, Mailbox(spec.weights, spec.context.shape))
@@ -67,16 +66,15 @@ class SharedMemoryWire:
         timeouts = spec.workers.timeouts
         self.supervisor = Supervisor(size.workers, self.heartbeats, timeouts, self._spawn, self._settle, locks)
         self.stragglers = Stragglers(self.heartbeats, self.channel.memory["time"])
-        self._first_incarnation = 0
-        self._losses_shown, self._heard = 0, [0] * size.workers  # losses, and reports of each worker, already passed on
-        self._complaints: set[str] = set()
-        self._closed: _Books | None = None
+        self._losses_shown, self._reports_shown = 0, [0] * size.workers  # reports: of each worker
+        self._reported: set[str] = set()
+        self._final: _FinalState | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as undo:
             undo.push(self)
             forkserver.prepare(self._modules)
-            self._resources.callback(self._close_the_books)
+            self._resources.callback(self._close_accounts)
             self._resources.callback(self._stop)
             self.supervisor.start()
             undo.pop_all()
@@ -95,7 +93,7 @@ class SharedMemoryWire:
         committed, taken = self.channel.memory["committed"], self.channel.memory["taken"]
         for worker in self.reader.ready():
             end = int(committed[worker])
-            while taken[worker] < end:  # a full ring may move it too
+            while taken[worker] < end:  # a full ring may increment `taken` too
                 yield self.reader.take(worker)
 
     def take_open(self, worker: int) -> Fragment | None:
@@ -127,8 +125,8 @@ class SharedMemoryWire:
         return self.reader.overflowed
 
     def rows(self) -> RowCounts:
-        if self._closed is not None:
-            return self._closed.rows
+        if self._final is not None:
+            return self._final.rows
         accounts = [self.reader.account(worker) for worker in range(self.authors)]
         produced, queued, opened = (sum(column) for column in zip(*accounts, strict=True))
         overflow = {"overflow": self.overflowed} if self.overflowed else {}
@@ -149,22 +147,22 @@ class SharedMemoryWire:
         return {"queue_util": waiting / (shape.workers * shape.slots), "queue/fragments": float(waiting)}
 
     def messages(self) -> list[str]:
-        """Losses of workers, complaints of environments, and stragglers, each once."""
-        if self._closed is not None:
-            return self._closed.messages()
+        """Losses of workers, reports of environments, and stragglers, each once."""
+        if self._final is not None:
+            return self._final.messages()
         losses, self._losses_shown = self.supervisor.losses[self._losses_shown :], len(self.supervisor.losses)
-        self._complaints.update(kind(loss.report) for loss in losses)
-        complaints = []
-        for worker, since in enumerate(self._heard):
-            for report in self.heartbeats.heard(worker, since):
-                self._heard[worker] += 1
-                if (about := kind(report)) not in self._complaints:
-                    self._complaints.add(about)
-                    complaints.append(report)
-        return [*map(str, losses), *complaints, *self.stragglers.slow()]
+        self._reported.update(kind(loss.report) for loss in losses)
+        reports = []
+        for worker, since in enumerate(self._reports_shown):
+            for report in self.heartbeats.reports(worker, since):
+                self._reports_shown[worker] += 1
+                if (about := kind(report)) not in self._reported:
+                    self._reported.add(about)
+                    reports.append(report)
+        return [*map(str, losses), *reports, *self.stragglers.slow()]
 
     def summary(self) -> Mapping[str, Any]:
-        return self._closed.summary if self._closed is not None else {
+        return self._final.summary if self._final is not None else {
             "worker_restarts": self.supervisor.restarts,
             "workers_lost": self.supervisor.given_up,
             "episodes_produced": self.stragglers.produced(),
@@ -174,9 +172,9 @@ class SharedMemoryWire:
     # ------------------------------------------------------------------------------------------------------ save and restore
 
     def state(self) -> dict[str, NDArray]:
-        """Episodes begun by each lane, so that none is played twice, and the number of the next incarnation."""
-        if self._closed is not None:
-            return self._closed.state
+        """Episodes begun by each lane, so that none is played twice, and the next incarnation number."""
+        if self._final is not None:
+            return self._final.state
         next_incarnation = 1 + max(slot.incarnation for slot in self.supervisor.slots)
         return {"begun": self.heartbeats.memory["begun"].copy(), "incarnation": np.array([next_incarnation])}
 
@@ -199,23 +197,23 @@ class SharedMemoryWire:
         self.channel.wakeup.notify()
 
     def _stop(self) -> None:
-        """Workers that wait are woken to see that it is over."""
+        """Wake waiting workers, so that they notice the end."""
         self.heartbeats.stop()
         self.permits.wakeups.notify(range(self.authors))
         for port in self.channel.ports:
-            port.room.notify()
+            port.slot_freed.notify()
         self.supervisor.stop()
 
-    def _close_the_books(self) -> None:
-        """All workers have ended; what is known of them outlives their memory."""
+    def _close_accounts(self) -> None:
+        """Keep the final counts and reports of the workers, because their shared memory is about to be freed."""
         for worker in range(self.authors):
             self.reader.settle(worker)
-        self._closed = _Books(self.rows(), self.summary(), self.state(), self.messages())
+        self._final = _FinalState(self.rows(), self.summary(), self.state(), self.messages())
 
 
 @dataclass
-class _Books:
-    """What is known of the workers when they have ended."""
+class _FinalState:
+    """The final counts and reports of the workers."""
 
     rows: RowCounts
     summary: Mapping[str, Any]
@@ -225,16 +223,6 @@ class _Books:
     def messages(self) -> list[str]:
         unread, self.unread = self.unread, []
         return unread
-
-
-def _pickled(factory: RunnerFactory) -> bytes:
-    try:
-        blob: bytes = cloudpickle.dumps(factory)
-    except Exception as error:
-        raise SetupError(
-            f"the world cannot be sent to another process ({error}): pass an importable factory"
-        ) from error
-    return blob
 
 
 class _Closable(Protocol):

@@ -1,4 +1,4 @@
-"""What a worker process does: act within its grants, write rows into its slots, say what happens, end when told."""
+"""The worker process: acts within its grants, writes rows into its slots, reports failures, and ends when asked to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.runner import Author
 from freewheel.rollout.single_env_runner import make_runner
 from freewheel.seeding import training_episodes
-from freewheel.transport.forkserver import settle
+from freewheel.transport.forkserver import freeze_heap
 from freewheel.transport.shm import heartbeats as phase
 from freewheel.transport.shm.channel import Port, Writer
 from freewheel.transport.shm.heartbeats import Heartbeats
@@ -28,7 +28,7 @@ WAIT_CREDIT, WAIT_SLOT, WAIT_GATE, DOWN, OTHER = (
     WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "wait-gate", "down", "other")
 )
 
-WEIGH = 500_000_000  # ns between two looks at its own memory
+MEMORY_CHECK = 500_000_000  # ns between two measurements of the process's memory
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class WorkerResources:
     mailbox: Mailbox
     heartbeats: Heartbeats
     permits: SharedPermits
-    context: NDArray  # [K, C] for the episodes that begin before there is mail
+    context: NDArray  # [K, C] for episodes that begin before the first weights are loaded
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ def work(shared: WorkerResources, who: WorkerId) -> None:
     try:
         _Worker(shared, who).run()
     except FreewheelError as error:
-        shared.heartbeats.say(who.worker, str(error))
-        sys.exit(phase.HOPELESS if isinstance(error, EnvError) and error.cause == "quarantine" else 1)
+        shared.heartbeats.report(who.worker, str(error))
+        sys.exit(phase.NO_LANES_LEFT if isinstance(error, EnvError) and error.cause == "quarantine" else 1)
     except MemoryError:
-        shared.heartbeats.say(who.worker, f"out of memory, peak {_peak() // 1024} MB")
+        shared.heartbeats.report(who.worker, f"out of memory, peak {_peak() // 1024} MB")
         sys.exit(1)
 
 
@@ -76,10 +76,10 @@ class _Worker:
         author = Author(factory.seed, who.lanes, worker=worker, incarnation=who.incarnation, streams=streams)
         self._begun = memory["begun"][worker]
         self._steps, self._since = memory.cells("steps", worker), memory.cells("since", worker)
-        self._complaints: set[str] = set()
-        self._loaded, self._weights = NEVER, shared.mailbox.room()
-        self._weighed = 0  # when it last looked at its memory
-        self._untold = False  # something was committed that the learner has not been woken for
+        self._reported: set[str] = set()
+        self._loaded, self._weights = NEVER, shared.mailbox.buffer()
+        self._memory_checked = 0  # ns, when the memory was measured last
+        self._unnotified = False  # a slot was closed and the learner was not woken yet
         self._heartbeats.enter(worker, phase.CONSTRUCT)
         env = factory.make(who.lanes, fault_tolerant=True)
         self._runner = make_runner(factory, who.lanes, env, author)
@@ -90,7 +90,7 @@ class _Worker:
         self._runner.set_context(self._shared.context)
         self._runner.begin()
         self._begun += 1
-        settle()
+        freeze_heap()
         self._report_ready()
         self._mark = perf_counter_ns()
         while self._fragment():
@@ -104,7 +104,7 @@ class _Worker:
             self._runner.spend(DOWN, perf_counter_ns() - died)
 
     def _fragment(self) -> bool:
-        """Write the next fragment; False when told to end."""
+        """Write the next fragment; False if the worker has to end."""
         grant = self._await_grant()
         if grant is None:
             return False
@@ -114,19 +114,19 @@ class _Worker:
         self._commit()
         if self._runner.over:
             self._give_back()  # a reset may take long
-            self._renew()
+            self._autoreset()
         return not self._heartbeats.stopping
 
     def _give_back(self) -> None:
-        """What is left of the grant, once: a ticket that was drawn since is another one."""
-        if self._untold:
+        """Give the grant back once: after that the worker may hold another ticket."""
+        if self._unnotified:
             self._shared.permits.give_back(self._who.worker, self._writer.tally)
-            self._tell()
+            self._notify_learner()
 
-    def _tell(self) -> None:
-        """Wake the learner: it will see what was committed, and that nobody acts on the version of that here any more."""
-        if self._untold:
-            self._untold = False
+    def _notify_learner(self) -> None:
+        """Wake the learner: the closed slot and the end of its grant are visible now."""
+        if self._unnotified:
+            self._unnotified = False
             self._writer.notify()
 
     def _load(self, grant: Grant) -> None:
@@ -145,7 +145,7 @@ class _Worker:
         self._heartbeats.enter(worker, phase.STEP)
         for t in range(steps):
             if runner.over:
-                self._renew()
+                self._autoreset()
                 self._heartbeats.enter(worker, phase.STEP)
             since[0] = perf_counter_ns()
             episodes = runner.step(data, t)
@@ -154,11 +154,11 @@ class _Worker:
             for episode in episodes:
                 self._begun[episode.lane - self._who.lanes.start] += 1
             if runner.failures:
-                self._complain(runner.failures)
+                self._report_failures(runner.failures)
             if closes(worker, version, ended=runner.over):
                 break
 
-    def _renew(self) -> None:
+    def _autoreset(self) -> None:
         self._heartbeats.enter(self._who.worker, phase.RESET)
         self._runner.autoreset()
         self._runner.over = False
@@ -168,26 +168,26 @@ class _Worker:
         time = self._runner.spent()
         time[OTHER] += max(0, now - self._mark - sum(time))
         self._mark = now
-        if now > self._weighed + WEIGH:
-            self._weighed = now
+        if now > self._memory_checked + MEMORY_CHECK:
+            self._memory_checked = now
             self._heartbeats.memory["peak"][self._who.worker] = _peak()
         self._writer.commit(time)
-        self._untold = True
+        self._unnotified = True
 
     def _await_grant(self) -> Grant | None:
-        """A slot, then leave to act; None when told to end."""
+        """Wait for a free slot, then for a grant; None if the worker has to end."""
         writer, permits, worker, heartbeats = self._writer, self._shared.permits, self._who.worker, self._heartbeats
-        room = self._shared.port.room
+        slot_freed = self._shared.port.slot_freed
         began = perf_counter_ns()
         waited, kind = False, WAIT_SLOT
         while not heartbeats.stopping:
             if writer.full():
                 self._give_back()
-                wakeup, kind = room, WAIT_SLOT
+                wakeup, kind = slot_freed, WAIT_SLOT
             else:
-                heartbeats.enter(worker, phase.STEP)  # before it announces: whoever is announced can be timed out
+                heartbeats.enter(worker, phase.STEP)  # before `take`: an announced worker can be timed out
                 grant = permits.take(worker, writer.tally)
-                self._tell()
+                self._notify_learner()
                 if grant is not None:
                     if waited:
                         self._runner.spend(kind, perf_counter_ns() - began)
@@ -199,20 +199,20 @@ class _Worker:
         self._give_back()
         return None
 
-    def _complain(self, failures: Sequence[Failure]) -> None:
-        """Say what went wrong, each thing once."""
+    def _report_failures(self, failures: Sequence[Failure]) -> None:
+        """Report failures, each kind once."""
         for failure in failures:
             self._begun[failure.lane] += 1
             about = phase.kind(failure.report)
-            if about.split(":")[0].endswith("MemoryError"):  # numpy has one of its own
+            if about.split(":")[0].endswith("MemoryError"):  # numpy has a subclass of it
                 raise MemoryError
-            if failure.cause == "quarantine":  # what it failed of has been said
-                self._heartbeats.say(self._who.worker, failure.report.split("\n", 1)[0])
-            elif about not in self._complaints:
-                self._complaints.add(about)
-                self._heartbeats.say(self._who.worker, failure.report)
+            if failure.cause == "quarantine":  # the failure itself is reported already
+                self._heartbeats.report(self._who.worker, failure.report.split("\n", 1)[0])
+            elif about not in self._reported:
+                self._reported.add(about)
+                self._heartbeats.report(self._who.worker, failure.report)
 
 
 def _peak() -> int:
-    """kB of memory this process has had at most."""
+    """kB, the largest use of memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""Two workers and a learner in any order of moves, deaths included: no row is lost, doubled or unpaid."""
+"""Two workers and a learner in any order of operations, deaths included: no row is lost, repeated or without a credit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from freewheel.core import Failure
 from freewheel.pacing.lag_bound import LagBound
-from freewheel.pacing.pacing import NOBODY, Grant
+from freewheel.pacing.pacing import NO_VERSION, Grant
 from freewheel.transport.shm.channel import Channel
 from freewheel.transport.shm.permits import SharedPermits
 from tests.support.fuse import Fuse, Killed, fused_writer
-from tests.support.ring_rows import NO_TIME, Books, Pen, episode, shape
+from tests.support.ring_rows import NO_TIME, CountingReader, Pen, episode, shape
 
 WORKERS, LANES, STEPS, SLOTS = 2, 2, 3, 3
-ALLOWANCE = 2 * 7  # (max_lag + 1) × S rows; odd, so that the last step of all lanes overdraws
+ALLOWANCE = 2 * 7  # (max_lag + 1) × S rows; odd, so that the last step of all lanes exceeds it
 LONG = bool(os.environ.get("FREEWHEEL_LONG"))
 
 WHO = st.integers(0, WORKERS - 1)
@@ -36,8 +36,8 @@ ROW = st.sampled_from(
 )
 
 
-class Hand:
-    """A worker: what it holds and how far it is."""
+class Author:
+    """A worker and its progress."""
 
     def __init__(self, channel: Channel, worker: int, incarnation: int, number: int) -> None:
         self.worker, self.incarnation, self.fuse = worker, incarnation, Fuse()
@@ -50,7 +50,7 @@ class Hand:
 
 
 class Machine(RuleBasedStateMachine):
-    """Moves the real thing and keeps its own books beside it."""
+    """Drives the real objects and keeps its own counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,17 +58,17 @@ class Machine(RuleBasedStateMachine):
         pacing = LagBound(workers=WORKERS, lanes=LANES, steps=STEPS, batch_rows=0, ahead=0, max_lag=1)
         self.permits = SharedPermits(pacing, WORKERS)  # a limit can be given as `done`
         self.cells = pacing.cells
-        self.books = Books(self.channel)
-        self.hands = [Hand(self.channel, worker, 0, 0) for worker in range(WORKERS)]
-        self.posted, self.limit = NOBODY, 0
-        self.unpaid = 0  # rows written on grants that had been revoked
+        self.counted = CountingReader(self.channel)
+        self.authors = [Author(self.channel, worker, 0, 0) for worker in range(WORKERS)]
+        self.posted, self.limit = NO_VERSION, 0
+        self.without_credit = 0  # rows written on grants that had been revoked
 
     def teardown(self) -> None:
-        for hand in self.hands:
-            self.bury(hand)
-        self.books.take_all()
-        self.everything_adds_up()
-        assert [len(steps) for steps in self.books.steps] == [hand.pen.number for hand in self.hands]
+        for author in self.authors:
+            self.replace(author)
+        self.counted.take_all()
+        self.the_counts_balance()
+        assert [len(steps) for steps in self.counted.steps] == [author.pen.number for author in self.authors]
         self.cells = {}
         self.permits.close()
         self.channel.close()
@@ -77,109 +77,109 @@ class Machine(RuleBasedStateMachine):
 
     @rule(who=WHO)
     def take_credit(self, who: int) -> None:
-        hand = self.hands[who]
-        if (hand.grant is not None and not hand.closed) or hand.writer.full():
+        author = self.authors[who]
+        if (author.grant is not None and not author.closed) or author.writer.full():
             return
-        reserved, tally = list(self.cells["reserved"]), hand.writer.tally
+        reserved, tally = list(self.cells["reserved"]), author.writer.tally
         free = self.limit - (sum(reserved) - reserved[who] + tally.produced)
-        hand.grant = self.permits.take(who, tally)
-        hand.closed = hand.revoked = False
-        if free <= 0 or self.posted == NOBODY:
-            assert hand.grant is None
+        author.grant = self.permits.take(who, tally)
+        author.closed = author.revoked = False
+        if free <= 0 or self.posted == NO_VERSION:
+            assert author.grant is None
         else:
-            assert hand.grant == Grant(max(1, min(STEPS, free // LANES)), self.posted)
+            assert author.grant == Grant(max(1, min(STEPS, free // LANES)), self.posted)
 
-    def may_begin(self, hand: Hand) -> bool:
-        return hand.grant is not None and hand.written is None and not hand.closed
+    def may_begin(self, author: Author) -> bool:
+        return author.grant is not None and author.written is None and not author.closed
 
-    def may_write(self, hand: Hand) -> bool:
-        return hand.grant is not None and hand.written is not None and hand.written < hand.grant.steps
+    def may_write(self, author: Author) -> bool:
+        return author.grant is not None and author.written is not None and author.written < author.grant.steps
 
     @rule(who=WHO)
     def begin(self, who: int) -> None:
-        hand = self.hands[who]
-        if self.may_begin(hand):
-            hand.pen.begin(self.posted)  # the mail may be newer than the grant
-            hand.written = 0
+        author = self.authors[who]
+        if self.may_begin(author):
+            author.pen.begin(self.posted)  # the weights may be newer than the grant
+            author.written = 0
 
     @rule(who=WHO, row=ROW)
     def write(self, who: int, row: dict[str, Any]) -> None:
-        hand = self.hands[who]
-        if self.may_write(hand):
-            before = hand.writer.tally.produced
-            hand.pen.step(**row)
-            assert hand.written is not None
-            hand.written += 1
-            self.unpaid += (hand.writer.tally.produced - before) * hand.revoked
+        author = self.authors[who]
+        if self.may_write(author):
+            before = author.writer.tally.produced
+            author.pen.step(**row)
+            assert author.written is not None
+            author.written += 1
+            self.without_credit += (author.writer.tally.produced - before) * author.revoked
 
     @rule(who=WHO)
     def close(self, who: int) -> None:
-        """Its grant is given back with the next that it takes, or when it must not keep it for longer."""
-        hand = self.hands[who]
-        if hand.written:
-            hand.pen.commit(NO_TIME)
-            hand.written, hand.closed = None, True
+        """Its grant is given back with the next `take`, or with `give_back`."""
+        author = self.authors[who]
+        if author.written:
+            author.pen.commit(NO_TIME)
+            author.written, author.closed = None, True
 
     @rule(who=WHO)
     def give_back(self, who: int) -> None:
-        hand = self.hands[who]
-        if hand.closed:
-            self.permits.give_back(who, hand.writer.tally)
-            hand.grant, hand.closed, hand.revoked = None, False, False
+        author = self.authors[who]
+        if author.closed:
+            self.permits.give_back(who, author.writer.tally)
+            author.grant, author.closed, author.revoked = None, False, False
 
     @rule(who=WHO)
     def die(self, who: int) -> None:
-        self.bury(self.hands[who])
+        self.replace(self.authors[who])
 
     @rule(who=WHO, row=ROW, stores=st.integers(0, 25), what=st.sampled_from(["begin", "write", "commit"]))
-    def die_at_it(self, who: int, row: dict[str, Any], stores: int, what: str) -> None:
-        """In the middle of a move, or right after it."""
-        hand = self.hands[who]
-        hand.fuse.left = stores
+    def die_inside(self, who: int, row: dict[str, Any], stores: int, what: str) -> None:
+        """In the middle of an operation, or right after it."""
+        author = self.authors[who]
+        author.fuse.left = stores
         try:
-            if what == "begin" and self.may_begin(hand):
-                hand.pen.begin(self.posted)
-            elif what == "write" and self.may_write(hand):
-                hand.pen.step(**row)
-            elif what == "commit" and hand.written:
-                hand.pen.commit(NO_TIME)
+            if what == "begin" and self.may_begin(author):
+                author.pen.begin(self.posted)
+            elif what == "write" and self.may_write(author):
+                author.pen.step(**row)
+            elif what == "commit" and author.written:
+                author.pen.commit(NO_TIME)
         except Killed:
             pass
-        hand.fuse.left = math.inf
-        self.bury(hand)
+        author.fuse.left = math.inf
+        self.replace(author)
 
-    def bury(self, hand: Hand) -> None:
-        before = self.cells["reserved"][hand.worker]
-        tally = self.books.reader.settle(hand.worker)
-        self.unpaid += max(0, tally.produced - before)
-        self.permits.settle(hand.worker, tally, for_good=False)
-        self.hands[hand.worker] = Hand(self.channel, hand.worker, hand.incarnation + 1, hand.pen.number)
-        assert self.hands[hand.worker].writer.tally.produced == tally.produced
+    def replace(self, author: Author) -> None:
+        before = self.cells["reserved"][author.worker]
+        tally = self.counted.reader.settle(author.worker)
+        self.without_credit += max(0, tally.produced - before)
+        self.permits.settle(author.worker, tally, for_good=False)
+        self.authors[author.worker] = Author(self.channel, author.worker, author.incarnation + 1, author.pen.number)
+        assert self.authors[author.worker].writer.tally.produced == tally.produced
 
     # ----------------------------------------------------------------------------------------------------------- the learner's
 
     @rule(who=WHO)
     def take(self, who: int) -> None:
-        if who in self.books.reader.ready():
-            self.books.take(who)
+        if who in self.counted.reader.ready():
+            self.counted.take(who)
 
     @rule()
     def take_all(self) -> None:
-        self.books.take_all()
+        self.counted.take_all()
 
     @rule(who=WHO)
     def take_open(self, who: int) -> None:
-        self.books.take_open(who)
+        self.counted.take_open(who)
 
     def allowed(self) -> int:
-        return ALLOWANCE + sum(self.books.rows) + sum(self.books.lost)
+        return ALLOWANCE + sum(self.counted.rows) + sum(self.counted.lost)
 
     @rule()
     def post(self) -> None:
         self.posted, self.limit = self.posted + 1, self.allowed()
         self.permits.publish(self.posted, self.limit)
 
-    @precondition(lambda self: self.posted != NOBODY)
+    @precondition(lambda self: self.posted != NO_VERSION)
     @rule()
     def allow(self) -> None:
         self.limit = self.allowed()
@@ -187,54 +187,56 @@ class Machine(RuleBasedStateMachine):
 
     @rule(who=WHO, late=st.booleans())
     def revoke(self, who: int, late: bool) -> None:
-        hand = self.hands[who]
+        author = self.authors[who]
         version = self.cells["announced"][who]
-        self.books.take_open(who)
-        held = hand.grant is not None and hand.grant.version == version
-        produced = self.books.reader.account(who).produced
-        if late and self.may_write(hand):
+        self.counted.take_open(who)
+        held = author.grant is not None and author.grant.version == version
+        produced = self.counted.reader.account(who).produced
+        if late and self.may_write(author):
             self.write(who, {})
-            self.unpaid += LANES * (not hand.revoked)
+            self.without_credit += LANES * (not author.revoked)
         assert self.permits.revoke(who, version, produced) is held
-        hand.revoked |= held
+        author.revoked |= held
 
     # ---------------------------------------------------------------------------------------------------------- what must hold
 
     @invariant()
-    def everything_adds_up(self) -> None:
+    def the_counts_balance(self) -> None:
         for worker in range(WORKERS):
-            self.books.balance(worker)
-        assert self.books.reader.overflowed == 0
+            self.counted.balance(worker)
+        assert self.counted.reader.overflowed == 0
 
     @invariant()
     def rows_come_once_and_in_order(self) -> None:
-        for worker, hand in enumerate(self.hands):
-            steps = self.books.steps[worker]
+        for worker, author in enumerate(self.authors):
+            steps = self.counted.steps[worker]
             assert steps == list(range(len(steps)))
-            assert len(steps) <= hand.pen.number
-            parts = [part for part in self.books.fragments if part.worker == worker]
+            assert len(steps) <= author.pen.number
+            parts = [part for part in self.counted.fragments if part.worker == worker]
             signed = [(part.incarnation, part.version) for part in parts if len(part.data.valid)]
             assert signed == sorted(signed)
             assert all(version <= self.posted for _, version in signed)
             assert not any(part.gap for part in parts)
 
     @invariant()
-    def every_row_is_paid_for(self) -> None:
+    def every_row_has_a_credit(self) -> None:
         reserved = list(self.cells["reserved"])
-        for hand, rows in zip(self.hands, reserved, strict=True):
-            produced = self.books.reader.account(hand.worker).produced
-            assert rows >= produced or hand.revoked
-            assert hand.grant is not None or rows == produced
-        assert sum(reserved) <= self.limit + LANES - 1 + self.unpaid
+        for author, rows in zip(self.authors, reserved, strict=True):
+            produced = self.counted.reader.account(author.worker).produced
+            assert rows >= produced or author.revoked
+            assert author.grant is not None or rows == produced
+        assert sum(reserved) <= self.limit + LANES - 1 + self.without_credit
 
     @invariant()
-    def who_acts_is_announced(self) -> None:
-        acting = [hand.grant.version if hand.grant and not hand.revoked else NOBODY for hand in self.hands]
+    def acting_workers_are_announced(self) -> None:
+        acting = [
+            author.grant.version if author.grant and not author.revoked else NO_VERSION for author in self.authors
+        ]
         assert self.permits.pacing.announced() == acting
 
 
 @pytest.mark.timeout(600 if LONG else 60)
-def test_any_order_of_moves() -> None:
+def test_any_order_of_operations() -> None:
     size = (
         {"max_examples": 2000, "stateful_step_count": 100} if LONG else {"max_examples": 100, "stateful_step_count": 50}
     )

@@ -1,4 +1,4 @@
-"""The heartbeats: what a worker does and since when, and its last words."""
+"""The heartbeats: each worker's phase and its age, and its reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from freewheel.transport.shm.heartbeats import PHASES, REPORT, RESET, SAYINGS, STEP, WAIT, Heartbeats, kind
+from freewheel.transport.shm.heartbeats import PHASES, REPORT_BYTES, REPORTS, RESET, STEP, WAIT, Heartbeats, kind
 from tests.support import children
 
 if TYPE_CHECKING:
@@ -34,38 +34,38 @@ def test_a_phase_ages_from_when_it_was_entered(heartbeats: Heartbeats, monkeypat
     assert heartbeats.age().tolist() == pytest.approx([1.75, 0.0, 0.25])
 
 
-def test_words_are_heard_as_they_were_said(heartbeats: Heartbeats) -> None:
-    assert heartbeats.last_words(1) == ""
-    said = ["a long complaint – with a dash", "short", "two\nlines"]
-    for text in said:
-        heartbeats.say(1, text)
-    assert list(heartbeats.heard(1, 0)) == said
-    assert list(heartbeats.heard(1, 2)) == said[2:]
-    assert list(heartbeats.heard(1, 3)) == []
-    assert [heartbeats.last_words(worker) for worker in range(3)] == ["", "two\nlines", ""]
+def test_reports_are_read_as_written(heartbeats: Heartbeats) -> None:
+    assert heartbeats.last_report(1) == ""
+    texts = ["a long report – with a dash", "short", "two\nlines"]
+    for text in texts:
+        heartbeats.report(1, text)
+    assert list(heartbeats.reports(1, 0)) == texts
+    assert list(heartbeats.reports(1, 2)) == texts[2:]
+    assert list(heartbeats.reports(1, 3)) == []
+    assert [heartbeats.last_report(worker) for worker in range(3)] == ["", "two\nlines", ""]
 
 
-def test_of_many_sayings_the_last_ones_are_kept(heartbeats: Heartbeats) -> None:
-    said = ["!" * number for number in range(2 * SAYINGS + 3, 0, -1)]  # each is shorter than the one before
-    for text in said:
-        heartbeats.say(0, text)
-    assert list(heartbeats.heard(0, 0)) == said[-SAYINGS:]
-    assert list(heartbeats.heard(0, len(said) - 1)) == [heartbeats.last_words(0)] == ["!"]
+def test_the_last_reports_are_kept(heartbeats: Heartbeats) -> None:
+    texts = ["!" * number for number in range(2 * REPORTS + 3, 0, -1)]  # each is shorter than the one before
+    for text in texts:
+        heartbeats.report(0, text)
+    assert list(heartbeats.reports(0, 0)) == texts[-REPORTS:]
+    assert list(heartbeats.reports(0, len(texts) - 1)) == [heartbeats.last_report(0)] == ["!"]
 
 
-def test_too_many_words_are_cut(heartbeats: Heartbeats) -> None:
-    heartbeats.say(0, "x" * (REPORT - 1) + "–")  # the cut goes through the dash
-    assert heartbeats.last_words(0)[:-1] == "x" * (REPORT - 1)
-    assert heartbeats.last_words(2) == ""
+def test_a_long_report_is_cut(heartbeats: Heartbeats) -> None:
+    heartbeats.report(0, "x" * (REPORT_BYTES - 1) + "–")  # the cut goes through the dash
+    assert heartbeats.last_report(0)[:-1] == "x" * (REPORT_BYTES - 1)
+    assert heartbeats.last_report(2) == ""
 
 
-def test_who_died_speaking_does_not_silence_its_heir(heartbeats: Heartbeats, start: Start) -> None:
-    heartbeats.say(1, "before")
-    process = start(children.die_speaking, heartbeats, 1)
+def test_a_death_during_a_report_does_not_affect_the_replacement(heartbeats: Heartbeats, start: Start) -> None:
+    heartbeats.report(1, "before")
+    process = start(children.die_in_report, heartbeats, 1)
     process.join(20.0)
-    assert list(heartbeats.heard(1, 0)) == ["before"]
-    heartbeats.say(1, "what the heir says")
-    assert list(heartbeats.heard(1, 0)) == ["before", "what the heir says"]
+    assert list(heartbeats.reports(1, 0)) == ["before"]
+    heartbeats.report(1, "after")
+    assert list(heartbeats.reports(1, 0)) == ["before", "after"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_reports_that_differ_in_numbers_are_of_one_kind(report: str, about: str)
     assert kind(report) == about
 
 
-def test_stopping_is_seen_by_all(heartbeats: Heartbeats, start: Start) -> None:
+def test_all_processes_see_the_stop(heartbeats: Heartbeats, start: Start) -> None:
     assert not heartbeats.stopping
     process = start(children.wait_for_stop, heartbeats)
     heartbeats.stop()

@@ -1,4 +1,4 @@
-"""The mailbox: the newest weights, whole; the ones before them too, until the next ones come."""
+"""The mailbox: the newest weights, complete, and the previous ones until the next are posted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def weights(version: int) -> Snapshot:
 
 def assert_holds(snapshot: Snapshot, version: int) -> None:
     assert snapshot.version == version
-    assert list(snapshot.params) == list(LAYOUT), "names outside the layout stay behind"
+    assert list(snapshot.params) == list(LAYOUT), "names outside the layout are not written"
     for name, values in snapshot.params.items():
         np.testing.assert_array_equal(np.asarray(values), np.asarray(weights(version).params[name]))
 
@@ -53,7 +53,7 @@ def test_it_is_empty_at_first(mailbox: Mailbox) -> None:
         mailbox.read(0)
 
 
-def test_the_latest_wins_and_the_one_before_it_stays(mailbox: Mailbox) -> None:
+def test_the_newest_and_the_previous_version_are_available(mailbox: Mailbox) -> None:
     for version in range(4):
         mailbox.post(weights(version))
         assert mailbox.version == version
@@ -66,7 +66,7 @@ def test_the_latest_wins_and_the_one_before_it_stays(mailbox: Mailbox) -> None:
                 mailbox.read(absent)
 
 
-def test_what_was_read_is_a_copy(mailbox: Mailbox) -> None:
+def test_a_read_is_a_copy(mailbox: Mailbox) -> None:
     mailbox.post(weights(3))
     read = mailbox.read()
     mailbox.post(weights(4))
@@ -80,31 +80,31 @@ def test_weights_of_another_shape_are_refused(mailbox: Mailbox) -> None:
         mailbox.post(Snapshot(0, wrong))
 
 
-def test_contexts_travel_with_the_weights() -> None:
+def test_contexts_are_sent_with_the_weights() -> None:
     with closing(Mailbox(LAYOUT, (2, 3))) as mailbox:
-        room, kept = mailbox.room(), list[Snapshot]()
+        buffer, kept = mailbox.buffer(), list[Snapshot]()
         for version in range(3):
             context = np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * version
             mailbox.post(replace(weights(version), context=context))
-            kept.append(mailbox.read(room=room))
+            kept.append(mailbox.read(buffer=buffer))
         assert_holds(mailbox.read(), 2)
-        assert [snapshot.context[0, 0] for snapshot in kept] == [0, 10, 20], "a copy, though the room is used again"
+        assert [snapshot.context[0, 0] for snapshot in kept] == [0, 10, 20], "a copy, although the buffer is used again"
         for wrong in (np.zeros((1, 3), np.float32), np.zeros((0, 0), np.float32)):
-            with pytest.raises(ValueError, match=r"do not fit the mailbox, which has room for \(2, 3\)"):
+            with pytest.raises(ValueError, match=r"contexts must have the shape \(2, 3\), not"):
                 mailbox.post(replace(weights(3), context=wrong))
         assert mailbox.version == 2
 
 
-def test_readers_never_see_half_of_two_versions(start: Start, eventually: Eventually) -> None:
+def test_readers_never_see_a_mixture_of_two_versions(start: Start, eventually: Eventually) -> None:
     layout = {"w": (64, 64), "b": (64,)}
     with closing(Mailbox(layout, (16, 4))) as mailbox, closing(SharedArrays({"stop": ((1,), "i8")})) as stop:
-        writer = start(children.post_for_ever, mailbox, stop)
+        writer = start(children.post_forever, mailbox, stop)
         eventually(lambda: mailbox.version > 0)
         first, last, missed = mailbox.version, 0, 0
         for turn in range(4000):
             try:
                 snapshot = mailbox.read((None, mailbox.version - 1, None, mailbox.version + 1)[turn % 4])
-            except LookupError:  # the writer was faster, or not yet there
+            except LookupError:  # the version was overwritten, or is not posted yet
                 missed += turn % 2
                 continue
             parts = (*snapshot.params.values(), snapshot.context)
@@ -116,4 +116,4 @@ def test_readers_never_see_half_of_two_versions(start: Start, eventually: Eventu
         writer.join(20.0)
         assert writer.exitcode == 0
         assert 0 < missed < 2000
-        assert last > first + 100, "the writer was at it all the time"
+        assert last > first + 100, "the writer was active all the time"

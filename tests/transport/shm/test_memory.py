@@ -1,9 +1,8 @@
-"""Shared memory: arrays apart from each other, the same in every process, gone with their last user."""
+"""Shared memory: arrays on separate cache lines, shared with child processes, freed with their last user."""
 
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -19,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freewheel.errors import SetupError
-from freewheel.transport.shm.memory import LINE, SharedArrays, bytes_of, require_room
+from freewheel.transport.shm.memory import LINE, SharedArrays, bytes_of, require_memory
 from tests.support import children
 
 if TYPE_CHECKING:
-    from tests.transport.conftest import Start
+    from tests.transport.conftest import Pipe, Start
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 DTYPES = st.sampled_from(["i8", "f4", "u1", "?", "i4"])
@@ -31,7 +30,7 @@ FIELDS = st.dictionaries(st.text("abc", min_size=1), st.tuples(SHAPES, DTYPES))
 
 
 def ours() -> int:
-    """Descriptors of this process that lead to memory of ours."""
+    """Number of descriptors of this process for shared memory."""
     gc.collect()
     links = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
     return sum("freewheel" in link and ("memfd:" in link or tempfile.gettempdir() in link) for link in links)
@@ -47,7 +46,7 @@ def test_arrays_start_on_lines_of_their_own_and_do_not_overlap(
             array = memory[name]
             assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
             assert array.ctypes.data % LINE == 0 or not array.size
-            assert not array.any(), "what is new is zero"
+            assert not array.any(), "new memory is zero"
             array[...] = value
             written[name] = array.tobytes()
         assert {name: memory[name].tobytes() for name in fields} == written
@@ -59,9 +58,9 @@ def test_the_size_is_whole_lines_of_each_array() -> None:
     assert bytes_of({"a": ((1,), "u1"), "b": ((8,), "i8"), "c": ((3, 3), "f8"), "d": ((0,), "f8")}) == 64 + 64 + 128
 
 
-def test_a_child_process_has_the_same_memory(start: Start) -> None:
-    ours_end, theirs = multiprocessing.Pipe(duplex=False)
-    with closing(SharedArrays({"words": ((3,), "f4"), "numbers": ((2, 4), "i8")})) as memory, ours_end, theirs:
+def test_a_child_process_has_the_same_memory(start: Start, pipe: Pipe) -> None:
+    ours_end, theirs = pipe
+    with closing(SharedArrays({"words": ((3,), "f4"), "numbers": ((2, 4), "i8")})) as memory:
         memory["words"][:] = 1.5, 2.5, 3.5
         memory["numbers"][:] = np.arange(8).reshape(2, 4)
         start(children.double, memory, theirs)
@@ -73,7 +72,7 @@ def test_a_child_process_has_the_same_memory(start: Start) -> None:
 
 @pytest.fixture(params=["memfd", "file"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """With the kernel's anonymous memory, and with a file that lost its name."""
+    """With anonymous memory of the kernel, and with a file without a name."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if request.param == "file":
         monkeypatch.delattr(os, "memfd_create")
@@ -93,7 +92,7 @@ def test_closing_leaves_no_descriptor_and_no_name(kind: str) -> None:
         memory["words"]
 
 
-def test_an_array_that_someone_still_has_outlives_the_closing() -> None:
+def test_an_array_in_use_outlives_the_closing() -> None:
     before = ours()
     memory = SharedArrays({"words": ((3,), "f4")})
     words = memory["words"]
@@ -114,10 +113,10 @@ def test_cells_are_the_numbers_of_one_worker() -> None:
         assert many.tolist() == [0, 3, 0, 9]
 
 
-def test_what_does_not_fit_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_a_setup_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * 2**30))
-    require_room(8 * 2**30, "a queue")
+    require_memory(8 * 2**30, "a queue")
     with pytest.raises(SetupError) as refusal:
-        require_room(8 * 2**30 + 1, "a queue")
+        require_memory(8 * 2**30 + 1, "a queue")
     (line,) = str(refusal.value).splitlines()
-    assert line.startswith("a queue takes 8.0 GB of memory and 10.0 GB are free; use a smaller --max-queue-size")
+    assert line.startswith("a queue needs 8.0 GB of memory but 10.0 GB are free; use a smaller --max-queue-size")

@@ -1,8 +1,7 @@
-"""A pacing between processes: workers are woken by a publication, and nobody who acts is overlooked."""
+"""A pacing between processes: a publication wakes workers, and the learner sees every worker that acts."""
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -11,14 +10,14 @@ import pytest
 
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.pacing.lag_bound import LagBound
-from freewheel.pacing.pacing import NOBODY
+from freewheel.pacing.pacing import NO_VERSION
 from freewheel.transport.shm.memory import SharedArrays
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.sync import Wakeup
 from tests.support import children
 
 if TYPE_CHECKING:
-    from tests.transport.conftest import Start
+    from tests.transport.conftest import Pipe, Start
 
 LIMIT = 20.0
 
@@ -31,21 +30,20 @@ def permits() -> Iterator[SharedPermits]:
         yield permits
 
 
-def test_processes_are_woken_by_a_post(permits: SharedPermits, start: Start) -> None:
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    with ours, theirs:
-        for worker in range(3):
-            start(children.wait_for_grant, permits, worker, theirs)
-        assert [ours.recv() for _ in range(3) if ours.poll(LIMIT)] == ["waiting"] * 3
-        permits.publish(7, 60)
-        assert [ours.recv() for _ in range(3) if ours.poll(LIMIT)] == [(5, 7)] * 3
+def test_processes_are_woken_by_a_publication(permits: SharedPermits, start: Start, pipe: Pipe) -> None:
+    ours, theirs = pipe
+    for worker in range(3):
+        start(children.wait_for_grant, permits, worker, theirs)
+    assert [ours.recv() for _ in range(3) if ours.poll(LIMIT)] == ["waiting"] * 3
+    permits.publish(7, 60)
+    assert [ours.recv() for _ in range(3) if ours.poll(LIMIT)] == [(5, 7)] * 3
 
 
 # --------------------------------------------------------------------------------------------------------------------- races
 
 
-def test_nobody_who_acts_is_overlooked(permits: SharedPermits, start: Start) -> None:
-    """Post and take race: a worker that a scan after the post does not show will never act on anything older."""
+def test_the_learner_sees_every_worker_that_acts(permits: SharedPermits, start: Start) -> None:
+    """A race of publish and take: a worker that is not announced after a publication never acts on an older version."""
     grants = 3000
     with closing(SharedArrays({"log": ((2, grants), "i8"), "count": ((2,), "i8")})) as memory:
         processes = [start(children.act_again_and_again, permits, worker, memory) for worker in range(2)]
@@ -55,7 +53,7 @@ def test_nobody_who_acts_is_overlooked(permits: SharedPermits, start: Start) -> 
             version += 1
             permits.publish(version, 2**40)
             announced = permits.pacing.announced()
-            idle = [worker for worker in range(2) if announced[worker] == NOBODY]
+            idle = [worker for worker in range(2) if announced[worker] == NO_VERSION]
             scans += [(worker, int(memory["count"][worker]), version) for worker in idle]
             seen.update(announced)
             assert all(process.is_alive() or process.exitcode == 0 for process in processes)
@@ -64,14 +62,14 @@ def test_nobody_who_acts_is_overlooked(permits: SharedPermits, start: Start) -> 
         for process in processes:
             process.join(LIMIT)
             assert process.exitcode == 0
-        assert len(seen) > 10, "they were met in the act"
+        assert len(seen) > 10, "workers were seen acting"
         assert len(scans) > 10, "and idle"
 
 
-def test_processes_never_get_the_same_ticket(start: Start) -> None:
+def test_processes_never_get_the_same_ticket(start: Start, pipe: Pipe) -> None:
     queue = EpisodeQueue(order=EpisodeOrder(11, 3), workers=2, steps=4, batch_rows=1)
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    with ours, theirs, closing(Wakeup(each=True)) as go, closing(SharedPermits(queue, 2)) as permits:
+    ours, theirs = pipe
+    with closing(Wakeup(each=True)) as go, closing(SharedPermits(queue, 2)) as permits:
         for worker in range(2):
             start(children.issue_many, permits, worker, go, theirs)
         assert [ours.recv() for _ in range(2) if ours.poll(LIMIT)] == ["ready"] * 2
