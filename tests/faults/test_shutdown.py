@@ -296,6 +296,8 @@ def test_a_signal_at_any_line_loses_no_row() -> None:
                 cut = False
             except Interrupted:
                 cut = True
+        with collector:  # which ends it
+            pass
         return cut, seen[0], balance(collector.rows(), learner.rows())
 
     _, lines, whole = run_until(0)

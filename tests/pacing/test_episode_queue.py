@@ -253,7 +253,7 @@ def play_until(tickets: Queue, moment: str) -> Tally:
     ],
 )
 @pytest.mark.parametrize("unit", ["rows", "episodes"])
-def test_the_next_ticket_what_was_not_played_to_its_end(
+def test_the_replacement_plays_what_was_not_played_to_its_end(
     in_rows: Queue, in_episodes: Queue, moment: str, next_ticket: int, paid: int, unit: str
 ) -> None:
     tickets = in_rows if unit == "rows" else in_episodes

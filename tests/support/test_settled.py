@@ -1,4 +1,4 @@
-"""In every mode a world that is warmed up is kept from the garbage collector, whose pauses are what makes slow steps slow."""
+"""In every mode an environment is excluded from garbage collection after its warm-up, because pauses make steps slow."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ UPDATES = 5
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_world_that_is_warmed_up_is_frozen(mode: str, tmp_path: Path) -> None:
-    """In turn with the learner the first rows are the warm-up; whoever evaluates is frozen as well."""
+def test_an_env_is_frozen_after_its_warm_up(mode: str, tmp_path: Path) -> None:
+    """In serial modes the first rows are the warm-up; environments of evaluations are frozen as well."""
     before = gc.get_freeze_count()
-    rows = 2 * LENGTH  # of each env an update
+    rows = 2 * LENGTH  # of each env in an update
     run = freewheel.train(
         "tests.support.settled:LookedAt", quiet=True, runs_dir=tmp_path,
         mode=mode.partition(",")[0], measures=["frozen"], evals=1,
         eval_episodes=2, num_steps_per_env=rows, steps=UPDATES * 2 * rows, policy={"hidden": [4]}, log_every=1e-9, **MODES[mode],
     )  # fmt: skip
     last = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
-    in_turn = mode in ("sequential", "lockstep")
-    assert last["measure/frozen"] == pytest.approx(1 - 1 / UPDATES if in_turn else 1.0)
+    serial = mode in ("sequential", "lockstep")
+    assert last["measure/frozen"] == pytest.approx(1 - 1 / UPDATES if serial else 1.0)
     assert run.summary["eval/frozen"] == 1.0
     assert gc.get_freeze_count() == before
 
 
-def test_the_world_can_tell() -> None:
-    world = LookedAt()
+def test_the_env_reports_whether_it_is_frozen() -> None:
+    env = LookedAt()
     for frozen in (0.0, 1.0, 0.0):
         if frozen:
             gc.freeze()
-        world.reset()
-        info = [world.step(0)[4] for _ in range(LENGTH)][-1]
+        env.reset()
+        info = [env.step(0)[4] for _ in range(LENGTH)][-1]
         gc.unfreeze()
         assert info == {"frozen": frozen}
