@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from freewheel.rollout.row_writer import PythonRowWriter, RowWriter
 
 from freewheel.core import NDArray
 from freewheel.envs.fault_tolerant import finite, numpy_finite
 from freewheel.policies.heads.categorical import BELOW_ONE, FastCategorical, NumpyCategorical
 from freewheel.policies.spec import ACTIVATIONS
-from freewheel.rollout.kernel import compiled
+from freewheel.rollout.kernel import PythonRowWriter, RowWriter, compiled
 
 WIDTHS = (5, 7, 6, 9)
 BEFORE = 3  # numbers of the flat vector that belong to others
