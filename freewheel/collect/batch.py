@@ -52,6 +52,7 @@ class WholeBatches:
     """Delivers the next batch when it is complete, in the order of lanes. Implements Assembly."""
 
     takes_parts = gathers = hurried = False
+    oldest = None  # there is no gate
 
     def __init__(self, pacing: OneAhead, *, authors: int, quota: int) -> None:
         self._pacing, self._quota = pacing, quota  # rows of each author in a batch

@@ -64,6 +64,7 @@ class ContinuousConfig(WorkersConfig):
             ahead=self.max_lag,
             max_lag=self.max_lag if spec.on_policy else None,
             close_on_new=spec.on_policy,
+            whole_fragments=spec.env.batched_on_device,
         )
 
 

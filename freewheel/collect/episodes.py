@@ -67,8 +67,8 @@ class EpisodesConfig(WorkersConfig):
 class WholeEpisodes:
     """Joins fragments to episodes. Implements Assembly."""
 
-    takes_parts = False
-    gathers = True
+    takes_parts, gathers = False, True
+    oldest = None  # a worker announces the version of its episode until the end is here
 
     def __init__(self, queue: EpisodeQueue) -> None:
         self._queue = queue

@@ -28,6 +28,9 @@ class LagBound:
     ahead: int  # batches of rows that may be under way beside the one in training
     max_lag: int | None
     close_on_new: bool = True  # a fragment closes as soon as newer weights are posted
+    whole_fragments: bool = (
+        False  # grants are never shorter than a fragment; the last one may overdraw by more than a step
+    )
     version: int = NO_VERSION
     cells: Cells = field(init=False, repr=False)
 
@@ -97,7 +100,7 @@ class LagBound:
         if free <= 0 or version == NO_VERSION:
             cells["waiting"][worker] = 1
             return None, []
-        steps = min(self.steps, max(1, free // lanes))
+        steps = self.steps if self.whole_fragments else min(self.steps, max(1, free // lanes))
         cells["announced"][worker] = version
         cells["reserved"][worker] = tally.produced + steps * lanes
         cells["waiting"][worker] = 0

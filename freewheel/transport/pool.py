@@ -34,6 +34,8 @@ class Assembly(Protocol):
     @property
     def rows(self) -> int: ...  # held here
     @property
+    def oldest(self) -> int | None: ...  # version of the rows held here, where the gate has to wait for them
+    @property
     def hurried(self) -> bool: ...  # `wait` must be called often
     def wait(self, wire: Wire) -> None: ...  # called before every wait
 
@@ -88,7 +90,8 @@ class WorkerPool:
         versions = [version for version in announced if version != NO_VERSION]
         if self._pacing.max_lag is not None or announced:
             versions += self.wire.queued_versions()
-        return min(versions, default=None)
+        held = self._assembly.oldest
+        return min(versions if held is None else [*versions, held], default=None)
 
     def rows(self) -> RowCounts:
         rows, before = self.wire.rows(), self._before
@@ -210,23 +213,31 @@ class WorkerPool:
 
 
 class AsTheyCome:
-    """Every fragment is delivered as soon as it arrives; late ones are dropped. Implements Assembly."""
+    """Delivers every fragment as soon as it arrives, and drops those that arrive too late. Implements Assembly."""
 
     takes_parts = gathers = True
-    hurried, rows = False, 0
+    hurried = False
 
     def __init__(self) -> None:
-        self._ready: list[Fragment] = []
+        self.waiting: list[Fragment] = []
 
     def put(self, fragment: Fragment, *, late: bool) -> Iterable[tuple[Fragment, str]]:
         if late:
             yield fragment, "stale"
         else:
-            self._ready.append(fragment)
+            self.waiting.append(fragment)
 
     def ready(self) -> Iterable[Fragment]:
-        ready, self._ready = self._ready, []
+        ready, self.waiting = self.waiting, []
         return ready
+
+    @property
+    def rows(self) -> int:
+        return sum(fragment.rows for fragment in self.waiting)
+
+    @property
+    def oldest(self) -> int | None:
+        return min((fragment.version for fragment in self.waiting), default=None)
 
     def wait(self, wire: Wire) -> None:
         """Nothing to do."""

@@ -45,7 +45,9 @@ def free(
     device: DeviceSetup, *, ahead: int = 2, workers: int = 1, slots: int = 100, given: CollectSpec | None = None
 ) -> SimulationCollector:
     spec = given or spec_of(device)
-    pacing = LagBound(workers=1, lanes=LANES, steps=FRAGMENT, batch_rows=ROWS, ahead=ahead, max_lag=ahead)
+    pacing = LagBound(
+        workers=1, lanes=LANES, steps=FRAGMENT, batch_rows=ROWS, ahead=ahead, max_lag=ahead, whole_fragments=True
+    )
     wire = simulation_wire(device.factory, spec, pacing, authors=workers, slots=slots, steps=FRAGMENT)
     return SimulationCollector(wire, AsTheyCome(), spec)
 
@@ -137,7 +139,7 @@ def test_free_running_never_exceeds_its_credits(device: DeviceSetup, ahead: int)
         for version, more in enumerate((0, 1, ROWS, 5, 2 * ROWS, ROWS)):
             done += more
             simulation.publish(device.snapshot(version), done)
-            limit = -(-(allowance + done) // LANES) * LANES  # a step is a row of every lane
+            limit = -(-(allowance + done) // (FRAGMENT * LANES)) * FRAGMENT * LANES  # in whole fragments
             eventually_produced(simulation, limit)
             simulation.collect(wait=False)
     assert simulation.rows().produced == limit  # it did not continue afterwards
