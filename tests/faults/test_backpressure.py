@@ -7,7 +7,8 @@ import time
 import psutil
 import pytest
 
-from tests.support.chaos import LONG, Killer, Trial, idle, trial, wait_until, world
+from tests.support.chaos import LONG, Killer, Trial, idle, trial, world
+from tests.support.trainers import wait_until
 
 WORKERS, STEPS, ROWS = 4, 16, 64  # ROWS = WORKERS x STEPS is S
 PAUSE_S = 60.0 if LONG else 0.2

@@ -14,7 +14,8 @@ from freewheel.cli import main as cli
 from freewheel.errors import EnvError
 from freewheel.run import checkpoint
 from freewheel.seeding import tree
-from tests.support.chaos import LONG, MODES, SMALL_ARGV, finite, tokens, trial, world
+from tests.support.chaos import LONG, MODES, finite, tokens, trial, world
+from tests.support.trainers import SMALL_ARGV
 
 SEED = 9
 FAULTY_SEED = tree(SEED, "env", 2, 1)  # lane 2, episode 1

@@ -12,7 +12,8 @@ import pytest
 
 from freewheel.cli import main as cli
 from freewheel.seeding import tree
-from tests.support.chaos import SMALL_ARGV, every
+from tests.support.chaos import every
+from tests.support.trainers import SMALL_ARGV
 
 EVALUATED = str(tree(1000, "eval", 0))  # the seed of the first evaluation episode; it is not trained on
 

@@ -15,21 +15,8 @@ import psutil
 import pytest
 
 from freewheel.transport.supervisor import WorkerLoss, WorkerSlot
-from tests.support.chaos import (
-    LONG,
-    MODES,
-    Trial,
-    command,
-    every,
-    has_logged,
-    idle,
-    kill,
-    tokens,
-    trial,
-    used_tokens,
-    wait_until,
-    world,
-)
+from tests.support.chaos import LONG, MODES, Trial, every, idle, kill, tokens, trial, used_tokens, world
+from tests.support.trainers import command, has_logged, wait_until
 
 # A healthy step takes 1 ms, but the machine may be busy.
 STEP_S, RESET_S = (1.0, 1.5) if LONG else (0.7, 0.8)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from freewheel.seeding import tree
-from tests.support.chaos import LONG, MODES, SEED, Killer, alive, every, finite, kill, tokens, trial, used_tokens, world
+from tests.support.chaos import LONG, MODES, Killer, every, finite, kill, tokens, trial, used_tokens, world
+from tests.support.trainers import SEED, alive
 
 WORKERS = 8
 KILLING_S, RATE = (60.0, 0.8) if LONG else (1.5, 6.0)  # seconds, kills a second

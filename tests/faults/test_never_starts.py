@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from freewheel.cli import main as cli
-from tests.support.chaos import SMALL_ARGV, every, tokens, used_tokens, world
+from tests.support.chaos import every, tokens, used_tokens, world
+from tests.support.trainers import SMALL_ARGV
 
 WORKERS = 3
 MANY = 100  # tokens: more than will be used

@@ -32,26 +32,9 @@ from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.run.saved import open_run
 from freewheel.run.stopping import Interrupted, Interruptible, Stop
-from tests.support.chaos import (
-    LONG,
-    MODES,
-    SMALL_ARGV,
-    Trial,
-    alive,
-    command,
-    commands,
-    family,
-    hang_a_worker_of_each,
-    has_logged,
-    idle,
-    kill,
-    tokens,
-    trial,
-    wait_until,
-    workers_of,
-    world,
-)
+from tests.support.chaos import LONG, MODES, Trial, hang_a_worker_of_each, idle, kill, tokens, trial, world
 from tests.support.pools import wire_of
+from tests.support.trainers import SMALL_ARGV, alive, command, commands, family, has_logged, wait_until, workers_of
 
 TIMES = 333 if LONG else 3
 COMMANDS = MODES if LONG else MODES[1:2]  # a command needs seconds to start

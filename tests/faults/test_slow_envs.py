@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import freewheel
-from tests.support.chaos import LONG, MODES, SEED, Trial, trial, world
+from tests.support.chaos import LONG, MODES, Trial, trial, world
+from tests.support.trainers import SEED
 
 UPDATES = 400 if LONG else 8
 #: Steps that take 1 ms and, one in a hundred, 200: ten times the patience of the learner.

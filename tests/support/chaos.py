@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -20,7 +18,6 @@ from typing import Any, Self
 import numpy as np
 import psutil
 
-import freewheel
 from freewheel.config.resolve import Config, from_options
 from freewheel.core import Chunk, EnvSpec, NDArray, Origin, RowCounts, Snapshot, Tick, Transitions
 from freewheel.envs.gym import GymConfig
@@ -37,11 +34,10 @@ from freewheel.transport.shm.heartbeats import WAIT
 from freewheel.transport.supervisor import GOOD_STEPS, Supervisor, WorkerSlot
 from tests.support.faulty_worlds import HIGH, LENGTH, LOW
 from tests.support.pools import wire_of
+from tests.support.trainers import SEED, wait_until
 
-ROOT = Path(freewheel.__file__).parents[1]
 MODES = ("batch", "continuous", "episodes")
 LONG = bool(os.environ.get("FREEWHEEL_LONG"))  # longer tests: `make soak`
-SEED = 5
 SMALL = {
     "seed": SEED,
     "num_steps_per_env": 16,
@@ -49,7 +45,6 @@ SMALL = {
     "policy": {"hidden": [8]},
     "ppo": {"epochs": 1},
 }
-SMALL_ARGV = ["--num-steps-per-env", "16", "--policy.hidden", "8", "--evals", "0", "--seed", str(SEED)]
 
 
 def world(name: str) -> str:
@@ -62,15 +57,6 @@ def every(*variants: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         return [(mode, *variant) for variant in variants for mode in MODES]
     count = max(len(MODES), len(variants))
     return [(MODES[number % len(MODES)], *variants[number % len(variants)]) for number in range(count)]
-
-
-def wait_until(
-    condition: Callable[[], bool], limit: float = 20.0, what: str = "the condition did not become true"
-) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the audit
@@ -393,65 +379,7 @@ def used_tokens(folder: Path) -> list[UsedToken]:
     return [UsedToken(int(worker), float(at), int(pid)) for worker, at, pid in notes]
 
 
-# ---------------------------------------------------------------------------------------------------- a separate trainer
-
-
-@contextmanager
-def command(runs: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
-    """`freewheel train` in its own session, as in a terminal; killed if it does not end."""
-    where = ["--runs-dir", str(runs), "--run", "cut"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "freewheel", "train", *SMALL_ARGV, *argv, *where],
-        cwd=runs.parent,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextmanager
-def commands(folder: Path, modes: Sequence[str], *argv: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """A command for each of these modes, with three workers, all at the same time; returns when all are training."""
-    options = ["--workers", "3", "--num-envs", "3", "--steps", "1000000000", "--log-every", "0.05"]
-    with ExitStack() as stack:
-        processes = {
-            mode: stack.enter_context(command(folder / mode, *argv, *options, "--mode", mode)) for mode in modes
-        }
-        wait_until(lambda: all(has_logged(folder / mode) for mode in modes), limit=40.0)
-        yield processes
-
-
 def hang_a_worker_of_each(faults: Path, count: int) -> None:
     """Let one worker of each command hang."""
     tokens(faults, count)
     wait_until(lambda: len(used_tokens(faults)) == count)
-
-
-def has_logged(runs: Path) -> bool:
-    log = runs / "cut" / "metrics.jsonl"
-    return log.is_file() and b"\n" in log.read_bytes()
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """All descendants of a process."""
-    return psutil.Process(pid).children(recursive=True)
-
-
-def alive(process: psutil.Process) -> bool:
-    """Whether it runs; a zombie does not."""
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def workers_of(pid: int) -> list[psutil.Process]:
-    """The children of the forkserver."""
-    return [child for child in family(pid) if child.ppid() != pid]

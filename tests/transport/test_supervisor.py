@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from multiprocessing.context import ForkServerProcess
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +27,7 @@ from freewheel.transport.supervisor import GRACE, STUCK, Supervisor
 from tests.support import children
 from tests.support.children import Shift
 from tests.support.places import ROOT
+from tests.support.trainers import alive
 
 if TYPE_CHECKING:
     from tests.transport.conftest import Eventually
@@ -342,13 +343,6 @@ hang()
 """
 
 
-def lives(process: psutil.Process) -> bool:
-    """Whether it runs; a zombie does not."""
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def test_all_processes_die_with_a_killed_trainer(eventually: Eventually) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", TRAINER], env=environ, text=True, stdout=subprocess.PIPE) as trainer:
@@ -359,4 +353,4 @@ def test_all_processes_die_with_a_killed_trainer(eventually: Eventually) -> None
         assert {process.pid for process in family} > set(pids), "the forkserver is there too"
         trainer.kill()
         trainer.wait(5.0)
-        assert eventually(lambda: not any(map(lives, family))) < 2.0
+        assert eventually(lambda: not any(map(alive, family))) < 2.0

@@ -1,0 +1,83 @@
+"""Trainings in separate processes: start them, wait for them, and find their children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tests.support.places import ROOT
+
+SEED = 5
+SMALL_ARGV = ["--num-steps-per-env", "16", "--policy.hidden", "8", "--evals", "0", "--seed", str(SEED)]
+
+
+def wait_until(
+    condition: Callable[[], bool], limit: float = 20.0, what: str = "the condition did not become true"
+) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+@contextmanager
+def command(runs: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    """`freewheel train` in its own session, as in a terminal; killed if it does not end."""
+    where = ["--runs-dir", str(runs), "--run", "cut"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "freewheel", "train", *SMALL_ARGV, *argv, *where],
+        cwd=runs.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def commands(folder: Path, modes: Sequence[str], *argv: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """A command for each of these modes, with three workers, all at the same time; returns when all are training."""
+    options = ["--workers", "3", "--num-envs", "3", "--steps", "1000000000", "--log-every", "0.05"]
+    with ExitStack() as stack:
+        processes = {
+            mode: stack.enter_context(command(folder / mode, *argv, *options, "--mode", mode)) for mode in modes
+        }
+        wait_until(lambda: all(has_logged(folder / mode) for mode in modes), limit=40.0)
+        yield processes
+
+
+def has_logged(runs: Path) -> bool:
+    log = runs / "cut" / "metrics.jsonl"
+    return log.is_file() and b"\n" in log.read_bytes()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """All descendants of a process."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs; a zombie does not."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The children of the forkserver."""
+    return [child for child in family(pid) if child.ppid() != pid]
