@@ -13,7 +13,7 @@ from freewheel.core import WORKER_TIME, ActionSpec, EnvSpec, Slice, Snapshot
 from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import FlatParams, PolicyConfig, actor_layout
 from freewheel.transport.shm.channel import COLUMNS, Channel, Port, Reader, Shape, Writer
-from freewheel.transport.shm.mailbox import Mailbox
+from freewheel.transport.shm.memory import Mailbox
 
 NAME = "startup"
 STEP_S, BRISK_STEP_S = 0.010, 0.005

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from freewheel.collect.mode import Mode
-from freewheel.collect.serial import SerialCollector, SerialConfig, simulate_in_turn
-from freewheel.core import Collector, Env
-from freewheel.errors import UsageError
-from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
+from freewheel.collect.serial import SerialConfig
+from freewheel.core import Env
+from freewheel.rollout.factory import MakeEnv
 from freewheel.rollout.probe import StepCost, step_cost, usable_cores
-from freewheel.rollout.runner import Runner
 
 #: Seconds that a barrier over processes adds to the step of a lane (0.2 ms for environments that sleep to 0.6 ms for those that
 #: compute, 8 lanes on 2 cores).
@@ -27,16 +25,6 @@ class LockstepConfig(SerialConfig):
     """Lanes: environments stepped side by side."""
     placement: Literal["auto", "inline", "processes"] = "auto"
     """Where lanes run: in this process, in one process each, or (auto) chosen by their measured step time."""
-
-    def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
-        if spec.env.batched_on_device:
-            return simulate_in_turn(factory, spec)
-        lanes = range(self.num_envs)
-        return SerialCollector(Runner(factory, lanes, env=self.place(factory.make, lanes)), spec.batch.steps)
-
-    def __post_init__(self) -> None:
-        if self.num_envs < 1:
-            raise UsageError(f"--num-envs must be positive, not {self.num_envs}")
 
     def place(self, make: MakeEnv, lanes: range) -> Env:
         """An Env of these lanes, placed as configured."""

@@ -10,9 +10,11 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from freewheel.core import WORKER_TIME, Array, Chunk, Env, EnvSpec, Episode, RowCounts, Snapshot
+from freewheel.core import WORKER_TIME, Array, Chunk, Collector, Env, EnvSpec, Episode, RowCounts, Snapshot
+from freewheel.errors import require_positive
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, Timeouts
 from freewheel.rollout.probe import StepCost
+from freewheel.rollout.runner import Runner
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
 
@@ -21,6 +23,20 @@ class SerialConfig(ABC):
     """Base of the configs of sequential and lockstep."""
 
     num_envs: int
+
+    def __post_init__(self) -> None:
+        require_positive(num_envs=self.num_envs)
+
+    def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
+        lanes, steps = range(self.num_envs), spec.batch.steps
+        if not spec.env.batched_on_device:
+            return SerialCollector(Runner(factory, lanes, env=self.place(factory.make, lanes)), steps)
+        from freewheel.rollout.device_runner import DeviceRunner
+
+        simulation = spec.simulation
+        return SerialCollector(
+            DeviceRunner(factory, lanes, steps, simulation.compile, simulation.reserved_lanes), steps
+        )
 
     @abstractmethod
     def place(self, make: MakeEnv, lanes: range) -> Env: ...
@@ -60,16 +76,6 @@ class SerialRunner(Protocol):
     def state_dict(self) -> dict[str, Array]: ...
     def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
     def close(self) -> None: ...
-
-
-def simulate_in_turn(factory: RunnerFactory, spec: CollectSpec) -> SerialCollector:
-    """A batched simulator that alternates with learning."""
-    from freewheel.rollout.device_runner import DeviceRunner
-
-    runner = DeviceRunner(
-        factory, range(spec.env.lanes), spec.batch.steps, spec.simulation.compile, spec.simulation.reserved_lanes
-    )
-    return SerialCollector(runner, spec.batch.steps)
 
 
 class SerialCollector:

@@ -8,7 +8,7 @@ length of episodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from freewheel.core import SeedStream
 from freewheel.pacing.pacing import (
@@ -16,12 +16,11 @@ from freewheel.pacing.pacing import (
     NO_TICKET,
     NO_VERSION,
     Cells,
+    CreditPacing,
     Grant,
     Locked,
     Tally,
     Woken,
-    acting,
-    blank,
     fill,
     wake_all,
 )
@@ -49,37 +48,27 @@ class EpisodeOrder:
 
 
 @dataclass(kw_only=True)
-class EpisodeQueue:
-    """Implements Pacing, and issues tickets."""
+class EpisodeQueue(CreditPacing):
+    """Issues tickets."""
 
     order: EpisodeOrder
-    workers: int
-    steps: int  # of a fragment at most
-    batch_rows: int  # S
     batch_episodes: int | None = None  # an update learns from this many episodes instead of S rows
-    max_lag: int | None = None
     wave: int = 0  # begin this many episodes together, and the next ones when all have ended; 0: no waves
-    version: int = NO_VERSION
     finished: int = 0  # episodes that ended, ...
     finished_rows: int = 0  # ... their rows, ...
     cut: int = 0  # ... and episodes that were dropped
-    cells: Cells = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.attach(blank(self.layout))
 
     @property
     def layout(self) -> dict[str, int]:
         """expected: the count of an episode that has not ended; issued: tickets 0 .. issued - 1; released: tickets below it may
         be played; again: tickets to issue once more, plus one; ticket: what a worker plays now or next; base: rows it had
         produced when it began that ticket; deaths: workers that died during it."""
-        one = dict.fromkeys(("limit", "posted", "gated", "expected", "issued", "released"), 1)
-        names = ("again", "ticket", "base", "deaths", "reserved", "announced", "revoked", "waiting")
-        return one | dict.fromkeys(names, self.workers)
+        each = dict.fromkeys(("again", "ticket", "base", "deaths"), self.workers)
+        return {**super().layout, "expected": 1, "issued": 1, "released": 1, **each}
 
     def attach(self, cells: Cells) -> None:
-        self.cells = cells
-        fill(cells, NO_VERSION, "posted", "ticket", "announced")
+        super().attach(cells)
+        fill(cells, NO_TICKET, "ticket")
         cells["expected"][0] = 1
         cells["released"][0] = self.wave or NO_END
 
@@ -103,17 +92,8 @@ class EpisodeQueue:
     # --------------------------------------------------------------------------------------------------- the learner's side
 
     def publish(self, version: int, done: int) -> Woken:
-        self.version = version
-        self.cells["posted"][0] = version
         self.cells["expected"][0] = self._expected()
-        return self.allow(done)
-
-    def allow(self, done: int) -> Woken:
-        self.cells["limit"][0] = self._limit(done)
-        return wake_all(self.cells)
-
-    def allows_more(self, done: int) -> bool:
-        return self.version != NO_VERSION and self._limit(done) > self.cells["limit"][0]
+        return super().publish(version, done)
 
     def _expected(self) -> int:
         return 1 if self.batch_episodes else max(1, self.finished_rows // max(1, self.finished))
@@ -136,18 +116,6 @@ class EpisodeQueue:
         """The next wave may begin."""
         self.cells["released"][0] += self.wave
         return wake_all(self.cells)
-
-    def announced(self) -> list[int]:
-        return acting(self.cells)
-
-    def blocks(self, version: int | None) -> bool:
-        return version is not None and self.max_lag is not None and version <= self.version - self.max_lag
-
-    def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
-        held = version != NO_VERSION and self.cells["announced"][worker] == version
-        if held:
-            self.cells["revoked"][worker] = 1
-        return held, []
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
         """The replacement plays the ticket again, unless it was played to its end or too many workers died during it."""
@@ -217,10 +185,6 @@ class EpisodeQueue:
 
     def closes(self, worker: int, version: int, *, ended: bool) -> bool:
         return ended
-
-    @property
-    def gated(self) -> bool:
-        return self.cells["gated"][0] > 0
 
 
 class TicketStream:

@@ -10,78 +10,31 @@ when newer weights are posted, and update v begins only when nothing of version 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from freewheel.core import SeedStream
-from freewheel.pacing.pacing import NO_VERSION, Cells, Grant, Locked, Tally, Woken, acting, blank, fill, wake_all
+from freewheel.pacing.pacing import NO_VERSION, CreditPacing, Grant, Tally, Woken, wake_all
 
 
 @dataclass(kw_only=True)
-class LagBound:
-    """Implements Pacing. A written row stays reserved forever; training or dropping it raises the limit instead."""
+class LagBound(CreditPacing):
+    """A written row stays reserved forever; training or dropping it raises the limit instead."""
 
-    workers: int
     lanes: int  # of each worker: rows of one step
-    steps: int  # of a fragment at most
-    batch_rows: int  # S
     ahead: int  # batches of rows that may be under way beside the one in training
-    max_lag: int | None
     close_on_new: bool = True  # a fragment closes as soon as newer weights are posted
     whole_fragments: bool = (
         False  # grants are never shorter than a fragment; the last one may overdraw by more than a step
     )
-    version: int = NO_VERSION
-    cells: Cells = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.attach(blank(self.layout))
-
-    @property
-    def layout(self) -> dict[str, int]:
-        each = dict.fromkeys(("reserved", "announced", "revoked", "waiting"), self.workers)
-        return {"limit": 1, "posted": 1, "gated": 1, **each}
-
-    def attach(self, cells: Cells) -> None:
-        self.cells = cells
-        fill(cells, NO_VERSION, "posted", "announced")
-
-    def state(self) -> dict[str, list[int]]:
-        return {}
-
-    def restore(self, state: Mapping[str, Sequence[int]]) -> None:
-        """There is nothing to restore: rows under way when the state was saved count as done."""
-
-    # --------------------------------------------------------------------------------------------------- the learner's side
-
-    def publish(self, version: int, done: int) -> Woken:
-        self.version = version
-        self.cells["posted"][0] = version
-        return self.allow(done)
-
-    def allow(self, done: int) -> Woken:
-        self.cells["limit"][0] = self._limit(done)
-        return wake_all(self.cells)
-
-    def allows_more(self, done: int) -> bool:
-        return self._limit(done) > self.cells["limit"][0]
 
     def _limit(self, done: int) -> int:
         return (self.ahead + 1) * self.batch_rows + done
 
-    def announced(self) -> list[int]:
-        return acting(self.cells)
-
-    def blocks(self, version: int | None) -> bool:
-        return version is not None and self.max_lag is not None and version <= self.version - self.max_lag
-
     def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
-        """Other workers may write what it had reserved. False: it does not act on this version any more."""
-        if version == NO_VERSION or self.cells["announced"][worker] != version:
-            return False, []
-        self.cells["reserved"][worker] = produced
-        self.cells["revoked"][worker] = 1
-        return True, wake_all(self.cells)
+        """Others may write the rest of its reservation."""
+        held, _ = super().revoke(worker, version, produced)
+        if held:
+            self.cells["reserved"][worker] = produced
+        return held, wake_all(self.cells) if held else []
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
         """Free the rows that it had reserved and not produced."""
@@ -118,13 +71,6 @@ class LagBound:
         cells["revoked"][worker] = 0
         return unused
 
-    def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]:
-        return ()
-
     def closes(self, worker: int, version: int, *, ended: bool) -> bool:
         cells = self.cells
         return (self.close_on_new and cells["posted"][0] > version) or cells["revoked"][worker] > 0
-
-    @property
-    def gated(self) -> bool:
-        return self.cells["gated"][0] > 0

@@ -6,26 +6,17 @@ A worker that has finished its share of batch k - 1 continues as soon as version
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from freewheel.core import SeedStream
-from freewheel.pacing.pacing import NO_VERSION, Cells, Grant, Locked, Tally, Woken, blank, fill, wake_all
+from freewheel.pacing.pacing import NO_VERSION, Grant, Pacing, Tally, Woken, wake_all
 
 
 @dataclass(kw_only=True)
-class OneAhead:
-    """Implements Pacing. The learner never waits for old versions, because batches are delivered whole and in order."""
+class OneAhead(Pacing):
+    """The learner never waits for old versions, because batches are delivered whole and in order."""
 
-    workers: int
     lanes: int  # of each worker
-    steps: int  # of a fragment at most
     batch_steps: int  # of each lane
-    max_lag: int | None = None
-    gated: bool = False
-    cells: Cells = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.attach(blank(self.layout))
 
     @property
     def quota(self) -> int:
@@ -36,10 +27,6 @@ class OneAhead:
     def layout(self) -> dict[str, int]:
         """target: rows that a worker may write in total; gone: it is not replaced; first: the version of batches 0 and 1."""
         return {"posted": 1, "first": 1, "target": self.workers, "waiting": self.workers, "gone": self.workers}
-
-    def attach(self, cells: Cells) -> None:
-        self.cells = cells
-        fill(cells, NO_VERSION, "posted")
 
     def state(self) -> dict[str, list[int]]:
         return {"first": [max(0, self.cells["posted"][0])]}
@@ -57,21 +44,6 @@ class OneAhead:
     def publish(self, version: int, done: int) -> Woken:
         self.cells["posted"][0] = version
         return self._share_out()
-
-    def allow(self, done: int) -> Woken:
-        return []
-
-    def allows_more(self, done: int) -> bool:
-        return False
-
-    def announced(self) -> list[int]:
-        return []
-
-    def blocks(self, version: int | None) -> bool:
-        return False
-
-    def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
-        return False, []
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
         self.cells["waiting"][worker] = 0
@@ -108,12 +80,3 @@ class OneAhead:
 
     def _fit(self, rows: int) -> int:
         return min(self.steps, -(-rows // self.lanes))
-
-    def give_back(self, worker: int, tally: Tally) -> Woken:
-        return []
-
-    def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]:
-        return ()
-
-    def closes(self, worker: int, version: int, *, ended: bool) -> bool:
-        return False

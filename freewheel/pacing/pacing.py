@@ -7,7 +7,9 @@ returns. Methods marked as hints may be called without the lock.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from freewheel.core import SeedStream
@@ -47,45 +49,137 @@ class Tally(NamedTuple):
     ended: bool  # the last row ended an episode, or cut it short; False where a fragment was begun and is still empty
 
 
-class Pacing(Protocol):
+@dataclass(kw_only=True)
+class Pacing(ABC):
     """The decisions of one mode."""
 
-    max_lag: int | None  # the bound on the lag that is kept by waiting; None: no bound
-    cells: Cells
+    workers: int
+    steps: int  # of a fragment at most
+    max_lag: int | None = None  # the bound on the lag that is kept by waiting; None: no bound
+    cells: Cells = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.attach({name: [0] * count for name, count in self.layout.items()})
 
     @property
-    def layout(self) -> dict[str, int]: ...  # name and number of integers of each cell
-    def attach(self, cells: Cells) -> None: ...  # use these cells, which are zero, and set their first values
-    def state(self) -> dict[str, list[int]]: ...  # what a resumed run continues from; no worker acts at that time
-    def restore(self, state: Mapping[str, Sequence[int]]) -> None: ...  # after `attach`, before any worker acts
+    @abstractmethod
+    def layout(self) -> dict[str, int]:
+        """Name and number of integers of each cell; `posted`, 1, and `waiting`, one a worker, are always among them."""
+
+    def attach(self, cells: Cells) -> None:
+        """Use these cells, which are zero, and set their first values."""
+        self.cells = cells
+        fill(cells, NO_VERSION, "posted")
+
+    def state(self) -> dict[str, list[int]]:
+        """What a resumed run continues from; rows under way count as done."""
+        return {}
+
+    def restore(self, state: Mapping[str, Sequence[int]]) -> None:  # noqa: B027 - most have nothing to restore
+        """After `attach`, before any worker acts."""
 
     # The learner's side. `done`: rows trained or dropped, of all that were produced.
-    def publish(self, version: int, done: int) -> Woken: ...  # a new version may be acted on
-    def allow(self, done: int) -> Woken: ...  # more rows are done, under the same version
-    def allows_more(self, done: int) -> bool: ...  # a hint: whether `allow` would change anything
-    # A hint: the version each worker acts on; NO_VERSION: none, or the learner does not wait for it.
-    def announced(self) -> list[int]: ...
-    def blocks(self, version: int | None) -> bool: ...  # whether a row of this version delays the next batch
-    # Stop waiting for a worker; True if it still acted on this version.
-    def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]: ...
-    # The worker died; for_good: it is not replaced.
-    def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken: ...
+
+    @abstractmethod
+    def publish(self, version: int, done: int) -> Woken:
+        """A new version may be acted on."""
+
+    def allow(self, done: int) -> Woken:
+        """More rows are done, under the same version."""
+        return []
+
+    def allows_more(self, done: int) -> bool:
+        """A hint: whether `allow` would change anything."""
+        return False
+
+    def announced(self) -> list[int]:
+        """A hint: the version each worker acts on; NO_VERSION: none, or the learner does not wait for it."""
+        return []
+
+    def blocks(self, version: int | None) -> bool:
+        """Whether a row of this version delays the next batch."""
+        return False
+
+    def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
+        """Stop waiting for a worker; True if it still acted on this version."""
+        return False, []
+
+    @abstractmethod
+    def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
+        """The worker died; for_good: it is not replaced."""
 
     # A worker's side.
-    # Gives back the last grant; None: wait
-    def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]: ...
-    def give_back(self, worker: int, tally: Tally) -> Woken: ...  # the fragment is queued, the next `take` may be late
-    # The episodes that the worker plays; (): each lane plays its own.
-    def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]: ...
-    # A hint: after a step, close the fragment?
-    def closes(self, worker: int, version: int, *, ended: bool) -> bool: ...
+
+    @abstractmethod
+    def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
+        """Gives back the last grant; None: wait."""
+
+    def give_back(self, worker: int, tally: Tally) -> Woken:
+        """The fragment is queued, the next `take` may be late."""
+        return []
+
+    def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]:
+        """The episodes that the worker plays; (): each lane plays its own."""
+        return ()
+
+    def closes(self, worker: int, version: int, *, ended: bool) -> bool:
+        """A hint: after a step, close the fragment?"""
+        return False
+
     @property
-    def gated(self) -> bool: ...  # a hint: the learner waits for rows under way, therefore there are no grants
+    def gated(self) -> bool:
+        """A hint: the learner waits for rows under way, therefore there are no grants."""
+        return False
 
 
-def blank(layout: Mapping[str, int]) -> dict[str, list[int]]:
-    """Cells in plain lists."""
-    return {name: [0] * count for name, count in layout.items()}
+@dataclass(kw_only=True)
+class CreditPacing(Pacing):
+    """Workers reserve what they write and announce the version they act on; the sum of reservations has a limit."""
+
+    batch_rows: int  # S
+    version: int = NO_VERSION
+
+    @property
+    def layout(self) -> dict[str, int]:
+        each = dict.fromkeys(("reserved", "announced", "revoked", "waiting"), self.workers)
+        return {"limit": 1, "posted": 1, "gated": 1, **each}
+
+    def attach(self, cells: Cells) -> None:
+        super().attach(cells)
+        fill(cells, NO_VERSION, "announced")
+
+    @abstractmethod
+    def _limit(self, done: int) -> int: ...
+
+    def publish(self, version: int, done: int) -> Woken:
+        self.version = version
+        self.cells["posted"][0] = version
+        return self.allow(done)
+
+    def allow(self, done: int) -> Woken:
+        self.cells["limit"][0] = self._limit(done)
+        return wake_all(self.cells)
+
+    def allows_more(self, done: int) -> bool:
+        return self.version != NO_VERSION and self._limit(done) > self.cells["limit"][0]
+
+    def announced(self) -> list[int]:
+        """Read without the lock: announcements first, so that a revoked one cannot hide the next one."""
+        announced, revoked = list(self.cells["announced"]), self.cells["revoked"]
+        return [NO_VERSION if gone else version for version, gone in zip(announced, revoked, strict=True)]
+
+    def blocks(self, version: int | None) -> bool:
+        return version is not None and self.max_lag is not None and version <= self.version - self.max_lag
+
+    def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
+        if version == NO_VERSION or self.cells["announced"][worker] != version:
+            return False, []
+        self.cells["revoked"][worker] = 1
+        return True, []
+
+    @property
+    def gated(self) -> bool:
+        return self.cells["gated"][0] > 0
 
 
 def fill(cells: Cells, value: int, *names: str) -> None:
@@ -101,12 +195,3 @@ def wake_all(cells: Cells) -> Woken:
     for worker in woken:
         waiting[worker] = 0
     return woken
-
-
-def acting(cells: Cells) -> list[int]:
-    """The version each worker acts on, NO_VERSION if the learner does not wait for it.
-
-    A hint, read without the lock: announcements first, so that a revoked one cannot hide the next one.
-    """
-    announced = list(cells["announced"])
-    return [NO_VERSION if revoked else version for version, revoked in zip(announced, cells["revoked"], strict=True)]

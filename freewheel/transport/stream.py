@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from freewheel.core import WORKER_TIME, Chunk, Episode, NDArray, RowCounts, Snapshot, Transitions
+from freewheel.core import WORKER_TIME, Chunk, Episode, RowCounts, Snapshot, Transitions
 from freewheel.errors import EnvError
 from freewheel.pacing.pacing import Pacing, Tally, Woken
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import Assembly, WorkerPool
-from freewheel.transport.wire import Fragment, Permits
+from freewheel.transport.wire import Fragment, Permits, Wire
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +31,8 @@ GRACE = 30.0  # seconds that the thread may take to end
 SIMULATION = 0  # the only worker of the pacing
 
 
-class StreamWire:
+class StreamWire(Wire):
     """Implements transport.wire.Wire. All lanes are one simulation; each fragment is split by lanes into one per author."""
-
-    lanes: int
 
     def __init__(
         self, make: Callable[[], DeviceRunner], spec: CollectSpec, pacing: Pacing, *, authors: int, slots: int
@@ -140,9 +138,6 @@ class StreamWire:
             rows = data.reward.numel()
             yield Fragment(author, 0, chunk.version, data, chunk.state[begin:end], episodes, rows, {}, False, time)
 
-    def take_open(self, worker: int) -> Fragment | None:
-        return None
-
     def wait(self, seconds: float) -> bool:
         with self._changed:
             if not self._written and self._error is None:
@@ -161,23 +156,10 @@ class StreamWire:
     def produced(self, worker: int) -> int:
         return self._produced
 
-    @property
-    def overflowed(self) -> int:
-        return 0
-
     def rows(self) -> RowCounts:
         with self._changed:
             queued = sum(written.data.reward.numel() for written in self._written)
             return RowCounts(produced=self._produced, queued=queued, open=self._failed)
-
-    def step_ages(self) -> NDArray:
-        return np.zeros(1)
-
-    def mean_step(self) -> float:
-        return 0.0
-
-    def note_episodes(self, fragment: Fragment) -> None:
-        """Nothing: there is no other worker to compare with."""
 
     def stats(self) -> Mapping[str, float | None]:
         waiting = len(self._written)
@@ -189,15 +171,6 @@ class StreamWire:
 
     def messages(self) -> Sequence[str]:
         return [] if self._runner is None else self._runner.messages()
-
-    def summary(self) -> Mapping[str, Any]:
-        return {}
-
-    def state(self) -> dict[str, NDArray]:
-        return {}
-
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        """Nothing: the simulation is seeded once and begins again."""
 
     # ------------------------------------------------------------------------------------------------ the simulation's side
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from freewheel.core import Episode, NDArray, RowCounts, SeedStream, Snapshot, Transitions
 from freewheel.pacing.pacing import Grant, Pacing, Tally, Woken
@@ -79,29 +82,67 @@ class Permits:
         self._wake(woken)
 
 
-class Wire(AbstractContextManager["Wire"], Protocol):
-    """Leaving the `with` block leaves nothing running; counts, summary and state are still available."""
+class Wire(AbstractContextManager["Wire"]):
+    """Leaving the `with` block leaves nothing running; counts, summary and state are still available.
+
+    What has a default here is for wires with several workers.
+    """
+
+    authors: int  # number of authors of fragments
+    lanes: int  # of each author
+    permits: Permits
+
+    @abstractmethod
+    def post(self, snapshot: Snapshot) -> None:
+        """The newest weights, for all actors."""
+
+    @abstractmethod
+    def take(self) -> Iterator[Fragment]:
+        """Every closed fragment."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> bool:
+        """Whether a fragment was closed; raises when no worker is left."""
+
+    @abstractmethod
+    def queued_versions(self) -> Sequence[int]:
+        """The oldest version of each author with closed fragments."""
+
+    @abstractmethod
+    def produced(self, worker: int) -> int: ...
+    @abstractmethod
+    def rows(self) -> RowCounts: ...
+    @abstractmethod
+    def stats(self) -> Mapping[str, float | None]: ...
+    @abstractmethod
+    def messages(self) -> Sequence[str]: ...
+
+    def take_open(self, worker: int) -> Fragment | None:
+        """The finished rows of an open fragment."""
+        return None
 
     @property
-    def authors(self) -> int: ...  # number of authors of fragments
-    @property
-    def lanes(self) -> int: ...  # of each author
-    @property
-    def permits(self) -> Permits: ...
-    def post(self, snapshot: Snapshot) -> None: ...  # the newest weights, for all actors
-    def take(self) -> Iterator[Fragment]: ...  # every closed fragment
-    def take_open(self, worker: int) -> Fragment | None: ...  # the finished rows of an open fragment
-    def wait(self, seconds: float) -> bool: ...  # whether a fragment was closed; raises when no worker is left
-    def queued_versions(self) -> Sequence[int]: ...  # the oldest version of each author with closed fragments
-    def produced(self, worker: int) -> int: ...
-    @property
-    def overflowed(self) -> int: ...  # rows dropped by full queues
-    def rows(self) -> RowCounts: ...
-    def step_ages(self) -> NDArray: ...  # [W] seconds since each worker entered its phase
-    def mean_step(self) -> float: ...  # seconds of a step over all workers; 0: unknown
-    def stats(self) -> Mapping[str, float | None]: ...
-    def messages(self) -> Sequence[str]: ...
-    def summary(self) -> Mapping[str, Any]: ...
-    def note_episodes(self, fragment: Fragment) -> None: ...  # for the statistics of each worker
-    def state(self) -> dict[str, NDArray]: ...  # the progress of lanes and workers
-    def restore(self, state: Mapping[str, NDArray]) -> None: ...  # call it before entering the wire
+    def overflowed(self) -> int:
+        """Rows dropped by full queues."""
+        return 0
+
+    def step_ages(self) -> NDArray:
+        """[W] seconds since each worker entered its phase."""
+        return np.zeros(1)
+
+    def mean_step(self) -> float:
+        """Seconds of a step over all workers; 0: unknown."""
+        return 0.0
+
+    def note_episodes(self, fragment: Fragment) -> None:
+        """For the statistics of each worker."""
+
+    def summary(self) -> Mapping[str, Any]:
+        return {}
+
+    def state(self) -> dict[str, NDArray]:
+        """The progress of lanes and workers."""
+        return {}
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        """Call it before entering the wire."""

@@ -17,14 +17,12 @@ from freewheel.pacing.pacing import Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport import forkserver
 from freewheel.transport.shm.channel import Channel, Reader, Shape
-from freewheel.transport.shm.heartbeats import Heartbeats, kind
-from freewheel.transport.shm.mailbox import Mailbox
-from freewheel.transport.shm.memory import require_memory
+from freewheel.transport.shm.heartbeats import Heartbeats, Stragglers, kind
+from freewheel.transport.shm.memory import Mailbox, require_memory
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.worker import WorkerId, WorkerResources, work
-from freewheel.transport.stragglers import Stragglers
 from freewheel.transport.supervisor import Supervisor
-from freewheel.transport.wire import Fragment
+from freewheel.transport.wire import Fragment, Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +35,10 @@ class Size:
     drop_oldest: bool = False  # a full ring drops its oldest fragment
 
 
-class SharedMemoryWire:
-    """Implements transport.wire.Wire."""
+class SharedMemoryWire(Wire):
+    """Worker processes under a supervisor."""
+
+    permits: SharedPermits
 
     def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size) -> None:
         self.authors, self.lanes = size.workers, spec.env.lanes // size.workers

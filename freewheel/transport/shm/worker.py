@@ -21,7 +21,7 @@ from freewheel.transport.forkserver import freeze_heap
 from freewheel.transport.shm import heartbeats as phase
 from freewheel.transport.shm.channel import Port, Writer
 from freewheel.transport.shm.heartbeats import Heartbeats
-from freewheel.transport.shm.mailbox import NEVER, Mailbox
+from freewheel.transport.shm.memory import NEVER, Mailbox
 from freewheel.transport.shm.permits import SharedPermits
 
 WAIT_CREDIT, WAIT_SLOT, WAIT_GATE, DOWN, OTHER = (

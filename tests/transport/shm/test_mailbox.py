@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from freewheel.core import Snapshot
-from freewheel.transport.shm.mailbox import NEVER, Mailbox
-from freewheel.transport.shm.memory import SharedArrays
+from freewheel.transport.shm.memory import NEVER, Mailbox, SharedArrays
 from tests.support import children
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from freewheel.core import WORKER_TIME, Episode
-from freewheel.transport.shm.heartbeats import RESET, STEP, WAIT, Heartbeats
-from freewheel.transport.stragglers import WINDOW, Stragglers
+from freewheel.transport.shm.heartbeats import RESET, STEP, WAIT, WINDOW, Heartbeats, Stragglers
 
 
 class FakeWorkers:
@@ -20,8 +19,7 @@ class FakeWorkers:
     def __init__(self, heartbeats: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: round(self.now * 1e9))
-        for module in ("stragglers", "shm.heartbeats"):
-            monkeypatch.setattr(f"freewheel.transport.{module}.time", clock)
+        monkeypatch.setattr("freewheel.transport.shm.heartbeats.time", clock)
         self.heartbeats, self.workers = heartbeats, len(heartbeats.memory["steps"])
         self.times = np.zeros((self.workers, len(WORKER_TIME)), np.int64)
         for worker in range(self.workers):
