@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, RowCounts, Tick
-from freewheel.metrics.hardware import gpu_util, usage
 from freewheel.metrics.names import COUNTS, describe
 from freewheel.rollout.probe import usable_cores
 
@@ -266,3 +267,35 @@ def _greater(known: float | None, new: float | None) -> float | None:
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     whole = math.fsum(seconds.values())
     return {kind: part / whole if whole > 0 else float(kind == "other") for kind, part in seconds.items()}
+
+
+class Usage(NamedTuple):
+    """What this process and all its children use."""
+
+    cpu_s: float  # since they began; the time of a child that has ended is counted in its parent
+    trainer_mb: float  # resident memory of this process
+    workers_mb: float  # and of all others together
+
+
+def usage() -> Usage:
+    """As the operating system reports it now."""
+    own = psutil.Process()
+    cpu_s = workers = 0.0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            cpu_s += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
+            workers += 0.0 if process is own else process.memory_info().rss / 1e6
+        except psutil.Error:  # it has ended meanwhile
+            continue
+    return Usage(cpu_s, own.memory_info().rss / 1e6, workers)
+
+
+def gpu_util() -> float | None:
+    """Busy share of the GPU, if this process uses one and can ask; torch is never imported for it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    try:
+        return float(torch.cuda.utilization()) / 100
+    except Exception:  # noqa: BLE001 - no NVML, no permission, a virtual device: for any reason, the figure is unknown
+        return None

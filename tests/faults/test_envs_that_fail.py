@@ -30,8 +30,8 @@ from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.run import checkpoint
+from freewheel.run.process import Interrupted, Stop, WrappedEnv
 from freewheel.run.saved import open_run
-from freewheel.run.stopping import Interrupted, Interruptible, Stop
 from freewheel.seeding import tree
 
 ROOT = Path(freewheel.__file__).parents[1]
@@ -371,7 +371,7 @@ def test_a_signal_loses_no_row_wherever_it_strikes() -> None:
 
     def strike(line: int) -> tuple[bool, int, RowCounts]:
         stop = Stop()
-        env = Interruptible(world.make(range(2)), stop)
+        env = WrappedEnv(world.make(range(2)), stop.guard, stop.guard)
         recipe = RunnerFactory(lambda lanes, processes=False, fault_tolerant=False: env, make_actor(policy), 0)
         collector, learner = (
             SequentialConfig(2).build(recipe, CollectSpec(env=env.spec, batch=BatchSpec(2, env.spec.lanes))),

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from freewheel.metrics.hardware import gpu_util, usage
+from freewheel.metrics.meter import gpu_util, usage
 
 
 def test_children_count_while_they_run_and_their_time_after_they_ended() -> None:

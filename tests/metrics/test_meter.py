@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Chunk, Episode, Metrics, Origin, RowCounts, Tick, Transitions
 from freewheel.metrics import meter as meter_module
-from freewheel.metrics.hardware import Usage
-from freewheel.metrics.meter import Budget, Meter
+from freewheel.metrics.meter import Budget, Meter, Usage
 
 KEYS = [
     *("wall_s", "env_steps", "episodes", "updates", "steps_per_s", "episodes_per_s", "updates_per_s"),

@@ -85,7 +85,7 @@ def test_any_array_comes_back_bit_for_bit(params: Params, tmp_path_factory: pyte
 
 
 def test_layout_and_links(tmp_path: Path) -> None:
-    save(tmp_path, 100, weights(100), {"step": 100}, tag="best")
+    save(tmp_path, 100, weights(100), {"step": 100}, best=True)
     path = store(tmp_path, 200)
     assert names(tmp_path) == {"100", "200", "latest", "best"}
     assert names(path) == {WEIGHTS, POLICY, MANIFEST}
@@ -98,7 +98,7 @@ def test_layout_and_links(tmp_path: Path) -> None:
 
 
 def test_old_ones_go_but_never_what_a_link_points_to(tmp_path: Path) -> None:
-    save(tmp_path, 1, weights(1), {"step": 1}, tag="best")
+    save(tmp_path, 1, weights(1), {"step": 1}, best=True)
     for step in (2, 3, 10, 20):
         store(tmp_path, step)
     assert names(tmp_path) == {"1", "10", "20", "latest", "best"}
@@ -112,7 +112,7 @@ def test_saving_a_step_again_moves_the_links_only(tmp_path: Path) -> None:
     path = store(tmp_path, 1)
     inode = path.stat().st_ino
     store(tmp_path, 2)
-    save(tmp_path, 1, weights(1), {"step": 1}, tag="best")
+    save(tmp_path, 1, weights(1), {"step": 1}, best=True)
     assert path.stat().st_ino == inode
     assert (whole(tmp_path), whole(tmp_path, "best")) == (1, 1)
 

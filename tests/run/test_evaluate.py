@@ -23,7 +23,7 @@ from freewheel.envs.device import DeviceEnv
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
 from freewheel.run import checkpoint
-from freewheel.run.evaluate import ProcessEvaluator, ReservedLanesEvaluator, Score, evaluate, play
+from freewheel.run.evaluate import ExecutorEvaluator, ReservedLanesEvaluator, Score, evaluate, play
 from freewheel.seeding import drawn, tree
 from freewheel.testing.worlds import Conditioned
 
@@ -272,8 +272,8 @@ class Later:
 
 
 def test_results_of_another_process_come_later_and_a_check_ends_the_wait() -> None:
-    executor, checks = Later(), iter([None, None])
-    evaluator = ProcessEvaluator(executor, lambda: next(checks))  # the third check is a StopIteration
+    executor, checks = Later(), iter([None])
+    evaluator = ExecutorEvaluator(executor, lambda: next(checks))  # the second check is a StopIteration
     snapshots = [Snapshot(version, {}) for version in (1, 2)]
     for snapshot in snapshots:
         evaluator.submit(10 * snapshot.version, snapshot)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from freewheel.core import Sink
-from freewheel.sinks.jsonl import JsonlSink
+from freewheel.sinks.sink import JsonlSink
 
 ROW = {"wall_s": 1.5, "return_mean": None, "dropped": {"stale": 2}}
 
