@@ -69,22 +69,17 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None, sink
             console=config.run.output.console,
         )
         opened = [sink for entry in entries if (sink := entry.open(info)) is not None]
-        return _Trainer(planned, learner, directory, [*opened, *sinks], (stop, until)).train()
+        return _Trainer(planned, learner, directory, [*opened, *sinks], stop, until).train()
 
 
 class _Trainer:
     """What happens beside the loop: logging, evaluating, saving, stopping."""
 
     def __init__(
-        self,
-        planned: Plan,
-        learner: Learner,
-        directory: RunDirectory,
-        sinks: Sequence[Sink],
-        ending: tuple[Stop, Until | None],
+        self, planned: Plan, learner: Learner, folder: RunDirectory, sinks: list[Sink], stop: Stop, until: Until | None
     ) -> None:
-        self._plan, self._learner, self._directory, self._sinks = planned, learner, directory, sinks
-        self._stop, self._until = ending
+        self._plan, self._learner, self._directory, self._sinks = planned, learner, folder, sinks
+        self._stop, self._until = stop, until
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._meter = Meter(planned.workers, planned.spec.measures)
         self._collector: Collector | None = None
@@ -146,8 +141,7 @@ class _Trainer:
     def _why_ended(self, tick: Tick) -> str:
         """Empty while the run goes on."""
         self._stop.check()
-        reason = self._until([one for chunk in tick.chunks for one in chunk.episodes], tick) if self._until else ""
-        if reason:
+        if self._until and (reason := self._until([one for part in tick.chunks for one in part.episodes], tick)):
             return reason
         meter, limits = self._meter, vars(self._budget)
         spent = {"steps": self._learner.rows().done, "minutes": meter.wall_s / 60, "episodes": meter.episodes}
@@ -173,9 +167,10 @@ class _Trainer:
     def _evaluate(self, evaluator: Evaluator, tick: Tick, *, last: bool) -> None:
         """Submit the weights if an evaluation is due, and take the results that are there."""
         progress = self._budget.progress(tick.env_steps, self._meter.wall_s, self._meter.episodes)
-        due = self._options.evaluation.evals if last else int(progress * self._options.evaluation.evals)
+        planned = self._options.evaluation.evals
+        due = planned if last else int(progress * planned)
         with self._meter.span("eval"):
-            if due > self._evaluations and (last or due < self._options.evaluation.evals):
+            if due > self._evaluations and (last or due < planned):
                 self._evaluations = due
                 evaluator.submit(tick.env_steps, replace(self._learner.snapshot(), context=self._options.contexts))
             for step, snapshot, score in evaluator.results(wait=last):
@@ -202,10 +197,9 @@ class _Trainer:
         """Save the weights, close the accounts and write the summary."""
         totals, signal = self._meter.totals(), self._stop.signal
         sha256 = self._save(totals["env_steps"], self._learner.snapshot())
-        report: Mapping[str, Any] = {}
-        rows = RowCounts()
+        report, rows = dict[str, Any](), RowCounts()
         if self._collector is not None:
-            report, rows = self._collector.summary(), settle(self._collector.rows(), self._learner.rows())
+            report, rows = dict(self._collector.summary()), settle(self._collector.rows(), self._learner.rows())
         summary = {
             "run": self._plan.path.name,
             "ended": ended if signal is None else f"{ended} ({signal.name})",

@@ -18,7 +18,7 @@ from rich.text import Text
 from freewheel.core import Sink
 from freewheel.metrics.meter import Budget
 from freewheel.sinks import console
-from freewheel.sinks.console import ClassicSink, ConsoleSink
+from freewheel.sinks.console import ConsoleSink
 from freewheel.sinks.sink import RunInfo
 
 TITLE = "CartPole-v1  ppo  lockstep"
@@ -124,7 +124,7 @@ MODEL |= {"agent_updates": 1000, "dynamics_updates": 500}
 def test_the_classic_line(on_terminal: bool) -> None:
     file = io.StringIO()
     out = Console(file=file, force_terminal=on_terminal, width=40, _environ={})
-    sink: Sink = ClassicSink("AsyncMBPO", TITLE, Budget(steps=100000), out)
+    sink: Sink = ConsoleSink(TITLE, Budget(steps=100000), out, "AsyncMBPO")
     sink.write(ROW | MODEL)
     sink.write(ROW | MODEL | {"updates": 1001, "agent_updates": 1001, "eval_return": 3.0})
     assert file.getvalue().splitlines() == [
@@ -137,7 +137,7 @@ def test_the_classic_line(on_terminal: bool) -> None:
 
 def test_the_classic_line_without_a_model_or_before_there_is_one() -> None:
     file = io.StringIO()
-    ClassicSink("MBPO", TITLE, Budget(), Console(file=file)).write(ROW)
+    ConsoleSink(TITLE, Budget(), Console(file=file), "MBPO").write(ROW)
     assert file.getvalue() == ("[MBPO] step=100 real_data=51200 model_data=0 agent_updates=100 dynamics_updates=0\n")
 
 
