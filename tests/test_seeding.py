@@ -77,9 +77,6 @@ def test_a_number_and_its_name_are_different_branches() -> None:
     assert tree(1, 2) != tree(1, "2") != tree("1, 2")
 
 
-# -------------------------------------------------------------------------------------------------------------------- contexts
-
-
 def test_what_an_episode_picks_never_changes() -> None:
     assert [pick(seed, 120) for seed in (0, 1, 2**31 - 1)] == GOLDEN_PICKS
     assert pick(np.int64(1), 120) == pick(1, 120)  # type: ignore[arg-type]
@@ -104,9 +101,6 @@ def test_a_context_is_the_row_that_was_picked(seed: int, rows: int) -> None:
     assert table.min() == 0, "a copy"
 
 
-# ------------------------------------------------------------------------------------------------------------------ generators
-
-
 @given(before=st.integers(0, 5), narrow=st.booleans())
 def test_a_generator_is_put_where_it_stood(before: int, narrow: bool) -> None:
     rng = generator("run", 1)
@@ -121,9 +115,6 @@ def test_a_generator_is_put_where_it_stood(before: int, narrow: bool) -> None:
         assert rng.random() == other.random()
     assert np.array_equal(generator_state(rng), generator_state(other))
     assert not np.array_equal(generator_state(rng), state)
-
-
-# -------------------------------------------------------------------------------------------------------------------- episodes
 
 
 def test_a_lanes_episodes_are_the_same_wherever_one_starts() -> None:

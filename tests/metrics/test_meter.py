@@ -72,9 +72,6 @@ def row(meter: Meter) -> dict[str, object]:
     return meter.row(ROWS, {}, None)
 
 
-# ------------------------------------------------------------------------------------------------------------------ rows
-
-
 def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Meter, clock: Clock) -> None:
     clock.pass_by(2.0)
     first = row(meter)
@@ -178,9 +175,6 @@ def test_rows_after_an_evaluation_carry_it_and_the_totals_keep_the_best(meter: M
     meter.eval_result(math.nan)
     assert "eval_return" not in row(meter)
     assert meter.totals()["best_eval"] == 200.0
-
-
-# ------------------------------------------------------------------------------------------------------------------ time
 
 
 def test_spans_split_the_learner_time_and_inner_time_is_not_counted_twice(meter: Meter, clock: Clock) -> None:
@@ -298,9 +292,6 @@ def test_shares_always_add_to_one(
         assert all(0.0 <= share <= 1.0 for share in shares.values())
 
 
-# ---------------------------------------------------------------------------------------------------------------- totals
-
-
 def test_totals(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(30, (1.0, 5), (2.0, 10)), metrics={"lag_mean": 1.0, "lag_max": 3}))
     clock.pass_by(1.0)
@@ -341,9 +332,6 @@ def test_cpu_util_is_cpu_time_over_all_cores(clock: Clock, monkeypatch: pytest.M
     assert (first["cpu_util"], first["memory/trainer_mb"], first["memory/workers_mb"]) == (0.75, 70.0, 25.0)
     clock.pass_by(1.0)
     assert row(meter)["cpu_util"] == 0.0  # a child's time ended with it: not negative
-
-
-# ---------------------------------------------------------------------------------------------------------------- budget
 
 
 @pytest.mark.parametrize(

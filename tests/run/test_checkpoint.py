@@ -52,9 +52,6 @@ def names(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
 
 
-# ------------------------------------------------------------------------------------------------------------ round trips
-
-
 def test_round_trip(tmp_path: Path) -> None:
     about = {"env": "CartPole-v1", "hidden": [64, 64], "nested": {"lr": 3e-4, "none": None}}
     path = save(tmp_path / "checkpoints", 512, weights(1), about)
@@ -158,9 +155,6 @@ def test_fingerprint_sees_names_types_shapes_and_bytes() -> None:
     assert len({fingerprint(params) for params in variants}) == len(variants)
     assert fingerprint({"a": zeros, "b": zeros}) == fingerprint({"b": zeros, "a": zeros.copy()})
     assert fingerprint({}) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-
-
-# ------------------------------------------------------------------------------------------------------- damage and malice
 
 
 def test_damage_is_refused_or_harmless_and_the_previous_one_takes_over(tmp_path: Path) -> None:

@@ -204,9 +204,6 @@ def test_measures_are_averaged_over_the_episodes_that_have_them() -> None:
     assert math.isnan(score.measures["never"])
 
 
-# ------------------------------------------------------------------------------------------------- policies with a memory
-
-
 class Counts:
     """Counts its steps in its memory and acts by the count; `seen` has the memory of every call."""
 
@@ -252,9 +249,6 @@ def test_play_carries_the_memory() -> None:
     rewards = play(world(1), actor, (SEED, 3), lambda picture: None)
     assert actor.seen == [[float(count)] for count in range(len(rewards))]
     assert len(rewards) == steps_of(3)
-
-
-# --------------------------------------------------------------------------------------------------------------- evaluators
 
 
 class Later:
@@ -352,9 +346,6 @@ def test_one_simulation_trains_and_is_evaluated_in_the_main_thread(
     assert {thread for _, thread in only_one_drone_world} == {"MainThread"}
     assert summary["produced"] % LANES == 0
     assert summary["trained"] == 10 * LANES * STEPS, "rows of reserved lanes were learned from"
-
-
-# ------------------------------------------------------------------------------------------------------------ during a run
 
 
 def train(tmp_path: Path, **options: Any) -> Any:

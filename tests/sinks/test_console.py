@@ -69,9 +69,6 @@ def frame(file: io.StringIO) -> list[str]:
     return text[text.rindex("╭") :].splitlines()
 
 
-# ----------------------------------------------------------------------------------------------------------------- plain
-
-
 def test_a_plain_line_is_complete_and_never_folded() -> None:
     sink, file = plain(Budget(steps=100000))
     sink.write(ROW)
@@ -114,8 +111,6 @@ def test_an_unknown_lag_is_a_dash() -> None:
     assert "updates 123456  lag   -  learner" in file.getvalue()
 
 
-# --------------------------------------------------------------------------------------------------------------- classic
-
 MODEL = {"env_steps": 5000, "updates": 1000, "real_data": 5000, "model_data": 2000}
 MODEL |= {"agent_updates": 1000, "dynamics_updates": 500}
 
@@ -153,9 +148,6 @@ def test_the_classic_name_says_whether_acting_waits_for_learning(mode: str, capf
 def test_a_quiet_run_has_no_console() -> None:
     assert console.SINK.open(info(quiet=True)) is None
     assert type(console.SINK.open(info())) is ConsoleSink
-
-
-# ------------------------------------------------------------------------------------------------------------------ live
 
 
 def test_the_panel() -> None:
@@ -230,9 +222,6 @@ def test_no_color_is_honoured() -> None:
     sink.write(ROW | {"dropped": {"nan": 1}})
     sink.close(SUMMARY)
     assert not re.search(r"\x1b\[[\d;]*3[0-7][;m]", file.getvalue())
-
-
-# ------------------------------------------------------------------------------------------------------------------- end
 
 
 def test_the_summary() -> None:
