@@ -28,7 +28,7 @@ from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.run.plan import Plan, plan
-from freewheel.run.resources import lower_priority, torch_threads
+from freewheel.run.process import lower_priority, torch_threads
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.wire import SharedMemoryWire
 from freewheel.transport.wire import Fragment

@@ -34,15 +34,11 @@ def balance(*accounts: RowCounts) -> RowCounts:
     for account in accounts:
         for cause, rows in account.dropped.items():
             drops.add(cause, rows)
-    total = RowCounts(
-        produced=sum(int(account.produced) for account in accounts),
-        trained=sum(int(account.trained) for account in accounts),
-        queued=sum(int(account.queued) for account in accounts),
-        open=sum(int(account.open) for account in accounts),
-        dropped=drops.by_cause,
-    )
+    counts = [(account.produced, account.trained, account.queued, account.open) for account in accounts]
+    produced, trained, queued, still_open = (sum(int(terms[term]) for terms in counts) for term in range(4))
+    total = RowCounts(produced, trained, queued, still_open, drops.by_cause)
     found = total.trained + total.queued + total.open + sum(total.dropped.values())
-    negative = any(min(account.produced, account.trained, account.queued, account.open) < 0 for account in accounts)
+    negative = any(min(terms) < 0 for terms in counts)
     if negative or total.produced != found:
         raise LedgerError(_report(total, found, accounts))
     return total

@@ -11,12 +11,7 @@ from freewheel.metrics.meter import Meter
 
 
 def loop(
-    collector: Collector,
-    learner: Learner,
-    meter: Meter,
-    *,
-    max_lag: int | None = None,
-    context: NDArray = NO_CONTEXT,
+    collector: Collector, learner: Learner, meter: Meter, *, max_lag: int | None = None, context: NDArray = NO_CONTEXT
 ) -> Iterator[Tick]:
     """Collect when the learner is hungry or may not update, update when it may, publish each new version, yield. Never ends.
 

@@ -75,9 +75,6 @@ def assert_told(episodes: Sequence[Episode], table: NDArray = CONTEXTS) -> None:
         assert episode.ret == Conditioned.worth(episode.seed, episode.context), episode
 
 
-# ------------------------------------------------------------------------------------------------------------ in every mode
-
-
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES.keys())
 def test_every_return_is_that_of_its_context_and_seed(tmp_path: Path, options: dict[str, Any]) -> None:
     result, episodes = train(tmp_path, **options)
@@ -126,8 +123,6 @@ def test_without_contexts_a_reset_is_told_nothing(tmp_path: Path) -> None:
     result = freewheel.train(Plain, quiet=True, runs_dir=tmp_path, mode="sequential", steps=64, evals=1)
     assert (result.exit_code, result.summary["final_eval"]) == (0, 0.0)
 
-
-# --------------------------------------------------------------------------------------------- a table that changes on the way
 
 COLLECTORS: Mapping[str, ModeConfig] = {
     "sequential": SequentialConfig(num_envs=2),
@@ -230,9 +225,6 @@ def test_who_takes_a_dead_workers_place_begins_with_the_newest_table(tmp_path: P
     assert_told(episodes, table_of(1))
 
 
-# ------------------------------------------------------------------------------------------------------------ what is refused
-
-
 @pytest.mark.parametrize(
     ("env", "options", "text"),
     [
@@ -255,9 +247,6 @@ def test_worlds_that_cannot_be_told_are_refused_while_planning(
     assert str(caught.value).startswith(text)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()
-
-
-# ------------------------------------------------------------------------------------------------------------ the command line
 
 
 def test_contexts_are_typed_as_json_and_kept_in_the_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

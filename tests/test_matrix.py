@@ -126,9 +126,6 @@ def test_a_model_is_fitted_beside_the_updates(tmp_path: Path) -> None:
     assert_equal_updates(result.summary, "mbpo", "continuous")
 
 
-# ---------------------------------------------------------------------------------------------------------- what is refused
-
-
 def refused(tmp_path: Path, env: str, algo: str, mode: str, **options: Any) -> FreewheelError:
     with pytest.raises(FreewheelError) as caught:
         train(tmp_path, env, algo, mode, **options)
@@ -184,9 +181,6 @@ def test_isaac_lab_is_missing_in_one_line(tmp_path: Path, capfd: pytest.CaptureF
     assert err.startswith("freewheel: isaaclab:Isaac-Ant-Direct needs Isaac Lab, which is not installed: pip install ")
     assert err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
-
-
-# -------------------------------------------------------------------------------------------------------------- run on disk
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "continuous"])

@@ -77,10 +77,7 @@ def test_a_number_and_its_text_are_different_paths() -> None:
     assert tree(1, 2) != tree(1, "2") != tree("1, 2")
 
 
-# -------------------------------------------------------------------------------------------------------------------- contexts
-
-
-def test_picks_never_change() -> None:
+def test_what_an_episode_picks_never_changes() -> None:
     assert [pick(seed, 120) for seed in (0, 1, 2**31 - 1)] == GOLDEN_PICKS
     assert pick(np.int64(1), 120) == pick(1, 120)  # type: ignore[arg-type]
 
@@ -104,9 +101,6 @@ def test_a_context_is_the_row_that_was_picked(seed: int, rows: int) -> None:
     assert table.min() == 0, "a copy"
 
 
-# ------------------------------------------------------------------------------------------------------------------ generators
-
-
 @given(before=st.integers(0, 5), narrow=st.booleans())
 def test_a_generator_is_restored(before: int, narrow: bool) -> None:
     rng = generator("run", 1)
@@ -123,10 +117,7 @@ def test_a_generator_is_restored(before: int, narrow: bool) -> None:
     assert not np.array_equal(generator_state(rng), state)
 
 
-# -------------------------------------------------------------------------------------------------------------------- episodes
-
-
-def test_the_episodes_of_a_lane_do_not_depend_on_the_start() -> None:
+def test_a_lanes_episodes_are_the_same_wherever_one_starts() -> None:
     whole: SeedStream = training_episodes(5, lane=2)
     later = training_episodes(5, lane=2, start=3)
     assert [whole.number(k) for k in range(6)] == list(range(6))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, RowCounts, Tick
-from freewheel.metrics.hardware import gpu_util, usage
 from freewheel.metrics.names import COUNTS, describe
 from freewheel.rollout.probe import usable_cores
 
@@ -35,16 +36,14 @@ class Budget:
 
 
 class Timeline:
-    """One thread's time, cut at every start and end of a span: each second belongs to exactly one kind."""
+    """The learner's time, cut at every start and end of a span: each second belongs to exactly one kind."""
 
     __slots__ = ("kind", "now", "outer", "seconds", "since")
 
-    def __init__(self, kinds: tuple[str, ...], idle: str, now: Callable[[], float]) -> None:
-        self.seconds = dict.fromkeys(kinds, 0.0)
-        self.kind = idle
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.seconds, self.kind = dict.fromkeys(LEARNER_TIME, 0.0), "other"
         self.outer: list[str] = []  # the kinds that go on when the present one ends
-        self.now = now
-        self.since = now()
+        self.now, self.since = now, now()
 
     def cut(self) -> float:
         """Count the time since the last cut for the present kind; returns the present time."""
@@ -60,8 +59,7 @@ class Span:
     __slots__ = ("_kind", "_line")
 
     def __init__(self, line: Timeline, kind: str) -> None:
-        self._line = line
-        self._kind = kind
+        self._line, self._kind = line, kind
 
     def __enter__(self) -> None:
         line = self._line
@@ -70,9 +68,8 @@ class Span:
         line.kind = self._kind
 
     def __exit__(self, *exception: object) -> None:
-        line = self._line
-        line.cut()
-        line.kind = line.outer.pop()
+        self._line.cut()
+        self._line.kind = self._line.outer.pop()
 
 
 @dataclass
@@ -88,11 +85,6 @@ class _Interval:
     counts: dict[str, int] = field(default_factory=dict)
     greatest: dict[str, float] = field(default_factory=dict)
 
-    def learned(self) -> dict[str, float | None]:
-        """The metrics of its updates that are means or maxima."""
-        means = {name: _finite(float(total) / self.counts[name]) for name, total in self.sums.items()}
-        return means | {name: _finite(value) for name, value in self.greatest.items()}
-
 
 class Meter:
     """Takes every tick of the loop, gives one row of metrics per interval and the totals at the end."""
@@ -102,14 +94,13 @@ class Meter:
     ) -> None:
         self._workers = workers
         self._measures: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in measures}
-        self._learner = Timeline(LEARNER_TIME, "other", now)
+        self._learner = Timeline(now)
         self._spans = {kind: Span(self._learner, kind) for kind in LEARNER_TIME}
         self._began = self._learner.since
         self._done = dict.fromkeys(("env_steps", "episodes", "updates"), 0)
         self._worker = np.zeros(len(WORKER_TIME), np.int64)
         self._played = [0.0, 0.0]  # steps and seconds of all finished episodes
-        self._returns: deque[float] = deque(maxlen=WINDOW)
-        self._lengths: deque[float] = deque(maxlen=WINDOW)
+        self._returns, self._lengths = deque[float](maxlen=WINDOW), deque[float](maxlen=WINDOW)
         self._lag_max: float | None = None
         self._latest: dict[str, float | None] = {}  # newest values of the metrics whose aggregate is "last"
         self._eval: dict[str, float | None] = {}
@@ -202,7 +193,8 @@ class Meter:
             **asdict(rows),
             **{name: _finite(value) for name, value in stats.items()},
             **self._latest,
-            **interval.learned(),
+            **{name: _finite(float(total) / interval.counts[name]) for name, total in interval.sums.items()},
+            **{name: _finite(value) for name, value in interval.greatest.items()},
             **{f"measure/{name}": _mean([v for v in own if not math.isnan(v)]) for name, own in self._measures.items()},
             **self._eval,
             **_times("learner", learner, wall),
@@ -266,3 +258,34 @@ def _greater(known: float | None, new: float | None) -> float | None:
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     whole = math.fsum(seconds.values())
     return {kind: part / whole if whole > 0 else float(kind == "other") for kind, part in seconds.items()}
+
+
+class Usage(NamedTuple):
+    """What this process and all its children use, as the operating system reports it."""
+
+    cpu_s: float  # since they began; the time of a child that has ended is counted in its parent
+    trainer_mb: float  # resident memory of this process
+    workers_mb: float  # and of all others together
+
+
+def usage() -> Usage:
+    own = psutil.Process()
+    cpu_s = workers = 0.0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            cpu_s += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
+            workers += 0.0 if process is own else process.memory_info().rss / 1e6
+        except psutil.Error:  # it has ended meanwhile
+            continue
+    return Usage(cpu_s, own.memory_info().rss / 1e6, workers)
+
+
+def gpu_util() -> float | None:
+    """Busy share of the GPU, if this process uses one and can ask; torch is never imported for it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    try:
+        return float(torch.cuda.utilization()) / 100
+    except Exception:  # noqa: BLE001 - no NVML, no permission, a virtual device: for any reason, the figure is unknown
+        return None

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -53,39 +53,26 @@ def make_private(folder: Path) -> Path:
     return folder
 
 
-# ------------------------------------------------------------------------------------------------------------------ save
-
-
 def save(
-    root: Path,
-    step: int,
-    params: Mapping[str, NDArray],
-    about: Mapping[str, Any],
-    *,
-    tag: Literal["best"] | None = None,
-    keep: int = 2,
+    root: Path, step: int, params: Mapping[str, NDArray], about: Mapping[str, Any], *, best: bool = False, keep: int = 2
 ) -> Path:
-    """Write `root/<step>` and point `latest` (and the tag) at it; one writer at a time.
+    """Write `root/<step>` and point `latest` (and `best`, if it is) at it; one writer at a time.
 
     If the process is killed at any moment, the disk holds the old checkpoint or the new one. The newest `keep` stay, and those
     that a link points to.
     """
-    files = {WEIGHTS: _tensors(params), POLICY: _json(about)}
+    # In C order: safetensors copies the memory of an array and ignores its strides.
+    arrays = {name: np.asarray(array, order="C") for name, array in params.items()}
+    files = {WEIGHTS: safetensors.numpy.save(arrays), POLICY: _json(about)}
     listed = {name: _entry(data) for name, data in files.items()}
     files[MANIFEST] = _json({"format": FORMAT, "files": listed})  # last
     folder = make_private(root) / str(step)
     if not _holds(folder, files):
         _publish(folder, files)
-    for link in ("latest", tag):
-        if link is not None:
-            _point(root, link, step)
+    for link in ("latest", "best") if best else ("latest",):
+        _point(root, link, step)
     _prune(root, keep)
     return folder
-
-
-def _tensors(params: Mapping[str, NDArray]) -> bytes:
-    # In C order: safetensors copies the memory of an array and ignores its strides.
-    return safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in params.items()})
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
@@ -110,7 +97,10 @@ def _publish(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         part.mkdir(mode=0o700)
         for name, data in files.items():
-            _write(part / name, data)
+            with open(part / name, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
         _sync(part)
         if folder.exists():  # damaged, or with other contents: a directory cannot be replaced in one call
             _remove(old)
@@ -141,13 +131,6 @@ def _prune(root: Path, keep: int) -> None:
         _remove(leftover)
 
 
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _sync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -163,17 +146,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------------------------ load
-
-
 def load(root: Path, which: str = "latest") -> Checkpoint:
     """The checkpoint `which` ("latest", "best" or a step), else the newest that verifies, with warnings to show."""
     if which not in ("latest", "best") and not _is_step(which):
         raise UsageError(f"there is no checkpoint '{which}': ask for latest, best or the number of a step")
     if _is_step(which) and int(which) not in (steps := _steps(root)):
-        raise UsageError(
-            f"there is no checkpoint of step {which} in {root}; there is {', '.join(map(str, steps)) or 'none'}"
-        )
+        known = ", ".join(map(str, steps)) or "none"
+        raise UsageError(f"there is no checkpoint of step {which} in {root}; there is {known}")
     problems: list[str] = []
     for step in _candidates(root, which, problems):
         try:
@@ -183,10 +162,8 @@ def load(root: Path, which: str = "latest") -> Checkpoint:
         else:
             fallback = [f"using step {step} instead of '{which}'"] if problems else []
             return replace(found, warnings=(*problems, *fallback))
-    raise CheckpointError(
-        f"no checkpoint under {root} verifies: restore one from a copy, or start a new run\n"
-        + "\n".join(f"  {problem}" for problem in problems)
-    )
+    found_nothing = f"no checkpoint under {root} verifies: restore one from a copy, or start a new run"
+    raise CheckpointError("\n  ".join([found_nothing, *problems]))
 
 
 def _candidates(root: Path, which: str, problems: list[str]) -> Iterator[int]:

@@ -18,8 +18,9 @@ from freewheel.core import NO_CONTEXT, Actor, Collector, Env, Episode, Evaluatin
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout.factory import CollectSpec, MakeActor, RunnerFactory, Timeouts
+from freewheel.run.process import Wrap, WrappedEnv
 from freewheel.seeding import drawn, evaluation_episodes, generator
-from freewheel.transport.executors import ProcessExecutor
+from freewheel.transport.executors import ProcessExecutor, SerialExecutor
 
 if TYPE_CHECKING:  # a process that evaluates needs neither
     from freewheel.envs.family import EnvConfig
@@ -31,9 +32,6 @@ Show = Callable[["NDArray | str | None"], None]
 
 LIMIT = 10_000  # steps: in an environment without a time limit a greedy policy may never reach an end
 LANES = 8  # episodes played side by side where each lane costs as much as the first
-
-
-# ---------------------------------------------------------------------------------------------------------- greedy episodes
 
 
 @dataclass(frozen=True)
@@ -158,30 +156,6 @@ def play(
     return rewards
 
 
-# --------------------------------------------------------------------------------------------------------------- evaluators
-
-
-@dataclass(frozen=True)
-class EvalSpec:
-    """What an evaluation plays."""
-
-    episodes: int
-    seed: int
-    limit: int = LIMIT
-
-
-class Scorer:
-    """Scores snapshots, one after the other, in one environment."""
-
-    def __init__(self, env: Env, actor: Actor, spec: EvalSpec) -> None:
-        self._env, self._actor, self._spec = env, actor, spec
-
-    def __call__(self, snapshot: Snapshot) -> Score:
-        self._actor.load(snapshot)
-        spec = self._spec
-        return evaluate(self._env, self._actor, spec.episodes, spec.seed, spec.limit, snapshot.context)
-
-
 class Evaluation(NamedTuple):
     """The result for the weights that were submitted at this step."""
 
@@ -197,23 +171,8 @@ class Evaluator(Protocol):
     def results(self, wait: bool) -> Iterator[Evaluation]: ...  # each once; wait: until there is one for each submit
 
 
-class InlineEvaluator:
-    """Plays in this process, in turn with training."""
-
-    def __init__(self, score: Callable[[Snapshot], Score]) -> None:
-        self._score = score
-        self._done: list[Evaluation] = []
-
-    def submit(self, step: int, snapshot: Snapshot) -> None:
-        self._done.append(Evaluation(step, snapshot, self._score(snapshot)))
-
-    def results(self, wait: bool) -> Iterator[Evaluation]:
-        while self._done:
-            yield self._done.pop(0)
-
-
-class ProcessEvaluator:
-    """Plays in another process, while training goes on. `check` may raise to end a wait."""
+class ExecutorEvaluator:
+    """Plays where an executor does: in turn with training, or beside it. `check` may raise to end a wait."""
 
     def __init__(self, executor: Executor, check: Callable[[], None]) -> None:
         self._executor, self._check = executor, check
@@ -225,11 +184,12 @@ class ProcessEvaluator:
 
     def results(self, wait: bool) -> Iterator[Evaluation]:
         while self._waiting:
-            self._check()
             score = self._executor.result(0.1 if wait else 0.0)
             if score is not None:
                 yield Evaluation(*self._waiting.popleft(), score)
-            elif not wait:
+            elif wait:
+                self._check()
+            else:
                 return
 
 
@@ -262,22 +222,26 @@ def open_evaluator(
 ) -> Iterator[Evaluator | None]:
     """Reserved lanes where only one simulation can live in a process, another process where workers act, else inline."""
     options, actor = plan.config.run.evaluation, make_actor(plan.policy)
-    eval_spec = EvalSpec(options.eval_episodes, options.eval_seed, options.eval_max_steps)
+    which = (options.eval_episodes, options.eval_seed, options.eval_max_steps)
     if not options.evals:
         yield None
     elif plan.spec.one_per_process:
         if not isinstance(collector, EvaluatingCollector):
             raise SetupError(f"{plan.spec.name} cannot be evaluated in mode {plan.config.mode}: use --evals 0")
-        yield ReservedLanesEvaluator(collector, eval_spec.episodes, plan.spec.measures)
-    elif plan.in_processes:
-        lanes = eval_lanes(plan.config.env, eval_spec.episodes, 1)
-        build = partial(_limited_scorer, partial(factory.make, lanes), actor, eval_spec, spec.workers.timeouts)
-        with ProcessExecutor[Snapshot, Score](build, "evaluation") as executor:
-            yield ProcessEvaluator(executor, spec.while_waiting)
+        yield ReservedLanesEvaluator(collector, options.eval_episodes, plan.spec.measures)
+    elif plan.worker_config is not None:
+        make = partial(factory.make, eval_lanes(plan.config.env, options.eval_episodes, 1))
+        build = partial(_limited_scorer, make, actor, which, spec.workers.timeouts)
+        with ProcessExecutor[Snapshot, Score](build, "evaluation") as process:
+            yield ExecutorEvaluator(process, spec.while_waiting)
     else:
-        lanes = eval_lanes(plan.config.env, eval_spec.episodes)
-        with closing(_inline_env(plan, factory, lanes)) as env:
-            yield InlineEvaluator(Scorer(env, actor(), eval_spec))
+        lanes, mode = eval_lanes(plan.config.env, options.eval_episodes), plan.config.collector
+        build_env: Callable[[range], Env] = factory.make
+        if isinstance(mode, SerialConfig) and not plan.spec.batched_on_device:
+            build_env = partial(mode.place, factory.make)
+        with closing(playable(build_env(lanes))) as env:
+            serial = SerialExecutor(lambda: _scorer(env, actor(), which), "evaluation")
+            yield ExecutorEvaluator(serial, spec.while_waiting)
 
 
 def eval_lanes(env: EnvConfig, episodes: int, usual: int = LANES) -> range:
@@ -285,31 +249,27 @@ def eval_lanes(env: EnvConfig, episodes: int, usual: int = LANES) -> range:
     return range(episodes if env.batched else min(episodes, usual))
 
 
-def _inline_env(plan: Plan, factory: RunnerFactory, lanes: range) -> Env:
-    mode = plan.config.collector
-    if isinstance(mode, SerialConfig) and not plan.spec.batched_on_device:
-        return mode.place(factory.make, lanes)
-    return playable(factory.make(lanes))
+def _scorer(env: Env, actor: Actor, which: tuple[int, int, int]) -> Callable[[Snapshot], Score]:
+    """Scores snapshots in one environment; `which`: the number of episodes, their seed, and the limit of their steps."""
+
+    def score(snapshot: Snapshot) -> Score:
+        actor.load(snapshot)
+        return evaluate(env, actor, *which, snapshot.context)
+
+    return score
 
 
-def _limited_scorer(make: Callable[[], Env], actor: MakeActor, spec: EvalSpec, timeouts: Timeouts) -> Scorer:
+def _limited_scorer(
+    make: Callable[[], Env], actor: MakeActor, which: tuple[int, int, int], timeouts: Timeouts
+) -> Callable[[Snapshot], Score]:
     """For a process of its own, which ends if the environment takes too long."""
-    return Scorer(_TimeLimited(make(), timeouts), actor(), spec)
+    return _scorer(WrappedEnv(make(), _limit(timeouts.step), _limit(timeouts.reset)), actor(), which)
 
 
-class _TimeLimited:
-    """An Env that ends its process when a call takes too long: the kernel's alarm does it, even if the call hangs."""
+def _limit(seconds: float) -> Wrap:
+    """The kernel's alarm ends the process when a call takes longer, even if the call hangs."""
 
-    def __init__(self, env: Env, timeouts: Timeouts) -> None:
-        self.spec, self.set_context, self.render, self.close = env.spec, env.set_context, env.render, env.close
-        self.step = self._within(env.step, timeouts.step)
-        self.reset, self.autoreset = (
-            self._within(env.reset, timeouts.reset),
-            self._within(env.autoreset, timeouts.reset),
-        )
-
-    @staticmethod
-    def _within(call: Callable[In, Out], seconds: float) -> Callable[In, Out]:
+    def limited(call: Callable[In, Out]) -> Callable[In, Out]:
         def timed(*args: In.args, **kwargs: In.kwargs) -> Out:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             try:
@@ -318,3 +278,5 @@ class _TimeLimited:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
         return timed
+
+    return limited

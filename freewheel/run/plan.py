@@ -41,27 +41,20 @@ class Plan:
     @property
     def batch(self) -> BatchSpec:
         """What one update learns from."""
-        return BatchSpec(
-            steps=self.config.run.num_steps_per_env,
-            lanes=self.spec.lanes,
-            episodes=self.config.collector.episodes_per_update,
-            max_lag=self.max_lag,
-        )
+        steps, episodes = self.config.run.num_steps_per_env, self.config.collector.episodes_per_update
+        return BatchSpec(steps=steps, lanes=self.spec.lanes, episodes=episodes, max_lag=self.max_lag)
 
     @property
     def learner_spec(self) -> LearnerSpec:
         """What the learner needs to know about the run."""
+        run, name, spec = self.config.run, self.config.env.name, self.spec
         return LearnerSpec(
             policy=self.policy,
             batch=self.batch,
-            seed=self.config.run.seed,
-            total_steps=self.config.run.budget.steps,
-            compute=Compute(device=self.device, compile=self.config.run.machine.compile),
-            world=WorldFacts(
-                name=self.config.env.name,
-                batched_on_device=self.spec.batched_on_device,
-                has_final_obs=self.spec.has_final_obs,
-            ),
+            seed=run.seed,
+            total_steps=run.budget.steps,
+            compute=Compute(device=self.device, compile=run.machine.compile),
+            world=WorldFacts(name=name, batched_on_device=spec.batched_on_device, has_final_obs=spec.has_final_obs),
             start=None if self.init is None else Start(self.init.params, self.init.step),
         )
 
@@ -71,20 +64,9 @@ class Plan:
         return self.config.collector.max_lag if self.config.learner.on_policy else None
 
     @property
-    def overlaps(self) -> bool:
-        """Whether parts of the learner run at the same time."""
-        executor = self.config.learner.executor
-        return executor == "async" or (executor == "auto" and isinstance(self.config.collector, WorkersConfig))
-
-    @property
     def workers(self) -> int:
         """The number of processes that act; without worker processes, the trainer itself is one."""
         return 1 if self.worker_config is None else self.worker_config.worker_count
-
-    @property
-    def in_processes(self) -> bool:
-        """Whether worker processes act."""
-        return self.worker_config is not None
 
     @property
     def worker_config(self) -> WorkersConfig | None:
@@ -95,39 +77,29 @@ class Plan:
     def collect_spec(self, snapshot: Snapshot, while_waiting: Callable[[], None]) -> CollectSpec:
         """What the collector has to do. Our actors load only their part of a snapshot, a user's module all of it."""
         needed = snapshot.params if self.policy.module else actor_layout(self.policy)
-        weights = {name: tuple(snapshot.params[name].shape) for name in needed}
-        env = self.config.env
+        env, run = self.config.env, self.config.run
+        reserved = 0  # lanes that evaluate, where a process can have only one simulation
+        if self.spec.one_per_process and run.evaluation.evals:
+            reserved = min(run.evaluation.eval_episodes, max(1, self.spec.lanes // 8))
+        compiled, in_main = run.machine.compile, env.main_thread
         return CollectSpec(
             env=self.spec,
             batch=self.batch,
-            weights=weights,
-            context=self.config.run.contexts,
+            weights={name: tuple(snapshot.params[name].shape) for name in needed},
+            context=run.contexts,
             on_policy=self.config.learner.on_policy,
             workers=WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules)),
-            simulation=SimulationSpec(
-                compile=self.config.run.machine.compile,
-                reserved_lanes=self.reserved_lanes,
-                main_thread=env.main_thread,
-            ),
+            simulation=SimulationSpec(compile=compiled, reserved_lanes=reserved, main_thread=in_main),
             while_waiting=while_waiting,
         )
 
     @property
-    def reserved_lanes(self) -> int:
-        """Lanes that evaluate, where a process can have only one simulation."""
-        options = self.config.run.evaluation
-        if not self.spec.one_per_process or not options.evals:
-            return 0
-        return min(options.eval_episodes, max(1, self.spec.lanes // 8))
-
-    @property
     def runner_factory(self) -> RunnerFactory:
         """What builds environments and actors wherever they run."""
-        seed = self.config.run.seed
-        if self.spec.batched_on_device:
-            actor = make_tensor_actor(self.policy, self.device, tree(seed, "actor", 0))
-            return RunnerFactory(self.config.env.make, actor, seed)
-        return RunnerFactory(self.config.env.make, make_actor(self.policy), seed)
+        seed, policy = self.config.run.seed, self.policy
+        on_device = self.spec.batched_on_device
+        actor = make_tensor_actor(policy, self.device, tree(seed, "actor", 0)) if on_device else make_actor(policy)
+        return RunnerFactory(self.config.env.make, actor, seed)
 
     def lines(self) -> list[str]:
         """The plan as text."""
@@ -191,9 +163,8 @@ def _initial_weights(config: Config, policy: PolicySpec) -> Checkpoint | None:
     for what in here:
         if here[what] != there[what] and what != "log_std":  # only an initial value
             differs = f"{what} is {there[what]} there and {here[what]} here"
-            raise SetupError(
-                f"--init {name} has another network ({differs}): use the same environment and --policy options"
-            )
+            remedy = "use the same environment and --policy options"
+            raise SetupError(f"--init {name} has another network ({differs}): {remedy}")
     return found
 
 
@@ -223,9 +194,8 @@ def _run_path(config: Config) -> Path:
     folder, name = Path(config.run.output.runs_dir), config.run.output.name
     parent = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise SetupError(
-            f"cannot write runs under {folder}: {parent} is not a writable directory; choose another --runs-dir"
-        )
+        reason = f"{parent} is not a writable directory; choose another --runs-dir"
+        raise SetupError(f"cannot write runs under {folder}: {reason}")
     if name:
         if (folder / name).exists():
             raise SetupError(f"run '{name}' exists in {folder}; choose another --run or remove it")
@@ -242,12 +212,11 @@ def first_free(folder: Path, base: str) -> Path:
 
 def find_device(wanted: str) -> str:
     """cpu or cuda; auto becomes cuda if there is a GPU."""
-    if wanted == "cpu":
-        return "cpu"
-    import torch
+    if wanted != "cpu":
+        import torch
 
-    if torch.cuda.is_available():
-        return "cuda"
-    if wanted == "cuda":
-        raise SetupError("--device cuda: torch sees no GPU here; use --device cpu")
+        if torch.cuda.is_available():
+            return "cuda"
+        if wanted == "cuda":
+            raise SetupError("--device cuda: torch sees no GPU here; use --device cpu")
     return "cpu"

@@ -1,20 +1,50 @@
-"""A run directory: its config, its weights, and episodes of its policy."""
+"""A run directory: written while a run trains, and opened again to score and show its policy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from freewheel.config.resolve import Config, from_file
-from freewheel.core import Actor, Snapshot
+from freewheel.core import Actor, Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.run import checkpoint
 from freewheel.run.evaluate import Score, Show, eval_lanes, evaluate, play, playable
 from freewheel.run.plan import find_device, find_run
+
+
+class RunDirectory:
+    """A new directory, which this process alone writes to."""
+
+    def __init__(self, path: Path, policy: PolicySpec) -> None:
+        self.path, self._policy = path, policy
+        try:
+            checkpoint.make_private(path.parent)
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            raise SetupError(f"run '{path.name}' was just created by another process; choose another --run") from None
+        except OSError as error:
+            raise SetupError(f"cannot create {path}: {error.strerror}; choose another --runs-dir") from None
+
+    def write(self, name: str, data: Mapping[str, Any]) -> None:
+        """A JSON file, whole or absent."""
+        part = self.path / f".{name}.part"
+        part.write_text(json.dumps(data, indent=2) + "\n")
+        os.replace(part, self.path / name)
+
+    def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> str:
+        """A checkpoint of these weights; returns their fingerprint."""
+        params = {name: to_numpy(value) for name, value in snapshot.params.items()}
+        about = {"policy": self._policy.to_json(), "version": snapshot.version}
+        checkpoint.save(self.path / "checkpoints", step, params, about, best=best)
+        return checkpoint.fingerprint(params)
 
 
 @dataclass(frozen=True)
@@ -53,9 +83,8 @@ def open_run(name: str, runs_dir: str = "runs") -> SavedRun:
     except UsageError as error:
         raise SetupError(f"{path / 'config.json'} is damaged ({error}); restore it from a copy") from None
     if resolved.env.id.startswith("__main__:") or "<" in resolved.env.id:  # <lambda>, <locals>
-        raise SetupError(
-            f"{resolved.env.id} was defined in a script and cannot be imported; move it to a module and train on module:Name"
-        )
+        remedy = "move it to a module and train on module:Name"
+        raise SetupError(f"{resolved.env.id} was defined in a script and cannot be imported; {remedy}")
     if resolved.env.on_device:
         device = find_device("cpu" if resolved.run.machine.device == "cpu" else "auto")
         resolved = replace(resolved, env=resolved.env.to(device))

@@ -16,12 +16,12 @@ from freewheel.learn.spec import Services
 from freewheel.ledger import balance, settle
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
-from freewheel.run import resources
-from freewheel.run.directory import RunDirectory
+from freewheel.run import process
 from freewheel.run.evaluate import Evaluator, Score, open_evaluator
 from freewheel.run.plan import Plan, plan
-from freewheel.run.stopping import Interrupted, Interruptible, Stop
-from freewheel.sinks.sink import RunInfo, Sinks, chosen
+from freewheel.run.process import Interrupted, Stop, WrappedEnv
+from freewheel.run.saved import RunDirectory
+from freewheel.sinks.sink import RunInfo, chosen
 
 DEGRADED = 3  # exit code: finished, but workers were lost for good
 
@@ -49,15 +49,14 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None, sink
     """
     entries, planned, stop = chosen(config.run.output.sinks), plan(config), Stop()
     config = planned.config
-    resources.keep_freed_memory()
+    process.keep_freed_memory()
     with (
-        resources.torch_threads(config.run.machine.threads),
-        resources.lower_priority(planned),
-        resources.executors(planned) as executors,
+        process.torch_threads(config.run.machine.threads),
+        process.lower_priority(planned),
+        process.executors(planned) as executors,
     ):
-        learner = config.learner.build(
-            replace(planned.learner_spec, services=Services(executors=executors, while_waiting=stop.check))
-        )
+        services = Services(executors=executors, while_waiting=stop.check)
+        learner = config.learner.build(replace(planned.learner_spec, services=services))
         directory = RunDirectory(planned.path, planned.policy)
         directory.write("config.json", config.to_json())
         info = RunInfo(
@@ -70,22 +69,16 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None, sink
             console=config.run.output.console,
         )
         opened = [sink for entry in entries if (sink := entry.open(info)) is not None]
-        return _Trainer(planned, learner, directory, Sinks([*opened, *sinks]), stop, until).train()
+        return _Trainer(planned, learner, directory, [*opened, *sinks], stop, until).train()
 
 
 class _Trainer:
     """What happens beside the loop: logging, evaluating, saving, stopping."""
 
     def __init__(
-        self,
-        planned: Plan,
-        learner: Learner,
-        directory: RunDirectory,
-        sink: Sink,
-        stop: Stop,
-        until: Until | None,
+        self, planned: Plan, learner: Learner, folder: RunDirectory, sinks: list[Sink], stop: Stop, until: Until | None
     ) -> None:
-        self._plan, self._learner, self._directory, self._sink = planned, learner, directory, sink
+        self._plan, self._learner, self._directory, self._sinks = planned, learner, folder, sinks
         self._stop, self._until = stop, until
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._meter = Meter(planned.workers, planned.spec.measures)
@@ -100,7 +93,7 @@ class _Trainer:
         failure: BaseException | None = None
         with self._stop.listening():
             try:
-                with resources.learner_stream(self._plan.device):
+                with process.learner_stream(self._plan.device):
                     ended = self._run()
             except Interrupted:
                 ended = "interrupted"
@@ -118,7 +111,7 @@ class _Trainer:
         self._note(*(planned.init.warnings if planned.init is not None else ()))
         self._note(*([planned.worker_config.plan_line()] if planned.worker_config is not None else ()))
         factory = planned.runner_factory
-        if not planned.in_processes and not planned.spec.batched_on_device:
+        if planned.worker_config is None and not planned.spec.batched_on_device:
             factory = replace(factory, make=self._make_interruptible)
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
         with ExitStack() as stack:
@@ -126,11 +119,11 @@ class _Trainer:
             self._collector = collector
             evaluator = stack.enter_context(open_evaluator(planned, factory, collector, spec))
             work = partial(self._loop, collector, evaluator)
-            return resources.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
+            return process.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
 
     def _make_interruptible(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env:
         env = self._plan.config.env.make(lanes, processes=processes, fault_tolerant=fault_tolerant)
-        return Interruptible(env, self._stop)
+        return WrappedEnv(env, self._stop.guard, self._stop.guard)
 
     def _loop(self, collector: Collector, evaluator: Evaluator | None) -> str:
         max_lag, context = self._plan.max_lag, self._options.contexts
@@ -148,8 +141,7 @@ class _Trainer:
     def _why_ended(self, tick: Tick) -> str:
         """Empty while the run goes on."""
         self._stop.check()
-        reason = self._until([one for chunk in tick.chunks for one in chunk.episodes], tick) if self._until else ""
-        if reason:
+        if self._until and (reason := self._until([one for part in tick.chunks for one in part.episodes], tick)):
             return reason
         meter, limits = self._meter, vars(self._budget)
         spent = {"steps": self._learner.rows().done, "minutes": meter.wall_s / 60, "episodes": meter.episodes}
@@ -163,19 +155,22 @@ class _Trainer:
             self._fallback = self._learner.fallback
             if self._fallback:
                 self._note(f"no CUDA graph for the updates, they are launched one by one: {self._fallback}")
-        self._sink.write(row)
+        for sink in self._sinks:
+            sink.write(row)
         self._next_log = self._meter.wall_s + self._options.output.log_every
 
     def _note(self, *texts: str) -> None:
         for text in texts:
-            self._sink.note(text)
+            for sink in self._sinks:
+                sink.note(text)
 
     def _evaluate(self, evaluator: Evaluator, tick: Tick, *, last: bool) -> None:
         """Submit the weights if an evaluation is due, and take the results that are there."""
         progress = self._budget.progress(tick.env_steps, self._meter.wall_s, self._meter.episodes)
-        due = self._options.evaluation.evals if last else int(progress * self._options.evaluation.evals)
+        planned = self._options.evaluation.evals
+        due = planned if last else int(progress * planned)
         with self._meter.span("eval"):
-            if due > self._evaluations and (last or due < self._options.evaluation.evals):
+            if due > self._evaluations and (last or due < planned):
                 self._evaluations = due
                 evaluator.submit(tick.env_steps, replace(self._learner.snapshot(), context=self._options.contexts))
             for step, snapshot, score in evaluator.results(wait=last):
@@ -202,10 +197,9 @@ class _Trainer:
         """Save the weights, close the accounts and write the summary."""
         totals, signal = self._meter.totals(), self._stop.signal
         sha256 = self._save(totals["env_steps"], self._learner.snapshot())
-        report: Mapping[str, Any] = {}
-        rows = RowCounts()
+        report, rows = dict[str, Any](), RowCounts()
         if self._collector is not None:
-            report, rows = self._collector.summary(), settle(self._collector.rows(), self._learner.rows())
+            report, rows = dict(self._collector.summary()), settle(self._collector.rows(), self._learner.rows())
         summary = {
             "run": self._plan.path.name,
             "ended": ended if signal is None else f"{ended} ({signal.name})",
@@ -224,7 +218,8 @@ class _Trainer:
         self._directory.write("summary.json", summary)
         if self._collector is not None:
             self._note(*self._collector.messages())
-        self._sink.close(summary)
+        for sink in self._sinks:
+            sink.close(summary)
         return summary
 
     def _exit_code(self, failure: BaseException | None, *, degraded: bool) -> int:

@@ -26,12 +26,13 @@ ENDINGS = {"steps": "all steps taken", "minutes": "time is up", "episodes": "all
 
 
 class ConsoleSink:
-    """Prints a run. Implements core.Sink."""
+    """Prints a run. Implements core.Sink.
 
-    def __init__(self, title: str, budget: Budget, out: Console | None = None) -> None:
-        self._title = title
-        self._budget = budget
-        self._out = Console() if out is None else out
+    `classic`: instead of the panel or plain lines, one line of counters per row: [CLASSIC] step=1000 real_data=5000 ...
+    """
+
+    def __init__(self, title: str, budget: Budget, out: Console | None = None, classic: str = "") -> None:
+        self._title, self._budget, self._out, self._classic = title, budget, out or Console(), classic
         self._live: Live | None = None
         self._best: float | None = None
 
@@ -39,7 +40,9 @@ class ConsoleSink:
         evaluated = row.get("eval_return")
         if evaluated is not None:
             self._best = evaluated if self._best is None else max(self._best, evaluated)
-        if self._out.is_terminal and not self._out.is_dumb_terminal:
+        if self._classic:
+            self._print(Text(_counters(self._classic, row)))
+        elif self._out.is_terminal and not self._out.is_dumb_terminal:
             self._show(row)
         else:
             self._print(Text(_line(self._budget, row)))
@@ -61,38 +64,20 @@ class ConsoleSink:
             self._live.start()
         body = Group(_progress(self._budget, row), "", _figures(row, self._best), "", *_ledger(row))
         title, elapsed = Text(self._title, "bold"), Text(_clock(row["wall_s"]), "dim")
-        width = min(self._out.width, WIDTH)
-        self._live.update(Panel(body, title=title, subtitle=elapsed, padding=(0, 1), width=width), refresh=True)
+        panel = Panel(body, title=title, subtitle=elapsed, padding=(0, 1), width=min(self._out.width, WIDTH))
+        self._live.update(panel, refresh=True)
 
     def _print(self, text: Text) -> None:
         # Lines are not folded, for `grep`; above a panel they must be, or the panel would be cut as well.
         self._out.print(text, soft_wrap=self._live is None)
 
 
-class ClassicSink(ConsoleSink):
-    """The same with one line of counters per row, also on a terminal: [NAME] step=1000 real_data=5000 ..."""
-
-    def __init__(self, name: str, title: str, budget: Budget, out: Console | None = None) -> None:
-        super().__init__(title, budget, out)
-        self._name = name
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        self._print(Text(_counters(self._name, row)))
-
-
 def _open(run: RunInfo) -> ConsoleSink | None:
-    if run.quiet:
-        return None
-    if run.console == "live":
-        return ConsoleSink(run.title, run.budget)
     name = ("Async" if run.mode in FREE_RUNNING else "") + run.algorithm.upper()
-    return ClassicSink(name, run.title, run.budget)
+    return None if run.quiet else ConsoleSink(run.title, run.budget, classic=name if run.console == "classic" else "")
 
 
 SINK = SinkEntry("console", _open, default=True)
-
-
-# ----------------------------------------------------------------------------------------------------------- while it runs
 
 
 def _counters(name: str, row: Mapping[str, Any]) -> str:
@@ -167,9 +152,6 @@ def _group(figures: Mapping[str, str]) -> Table:
     return table
 
 
-# --------------------------------------------------------------------------------------------------------------- at the end
-
-
 def _summary(title: str, summary: Mapping[str, Any], shades: str) -> list[Text]:
     """The lines at the end of a run; a dash stands for what is unknown because it failed early."""
     ended = summary["ended"]
@@ -222,10 +204,8 @@ def _apportion(shares: list[float], whole: int) -> list[int]:
     return parts
 
 
-# ----------------------------------------------------------------------------------------------------------- numbers as text
-
-
 def _ledger(rows: Mapping[str, Any]) -> list[Text]:
+    """The balance, and the causes if any row was dropped."""
     dropped = sum(rows["dropped"].values())
     terms = " + ".join(f"{rows[term]:,} {term}" for term in ("trained", "queued", "open"))
     balance = Text(f"{rows['produced']:,} produced = {terms} + {dropped:,} dropped")

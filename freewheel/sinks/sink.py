@@ -1,7 +1,8 @@
-"""Sinks: where a run is written to, chosen by name; ours and those of installed packages."""
+"""Sinks: where a run is written to, chosen by name (ours and those of installed packages), and metrics.jsonl."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,23 +38,24 @@ class SinkEntry:
 SINKS: Registry[SinkEntry] = Registry("sink", "SINK", "freewheel.sinks")
 
 
-class Sinks:
-    """Several sinks as one. Implements core.Sink."""
+class JsonlSink:
+    """metrics.jsonl: one row of metrics per line, readable while the run goes on. Implements core.Sink."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = sinks
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.write(row)
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
 
     def note(self, text: str) -> None:
-        for sink in self._sinks:
-            sink.note(text)
+        """Notes are not rows."""
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.close(summary)
+        self._file.close()
+
+
+SINK = SinkEntry("jsonl", lambda run: JsonlSink(run.path / "metrics.jsonl"), default=True)
 
 
 def chosen(names: Sequence[str]) -> list[SinkEntry]:

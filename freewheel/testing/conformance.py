@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from dataclasses import fields, replace
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -15,59 +15,34 @@ from freewheel.errors import SetupError
 from freewheel.rollout.probe import random_actions
 from freewheel.seeding import drawn, generator, training_episodes
 
-# --------------------------------------------------------------------------------------------------------------- check_env
-
 SEED = 7
+STEP = ("reward", "terminated", "truncated", "next_obs", "valid", "measures")  # the arrays of a Step
 
-
-@dataclass(frozen=True)
-class Trajectory:
-    """What lanes went through: their first observations [B, D], their Steps field by field, and what they acted on next."""
-
-    first: NDArray
-    obs: NDArray  # [T, B, D] after the step
-    reward: NDArray
-    terminated: NDArray
-    truncated: NDArray
-    next_obs: NDArray
-    valid: NDArray
-    measures: NDArray
-
-    @property
-    def over(self) -> NDArray:
-        return self.terminated | self.truncated
-
-    def starts(self, lane: int) -> Iterator[tuple[int, NDArray]]:
-        """For each end that another row follows: its row, and the next episode's first observation."""
-        for row in np.flatnonzero(self.over[:-1, lane]):
-            yield int(row), self.obs[row if self.valid[row + 1, lane] else row + 1, lane]
+#: What lanes went through: their "first" observations [B, D], and [T, B, ...] the arrays of their Steps, "over" (whether an
+#: episode ended) and "obs", what they acted on next.
+Played: TypeAlias = dict[str, NDArray]
 
 
 def check_env(make: Callable[[range], Env], *, steps: int = 200) -> None:
     """Raise AssertionError unless what `make(lanes)` builds conforms to core.Env over `steps` random steps."""
     lanes = range(2, 5)
     with closing(make(lanes)) as env:
-        played = _play(env, lanes, steps, eager=True)
-        _check_rows(env.spec.name, played)
+        name, played = env.spec.name, _play(env, lanes, steps, eager=True)
+        _check_rows(name, played)
         env.close()
     with closing(make(lanes)) as env:
-        _check_same(
-            env.spec.name, played, _play(env, lanes, steps), "a second instance with the same seeds and actions"
-        )
+        again = _play(env, lanes, steps)
+        _check_same(name, played, again, "a second instance with the same seeds and actions")
         _check_starts(env, lanes, played)
         _check_clipping(env, lanes)
         _check_context(env, lanes, steps)
     with closing(make(lanes[1:2])) as env:
         alone = _play(env, lanes[1:2], steps)
-        beside = Trajectory(played.first[1:2], **{name: getattr(played, name)[:, 1:2] for name in _ROWS})
-        _check_same(env.spec.name, beside, alone, "the same lane without its neighbours")
+        beside = {what: values[1:2] if what == "first" else values[:, 1:2] for what, values in played.items()}
+        _check_same(name, beside, alone, "the same lane without its neighbours")
 
 
-_ROWS = tuple(field.name for field in fields(Trajectory) if field.name != "first")
-_STEP = tuple(name for name in _ROWS if name != "obs")
-
-
-def _play(env: Env, lanes: range, steps: int, *, eager: bool = False) -> Trajectory:
+def _play(env: Env, lanes: range, steps: int, *, eager: bool = False) -> Played:
     """Play random actions, drawn lane by lane so that those of a lane do not depend on the other lanes.
 
     `eager`: autoreset after every step, not only where an episode ended.
@@ -75,20 +50,25 @@ def _play(env: Env, lanes: range, steps: int, *, eager: bool = False) -> Traject
     spec, draws = env.spec, [generator(SEED, "check_env", lane) for lane in lanes]
     alone = replace(spec, lanes=1)
     first = obs = _seen(spec, "reset", env.reset([training_episodes(SEED, lane) for lane in lanes]).copy())
-    rows: dict[str, list[NDArray]] = {name: [] for name in _ROWS}
+    rows = []
     for _ in range(steps + 1):  # one more, because a new episode is seen only with the row after the end
         actions = [random_actions(alone, row[None], draw) for row, draw in zip(obs, draws, strict=True)]
         step = env.step(np.concatenate(actions))
         _check_shapes(spec, step)
         _expect(not step.failures, f"{spec.name}: failed with {[failure.report for failure in step.failures]}")
-        answer = {name: getattr(step, name).copy() for name in _STEP}
+        answer = {name: getattr(step, name).copy() for name in STEP}
         over = step.terminated | step.truncated
         obs = _seen(spec, "autoreset", env.autoreset().copy()) if eager or over.any() else answer["next_obs"]
-        for name, values in {**answer, "obs": obs}.items():
-            rows[name].append(values)
-        changed = [name for name in _STEP if answer[name].tobytes() != getattr(step, name).tobytes()]
+        changed = [name for name in STEP if answer[name].tobytes() != getattr(step, name).tobytes()]
         _expect(not changed, f"{spec.name}: autoreset changes {changed} of the step before it")
-    return Trajectory(first, **{name: np.stack(values) for name, values in rows.items()})
+        rows.append(answer | {"over": over, "obs": obs})
+    return {"first": first, **{name: np.stack([row[name] for row in rows]) for name in rows[0]}}
+
+
+def _starts(played: Played, lane: int) -> list[tuple[int, NDArray]]:
+    """For each end that another row follows: its row, and the next episode's first observation."""
+    valid, obs, ends = played["valid"][:, lane], played["obs"][:, lane], np.flatnonzero(played["over"][:-1, lane])
+    return [(row, obs[row if valid[row + 1] else row + 1]) for row in ends.tolist()]
 
 
 def _expect(holds: bool | np.bool_, text: str) -> None:
@@ -113,45 +93,35 @@ def _check_shapes(spec: EnvSpec, step: Step) -> None:
     _expect_array(spec, "measures", step.measures, (spec.lanes, len(spec.measures)), "float32")
 
 
-def _check_rows(name: str, played: Trajectory) -> None:
+def _check_rows(name: str, played: Played) -> None:
     """next_obs is the true successor, and rows that are not valid are empty."""
-    going = played.valid & ~played.over
-    same = (played.next_obs == played.obs).all(-1) | np.isnan(played.obs).any(-1)
-    _expect(same[going].all(), f"{name}: within an episode, next_obs is not what is acted on next")
-    gap = ~played.valid
-    _expect(not (gap & played.over).any(), f"{name}: a row that is not valid ends an episode")
-    _expect(not played.reward[gap].any(), f"{name}: a row that is not valid has a reward")
-    after_end = np.concatenate([np.zeros_like(played.over[:1]), played.over[:-1]])
+    over, obs, next_obs, gap = played["over"], played["obs"], played["next_obs"], ~played["valid"]
+    same = (next_obs == obs).all(-1) | np.isnan(obs).any(-1)
+    _expect(same[~gap & ~over].all(), f"{name}: within an episode, next_obs is not what is acted on next")
+    _expect(not (gap & over).any(), f"{name}: a row that is not valid ends an episode")
+    _expect(not played["reward"][gap].any(), f"{name}: a row that is not valid has a reward")
+    after_end = np.concatenate([np.zeros_like(over[:1]), over[:-1]])
     _expect(not (gap & ~after_end).any(), f"{name}: a row is not valid although no episode had just ended")
-    ends = [
-        (played.next_obs[row, lane], start)
-        for lane in range(played.over.shape[1])
-        for row, start in played.starts(lane)
-    ]
-    _expect(
-        bool(ends),
-        f"{name}: no episode ended in {len(played.over) - 1} steps: check more steps, or use shorter episodes",
-    )
-    confused = bool((played.obs != played.obs[0, 0]).any()) and all(
-        np.array_equal(final, start) for final, start in ends
-    )
-    _expect(
-        not confused, f"{name}: at an end, next_obs is the next episode's first observation, not the last of its own"
-    )
+    ends = [(next_obs[row, lane], start) for lane in range(over.shape[1]) for row, start in _starts(played, lane)]
+    remedy = "check more steps, or use shorter episodes"
+    _expect(bool(ends), f"{name}: no episode ended in {len(over) - 1} steps: {remedy}")
+    confused = bool((obs != obs[0, 0]).any()) and all(np.array_equal(final, start) for final, start in ends)
+    mistake = "next_obs is the next episode's first observation, not the last of its own"
+    _expect(not confused, f"{name}: at an end, {mistake}")
 
 
-def _check_same(name: str, one: Trajectory, other: Trajectory, which: str) -> None:
-    for field in fields(Trajectory):
-        here, there = getattr(one, field.name), getattr(other, field.name)
-        if field.name == "measures":
-            here, there = here[one.over], there[one.over]
+def _check_same(name: str, one: Played, other: Played, which: str) -> None:
+    for what, here in one.items():
+        there = other[what]
+        if what == "measures":
+            here, there = here[one["over"]], there[one["over"]]
         equal = np.array_equal(here, there, equal_nan=here.dtype.kind == "f")
-        _expect(equal, f"{name}: '{field.name}' is not the same for {which}")
+        _expect(equal, f"{name}: '{what}' is not the same for {which}")
 
 
-def _check_starts(env: Env, lanes: Sequence[int], played: Trajectory) -> None:
+def _check_starts(env: Env, lanes: Sequence[int], played: Played) -> None:
     """Episode k of a lane begins as a stream that starts at k does; earlier episodes make no difference."""
-    starts = [[start for _, start in played.starts(lane)] for lane in range(len(lanes))]
+    starts = [[start for _, start in _starts(played, lane)] for lane in range(len(lanes))]
     for k in range(1, min(4, 1 + max(map(len, starts)))):
         first = env.reset([training_episodes(SEED, lane, start=k) for lane in lanes])
         for lane, begun in enumerate(starts):
@@ -160,20 +130,15 @@ def _check_starts(env: Env, lanes: Sequence[int], played: Trajectory) -> None:
 
 
 def _check_clipping(env: Env, lanes: range) -> None:
-    action = env.spec.action
-    if action.kind == "discrete" or not np.isfinite(action.low).any():
-        return
-    bounded = np.isfinite(action.low)
-    inside, outside = np.where(bounded, 1.0, 0.0), np.where(bounded, 5.0, 0.0)
-    for sign in (-1, 1):
+    bounded = np.isfinite(env.spec.action.low)  # empty if actions are discrete
+    for sign in (-1, 1) if bounded.any() else ():
         seen = []
-        for columns in (inside, outside):
+        for size in (1, 5):
             env.reset([training_episodes(SEED, lane) for lane in lanes])
-            step = env.step(np.tile(np.float32(sign * columns), (len(lanes), 1)))
-            seen.append((step.next_obs.copy(), step.reward.copy()))
-        (obs, reward), (far_obs, far_reward) = seen
-        agrees = np.array_equal(obs, far_obs, equal_nan=True) and np.array_equal(reward, far_reward, equal_nan=True)
-        _expect(agrees, f"{env.spec.name}: actions outside [-1, 1] are not clipped")
+            step = env.step(np.tile(np.float32(sign * size * bounded), (len(lanes), 1)))
+            seen.append(np.column_stack([step.next_obs, step.reward]))
+        same = np.array_equal(seen[0], seen[1], equal_nan=True)
+        _expect(same, f"{env.spec.name}: actions outside [-1, 1] are not clipped")
 
 
 def _check_context(env: Env, lanes: range, steps: int) -> None:
@@ -211,9 +176,6 @@ def _check_refusal(env: Env, width: int) -> None:
     except SetupError:
         return
     raise AssertionError(f"{env.spec.name}: takes contexts of {width} numbers, its spec says {env.spec.context}")
-
-
-# ---------------------------------------------------------------------------------- check_runner, check_collector, check_learner
 
 
 class AnyRunner(Protocol):

@@ -15,15 +15,12 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from freewheel.core import NDArray
 
-# -------------------------------------------------------------------------------------------------------------- toy worlds
-
 
 class Toy(gymnasium.Env[Any, Any], ABC):
     """Episodes of `length` steps; a subclass gives the observation and the reward."""
 
     def __init__(self, length: int, ends: Literal["terminated", "truncated"] = "truncated") -> None:
-        self.length, self.ends = length, ends
-        self.count = self.seed = 0
+        self.length, self.ends, self.count, self.seed = length, ends, 0, 0
 
     @abstractmethod
     def observe(self) -> Any: ...
@@ -39,9 +36,8 @@ class Toy(gymnasium.Env[Any, Any], ABC):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         reward = self.judge(action)
         self.count += 1
-        over = self.count >= self.length
-        ends = over and self.ends == "terminated", over and self.ends == "truncated"
-        return self.observe(), reward, *ends, {"count": self.count}
+        terminated, truncated = (self.count >= self.length and self.ends == end for end in ("terminated", "truncated"))
+        return self.observe(), reward, terminated, truncated, {"count": self.count}
 
 
 class Identity(Toy):
@@ -89,10 +85,8 @@ class Drifting(Toy):
         self.n = n
 
     def observe(self) -> NDArray:
-        seen = np.zeros(self.n + 1, np.float32)
-        seen[(self.seed + self.count) % self.n] = 1.0
-        seen[self.n] = self.count / self.length
-        return seen
+        right = np.arange(self.n) == (self.seed + self.count) % self.n
+        return np.append(right, self.count / self.length).astype(np.float32)
 
     def judge(self, action: Any) -> float:
         return float(action == (self.seed + self.count) % self.n)
@@ -139,9 +133,6 @@ class Conditioned(Toy):
         """The return of such an episode."""
         first, slope = context
         return (seed % 5 + 1) * (length * first + slope * length * (length + 1) / 2)
-
-
-# ----------------------------------------------------------------------------------------------------------- faulty worlds
 
 
 class Faulty(Counter):

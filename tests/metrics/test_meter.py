@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +19,7 @@ from hypothesis import strategies as st
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Chunk, Episode, Metrics, Origin, RowCounts, Tick, Transitions
 from freewheel.metrics import meter as meter_module
-from freewheel.metrics.hardware import Usage
-from freewheel.metrics.meter import Budget, Meter
+from freewheel.metrics.meter import Budget, Meter, Usage, gpu_util, usage
 
 KEYS = [
     *("wall_s", "env_steps", "episodes", "updates", "steps_per_s", "episodes_per_s", "updates_per_s"),
@@ -35,8 +37,7 @@ ROWS = RowCounts(produced=10, trained=6, queued=1, open=1, dropped={"stale": 2})
 class Clock:
     """A clock that moves when the test says so."""
 
-    def __init__(self) -> None:
-        self.seconds = 100.0
+    seconds = 100.0
 
     def __call__(self) -> float:
         return self.seconds
@@ -71,9 +72,6 @@ def tick(*chunks: Chunk, metrics: Mapping[str, object] | None = None) -> Tick:
 
 def row(meter: Meter) -> dict[str, object]:
     return meter.row(ROWS, {}, None)
-
-
-# ------------------------------------------------------------------------------------------------------------------ rows
 
 
 def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Meter, clock: Clock) -> None:
@@ -165,9 +163,9 @@ def test_what_is_not_finite_is_null(meter: Meter, clock: Clock) -> None:
 
 
 def test_all_that_the_collector_reports_is_kept(meter: Meter) -> None:
-    full = meter.row(ROWS, {"queue_util": 0.5, "queue/fragments": 3.0, "somebody_elses": None}, 0.75)
-    assert (full["queue_util"], full["buffer_util"]) == (0.5, 0.75)
-    assert (full["queue/fragments"], full["somebody_elses"]) == (3.0, None)
+    full = meter.row(ROWS, {"queue_util": 0.5, "queue/fragments": 3.0, "another": None}, 0.75)
+    names = ("queue_util", "buffer_util", "queue/fragments", "another")
+    assert [full[name] for name in names] == [0.5, 0.75, 3.0, None]
 
 
 def test_rows_after_an_evaluation_carry_it_and_the_totals_keep_the_best(meter: Meter) -> None:
@@ -179,9 +177,6 @@ def test_rows_after_an_evaluation_carry_it_and_the_totals_keep_the_best(meter: M
     meter.eval_result(math.nan)
     assert "eval_return" not in row(meter)
     assert meter.totals()["best_eval"] == 200.0
-
-
-# ------------------------------------------------------------------------------------------------------------------ time
 
 
 def test_spans_split_the_learner_time_and_inner_time_is_not_counted_twice(meter: Meter, clock: Clock) -> None:
@@ -225,9 +220,6 @@ def test_a_span_ends_with_its_block_whatever_happens(meter: Meter, clock: Clock)
         fail()
     clock.pass_by(3.0)
     assert meter.shares()["learner"]["save"] == 0.25
-
-
-def test_an_unknown_kind_of_span_is_refused(meter: Meter) -> None:
     with pytest.raises(KeyError):
         meter.span("tea")
 
@@ -264,13 +256,10 @@ def test_worker_shares_are_of_all_workers_and_the_rest_is_other(meter: Meter, cl
 
 
 def test_workers_that_report_more_than_the_wall_time_are_normalised(meter: Meter, clock: Clock) -> None:
+    assert [share["other"] for share in meter.shares().values()] == [1.0, 1.0], "before any time has passed"
     meter.take(tick(chunk(1, step=3_000_000_000, infer=1_000_000_000)))
     clock.pass_by(1.0)
     assert {kind: share for kind, share in meter.shares()["worker"].items() if share} == {"step": 0.75, "infer": 0.25}
-
-
-def test_before_any_time_has_passed_all_of_it_is_other(meter: Meter) -> None:
-    assert {party: share["other"] for party, share in meter.shares().items()} == {"worker": 1.0, "learner": 1.0}
 
 
 seconds = st.floats(0.0, 1e6)
@@ -297,9 +286,6 @@ def test_shares_always_add_to_one(
     for shares in meter.shares().values():
         assert math.fsum(shares.values()) == pytest.approx(1.0, abs=1e-12)
         assert all(0.0 <= share <= 1.0 for share in shares.values())
-
-
-# ---------------------------------------------------------------------------------------------------------------- totals
 
 
 def test_totals(meter: Meter, clock: Clock) -> None:
@@ -344,9 +330,6 @@ def test_cpu_util_is_cpu_time_over_all_cores(clock: Clock, monkeypatch: pytest.M
     assert row(meter)["cpu_util"] == 0.0  # a child's time ended with it: not negative
 
 
-# ---------------------------------------------------------------------------------------------------------------- budget
-
-
 @pytest.mark.parametrize(
     ("budget", "progress"),
     [
@@ -372,3 +355,35 @@ def test_a_measure_is_averaged_over_the_episodes_that_have_it(clock: Clock) -> N
     row = meter.row(ROWS, {}, None)
     assert row["measure/compliance"] == 0.75
     assert row["measure/never"] is None
+
+
+def test_children_count_while_they_run_and_their_time_after_they_ended() -> None:
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
+    before = usage()
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"done\n"
+        running = usage()
+        child.communicate(b"\n", timeout=10)
+    ended = usage()
+    assert running.cpu_s - before.cpu_s >= 0.25
+    assert ended.cpu_s - before.cpu_s >= 0.25
+    assert before.trainer_mb > 50
+    assert running.workers_mb - before.workers_mb > 4
+    assert running.workers_mb > ended.workers_mb
+
+
+def test_gpu_util_is_unknown_without_torch_or_cuda_and_a_share_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> float:
+        raise ModuleNotFoundError("pynvml")
+
+    def fake(initialised: bool, utilisation: object) -> float | None:
+        module = ModuleType("torch")
+        module.__dict__["cuda"] = SimpleNamespace(is_initialized=lambda: initialised, utilization=utilisation)
+        monkeypatch.setitem(sys.modules, "torch", module)
+        return gpu_util()
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert gpu_util() is None
+    assert "torch" not in sys.modules
+    assert [fake(False, lambda: 50), fake(True, lambda: 42), fake(True, unknown)] == [None, 0.42, None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import freewheel
 from freewheel.metrics.names import GROUPS, describe, markdown
 from tests.support.places import PACKAGE
+from tests.support.runs import IDENTITY, rows_of, train
 
 METRICS = [metric for group in GROUPS.values() for metric in group]
 REPLAY = {"learning_starts": 32, "batch": 16, "updates_per_row": 2}
@@ -23,13 +22,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sac": {"sac": REPLAY},
     "mbpo": {"mbpo": REPLAY | MODEL},
 }
-#: Names that the learners still use, until they report the ones that are described.
-OLD_NAMES = ("loss/ess", "loss/lag_*", "loss/entropy", "loss/kl", "loss/clipped", "loss/grad_norm", "loss/skipped",
-             "loss/explained_variance", "loss/q", "loss/temperature", "loss/updates_per_row", "loss/model_*")  # fmt: skip
-
-
-def rows_of(result: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_no_name_is_described_twice() -> None:
@@ -48,15 +40,10 @@ def test_the_page_lists_them() -> None:
     ("algo", "mode"), [("ppo", "lockstep"), ("ppo", "continuous"), ("sac", "batch"), ("mbpo", "sequential")]
 )
 def test_a_run_reports_no_other(tmp_path: Path, algo: str, mode: str) -> None:
-    result = freewheel.train(
-        "freewheel.testing.worlds:IdentityBox", algo=algo, mode=mode, num_envs=2, num_steps_per_env=16, steps=192, evals=1,
-        eval_episodes=2, log_every=1e-9, measures=("count",), runs_dir=tmp_path, quiet=True, policy={"hidden": [8]},
-        **OPTIONS[algo],
-    )  # fmt: skip
-    rows = rows_of(result)
+    options = {"algo": algo, "mode": mode, "num_envs": 2, "steps": 192, "measures": ("count",), "policy.hidden": [8]}
+    rows = rows_of(train(tmp_path, f"{IDENTITY}Box", **options, **OPTIONS[algo]))
     reported = {key for row in rows for key in row}
-    unknown = {key for key in reported if describe(key) is None}
-    assert {key for key in unknown if not any(fnmatchcase(key, old) for old in OLD_NAMES)} == set()
+    assert {key for key in reported if describe(key) is None} == set()
     assert {"measure/count", "eval/count", "memory/workers_mb"} <= reported
     for row in rows:
         assert 0.0 <= row["buffer_util"] <= 1.0
@@ -65,10 +52,13 @@ def test_a_run_reports_no_other(tmp_path: Path, algo: str, mode: str) -> None:
 
 
 def test_a_buffer_of_episodes_is_never_more_than_full(tmp_path: Path) -> None:
-    result = freewheel.train(
-        "freewheel.testing.worlds:Identity", mode="episodes", workers=2, episodes_per_update=3, num_steps_per_env=4,
-        steps=400, evals=0, log_every=1e-9, runs_dir=tmp_path, quiet=True,
-    )  # fmt: skip
-    shares = [row["buffer_util"] for row in rows_of(result)]
+    options: dict[str, Any] = {
+        "mode": "episodes",
+        "workers": 2,
+        "episodes_per_update": 3,
+        "num_steps_per_env": 4,
+        "num_envs": 2,
+    }
+    shares = [row["buffer_util"] for row in rows_of(train(tmp_path, **options, steps=400, evals=0))]
     assert 0.0 < max(shares) <= 1.0
     assert {round(3 * share, 6) for share in shares} <= {0, 1, 2, 3}

@@ -23,7 +23,7 @@ from freewheel.envs.device import DeviceEnv
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
 from freewheel.run import checkpoint
-from freewheel.run.evaluate import ProcessEvaluator, ReservedLanesEvaluator, Score, evaluate, play
+from freewheel.run.evaluate import ExecutorEvaluator, ReservedLanesEvaluator, Score, evaluate, play
 from freewheel.seeding import drawn, tree
 from freewheel.testing.worlds import Conditioned
 
@@ -204,9 +204,6 @@ def test_measures_are_averaged_over_the_episodes_that_have_them() -> None:
     assert math.isnan(score.measures["never"])
 
 
-# ------------------------------------------------------------------------------------------------- policies with a memory
-
-
 class Counts:
     """Counts its steps in its memory and acts by the count; `seen` has the memory of every call."""
 
@@ -254,9 +251,6 @@ def test_play_carries_the_memory() -> None:
     assert len(rewards) == steps_of(3)
 
 
-# --------------------------------------------------------------------------------------------------------------- evaluators
-
-
 class Later:
     """An executor whose results the test sets."""
 
@@ -272,8 +266,8 @@ class Later:
 
 
 def test_results_of_another_process_come_later_and_a_check_ends_the_wait() -> None:
-    executor, checks = Later(), iter([None, None])
-    evaluator = ProcessEvaluator(executor, lambda: next(checks))  # the third check is a StopIteration
+    executor, checks = Later(), iter([None])
+    evaluator = ExecutorEvaluator(executor, lambda: next(checks))  # the second check is a StopIteration
     snapshots = [Snapshot(version, {}) for version in (1, 2)]
     for snapshot in snapshots:
         evaluator.submit(10 * snapshot.version, snapshot)
@@ -352,9 +346,6 @@ def test_one_simulation_trains_and_is_evaluated_in_the_main_thread(
     assert {thread for _, thread in only_one_drone_world} == {"MainThread"}
     assert summary["produced"] % LANES == 0
     assert summary["trained"] == 10 * LANES * STEPS, "rows of reserved lanes were learned from"
-
-
-# ------------------------------------------------------------------------------------------------------------ during a run
 
 
 def train(tmp_path: Path, **options: Any) -> Any:

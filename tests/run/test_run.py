@@ -6,14 +6,11 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
@@ -23,8 +20,8 @@ from freewheel.config.resolve import from_file, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Episode, NDArray, Tick
 from freewheel.run import checkpoint
 from freewheel.run.plan import plan
-from freewheel.run.trainer import Result
-from freewheel.testing.worlds import Counter
+from freewheel.testing.worlds import Counter, Identity, Toy
+from tests.support.runs import IDENTITY, assert_balanced, python, rows_of, train
 
 ALWAYS = set(
     """wall_s env_steps episodes updates steps_per_s episodes_per_s updates_per_s return_mean length_mean lag_mean lag_max
@@ -35,24 +32,6 @@ SUMMARY = set(
     best_eval episodes_trained final_eval produced trained queued open dropped shares worker_restarts
     graphs_fallback weights_sha256 path""".split()  # noqa: SIM905
 )
-IDENTITY = "freewheel.testing.worlds:Identity"  # episodes of 16 steps, at most 1 a step
-
-
-def train(tmp_path: Path, env: str | Callable[..., Any] = IDENTITY, **options: Any) -> Result:
-    """Four lanes of 16 steps: S = 64."""
-    small = {"num_envs": 4, "num_steps_per_env": 16, "log_every": 1e-9, "evals": 2, "eval_episodes": 3, "steps": 640}
-    return freewheel.train(env, quiet=True, runs_dir=tmp_path, **small | options)
-
-
-def rows_of(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
-
-
-def assert_balanced(rows: Mapping[str, Any]) -> None:
-    assert rows["produced"] == rows["trained"] + rows["queued"] + rows["open"] + sum(rows["dropped"].values())
-
-
-# ------------------------------------------------------------------------------------------------------- the run directory
 
 
 def test_every_row_of_metrics_has_these_keys_and_balances(tmp_path: Path) -> None:
@@ -103,10 +82,6 @@ def test_the_weights_are_saved_and_verify(tmp_path: Path) -> None:
     latest = checkpoint.load(root, "latest")
     assert (latest.step, latest.warnings, latest.about["version"]) == (640, (), 10)
     assert checkpoint.fingerprint(latest.params) == result.summary["weights_sha256"]
-    assert json.loads((root / "640" / "manifest.json").read_text())["files"].keys() == {
-        "weights.safetensors",
-        "policy.json",
-    }
     assert set(os.listdir(result.path)) == {"config.json", "metrics.jsonl", "summary.json", "checkpoints"}
 
 
@@ -119,9 +94,6 @@ def test_the_config_is_kept_and_makes_the_same_run_again(tmp_path: Path) -> None
     assert kept["sources"]["ppo.lr"] == "argument"
     assert "ppo.gamma" not in kept["sources"]
     assert from_file(first.path / "config.json") == from_file(again.path / "config.json")
-
-
-# ---------------------------------------------------------------------------------------------------------------- budgets
 
 
 @pytest.mark.parametrize(
@@ -186,32 +158,18 @@ def test_what_until_raises_is_raised_after_the_summary_is_written(tmp_path: Path
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["ended"] == "failed"
 
 
-# ------------------------------------------------------------------------------------------------------------ from Python
-
-
-def seesaw() -> type[gymnasium.Env[NDArray, Any]]:
+def seesaw() -> type[Identity]:
     """A class that cannot be imported."""
 
-    class Seesaw(gymnasium.Env[NDArray, Any]):
-        """Reward `weight` for the side that is not shown."""
+    class Seesaw(Identity):
+        """Reward `weight` for the side that is shown."""
 
         def __init__(self, weight: float = 1.0) -> None:
-            self.observation_space, self.action_space = Box(-1, 1, (1,), np.float32), Discrete(2)
+            super().__init__(n=2, length=8)
             self.weight = weight
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray, dict[str, Any]]:
-            super().reset(seed=seed)
-            self.count = 0
-            return self.see(), {}
-
-        def see(self) -> NDArray:
-            self.side = int(self.np_random.integers(2))
-            return np.array([2 * self.side - 1], np.float32)
-
-        def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
-            reward = self.weight * (action != self.side)
-            self.count += 1
-            return self.see(), reward, False, self.count == 8, {}
+        def judge(self, action: Any) -> float:
+            return self.weight * super().judge(action)
 
     return Seesaw
 
@@ -224,12 +182,9 @@ def test_three_lines_of_python_train_a_class(tmp_path: Path, placement: str) -> 
     assert json.loads((result.path / "config.json").read_text())["env_args"] == {"weight": 2.5}
 
 
-def test_a_quiet_run_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_prints_its_progress_unless_it_is_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train(tmp_path, steps=64)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_run_prints_its_progress(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     freewheel.train(IDENTITY, runs_dir=tmp_path, num_envs=2, steps=128, evals=1, eval_episodes=2, run="x")
     out, err = capfd.readouterr()
     assert "step 128/128" in out
@@ -273,23 +228,11 @@ def test_a_script_without_a_guard_trains_its_own_class_in_processes(tmp_path: Pa
             print(result.summary["env_steps"], result.summary["exit_code"])
         """)
     )
-    root = Path(freewheel.__file__).parents[1]
-    ended = subprocess.run(
-        [sys.executable, script.name],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "32 0\n", "")
+    ended = python(script.name, cwd=tmp_path)
+    assert (ended.stdout, ended.stderr) == ("32 0\n", "")
     assert (tmp_path / "ran").read_text() == "once\n"
     (kept,) = (tmp_path / "runs").iterdir()
     assert json.loads((kept / "config.json").read_text())["env"] == "__main__:World"
-
-
-# ---------------------------------------------------------------------------------------------------------------- learning
 
 
 @pytest.mark.parametrize("mode", ["sequential", "lockstep"])
@@ -299,54 +242,39 @@ def test_it_learns_to_name_what_it_sees(tmp_path: Path, mode: str) -> None:
     assert result.summary["updates"] == 100
 
 
-def forbidden() -> type[gymnasium.Env[NDArray, Any]]:
-    """A class that raises for a masked action."""
+class Forbidden(Toy):
+    """Two of five actions are allowed, different ones at every step; the others raise."""
 
-    class Forbidden(gymnasium.Env[NDArray, Any]):
-        """Two of five actions are allowed, different ones at every step; the others raise."""
+    def __init__(self) -> None:
+        super().__init__(length=6)
+        self.observation_space, self.action_space = Box(0, 1, (2,), np.float32), Discrete(5)
 
-        def __init__(self) -> None:
-            self.observation_space, self.action_space = Box(0, 1, (2,), np.float32), Discrete(5)
+    def observe(self) -> NDArray:
+        self.mask = np.zeros(5, np.int8)
+        self.mask[self.np_random.choice(5, 2, replace=False)] = 1
+        return self.np_random.random(2, np.float32)
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray, dict[str, Any]]:
-            super().reset(seed=seed)
-            self.count = 0
-            return self.see()
+    def judge(self, action: Any) -> float:
+        if not self.mask[action]:
+            raise ValueError(f"action {action} is not allowed by {self.mask}")
+        return float(action)
 
-        def see(self) -> tuple[NDArray, dict[str, Any]]:
-            self.mask = np.zeros(5, np.int8)
-            self.mask[self.np_random.choice(5, 2, replace=False)] = 1
-            return self.np_random.random(2, np.float32), {"action_mask": self.mask}
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {"action_mask": self.mask}
 
-        def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
-            if not self.mask[action]:
-                raise ValueError(f"action {action} is not allowed by {self.mask}")
-            self.count += 1
-            observation, info = self.see()
-            return observation, float(action), False, self.count == 6, info
-
-    return Forbidden
+    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
+        return *super().step(action)[:4], {"action_mask": self.mask}
 
 
 @pytest.mark.parametrize("placement", ["inline", "processes"])
 def test_a_masked_action_is_never_taken(tmp_path: Path, placement: str) -> None:
-    summary = train(tmp_path, forbidden(), placement=placement, steps=256, evals=1).summary
+    summary = train(tmp_path, Forbidden, placement=placement, steps=256, evals=1).summary
     assert (summary["ended"], summary["env_steps"]) == ("steps", 256)
 
 
-# ------------------------------------------------------------------------------------------------------------------- plans
-
-
 def test_a_plan_says_what_would_happen(tmp_path: Path) -> None:
-    options = {
-        "num_envs": 4,
-        "num_steps_per_env": 16,
-        "steps": 1_000_000,
-        "minutes": 1.5,
-        "runs_dir": tmp_path,
-        "run": "x",
-    }
-    planned = plan(from_options(IDENTITY, {**options, "policy.hidden": [3, 4]}))
+    options = {"num_envs": 4, "num_steps_per_env": 16, "steps": 1_000_000, "minutes": 1.5, "policy.hidden": [3, 4]}
+    planned = plan(from_options(IDENTITY, {**options, "runs_dir": tmp_path, "run": "x"}))
     assert planned.lines() == [
         "world    freewheel.testing.worlds:Identity: 4 observation columns (obs), 4 actions to choose from",
         "policy   MLP 3 - 4 tanh, categorical head",
@@ -376,8 +304,6 @@ class Interrupts(Counter):
 
 def test_ctrl_c_ends_a_python_script_too_and_leaves_a_whole_run(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        freewheel.train(
-            Interrupts, quiet=True, mode="sequential", steps=500, run="cut", runs_dir=str(tmp_path), evals=0
-        )
+        train(tmp_path, Interrupts, mode="sequential", steps=500, run="cut", evals=0)
     summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
     assert (summary["exit_code"], summary["ended"]) == (130, "interrupted (SIGINT)")

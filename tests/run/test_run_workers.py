@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,22 +15,14 @@ from freewheel.errors import EnvError, SetupError, UsageError
 from freewheel.rollout.factory import Timeouts
 from freewheel.rollout.probe import StepCost
 from freewheel.run import checkpoint, plan
-from freewheel.run.trainer import Result
+from tests.support.runs import IDENTITY, assert_balanced, rows_of, train
 
-IDENTITY = "freewheel.testing.worlds:Identity"  # episodes of 16 steps, at most 1 a step
 MODES = ("continuous", "batch", "episodes")
-
-
-def train(tmp_path: Path, mode: str, env: str = IDENTITY, **options: Any) -> Result:
-    """Four lanes of 16 steps: S = 64."""
-    small: dict[str, Any] = {"workers": 4, "num_envs": 4, "num_steps_per_env": 16, "log_every": 1e-9}
-    small |= {"evals": 2, "eval_episodes": 3, "steps": 640}
-    return freewheel.train(env, quiet=True, runs_dir=tmp_path, mode=mode, **small | options)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_is_complete_and_adds_up(tmp_path: Path, mode: str) -> None:
-    result = train(tmp_path, mode)
+    result = train(tmp_path, mode=mode, workers=4)
     summary = json.loads((result.path / "summary.json").read_text())
     assert summary == result.summary
     assert (summary["ended"], summary["exit_code"], summary["error"]) == ("steps", 0, None)
@@ -46,14 +37,10 @@ def test_a_run_is_complete_and_adds_up(tmp_path: Path, mode: str) -> None:
         assert sum(shares.values()) == pytest.approx(1.0)
     latest = checkpoint.load(result.path / "checkpoints", "latest")
     assert checkpoint.fingerprint(latest.params) == summary["weights_sha256"]
-    for row in map(json.loads, (result.path / "metrics.jsonl").read_text().splitlines()):
-        assert row["produced"] == row["trained"] + row["queued"] + row["open"] + sum(row["dropped"].values())
+    for row in rows_of(result):
+        assert_balanced(row)
         assert 0.0 <= row["queue_util"] <= 1.0
 
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_summary_compares_produced_and_trained_episodes(tmp_path: Path, mode: str) -> None:
-    summary = train(tmp_path, mode).summary
     produced, trained = summary["episodes_produced"], summary["episodes_trained"]
     assert (produced["length_mean"], trained["length_mean"]) == (16.0, 16.0)
     assert trained["count"] == summary["episodes"] > 0
@@ -66,23 +53,18 @@ def test_the_summary_compares_produced_and_trained_episodes(tmp_path: Path, mode
 
 @pytest.mark.parametrize("mode", MODES)
 def test_saved_weights_score_as_they_did_in_the_run(tmp_path: Path, mode: str) -> None:
-    result = train(tmp_path, mode, steps=2000, ppo={"lr": 0.01})
+    result = train(tmp_path, mode=mode, workers=4, steps=2000, ppo={"lr": 0.01})
     assert result.summary["best_eval"] >= result.summary["final_eval"] > 0
     for which, score in (("best", "best_eval"), ("latest", "final_eval")):
         assert freewheel.score(str(result.path), episodes=3, which=which).mean == result.summary[score]
 
 
 def test_the_saved_config_has_the_planned_numbers(tmp_path: Path) -> None:
-    result = freewheel.train(
-        IDENTITY, quiet=True, runs_dir=tmp_path, mode="batch", num_envs=4, num_steps_per_env=16, steps=64, evals=0
-    )
+    result = train(tmp_path, mode="batch", steps=64, evals=0)
     kept = json.loads((result.path / "config.json").read_text())
     assert kept["workers"] * kept["envs_per_worker"] == kept["num_envs"] == 4
     again = freewheel.train(IDENTITY, quiet=True, config=result.path / "config.json")
     assert again.summary["weights_sha256"] == result.summary["weights_sha256"]
-
-
-# ------------------------------------------------------------------------------------------------------------------- the plan
 
 
 @pytest.mark.parametrize("flag", ["--workers", "--num-collectors", "--n-workers", "--num_collectors"])
@@ -138,7 +120,7 @@ def test_impossible_numbers_are_refused_before_anything_starts() -> None:
 
 def test_the_learner_has_a_lower_priority_where_workers_share_its_cores(tmp_path: Path) -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    train(tmp_path, "batch", steps=64, evals=0)
+    train(tmp_path, mode="batch", workers=4, steps=64, evals=0)
     assert os.getpriority(os.PRIO_PROCESS, 0) in (before, before + 5), "restored where the system allows it"
 
 

@@ -1,33 +1,37 @@
-"""A run on disk plays again exactly as it was evaluated, or says in a line why it cannot."""
+"""A run on disk: played again exactly as it was evaluated, and the start of another run, or a line that says why not."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
 import freewheel
-from freewheel.config.resolve import from_file
-from freewheel.core import NDArray
+from freewheel.cli import main as cli
+from freewheel.config.resolve import from_file, from_options
+from freewheel.core import Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
+from freewheel.learn.spec import Services
 from freewheel.run import checkpoint
+from freewheel.run.plan import plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
 from freewheel.testing.worlds import Identity
+from freewheel.transport.executors import SerialExecutor
+from tests.support.runs import train
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A run whose best weights are not its last: the step size wrecks what was learned."""
-    runs = tmp_path_factory.mktemp("runs")
-    sizes: dict[str, Any] = {"num_envs": 4, "num_steps_per_env": 16, "steps": 256, "evals": 4, "eval_episodes": 5}
-    world, ppo = "freewheel.testing.worlds:Identity", {"lr": 1.0}
-    return freewheel.train(world, quiet=True, runs_dir=runs, run="one", seed=2, eval_seed=77, ppo=ppo, **sizes)
+    sizes: dict[str, Any] = {"steps": 256, "evals": 4, "eval_episodes": 5}
+    return train(tmp_path_factory.mktemp("runs"), run="one", seed=2, eval_seed=77, ppo={"lr": 1.0}, **sizes)
 
 
 @pytest.fixture
@@ -96,15 +100,16 @@ def test_a_damaged_config_is_named(copy: Path, text: str) -> None:
 def test_a_world_that_cannot_be_found_again_is_said_to_be_so(copy: Path, name: str) -> None:
     kept = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**kept, "env": name}))
-    with pytest.raises(
-        SetupError, match=f"^{name} was defined in a script and cannot be imported; move it to a module"
-    ):
+    with pytest.raises(SetupError, match=f"^{name} was defined in a script and cannot be imported; move it"):
         open_run(str(copy))
 
 
-def test_a_class_of_a_module_is_found_again(tmp_path: Path) -> None:
-    done = freewheel.train(Identity, quiet=True, runs_dir=tmp_path, steps=64, num_envs=1, evals=1, eval_episodes=2)
-    assert freewheel.score(str(done.path), episodes=2).mean == done.summary["final_eval"]
+def test_a_class_is_found_again_but_not_a_function_without_a_name(tmp_path: Path) -> None:
+    done = train(tmp_path, Identity, steps=64, evals=1)
+    assert freewheel.score(str(done.path), episodes=3).mean == done.summary["final_eval"]
+    done = train(tmp_path, lambda: Identity(3), steps=64, evals=0)
+    with pytest.raises(SetupError, match="was defined in a script and cannot be imported"):
+        open_run(str(done.path))
 
 
 def test_a_damaged_checkpoint_is_passed_over_loudly(copy: Path, result: Result) -> None:
@@ -120,16 +125,130 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(copy: Path, result: Result) 
 
 
 def test_a_run_without_evaluations_plays_its_last_weights(tmp_path: Path) -> None:
-    world = "freewheel.testing.worlds:Identity"
-    done = freewheel.train(world, quiet=True, runs_dir=tmp_path, steps=64, num_envs=1, evals=0)
+    done = train(tmp_path, steps=64, evals=0)
     _, warnings = open_run(str(done.path)).actor("best")
     assert warnings[-1] == "using step 64 instead of 'best'"
 
 
-def test_a_callable_with_state_trains_but_is_not_found_again(tmp_path: Path) -> None:
-    def make(n: int) -> gymnasium.Env[NDArray, Any]:
-        return Identity(n)
+DISCRETE, DRONE = "freewheel.testing.worlds:Identity", "freewheel/RoughDrone-v0"
+BOX = f"{DISCRETE}Box"
+NORMALISED = {"hidden": [8], "normalize_obs": True}
+SMALL: Mapping[str, Any] = {"num_envs": 2, "steps": 96, "evals": 3, "eval_episodes": 2, "policy": NORMALISED}
+REPLAYING = {"learning_starts": 32, "batch": 8, "updates_per_row": 0.25}
+DREAMING = {"members": 2, "elites": 1, "model_hidden": [8], "model_every": 32, "max_epochs": 1, "rollouts_per_row": 1}
+SIMULATED = {"env_args": {"lidar": False, "episode_seconds": 0.4, "levels": 1, "tiles_per_level": 1}, "device": "cpu"}
+ALGORITHMS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "ppo": (DISCRETE, {"algo": "ppo", "ppo": {"lr": 0.01}}),
+    "sac": (BOX, {"algo": "sac", "sac": REPLAYING}),
+    "mbpo": (BOX, {"algo": "mbpo", "mbpo": {**REPLAYING, **DREAMING, "clock": "serial"}}),
+    "ppo on a simulator": (DRONE, {"algo": "ppo", **SIMULATED}),
+    "sac on a simulator": (DRONE, {"algo": "sac", "sac": REPLAYING, **SIMULATED}),
+}
 
-    done = freewheel.train(lambda: make(3), quiet=True, runs_dir=tmp_path, steps=64, num_envs=1, evals=0)
-    with pytest.raises(SetupError, match="was defined in a script and cannot be imported"):
-        open_run(str(done.path))
+
+def start(runs: Path, env: str, **options: Any) -> Result:
+    return train(runs, env, **{**SMALL, **options})
+
+
+def first_weights(runs: Path, env: str, **options: Any) -> str:
+    """The fingerprint of what a run would publish before it has learned anything."""
+    planned = plan(from_options(env, {**SMALL, "num_steps_per_env": 16, "runs_dir": runs, **options}))
+    services = Services(executors=SerialExecutor)
+    snapshot: Snapshot = planned.config.learner.build(replace(planned.learner_spec, services=services)).snapshot()
+    assert snapshot.version == 0
+    return checkpoint.fingerprint({name: to_numpy(value) for name, value in snapshot.params.items()})
+
+
+@pytest.mark.parametrize(("env", "options"), ALGORITHMS.values(), ids=ALGORITHMS.keys())
+def test_the_first_weights_are_the_others_to_the_bit(tmp_path: Path, env: str, options: dict[str, Any]) -> None:
+    source = start(tmp_path, env, run="source", **options)
+    best, latest = (checkpoint.load(source.path / "checkpoints", which) for which in ("best", "latest"))
+    assert np.abs(latest.params["norm.mean"]).max() > 0, "statistics have come together"
+    for name, saved in {
+        "source": best, "source@best": best, "source@latest": latest, f"{source.path}@{latest.step}": latest,
+    }.items():  # fmt: skip
+        assert first_weights(tmp_path, env, init=name, **options) == checkpoint.fingerprint(saved.params)
+    assert first_weights(tmp_path, env, **options) != checkpoint.fingerprint(latest.params)
+    done = start(tmp_path, env, init="source@latest", run="heir", **options)
+    assert done.exit_code == 0
+    assert done.summary["weights_sha256"] != source.summary["weights_sha256"], "and it learns on"
+
+
+@pytest.mark.parametrize(("env", "options"), ALGORITHMS.values(), ids=ALGORITHMS.keys())
+def test_statistics_go_on_from_where_they_were(tmp_path: Path, env: str, options: dict[str, Any]) -> None:
+    """Its first rows weigh as much as they are many beside those of the run before: the normaliser does not jump."""
+    source = start(tmp_path, env, run="source", **{**options, "steps": 640, "evals": 0})
+    saved = checkpoint.load(source.path / "checkpoints")
+    heir = start(tmp_path, env, init="source", **{**options, "seed": 9, "steps": 64, "evals": 0, "run": "heir"})
+    fresh = start(tmp_path, env, **{**options, "seed": 9, "steps": 64, "evals": 0, "run": "fresh"})
+    after, alone = (checkpoint.load(result.path / "checkpoints") for result in (heir, fresh))
+    share = after.step / (after.step + saved.step)
+    old, own, mean = (np.asarray(found.params["norm.mean"], float) for found in (saved, alone, after))
+    if env != DRONE:  # where what is seen does not depend on what is done
+        np.testing.assert_allclose(mean, (1 - share) * old + share * own, atol=1e-6)
+    else:
+        assert np.abs(mean - old).max() < 3 * share * np.abs(own - old).max() + 1e-6
+
+
+def test_an_heir_is_the_policy_that_it_begins_with(tmp_path: Path) -> None:
+    """Seen by what it is worth before it has changed."""
+    source = start(tmp_path, DISCRETE, run="source", steps=1280, evals=1, eval_episodes=10, ppo={"lr": 0.01})
+    frozen = start(tmp_path, DISCRETE, init="source@latest", steps=32, evals=1, eval_episodes=10, ppo={"lr": 1e-12})
+    assert frozen.summary["final_eval"] == pytest.approx(source.summary["final_eval"], abs=1.0)
+    fresh = start(tmp_path, DISCRETE, steps=32, eval_episodes=10)
+    assert frozen.summary["final_eval"] > fresh.summary["final_eval"] + 3
+
+
+def test_it_is_kept_in_the_config_and_shown_in_the_plan(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = start(tmp_path, DISCRETE, run="source", policy={})
+    argv = ["train", DISCRETE, "--init", "source", "--runs-dir", str(tmp_path), "--steps", "64", "--evals", "0"]
+    assert cli.main([*argv, "--dry-run"]) == 0
+    best = checkpoint.load(source.path / "checkpoints", "best").step
+    assert f"init     {source.path / 'checkpoints' / str(best)}" in capfd.readouterr().out
+    assert cli.main([*argv, "--run", "heir"]) == 0
+    assert json.loads((tmp_path / "heir" / "config.json").read_text())["init"] == "source"
+    assert from_file(tmp_path / "heir" / "config.json").run.init == "source"
+    capfd.readouterr()
+    (source.path / "checkpoints" / "best").unlink()
+    assert cli.main(argv) == 0
+    assert "using step 96 instead of 'best'" in capfd.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return start(tmp_path_factory.mktemp("runs"), DISCRETE, run="source")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"env_args": {"n": 5}}, "obs_size is 4 there and 5 here"),
+        ({"policy": {**NORMALISED, "hidden": [16]}}, "hidden is (8,) there and (16,) here"),
+        ({"policy": {**NORMALISED, "activation": "relu"}}, "activation is tanh there and relu here"),
+        ({"policy": {"hidden": [8]}}, "normalised is ((0, 4),) there and () here"),
+    ],
+    ids=["world", "sizes", "activation", "statistics"],
+)
+def test_another_network_is_refused_in_one_line_before_anything_starts(
+    source: Result, options: dict[str, Any], text: str
+) -> None:
+    before = sorted(source.path.parent.iterdir())
+    with pytest.raises(SetupError) as caught:
+        start(source.path.parent, DISCRETE, init="source", **options)
+    wanted = f"--init source has another network ({text}): use the same environment and --policy options"
+    assert str(caught.value) == wanted
+    assert sorted(source.path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sauce", "no run 'sauce' in {}; did you mean 'source'?"),
+        ("source@7", "there is no checkpoint of step 7 in {}/source/checkpoints; there is "),
+        ("source@first", "no run 'source@first' in {}"),
+    ],
+)
+def test_a_start_that_is_not_there_is_named(source: Result, name: str, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        start(source.path.parent, DISCRETE, init=name)
+    assert str(caught.value).startswith(text.format(source.path.parent))

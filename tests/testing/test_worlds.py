@@ -75,9 +75,6 @@ def test_a_conditioned_episode_is_worth_what_its_seed_and_context_say() -> None:
     assert testing.Conditioned.worth(8, (2, -1)) == sum(rewards)
 
 
-# ------------------------------------------------------------------------------------------------------------ faulty worlds
-
-
 def played(env: gymnasium.Env[Any, Any], seed: int = 5) -> list[Any]:
     """What is seen in four steps, up to an exception."""
     seen: list[Any] = []

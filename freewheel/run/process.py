@@ -1,0 +1,160 @@
+"""The process of a run: its threads, priority, memory, CUDA stream and executors, and the signals that end it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor
+from freewheel.rollout.probe import usable_cores
+from freewheel.transport.executors import Executors, SerialExecutor
+from freewheel.transport.workers import WorkersConfig
+
+if TYPE_CHECKING:  # a process that evaluates does not need it
+    from freewheel.run.plan import Plan
+
+In = ParamSpec("In")
+Out = TypeVar("Out")
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+NICE = 5  # how much lower the learner's priority is where more workers than cores run
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator keep freed memory: every update frees and allocates the same megabytes, and new pages are slow. Where
+    the C library has no such option, nothing happens."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            libc.mallopt(option, 1 << 30)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many CPU threads for torch, in this block."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def lower_priority(planned: Plan) -> Iterator[None]:
+    """A lower priority for the learner where more workers than cores run, so that sleeping workers wake in time; a few workers
+    that never sleep would leave it no time at all. Restored at the end, where the system allows it."""
+    if planned.workers <= usable_cores():
+        yield
+        return
+    thread = threading.get_native_id()
+    before = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, before + NICE))
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, thread, before)
+
+
+def executors(planned: Plan) -> AbstractContextManager[MakeExecutor]:
+    """Where parts of the learner run: in turn with it, or beside it in threads (on a GPU) or processes."""
+    kind = planned.config.learner.executor
+    if kind == "async" or (kind == "auto" and isinstance(planned.config.collector, WorkersConfig)):
+        return Executors("process" if planned.device == "cpu" else "thread", planned.device)
+    return nullcontext(SerialExecutor)
+
+
+def learner_stream(device: str) -> AbstractContextManager[object]:
+    """On a GPU, a CUDA stream for the learner."""
+    if device == "cpu":
+        return nullcontext()
+    import torch
+
+    return torch.cuda.stream(torch.cuda.Stream())
+
+
+def beside(collector: Collector, work: Callable[[], Out], device: str) -> Out:
+    """Work in a thread where the simulation has to run in the main thread and the collector can serve it there."""
+    if not isinstance(collector, MainThreadCollector):
+        return work()
+
+    def on_stream() -> Out:
+        with learner_stream(device):
+            return work()
+
+    with ThreadPoolExecutor(1, "freewheel-loop") as pool:
+        result = pool.submit(on_stream)
+        result.add_done_callback(lambda _: collector.stop())
+        collector.serve()
+        return result.result()
+
+
+class Interrupted(BaseException):
+    """A signal asked the run to end."""
+
+
+class Stop:
+    """The signal that asked the run to end. It interrupts calls of environments, where every row is counted, and nothing else."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self.over = False  # the summary is being written, which must not be interrupted
+        self._in_env = False
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler: the first signal ends the run in good order, the second at once."""
+        first, self.signal = self.signal is None, self.signal or signal.Signals(number)
+        if not self.over and (self._in_env or not first):
+            raise Interrupted
+
+    def check(self) -> None:
+        if self.signal is not None:
+            raise Interrupted
+
+    def guard(self, call: Callable[In, Out]) -> Callable[In, Out]:
+        def guarded(*args: In.args, **kwargs: In.kwargs) -> Out:
+            self._in_env = True
+            try:
+                self.check()
+                return call(*args, **kwargs)
+            finally:
+                self._in_env = False
+
+        return guarded
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        try:
+            before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # only the main thread may handle signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Wrap(Protocol):
+    """Makes a function that does something before and after a call."""
+
+    def __call__(self, call: Callable[In, Out]) -> Callable[In, Out]: ...
+
+
+class WrappedEnv:
+    """An Env whose steps and resets are wrapped."""
+
+    def __init__(self, env: Env[Any], step: Wrap, reset: Wrap) -> None:
+        self.step, self.reset, self.autoreset = step(env.step), reset(env.reset), reset(env.autoreset)
+        self.spec, self.set_context, self.render, self.close = env.spec, env.set_context, env.render, env.close
