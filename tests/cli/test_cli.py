@@ -199,9 +199,6 @@ def test_the_real_command_says_the_same(runs: Path, argv: list[str], code: int, 
     assert not runs.exists()
 
 
-# ------------------------------------------------------------------------------------------------------------------ answers
-
-
 def help_of(capfd: pytest.CaptureFixture[str], *argv: str) -> str:
     assert cli.main([*argv, "--help"]) == 0
     return " ".join(capfd.readouterr().out.replace("│", " ").split())

@@ -162,9 +162,6 @@ def test_a_task_may_name_the_module_that_registers_it(isaac: StandIn) -> None:
     assert IsaacConfig(f"isaaclab:tests.support.isaac_like:{TASK}", device="cpu").make(range(1)).spec.lanes == 1
 
 
-# ---------------------------------------------------------------------------------------------------------- what goes wrong
-
-
 def test_without_isaac_lab_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("isaaclab", "isaaclab.app"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -171,8 +171,6 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         answers = [self._reward, self._terminated, self._truncated, self._measures]
         return [*state, *answers, *self._obs.values(), *self._final.values()]
 
-    # ------------------------------------------------------------------------------------------------- what a user calls
-
     @torch.no_grad()
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset all lanes to the first level; a seed makes everything after it repeatable."""
@@ -203,8 +201,6 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         for name, final in self._final.items():
             torch.where(over[:, None], final, self._obs[name], out=final)
         return self._obs, self._reward, self._terminated, self._truncated, self.extras
-
-    # --------------------------------------------------------------------------------------------------- what a step does
 
     def _judge(self, sane: Tensor) -> Tensor:
         """Reward, flags and measures of the state just reached; which lanes are over [N]."""

@@ -71,9 +71,6 @@ class Sight:
     lidar: Tensor | None  # [N, channels * azimuths] distances
 
 
-# ---------------------------------------------------------------------------------------------------------------- growing
-
-
 def grow(cfg: TerrainConfig, seed: int) -> list[Tile]:
     """All tiles, level by level."""
     return [
@@ -127,9 +124,6 @@ def _plant(size: float, density: float, rng: np.random.Generator) -> NDArray:
         if len(pillars) < round(density * size**2) and (gaps > CLEAR).all():
             pillars = np.vstack((pillars, (x, y, radius)))
     return pillars
-
-
-# ---------------------------------------------------------------------------------------------------------------- sensing
 
 
 class Terrain:

@@ -90,9 +90,6 @@ def test_the_baselines_have_the_same_episodes(runs: Path, strategy: str, count: 
     assert (len(trials), sum(trial.outcome.episodes for trial in trials)) == (count, 48)
 
 
-# -------------------------------------------------------------------------------------------------------------- going on
-
-
 @pytest.mark.parametrize("whole", [0, 2])
 def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(runs: Path, whole: int) -> None:
     """What a kill in the middle of a trial leaves: so many trials recorded, a half-made run, rows of it in the log."""
@@ -146,9 +143,6 @@ def test_a_search_that_is_over_can_be_given_more(runs: Path, capfd: pytest.Captu
     assert "finished: nothing is left to try" in capfd.readouterr().out
     assert cli.main(["workflow", "search", "--run", "mine", "--resume", "--total-episodes", "48"]) == 0
     assert sum(trial.outcome.episodes for trial in trials_of(runs / "mine")) == 48
-
-
-# ------------------------------------------------------------------------------------------------------------ before it starts
 
 
 def test_a_dry_run_starts_nothing(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -112,8 +112,6 @@ def test_without_an_order_nothing_is_asked(make: Any) -> None:
     env.close()
 
 
-# -------------------------------------------------------------------------------------------------------------- many games
-
 TABLE = np.stack([encode(ORDERS[index]) for index in (0, 40, 80, 119)])
 
 
@@ -182,8 +180,6 @@ def test_rewards_add_up_in_every_lane() -> None:
             assert alignment == pytest.approx(LAMBDA * compliance)
             assert fixes > 0
 
-
-# ------------------------------------------------------------------------------------------------------------- every mode
 
 WAYS = [
     (FAST, {"mode": "sequential", "num_envs": 2}),
