@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 
@@ -34,37 +33,28 @@ PLACES = np.array([HOSTS.index(host) for host, kinds in DECOYS.items() for _ in 
 PLACING = np.array([ACTIONS.index(f"Decoy{kind} {host}") for host, kinds in DECOYS.items() for kind in kinds])  # [D]
 
 
-class Defender(Protocol):
-    """Acts for blue in a number of games."""
-
-    def begin(self, lanes: NDArray) -> None: ...  # [B] bool: where a new game has begun
-    def act(self, obs: NDArray) -> NDArray: ...  # [B, 52], or more columns that are ignored, to [B]
-
-
-class Sleeping:
-    """Does nothing."""
+class Defender:
+    """Acts for blue in a number of games; this one does nothing."""
 
     def begin(self, lanes: NDArray) -> None:
-        """It has no memory."""
+        """Forget the games of lanes [B] bool in which a new one has begun."""
 
     def act(self, obs: NDArray) -> NDArray:
+        """[B] actions after observations [B, 52], or more columns that are ignored."""
         return np.zeros(len(obs), np.int64)
 
 
-class Uniform:
+class Uniform(Defender):
     """Any of the 145 actions with equal probability."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = generator(seed, "defender")
 
-    def begin(self, lanes: NDArray) -> None:
-        """It has no memory."""
-
     def act(self, obs: NDArray) -> NDArray:
         return self._rng.integers(len(ACTIONS), size=len(obs))
 
 
-class Reactive:
+class Reactive(Defender):
     """By rules: restore hosts that red is known to have, remove sessions after an exploit, analyse suspicious hosts once (a scan
     now, or a removal whose success is unknown), else place decoys, else sleep."""
 
@@ -97,7 +87,8 @@ class Reactive:
         self._placed[quiet, decoy[quiet]] = True
 
 
-DEFENDERS = ("sleeping", "random", "heuristic")
+#: The names of the defenders, and what to call them beside other scores.
+DEFENDERS = {"heuristic": "simple rules", "random": "at random", "sleeping": "asleep"}
 
 
 def defender(name: str, lanes: int = 1, seed: int = 0) -> Defender:
@@ -105,16 +96,12 @@ def defender(name: str, lanes: int = 1, seed: int = 0) -> Defender:
     if name not in DEFENDERS:
         raise UsageError(f"unknown defender '{name}'{nearest(name, DEFENDERS)}")
     if name == "sleeping":
-        return Sleeping()
+        return Defender()
     return Uniform(seed) if name == "random" else Reactive(lanes)
 
 
-#: Simple defenders and what to call them beside other scores.
-SIMPLE = {"heuristic": "simple rules", "random": "at random", "sleeping": "asleep"}
-
-
 def simple_returns(name: str, red_agent: str, steps: int, episodes: int) -> NDArray:
-    """[episodes] the returns of a simple defender on the fast environment."""
+    """[episodes] the returns of a defender on the fast environment."""
     from freewheel.worlds.cage2.env import Cage2Vector
 
     games, blue = Cage2Vector(episodes, red_agent, steps), defender(name, episodes)

@@ -108,7 +108,8 @@ DECOYS = {
     "DecoyVsftpd": Decoy(80, 21, False),
 }
 
-# The same tables, to look up many games at once. A set of hosts is a number with bit h for host h; a set of exploitable ports one with bit p for PORTS[p].
+# The same tables, to look up many games at once.
+# A set of hosts is a number with bit h for host h; a set of exploitable ports one with bit p for PORTS[p].
 
 BIT = 1 << np.arange(N)  # [13]
 _HOSTS = [SETUP[name] for name in HOSTS]

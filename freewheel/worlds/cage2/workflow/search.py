@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from freewheel.errors import SetupError, UsageError
+from freewheel.errors import SetupError
 from freewheel.seeding import generator
 from freewheel.worlds.cage2.workflow.orders import CANONICAL, ORDERS, Order, distance
 
@@ -32,17 +32,6 @@ class Rules:
     warm_start: bool = True
     fixed_episodes: bool = False  # no trial ends before its episodes are played
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.strategy not in get_args(Strategy):
-            raise UsageError(f"unknown strategy '{self.strategy}'; choose from {', '.join(get_args(Strategy))}")
-        for name in ("total_episodes", "max_episodes", "least_episodes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be positive, not {getattr(self, name)}")
-        if not 0 <= self.threshold <= 1:
-            raise UsageError(f"the compliance threshold must lie in 0..1, not {self.threshold}")
-        if self.beta < 0:
-            raise UsageError(f"beta must not be negative, but is {self.beta}")
 
 
 @dataclass(frozen=True)
@@ -194,17 +183,8 @@ def _random(search: Search) -> Proposal | None:
     return search.trial_of(candidates[0]) if candidates else None
 
 
-def _upper_bound(search: Search) -> Proposal | None:
-    """The highest upper confidence bound of the return, among orders that probably reach the threshold."""
-    return _modelled(search, search.rules.beta)
-
-
-def _greedy(search: Search) -> Proposal | None:
-    """The same without exploration."""
-    return _modelled(search, 0.0)
-
-
 def _modelled(search: Search, beta: float) -> Proposal | None:
+    """The highest upper confidence bound of the return, among orders that probably reach the threshold."""
     surrogate, candidates = _surrogate(), search.candidates
     if not candidates or not search.trials:
         return search.trial_of(candidates[0]) if candidates else None
@@ -244,8 +224,8 @@ def _surrogate() -> type[Surrogate]:
 
 
 STRATEGIES: Mapping[Strategy, Callable[[Search], Proposal | None]] = {
-    "gp": _upper_bound,
-    "greedy": _greedy,
+    "gp": lambda search: _modelled(search, search.rules.beta),
+    "greedy": lambda search: _modelled(search, 0.0),  # without exploration
     "random": _random,
     "canonical": _canonical,
     "plain": _plain,
