@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks._common import ROOT
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
+from freewheel.worlds.cage2.agents import Bline, Meander
 from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, NOTICED, PREFERENCE, UNKNOWN, Networks
-from freewheel.worlds.cage2.red import Bline, Meander
 from freewheel.worlds.cage2.scenario import BIT, HOSTS, RED_KINDS, SUBNETS, N
 
 #: Random numbers for all possible outcomes: every exploit, noticed or not; either kind of session.

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks._common import Notebook, mean_interval, number, table
 from freewheel.core import NDArray
 from freewheel.seeding import generator
-from freewheel.worlds.cage2.workflow.orders import ORDERS, Order, distance
+from freewheel.worlds.cage2.workflow.envs import ORDERS, Order, distance
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy, run
 
 NAME = "workflow_synthetic"

@@ -17,8 +17,7 @@ from freewheel.cli.play import PlayOptions
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import MODES
 from freewheel.config import flags
-from freewheel.config.options import RunConfig
-from freewheel.config.resolve import presets
+from freewheel.config.resolve import RunConfig, presets
 from freewheel.envs.family import WORLDS as FAMILIES
 from freewheel.envs.gym import GymOptions
 from freewheel.learn.ppo.config import PPOConfig

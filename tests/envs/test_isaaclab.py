@@ -14,7 +14,7 @@ import gymnasium
 import pytest
 import torch
 
-from freewheel.envs.isaaclab import MISSING, IsaacConfig
+from freewheel.envs.batched import MISSING, IsaacConfig
 from freewheel.errors import EnvError, SetupError, UsageError
 from freewheel.seeding import training_episodes
 from tests.support.isaac_like import IsaacLike, Traps

@@ -15,8 +15,8 @@ from gymnasium.vector.utils import batch_space
 
 from freewheel.core import NDArray, SeedStream
 from freewheel.worlds.cage2 import scenario as s2
+from freewheel.worlds.cage2.agents import Bline, Meander
 from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SUCCESS, SWEEP, Networks
-from freewheel.worlds.cage2.red import Bline, Meander
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, N
 
 #: (verb, host) of every decoy that can be placed: it fits the system, and its port is free at the start.

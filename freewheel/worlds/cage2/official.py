@@ -21,7 +21,7 @@ from freewheel.envs.loop import GymLoop
 from freewheel.errors import UsageError
 from freewheel.seeding import evaluation_episodes, generator
 from freewheel.worlds.cage2 import cyborg, family
-from freewheel.worlds.cage2.defenders import DEFENDERS, simple_returns
+from freewheel.worlds.cage2.agents import DEFENDERS, simple_returns
 from freewheel.worlds.cage2.scenario import RED_AGENTS, STEPS
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks._cage2_games import DEFENDERS, REDS, STEPS, Games, Record, play_real, record, stored
 from freewheel.core import NDArray
-from freewheel.worlds.cage2.defenders import defender
+from freewheel.worlds.cage2.agents import defender
 from freewheel.worlds.cage2.env import Cage2Vector
 
 PAIRS = [(name, red) for name in DEFENDERS for red in REDS]

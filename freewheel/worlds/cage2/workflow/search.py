@@ -10,7 +10,7 @@ import numpy as np
 
 from freewheel.errors import SetupError
 from freewheel.seeding import generator
-from freewheel.worlds.cage2.workflow.orders import CANONICAL, ORDERS, Order, distance
+from freewheel.worlds.cage2.workflow.envs import CANONICAL, ORDERS, Order, distance
 
 if TYPE_CHECKING:
     from freewheel.worlds.cage2.workflow.surrogate import Belief, Surrogate

@@ -21,8 +21,7 @@ from freewheel.errors import SetupError
 from freewheel.run.checkpoint import make_private
 from freewheel.run.trainer import run
 from freewheel.seeding import tree
-from freewheel.worlds.cage2.workflow.envs import MEASURES
-from freewheel.worlds.cage2.workflow.orders import Order, encode, parse, spelt
+from freewheel.worlds.cage2.workflow.envs import MEASURES, Order, encode, parse, spelt
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Search, Trial
 
 BETTER = 0.02  # the relative improvement of a return that counts

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.workflow_synthetic import Problem, regrets
 from freewheel.errors import SetupError
-from freewheel.worlds.cage2.workflow.orders import CANONICAL, ORDERS, Order, distance
+from freewheel.worlds.cage2.workflow.envs import CANONICAL, ORDERS, Order, distance
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy, Trial, run
 
 RULES = Rules("random", total_episodes=1000, max_episodes=100, least_episodes=10, threshold=0.8, seed=3)

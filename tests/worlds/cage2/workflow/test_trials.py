@@ -15,8 +15,7 @@ import pytest
 from freewheel.core import Episode
 from freewheel.errors import SetupError
 from freewheel.run import checkpoint
-from freewheel.worlds.cage2.workflow.envs import FAST
-from freewheel.worlds.cage2.workflow.orders import CANONICAL, ORDERS, encode
+from freewheel.worlds.cage2.workflow.envs import CANONICAL, FAST, ORDERS, encode
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Trial
 from freewheel.worlds.cage2.workflow.trials import (
     SAMPLING,
