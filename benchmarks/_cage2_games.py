@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from freewheel.core import NDArray
+from freewheel.worlds.cage2.agents import defender
 from freewheel.worlds.cage2.cyborg import Scenario2, Truth
-from freewheel.worlds.cage2.defenders import defender
 from freewheel.worlds.cage2.scenario import HOSTS, RED_KINDS, VERB_OF, VERBS
 
 STEPS = 100

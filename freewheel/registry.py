@@ -1,7 +1,7 @@
 """What can be chosen by name: worlds, algorithms, modes, sinks, commands and heads, ours and those of installed packages.
 
-A choice is one entry: an object with a `name`, assigned in a module of its own. Ours are found by the name of that attribute,
-those of other packages by the entry points in their pyproject.toml:
+A choice is one entry: an object with a `name`. Ours, or tuples of them, are found by the name of a module's attribute, those of
+other packages by the entry points in their pyproject.toml:
 
     kind         attribute    our modules                                   entry points
     worlds       FAMILY       freewheel.envs.*, freewheel.worlds.* and      freewheel.worlds
@@ -98,7 +98,8 @@ class Registry(Mapping[str, Entry]):
         for room in self._rooms:
             for module in _modules(room, self._leaf):
                 if _defines(module, self._attribute):
-                    yield getattr(importlib.import_module(module), self._attribute)
+                    found = getattr(importlib.import_module(module), self._attribute)
+                    yield from found if isinstance(found, tuple) else (found,)
 
     def _installed(self) -> Iterator[Entry]:
         for point in metadata.entry_points(group=self.group):

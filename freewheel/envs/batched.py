@@ -1,22 +1,36 @@
-"""Simulators that step all their lanes as one batch on a device, with the interface of Isaac Lab's environments."""
+"""Simulators that step all their lanes as one batch on a device: those with the interface of Isaac Lab, and Isaac Lab itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import importlib.util
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import gymnasium
+
 from freewheel.envs.family import EnvConfig, FamilyFlags, WorldFamily
 from freewheel.envs.gym import GymConfig
-from freewheel.errors import SetupError, UsageError, require_positive
+from freewheel.envs.lane import raised
+from freewheel.errors import FreewheelError, SetupError, UsageError, nearest, require_positive
 from freewheel.rollout.factory import Timeouts
 
 if TYPE_CHECKING:
     from freewheel.envs.device import DeviceEnv
 
-PREFIX = "torch:"
+ANY, ISAAC = "torch:", "isaaclab:"
+MISSING = (
+    "needs Isaac Lab, which is not installed: pip install isaaclab==3.0.0 under Python 3.12 (see docs/isaaclab.md)"
+)
+NO_SIM = "runs in Isaac Sim, which is not installed: pip install isaacsim[all], or choose a task with Newton's physics"
 #: What is usual for one simulation of many lanes.
 DEFAULTS: Mapping[str, Any] = {"num_envs": 64, "workers": 1, "device": "auto"}
+#: The runtime of Isaac Lab lives as long as the process: Kit can be started only once, and closing it ends the process.
+_RUNTIME = ExitStack()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,29 +48,28 @@ class SimulatorOptions:
             raise UsageError("use --clip-actions or --action-bounds, not both: bounded actions are clipped anyway")
 
 
-class Simulator:
-    """What the configs of all simulators on a device have in common."""
+@dataclass(frozen=True, kw_only=True)
+class IsaacOptions(SimulatorOptions):
+    """Options of the Isaac Lab task."""
+
+    headless: bool = True
+    """Open no window."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulator(SimulatorOptions, ABC):
+    """One simulation of all lanes on a device."""
+
+    device: str = "cpu"
 
     on_device: ClassVar[bool] = True
     batched: ClassVar[bool] = True
     timeouts: ClassVar[Timeouts] = Timeouts()  # never used: it runs in the process of the trainer
     modules: ClassVar[tuple[str, ...]] = ()
 
-
-@dataclass(frozen=True)
-class BatchedConfig(SimulatorOptions, Simulator):
-    """A registered simulator, or torch:ID or torch:package.module:Factory for one of yours."""
-
-    id: str
-    args: Mapping[str, Any] = field(default_factory=dict)  # of the simulator; num_envs and device are added to them
-    _: KW_ONLY
-    device: str = "cpu"
-
-    main_thread: ClassVar[bool] = False
-
     @property
-    def name(self) -> str:
-        return self.id
+    @abstractmethod
+    def name(self) -> str: ...
 
     def to(self, device: str) -> Self:
         return replace(self, device=device)
@@ -64,11 +77,31 @@ class BatchedConfig(SimulatorOptions, Simulator):
     def make(
         self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
     ) -> DeviceEnv:
-        """An Env of these lanes, all in one simulation."""
-        from freewheel.envs.device import DeviceEnv
-
+        """An Env of these lanes, all in one simulation. It cannot reset one lane after a failure, so every failure is raised."""
         if processes:
             raise SetupError(f"{self.name} is one simulation: its lanes cannot run in processes of their own")
+        return self._open(lanes, render_mode)
+
+    @abstractmethod
+    def _open(self, lanes: range, render_mode: str | None) -> DeviceEnv: ...
+
+
+@dataclass(frozen=True)
+class BatchedConfig(Simulator):
+    """A registered simulator, or torch:ID or torch:package.module:Factory for one of yours."""
+
+    id: str
+    args: Mapping[str, Any] = field(default_factory=dict)  # of the simulator; num_envs and device are added to them
+
+    main_thread: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return self.id
+
+    def _open(self, lanes: range, render_mode: str | None) -> DeviceEnv:
+        from freewheel.envs.device import DeviceEnv
+
         world = self._gym(len(lanes)).open(lanes.start, render_mode)
         return DeviceEnv(world, self.name, self.action_bounds, self.clip_actions)
 
@@ -78,7 +111,118 @@ class BatchedConfig(SimulatorOptions, Simulator):
 
     def _gym(self, lanes: int) -> GymConfig:
         args = {**self.args, "num_envs": lanes, "device": self.device}
-        return GymConfig(id=self.id.removeprefix(PREFIX), args=args)
+        return GymConfig(id=self.id.removeprefix(ANY), args=args)
+
+
+@dataclass(frozen=True)
+class IsaacConfig(IsaacOptions, Simulator):
+    """An Isaac Lab task, imported only when it is built; its lanes are the task's num_envs."""
+
+    task: str = (
+        ""  # registered (Isaac-Ant-Direct), or package.module:Task if that module registers it; ISAAC may precede
+    )
+    _: KW_ONLY
+    device: str = "cuda:0"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.id:
+            raise UsageError("no task given: name one of Isaac Lab's, such as isaaclab:Isaac-Cartpole-Direct")
+
+    @property
+    def id(self) -> str:
+        return self.task.removeprefix(ISAAC)
+
+    @property
+    def name(self) -> str:
+        return ISAAC + self.id
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """None: a task is configured by its own file."""
+        return {}
+
+    @property
+    def main_thread(self) -> bool:
+        """Whether Isaac Sim is installed: its app can only run in the main thread."""
+        return importlib.util.find_spec("isaacsim") is not None
+
+    def render_modes(self) -> list[str]:
+        """None: Isaac Lab shows its tasks in a window of its own."""
+        return []
+
+    def _open(self, lanes: range, render_mode: str | None) -> DeviceEnv:
+        with self._explaining():
+            from freewheel.envs.device import DeviceEnv
+
+            self._start_app()
+            if importlib.import_module("isaaclab.sim").SimulationContext.instance() is not None:
+                raise SetupError(
+                    f"{self.name} cannot be made: another Isaac Lab simulation is open in this process; close it first"
+                )
+            settings = self._settings(len(lanes))
+            self._start_runtime(settings)
+            with ExitStack() as undo:
+                world = gymnasium.make(self.id, cfg=settings, render_mode=render_mode, disable_env_checker=True)
+                undo.callback(world.close)
+                env = DeviceEnv(world, self.name, self.action_bounds, self.clip_actions, one_per_process=True)
+                undo.pop_all()
+            return env
+
+    def _start_app(self) -> None:
+        """Isaac Lab 2 runs inside the app of Isaac Sim, which must be started before anything else of it is imported."""
+        app = importlib.import_module("isaaclab.app")
+        if not hasattr(app, "launch_simulation") and "omni.kit.app" not in sys.modules:
+            _RUNTIME.callback(app.AppLauncher(headless=self.headless, device=self.device).app.close)
+
+    def _settings(self, lanes: int) -> Any:
+        """The settings of the task, changed where we need other values."""
+        importlib.import_module("isaaclab_tasks")
+        module, _, task = self.id.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        tasks = [key for key, spec in gymnasium.registry.items() if "env_cfg_entry_point" in spec.kwargs]
+        if task not in tasks:
+            raise SetupError(f"Isaac Lab has no task '{task}'{nearest(task, tasks, '; isaaclab list_envs shows all')}")
+        parse = importlib.import_module("isaaclab_tasks.utils").parse_env_cfg
+        settings = parse(task, device=self.device, num_envs=lanes)
+        settings.seed = 0  # for random numbers drawn during construction; every reset has a seed of its own
+        if hasattr(settings, "compute_final_obs"):
+            settings.compute_final_obs = True
+        return settings
+
+    def _start_runtime(self, settings: Any) -> None:
+        """Isaac Lab 3 starts what the task needs: the app of Isaac Sim, or nothing."""
+        app = importlib.import_module("isaaclab.app")
+        if hasattr(app, "launch_simulation"):
+            window = [] if self.headless else ["kit" if self.main_thread else "newton_gl"]
+            _RUNTIME.enter_context(app.launch_simulation(settings, {"device": self.device, "visualizer": window}))
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Turn every failure into an error of one line."""
+        try:
+            yield
+        except FreewheelError:
+            raise
+        except SystemExit as error:
+            raise SetupError(f"{self.name} cannot start Isaac Sim: {error}") from error
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: BaseException) -> FreewheelError:
+        while "raised from the environment creator" in str(error) and error.__cause__:
+            error = error.__cause__  # Gymnasium's error repeats all settings and does not name the missing module
+        if isinstance(error, ModuleNotFoundError):
+            missing = (error.name or "").partition(".")[0]
+            if missing in ("isaaclab", "isaaclab_tasks"):
+                return SetupError(f"{self.name} {MISSING}")
+            if missing in ("carb", "omni", "isaacsim"):
+                return SetupError(f"{self.name} {NO_SIM}")
+            return SetupError(f"{self.name} cannot be imported ({error}): install it or set PYTHONPATH")
+        if "main thread" in str(error):
+            return SetupError(f"{self.name} starts Isaac Sim, which needs the main thread: {error}")
+        return raised(self.name, error, "in its constructor")
 
 
 def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:
@@ -86,12 +230,27 @@ def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvC
     return BatchedConfig(name, args, device=device, **vars(options))
 
 
-FAMILY = WorldFamily(
-    name="batched",
-    serves=lambda name: name.startswith(PREFIX),
-    options=SimulatorOptions,
-    build=build,
-    flags=FamilyFlags(
-        defaults=DEFAULTS, env_help="torch:ID or torch:package.module:Factory for a simulator of batches of lanes"
+def _build_task(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:
+    if args:
+        raise UsageError(f"{name} does not accept --env.{next(iter(args))}: change the configuration of the task")
+    return IsaacConfig(name, device="cuda:0" if device == "cuda" else device, **vars(options))
+
+
+FAMILY = (
+    WorldFamily(
+        name="batched",
+        serves=lambda name: name.startswith(ANY),
+        options=SimulatorOptions,
+        build=build,
+        flags=FamilyFlags(
+            defaults=DEFAULTS, env_help="torch:ID or torch:package.module:Factory for a simulator of batches of lanes"
+        ),
+    ),
+    WorldFamily(
+        name="isaaclab",
+        serves=lambda name: name.startswith(ISAAC),
+        options=IsaacOptions,
+        build=_build_task,
+        flags=FamilyFlags(defaults=DEFAULTS, env_help="isaaclab:TASK for a task of Isaac Lab"),
     ),
 )

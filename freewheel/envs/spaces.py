@@ -23,9 +23,6 @@ class BadObservationError(ValueError):
     """An observation does not fit its space."""
 
 
-# ------------------------------------------------------------------------------------------------------------ observations
-
-
 @dataclass(frozen=True)
 class Part:
     """One leaf of an observation space and the columns it fills."""
@@ -194,9 +191,6 @@ def _observations(space: Space[Any], choices: int | None, *, info_mask: bool) ->
     return Observations((*slices, mask.slice), dtype, (*parts, mask))
 
 
-# ----------------------------------------------------------------------------------------------------------------- actions
-
-
 @dataclass(frozen=True)
 class Actions:
     """How an action of the policy becomes an action of the environment."""
@@ -244,9 +238,6 @@ def _actions(space: Space[Any]) -> Actions:
     inside = np.where(scaled, 1.0, np.inf)
     spec = ActionSpec("box", low.size, tuple((-inside).tolist()), tuple(inside.tolist()))
     return Actions(spec, tuple(map(int, space.shape)), str(space.dtype), tuple(low.tolist()), tuple(high.tolist()))
-
-
-# ------------------------------------------------------------------------------------------------------------ both together
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from freewheel.cli.play import PlayOptions
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import MODES
 from freewheel.config import flags
-from freewheel.config.options import RunConfig
-from freewheel.config.resolve import presets
+from freewheel.config.resolve import RunConfig, presets
 from freewheel.envs.family import WORLDS as FAMILIES
 from freewheel.envs.gym import GymOptions
 from freewheel.learn.ppo.config import PPOConfig
@@ -197,9 +196,6 @@ def test_the_real_command_says_the_same(runs: Path, argv: list[str], code: int, 
     assert (told.returncode, told.stdout) == (code, "")
     assert_one_line(told.stderr, text)
     assert not runs.exists()
-
-
-# ------------------------------------------------------------------------------------------------------------------ answers
 
 
 def help_of(capfd: pytest.CaptureFixture[str], *argv: str) -> str:

@@ -125,9 +125,6 @@ def test_a_run_of_a_script_asks_for_a_module(tmp_path: Path, capfd: pytest.Captu
     assert err.count("\n") == 1
 
 
-# ------------------------------------------------------------------------------------------------------------------- doctor
-
-
 def test_doctor_prints_a_table(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [(True, "alpha", "1.2.3"), (True, "beta", "not installed; pip install 'beta[all]'")]
     monkeypatch.setattr(doctor, "findings", lambda: iter(findings))

@@ -17,8 +17,7 @@ from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import MODES
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.config import flags
-from freewheel.config.options import MachineOptions, RunConfig
-from freewheel.config.resolve import Config, from_argv, from_file, from_options, presets
+from freewheel.config.resolve import Config, MachineOptions, RunConfig, from_argv, from_file, from_options, presets
 from freewheel.envs.batched import SimulatorOptions
 from freewheel.envs.gym import GymConfig, GymOptions
 from freewheel.errors import UsageError
@@ -41,9 +40,6 @@ def refusal(*argv: str) -> str:
         from_argv(argv)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-# ---------------------------------------------------------------------------------------------------------------- layers
 
 
 def test_without_options_everything_is_a_default() -> None:
@@ -117,9 +113,6 @@ def test_a_class_in_place_of_a_name_is_kept() -> None:
     assert from_options(functools.partial(World), {}).env.id == "functools:partial"
 
 
-# ------------------------------------------------------------------------------------------------------------ environment
-
-
 def test_the_environment_comes_first_or_last() -> None:
     assert (
         from_argv(["--seed", "3", "X-v0"])
@@ -147,9 +140,6 @@ def test_environment_arguments_are_layered_too(tmp_path: Path) -> None:
 def test_environment_arguments_that_no_file_could_hold_are_refused() -> None:
     with pytest.raises(UsageError, match=r"argument a=<object .* cannot be written as JSON; pass a function"):
         from_options("X-v0", {"env_args": {"a": object()}})
-
-
-# ------------------------------------------------------------------------------------------------------------- round trip
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
@@ -253,9 +243,6 @@ def test_a_file_of_another_mode_keeps_what_both_have(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(train("--num-envs", "3", "--placement", "inline").to_json()))
     assert from_argv(["--config", str(file), "--mode", "sequential"]).collector == SequentialConfig(num_envs=3)
-
-
-# ---------------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,6 @@ def assert_same(got: Story, wanted: Story) -> None:
         np.testing.assert_array_equal(getattr(got, part.name), getattr(wanted, part.name), part.name)
 
 
-# ---------------------------------------------------------------------------------------------------------------- rows
-
-
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("views", [True, False])
 @pytest.mark.parametrize("stale", [True, False])
@@ -208,9 +205,6 @@ def test_a_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> N
                 env.autoreset()
 
 
-# ---------------------------------------------------------------------------------------------------------------- seeds
-
-
 def test_one_seed_rules_the_simulation_and_the_first_reset_is_like_any_other() -> None:
     world = IsaacLike(LANES)
     env = DeviceEnv(world, "like")
@@ -218,9 +212,6 @@ def test_one_seed_rules_the_simulation_and_the_first_reset_is_like_any_other() -
     assert torch.equal(first, env.reset(SEEDS))
     assert first[:, 0].tolist() == [start(WORLD_SEED, lane, 0) for lane in range(LANES)]
     assert world.journal.seeds[1:] == [WORLD_SEED, WORLD_SEED]
-
-
-# ---------------------------------------------------------------------------------------------------------------- spec
 
 
 def test_contexts_are_refused() -> None:
@@ -282,8 +273,6 @@ def test_discrete_actions_are_refused() -> None:
         DeviceEnv(world, "like")
 
 
-# -------------------------------------------------------------------------------------------------------------- actions
-
 INFINITE = (-np.inf, np.inf)
 
 
@@ -317,9 +306,6 @@ def test_the_world_gets_an_action_of_its_own_without_a_graph(dtype: torch.dtype)
     step = env.step(action)  # the world spoils what it gets
     assert torch.equal(action, action_at(0).to(dtype))
     assert not step.reward.requires_grad
-
-
-# ---------------------------------------------------------------------------------------------------- blame, render, close
 
 
 class Lying(IsaacLike):

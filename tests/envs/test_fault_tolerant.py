@@ -146,9 +146,6 @@ def test_without_failures_it_says_what_any_loop_says() -> None:
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------- one failure
-
-
 @pytest.mark.parametrize("fault", CAUSES)
 def test_a_failure_in_a_step_is_a_gap_and_the_next_episode_begins(fault: str) -> None:
     rows = play(world({(1, 3): fault}), 12)
@@ -259,9 +256,6 @@ def test_bytes_are_not_asked_whether_they_are_finite_but_rewards_are() -> None:
     assert isinstance(env, GymLoop)
     assert env._tolerant is not None
     assert [values.dtype for values in env._tolerant._floats] == [np.float32]
-
-
-# ---------------------------------------------------------------------------------------------------------------- quarantine
 
 
 @pytest.mark.parametrize("fault", ["raise", "shape", "nan"])
@@ -383,9 +377,6 @@ def test_the_end_comes_with_the_last_of_several_lanes() -> None:
     with pytest.raises(EnvError, match=r"^no lane of Ill is left: lane 6 of Ill was given up after 3") as caught:
         Row(env, np.zeros(3, np.int64))
     assert caught.value.cause == "quarantine"
-
-
-# --------------------------------------------------------------------------------------------------------------- in the long run
 
 
 def expected(stream: Any, steps: int, rate: float) -> list[tuple[int, str]]:

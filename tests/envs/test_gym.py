@@ -55,9 +55,6 @@ def test_worlds_conform(world: str) -> None:
     check_env(GymConfig(world, args).make)
 
 
-# ---------------------------------------------------------------------------------------------------------------- golden rows
-
-
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
 def test_rows_of_a_counter(ends: str) -> None:
     """Two lanes, episodes of 2 steps: every field written out."""
@@ -151,9 +148,6 @@ def test_the_spec_names_the_world() -> None:
     assert (spec.action.kind, spec.action.size, spec.device, spec.one_per_process) == ("discrete", 2, "cpu", False)
 
 
-# -------------------------------------------------------------------------------------------------------- actions and masks
-
-
 class Recorder(testing.IdentityBox):
     """Keeps the very action objects it was given, as envs with a memory do."""
 
@@ -236,9 +230,6 @@ def test_a_mask_may_be_missing_at_the_end_only() -> None:
     with pytest.raises(EnvError, match=r"gave a wrong answer in step\(\): no 'action_mask' in info") as caught:
         env.step(zeros(env))
     assert caught.value.cause == "shape"
-
-
-# ----------------------------------------------------------------------------------------------------------------- failures
 
 
 def failing(world: str, args: dict[str, Any], **options: Any) -> Env:
@@ -341,9 +332,6 @@ def test_lanes_must_be_alike() -> None:
     sizes = iter([2, 3])
     with pytest.raises(SetupError, match="lane 8 of Odd has other spaces than the lanes before it"):
         GymConfig("Odd", factory=lambda: testing.Identity(next(sizes))).make(range(7, 9))
-
-
-# ------------------------------------------------------------------------------------------------------------- construction
 
 
 class Broken(Counter):
@@ -492,9 +480,6 @@ def test_only_the_first_lane_is_rendered() -> None:
     plain = GymConfig("CartPole-v1").make(range(1))
     plain.reset(streams(range(1)))
     assert plain.render() is None
-
-
-# ------------------------------------------------------------------------------------------------------------- the registry
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import gymnasium
 import pytest
 import torch
 
-from freewheel.envs.isaaclab import MISSING, IsaacConfig
+from freewheel.envs.batched import MISSING, IsaacConfig
 from freewheel.errors import EnvError, SetupError, UsageError
 from freewheel.seeding import training_episodes
 from tests.support.isaac_like import IsaacLike, Traps
@@ -160,9 +160,6 @@ def test_a_window_is_asked_for_by_name(isaac: StandIn) -> None:
 
 def test_a_task_may_name_the_module_that_registers_it(isaac: StandIn) -> None:
     assert IsaacConfig(f"isaaclab:tests.support.isaac_like:{TASK}", device="cpu").make(range(1)).spec.lanes == 1
-
-
-# ---------------------------------------------------------------------------------------------------------- what goes wrong
 
 
 def test_without_isaac_lab_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

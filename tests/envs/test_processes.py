@@ -58,9 +58,6 @@ def takes_at_most(seconds: float) -> Iterator[None]:
     assert time.monotonic() - begun < seconds
 
 
-# -------------------------------------------------------------------------------------------------------------- the same rows
-
-
 def nested() -> gymnasium.Env[Any, Any]:
     """A world of its own spaces, a mask in info, a shaped and scaled action or a shifted one: made here, so sent by value."""
 
@@ -152,9 +149,6 @@ def test_lanes_in_processes_are_told_their_contexts() -> None:
             env.set_context(context)
         assert asked == ["set_context", "set_context"]
         assert env.reset(streams())[:, 1:].tolist() == [drawn(table + 1, own.seed(0)).tolist() for own in streams()]
-
-
-# ---------------------------------------------------------------------------------------------------------------- failures
 
 
 def fails(env: Env, cause: str = "env_error") -> list[str]:
@@ -287,9 +281,6 @@ def test_what_cannot_be_made_is_explained_in_a_line(world: GymConfig, text: str)
         world.make(LANES, processes=True)
     assert str(caught.value).startswith(text)
     assert "\n" not in str(caught.value)
-
-
-# ------------------------------------------------------------------------------------------------------------ comings, goings
 
 
 def test_close_twice_and_nothing_is_left() -> None:

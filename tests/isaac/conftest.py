@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from freewheel.envs.batched import IsaacConfig
 from freewheel.envs.device import DeviceEnv
-from freewheel.envs.isaaclab import IsaacConfig
 
 LANES = 32
 HOVER = IsaacConfig("isaaclab:tests.isaac.hover_task:Local-Hover-Direct", device="cpu", action_bounds=1.0)

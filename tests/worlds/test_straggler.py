@@ -49,9 +49,6 @@ def at_random(seed: int) -> Callable[[NDArray], int]:
     return lambda obs: int(rng.integers(ACTIONS))
 
 
-# -------------------------------------------------------------------------------------------------------------------- times
-
-
 @pytest.mark.parametrize("law", get_args(Law))
 def test_a_law_keeps_its_mean(law: Law) -> None:
     count = 400_000
@@ -139,9 +136,6 @@ def test_a_step_costs_little_beside_its_time() -> None:
     assert min(microseconds() for _ in range(10)) < 30
 
 
-# ----------------------------------------------------------------------------------------------------------------- episodes
-
-
 def test_a_seed_sets_the_episode_whatever_is_done() -> None:
     env = Straggler(mean=1e-6)
     seen, random_return, told = play(env, at_random(0), seed=8)
@@ -194,9 +188,6 @@ def test_chance_earns_next_to_nothing() -> None:
 def test_one_action_for_all_earns_its_share() -> None:
     env = Straggler(length=20_000, mean=0)
     assert play(env, lambda obs: 13, seed=1)[1] / 20_000 == pytest.approx(1 / 16, abs=4 * np.sqrt(15 / 256 / 20_000))
-
-
-# ------------------------------------------------------------------------------------------------------------ a good citizen
 
 
 def test_it_keeps_to_gymnasiums_api() -> None:

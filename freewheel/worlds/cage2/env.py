@@ -14,44 +14,24 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from freewheel.core import NDArray, SeedStream
-from freewheel.worlds.cage2 import replay
-from freewheel.worlds.cage2.network import Draws, Networks
-from freewheel.worlds.cage2.red import Bline, Meander
-from freewheel.worlds.cage2.scenario import (
-    ACTIONS,
-    BIT,
-    FIRST_DECOY,
-    FITS,
-    FOOTHOLD,
-    HOST_OF,
-    HOSTS,
-    LAST_DECOY,
-    NEEDS,
-    OPEN,
-    OPENS,
-    RED_AGENTS,
-    REDS,
-    RESTORE,
-    STEPS,
-    VERB_OF,
-    VERBS,
-    N,
-    check_red,
-)
+from freewheel.worlds.cage2 import scenario as s2
+from freewheel.worlds.cage2.agents import Bline, Meander
+from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SUCCESS, SWEEP, Networks
+from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, N
 
 #: (verb, host) of every decoy that can be placed: it fits the system, and its port is free at the start.
 PLACES = [
     (verb, host)
     for host in range(N)
-    for verb in range(FIRST_DECOY, LAST_DECOY + 1)
-    if FITS[verb, host] and not OPEN[host] & NEEDS[verb]
+    for verb in range(s2.FIRST_DECOY, s2.LAST_DECOY + 1)
+    if s2.FITS[verb, host] and not s2.OPEN[host] & s2.NEEDS[verb]
 ]
 COLUMNS = (
-    *(f"{VERBS[verb - 2]} {HOSTS[host]}" for verb, host in PLACES),
+    *(f"{s2.VERBS[verb - 2]} {HOSTS[host]}" for verb, host in PLACES),
     *(f"scanned {host}" for host in HOSTS),
     *(f"restored {host}" for host in HOSTS),
 )
-_PLACE = np.full((RESTORE + 1, N), -1)  # [verb, host] its column
+_PLACE = np.full((s2.RESTORE + 1, N), -1)  # [verb, host] its column
 for _column, (_verb, _host) in enumerate(PLACES):
     _PLACE[_verb, _host] = _column
 _AT = np.array([host for _, host in PLACES])
@@ -67,24 +47,24 @@ class Memory:
         self._decoys = self.columns[:, : len(PLACES)]
         self._scanned = self.columns[:, len(PLACES) : len(PLACES) + N]
         self._restored = self.columns[:, len(PLACES) + N :]
-        self._ports = np.tile(OPEN, (lanes, 1))  # [B, 13] ports in use
+        self._ports = np.tile(s2.OPEN, (lanes, 1))  # [B, 13] ports in use
 
     def begin(self, lanes: NDArray) -> None:
         """Clear the memory of these lanes: new games start there."""
         self.columns[lanes] = 0.0
-        self._ports[lanes] = OPEN
+        self._ports[lanes] = s2.OPEN
 
     def note(self, action: NDArray, obs: NDArray) -> None:
         """Update the memory with actions [B] and the observations that followed [B, 52]."""
-        verb, host = VERB_OF[action], HOST_OF[action]
-        if (lanes := np.flatnonzero(verb == RESTORE)).size:
+        verb, host = s2.VERB_OF[action], s2.HOST_OF[action]
+        if (lanes := np.flatnonzero(verb == s2.RESTORE)).size:
             at = host[lanes]
-            self._ports[lanes, at] = OPEN[at]
+            self._ports[lanes, at] = s2.OPEN[at]
             self._restored[lanes, at] = 1.0
             self._decoys[lanes] *= at[:, None] != _AT
         column = _PLACE[verb, host]
-        lanes = np.flatnonzero((column >= 0) & (self._ports[np.arange(len(host)), host] & NEEDS[verb] == 0))
-        self._ports[lanes, host[lanes]] |= OPENS[verb[lanes]]
+        lanes = np.flatnonzero((column >= 0) & (self._ports[np.arange(len(host)), host] & s2.NEEDS[verb] == 0))
+        self._ports[lanes, host[lanes]] |= s2.OPENS[verb[lanes]]
         self._decoys[lanes, column[lanes]] = 1.0
         activity = obs[:, : 4 * N].reshape(-1, N, 4)
         scans = (activity[..., 0] == 1) & (activity[..., 1] == 0)
@@ -92,7 +72,7 @@ class Memory:
         self._scanned[fresh] = np.where(scans[fresh], LATEST, np.minimum(self._scanned[fresh], EARLIER))
 
 
-BLINE, MEANDER, ASLEEP = range(len(RED_AGENTS))
+BLINE, MEANDER, ASLEEP = range(len(s2.RED_AGENTS))
 #: Hosts that green scans now and then, if it is active.
 GREEN_HOSTS = np.array([h for h, name in enumerate(HOSTS) if name.startswith(("User", "Enterprise"))])
 GREEN_ACTS = 0.5
@@ -113,23 +93,19 @@ class Turn:
 class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
     """Many games. The random events of an episode depend only on its seed, not on the other lanes."""
 
-    metadata = {  # noqa: RUF012 - Gymnasium's name and type
-        "render_modes": [],
-        "autoreset_mode": AutoresetMode.DISABLED,
-        "lane_seeds": True,
-    }
+    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.DISABLED, "lane_seeds": True}  # noqa: RUF012
 
     def __init__(
         self,
         num_envs: int = 1,
         red_agent: str = "B_lineAgent",
-        max_episode_steps: int = STEPS,
+        max_episode_steps: int = s2.STEPS,
         green: bool = False,
         memory: bool = False,
     ) -> None:
-        check_red(red_agent)
+        s2.check_red(red_agent)
         self.num_envs, self._limit, self._green = num_envs, max_episode_steps, green
-        self._red = REDS.index(red_agent)
+        self._red = s2.REDS.index(red_agent)
         self.nets = Networks(num_envs)
         self._memory = Memory(num_envs) if memory else None
         self._bline, self._meander = Bline(num_envs), Meander(num_envs)
@@ -182,7 +158,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
     def _begin(self, lanes: NDArray, key: NDArray) -> None:
         self._key[lanes] = key
         entry, choice = _uniform(_mix(key + _SECOND))
-        if self._red == len(RED_AGENTS):
+        if self._red == len(s2.RED_AGENTS):
             self._which[lanes] = np.where(choice < 0.5, BLINE, MEANDER)
         self.nets.begin(lanes)
         self._bline.begin(lanes, entry)
@@ -198,7 +174,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         choice, green = _uniform(_mix(base + _GOLDEN))
         blue_success = self.nets.blue(actions)
         kind, target = self._red_acts(choice)
-        self._success, self._shown = self.nets.red(kind, target, Draws(exploit, notice))
+        self._success, self._shown = self.nets.red(kind, target, exploit, notice)
         self.turn = Turn(actions, blue_success, kind, target, self._success)
         reward = self.nets.reward()
         self.nets.observe(self._green_scans(green) if self._green else None)
@@ -216,13 +192,9 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         if self._red == ASLEEP:
             return np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, np.int64)
         straight = self._which == BLINE
-        pairs = zip(
-            self._bline.act(self._success, self._shown),
-            self._meander.act(self._success, self.nets, choice),
-            strict=True,
-        )
-        kind, target = (np.where(straight, one, other) for one, other in pairs)
-        return kind, target
+        one = self._bline.act(self._success, self._shown)
+        other = self._meander.act(self._success, self.nets, choice)
+        return np.where(straight, one[0], other[0]), np.where(straight, one[1], other[1])
 
     def _green_scans(self, chance: NDArray) -> NDArray:
         which = ((chance / GREEN_ACTS) * len(GREEN_HOSTS)).astype(np.int64)
@@ -234,7 +206,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         return np.concatenate((self.nets.obs, self._memory.columns), axis=1)
 
     def _info(self) -> dict[str, Any]:
-        return {"compromised": self.nets.among(self.nets.held & ~BIT[FOOTHOLD])}
+        return {"compromised": self.nets.among(self.nets.held & ~s2.BIT[s2.FOOTHOLD])}
 
 
 class Cage2(gymnasium.Env[NDArray, np.int64]):
@@ -243,11 +215,7 @@ class Cage2(gymnasium.Env[NDArray, np.int64]):
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - as gymnasium declares it
 
     def __init__(
-        self,
-        red_agent: str = "B_lineAgent",
-        green: bool = False,
-        memory: bool = False,
-        render_mode: str | None = None,
+        self, red_agent: str = "B_lineAgent", green: bool = False, memory: bool = False, render_mode: str | None = None
     ) -> None:
         self.games = Cage2Vector(1, red_agent, sys.maxsize, green, memory)
         self.observation_space = self.games.single_observation_space
@@ -270,20 +238,43 @@ class Cage2(gymnasium.Env[NDArray, np.int64]):
         return obs[0], self._rewards[-1], bool(terminated[0]), bool(truncated[0]), last
 
     def render(self) -> str:
-        """The last step as text."""
+        """The last step as a row under a headline: it fits a terminal of 80 columns."""
         turn, nets = self.games.turn, self.games.nets
         if not self._rewards or turn is None:
-            return replay.HEADLINE
+            return f"{'':>3} {'blue':<29} {'red':<33} {'cost':>5} {'total':>6}"
         kind, target = int(turn.red_kind[0]), int(turn.red_target[0])
-        red = replay.red_in_words(
-            kind,
-            target,
-            bool(turn.red_success[0]),
-            access=int(nets.access[0, target]),
-            noticed=bool(nets.obs[0, 4 * target + 1]),
-        )
-        blue = replay.blue_in_words(int(turn.blue[0]), int(turn.blue_success[0]))
-        return replay.line(len(self._rewards), blue, red, self._rewards[-1], sum(self._rewards))
+        access, noticed = int(nets.access[0, target]), bool(nets.obs[0, 4 * target + 1])
+        red = _red_in_words(kind, target, bool(turn.red_success[0]), access, noticed)
+        blue = _blue_in_words(int(turn.blue[0]), int(turn.blue_success[0]))
+        cost = f"{self._rewards[-1]:.1f}" if self._rewards[-1] else ""
+        return f"{len(self._rewards):>3} {blue:<29} {red:<33} {cost:>5} {sum(self._rewards):>6.1f}"
+
+
+def _blue_in_words(action: int, success: int) -> str:
+    """What blue did."""
+    verb, _, host = ACTIONS[action].partition(" ")
+    if verb.startswith("Decoy"):
+        decoy = f"{verb.removeprefix('Decoy')}, {host}"
+        return f"decoy {decoy}" if success == SUCCESS else f"no room: {decoy}"
+    plain = {"Sleep": "sleeps", "Monitor": "watches", "Analyse": "analyses", "Remove": "cleans", "Restore": "restores"}
+    return f"{plain[verb]} {host}".rstrip()
+
+
+def _red_in_words(kind: int, target: int, success: bool, access: int, noticed: bool) -> str:
+    """What red did, how far it got (access to its target after this step), and whether blue saw an exploit."""
+    if kind == SWEEP:
+        return f"sweeps the {s2.SUBNETS[target]} subnet" + ("" if success else ": no way in")
+    host = HOSTS[target]
+    seen = "seen" if noticed else "unseen"
+    if kind == SCAN:
+        return f"scans {host}"
+    if kind == EXPLOIT:
+        return f"enters {host} as {('', 'user', 'root')[access]}, {seen}" if success else f"fails to enter {host}"
+    if kind == ESCALATE:
+        return f"becomes root on {host}" if success else f"has lost {host}"
+    if kind == IMPACT:
+        return f"stops the service on {host}" if success else f"cannot harm {host}"
+    return "sleeps"
 
 
 def _mix(state: NDArray) -> NDArray:

@@ -2,52 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from freewheel.core import NDArray
-from freewheel.worlds.cage2.scenario import (
-    ANALYSE,
-    BIT,
-    BRUTE_FORCE,
-    CONNECTIONS,
-    COST,
-    DISTINCT,
-    DOWN_COST,
-    FIRST_DECOY,
-    FITS,
-    FOOTHOLD,
-    GAINS,
-    GATEWAYS,
-    HOST_OF,
-    LAST_DECOY,
-    MEMBERS,
-    NEEDS,
-    NOTHING,
-    OP_SERVER,
-    OPEN,
-    OPENS,
-    OPERATIONAL,
-    PORT_MEMBER,
-    PORT_SIZE,
-    RED_KINDS,
-    REFUSED,
-    REMOVE,
-    RESTORE,
-    RESTORE_COST,
-    REVEALS,
-    ROOT,
-    SLEEP,
-    SQL,
-    SUBNET_OF,
-    TOP,
-    VERB_OF,
-    WEB,
-    N,
-)
+from freewheel.worlds.cage2 import scenario as s2
+from freewheel.worlds.cage2.scenario import N
 
-SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = range(1, len(RED_KINDS))
+SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = range(1, len(s2.RED_KINDS))
 FAILURE, SUCCESS, UNKNOWN = 0, 1, 2
 NOTICED = 0.95  # probability that blue sees the process of a new session; after a brute force it never does
 PREFERENCE = 0.75  # for the most promising exploit; otherwise one of the others
@@ -58,17 +19,9 @@ BELIEF = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float32)  # [4, 2]
 #: What blue has just seen on a host, likewise.
 QUIET, SCANNED, EXPLOITED = range(3)
 ACTIVITY = np.array([[0, 0], [1, 0], [1, 1]], np.float32)  # [3, 2]
-_WEB = sum(1 << port for port in WEB)
+_WEB = sum(1 << port for port in s2.WEB)
 _PER_HOST = ("root", "seen", "unseen", "files", "decoys", "decoy_ports", "belief", "ports")
 _PER_GAME = ("rooted", "held", "known", "named", "scanned", "subnets", "ot_up", "ot_stoppable", "ot_known", "obs")
-
-
-@dataclass(frozen=True)
-class Draws:
-    """[B] each in [0, 1): the random numbers of an action of red."""
-
-    exploit: NDArray  # which of the exploits it knows of
-    notice: NDArray  # whether a new session is seen; or which session is escalated
 
 
 class Networks:
@@ -94,9 +47,7 @@ class Networks:
         self.scanned = np.zeros(lanes, np.int64)  # whose ports;
         self.subnets = np.zeros(lanes, np.int64)  # which subnets
         self.ot_up = np.ones(lanes, np.bool_)
-        self.ot_stoppable = np.ones(
-            lanes, np.bool_
-        )  # a restored service has lost its process: stopping it does nothing
+        self.ot_stoppable = np.ones(lanes, np.bool_)  # not after a restore: the service has lost its process
         self.ot_known = np.zeros(lanes, np.bool_)
         self.obs = np.zeros((lanes, N * 4), np.float32)
         self._view = self.obs.reshape(cells, 4)
@@ -107,16 +58,14 @@ class Networks:
         self._restored = np.zeros(lanes, np.bool_)
         self.begin(np.arange(lanes))
 
-    # ------------------------------------------------------------------------------------------------------- lanes
-
     def begin(self, lanes: NDArray) -> None:
         """New games in these lanes."""
         cells = self._cells(lanes)
         for name in _PER_HOST:
             getattr(self, name)[cells] = 0
         self._view[cells] = 0.0
-        foothold = BIT[FOOTHOLD]
-        self.root[self._base[lanes] + FOOTHOLD] = 1
+        foothold = s2.BIT[s2.FOOTHOLD]
+        self.root[self._base[lanes] + s2.FOOTHOLD] = 1
         self.rooted[lanes] = self.held[lanes] = self.known[lanes] = self.named[lanes] = foothold
         self.scanned[lanes], self.subnets[lanes] = 0, 1
         self.ot_up[lanes] = self.ot_stoppable[lanes] = True
@@ -137,7 +86,7 @@ class Networks:
 
     def among(self, sets: NDArray) -> NDArray:
         """[B, 13] whether each host is in its game's set."""
-        return np.asarray((sets[:, None] & BIT) != 0)
+        return np.asarray((sets[:, None] & s2.BIT) != 0)
 
     @property
     def access(self) -> NDArray:
@@ -149,28 +98,26 @@ class Networks:
         """[B, 13] how many red has."""
         return (self.root + self.seen + self.unseen).reshape(self.lanes, N)
 
-    # -------------------------------------------------------------------------------------------------------- blue
-
     def blue(self, action: NDArray) -> NDArray:
         """Blue acts; returns [B] the success that blue sees."""
-        verb, cell = VERB_OF[action], self._base + HOST_OF[action]
-        success = np.where(verb == SLEEP, UNKNOWN, SUCCESS)
+        verb, cell = s2.VERB_OF[action], self._base + s2.HOST_OF[action]
+        success = np.where(verb == s2.SLEEP, UNKNOWN, SUCCESS)
         self._placed[:] = -1
-        analysed = cell[verb == ANALYSE]
+        analysed = cell[verb == s2.ANALYSE]
         self._found = analysed[self.files[analysed] > 0]
-        if (lanes := np.flatnonzero(verb == REMOVE)).size:
+        if (lanes := np.flatnonzero(verb == s2.REMOVE)).size:
             self._remove(lanes, cell[lanes])
-        self._restored = verb == RESTORE
+        self._restored = verb == s2.RESTORE
         if (lanes := np.flatnonzero(self._restored)).size:
             self._restore(lanes, cell[lanes])
-        if (lanes := np.flatnonzero((verb >= FIRST_DECOY) & (verb <= LAST_DECOY))).size:
+        if (lanes := np.flatnonzero((verb >= s2.FIRST_DECOY) & (verb <= s2.LAST_DECOY))).size:
             success[lanes] = self._pretend(lanes, cell[lanes], verb[lanes])
         return success
 
     def _remove(self, lanes: NDArray, cells: NDArray) -> None:
         self.seen[cells] = 0
         lost = (self.root[cells] == 0) & (self.unseen[cells] == 0)
-        self.held[lanes] &= ~np.where(lost, BIT[cells % N], 0)
+        self.held[lanes] &= ~np.where(lost, s2.BIT[cells % N], 0)
         suspected = cells[self.belief[cells] != NO]
         self._believe(suspected, np.full(len(suspected), UNSURE))
 
@@ -178,85 +125,87 @@ class Networks:
         host = cells % N
         for counts in (self.seen, self.unseen, self.files, self.decoys, self.decoy_ports):
             counts[cells] = 0
-        self.root[cells] = host == FOOTHOLD
-        kept = ~np.where(host == FOOTHOLD, 0, BIT[host])
+        self.root[cells] = host == s2.FOOTHOLD
+        kept = ~np.where(host == s2.FOOTHOLD, 0, s2.BIT[host])
         self.held[lanes] &= kept
         self.rooted[lanes] &= kept
-        server = lanes[host == OP_SERVER]
+        server = lanes[host == s2.OP_SERVER]
         self.ot_up[server], self.ot_stoppable[server] = True, False
         self._believe(cells, np.full(len(cells), NO))
 
     def _pretend(self, lanes: NDArray, cells: NDArray, verb: NDArray) -> NDArray:
         host = cells % N
-        fits = FITS[verb, host] & ((OPEN[host] | self.decoy_ports[cells]) & NEEDS[verb] == 0)
+        fits = s2.FITS[verb, host] & ((s2.OPEN[host] | self.decoy_ports[cells]) & s2.NEEDS[verb] == 0)
         placed = cells[fits]
-        self.decoy_ports[placed] |= OPENS[verb[fits]]
+        self.decoy_ports[placed] |= s2.OPENS[verb[fits]]
         self.decoys[placed] += 1
         self._placed[lanes[fits]] = placed
         return np.asarray(fits)
 
-    # --------------------------------------------------------------------------------------------------------- red
+    def red(self, kind: NDArray, target: NDArray, exploit: NDArray, notice: NDArray) -> tuple[NDArray, NDArray]:
+        """Red acts after blue; returns [B] whether it succeeds, and whether a scan or sweep found anything.
 
-    def red(self, kind: NDArray, target: NDArray, draws: Draws) -> tuple[NDArray, NDArray]:
-        """Red acts after blue; returns [B] whether it succeeds, and whether a scan or sweep found anything."""
+        [B] random numbers in [0, 1): `exploit` chooses an exploit; `notice` decides whether a new session is seen, or which
+        session is escalated.
+        """
         success = np.zeros(self.lanes, np.bool_)
         shown = np.ones(self.lanes, np.bool_)
         traces = Traces(self.lanes)
-        way = (self.held & GATEWAYS) != 0  # into the Operational subnet
+        way = (self.held & s2.GATEWAYS) != 0  # into the Operational subnet
         if (lanes := np.flatnonzero(kind == SWEEP)).size:
-            members = MEMBERS[target[lanes]]
-            success[lanes] = reached = way[lanes] | (members != OPERATIONAL)
+            members = s2.MEMBERS[target[lanes]]
+            success[lanes] = reached = way[lanes] | (members != s2.OPERATIONAL)
             self.known[lanes] |= np.where(reached, members, 0)
         if (lanes := np.flatnonzero(kind == SCAN)).size:
             success[lanes] = True
             shown[lanes] = reached = self._reachable(lanes, target, way)
             self._scan(lanes[reached], target[lanes[reached]], traces)
         if (lanes := np.flatnonzero(kind == EXPLOIT)).size:
-            lanes = lanes[(self.scanned[lanes] & BIT[target[lanes]]) != 0]
+            lanes = lanes[(self.scanned[lanes] & s2.BIT[target[lanes]]) != 0]
             lanes = lanes[self._reachable(lanes, target, way)]
-            success[lanes] = self._exploit(lanes, target[lanes], draws, traces)
+            success[lanes] = self._exploit(lanes, target[lanes], (exploit[lanes], notice[lanes]), traces)
         if (lanes := np.flatnonzero(kind == ESCALATE)).size:
-            lanes = lanes[(self.held[lanes] & BIT[target[lanes]]) != 0]
-            self._escalate(lanes, target[lanes], draws.notice[lanes])
+            lanes = lanes[(self.held[lanes] & s2.BIT[target[lanes]]) != 0]
+            self._escalate(lanes, target[lanes], notice[lanes])
             success[lanes] = True
         if (lanes := np.flatnonzero(kind == IMPACT)).size:
-            lanes = lanes[((self.held[lanes] & BIT[OP_SERVER]) != 0) & self.ot_known[lanes]]
+            lanes = lanes[((self.held[lanes] & s2.BIT[s2.OP_SERVER]) != 0) & self.ot_known[lanes]]
             self.ot_up[lanes] &= ~self.ot_stoppable[lanes]
             success[lanes] = True
         self._traces, self._target = traces, target
         return success, shown
 
     def _reachable(self, lanes: NDArray, target: NDArray, way: NDArray) -> NDArray:
-        return np.asarray(way[lanes] | ((BIT[target[lanes]] & OPERATIONAL) == 0))
+        return np.asarray(way[lanes] | ((s2.BIT[target[lanes]] & s2.OPERATIONAL) == 0))
 
     def _scan(self, lanes: NDArray, host: NDArray, traces: Traces) -> None:
         cells = self._base[lanes] + host
-        self.ports[cells] = OPEN[host] | self.decoy_ports[cells]
-        self.scanned[lanes] |= BIT[host]
+        self.ports[cells] = s2.OPEN[host] | self.decoy_ports[cells]
+        self.scanned[lanes] |= s2.BIT[host]
         traces.scanned[lanes] = 1
 
-    def _exploit(self, lanes: NDArray, host: NDArray, draws: Draws, traces: Traces) -> NDArray:
+    def _exploit(self, lanes: NDArray, host: NDArray, draws: tuple[NDArray, NDArray], traces: Traces) -> NDArray:
         cells = self._base[lanes] + host
-        exploit = choose_exploit(self.ports[cells], draws.exploit[lanes])
-        gain = GAINS[host, exploit]
-        brute, trapped = exploit == BRUTE_FORCE, (self.decoy_ports[cells] >> exploit & 1).astype(np.bool_)
-        landed = (gain != NOTHING) & (gain != REFUSED)
+        exploit = choose_exploit(self.ports[cells], draws[0])
+        gain = s2.GAINS[host, exploit]
+        brute, trapped = exploit == s2.BRUTE_FORCE, (self.decoy_ports[cells] >> exploit & 1).astype(np.bool_)
+        landed = (gain != s2.NOTHING) & (gain != s2.REFUSED)
         # What blue sees: one connection, two if a decoy answered, many for a brute force.
-        there = (gain != NOTHING) | trapped
-        attempts = np.where(brute, BRUTE_ATTEMPTS + landed, 1 + ((gain == NOTHING) & trapped))
-        noticed = landed & ~brute & (draws.notice[lanes] < NOTICED)
+        there = (gain != s2.NOTHING) | trapped
+        attempts = np.where(brute, BRUTE_ATTEMPTS + landed, 1 + ((gain == s2.NOTHING) & trapped))
+        noticed = landed & ~brute & (draws[1] < NOTICED)
         traces.port[lanes] = np.where(there, exploit, -1)
         traces.entries[lanes] = np.where(there, attempts + noticed, 0)
         traces.noticed[lanes] = noticed
-        as_root = gain == ROOT
+        as_root = gain == s2.ROOT
         self.root[cells] += as_root
         self.seen[cells] += noticed & ~as_root
         self.unseen[cells] += landed & ~noticed & ~as_root
         self.files[cells] += landed & ~brute
-        bit = np.where(landed, BIT[host], 0)
+        bit = np.where(landed, s2.BIT[host], 0)
         self.held[lanes] |= bit
         self.named[lanes] |= bit
-        self.rooted[lanes] |= np.where(as_root, BIT[host], 0)
+        self.rooted[lanes] |= np.where(as_root, s2.BIT[host], 0)
         return np.asarray(landed)
 
     def _escalate(self, lanes: NDArray, host: NDArray, chance: NDArray) -> None:
@@ -269,16 +218,14 @@ class Networks:
         self.unseen[climbing] -= ~from_seen
         self.root[climbing] = 1
         self.files[climbing] += 1
-        self.rooted[lanes] |= BIT[host]
-        self.known[lanes] |= REVEALS[host]
-        self.subnets[lanes] |= 1 << SUBNET_OF[host]
-        self.ot_known[lanes] |= host == OP_SERVER
-
-    # ------------------------------------------------------------------------------------------- rewards and observations
+        self.rooted[lanes] |= s2.BIT[host]
+        self.known[lanes] |= s2.REVEALS[host]
+        self.subnets[lanes] |= 1 << s2.SUBNET_OF[host]
+        self.ot_known[lanes] |= host == s2.OP_SERVER
 
     def reward(self) -> NDArray:
         """[B] float64, to the tenth."""
-        tenths = COST[self.rooted] + DOWN_COST * ~self.ot_up + RESTORE_COST * self._restored
+        tenths = s2.COST[self.rooted] + s2.DOWN_COST * ~self.ot_up + s2.RESTORE_COST * self._restored
         return np.asarray(tenths / -10.0)
 
     def observe(self, green: NDArray | None = None) -> NDArray:
@@ -310,11 +257,13 @@ class Networks:
         seen = np.flatnonzero(entries + scans > 0)
         lanes, cells, entries, scans, noticed = lanes[seen], cells[seen], entries[seen], scans[seen], noticed[seen]
         host, placed = cells % N, self._placed[lanes] == cells
-        new_ports = PORT_SIZE[self.decoy_ports[cells] & ~OPEN[host]]
+        new_ports = s2.PORT_SIZE[self.decoy_ports[cells] & ~s2.OPEN[host]]
         port = traces.port[lanes]
-        others = (port >= 0) & ((scans == 0) | ((OPEN[host] | self.decoy_ports[cells]) >> np.maximum(port, 0) & 1 == 0))
-        different = np.where(scans > 0, DISTINCT[host] + new_ports, 0) + others + noticed
-        count = placed + entries + scans * (CONNECTIONS[host] + self.decoys[cells])
+        others = (port >= 0) & (
+            (scans == 0) | ((s2.OPEN[host] | self.decoy_ports[cells]) >> np.maximum(port, 0) & 1 == 0)
+        )
+        different = np.where(scans > 0, s2.DISTINCT[host] + new_ports, 0) + others + noticed
+        count = placed + entries + scans * (s2.CONNECTIONS[host] + self.decoys[cells])
         activity = np.where(placed, QUIET, SCANNED)
         activity[noticed | ((count >= 3) & (different == 1))] = EXPLOITED
         activity[(count >= 3) & (different >= 3)] = SCANNED
@@ -340,10 +289,10 @@ class Traces:
 
 def choose_exploit(ports: NDArray, chance: NDArray) -> NDArray:
     """[B] the exploit that red chooses from the open ports it knows: the most promising, or one of the others."""
-    ports = np.where(ports & _WEB == 0, ports & ~np.uint8(1 << SQL), ports)
-    top = TOP[ports]
+    ports = np.where(ports & _WEB == 0, ports & ~np.uint8(1 << s2.SQL), ports)
+    top = s2.TOP[ports]
     others = ports & ~(1 << top).astype(np.uint8)
-    count = PORT_SIZE[others]
+    count = s2.PORT_SIZE[others]
     which = ((chance - PREFERENCE) / (1.0 - PREFERENCE) * count).astype(np.int64)
     prefers = (chance < PREFERENCE) | (count == 0)
-    return np.where(prefers, top, PORT_MEMBER[others, np.maximum(which, 0)])
+    return np.where(prefers, top, s2.PORT_MEMBER[others, np.maximum(which, 0)])

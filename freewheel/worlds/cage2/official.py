@@ -21,7 +21,7 @@ from freewheel.envs.loop import GymLoop
 from freewheel.errors import UsageError
 from freewheel.seeding import evaluation_episodes, generator
 from freewheel.worlds.cage2 import cyborg, family
-from freewheel.worlds.cage2.defenders import SIMPLE, simple_returns
+from freewheel.worlds.cage2.agents import DEFENDERS, simple_returns
 from freewheel.worlds.cage2.scenario import RED_AGENTS, STEPS
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def comparison_table(config: Config, mean: float) -> Table:
     assert isinstance(config.env, GymConfig), "the fast environment is one"
     red, steps = str(config.env.args["red_agent"]), config.env.max_episode_steps or STEPS
     scores = [(mean, THIS)]
-    for name, who in SIMPLE.items():
+    for name, who in DEFENDERS.items():
         scores.append((float(simple_returns(name, red, steps, SIMPLE_EPISODES).mean()), f"{who}, measured now"))
     if red in ATTACKERS and steps in LENGTHS:
         column = ATTACKERS.index(red) * len(LENGTHS) + LENGTHS.index(steps)

@@ -108,7 +108,7 @@ DECOYS = {
     "DecoyVsftpd": Decoy(80, 21, False),
 }
 
-# ------------------------------------------------------------------------------- the same, to look up many games at once
+# The same tables, to look up many games at once.
 # A set of hosts is a number with bit h for host h; a set of exploitable ports one with bit p for PORTS[p].
 
 BIT = 1 << np.arange(N)  # [13]
@@ -124,13 +124,9 @@ for _h, _host in enumerate(_HOSTS):
     for _port, _gain in _host.gains:
         GAINS[_h, PORTS.index(_port)] = _gain
 _PORT_BIT = {port: 1 << p for p, port in enumerate(PORTS)}
-OPEN = np.array(
-    [sum(_PORT_BIT.get(port, 0) for port in set(host.open)) for host in _HOSTS], np.uint8
-)  # [13] sets of ports
+OPEN = np.array([sum(_PORT_BIT.get(port, 0) for port in set(host.open)) for host in _HOSTS], np.uint8)  # [13] sets
 CONNECTIONS = np.array([len(host.open) for host in _HOSTS])  # [13]
-DISTINCT = np.array(
-    [len(set(host.open)) for host in _HOSTS]
-)  # [13] different ports, including those that cannot be exploited
+DISTINCT = np.array([len(set(host.open)) for host in _HOSTS])  # [13] ports, also those that cannot be exploited
 
 SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE = 0, 1, 2, 3, len(VERBS) + 1
 FIRST_DECOY, LAST_DECOY = ANALYSE + VERBS.index("DecoyApache"), ANALYSE + VERBS.index("DecoyVsftpd")

@@ -46,38 +46,26 @@ LAST, TASK = slice(10, None), 10
 class DroneConfig(BodyConfig, TerrainConfig):
     """Everything about the world that can be chosen; see also BodyConfig and TerrainConfig."""
 
-    episode_seconds: float = 20.0
-    """Seconds after which an episode is truncated."""
+    episode_seconds: float = 20.0  # seconds after which an episode is truncated
     compute_final_obs: bool = False
     """Whether extras["final_obs"] holds what was observed at the end of episodes; it costs a second observation per step."""
     bounded_actions: bool = True
     """Whether the action space is Box(-1, 1) or, as Isaac Lab has it, unbounded; actions are clipped to ±1 all the same."""
-    level: int = 0
-    """Where every lane begins."""
+    level: int = 0  # where every lane begins
+    # whether a lane goes up a level when it reaches its goal, and down when it crashes before half of its way
     curriculum: bool = False
-    """Whether a lane goes up a level when it reaches its goal, and down when it crashes before half of its way."""
-    wind: float = 0.5
-    """m/s at most along x and y, constant in an episode."""
-    load_spread: float = 0.05
-    """An episode's mass and inertia are up to so much larger or smaller."""
-    goal_radius: float = 1.0
-    """m: nearer to the goal than this is there."""
-    max_height: float = 5.0
-    """m above ground: higher counts as a crash."""
-    max_tilt: float = 75.0
-    """degrees: more counts as a crash."""
-    view_radius: float = 3.0
-    """m: cells of the map whose middle is nearer than this are seen."""
-    reward_progress: float = 1.0
-    """For each metre nearer to the goal."""
-    reward_cell: float = 0.05
-    """For each cell of the map, a square metre, that is seen for the first time."""
+    wind: float = 0.5  # m/s at most along x and y, constant in an episode
+    load_spread: float = 0.05  # an episode's mass and inertia are up to so much larger or smaller
+    goal_radius: float = 1.0  # m: nearer to the goal than this is there
+    max_height: float = 5.0  # m above ground: higher counts as a crash
+    max_tilt: float = 75.0  # degrees: more counts as a crash
+    view_radius: float = 3.0  # m: cells of the map whose middle is nearer than this are seen
+    reward_progress: float = 1.0  # for each metre nearer to the goal
+    reward_cell: float = 0.05  # for each cell of the map, a square metre, that is seen for the first time
     reward_success: float = 10.0
     reward_crash: float = -10.0
-    reward_effort: float = -0.02
-    """Times the mean square of the action."""
-    reward_proximity: float = -0.1
-    """At a touch; nothing from a metre on."""
+    reward_effort: float = -0.02  # times the mean square of the action
+    reward_proximity: float = -0.1  # at a touch; nothing from a metre on
 
 
 class RoughDrone(gymnasium.Env[Obs, Tensor]):
@@ -107,12 +95,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
     }
 
     def __init__(
-        self,
-        num_envs: int = 64,
-        device: str = "cpu",
-        seed: int = 0,
-        cfg: DroneConfig | None = None,
-        **options: Any,
+        self, num_envs: int = 64, device: str = "cpu", seed: int = 0, cfg: DroneConfig | None = None, **options: Any
     ) -> None:
         self.cfg = _configured(cfg or DroneConfig(), options)
         self.num_envs, self.device = num_envs, str(device)
@@ -135,11 +118,8 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         self._down = torch.tensor(((0.0, 0.0, -1.0),), device=self.device)  # [1, 3]
         self._middles = torch.arange(cells, device=self.device) + 0.5  # [G] of the map's cells, which are a metre wide
         self._body, self._task = zeros(STATE), zeros(TASK + cfg.action_size)
-        self._level, self._tile, self._length = (
-            zeros(dtype=torch.int32),
-            zeros(dtype=torch.int32),
-            zeros(dtype=torch.int64),
-        )
+        self._level, self._tile = zeros(dtype=torch.int32), zeros(dtype=torch.int32)
+        self._length = zeros(dtype=torch.int64)
         self._seen = zeros(cells, cells, dtype=torch.bool)  # by y and x
         self._reward, self._terminated, self._truncated = zeros(), zeros(dtype=torch.bool), zeros(dtype=torch.bool)
         self._measures = torch.zeros(len(MEASURES), lanes, device=self.device)
@@ -171,8 +151,6 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         answers = [self._reward, self._terminated, self._truncated, self._measures]
         return [*state, *answers, *self._obs.values(), *self._final.values()]
 
-    # ------------------------------------------------------------------------------------------------- what a user calls
-
     @torch.no_grad()
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset all lanes to the first level; a seed makes everything after it repeatable."""
@@ -186,9 +164,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         return self._obs, self.extras
 
     @torch.no_grad()
-    def step(  # type: ignore[override]
-        self, action: Tensor
-    ) -> tuple[Obs, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, action: Tensor) -> tuple[Obs, Tensor, Tensor, Tensor, dict[str, Any]]:  # type: ignore[override]
         self._length += 1
         sane = (action == action).all(1, keepdim=True)
         action = action.detach().nan_to_num(0.0).clamp(-1, 1)
@@ -203,8 +179,6 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         for name, final in self._final.items():
             torch.where(over[:, None], final, self._obs[name], out=final)
         return self._obs, self._reward, self._terminated, self._truncated, self.extras
-
-    # --------------------------------------------------------------------------------------------------- what a step does
 
     def _judge(self, sane: Tensor) -> Tensor:
         """Reward, flags and measures of the state just reached; which lanes are over [N]."""
@@ -305,9 +279,9 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         return {"policy": plain + lidar, "critic": plain + truth}
 
 
-def _pick(die: Tensor, count: int) -> Tensor:
+def _pick(share: Tensor, count: int) -> Tensor:
     """A whole number below `count` from a random number in [0, 1)."""
-    return (die * count).int().clamp(max=count - 1)
+    return (share * count).int().clamp(max=count - 1)
 
 
 def _configured(cfg: DroneConfig, options: dict[str, Any]) -> DroneConfig:

@@ -14,13 +14,9 @@ Control: TypeAlias = Literal["velocity", "thrust"]
 GRAVITY = 9.81
 #: Columns of a body's state: position [m] and velocity [m/s] in the world, attitude (wxyz, body to world), angular velocity
 #: in the body [rad/s], and what the motors give now: thrust over mass [m/s²] and moment over inertia [rad/s²].
-COLUMNS = POSITION, VELOCITY, ATTITUDE, OMEGA, MOTOR = (
-    slice(0, 3),
-    slice(3, 6),
-    slice(6, 10),
-    slice(10, 13),
-    slice(13, 17),
-)
+COLUMNS = POSITION, VELOCITY, ATTITUDE, OMEGA, MOTOR = [
+    slice(start, stop) for start, stop in ((0, 3), (3, 6), (6, 10), (10, 13), (13, 17))
+]
 STATE = 17
 
 VELOCITY_GAIN = 2.5  # 1/s
@@ -35,26 +31,16 @@ class BodyConfig:
     control: Control = "velocity"
     """velocity: 3 actions, the velocity wanted in the heading frame over max_speed. thrust: 4, collective thrust (-1 none, 1
     all of it) and the moments about x, y, z over max_moment."""
-    max_speed: float = 3.0
-    """m/s along each axis at an action of 1."""
-    physics_dt: float = 0.01
-    """Seconds of one substep."""
-    decimation: int = 10
-    """Substeps of one step."""
-    mass: float = 0.8
-    """kg."""
-    inertia: tuple[float, float, float] = (0.005, 0.005, 0.009)
-    """kg m² about the body's axes."""
-    thrust_to_weight: float = 2.0
-    """Largest thrust divided by the weight."""
-    max_moment: tuple[float, float, float] = (0.2, 0.2, 0.09)
-    """N m about the body's axes."""
-    motor_tau: float = 0.03
-    """Seconds after which the motors have followed 63 % of a step; 0: immediately."""
-    drag_linear: float = 0.1
-    """N per m/s through the air."""
-    drag_quadratic: float = 0.02
-    """N per (m/s)² through the air."""
+    max_speed: float = 3.0  # m/s along each axis at an action of 1
+    physics_dt: float = 0.01  # seconds of one substep
+    decimation: int = 10  # substeps of one step
+    mass: float = 0.8  # kg
+    inertia: tuple[float, float, float] = (0.005, 0.005, 0.009)  # kg m² about the body's axes
+    thrust_to_weight: float = 2.0  # largest thrust divided by the weight
+    max_moment: tuple[float, float, float] = (0.2, 0.2, 0.09)  # N m about the body's axes
+    motor_tau: float = 0.03  # seconds after which the motors have followed 63 % of a step; 0: immediately
+    drag_linear: float = 0.1  # N per m/s through the air
+    drag_quadratic: float = 0.02  # N per (m/s)² through the air
 
     @property
     def step_dt(self) -> float:

@@ -28,26 +28,17 @@ NOWHERE = (1000.0, 1000.0, 0.0)  # stands for a pillar that is not there
 class TerrainConfig:
     """The ground, and the sensors that look at it."""
 
-    levels: int = 6
-    """Level 0 is nearly flat with few pillars and near goals; the last is rough and dense with far ones."""
-    tiles_per_level: int = 4
-    """Different pieces of ground of each level."""
-    tile_size: float = 24.0
-    """m, the side of a tile: the world of one episode."""
-    resolution: float = 0.2
-    """m between two heights."""
-    lidar: bool = True
-    """Whether the policy observes it. The lidar is held level and turns with the nose."""
-    lidar_channels: int = 8
-    """Elevations, evenly from -30 to 15 degrees."""
-    lidar_azimuths: int = 35
-    """Directions all around."""
+    levels: int = 6  # level 0 is nearly flat with few pillars and near goals; the last is rough and dense with far ones
+    tiles_per_level: int = 4  # different pieces of ground of each level
+    tile_size: float = 24.0  # m, the side of a tile: the world of one episode
+    resolution: float = 0.2  # m between two heights
+    lidar: bool = True  # whether the policy observes it. The lidar is held level and turns with the nose
+    lidar_channels: int = 8  # elevations, evenly from -30 to 15 degrees
+    lidar_azimuths: int = 35  # directions all around
+    # points of the ground that are looked up in each direction; between them it is taken to be straight
     lidar_steps: int = 16
-    """Points of the ground that are looked up in each direction; between them it is taken to be straight."""
-    lidar_range: float = 5.0
-    """m: what is farther reads as this."""
-    height_scan: bool = True
-    """Whether policy and critic observe the ground at 5 x 5 points around."""
+    lidar_range: float = 5.0  # m: what is farther reads as this
+    height_scan: bool = True  # whether policy and critic observe the ground at 5 x 5 points around
 
 
 @dataclass(frozen=True)
@@ -71,9 +62,6 @@ class Sight:
     lidar: Tensor | None  # [N, channels * azimuths] distances
 
 
-# ---------------------------------------------------------------------------------------------------------------- growing
-
-
 def grow(cfg: TerrainConfig, seed: int) -> list[Tile]:
     """All tiles, level by level."""
     return [
@@ -93,9 +81,7 @@ def _grow_tile(cfg: TerrainConfig, rough: float, rng: np.random.Generator) -> Ti
     gaps = np.linalg.norm(spots[:, :, None] - pillars[:, :2], axis=-1) - pillars[:, 2]  # [tries, 2, M]
     spots = spots[(gaps > CLEAR).all((1, 2))][:EPISODES]
     if len(spots) < EPISODES:
-        raise SetupError(
-            f"RoughDrone has no room for its episodes in a tile of {cfg.tile_size} m: make tile_size larger"
-        )
+        raise SetupError(f"RoughDrone has no room for its episodes in {cfg.tile_size} m: make tile_size larger")
     column, row = np.moveaxis(np.rint(spots / cfg.resolution).astype(int), -1, 0)
     above = heights[row, column] + FLIGHT_HEIGHT
     return Tile(heights, pillars, np.concatenate((spots, above[..., None]), -1))
@@ -129,9 +115,6 @@ def _plant(size: float, density: float, rng: np.random.Generator) -> NDArray:
     return pillars
 
 
-# ---------------------------------------------------------------------------------------------------------------- sensing
-
-
 class Terrain:
     """Tiles on a device, and the sensors. No method waits for the device, and none changes anything.
 
@@ -143,13 +126,11 @@ class Terrain:
     def __init__(self, cfg: TerrainConfig, tiles: Sequence[Tile], device: str) -> None:
         self._cfg = cfg
         self._cells, self._squares = tiles[0].heights.shape[0] - 1, math.ceil(cfg.tile_size / COARSE)
-        self.episodes = _tensor(
-            np.concatenate([tile.episodes.reshape(-1, 6) for tile in tiles]), device
-        )  # [tiles * E, 6]
+        # Start and goal of every episode, [tiles * E, 6].
+        self.episodes = _tensor(np.concatenate([tile.episodes.reshape(-1, 6) for tile in tiles]), device)
         # [cells] of 4 floats each, as numbers of 16 bytes: a gather of single numbers is far faster than one of short rows.
-        self._ground = _tensor(np.concatenate([_bilinear(tile.heights) for tile in tiles]), device).view(
-            torch.complex128
-        )
+        ground = np.concatenate([_bilinear(tile.heights) for tile in tiles])
+        self._ground = _tensor(ground, device).view(torch.complex128)
         nearby = [_nearby(tile.pillars, self._squares, cfg.lidar_range) for tile in tiles]
         width = max(CLOSEST, *(len(square) for squares in nearby for square in squares), 0)
         padded = [[*square, *[NOWHERE] * (width - len(square))] for squares in nearby for square in squares]
@@ -160,10 +141,8 @@ class Terrain:
         ahead = np.stack((np.cos(turns), np.sin(turns)), 1)  # [azimuths, 2]
         out = np.linspace(0, cfg.lidar_range, cfg.lidar_steps + 1)
         self._ahead, self._out = _tensor(ahead, device), _tensor(np.maximum(out, 1e-4)[:, None], device)
-        self._rise, self._stretch = (
-            _tensor(np.tan(elevations), device),
-            _tensor(1 / np.cos(elevations)[:, None], device),
-        )
+        self._rise = _tensor(np.tan(elevations), device)
+        self._stretch = _tensor(1 / np.cos(elevations)[:, None], device)
         scan = [(x, y) for y in SCAN for x in SCAN] if cfg.height_scan else []
         rays = (ahead * out[:, None, None]).reshape(-1, 2) if cfg.lidar else np.empty((0, 2))
         self._points = _tensor(np.concatenate((np.zeros((1, 2)), np.reshape(scan, (-1, 2)), rays)).T, device)  # [2, P]
@@ -219,9 +198,8 @@ class Terrain:
         drop = drop.view(-1, cfg.lidar_steps + 1, cfg.lidar_azimuths)
         steepest = torch.cummax(drop / -self._out, 1).values.transpose(1, 2).contiguous()
         rise = self._rise.expand(*steepest.shape[:2], -1).contiguous()  # [N, azimuths, channels]
-        past = torch.searchsorted(steepest, rise).transpose(
-            1, 2
-        )  # [N, channels, azimuths] the first point above the ray
+        # [N, channels, azimuths] the first point above the ray
+        past = torch.searchsorted(steepest, rise).transpose(1, 2)
         after = past.clamp(1, cfg.lidar_steps)
         step, rise = cfg.lidar_range / cfg.lidar_steps, self._rise[:, None]
         over = drop.gather(1, after - 1) + rise * step * (after - 1)  # the ray above the ground before it meets it

@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks._cage2_games import DEFENDERS, REDS, STEPS, Games, Record, play_real, record, stored
 from freewheel.core import NDArray
-from freewheel.worlds.cage2.defenders import defender
+from freewheel.worlds.cage2.agents import defender
 from freewheel.worlds.cage2.env import Cage2Vector
 
 PAIRS = [(name, red) for name in DEFENDERS for red in REDS]
@@ -61,9 +61,6 @@ def truth(world: Cage2Vector) -> tuple[NDArray, NDArray, NDArray]:
     nets = world.nets
     access = nets.among(nets.held).astype(np.int8) + nets.among(nets.rooted)
     return access, nets.decoys.reshape(access.shape).copy(), nets.ot_up.copy()
-
-
-# ---------------------------------------------------------------------------------------------------------- two samples alike
 
 
 def welch(ours: NDArray, theirs: NDArray) -> NDArray:
@@ -121,9 +118,6 @@ def unlike_events(ours: Record, theirs: Record, pairs: int) -> list[str]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------- the recording
-
-
 @pytest.fixture(scope="module")
 def live() -> Mapping[tuple[str, str], Record]:
     """The first recorded games of each kind, played now."""
@@ -140,9 +134,6 @@ def test_the_recording_is_the_real_simulators(live: Mapping[tuple[str, str], Rec
         assert np.array_equal(kept[key][:LIVE], played[key]), key
 
 
-# ------------------------------------------------------------------------------------------------------------------ our world
-
-
 @pytest.fixture(scope="module")
 def fast() -> Mapping[tuple[str, str], Record]:
     return {pair: play_fast(*pair, EPISODES, SEED) for pair in PAIRS}
@@ -156,9 +147,6 @@ def test_returns_agree(fast: Mapping[tuple[str, str], Record], name: str, red: s
 @pytest.mark.parametrize(("name", "red"), PAIRS)
 def test_events_agree(fast: Mapping[tuple[str, str], Record], name: str, red: str) -> None:
     assert unlike_events(fast[name, red], recorded(name, red), len(PAIRS)) == []
-
-
-# --------------------------------------------------------------------------------------------------- the comparisons themselves
 
 
 def halves(games: Record) -> tuple[Record, Record]:

@@ -122,9 +122,6 @@ def test_episodes_are_truncated_at_the_limit_and_never_terminated(limit: int | N
         assert ends == [(False, step + 1 == limit) for step in range(limit or 101)]
 
 
-# ----------------------------------------------------------------------------------------------------- random and nobody else's
-
-
 def hand_driven(seed: int, red_agent: str = "B_lineAgent") -> list[Any]:
     """The episode of a seed with nothing beside it."""
     env = Scenario2(red_agent)
@@ -237,9 +234,6 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Se
     }
     freewheel.train("tests.support.cyborg_worlds:Scripted", quiet=True, runs_dir=tmp_path, **world, **small, **options)
     return played
-
-
-# ---------------------------------------------------------------------------------------------------------- what can go wrong
 
 
 def test_a_red_agent_that_nobody_knows_is_named() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from freewheel.core import NDArray
 from freewheel.errors import UsageError
-from freewheel.worlds.cage2.defenders import DECOYS, DEFENDERS, Defender, Reactive, Uniform, defender
+from freewheel.worlds.cage2.agents import DECOYS, DEFENDERS, Defender, Reactive, Uniform, defender
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS
 
 QUIET = np.zeros(52, np.float32)

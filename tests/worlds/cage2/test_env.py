@@ -17,7 +17,7 @@ from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
 from freewheel.seeding import training_episodes
 from freewheel.worlds.cage2.env import Cage2Vector
-from freewheel.worlds.cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, Draws, Networks, choose_exploit
+from freewheel.worlds.cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, Networks, choose_exploit
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, PORTS, RED_KINDS, REDS
 
 NAME = "freewheel/Cage2-v0"
@@ -205,9 +205,8 @@ def test_a_new_session_is_noticed_in_95_of_100() -> None:
     nets, everywhere = Networks(lanes), np.ones(lanes, np.int64)
     user1 = HOSTS.index("User1")
     nets.scanned[:], nets.ports[:] = 1 << user1, 1 << PORTS.index(21)
-    dice = Draws(np.zeros(lanes), (np.arange(lanes) + 0.5) / lanes)
     nets.blue(np.zeros(lanes, np.int64))
-    success, _ = nets.red(everywhere * EXPLOIT, everywhere * user1, dice)
+    success, _ = nets.red(everywhere * EXPLOIT, everywhere * user1, np.zeros(lanes), (np.arange(lanes) + 0.5) / lanes)
     obs = nets.observe().reshape(lanes, 13, 4)[:, user1]
     assert success.all()
     assert (obs == [1, 1, 0, 1]).all(axis=1).mean() == pytest.approx(0.95, abs=1e-3)

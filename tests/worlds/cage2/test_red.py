@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from freewheel.core import NDArray
+from freewheel.worlds.cage2.agents import Bline, Meander
 from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, Networks
-from freewheel.worlds.cage2.red import Bline, Meander
 from freewheel.worlds.cage2.scenario import BIT, HOSTS, OP_SERVER
 
 ONE = np.ones(1, np.bool_)

@@ -47,9 +47,6 @@ def goals(env: RoughDrone) -> Tensor:
     return env.state_tensors()[1][:, :3]
 
 
-# -------------------------------------------------------------------------------------------------------------- contract
-
-
 @pytest.mark.parametrize("control", ["velocity", "thrust"])
 @pytest.mark.parametrize("lidar", [False, True])
 def test_spaces_and_tensors_agree(control: str, lidar: bool) -> None:
@@ -222,9 +219,6 @@ def test_no_gradient_gets_in() -> None:
     env.step(hover(env))
 
 
-# ----------------------------------------------------------------------------------------------------------- determinism
-
-
 def story(env: RoughDrone, seed: int) -> str:
     """A digest of 50 steps: all that a user sees."""
     env.reset(seed=seed)
@@ -249,9 +243,6 @@ def test_global_generators_are_left_alone() -> None:
     story(make(), 0)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])  # type: ignore[index]  # noqa: NPY002
-
-
-# ------------------------------------------------------------------------------------------------------------ capturing
 
 
 class Operations(TorchDispatchMode):
@@ -330,9 +321,6 @@ def test_the_state_is_all_in_its_tensors() -> None:
     assert all(torch.equal(one, two) for one, two in zip(*ends, strict=True))
     assert [tensor.data_ptr() for tensor in env.state_tensors()] == addresses
     assert len(set(addresses)) == len(addresses)
-
-
-# ------------------------------------------------------------------------------------------------------- ends and rewards
 
 
 def test_every_way_to_crash() -> None:
@@ -430,9 +418,6 @@ def test_the_curriculum_moves_lanes_by_how_they_end() -> None:
     assert env.state_tensors()[3].tolist() == [2, 0, 1, 1]  # one tile a level
     env.reset(seed=0)
     assert env.state_tensors()[2].tolist() == [1] * 4
-
-
-# ------------------------------------------------------------------------------------------------------ can it be solved
 
 
 def success(level: int, choose: Callable[[dict[str, Tensor]], Tensor], **options: Any) -> float:

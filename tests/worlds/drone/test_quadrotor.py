@@ -53,9 +53,6 @@ def random_actions(steps: int, count: int, seed: int = 0) -> Tensor:
     return torch.rand(steps, count, 4, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
-# ---------------------------------------------------------------------------------------------------------------- MuJoCo
-
-
 BODY = """
 <mujoco>
   <option timestep="0.0005" gravity="0 0 -{gravity}" integrator="Euler"/>
@@ -97,9 +94,6 @@ def test_a_second_of_random_flight_ends_where_mujoco_ends_it() -> None:
     assert np.linalg.norm(ours[:, POSITION], axis=1).mean() > 1.0  # it went somewhere
     assert far.max() < 0.01
     assert (2 * np.arccos(np.minimum(aligned, 1))).max() < 0.01
-
-
-# ------------------------------------------------------------------------------------------------------- closed forms
 
 
 def test_without_thrust_it_falls_as_galileo_says() -> None:
@@ -156,9 +150,6 @@ def test_a_heavier_body_accelerates_less() -> None:
     torch.testing.assert_close(end[:, OMEGA][:, 0], spin * cfg.step_dt)
 
 
-# ---------------------------------------------------------------------------------------------------- what is conserved
-
-
 def test_a_free_body_keeps_its_energy_and_its_angular_momentum() -> None:
     cfg = dataclasses.replace(THRUST, motor_tau=0.0, inertia=(0.004, 0.006, 0.009))
     state = hovering(20)
@@ -180,9 +171,6 @@ def test_an_attitude_stays_a_rotation() -> None:
     assert states[-1, :, OMEGA].abs().max() > 10  # and not for lack of turning
 
 
-# -------------------------------------------------------------------------------------------------------------- frames
-
-
 def test_turning_a_quarter_about_each_axis() -> None:
     level = tensor(1.0, 0.0, 0.0, 0.0)
     for axis, (start, end) in enumerate([((0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), ((0.0, 0.0, 1.0), (1.0, 0.0, 0.0))]):
@@ -198,9 +186,6 @@ def test_the_heading_frame_turns_with_the_nose() -> None:
     torch.testing.assert_close(yaw, tensor(math.sqrt(3) / 2, 0.5))
     torch.testing.assert_close(to_map(yaw, tensor(2.0, 0.0, 3.0)), tensor(math.sqrt(3), 1.0, 3.0))
     torch.testing.assert_close(to_heading(yaw, tensor(math.sqrt(3), 1.0, 3.0)), tensor(2.0, 0.0, 3.0))
-
-
-# --------------------------------------------------------------------------------------------------------- the controller
 
 
 @pytest.mark.parametrize("yaw", [0.0, 2.0])

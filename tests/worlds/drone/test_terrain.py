@@ -74,9 +74,6 @@ def lidar(terrain: Terrain, eye: NDArray, angle: float, cfg: TerrainConfig = CFG
     return seen.numpy().reshape(cfg.lidar_channels, cfg.lidar_azimuths).T
 
 
-# ----------------------------------------------------------------------------------------------------------------- lidar
-
-
 @pytest.mark.parametrize("angle", [0.0, 1.0, -2.5])
 def test_the_lidar_sees_a_pillar_on_flat_ground_as_a_fine_march_does(angle: float) -> None:
     pillars, eye = np.array([[12.0, 14.0, 0.45]]), np.array([11.3, 12.1, 1.6])
@@ -124,9 +121,6 @@ def test_a_sensor_under_the_ground_reads_numbers() -> None:
     assert np.isfinite(lidar(world(FLAT + 1), np.array([12.0, 12.0, 0.5]), 0.0)).all()
 
 
-# ------------------------------------------------------------------------------------------------------- ground and pillars
-
-
 def test_a_plane_has_its_heights_normal_and_scan() -> None:
     along = np.linspace(0, CFG.tile_size, CELLS + 1)
     terrain = world(0.3 * along + 0.1 * along[:, None])  # 0.3 x + 0.1 y
@@ -172,9 +166,6 @@ def test_every_pillar_in_reach_is_known_everywhere() -> None:
     near = gaps.min(1) < CFG.lidar_range
     assert near.mean() > 0.9
     np.testing.assert_allclose(pillar[:, 0][near], gaps.min(1)[near], atol=1e-4)
-
-
-# --------------------------------------------------------------------------------------------------------------- growing
 
 
 def test_the_same_seed_grows_the_same_tiles_and_another_does_not() -> None:

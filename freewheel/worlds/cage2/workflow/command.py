@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from freewheel.config import flags, resolve
-from freewheel.errors import SetupError, UsageError, nearest
+from freewheel.errors import SetupError, UsageError, nearest, require_positive
 from freewheel.run.plan import Plan, first_free, plan
 from freewheel.worlds.cage2 import family
 from freewheel.worlds.cage2.workflow import search
@@ -84,16 +84,17 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.env not in WORLDS:
             raise UsageError(f"there are no workflows in '{self.env}'{nearest(self.env, WORLDS)}")
-        for name in ("max_episode_steps", "window", "n_workers", "episodes_per_update"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
-        if self.plateau < 0 or not self.alignment_lambda >= 0:
-            raise UsageError("--plateau and --alignment-lambda must not be negative")
+        counts = ("total_episodes", "max_episodes_per_workflow", "max_episode_steps", "window", "n_workers")
+        require_positive(**{name: getattr(self, name) for name in (*counts, "episodes_per_update")})
+        for name in ("plateau", "alignment_lambda", "gp_beta"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(self, name)}")
+        if not 0 <= self.compliance_threshold <= 1:
+            raise UsageError(f"--compliance-threshold must lie in 0..1, not {self.compliance_threshold}")
         if "/" in self.run or self.run.startswith("."):
             raise UsageError(f"--run '{self.run}' must be a plain name; --runs-dir chooses the directory")
         if self.resume and not self.run:
             raise UsageError("--resume needs the name of the search: add --run")
-        self.rules  # noqa: B018 - checks the other options
 
     @property
     def rules(self) -> Rules:
@@ -141,10 +142,8 @@ def read(argv: Sequence[str]) -> tuple[SearchOptions, dict[str, Any], list[str]]
         raise UsageError(f"give one world, not {' '.join([*positional, *given.get('env', ())])}")
     if positional:
         given["env"] = (positional[0],)
-    values = {
-        name: resolve.literal(words[0]) if name.startswith(resolve.FREE) else words for name, words in passed.items()
-    }
-    return flags.build(SearchOptions, given), values, [*given, *passed]
+    free = {name: resolve.literal(words[0]) for name, words in passed.items() if name.startswith(resolve.FREE)}
+    return flags.build(SearchOptions, given), {**passed, **free}, [*given, *passed]
 
 
 #: Options that may be changed when a search is resumed.

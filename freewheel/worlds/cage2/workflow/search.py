@@ -1,17 +1,16 @@
-"""Searches: which workflow to try next, and a synthetic problem with a known best order to compare strategies with."""
+"""Searches: which workflow to try next."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from freewheel.errors import SetupError, UsageError
+from freewheel.errors import SetupError
 from freewheel.seeding import generator
-from freewheel.worlds.cage2.workflow.orders import CANONICAL, ORDERS, Order, distance
+from freewheel.worlds.cage2.workflow.envs import CANONICAL, ORDERS, Order, distance
 
 if TYPE_CHECKING:
     from freewheel.worlds.cage2.workflow.surrogate import Belief, Surrogate
@@ -33,17 +32,6 @@ class Rules:
     warm_start: bool = True
     fixed_episodes: bool = False  # no trial ends before its episodes are played
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.strategy not in get_args(Strategy):
-            raise UsageError(f"unknown strategy '{self.strategy}'; choose from {', '.join(get_args(Strategy))}")
-        for name in ("total_episodes", "max_episodes", "least_episodes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be positive, not {getattr(self, name)}")
-        if not 0 <= self.threshold <= 1:
-            raise UsageError(f"the compliance threshold must lie in 0..1, not {self.threshold}")
-        if self.beta < 0:
-            raise UsageError(f"beta must not be negative, but is {self.beta}")
 
 
 @dataclass(frozen=True)
@@ -134,8 +122,6 @@ class Search:
             return None
         return STRATEGIES[self.rules.strategy](self)
 
-    # ------------------------------------------------------------------------------------------- for the strategies
-
     @property
     def candidates(self) -> list[Order]:
         """Orders that may be tried, shuffled, so that the first of equal ones is a random one."""
@@ -175,9 +161,6 @@ def run(search: Search, trial: Callable[[Proposal], Outcome], save: Callable[[],
         save()
 
 
-# -------------------------------------------------------------------------------------------------------------- strategies
-
-
 def _plain(search: Search) -> Proposal | None:
     """No workflow: one trial that has all episodes."""
     return None if search.trials else Proposal(0, None, search.left, fixed=True)
@@ -200,17 +183,8 @@ def _random(search: Search) -> Proposal | None:
     return search.trial_of(candidates[0]) if candidates else None
 
 
-def _upper_bound(search: Search) -> Proposal | None:
-    """The highest upper confidence bound of the return, among orders that probably reach the threshold."""
-    return _modelled(search, search.rules.beta)
-
-
-def _greedy(search: Search) -> Proposal | None:
-    """The same without exploration."""
-    return _modelled(search, 0.0)
-
-
 def _modelled(search: Search, beta: float) -> Proposal | None:
+    """The highest upper confidence bound of the return, among orders that probably reach the threshold."""
     surrogate, candidates = _surrogate(), search.candidates
     if not candidates or not search.trials:
         return search.trial_of(candidates[0]) if candidates else None
@@ -250,60 +224,9 @@ def _surrogate() -> type[Surrogate]:
 
 
 STRATEGIES: Mapping[Strategy, Callable[[Search], Proposal | None]] = {
-    "gp": _upper_bound,
-    "greedy": _greedy,
+    "gp": lambda search: _modelled(search, search.rules.beta),
+    "greedy": lambda search: _modelled(search, 0.0),  # without exploration
     "random": _random,
     "canonical": _canonical,
     "plain": _plain,
 }
-
-
-SLOPE, FALL = 3.0, 0.03  # cost of a pair in the wrong order: in return, in compliance
-THRESHOLD = 0.85  # allows an order five pairs away from the easiest one
-EPISODES = 100  # of a trial
-NOISE, SLIPS = 30.0, 0.2  # deviation of an episode's return and compliance
-
-
-class Problem:
-    """Return falls with the distance from a hidden order, compliance with that from another; drawn by the seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        best, easiest = (ORDERS[index] for index in generator(seed, "synthetic").integers(len(ORDERS), size=2))
-        self._returns = {order: -SLOPE * distance(order, best) for order in ORDERS}
-        self._compliance = {order: 1.0 - FALL * distance(order, easiest) for order in ORDERS}
-
-    def trial(self, proposal: Proposal) -> Outcome:
-        """Means over the episodes, as a run would report them; the same for the same trial of the same problem."""
-        order = proposal.order
-        assert order is not None, "this world is about orders"
-        noise = generator(self._seed, "trial", proposal.number, *order).standard_normal(2) / math.sqrt(
-            proposal.episodes
-        )
-        compliance = min(1.0, max(0.0, self._compliance[order] + SLIPS * noise[1]))
-        return Outcome(self._returns[order] + NOISE * noise[0], 0.0, compliance, proposal.episodes, "episodes", "")
-
-    def feasible(self, order: Order) -> bool:
-        return self._compliance[order] >= THRESHOLD
-
-    def regret(self, order: Order) -> float:
-        """How much worse it is than the best compliant order; one that is not compliant counts as the worst."""
-        top = max(value for order, value in self._returns.items() if self.feasible(order))
-        return top - (self._returns[order] if self.feasible(order) else min(self._returns.values()))
-
-
-def regrets(strategy: Strategy, seed: int, trials: int) -> list[tuple[int, float]]:
-    """After each trial: the episodes used so far, and the regret of the best order so far."""
-    problem = Problem(seed)
-    rules = Rules(strategy, trials * EPISODES, EPISODES, EPISODES, THRESHOLD, fixed_episodes=True, seed=seed)
-    search = Search(rules)
-    found: list[tuple[int, float]] = []
-
-    def note() -> None:
-        best = search.best
-        assert best is not None, "after a trial there is a best one"
-        assert best.order is not None, "and it is an order"
-        found.append((search.spent, problem.regret(best.order)))
-
-    run(search, problem.trial, note)
-    return found

@@ -21,7 +21,7 @@ from sklearn.gaussian_process.kernels import (
 )
 
 from freewheel.core import NDArray
-from freewheel.worlds.cage2.workflow.orders import Order, precedence
+from freewheel.worlds.cage2.workflow.envs import Order, precedence
 
 #: Bounds of the hyper-parameters: variances relative to the variance of the values, decay per pair of types.
 AMPLITUDE, DECAY, NOISE = (0.1, 10.0), (0.03, 3.0), (1e-3, 1.0)

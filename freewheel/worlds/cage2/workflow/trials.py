@@ -21,8 +21,7 @@ from freewheel.errors import SetupError
 from freewheel.run.checkpoint import make_private
 from freewheel.run.trainer import run
 from freewheel.seeding import tree
-from freewheel.worlds.cage2.workflow.envs import MEASURES
-from freewheel.worlds.cage2.workflow.orders import Order, encode, parse, spelt
+from freewheel.worlds.cage2.workflow.envs import MEASURES, Order, encode, parse, spelt
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Search, Trial
 
 BETTER = 0.02  # the relative improvement of a return that counts
@@ -37,31 +36,21 @@ class Stops:
     patience: int  # stop after so many windows without a better return; 0: never
 
 
-class Played(NamedTuple):
-    """An episode: its reward, the two parts of it, its compliance and its fixes (see envs.MEASURES)."""
+class Scores(NamedTuple):
+    """Of an episode, or means over episodes: the reward, the two parts of it, compliance and fixes (see envs.MEASURES)."""
 
     total_reward: float
     env_return: float
     alignment: float
-    compliance: float  # NaN: not applicable
+    compliance: float | None  # NaN if an episode has no fix; a mean over the others, None if there are none
     fixes: float
 
 
-class Means(NamedTuple):
-    """Means over a number of episodes."""
-
-    total_reward: float
-    env_return: float
-    alignment: float
-    compliance: float | None  # over the episodes to which it applies; None: there are none
-    fixes: float
-
-
-def means(played: Sequence[Played]) -> Means:
+def means(played: Sequence[Scores]) -> Scores:
     columns: NDArray = np.array(played).T  # [5, N]
-    compliance = columns[Played._fields.index("compliance")]
+    compliance = columns[Scores._fields.index("compliance")]
     applicable = compliance[~np.isnan(compliance)]
-    every = Means(*columns.mean(axis=1).tolist())
+    every = Scores(*columns.mean(axis=1).tolist())
     return every._replace(compliance=float(applicable.mean()) if applicable.size else None)
 
 
@@ -70,13 +59,13 @@ class Progress:
 
     def __init__(self, stops: Stops, *, fixed: bool = False) -> None:
         self._stops, self._fixed = stops, fixed
-        self.played: list[Played] = []
+        self.played: list[Scores] = []
         self._windows, self._since = 0, 0  # full windows; windows after the best one
         self._best: float | None = None
 
     def take(self, episodes: Sequence[Episode]) -> str:
         """Add episodes; returns why the trial should end, or nothing."""
-        self.played += [Played(episode.ret, *episode.measures) for episode in episodes]
+        self.played += [Scores(episode.ret, *episode.measures) for episode in episodes]
         self._look_at_windows()
         if self._fixed or not self._windows:
             return ""
@@ -86,7 +75,7 @@ class Progress:
         return "plateau" if 0 < self._stops.patience <= self._since else ""
 
     @property
-    def last(self) -> Means:
+    def last(self) -> Scores:
         """Over the last window."""
         return means(self.played[-self._stops.window :])
 
@@ -141,7 +130,7 @@ class Book:
         """Write the state and the table of trials."""
         make_private(self.folder)
         trials = [{"proposal": asdict(trial.proposal), "outcome": asdict(trial.outcome)} for trial in search.trials]
-        best = None if search.best is None else {**_named(search.best.order), **asdict(search.best.outcome)}
+        best = None if search.best is None else {"workflow": workflow(search.best.order), **asdict(search.best.outcome)}
         state = {"format": FORMAT, "asked": dict(asked), "best": best, "trials": trials}
         _replace(self.folder / STATE, json.dumps(state, indent=1, allow_nan=False) + "\n")
         _replace(self.folder / SAMPLING, _text(SAMPLING_COLUMNS, _decisions(search)))
@@ -165,10 +154,6 @@ class Book:
 def workflow(order: Order | None) -> str:
     """The name of a workflow in tables."""
     return NO_WORKFLOW if order is None else spelt(order)
-
-
-def _named(order: Order | None) -> dict[str, str]:
-    return {"workflow": workflow(order)}
 
 
 def _trial(entry: Mapping[str, Any]) -> Trial:
@@ -244,9 +229,8 @@ class Training:
 
     def __call__(self, proposal: Proposal) -> Outcome:
         resolved = self.config(proposal)
-        shutil.rmtree(
-            self._folder / TRIALS / resolved.run.output.name, ignore_errors=True
-        )  # of a trial that was interrupted
+        name = resolved.run.output.name
+        shutil.rmtree(self._folder / TRIALS / name, ignore_errors=True)  # of a trial that was interrupted
         watch = _Watch(Progress(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
         result = run(resolved, quiet=True, until=watch)
         if result.exit_code > SIGNALLED:
@@ -255,7 +239,7 @@ class Training:
         last, count = watch.progress.last, len(watch.progress.played)
         self._episodes += count
         ended = str(result.summary["ended"]).replace("steps", "episodes")  # the budget in steps is equivalent
-        return Outcome(last.env_return, last.alignment, last.compliance, count, ended, resolved.run.output.name)
+        return Outcome(last.env_return, last.alignment, last.compliance, count, ended, name)
 
     def config(self, proposal: Proposal) -> Config:
         """The config of the run for a proposal."""

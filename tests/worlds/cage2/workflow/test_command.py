@@ -90,9 +90,6 @@ def test_the_baselines_have_the_same_episodes(runs: Path, strategy: str, count: 
     assert (len(trials), sum(trial.outcome.episodes for trial in trials)) == (count, 48)
 
 
-# -------------------------------------------------------------------------------------------------------------- going on
-
-
 @pytest.mark.parametrize("whole", [0, 2])
 def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(runs: Path, whole: int) -> None:
     """What a kill in the middle of a trial leaves: so many trials recorded, a half-made run, rows of it in the log."""
@@ -148,9 +145,6 @@ def test_a_search_that_is_over_can_be_given_more(runs: Path, capfd: pytest.Captu
     assert sum(trial.outcome.episodes for trial in trials_of(runs / "mine")) == 48
 
 
-# ------------------------------------------------------------------------------------------------------------ before it starts
-
-
 def test_a_dry_run_starts_nothing(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["workflow", "search", *SMALL, "--dry_run"]) == 0
     told = capfd.readouterr().out.splitlines()
@@ -203,9 +197,9 @@ WRONG = [
         "there are no workflows in 'CartPole-v1'; choose from cyborg:Scenario2, freewheel/Cage2-v0",
     ),
     (["search", "--strategy", "best"], "--strategy must be one of gp, greedy, random, canonical, plain, not best"),
-    (["search", "--total-episodes", "0"], "total_episodes must be positive, not 0"),
-    (["search", "--compliance-threshold", "2"], "the compliance threshold must lie in 0..1, not 2.0"),
-    (["search", "--gp-beta", "-1"], "beta must not be negative, but is -1.0"),
+    (["search", "--total-episodes", "0"], "--total-episodes must be positive, not 0"),
+    (["search", "--compliance-threshold", "2"], "--compliance-threshold must lie in 0..1, not 2.0"),
+    (["search", "--gp-beta", "-1"], "--gp-beta must not be negative, but is -1.0"),
     (["search", "--resume"], "--resume needs the name of the search: add --run"),
     (["search", "--run", "none", "--resume"], "no search 'none' in runs to resume; leave out --resume"),
     (["search", "--run", "../up"], "--run '../up' must be a plain name"),

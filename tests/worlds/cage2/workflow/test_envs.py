@@ -15,8 +15,21 @@ from freewheel.run.trainer import run
 from freewheel.seeding import drawn, training_episodes
 from freewheel.worlds.cage2.env import Cage2
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS
-from freewheel.worlds.cage2.workflow.envs import FAST, MEASURES, REAL, RealWorkflow, WorkflowVector, fast_workflow
-from freewheel.worlds.cage2.workflow.orders import CANONICAL, ORDERS, TYPE_OF_HOST, TYPES, Order, decode, encode
+from freewheel.worlds.cage2.workflow.envs import (
+    CANONICAL,
+    FAST,
+    MEASURES,
+    ORDERS,
+    REAL,
+    TYPE_OF_HOST,
+    TYPES,
+    Order,
+    RealWorkflow,
+    WorkflowVector,
+    decode,
+    encode,
+    fast_workflow,
+)
 
 ORDER = CANONICAL["critical-first"]
 LAMBDA = 30.0
@@ -112,8 +125,6 @@ def test_without_an_order_nothing_is_asked(make: Any) -> None:
     env.close()
 
 
-# -------------------------------------------------------------------------------------------------------------- many games
-
 TABLE = np.stack([encode(ORDERS[index]) for index in (0, 40, 80, 119)])
 
 
@@ -182,8 +193,6 @@ def test_rewards_add_up_in_every_lane() -> None:
             assert alignment == pytest.approx(LAMBDA * compliance)
             assert fixes > 0
 
-
-# ------------------------------------------------------------------------------------------------------------- every mode
 
 WAYS = [
     (FAST, {"mode": "sequential", "num_envs": 2}),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from freewheel.core import NDArray
 from freewheel.errors import UsageError
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS
-from freewheel.worlds.cage2.workflow.orders import (
+from freewheel.worlds.cage2.workflow.envs import (
     CANONICAL,
     FIXES,
     ORDERS,

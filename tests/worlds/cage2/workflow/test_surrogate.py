@@ -9,7 +9,7 @@ import pytest
 from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 
 from freewheel.core import NDArray
-from freewheel.worlds.cage2.workflow.orders import CANONICAL, ORDERS, Order, distance, precedence
+from freewheel.worlds.cage2.workflow.envs import CANONICAL, ORDERS, Order, distance, precedence
 from freewheel.worlds.cage2.workflow.surrogate import AMPLITUDE, DECAY, NOISE, Belief, Mallows, Surrogate
 
 EVERY = precedence(ORDERS)

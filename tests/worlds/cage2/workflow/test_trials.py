@@ -15,8 +15,7 @@ import pytest
 from freewheel.core import Episode
 from freewheel.errors import SetupError
 from freewheel.run import checkpoint
-from freewheel.worlds.cage2.workflow.envs import FAST
-from freewheel.worlds.cage2.workflow.orders import CANONICAL, ORDERS, encode
+from freewheel.worlds.cage2.workflow.envs import CANONICAL, FAST, ORDERS, encode
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Trial
 from freewheel.worlds.cage2.workflow.trials import (
     SAMPLING,
@@ -25,9 +24,8 @@ from freewheel.worlds.cage2.workflow.trials import (
     TRAINING_COLUMNS,
     TRIALS,
     Book,
-    Means,
-    Played,
     Progress,
+    Scores,
     Stops,
     Training,
     means,
@@ -46,11 +44,11 @@ def fed(progress: Progress, *episodes: Episode) -> list[str]:
 
 def test_means_leave_out_what_does_not_apply() -> None:
     rows = [
-        Played(-5.0, -20.0, 15.0, 0.5, 4.0),
-        Played(-8.0, -8.0, 0.0, math.nan, 0.0),
-        Played(11.0, -10.0, 21.0, 0.7, 5.0),
+        Scores(-5.0, -20.0, 15.0, 0.5, 4.0),
+        Scores(-8.0, -8.0, 0.0, math.nan, 0.0),
+        Scores(11.0, -10.0, 21.0, 0.7, 5.0),
     ]
-    assert means(rows) == pytest.approx(Means(-2 / 3, -38 / 3, 12.0, 0.6, 3.0))
+    assert means(rows) == pytest.approx(Scores(-2 / 3, -38 / 3, 12.0, 0.6, 3.0))
     assert means(rows[1:2]).compliance is None
 
 
