@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from freewheel.learn.settings import PPOConfig
 
 import freewheel
 from freewheel.cli import main as cli
@@ -22,6 +21,7 @@ from freewheel.config.options import RunConfig
 from freewheel.config.resolve import presets
 from freewheel.envs.family import WORLDS as FAMILIES
 from freewheel.envs.gym import GymOptions
+from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.spec import ALGORITHMS
 from freewheel.policies.spec import PolicyConfig
 
