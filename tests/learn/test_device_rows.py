@@ -121,8 +121,8 @@ def test_a_model_is_asked_about_what_happened(has_final_obs: bool) -> None:
     assert len(executors.asked) > 3
     asked = np.concatenate([to_numpy(request.rows) for request in executors.asked])
     assert_true(asked, 1, has_final_obs=has_final_obs)
-    stored = to_numpy(learner.sac.replay.newest(learner.sac.replay.count))
+    stored = to_numpy(learner.replay.newest(learner.replay.count))
     assert_true(stored, 1, has_final_obs=has_final_obs)
     np.testing.assert_array_equal(stored[: len(asked)], asked)
     model_rows = to_numpy(learner.model_buffer.newest(learner.model_buffer.count))
-    assert (learner.sac.replay.columns.split(learner.model_buffer.newest(len(model_rows))).has_successor == 1).all()
+    assert (learner.replay.columns.split(learner.model_buffer.newest(len(model_rows))).has_successor == 1).all()

@@ -10,15 +10,13 @@ import numpy as np
 from freewheel.core import Array, Chunk, Metrics, RowCounts, Snapshot
 from freewheel.errors import SetupError
 from freewheel.learn.moments import ReturnScale, RunningMoments
-from freewheel.learn.ppo import numpy_engine
 from freewheel.learn.ppo.config import PPOConfig
-from freewheel.learn.ppo.engine import Coefficients, Engine
-from freewheel.learn.ppo.numpy_engine import NumpyEngine
+from freewheel.learn.ppo.numpy_engine import NumpyEngine, supports
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch, RolloutBuffer
+from freewheel.learn.ppo.targets import Coefficients
 from freewheel.learn.ppo.torch_engine import TorchEngine
 from freewheel.learn.spec import LearnerSpec, Schedule
-from freewheel.policies.device_actor import TensorPolicy
-from freewheel.policies.nets import PolicyNet
+from freewheel.policies.nets import PolicyNet, TensorPolicy
 from freewheel.seeding import generator, tree
 
 
@@ -139,10 +137,10 @@ class PPO:
         )
 
 
-def build_engine(config: PPOConfig, spec: LearnerSpec) -> Engine:
+def build_engine(config: PPOConfig, spec: LearnerSpec) -> NumpyEngine | TorchEngine:
     """numpy where gradients are written out for the network and rows come from CPU workers, else torch."""
     rng, first, device = generator(spec.seed, "learner"), generator(spec.seed, "weights"), spec.compute.device
-    possible = numpy_engine.supports(spec.policy, device) and not spec.world.batched_on_device
+    possible = supports(spec.policy, device) and not spec.world.batched_on_device
     if config.gradient == "analytic" and not possible:
         raise SetupError("ppo.gradient analytic serves plain MLPs (tanh, relu, elu) with CPU workers; use auto")
     if possible and config.gradient != "autograd":

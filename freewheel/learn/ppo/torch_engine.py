@@ -12,10 +12,10 @@ from torch import Tensor
 from freewheel.core import Array, Transitions
 from freewheel.learn.adam import FusedAdam
 from freewheel.learn.ppo.config import PPOConfig
-from freewheel.learn.ppo.engine import KL, LOSSES, Coefficients, Minibatch, prepare
 from freewheel.learn.ppo.rollout_buffer import FIELDS, RolloutBatch
+from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, prepare
 from freewheel.learn.spec import LearnerSpec
-from freewheel.policies.device_actor import TensorPolicy
+from freewheel.policies.nets import TensorPolicy
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator_state, restore_generator
 
@@ -23,7 +23,7 @@ NORM, EFFECTIVE, EXPLAINED = range(len(LOSSES), len(LOSSES) + 3)  # places among
 
 
 class TorchEngine:
-    """Implements Engine, and Network for itself. Rows of a batched simulator keep one shape, and nothing waits for the device
+    """Implements targets.Network for itself. Rows of a batched simulator keep one shape, and nothing waits for the device
     but one look at the metrics (and one at the KL of each minibatch, if target_kl is set). Rows of CPU workers may have gaps
     and any number; they are shuffled by the learner's numpy generator."""
 
@@ -41,9 +41,11 @@ class TorchEngine:
 
     @property
     def fallback(self) -> str:
+        """Why there is no CUDA graph where one was requested."""
         return next((program.fallback for program in self._programs if program.fallback), "")
 
     def improve(self, batch: RolloutBatch[Any], lagging: bool, coefficients: Coefficients) -> dict[str, float] | None:
+        """All gradient steps of an update: metrics, or None if a number was not finite and all weights are as before."""
         self._recompute = lagging or self._simulated
         self._scaled = coefficients.reward_factor is not None
         self._load(batch)
@@ -96,14 +98,11 @@ class TorchEngine:
     @torch.no_grad()
     def _prepare(self) -> None:
         factor = self._factor if self._scaled else None
-        rows, effective, explained = prepare(
-            self, self._batch, self.config, recompute=self._recompute, reward_factor=factor
-        )
+        found = prepare(self, self._batch, self.config, recompute=self._recompute, reward_factor=factor)
+        rows, self._sums[EFFECTIVE], self._sums[EXPLAINED] = found
         self._inputs.copy_(rows.inputs)
         weight = torch.ones_like(rows.reference) if rows.weight is None else rows.weight
         self._scalars.copy_(torch.stack([rows.reference, weight, rows.advantage, rows.value], -1))
-        self._sums[EFFECTIVE] = effective
-        self._sums[EXPLAINED] = explained
 
     def _epochs(self, step: Program, apply: Program | None = None) -> int:
         """Epochs × minibatches; how many gradients were computed."""

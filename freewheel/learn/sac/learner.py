@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class Pace:
 class SAC:
     """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner and core.GraphedLearner."""
 
-    def __init__(self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Batch] | None = None) -> None:
+    def __init__(self, config: SACConfig, spec: LearnerSpec) -> None:
         policy, device = spec.policy, spec.compute.device
         if not HEADS[policy.head].reparameterised:
             raise SetupError(
@@ -66,7 +66,7 @@ class SAC:
         self._publish_every = config.publish_every or spec.batch.rows
         self._published = 0  # rows behind the present version
         self.pace = Pace(config.ratio, config.learning_starts, self._publish_every)
-        self.updater = SACUpdate(config, spec, draw or self.draw, generators=[self.replay.generator])
+        self.updater = SACUpdate(config, spec, self.draw, generators=[self.replay.generator])
         self._waiting: deque[Chunk[Any]] = deque()
         self._waiting_rows = self._stored = 0
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication

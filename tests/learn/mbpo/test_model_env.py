@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error
-from freewheel.learn.mbpo.terminations import TaskFunction, never
+from freewheel.learn.mbpo.model_env import ModelEnv, TaskFunction, never, open_loop_error
 from freewheel.learn.replay import Columns
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from freewheel.errors import SetupError
-from freewheel.learn.mbpo.terminations import RULES, never, rule, task_function
+from freewheel.learn.mbpo.model_env import RULES, never, rule, task_function
 
 #: Steps to play, and how many of them end an episode at least.
 TASKS = {
