@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from freewheel.policies.spec import (
     PolicySpec,
     full_layout,
     head_layout,
+    import_object,
     initialise,
     layers,
     network_inputs,
@@ -140,8 +140,7 @@ class PolicyNet:
         return ((name, part.view(shape)) for (name, shape), part in zip(shapes.items(), parts, strict=True))
 
     def __call__(self, inputs: Tensor) -> Output:
-        head, value = self.module(inputs)
-        return Output(head, value)
+        return Output(*self.module(inputs))
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Of the actor alone, [N, K]."""
@@ -237,23 +236,21 @@ class TorchActor:
     state_size = 0
 
     def __init__(self, spec: PolicySpec) -> None:
-        self.net, self._generator = PolicyNet(spec, np.random.default_rng(0)), torch.Generator()
+        self.policy = TensorPolicy(spec, np.random.default_rng(0), "cpu", 0)
 
     def load(self, snapshot: Snapshot) -> None:
-        for name, view in self.net.params.views.items():
-            view[...] = to_numpy(snapshot.params[name])
+        self.policy.load(snapshot)
 
     @torch.no_grad()
     def act(
         self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
     ) -> Decision:
         state = np.zeros((len(obs), 0), np.float32) if state is None else state
-        inputs = torch.from_numpy(network_inputs(self.net.spec, self.net.params.views, obs))
-        distribution = self.net.distribution(inputs, self.net.outputs(inputs))
+        distribution = self.policy.distribution(self.policy.inputs(torch.from_numpy(obs)))
         if greedy:
             action = distribution.mode()
         else:
-            action, _ = distribution.sample(self._generator.manual_seed(int(rng.integers(2**63))))
+            action, _ = distribution.sample(self.policy.generator.manual_seed(int(rng.integers(2**63))))
         return Decision(action.numpy(), distribution.log_prob(action).numpy(), state)
 
 
@@ -264,10 +261,7 @@ class TensorActor:
 
     def __init__(self, spec: PolicySpec, device: str, seed: int) -> None:
         self.policy = TensorPolicy(spec, np.random.default_rng(0), device, seed)
-
-    @property
-    def generators(self) -> list[torch.Generator]:
-        return [self.policy.generator]
+        self.generators = [self.policy.generator]
 
     def load(self, snapshot: Snapshot) -> None:
         self.policy.load(snapshot)
@@ -284,42 +278,26 @@ class TensorActor:
 def _build(spec: PolicySpec, rng: np.random.Generator) -> nn.Module:
     if not spec.module:
         return MLP(spec)
-    place, _, name = spec.module.partition(":")
-    try:
-        factory = getattr(importlib.import_module(place), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SetupError(
-            f"policy.module '{spec.module}' cannot be imported ({error}); write package.module:Factory"
-        ) from None
+    here, factory = f"policy.module '{spec.module}'", import_object("policy.module", spec.module, "Factory")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(rng.integers(2**31)))
         module = factory(spec)
         if not isinstance(module, nn.Module):
-            raise SetupError(f"policy.module '{spec.module}' returned {type(module).__name__}, not a torch.nn.Module")
+            raise SetupError(f"{here} returned {type(module).__name__}, not a torch.nn.Module")
         if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
-            raise SetupError(
-                f"policy.module '{spec.module}' uses BatchNorm, whose running statistics do not travel; use LayerNorm"
-            )
-        _try(spec, module)
+            raise SetupError(f"{here} uses BatchNorm, whose running statistics do not travel; use LayerNorm")
+        with torch.no_grad():
+            shapes = [tuple(part.shape) for part in module(torch.zeros(2, spec.obs_size))]
+    if shapes != [(2, spec.outputs), (2,)]:  # values [N, 1], for example, would broadcast against targets [N]
+        wanted = f"head [N, {spec.outputs}] and value [N]"
+        raise SetupError(f"{here} answered two observations with shapes {shapes}, not {wanted}")
     return module
-
-
-@torch.no_grad()
-def _try(spec: PolicySpec, module: nn.Module) -> None:
-    """Refuse a network whose outputs have other shapes: values [N, 1], for example, would broadcast against targets [N]."""
-    shapes = [tuple(part.shape) for part in module(torch.zeros(2, spec.obs_size))]
-    if shapes != [(2, spec.outputs), (2,)]:
-        raise SetupError(
-            f"policy.module '{spec.module}' answered two observations with shapes {shapes}, "
-            f"not head [N, {spec.outputs}] and value [N]"
-        )
 
 
 def _module_layout(spec: PolicySpec, module: nn.Module) -> dict[str, tuple[int, ...]]:
     layout = statistics_layout(spec) | head_layout(spec)
     parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
     if taken := sorted(layout.keys() & parameters):
-        raise SetupError(
-            f"policy.module '{spec.module}' has a parameter {taken[0]}, which is a reserved name; rename it"
-        )
+        what = f"has a parameter {taken[0]}, which is a reserved name; rename it"
+        raise SetupError(f"policy.module '{spec.module}' {what}")
     return layout | parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -12,34 +11,29 @@ from torch import Tensor
 from freewheel.core import Step
 from freewheel.errors import SetupError
 from freewheel.learn.mbpo.dynamics import Ensemble
+from freewheel.learn.replay import Batch
+from freewheel.policies.spec import import_object
 
 #: (obs [N, D], action [N, A], next_obs [N, D]) -> [N], bool for ends and float for rewards.
 TaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+Task: TypeAlias = tuple[TaskFunction | None, TaskFunction | None]  # reward, termination
 POLE = 0.6  # metres, each of the double pendulum's two
 
 
 class ModelEnv:
     """N rows stepped by a random elite each. All of its state is in fixed tensors, so that a step can be captured.
 
-    `reward` and `termination` are functions of the task, or None where the model has learned them. A row that ends, or whose
+    The task's reward and termination are None where the model has learned them. A row that ends, or whose
     prediction is not finite, stays where it is and is no longer valid. There is no time limit: nothing is ever truncated.
     """
 
-    def __init__(
-        self,
-        model: Ensemble,
-        elites: int,
-        lanes: int,
-        generator: torch.Generator,
-        reward: TaskFunction | None,
-        termination: TaskFunction | None,
-    ) -> None:
+    def __init__(self, model: Ensemble, elites: int, lanes: int, seed: int, task: Task) -> None:
         device = model.vector.device
-        self.model, self.generator = model, generator
+        self.model, (self._reward, self._termination) = model, task
+        self.generator = torch.Generator(device).manual_seed(seed)
         self.elites = torch.arange(elites, device=device)  # [k] copy new ones into it
         self.obs = torch.zeros(lanes, model.spec.columns.obs_size, device=device)  # [N, D]
         self.alive = torch.zeros(lanes, dtype=torch.bool, device=device)  # [N]
-        self._reward, self._termination = reward, termination
         self._never = torch.zeros_like(self.alive)
         self._measures = torch.zeros(lanes, 0, device=device)
 
@@ -47,10 +41,6 @@ class ModelEnv:
         """Begin all rows from these observations [N, D]."""
         self.obs.copy_(states)
         self.alive.fill_(True)
-
-    def autoreset(self) -> Tensor:
-        """What to act on next [N, D]; a step overwrites it."""
-        return self.obs
 
     @torch.no_grad()
     def step(self, action: Tensor) -> Step[Tensor]:
@@ -77,26 +67,17 @@ class ModelEnv:
 
 
 @torch.no_grad()
-def open_loop_error(
-    model: Ensemble,
-    elites: Tensor,
-    obs: Tensor,
-    action: Tensor,
-    next_obs: Tensor,
-    horizon: int,
-    has_successor: Tensor | None = None,
-) -> Tensor:
+def open_loop_error(model: Ensemble, elites: Tensor, batch: Batch, horizon: int) -> Tensor:
     """How wrong the elites' mean prediction is after 1 .. horizon steps along recorded actions, [horizon].
 
     Of consecutive rows [T, B, ...], every one that has `horizon` rows ahead begins a prediction, which counts while next_obs is
-    the observation of the row after; rows whose `has_successor` [T, B] is 0 do not count. The unit is the deviation of each
+    the observation of the row after; rows whose `has_successor` is 0 do not count. The unit is the deviation of each
     observed column in the data; constant ones are left out.
     """
-    size = model.spec.columns.obs_size
-    starts = len(obs) - horizon + 1
+    obs, action, next_obs, known = batch.obs, batch.action, batch.next_obs, batch.has_successor
+    size, starts = model.spec.columns.obs_size, len(obs) - horizon + 1
     scale = model.statistics["in_scale"][:size]
     state = obs[:starts].reshape(-1, size)  # [S * B, D]
-    known = torch.ones_like(obs[..., 0]) if has_successor is None else has_successor
     counts = known[:starts].reshape(-1)
     errors = []
     for ahead in range(horizon):
@@ -150,18 +131,13 @@ def humanoid(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
     return ~((height > 1.0) & (height < 2.0))
 
 
-RULES: Mapping[str, TaskFunction] = {
+ENDLESS = ("HalfCheetah-v5", "HumanoidStandup-v5", "Pendulum-v1", "Pusher-v5", "Reacher-v5", "Swimmer-v5")
+RULES: Mapping[str, TaskFunction] = dict.fromkeys(ENDLESS, never) | {
     "Ant-v5": ant,
-    "HalfCheetah-v5": never,
     "Hopper-v5": hopper,
     "Humanoid-v5": humanoid,
-    "HumanoidStandup-v5": never,
     "InvertedDoublePendulum-v5": inverted_double_pendulum,
     "InvertedPendulum-v5": inverted_pendulum,
-    "Pendulum-v1": never,
-    "Pusher-v5": never,
-    "Reacher-v5": never,
-    "Swimmer-v5": never,
     "Walker2d-v5": walker2d,
 }
 
@@ -177,12 +153,7 @@ def rule(name: str, env: str) -> TaskFunction | None:
 
 def task_function(option: str, place: str) -> TaskFunction:
     """The user's package.module:function."""
-    module, _, name = place.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SetupError(f"{option} '{place}' cannot be imported ({error}); write package.module:function") from None
+    found: TaskFunction = import_object(option, place, "function")
     if not callable(found):
         raise SetupError(f"{option} '{place}' is a {type(found).__name__}; name a function of (obs, action, next_obs)")
-    function: TaskFunction = found
-    return function
+    return found

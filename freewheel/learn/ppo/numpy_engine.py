@@ -13,12 +13,10 @@ from freewheel.learn.adam import Adam
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
 from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, prepare
-from freewheel.policies.heads.head import HEADS
+from freewheel.policies.heads.head import HEADS, Views
 from freewheel.policies.nets import PolicyNet
 from freewheel.policies.spec import ACTIVATIONS, FlatParams, PolicySpec, layers, network_inputs, select
 from freewheel.seeding import generator_state, restore_generator
-
-Views = Mapping[str, NDArray]  # parameters by name
 
 
 def _tanh_slope(out: NDArray) -> NDArray:

@@ -17,7 +17,7 @@ from freewheel.core import BatchSpec, Executor, NDArray
 from freewheel.envs.device import DeviceEnv
 from freewheel.errors import EnvError
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.fitting import Fit, FitRequest
+from freewheel.learn.mbpo.fitting import Fit
 from freewheel.learn.mbpo.learner import MBPO
 from freewheel.learn.replay import Columns
 from freewheel.learn.spec import WorldFacts
@@ -422,8 +422,8 @@ class Recorder:
     def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
         return self
 
-    def submit(self, request: FitRequest) -> None:
-        self.asked.append(np.array(request.rows))
+    def submit(self, rows: NDArray) -> None:
+        self.asked.append(np.array(rows))
         self._open += 1
 
     def result(self, wait: float = 0.0) -> Any:
