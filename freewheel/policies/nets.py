@@ -62,9 +62,8 @@ class MLP(nn.Module):
         self.spec = spec
         self._activation = ACTIVATIONS[spec.activation]
         shapes = FlatParams(full_layout(spec)).views
-        self.actor, self.critic = (
-            nn.ModuleList(Affine(*weight.shape) for weight, _ in layers(shapes, part)) for part in ("actor", "critic")
-        )
+        self.actor = nn.ModuleList(Affine(*weight.shape) for weight, _ in layers(shapes, "actor"))
+        self.critic = nn.ModuleList(Affine(*weight.shape) for weight, _ in layers(shapes, "critic"))
 
     def outputs(self, inputs: Tensor) -> Tensor:
         return self._trunk(self.actor, select(self.spec.actor_columns, inputs))
@@ -161,11 +160,9 @@ class TensorPolicy:
 
     def __init__(self, spec: PolicySpec, rng: np.random.Generator, device: str, seed: int) -> None:
         self.spec, self.net = spec, PolicyNet(spec, rng, device)
-        self.statistics = {
-            name: torch.tensor(self.net.params.views[name], device=device) for name in statistics_layout(spec)
-        }
-        self.generator = torch.Generator(device)
-        self.generator.manual_seed(seed)
+        first = self.net.params.views
+        self.statistics = {name: torch.tensor(first[name], device=device) for name in statistics_layout(spec)}
+        self.generator = torch.Generator(device).manual_seed(seed)
 
     def inputs(self, obs: Tensor) -> Tensor:
         """Observations as the network reads them."""

@@ -80,9 +80,8 @@ class NumpyEngine:
         self._adam = Adam(net.vector, self.grad)
         self._views = net.params.views
         grads = FlatParams(net.trainable_layout, self.grad.numpy()).views
-        self._actor, self._critic = (
-            Trunk(self._views, grads, part, net.spec.activation) for part in ("actor", "critic")
-        )
+        self._actor = Trunk(self._views, grads, "actor", net.spec.activation)
+        self._critic = Trunk(self._views, grads, "critic", net.spec.activation)
         self._head = HEADS[net.spec.head].slopes(net.spec, self._views, grads)
         self._ones = np.ones(0, np.float32)
 

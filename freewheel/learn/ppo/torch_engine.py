@@ -109,7 +109,7 @@ class TorchEngine:
         count = 0
         for _ in range(self.config.epochs):
             if len(self._sizes) > 1:
-                self._shuffle(len(self._order))
+                self._order.copy_(self._permutation(len(self._order)))
             self._at.zero_()
             for size in self._sizes:
                 self._size = size
@@ -128,12 +128,10 @@ class TorchEngine:
             return [rows // parts] * parts
         return [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
 
-    def _shuffle(self, rows: int) -> None:
+    def _permutation(self, rows: int) -> Tensor:
         if self._simulated:
-            keys = torch.rand(rows, generator=self.policy.generator, device=self._device)
-            self._order.copy_(keys.argsort())
-        else:
-            self._order.copy_(torch.from_numpy(self._rng.permutation(rows)))
+            return torch.rand(rows, generator=self.policy.generator, device=self._device).argsort()
+        return torch.from_numpy(self._rng.permutation(rows))
 
     def _step(self) -> None:
         self._gradient()
@@ -202,13 +200,9 @@ class TorchEngine:
         return self.policy.weights(on_device=self._simulated)
 
     def state_dict(self) -> dict[str, Array]:
-        tensors = {
-            "params": self.policy.flat,
-            "adam.mean": self._adam.mean,
-            "adam.square": self._adam.square,
-            "adam.steps": self._adam.steps,
-            "generator": self.policy.generator.get_state(),
-        }
+        mean, square, steps = self._adam.state
+        tensors = {"params": self.policy.flat, "adam.mean": mean, "adam.square": square, "adam.steps": steps}
+        tensors["generator"] = self.policy.generator.get_state()
         state: dict[str, Array] = {name: value.cpu().numpy().copy() for name, value in tensors.items()}
         return state | {"rng": generator_state(self._rng)}
 
