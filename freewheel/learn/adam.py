@@ -29,9 +29,8 @@ class Adam:
         return self.vector.clone(), self.mean.clone(), self.square.clone(), self.steps
 
     def recall(self, vector: Tensor, mean: Tensor, square: Tensor, steps: int) -> None:
-        self.vector.copy_(vector)
-        self.mean.copy_(mean)
-        self.square.copy_(square)
+        for part, value in ((self.vector, vector), (self.mean, mean), (self.square, square)):
+            part.copy_(value)
         self.steps = steps
 
 

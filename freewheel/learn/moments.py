@@ -23,8 +23,9 @@ class RunningMoments(Generic[A]):
         self.count = 0.0
         self.mean: A = zeros(columns, device)
         self.square: A = zeros(columns, device)  # sum of squared distances from the mean
-        if start is not None:
-            self.restore(_state_of(start))
+        if start is not None:  # as if the rows behind its statistics had been added here
+            mean, scale = (to_numpy(start.params[f"norm.{name}"]).astype(np.float64) for name in ("mean", "scale"))
+            self.restore(np.concatenate([mean, start.rows * np.maximum(scale**-2 - 1e-8, 0.0), [start.rows]]))
 
     def add(self, rows: A) -> None:
         """rows [N, columns], joined by Chan's formula: exact for any grouping."""
@@ -49,8 +50,8 @@ class RunningMoments(Generic[A]):
 
     def restore(self, state: NDArray) -> None:
         columns = len(self.mean)
-        for part, saved in ((self.mean, state[:columns]), (self.square, state[columns:-1])):
-            _write(part, saved)
+        _write(self.mean, state[:columns])
+        _write(self.square, state[columns:-1])
         self.count = float(state[-1])
 
 
@@ -94,9 +95,3 @@ def _write(target: Any, values: NDArray) -> None:
         target[...] = values
     else:
         target.copy_(torch.as_tensor(values))
-
-
-def _state_of(start: Start) -> NDArray:
-    """The state of RunningMoments that have seen the rows behind the statistics among these weights."""
-    mean, scale = (np.asarray(to_numpy(start.params[f"norm.{name}"]), np.float64) for name in ("mean", "scale"))
-    return np.concatenate([mean, start.rows * np.maximum(scale**-2 - 1e-8, 0.0), [start.rows]])

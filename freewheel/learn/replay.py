@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,13 +55,13 @@ class Columns:
 
     def pack(self, data: Transitions[Any], device: torch.device | str, *, has_final_obs: bool = True) -> Tensor:
         """The valid rows [n, width] of [T, B] transitions. has_final_obs: the successor of an episode's last row is known."""
-        obs, action, reward, terminated, truncated, next_obs, valid = map(torch.as_tensor, _fields(data))
-        has_successor = torch.ones_like(reward) if has_final_obs else ~(terminated | truncated)
-        rows = pack(obs, action, reward, terminated, has_successor, next_obs).flatten(0, 1)
-        if isinstance(data.obs, np.ndarray) and not bool(valid.all()):
+        parts: Any = Transitions(*(torch.as_tensor(getattr(data, part.name)) for part in fields(Transitions)))
+        known = torch.ones_like(parts.reward) if has_final_obs else ~(parts.terminated | parts.truncated)
+        rows = pack(parts.obs, parts.action, parts.reward, parts.terminated, known, parts.next_obs).flatten(0, 1)
+        if isinstance(data.obs, np.ndarray) and not data.valid.all():
             rows = rows[
-                valid.flatten()
-            ]  # batched simulators have no gaps, and to look for them would wait for the device
+                parts.valid.flatten()
+            ]  # a batched simulator has no gaps: to look for them would wait for the device
         return rows.to(device, non_blocking=True)
 
 
@@ -72,8 +72,7 @@ class Replay:
         self.capacity, self.columns = capacity, columns
         require_room(self.bytes, device, f"a replay buffer of {capacity:,} rows")
         self._rows = torch.zeros(capacity, columns.width, device=device)
-        self.generator = torch.Generator(device)
-        self.generator.manual_seed(seed)
+        self.generator = torch.Generator(device).manual_seed(seed)
         self.added = self.count = 0  # rows ever, rows stored now
         self._versions: deque[tuple[int, int]] = deque()  # (version, `added` after its last row)
         self._span = torch.zeros(2, dtype=torch.int64, device=device)  # first row and count, where graphs read them
@@ -120,20 +119,17 @@ class Replay:
         return torch.cat([self._rows[at : at + first], self._rows[: count - first]])
 
     def state_dict(self) -> dict[str, Array]:
-        counts = np.array([self.added, self.count], np.int64)
         return {
             "rows": self.newest(self.count).cpu().numpy(),
-            "counts": counts,
+            "counts": np.array([self.added, self.count], np.int64),
             "versions": np.array(self._versions, np.int64).reshape(-1, 2),
             "rng": self.generator.get_state().numpy(),
         }
 
     def load_state_dict(self, state: dict[str, Array]) -> None:
-        rows = torch.as_tensor(state["rows"])
-        added, count = (int(number) for number in state["counts"])
+        added, count = map(int, state["counts"])
         self.added, self.count = added - count, 0
-        self._versions.clear()
-        self.add(rows.to(self._rows.device))
+        self.add(torch.as_tensor(state["rows"]).to(self._rows.device))
         self._versions = deque((int(version), int(end)) for version, end in state["versions"])
         self.generator.set_state(torch.as_tensor(state["rng"]))
 
@@ -147,11 +143,5 @@ def require_room(size: int, device: str, what: str) -> None:
     on_gpu = torch.device(device).type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
     if size > SHARE * free:
-        raise SetupError(
-            f"{what} takes {size / 2**30:.1f} GB of {'GPU ' if on_gpu else ''}memory and {free / 2**30:.1f} GB are free; "
-            "set a smaller buffer"
-        )
-
-
-def _fields(data: Transitions[Any]) -> tuple[Array, ...]:
-    return data.obs, data.action, data.reward, data.terminated, data.truncated, data.next_obs, data.valid
+        needs = f"{size / 2**30:.1f} GB of {'GPU ' if on_gpu else ''}memory"
+        raise SetupError(f"{what} takes {needs} and {free / 2**30:.1f} GB are free; set a smaller buffer")

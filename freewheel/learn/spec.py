@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from freewheel.core import BatchSpec, Compile
+from freewheel.errors import UsageError
 from freewheel.registry import Registry
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class LearnerSpec:
 class AlgorithmConfig(Protocol):
     """The options of one algorithm, and what the rest of a run has to know about it."""
 
+    name: ClassVar[str]
     on_policy: ClassVar[bool]  # whether rows are worth less the older the policy is that wrote them
 
     @property
@@ -81,6 +83,20 @@ class Algorithm:
     name: str
     config: type[AlgorithmConfig]
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of run options, where they differ from the usual ones
+
+
+def require(config: AlgorithmConfig, *, positive: str = "", shares: str = "", not_negative: str = "") -> None:
+    """UsageError about the first of these options, named in one string, that is set and outside of its range."""
+    name = config.name
+    for option, value in ((option, getattr(config, option)) for option in positive.split()):
+        if value is not None and not value > 0:
+            raise UsageError(f"{name}.{option} must be positive, not {value}")
+    for option, value in ((option, getattr(config, option)) for option in shares.split()):
+        if not 0 <= value <= 1:
+            raise UsageError(f"{name}.{option} must lie in 0..1, not {value}")
+    for option, value in ((option, getattr(config, option)) for option in not_negative.split()):
+        if not value >= 0:
+            raise UsageError(f"{name}.{option} must not be negative, but is {value}")
 
 
 #: Options of a run that suit algorithms with a replay buffer.

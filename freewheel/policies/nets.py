@@ -1,8 +1,7 @@
-"""The policy in learners: torch modules over one flat parameter vector."""
+"""The policy in torch: modules over one flat parameter vector, what learners train, and actors with a module or on tensors."""
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -14,12 +13,13 @@ from torch.nn import functional
 
 from freewheel.core import Array, Decision, NDArray, Snapshot, to_numpy
 from freewheel.errors import SetupError
-from freewheel.policies.heads.head import HEADS, Distribution
+from freewheel.policies.heads.head import HEADS, Distribution, Reparameterised
 from freewheel.policies.spec import (
     FlatParams,
     PolicySpec,
     full_layout,
     head_layout,
+    import_object,
     initialise,
     layers,
     network_inputs,
@@ -62,9 +62,8 @@ class MLP(nn.Module):
         self.spec = spec
         self._activation = ACTIVATIONS[spec.activation]
         shapes = FlatParams(full_layout(spec)).views
-        self.actor, self.critic = (
-            nn.ModuleList(Affine(*weight.shape) for weight, _ in layers(shapes, part)) for part in ("actor", "critic")
-        )
+        self.actor = nn.ModuleList(Affine(*weight.shape) for weight, _ in layers(shapes, "actor"))
+        self.critic = nn.ModuleList(Affine(*weight.shape) for weight, _ in layers(shapes, "critic"))
 
     def outputs(self, inputs: Tensor) -> Tensor:
         return self._trunk(self.actor, select(self.spec.actor_columns, inputs))
@@ -140,8 +139,7 @@ class PolicyNet:
         return ((name, part.view(shape)) for (name, shape), part in zip(shapes.items(), parts, strict=True))
 
     def __call__(self, inputs: Tensor) -> Output:
-        head, value = self.module(inputs)
-        return Output(head, value)
+        return Output(*self.module(inputs))
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Of the actor alone, [N, K]."""
@@ -157,71 +155,146 @@ class PolicyNet:
         return self._head.distribution(outputs, mask, self._head_parameters)
 
 
+class TensorPolicy:
+    """A PolicyNet with its normaliser and its random numbers, all on one device; nothing here waits for that device."""
+
+    def __init__(self, spec: PolicySpec, rng: np.random.Generator, device: str, seed: int) -> None:
+        self.spec, self.net = spec, PolicyNet(spec, rng, device)
+        first = self.net.params.views
+        self.statistics = {name: torch.tensor(first[name], device=device) for name in statistics_layout(spec)}
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def inputs(self, obs: Tensor) -> Tensor:
+        """Observations as the network reads them."""
+        return network_inputs(self.spec, self.statistics, obs)
+
+    def normalise(self, mean: Array, scale: Array) -> None:
+        """Statistics of the next version."""
+        for name, value in (("norm.mean", mean), ("norm.scale", scale)):
+            for start, stop in self.spec.normalised:
+                self.statistics[name][start:stop] = torch.as_tensor(value[start:stop])
+
+    def distribution(self, inputs: Tensor) -> Distribution:
+        return self.net.distribution(inputs, self.net.outputs(inputs))
+
+    def rsample(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, A] and their log-probabilities [N]; gradients flow through both."""
+        distribution = self.distribution(inputs)
+        assert isinstance(distribution, Reparameterised)
+        return distribution.rsample(self.generator)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Sampled actions and their log-probabilities."""
+        return self.distribution(self.inputs(obs)).sample(self.generator)
+
+    @torch.no_grad()
+    def greedy(self, obs: Tensor) -> Tensor:
+        """The likeliest actions."""
+        return self.distribution(self.inputs(obs)).mode()
+
+    @property
+    def flat(self) -> Tensor:
+        """A copy of statistics and weights in one vector."""
+        return torch.cat([*self.statistics.values(), self.net.vector])
+
+    @torch.no_grad()
+    def load_flat(self, values: Array) -> None:
+        """What `flat` returned, in place."""
+        parts = [*self.statistics.values(), self.net.vector]
+        for part, value in zip(parts, torch.as_tensor(values).split([len(part) for part in parts]), strict=True):
+            part.copy_(value)
+
+    def weights(self, *, on_device: bool) -> dict[str, Array]:
+        """A copy of statistics and weights by name: on their device, or as numpy; one transfer either way."""
+        flat: Array = self.flat if on_device and self.net.vector.is_cuda else self.flat.cpu().numpy()
+        copies, start = {}, 0
+        for name, view in self.net.params.views.items():
+            copies[name] = flat[start : start + view.size].reshape(view.shape)
+            start += view.size
+        return copies
+
+    @torch.no_grad()
+    def load(self, snapshot: Snapshot) -> None:
+        """In place: captured graphs read the new weights."""
+        for name, view in (*self.statistics.items(), *self.net.named_views()):
+            view.copy_(torch.as_tensor(snapshot.params[name]), non_blocking=True)
+
+    def begin(self, params: Mapping[str, Array]) -> None:
+        """Replace the first weights and statistics with these."""
+        self.net.begin(params)
+        for name, value in self.statistics.items():
+            value.copy_(torch.from_numpy(self.net.params.views[name]))
+
+
 class TorchActor:
     """Acts with a user's own module, which brings torch into the worker. Implements core.Actor."""
 
     state_size = 0
 
     def __init__(self, spec: PolicySpec) -> None:
-        self.net, self._generator = PolicyNet(spec, np.random.default_rng(0)), torch.Generator()
+        self.policy = TensorPolicy(spec, np.random.default_rng(0), "cpu", 0)
 
     def load(self, snapshot: Snapshot) -> None:
-        for name, view in self.net.params.views.items():
-            view[...] = to_numpy(snapshot.params[name])
+        self.policy.load(snapshot)
 
     @torch.no_grad()
     def act(
         self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
     ) -> Decision:
         state = np.zeros((len(obs), 0), np.float32) if state is None else state
-        inputs = torch.from_numpy(network_inputs(self.net.spec, self.net.params.views, obs))
-        distribution = self.net.distribution(inputs, self.net.outputs(inputs))
+        distribution = self.policy.distribution(self.policy.inputs(torch.from_numpy(obs)))
         if greedy:
             action = distribution.mode()
         else:
-            action, _ = distribution.sample(self._generator.manual_seed(int(rng.integers(2**63))))
+            action, _ = distribution.sample(self.policy.generator.manual_seed(int(rng.integers(2**63))))
         return Decision(action.numpy(), distribution.log_prob(action).numpy(), state)
+
+
+class TensorActor:
+    """A private copy of the policy beside a simulator. Implements core.Actor[Tensor], with random numbers of its own."""
+
+    state_size = 0
+
+    def __init__(self, spec: PolicySpec, device: str, seed: int) -> None:
+        self.policy = TensorPolicy(spec, np.random.default_rng(0), device, seed)
+        self.generators = [self.policy.generator]
+
+    def load(self, snapshot: Snapshot) -> None:
+        self.policy.load(snapshot)
+
+    def act(
+        self, obs: Tensor, rng: np.random.Generator, *, state: Tensor | None = None, greedy: bool = False
+    ) -> Decision[Tensor]:
+        state = obs.new_zeros(len(obs), 0) if state is None else state
+        if greedy:
+            return Decision(self.policy.greedy(obs), obs.new_zeros(len(obs), dtype=torch.float32), state)
+        return Decision(*self.policy.act(obs), state)
 
 
 def _build(spec: PolicySpec, rng: np.random.Generator) -> nn.Module:
     if not spec.module:
         return MLP(spec)
-    place, _, name = spec.module.partition(":")
-    try:
-        factory = getattr(importlib.import_module(place), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SetupError(
-            f"policy.module '{spec.module}' cannot be imported ({error}); write package.module:Factory"
-        ) from None
+    here, factory = f"policy.module '{spec.module}'", import_object("policy.module", spec.module, "Factory")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(rng.integers(2**31)))
         module = factory(spec)
         if not isinstance(module, nn.Module):
-            raise SetupError(f"policy.module '{spec.module}' returned {type(module).__name__}, not a torch.nn.Module")
+            raise SetupError(f"{here} returned {type(module).__name__}, not a torch.nn.Module")
         if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
-            raise SetupError(
-                f"policy.module '{spec.module}' uses BatchNorm, whose running statistics do not travel; use LayerNorm"
-            )
-        _try(spec, module)
+            raise SetupError(f"{here} uses BatchNorm, whose running statistics do not travel; use LayerNorm")
+        with torch.no_grad():
+            shapes = [tuple(part.shape) for part in module(torch.zeros(2, spec.obs_size))]
+    if shapes != [(2, spec.outputs), (2,)]:  # values [N, 1], for example, would broadcast against targets [N]
+        wanted = f"head [N, {spec.outputs}] and value [N]"
+        raise SetupError(f"{here} answered two observations with shapes {shapes}, not {wanted}")
     return module
-
-
-@torch.no_grad()
-def _try(spec: PolicySpec, module: nn.Module) -> None:
-    """Refuse a network whose outputs have other shapes: values [N, 1], for example, would broadcast against targets [N]."""
-    shapes = [tuple(part.shape) for part in module(torch.zeros(2, spec.obs_size))]
-    if shapes != [(2, spec.outputs), (2,)]:
-        raise SetupError(
-            f"policy.module '{spec.module}' answered two observations with shapes {shapes}, "
-            f"not head [N, {spec.outputs}] and value [N]"
-        )
 
 
 def _module_layout(spec: PolicySpec, module: nn.Module) -> dict[str, tuple[int, ...]]:
     layout = statistics_layout(spec) | head_layout(spec)
     parameters = {name: tuple(value.shape) for name, value in module.named_parameters()}
     if taken := sorted(layout.keys() & parameters):
-        raise SetupError(
-            f"policy.module '{spec.module}' has a parameter {taken[0]}, which is a reserved name; rename it"
-        )
+        what = f"has a parameter {taken[0]}, which is a reserved name; rename it"
+        raise SetupError(f"policy.module '{spec.module}' {what}")
     return layout | parameters

@@ -24,7 +24,7 @@ def make_actor(policy: PolicySpec) -> MakeActor:
 
 def make_tensor_actor(policy: PolicySpec, device: str, seed: int) -> MakeActor:
     """The same for batched simulators, whose arrays are tensors."""
-    from freewheel.policies.device_actor import TensorActor
+    from freewheel.policies.nets import TensorActor
 
     return functools.partial(TensorActor, policy, device, seed)
 

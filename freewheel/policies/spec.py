@@ -186,6 +186,15 @@ def layers(params: Mapping[str, NDArray], part: str) -> list[tuple[NDArray, NDAr
     return [(params[f"{part}.{i}.weight"], params[f"{part}.{i}.bias"]) for i in range(count)]
 
 
+def import_object(option: str, place: str, kind: str) -> Any:
+    """What package.module:name means, for an option whose value names a thing of this kind."""
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SetupError(f"{option} '{place}' cannot be imported ({error}); write package.module:{kind}") from None
+
+
 def namespace(array: Array) -> Any:
     """The module whose functions take this array: numpy or torch, which agree on many names and arguments."""
     return np if isinstance(array, np.ndarray) else importlib.import_module("torch")

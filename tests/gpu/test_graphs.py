@@ -15,7 +15,7 @@ from freewheel.core import WORKER_TIME, BatchSpec, Chunk, Compile, Origin, Snaps
 from freewheel.envs.batched import BatchedConfig
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import ModelSpec
-from freewheel.learn.mbpo.fitting import FitRequest, Fitter
+from freewheel.learn.mbpo.fitting import Fitter
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.ppo.torch_engine import TorchEngine
@@ -97,8 +97,8 @@ def test_a_model_is_fitted_alike() -> None:
     for kind in KINDS:
         fitter = Fitter(spec, config, 4, "cuda", kind)
         assert fitter._step.fallback == ""
-        fits = [fitter(FitRequest(part)) for part in rows.chunk(2)]
-        fitted.append([torch.as_tensor(fit.params).clone() for fit in fits])
+        fits = [fitter(part) for part in rows.chunk(2)]
+        fitted.append([torch.as_tensor(fit.state["vector"]).clone() for fit in fits])
         assert all(np.isfinite(value) for value in fits[-1].metrics.values())
     for eager, graphed in zip(*fitted, strict=True):
         torch.testing.assert_close(eager, graphed, rtol=1e-2, atol=1e-3)

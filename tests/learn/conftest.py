@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from freewheel.core import WORKER_TIME, Chunk, NDArray, Origin, Snapshot, Transitions
-from freewheel.learn.ppo.engine import KL, LOSSES, Coefficients, Minibatch
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.ppo.numpy_engine import NumpyEngine
+from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch
 from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import PolicySpec
 

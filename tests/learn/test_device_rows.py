@@ -12,7 +12,6 @@ import pytest
 from freewheel.collect.continuous import ContinuousConfig
 from freewheel.core import BatchSpec, Executor, Learner, NDArray, to_numpy
 from freewheel.learn.mbpo.config import MBPOConfig
-from freewheel.learn.mbpo.fitting import FitRequest
 from freewheel.learn.mbpo.learner import MBPO
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
@@ -97,15 +96,15 @@ def test_a_replay_buffer_holds_what_happened(has_final_obs: bool, views: bool, w
 class Listening:
     """MakeExecutor that remember every request."""
 
-    asked: list[FitRequest] = field(default_factory=list)
+    asked: list[NDArray] = field(default_factory=list)
 
     def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
         def listen() -> Callable[[Any], Any]:
             answerer = build()
 
-            def answer(request: FitRequest) -> Any:
-                self.asked.append(FitRequest(to_numpy(request.rows).copy()))
-                return answerer(request)
+            def answer(rows: NDArray) -> Any:
+                self.asked.append(to_numpy(rows).copy())
+                return answerer(rows)
 
             return answer
 
@@ -119,10 +118,10 @@ def test_a_model_is_asked_about_what_happened(has_final_obs: bool) -> None:
     learner = MBPO(MODEL, replace(task_of(stage), services=Services(executors=executors)))
     learned(stage, learner, 1)
     assert len(executors.asked) > 3
-    asked = np.concatenate([to_numpy(request.rows) for request in executors.asked])
+    asked = np.concatenate(executors.asked)
     assert_true(asked, 1, has_final_obs=has_final_obs)
-    stored = to_numpy(learner.sac.replay.newest(learner.sac.replay.count))
+    stored = to_numpy(learner.replay.newest(learner.replay.count))
     assert_true(stored, 1, has_final_obs=has_final_obs)
     np.testing.assert_array_equal(stored[: len(asked)], asked)
     model_rows = to_numpy(learner.model_buffer.newest(learner.model_buffer.count))
-    assert (learner.sac.replay.columns.split(learner.model_buffer.newest(len(model_rows))).has_successor == 1).all()
+    assert (learner.replay.columns.split(learner.model_buffer.newest(len(model_rows))).has_successor == 1).all()

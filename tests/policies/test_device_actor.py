@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import NDArray, Snapshot
-from freewheel.policies.device_actor import TensorActor, TensorPolicy
-from freewheel.policies.nets import PolicyNet
+from freewheel.policies.nets import PolicyNet, TensorActor, TensorPolicy
 from freewheel.policies.spec import FlatParams, PolicySpec, full_layout, initialise
 
 PLAIN = PolicySpec(5, "float32", ((0, 5),), ((0, 5),), (), None, "categorical", 3, (16, 16), "tanh", 0.0, "")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from freewheel.core import WORKER_TIME, Chunk, Compile, NDArray, Transitions
 from freewheel.errors import EnvError
-from freewheel.policies.device_actor import TensorActor
+from freewheel.policies.nets import TensorActor
 from freewheel.rollout.device_runner import DeviceRunner, as_numpy
 from freewheel.seeding import training_episodes
 from freewheel.testing.conformance import AnyRunner, check_runner

@@ -14,7 +14,7 @@ from freewheel.core import BatchSpec, Chunk, Executor, MakeExecutor, NDArray, Sn
 from freewheel.envs.gym import GymConfig
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.fitting import Fit, FitRequest
+from freewheel.learn.mbpo.fitting import Fit
 from freewheel.learn.mbpo.learner import MBPO
 from freewheel.learn.replay import Columns
 from freewheel.learn.spec import LearnerSpec, Services
@@ -71,14 +71,13 @@ class Planted:
     def busy(self) -> bool:
         return bool(self.answers)
 
-    def submit(self, request: FitRequest) -> None:
-        self.asked.append(np.array(request.rows))
+    def submit(self, rows: NDArray) -> None:
+        self.asked.append(np.array(rows))
         version, model = len(self.asked), Ensemble(MODEL, "cpu")
         model.statistics["out_scale"].zero_()
         model.statistics["out_mean"].copy_(torch.cat([torch.tensor([float(version)]), DELTA]))
-        state = model.state()
         metrics = {"model/steps": 10.0 * version, "model/holdout": 0.125}
-        self.answers.append(Fit(state.pop("vector"), state, torch.tensor([2, 0]), metrics, version))
+        self.answers.append(Fit(model.state(), torch.tensor([2, 0]), metrics))
 
     def result(self, wait: float = 0.0) -> Fit | None:
         return self.answers.popleft() if self.answers and (wait > 0 or not self.slow) else None

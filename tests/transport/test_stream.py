@@ -17,7 +17,7 @@ from freewheel.collect.batch import WholeBatches
 from freewheel.core import BatchSpec, Chunk, NDArray, Transitions
 from freewheel.pacing.lag_bound import LagBound
 from freewheel.pacing.one_ahead import OneAhead
-from freewheel.policies.device_actor import TensorActor
+from freewheel.policies.nets import TensorActor
 from freewheel.rollout.factory import CollectSpec
 from freewheel.testing.conformance import check_collector
 from freewheel.transport.pool import AsTheyCome

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from freewheel.errors import UsageError
 from freewheel.learn.sac.config import SACConfig
-from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec
+from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec, require
 
 if TYPE_CHECKING:
     from freewheel.core import Learner
@@ -60,19 +60,14 @@ class MBPOConfig(SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive = ("members", "elites", "model_lr", "model_batch", "model_every", "max_epochs", "keep_models")
-        for field in (*positive, "rollouts_per_row"):
-            if not getattr(self, field) > 0:
-                raise UsageError(f"mbpo.{field} must be positive, not {getattr(self, field)}")
+        positive = "members elites model_lr model_batch model_every max_epochs keep_models rollouts_per_row"
+        require(self, positive=positive, shares="real_ratio")
         if self.elites > self.members:
             raise UsageError(f"mbpo.elites {self.elites} cannot be more than mbpo.members {self.members}")
-        if not 0 <= self.real_ratio <= 1:
-            raise UsageError(f"mbpo.real_ratio must lie in 0..1, not {self.real_ratio}")
         begin, end, short, long = self.rollout_schedule
         if not (0 <= begin <= end and 1 <= short <= long):
-            raise UsageError(
-                "mbpo.rollout_schedule is FROM_ROW TO_ROW FROM_STEPS TO_STEPS, each pair rising, steps from 1"
-            )
+            form = "FROM_ROW TO_ROW FROM_STEPS TO_STEPS, each pair rising, steps from 1"
+            raise UsageError(f"mbpo.rollout_schedule is {form}")
 
     @property
     def executor(self) -> Literal["serial", "async", "auto"]:

@@ -20,51 +20,27 @@ FIRST_ALLOCATION = 16_384  # rows; doubled when they are full
 
 
 @dataclass(frozen=True)
-class FitRequest:
-    """Rows that have come since the last fit, packed [n, width] float32."""
-
-    rows: Array
-
-
-@dataclass(frozen=True)
 class Fit:
     """A fitted model: numpy from a CPU, tensors from any other device; copies."""
 
-    params: Array  # [E * P]
-    statistics: Mapping[str, Array]
+    state: Mapping[str, Array]  # what `Ensemble.load` takes
     elites: Array  # [k] int64, the best first
     metrics: Metrics
-    version: int  # fits finished
-
-    @property
-    def state(self) -> dict[str, Array]:
-        """What `Ensemble.load` takes."""
-        return {"vector": self.params, **self.statistics}
 
 
 class Fitter:
-    """Every call appends rows to the data, drops the oldest beyond `model_rows`, and continues to fit the ensemble."""
+    """Every call appends packed rows [n, width], drops the oldest beyond `model_rows`, and continues to fit the ensemble."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        config: MBPOConfig,
-        seed: int,
-        device: str,
-        compile: Compile,  # noqa: A002 - the name of the option
-    ) -> None:
-        self.config, self.device, self.compile = config, device, compile
+    def __init__(self, spec: ModelSpec, config: MBPOConfig, seed: int, device: str, compile_: Compile) -> None:
+        self.config, self.device, self._compile = config, device, compile_
         self.ensemble = Ensemble(spec, device, torch.Generator().manual_seed(tree(seed, "model")))
-        self.version, self.seen = 0, 0  # fits finished; rows ever received
+        self.seen = 0  # rows ever received
         self._rng = torch.Generator(device).manual_seed(tree(seed, "fit"))
         self._flat = nn.Parameter(self.ensemble.vector)
         self._flat.grad = self.ensemble.grad
         self._adam = torch.optim.Adam([self._flat], config.model_lr, fused=True, capturable=device != "cpu")
-        self._moments = {
-            "step": torch.zeros((), device=device),
-            "exp_avg": torch.zeros_like(self.ensemble.vector),
-            "exp_avg_sq": torch.zeros_like(self.ensemble.vector),
-        }
+        self._moments = {name: torch.zeros_like(self._flat) for name in ("exp_avg", "exp_avg_sq")}
+        self._moments["step"] = torch.zeros((), device=device)
         self._adam.state[self._flat] = self._moments
         self._best = torch.zeros_like(self.ensemble.vector)
         self._owner = _owners(spec).to(device)
@@ -77,14 +53,11 @@ class Fitter:
         """Rows to fit to."""
         return min(self.seen, self.config.model_rows)
 
-    def __call__(self, request: FitRequest) -> Fit:
-        self._append(torch.as_tensor(request.rows, device=self.device))
-        held, steps = self._draw()
-        metrics, elites = self._train(held, steps)
-        self.version += 1
-        parts = {"params": self.ensemble.vector.clone(), "elites": elites}
-        statistics = {name: value.clone() for name, value in self.ensemble.statistics.items()}
-        return Fit(**_export(parts), statistics=_export(statistics), metrics=metrics, version=self.version)
+    def __call__(self, rows: Array) -> Fit:
+        self._append(torch.as_tensor(rows, device=self.device))
+        metrics, elites = self._train(*self._draw())
+        state = {name: _export(value) for name, value in self.ensemble.state().items()}
+        return Fit(state, _export(elites), metrics)
 
     def _append(self, rows: Tensor) -> None:
         capacity = self.config.model_rows
@@ -103,7 +76,7 @@ class Fitter:
         self._data = torch.zeros(rows, self.ensemble.spec.columns.width, device=self.device)
         self._order = torch.zeros(members, -(-rows // batch) * batch, dtype=torch.int64, device=self.device)
         state = [self.ensemble.vector, self.ensemble.grad, self._loss, self._column, *self._moments.values()]
-        self._step = Program(self._gradient_step, self.compile, state=state)
+        self._step = Program(self._gradient_step, self._compile, state=state)
 
     def _gradient_step(self) -> None:
         rows = self._data[self._order.index_select(1, self._column)]  # [E, n, W]
@@ -168,5 +141,5 @@ def _owners(spec: ModelSpec) -> Tensor:
     return torch.cat([member.expand(shape).reshape(-1) for shape in spec.layout().values()])
 
 
-def _export(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    return {name: value if value.is_cuda else value.numpy() for name, value in tensors.items()}
+def _export(value: Tensor) -> Array:
+    return value if value.is_cuda else value.numpy()

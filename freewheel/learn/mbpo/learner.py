@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freewheel.core import Array, Chunk, Metrics, RowCounts, Snapshot, Transitions, to_numpy
+from freewheel.core import Array, Chunk, Metrics, Transitions, to_numpy
 from freewheel.errors import FreewheelError
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.fitting import Fit, FitRequest, Fitter
-from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error
-from freewheel.learn.mbpo.terminations import rule, task_function
-from freewheel.learn.replay import Batch, Columns, Replay, pack
-from freewheel.learn.sac.learner import SAC
+from freewheel.learn.mbpo.fitting import Fit, Fitter
+from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error, rule, task_function
+from freewheel.learn.replay import Batch, Replay, pack
+from freewheel.learn.sac.learner import SAC, under
 from freewheel.learn.spec import LearnerSpec
 from freewheel.seeding import tree
 
@@ -29,84 +28,55 @@ TRAIL, TRAIL_LANES = 64, 16  # steps and lanes of each author that multi-step pr
 HORIZON = 5  # steps ahead, or the length of rollouts where that is more
 
 
-class MBPO:
-    """Rows arrive, SAC is updated, the model is fitted: each at its own pace. Implements core.Learner and core.GraphedLearner."""
+class MBPO(SAC):
+    """A SAC that also learns from rows of a model: rows, updates and fits come each at their own pace."""
+
+    config: MBPOConfig
 
     def __init__(self, config: MBPOConfig, spec: LearnerSpec) -> None:
-        self.config, self.spec = config, spec
-        device, seed, compile_ = spec.compute.device, spec.seed, spec.compute.compile
+        super().__init__(config, spec)
+        device, seed, columns = spec.compute.device, spec.seed, self.replay.columns
         reward = None if config.reward == "learned" else task_function("mbpo.reward", config.reward)
-        termination = rule(config.termination, spec.world.name)
-        columns = Columns(spec.policy.obs_size, spec.policy.action_size)
-        learned = (reward is None, termination is None)
+        task = (reward, rule(config.termination, spec.world.name))
+        learned = (task[0] is None, task[1] is None)
         model = ModelSpec(columns, config.members, config.model_hidden, config.predict, *learned)
         self.model = Ensemble(model, device)
-        generator = torch.Generator(device)
-        generator.manual_seed(tree(seed, "learner", "dream"))  # names of seeds stay, or seeded runs would change
         self._starts = round(config.rollouts_per_row * config.model_every)
-        self._model_env = ModelEnv(self.model, config.elites, self._starts, generator, reward, termination)
-        self.sac = SAC(config, spec, self._mixed)
+        noise = tree(seed, "learner", "dream")  # names of seeds stay, or seeded runs would change
+        self._model_env = ModelEnv(self.model, config.elites, self._starts, noise, task)
         kept = config.keep_models * self._starts * config.rollout_schedule[3]
         self.model_buffer = Replay(kept, columns, device, tree(seed, "learner", "imagined"))
-        self.sac.updater.generators.append(self.model_buffer.generator)
+        self.updater.generators.append(self.model_buffer.generator)
         self._real = int(config.batch * config.real_ratio + 1e-9)
         assert spec.services.executors is not None, "the model needs an executor"
-        self._executor = spec.services.executors(partial(Fitter, model, config, seed, device, compile_), "the model")
+        fitter = partial(Fitter, model, config, seed, device, spec.compute.compile)
+        self._executor = spec.services.executors(fitter, "the model")
         self._requested_at: deque[int] = deque()  # rows there were when each fit under way was requested
         self._sent = self._model_rows = 0  # rows that the fitter has; rows that the present model was fitted to
         self._fits = self._model_steps = 0
         self._about: dict[str, float] = {}  # metrics for the next publication
         self._trail: dict[int, deque[Tensor]] = {}
 
-    @property
-    def version(self) -> int:
-        return self.sac.version
-
-    @property
-    def ready(self) -> bool:
-        return self.sac.ready
-
-    @property
-    def fallback(self) -> str:
-        return self.sac.fallback
-
-    @property
-    def buffer_util(self) -> float:
-        return self.sac.buffer_util
-
-    @property
-    def hungry(self) -> bool:
-        return self.sac.hungry
-
     def observe(self, chunk: Chunk[Any]) -> None:
         self._follow(chunk)
-        self.sac.observe(chunk)
+        super().observe(chunk)
 
     def update(self) -> Metrics:
         """Adopt a model if one is finished, request the next fit if it is due, and update SAC."""
         self._manage_fits()
         version = self.version
-        about = dict(self.sac.update())
+        about = dict(super().update())
         about |= {
-            "real_data": self.sac.pace.rows,
+            "real_data": self.pace.rows,
             "model_data": self.model_buffer.added,
-            "agent_updates": self.sac.pace.updates,
+            "agent_updates": self.pace.updates,
             "dynamics_updates": self._model_steps,
         }
         if self.version > version:
-            about |= self._about
-            about |= {
-                "model/lag_rows": float(self.sac.pace.rows - self._model_rows),
-                "model/version": float(self._fits),
-            }
+            lag = float(self.pace.rows - self._model_rows)
+            about |= self._about | {"model/lag_rows": lag, "model/version": float(self._fits)}
             self._about = {}
         return about
-
-    def snapshot(self) -> Snapshot:
-        return self.sac.snapshot()
-
-    def rows(self) -> RowCounts:
-        return self.sac.rows()
 
     def state_dict(self) -> dict[str, Array]:
         """The fitter's own state stays where it runs: after a restart it gets all stored rows again."""
@@ -115,24 +85,20 @@ class MBPO:
         state |= {f"model.{name}": to_numpy(value) for name, value in self.model.state().items()}
         state |= {f"model_buffer.{name}": value for name, value in self.model_buffer.state_dict().items()}
         state["model_env"] = self._model_env.generator.get_state().numpy()
-        return state | {f"sac.{name}": value for name, value in self.sac.state_dict().items()}
+        return state | {f"sac.{name}": value for name, value in super().state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        parts: dict[str, dict[str, Array]] = {}
-        for name, value in state.items():
-            part, _, rest = name.partition(".")
-            parts.setdefault(part, {})[rest] = value
-        self.sac.load_state_dict(parts["sac"])
-        self.model_buffer.load_state_dict(parts["model_buffer"])
-        self.model.load(parts["model"])
-        self._model_env.elites.copy_(torch.as_tensor(parts["model"]["elites"]))
+        super().load_state_dict(under("sac.", state))
+        self.model_buffer.load_state_dict(under("model_buffer.", state))
+        self.model.load(under("model.", state))
+        self._model_env.elites.copy_(torch.as_tensor(state["model.elites"]))
         self._model_env.generator.set_state(torch.as_tensor(state["model_env"]))
-        self._fits, self._model_steps, self._model_rows = (int(count) for count in parts["model"]["counts"])
-        self._sent = max(0, self.sac.pace.rows - self.sac.replay.count)
+        self._fits, self._model_steps, self._model_rows = (int(count) for count in state["model.counts"])
+        self._sent = max(0, self.pace.rows - self.replay.count)
 
     def _manage_fits(self) -> None:
         """The model is never more than two fits' worth of rows behind: then updates wait for it."""
-        rows = self.sac.pace.rows
+        rows = self.pace.rows
         if rows < self.config.learning_starts:
             return
         self._collect_fits()
@@ -150,8 +116,8 @@ class MBPO:
             self._adopt(fit)
 
     def _request(self, rows: int) -> None:
-        new = self.sac.replay.newest(min(rows - self._sent, self.sac.replay.count))
-        self._executor.submit(FitRequest(new if new.is_cuda else new.numpy()))
+        new = self.replay.newest(min(rows - self._sent, self.replay.count))
+        self._executor.submit(new if new.is_cuda else new.numpy())
         self._sent = rows
         self._requested_at.append(rows)
 
@@ -171,41 +137,34 @@ class MBPO:
     def _roll_out(self) -> None:
         """Roll the present policy out from real states in the model; rows of older models expire."""
         self.model_buffer.expire(self._fits - self.config.keep_models + 1)
-        columns = self.sac.replay.columns
-        self._model_env.begin(columns.split(self.sac.replay.sample(self._starts)).obs)
+        self._model_env.begin(self.replay.columns.split(self.replay.sample(self._starts)).obs)
         for _ in range(self.length):
             obs = self._model_env.obs.clone()
-            action, _ = self.sac.updater.policy.act(obs)
+            action, _ = self.updater.policy.act(obs)
             step = self._model_env.step(action)
             rows = pack(obs, action, step.reward, step.terminated, torch.ones_like(step.valid), step.next_obs)
             self.model_buffer.add(rows[step.valid], self._fits)
         if not self.model_buffer.count:
-            raise FreewheelError(
-                "no prediction of the model is finite; give it more rows to start with (mbpo.learning_starts)"
-            )
+            remedy = "give it more rows to start with (mbpo.learning_starts)"
+            raise FreewheelError(f"no prediction of the model is finite; {remedy}")
 
     @property
     def length(self) -> int:
         """Steps of a rollout, by the schedule."""
         begin, end, short, long = self.config.rollout_schedule
-        progress = (self.sac.pace.rows - begin) / max(1, end - begin)
+        progress = (self.pace.rows - begin) / max(1, end - begin)
         return int(short + (long - short) * min(1.0, max(0.0, progress)))
 
-    def _mixed(self) -> Batch:
+    def draw(self) -> Batch:
         """A share of real rows, and model rows for the rest."""
-        parts = [self.sac.replay.sample(self._real), self.model_buffer.sample(self.config.batch - self._real)]
-        return self.sac.replay.columns.split(torch.cat(parts))
+        parts = [self.replay.sample(self._real), self.model_buffer.sample(self.config.batch - self._real)]
+        return self.replay.columns.split(torch.cat(parts))
 
     def _follow(self, chunk: Chunk[Any]) -> None:
         """Keep the latest steps of a few lanes of each author, in order."""
-        some = Transitions(
-            **{field.name: getattr(chunk.data, field.name)[:, :TRAIL_LANES] for field in fields(Transitions)}
-        )
-        lanes = some.reward.shape[1]
-        whole = replace(some, valid=some.valid | True)
-        columns, device = self.sac.replay.columns, self.spec.compute.device
-        rows = columns.pack(whole, device, has_final_obs=self.spec.world.has_final_obs).unflatten(0, (-1, lanes))
-        columns.split(rows).has_successor.mul_(torch.as_tensor(some.valid, device=device))
+        some = Transitions(*(getattr(chunk.data, part.name)[:, :TRAIL_LANES] for part in fields(Transitions)))
+        rows = self._packed(replace(some, valid=some.valid | True)).unflatten(0, (-1, some.reward.shape[1]))
+        self.replay.columns.split(rows).has_successor.mul_(torch.as_tensor(some.valid, device=rows.device))
         trail = self._trail.setdefault(chunk.origin.worker, deque())
         trail.append(rows)
         while sum(map(len, trail)) - len(trail[0]) >= TRAIL:
@@ -215,13 +174,8 @@ class MBPO:
         """Error of multi-step predictions on recorded rows."""
         horizon = max(HORIZON, self.length)
         parts = [torch.cat(list(trail)) for trail in self._trail.values()]
-        parts = [part for part in parts if len(part) > horizon]
-        if not parts:
-            return
-        errors = []
-        for part in parts:
-            batch = self.sac.replay.columns.split(part)
-            data = batch.obs, batch.action, batch.next_obs, horizon, batch.has_successor
-            errors.append(open_loop_error(self.model, self._model_env.elites, *data))
-        error = torch.stack(errors).mean(0).tolist()
-        self._about |= {"model/error_1": error[0], f"model/error_{horizon}": error[-1]}
+        batches = [self.replay.columns.split(part) for part in parts if len(part) > horizon]
+        if batches:
+            errors = [open_loop_error(self.model, self._model_env.elites, batch, horizon) for batch in batches]
+            error = torch.stack(errors).mean(0).tolist()
+            self._about |= {"model/error_1": error[0], f"model/error_{horizon}": error[-1]}

@@ -1,37 +1,39 @@
-"""The model as an environment: begins from any states, never resets, keeps its shapes; and its error over several steps."""
+"""The model as an environment that begins from any states, the rules by which its episodes end, and its multi-step error."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from freewheel.core import Step
+from freewheel.errors import SetupError
 from freewheel.learn.mbpo.dynamics import Ensemble
-from freewheel.learn.mbpo.terminations import TaskFunction
+from freewheel.learn.replay import Batch
+from freewheel.policies.spec import import_object
+
+#: (obs [N, D], action [N, A], next_obs [N, D]) -> [N], bool for ends and float for rewards.
+TaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+Task: TypeAlias = tuple[TaskFunction | None, TaskFunction | None]  # reward, termination
+POLE = 0.6  # metres, each of the double pendulum's two
 
 
 class ModelEnv:
     """N rows stepped by a random elite each. All of its state is in fixed tensors, so that a step can be captured.
 
-    `reward` and `termination` are functions of the task, or None where the model has learned them. A row that ends, or whose
+    The task's reward and termination are None where the model has learned them. A row that ends, or whose
     prediction is not finite, stays where it is and is no longer valid. There is no time limit: nothing is ever truncated.
     """
 
-    def __init__(
-        self,
-        model: Ensemble,
-        elites: int,
-        lanes: int,
-        generator: torch.Generator,
-        reward: TaskFunction | None,
-        termination: TaskFunction | None,
-    ) -> None:
+    def __init__(self, model: Ensemble, elites: int, lanes: int, seed: int, task: Task) -> None:
         device = model.vector.device
-        self.model, self.generator = model, generator
+        self.model, (self._reward, self._termination) = model, task
+        self.generator = torch.Generator(device).manual_seed(seed)
         self.elites = torch.arange(elites, device=device)  # [k] copy new ones into it
         self.obs = torch.zeros(lanes, model.spec.columns.obs_size, device=device)  # [N, D]
         self.alive = torch.zeros(lanes, dtype=torch.bool, device=device)  # [N]
-        self._reward, self._termination = reward, termination
         self._never = torch.zeros_like(self.alive)
         self._measures = torch.zeros(lanes, 0, device=device)
 
@@ -39,10 +41,6 @@ class ModelEnv:
         """Begin all rows from these observations [N, D]."""
         self.obs.copy_(states)
         self.alive.fill_(True)
-
-    def autoreset(self) -> Tensor:
-        """What to act on next [N, D]; a step overwrites it."""
-        return self.obs
 
     @torch.no_grad()
     def step(self, action: Tensor) -> Step[Tensor]:
@@ -69,26 +67,17 @@ class ModelEnv:
 
 
 @torch.no_grad()
-def open_loop_error(
-    model: Ensemble,
-    elites: Tensor,
-    obs: Tensor,
-    action: Tensor,
-    next_obs: Tensor,
-    horizon: int,
-    has_successor: Tensor | None = None,
-) -> Tensor:
+def open_loop_error(model: Ensemble, elites: Tensor, batch: Batch, horizon: int) -> Tensor:
     """How wrong the elites' mean prediction is after 1 .. horizon steps along recorded actions, [horizon].
 
     Of consecutive rows [T, B, ...], every one that has `horizon` rows ahead begins a prediction, which counts while next_obs is
-    the observation of the row after; rows whose `has_successor` [T, B] is 0 do not count. The unit is the deviation of each
+    the observation of the row after; rows whose `has_successor` is 0 do not count. The unit is the deviation of each
     observed column in the data; constant ones are left out.
     """
-    size = model.spec.columns.obs_size
-    starts = len(obs) - horizon + 1
+    obs, action, next_obs, known = batch.obs, batch.action, batch.next_obs, batch.has_successor
+    size, starts = model.spec.columns.obs_size, len(obs) - horizon + 1
     scale = model.statistics["in_scale"][:size]
     state = obs[:starts].reshape(-1, size)  # [S * B, D]
-    known = torch.ones_like(obs[..., 0]) if has_successor is None else has_successor
     counts = known[:starts].reshape(-1)
     errors = []
     for ahead in range(horizon):
@@ -103,3 +92,68 @@ def open_loop_error(
             follows = (next_obs[here] == obs[after]).all(-1) * known[after]
             counts = counts * follows.reshape(-1)
     return torch.stack(errors)
+
+
+#: The rules of Gymnasium's MuJoCo tasks (v5, default arguments) follow.
+def never(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
+    return torch.zeros(len(next_obs), dtype=torch.bool, device=next_obs.device)
+
+
+def hopper(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
+    """Columns: height, angle, joints, velocities (the task limits these to ±100, but shows them clipped to ±10)."""
+    height, angle, state = next_obs[:, 0], next_obs[:, 1], next_obs[:, 1:]
+    return ~((height > 0.7) & (height < torch.inf) & (angle.abs() < 0.2) & (state.abs() < 100).all(-1))
+
+
+def walker2d(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
+    height, angle = next_obs[:, 0], next_obs[:, 1]
+    return ~((height > 0.8) & (height < 2.0) & (angle.abs() < 1.0))
+
+
+def inverted_pendulum(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
+    return ~next_obs.isfinite().all(-1) | (next_obs[:, 1].abs() > 0.2)
+
+
+def inverted_double_pendulum(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
+    """Columns: cart, sines of both hinges, their cosines, ...; the second hinge turns relative to the first pole."""
+    (sine, sine2), (cosine, cosine2) = next_obs[:, 1:3].unbind(-1), next_obs[:, 3:5].unbind(-1)
+    tip = POLE * (cosine + cosine * cosine2 - sine * sine2)
+    return tip <= 1
+
+
+def ant(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
+    height = next_obs[:, 0]
+    return ~(next_obs.isfinite().all(-1) & (height >= 0.2) & (height <= 1.0))
+
+
+def humanoid(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
+    height = next_obs[:, 0]
+    return ~((height > 1.0) & (height < 2.0))
+
+
+ENDLESS = ("HalfCheetah-v5", "HumanoidStandup-v5", "Pendulum-v1", "Pusher-v5", "Reacher-v5", "Swimmer-v5")
+RULES: Mapping[str, TaskFunction] = dict.fromkeys(ENDLESS, never) | {
+    "Ant-v5": ant,
+    "Hopper-v5": hopper,
+    "Humanoid-v5": humanoid,
+    "InvertedDoublePendulum-v5": inverted_double_pendulum,
+    "InvertedPendulum-v5": inverted_pendulum,
+    "Walker2d-v5": walker2d,
+}
+
+
+def rule(name: str, env: str) -> TaskFunction | None:
+    """The function that mbpo.termination means for this env id; None: learn it."""
+    if name == "auto":
+        return RULES.get(env)
+    if name == "learned":
+        return None
+    return never if name == "never" else task_function("mbpo.termination", name)
+
+
+def task_function(option: str, place: str) -> TaskFunction:
+    """The user's package.module:function."""
+    found: TaskFunction = import_object(option, place, "function")
+    if not callable(found):
+        raise SetupError(f"{option} '{place}' is a {type(found).__name__}; name a function of (obs, action, next_obs)")
+    return found

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from freewheel.errors import UsageError
-from freewheel.learn.spec import Algorithm, LearnerSpec, Schedule
+from freewheel.learn.spec import Algorithm, LearnerSpec, Schedule, require
 
 if TYPE_CHECKING:
     from freewheel.core import Learner
@@ -64,16 +63,8 @@ class PPOConfig:
     """How gradients are computed: analytic is a fast path for plain MLPs on a CPU, equal to autograd; auto takes it if it can."""
 
     def __post_init__(self) -> None:
-        positive = ["lr", "epochs", "minibatch", "clip", "max_grad_norm", "rho_bar", "c_bar"]
-        for name in positive if self.target_kl is None else [*positive, "target_kl"]:
-            if not getattr(self, name) > 0:
-                raise UsageError(f"ppo.{name} must be positive, not {getattr(self, name)}")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"ppo.{name} must lie in 0..1, not {getattr(self, name)}")
-        for name in ("entropy", "value"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"ppo.{name} must not be negative, but is {getattr(self, name)}")
+        positive = "lr epochs minibatch clip max_grad_norm rho_bar c_bar target_kl"
+        require(self, positive=positive, shares="gamma gae_lambda", not_negative="entropy value")
 
     @property
     def schedules_need_steps(self) -> tuple[str, ...]:

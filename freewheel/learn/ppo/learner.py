@@ -10,15 +10,13 @@ import numpy as np
 from freewheel.core import Array, Chunk, Metrics, RowCounts, Snapshot
 from freewheel.errors import SetupError
 from freewheel.learn.moments import ReturnScale, RunningMoments
-from freewheel.learn.ppo import numpy_engine
 from freewheel.learn.ppo.config import PPOConfig
-from freewheel.learn.ppo.engine import Coefficients, Engine
-from freewheel.learn.ppo.numpy_engine import NumpyEngine
-from freewheel.learn.ppo.rollout_buffer import RolloutBatch, RolloutBuffer
+from freewheel.learn.ppo.numpy_engine import NumpyEngine, supports
+from freewheel.learn.ppo.rollout_buffer import RolloutBuffer
+from freewheel.learn.ppo.targets import Coefficients
 from freewheel.learn.ppo.torch_engine import TorchEngine
 from freewheel.learn.spec import LearnerSpec, Schedule
-from freewheel.policies.device_actor import TensorPolicy
-from freewheel.policies.nets import PolicyNet
+from freewheel.policies.nets import PolicyNet, TensorPolicy
 from freewheel.seeding import generator, tree
 
 
@@ -33,13 +31,12 @@ class PPO:
         self._trained = self._skipped = self._stale = 0
         self._in_use = 0  # rows of an update that is under way, or was cut short
         device = spec.compute.device if simulated else None
-        policy, scaled = spec.policy, config.reward_scale == "returns"
-        self._moments: RunningMoments[Any] | None = (
-            RunningMoments(policy.obs_size, spec.start, device=device) if policy.normalised else None
-        )
-        self._scale: ReturnScale[Any] | None = (
-            ReturnScale(spec.batch.lanes, config.gamma, device=device) if scaled else None
-        )
+        self._moments: RunningMoments[Any] | None = None
+        if spec.policy.normalised:
+            self._moments = RunningMoments(spec.policy.obs_size, spec.start, device=device)
+        self._scale: ReturnScale[Any] | None = None
+        if config.reward_scale == "returns":
+            self._scale = ReturnScale(spec.batch.lanes, config.gamma, device=device)
 
     @property
     def ready(self) -> bool:
@@ -66,7 +63,8 @@ class PPO:
         return self._buffer.available / batch.rows
 
     def observe(self, chunk: Chunk[Any]) -> None:
-        if self._too_old(chunk.version):
+        max_lag = self.spec.batch.max_lag
+        if max_lag is not None and chunk.version < self.version - max_lag:
             self._stale += chunk.rows
             return
         self._buffer.add(chunk)
@@ -79,22 +77,21 @@ class PPO:
 
     def update(self) -> Metrics:
         """All epochs over one batch; if a number stops being finite, weights and optimiser are as before."""
-        batch = self._take()
+        wanted = self.spec.batch
+        batch = self._buffer.take(wanted.rows) if wanted.episodes is None else self._buffer.take_chunks(wanted.episodes)
         self._in_use = batch.rows
         lag = self.version - batch.flatten(batch.version)
         about = {"lag_mean": float(lag.mean()), "lag_max": float(lag.max())}
         about |= {f"lag/share_{late}": float(share) for late, share in enumerate(np.bincount(lag) / len(lag))}
         found = self.engine.improve(batch, bool(lag.any()), self._coefficients())
-        if found is None:
-            self._skipped += batch.rows
-        else:
-            self._trained += batch.rows
+        self._skipped += batch.rows if found is None else 0
+        self._trained += 0 if found is None else batch.rows
         self._in_use = 0
         if self._moments is not None:
             self.engine.normalise(self._moments.mean, 1.0 / self._moments.deviation)
         self.version += 1
-        if self.spec.batch.max_lag is not None:
-            self._stale += self._buffer.expire(self.version - self.spec.batch.max_lag)
+        if wanted.max_lag is not None:
+            self._stale += self._buffer.expire(self.version - wanted.max_lag)
         return about | (found or {}) | {"update/skipped": float(found is None)}
 
     def snapshot(self) -> Snapshot:
@@ -113,36 +110,29 @@ class PPO:
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         self.engine.load_state_dict(state)
-        self.version, self._trained, self._skipped, self._stale = (int(count) for count in state["counts"])
+        self.version, self._trained, self._skipped, self._stale = map(int, state["counts"])
         arrays = {name: np.asarray(value) for name, value in state.items()}
         if self._moments is not None:
             self._moments.restore(arrays["obs_moments"])
         if self._scale is not None:
             self._scale.restore(arrays["return_moments"], arrays["running_return"])
 
-    def _too_old(self, version: int) -> bool:
-        max_lag = self.spec.batch.max_lag
-        return max_lag is not None and version < self.version - max_lag
-
-    def _take(self) -> RolloutBatch[Any]:
-        batch = self.spec.batch
-        return self._buffer.take(batch.rows) if batch.episodes is None else self._buffer.take_chunks(batch.episodes)
-
     def _coefficients(self) -> Coefficients:
         config, total = self.config, self.spec.total_steps
         done = 0.0 if total is None else min(1.0, (self._trained + self._skipped) / total)
-        return Coefficients(
-            lr=config.lr * _fade(config.lr_schedule, done),
-            clip=config.clip * _fade(config.clip_schedule, done),
-            entropy=config.entropy * _fade(config.entropy_schedule, done),
-            reward_factor=None if self._scale is None else self._scale.factor,
-        )
+
+        def faded(value: float, schedule: Schedule) -> float:
+            return value * (1.0 - done if schedule == "linear" else 1.0)
+
+        clip, entropy = faded(config.clip, config.clip_schedule), faded(config.entropy, config.entropy_schedule)
+        factor = None if self._scale is None else self._scale.factor
+        return Coefficients(faded(config.lr, config.lr_schedule), clip, entropy, factor)
 
 
-def build_engine(config: PPOConfig, spec: LearnerSpec) -> Engine:
+def build_engine(config: PPOConfig, spec: LearnerSpec) -> NumpyEngine | TorchEngine:
     """numpy where gradients are written out for the network and rows come from CPU workers, else torch."""
     rng, first, device = generator(spec.seed, "learner"), generator(spec.seed, "weights"), spec.compute.device
-    possible = numpy_engine.supports(spec.policy, device) and not spec.world.batched_on_device
+    possible = supports(spec.policy, device) and not spec.world.batched_on_device
     if config.gradient == "analytic" and not possible:
         raise SetupError("ppo.gradient analytic serves plain MLPs (tanh, relu, elu) with CPU workers; use auto")
     if possible and config.gradient != "autograd":
@@ -154,7 +144,3 @@ def build_engine(config: PPOConfig, spec: LearnerSpec) -> Engine:
     if spec.start is not None:
         policy.begin(spec.start.params)
     return TorchEngine(config, spec, policy, rng)
-
-
-def _fade(schedule: Schedule, progress: float) -> float:
-    return 1.0 - progress if schedule == "linear" else 1.0

@@ -11,9 +11,9 @@ import torch
 from freewheel.core import Array, NDArray
 from freewheel.learn.adam import Adam
 from freewheel.learn.ppo.config import PPOConfig
-from freewheel.learn.ppo.engine import KL, LOSSES, Coefficients, Minibatch, prepare
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
-from freewheel.policies.heads.head import HEADS
+from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, prepare
+from freewheel.policies.heads.head import HEADS, Views
 from freewheel.policies.nets import PolicyNet
 from freewheel.policies.spec import ACTIVATIONS, FlatParams, PolicySpec, layers, network_inputs, select
 from freewheel.seeding import generator_state, restore_generator
@@ -41,24 +41,20 @@ def supports(spec: PolicySpec, device: str) -> bool:
 class Trunk:
     """One MLP: keeps its activations in the forward pass, writes its parameters' gradients in the backward pass."""
 
-    def __init__(
-        self, weights: Mapping[str, NDArray], grads: Mapping[str, NDArray], part: str, activation: str
-    ) -> None:
+    def __init__(self, weights: Views, grads: Views, part: str, activation: str) -> None:
         self._layers, self._grads = layers(weights, part), layers(grads, part)
         self._activate, self._slope = ACTIVATIONS[activation], SLOPES[activation]
         self._inputs: list[NDArray] = []
 
     def forward(self, x: NDArray) -> NDArray:
         self._inputs = []
-        for weight, bias in self._layers[:-1]:
+        last = len(self._layers) - 1
+        for i, (weight, bias) in enumerate(self._layers):
             self._inputs.append(x)
             x = x @ weight
             x += bias
-            self._activate(x, out=x)
-        self._inputs.append(x)
-        weight, bias = self._layers[-1]
-        x = x @ weight
-        x += bias
+            if i < last:
+                self._activate(x, out=x)
         return x
 
     def backward(self, slope: NDArray, ones: NDArray) -> None:
@@ -69,14 +65,12 @@ class Trunk:
             np.dot(ones, slope, out=bias_grad)
             if i:
                 back = self._layers[i][0].T
-                slope = (
-                    slope * back if len(back) == 1 else slope @ back
-                )  # one output, as a critic has: no need for BLAS
+                slope = slope * back if len(back) == 1 else slope @ back  # a critic's one output does not need BLAS
                 slope *= self._slope(x)
 
 
 class NumpyEngine:
-    """For plain MLPs with a head that has slopes. Implements Engine, and Network for itself."""
+    """For plain MLPs with a head that has slopes. Implements targets.Network for itself."""
 
     fallback = ""
 
@@ -86,19 +80,19 @@ class NumpyEngine:
         self._adam = Adam(net.vector, self.grad)
         self._views = net.params.views
         grads = FlatParams(net.trainable_layout, self.grad.numpy()).views
-        self._actor, self._critic = (
-            Trunk(self._views, grads, part, net.spec.activation) for part in ("actor", "critic")
-        )
+        self._actor = Trunk(self._views, grads, "actor", net.spec.activation)
+        self._critic = Trunk(self._views, grads, "critic", net.spec.activation)
         self._head = HEADS[net.spec.head].slopes(net.spec, self._views, grads)
         self._ones = np.ones(0, np.float32)
 
     @np.errstate(over="ignore", invalid="ignore")  # an overflow is found in the gradient; a warning would not help
     def improve(self, batch: RolloutBatch, lagging: bool, coefficients: Coefficients) -> dict[str, float] | None:
+        """All gradient steps of an update: metrics, or None if a number was not finite and all weights are as before."""
         factor = None if coefficients.reward_factor is None else np.float32(coefficients.reward_factor)
-        prepared = prepare(self, batch, self.config, recompute=lagging, reward_factor=factor)
+        rows, effective, explained = prepare(self, batch, self.config, recompute=lagging, reward_factor=factor)
         before = self._adam.remember()
         shown: list[tuple[float, ...]] = []
-        for part in self._minibatches(prepared.rows):
+        for part in self._minibatches(rows):
             losses = self.gradient(part, coefficients)
             norm = float(torch.linalg.vector_norm(self.grad))
             if not np.isfinite(norm):
@@ -112,10 +106,7 @@ class NumpyEngine:
             self._adam.step(coefficients.lr)
         means = np.mean(shown, axis=0)
         metrics = {name: float(value) for name, value in zip((*LOSSES, "gradient/norm"), means, strict=True)}
-        return metrics | {
-            "lag/effective_samples": float(prepared.effective_samples),
-            "value/explained_variance": float(prepared.explained_variance),
-        }
+        return metrics | {"lag/effective_samples": float(effective), "value/explained_variance": float(explained)}
 
     def _minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
         count = len(rows.action)

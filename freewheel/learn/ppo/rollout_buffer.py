@@ -48,10 +48,8 @@ class RolloutBuffer(Generic[A]):
 
     def __init__(self, lanes: int | None = None) -> None:
         self._lanes = lanes
-        self.rows = 0  # all that are here
-        self.available = 0  # those that can be taken
-        self._chunks: list[Chunk[A]] = []
-        self._parts: list[Chunk[A]] = []
+        self.rows = self.available = 0  # all that are here; those that can be taken
+        self._chunks, self._parts = list[Chunk[A]](), list[Chunk[A]]()
 
     def add(self, chunk: Chunk[A]) -> None:
         self.rows += chunk.rows
@@ -68,9 +66,8 @@ class RolloutBuffer(Generic[A]):
 
     def take(self, rows: int) -> RolloutBatch[A]:
         """Exactly this many rows; what is left of a cut chunk stays."""
-        taken: list[Chunk[A]] = []
+        taken, missing = list[Chunk[A]](), rows
         left = sorted(self._chunks, key=lambda chunk: chunk.version)
-        missing = rows
         while missing:
             chunk = left.pop(0)
             if chunk.rows > missing:
@@ -131,9 +128,7 @@ def join(chunks: Sequence[Chunk[A]]) -> RolloutBatch[A]:
         return RolloutBatch(data, np.full(tuple(data.valid.shape), chunks[0].version), chunks[0].rows)
     threads: list[list[Chunk[A]]] = []
     latest: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, lane0) -> its latest thread
-    for chunk in sorted(
-        chunks, key=lambda chunk: (chunk.origin.worker, chunk.origin.incarnation, chunk.origin.sequence)
-    ):
+    for chunk in sorted(chunks, key=lambda one: (one.origin.worker, one.origin.incarnation, one.origin.sequence)):
         author = (chunk.origin.worker, chunk.origin.incarnation, chunk.origin.lane0)
         at = latest.get(author)
         if at is not None and chunk.origin.sequence - threads[at][-1].origin.sequence == 1:
@@ -148,12 +143,7 @@ def _side_by_side(threads: Sequence[Sequence[Chunk[A]]]) -> RolloutBatch[A]:
     steps = max(sum(len(chunk.data.valid) for chunk in thread) for thread in threads)
     lanes = sum(thread[0].data.valid.shape[1] for thread in threads)
     model = threads[0][0].data
-
-    def empty(name: str) -> Any:
-        like = getattr(model, name)
-        return _zeros(like, (steps, lanes, *like.shape[2:]))
-
-    data: Transitions[A] = _map(empty)
+    data: Transitions[A] = _map(lambda name: _zeros(getattr(model, name), (steps, lanes)))
     version = np.zeros((steps, lanes), np.int64)
     lane = rows = 0
     for thread in threads:
@@ -169,6 +159,8 @@ def _side_by_side(threads: Sequence[Sequence[Chunk[A]]]) -> RolloutBatch[A]:
 
 
 def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
+    """[T, L, ...], of the kind of [T, L, ...] or [N]."""
+    shape = (*shape, *like.shape[2:])
     return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
 
 

@@ -1,4 +1,4 @@
-"""Advantages and value targets under lag: pure functions of numpy arrays or of tensors (here Any), which keep their dtype.
+"""What PPO's engines learn from: rows with advantages and value targets that allow for lag, as numpy arrays or as tensors.
 
 With r = π(at update start)/μ, ρ = min(ρ̄, r), c = min(c̄, r) and Δ_t the clipped-importance correction of V(obs_t):
 
@@ -12,27 +12,82 @@ With r = 1 this is exactly generalised advantage estimation.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 
+from freewheel.core import A
+from freewheel.learn.ppo.config import PPOConfig
+from freewheel.learn.ppo.rollout_buffer import RolloutBatch
 from freewheel.policies.spec import namespace
 
-
-class Targets(NamedTuple):
-    """[T, B] each."""
-
-    advantage: Any
-    value: Any
+#: What a minibatch shows, in the order of every array of losses. The first three make the loss.
+LOSSES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clipped")
+KL = LOSSES.index("policy/kl")
 
 
-class Discount(NamedTuple):
-    """How the future counts."""
+class Coefficients(NamedTuple):
+    """Of this update, after schedules."""
 
-    gamma: float
-    lam: float
-    rho_bar: float = 1.0
-    c_bar: float = 1.0
+    lr: float
+    clip: float
+    entropy: float
+    reward_factor: Any = None  # a scalar of the rows' kind; None: rewards as they are
+
+
+class Minibatch(NamedTuple, Generic[A]):
+    """Rows to learn from, [N, ...]."""
+
+    inputs: A  # [N, D] observations as the network reads them
+    action: A
+    reference: A  # [N] log-probability that the ratio is taken against
+    weight: A | None  # [N] ρ of rows that an older version chose; None: all 1
+    advantage: A  # [N]
+    value: A  # [N] value target
+
+    def take(self, rows: Any) -> Minibatch[A]:
+        parts: Any = (None if part is None else part[rows] for part in self)
+        return Minibatch(*parts)
+
+
+class Network(Protocol):
+    """What `prepare` computes with, on numpy arrays or on tensors."""
+
+    def inputs(self, obs: Any) -> Any: ...  # [N, D] as the network reads them
+    def evaluate(self, inputs: Any, action: Any) -> tuple[Any, Any]: ...  # values [N], log-probabilities [N]
+    def values(self, inputs: Any) -> Any: ...  # [N]
+    def next_values(self, batch: RolloutBatch[Any], value: Any, goes_on: Any) -> Any: ...  # V(next_obs) [T, L]
+
+
+def prepare(
+    network: Network, batch: RolloutBatch[A], config: PPOConfig, *, recompute: bool, reward_factor: Any
+) -> tuple[Minibatch[A], Any, Any]:
+    """All rows with their targets; the share of them that importance weights leave; the targets' explained variance.
+
+    recompute: the policy that chose the rows is not known to be the one about to be improved.
+    """
+    data, flat = batch.data, batch.flatten
+    xp = namespace(data.reward)
+    inputs, action, behaviour = network.inputs(flat(data.obs)), flat(data.action), flat(data.log_prob)
+    reference, weight, ratio, effective = behaviour, None, None, 1.0
+    if recompute:
+        value, start = network.evaluate(inputs, action)
+        ratio = xp.exp(start - behaviour)
+        effective = ratio.sum() ** 2 / (xp.square(ratio).sum() * len(ratio))
+        if config.surrogate == "decoupled":
+            reference, weight = start, ratio.clip(max=config.rho_bar)
+    else:
+        value = network.values(inputs)
+    reward = batch.spread(flat(data.reward))  # gaps may hold anything
+    if reward_factor is not None:
+        reward = reward * reward_factor
+    goes_on = continues(data.terminated, data.truncated, data.valid)
+    grid = batch.spread(value)
+    delta = temporal_difference(reward, data.terminated, grid, network.next_values(batch, grid, goes_on), config.gamma)
+    corrected = None if ratio is None or config.targets == "plain" else batch.spread(ratio)
+    advantage, goal = map(flat, estimate(delta, grid, goes_on, corrected, config))
+    explained = 1.0 - xp.var(goal - value, correction=0) / (xp.var(goal, correction=0) + 1e-8)
+    return Minibatch(inputs, action, reference, weight, advantage, goal), effective, explained
 
 
 def continues(terminated: Any, truncated: Any, valid: Any) -> Any:
@@ -47,27 +102,21 @@ def temporal_difference(reward: Any, terminated: Any, value: Any, next_value: An
     return reward + gamma * namespace(value).where(terminated, 0, next_value) - value
 
 
-def estimate(
-    delta: Any,  # [T, B] δ
-    value: Any,  # [T, B] V(obs)
-    goes_on: Any,  # [T, B] bool, from `continues`
-    ratio: Any | None,  # [T, B] r; None: 1 everywhere
-    discount: Discount,
-) -> Targets:
-    """Advantages and value targets of joined rows, by one backward sweep."""
+def estimate(delta: Any, value: Any, goes_on: Any, ratio: Any | None, config: PPOConfig) -> tuple[Any, Any]:
+    """Advantages and value targets [T, B] of joined rows, by one backward sweep, in the dtype of δ.
+
+    From δ, V(obs), what `continues` returned, and the ratio r (None: 1 everywhere), [T, B] each.
+    """
     xp = namespace(delta)
-    carry = (discount.gamma * discount.lam) * _cast(goes_on, delta)  # [T, B]
+    floats = goes_on.astype(delta.dtype) if isinstance(goes_on, np.ndarray) else goes_on.to(delta.dtype)
+    carry = (config.gamma * config.gae_lambda) * floats
     pulled, weighted = carry, delta
     if ratio is not None:
-        weighted = ratio.clip(max=discount.rho_bar) * delta
-        pulled = carry * ratio.clip(max=discount.c_bar)
+        weighted = ratio.clip(max=config.rho_bar) * delta
+        pulled = carry * ratio.clip(max=config.c_bar)
     correction = xp.empty_like(delta)  # Δ
     following = xp.zeros_like(delta[0])  # Δ_{t+1}
     for t in range(len(delta) - 1, -1, -1):
         following = correction[t] = weighted[t] + pulled[t] * following
     advantage = xp.concatenate([delta[:-1] + carry[:-1] * correction[1:], delta[-1:]])
-    return Targets(advantage, value + correction)
-
-
-def _cast(flags: Any, like: Any) -> Any:
-    return flags.astype(like.dtype) if isinstance(flags, np.ndarray) else flags.to(like.dtype)
+    return advantage, value + correction

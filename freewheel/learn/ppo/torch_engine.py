@@ -12,10 +12,10 @@ from torch import Tensor
 from freewheel.core import Array, Transitions
 from freewheel.learn.adam import FusedAdam
 from freewheel.learn.ppo.config import PPOConfig
-from freewheel.learn.ppo.engine import KL, LOSSES, Coefficients, Minibatch, prepare
 from freewheel.learn.ppo.rollout_buffer import FIELDS, RolloutBatch
+from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, prepare
 from freewheel.learn.spec import LearnerSpec
-from freewheel.policies.device_actor import TensorPolicy
+from freewheel.policies.nets import TensorPolicy
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator_state, restore_generator
 
@@ -23,7 +23,7 @@ NORM, EFFECTIVE, EXPLAINED = range(len(LOSSES), len(LOSSES) + 3)  # places among
 
 
 class TorchEngine:
-    """Implements Engine, and Network for itself. Rows of a batched simulator keep one shape, and nothing waits for the device
+    """Implements targets.Network for itself. Rows of a batched simulator keep one shape, and nothing waits for the device
     but one look at the metrics (and one at the KL of each minibatch, if target_kl is set). Rows of CPU workers may have gaps
     and any number; they are shuffled by the learner's numpy generator."""
 
@@ -41,9 +41,11 @@ class TorchEngine:
 
     @property
     def fallback(self) -> str:
+        """Why there is no CUDA graph where one was requested."""
         return next((program.fallback for program in self._programs if program.fallback), "")
 
     def improve(self, batch: RolloutBatch[Any], lagging: bool, coefficients: Coefficients) -> dict[str, float] | None:
+        """All gradient steps of an update: metrics, or None if a number was not finite and all weights are as before."""
         self._recompute = lagging or self._simulated
         self._scaled = coefficients.reward_factor is not None
         self._load(batch)
@@ -96,21 +98,18 @@ class TorchEngine:
     @torch.no_grad()
     def _prepare(self) -> None:
         factor = self._factor if self._scaled else None
-        rows, effective, explained = prepare(
-            self, self._batch, self.config, recompute=self._recompute, reward_factor=factor
-        )
+        found = prepare(self, self._batch, self.config, recompute=self._recompute, reward_factor=factor)
+        rows, self._sums[EFFECTIVE], self._sums[EXPLAINED] = found
         self._inputs.copy_(rows.inputs)
         weight = torch.ones_like(rows.reference) if rows.weight is None else rows.weight
         self._scalars.copy_(torch.stack([rows.reference, weight, rows.advantage, rows.value], -1))
-        self._sums[EFFECTIVE] = effective
-        self._sums[EXPLAINED] = explained
 
     def _epochs(self, step: Program, apply: Program | None = None) -> int:
         """Epochs × minibatches; how many gradients were computed."""
         count = 0
         for _ in range(self.config.epochs):
             if len(self._sizes) > 1:
-                self._shuffle(len(self._order))
+                self._order.copy_(self._permutation(len(self._order)))
             self._at.zero_()
             for size in self._sizes:
                 self._size = size
@@ -129,12 +128,10 @@ class TorchEngine:
             return [rows // parts] * parts
         return [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
 
-    def _shuffle(self, rows: int) -> None:
+    def _permutation(self, rows: int) -> Tensor:
         if self._simulated:
-            keys = torch.rand(rows, generator=self.policy.generator, device=self._device)
-            self._order.copy_(keys.argsort())
-        else:
-            self._order.copy_(torch.from_numpy(self._rng.permutation(rows)))
+            return torch.rand(rows, generator=self.policy.generator, device=self._device).argsort()
+        return torch.from_numpy(self._rng.permutation(rows))
 
     def _step(self) -> None:
         self._gradient()
@@ -203,13 +200,9 @@ class TorchEngine:
         return self.policy.weights(on_device=self._simulated)
 
     def state_dict(self) -> dict[str, Array]:
-        tensors = {
-            "params": self.policy.flat,
-            "adam.mean": self._adam.mean,
-            "adam.square": self._adam.square,
-            "adam.steps": self._adam.steps,
-            "generator": self.policy.generator.get_state(),
-        }
+        mean, square, steps = self._adam.state
+        tensors = {"params": self.policy.flat, "adam.mean": mean, "adam.square": square, "adam.steps": steps}
+        tensors["generator"] = self.policy.generator.get_state()
         state: dict[str, Array] = {name: value.cpu().numpy().copy() for name, value in tensors.items()}
         return state | {"rng": generator_state(self._rng)}
 

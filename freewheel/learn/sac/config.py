@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from freewheel.errors import UsageError
-from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec
+from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec, require
 
 if TYPE_CHECKING:
     from freewheel.core import Learner
@@ -46,19 +46,11 @@ class SACConfig:
     """Rows between two publications of the policy (default: --num-steps-per-env × envs)."""
 
     def __post_init__(self) -> None:
-        name = self.name
-        for field in ("lr", "batch", "tau", "buffer", "learning_starts", "updates_per_row"):
-            if not getattr(self, field) > 0:
-                raise UsageError(f"{name}.{field} must be positive, not {getattr(self, field)}")
-        for field in ("replay_ratio", "temperature", "publish_every"):
-            if (value := getattr(self, field)) is not None and not value > 0:
-                raise UsageError(f"{name}.{field} must be positive, not {value}")
-        if not 0 <= self.gamma <= 1:
-            raise UsageError(f"{name}.gamma must lie in 0..1, not {self.gamma}")
+        positive = "lr batch tau buffer learning_starts updates_per_row replay_ratio temperature publish_every"
+        require(self, positive=positive, shares="gamma")
         if self.learning_starts > self.buffer:
-            raise UsageError(
-                f"{name}.buffer {self.buffer} cannot hold the {self.learning_starts} rows of learning_starts"
-            )
+            rows = f"the {self.learning_starts} rows of learning_starts"
+            raise UsageError(f"{self.name}.buffer {self.buffer} cannot hold {rows}")
 
     @property
     def executor(self) -> Literal["serial", "async", "auto"]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from freewheel.core import Array, Chunk, Metrics, RowCounts, Snapshot
+from freewheel.core import Array, Chunk, Metrics, NDArray, RowCounts, Snapshot, Transitions
 from freewheel.errors import FreewheelError, SetupError
 from freewheel.learn.moments import RunningMoments
 from freewheel.learn.replay import Batch, Columns, Replay
@@ -53,26 +54,23 @@ class Pace:
 class SAC:
     """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner and core.GraphedLearner."""
 
-    def __init__(self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Batch] | None = None) -> None:
+    def __init__(self, config: SACConfig, spec: LearnerSpec) -> None:
         policy, device = spec.policy, spec.compute.device
         if not HEADS[policy.head].reparameterised:
-            raise SetupError(
-                f"{config.name} needs bounded Box actions and a squashed head; {spec.world.name or 'this world'} has the head "
-                f"{policy.head}: use policy.head squashed, or another algorithm"
-            )
+            found = f"{spec.world.name or 'this world'} has the head {policy.head}"
+            remedy = "use policy.head squashed, or another algorithm"
+            raise SetupError(f"{config.name} needs bounded Box actions and a squashed head; {found}: {remedy}")
         self.config, self.spec, self.version = config, spec, 0
         columns = Columns(policy.obs_size, policy.action_size)
         self.replay = Replay(config.rows_kept(spec), columns, device, tree(spec.seed, "learner", "replay"))
         self._publish_every = config.publish_every or spec.batch.rows
         self._published = 0  # rows behind the present version
         self.pace = Pace(config.ratio, config.learning_starts, self._publish_every)
-        self.updater = SACUpdate(config, spec, draw or self.draw, generators=[self.replay.generator])
+        self.updater = SACUpdate(config, spec, self.draw, generators=[self.replay.generator])
         self._waiting: deque[Chunk[Any]] = deque()
         self._waiting_rows = self._stored = 0
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
-        self._moments: RunningMoments | None = (
-            RunningMoments(policy.obs_size, spec.start) if policy.normalised else None
-        )
+        self._moments = RunningMoments[NDArray](policy.obs_size, spec.start) if policy.normalised else None
 
     @property
     def ready(self) -> bool:
@@ -134,11 +132,9 @@ class SAC:
         return state if self._moments is None else state | {"obs_moments": self._moments.state()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        self.version, self._stored, self.pace.rows, self.pace.updates, self._published = (
-            int(count) for count in state["counts"]
-        )
-        self.replay.load_state_dict(_under("replay.", state))
-        self.updater.load_state_dict(_under("update.", state))
+        self.version, self._stored, self.pace.rows, self.pace.updates, self._published = map(int, state["counts"])
+        self.replay.load_state_dict(under("replay.", state))
+        self.updater.load_state_dict(under("update.", state))
         if self._moments is not None:
             self._moments.restore(np.asarray(state["obs_moments"]))
 
@@ -146,9 +142,7 @@ class SAC:
         """Store what waits, unless updates are too far behind the rows that are stored."""
         while self._waiting and not self.pace.behind:
             chunk = self._waiting.popleft()
-            rows = self.replay.columns.pack(
-                chunk.data, self.spec.compute.device, has_final_obs=self.spec.world.has_final_obs
-            )
+            rows = self._packed(chunk.data)
             if len(rows) != chunk.rows:
                 raise FreewheelError(f"a chunk of {chunk.rows} rows holds {len(rows)}: please report this")
             self.replay.add(rows)
@@ -158,6 +152,10 @@ class SAC:
             self._lags.append((self.version - chunk.version, chunk.rows))
             if self._moments is not None:
                 self._moments.add(rows[:, : self.spec.policy.obs_size].cpu().numpy())
+
+    def _packed(self, data: Transitions[Any]) -> Tensor:
+        world, device = self.spec.world, self.spec.compute.device
+        return self.replay.columns.pack(data, device, has_final_obs=world.has_final_obs)
 
     def _publish(self) -> dict[str, float]:
         self.version += 1
@@ -174,5 +172,5 @@ class SAC:
         return about | {"replay/updates_per_row": self.pace.achieved}
 
 
-def _under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:
+def under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

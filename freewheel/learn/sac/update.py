@@ -2,25 +2,72 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from freewheel.core import Array
+from freewheel.core import Array, NDArray
 from freewheel.learn.adam import FusedAdam
 from freewheel.learn.replay import Batch
 from freewheel.learn.sac.config import SACConfig
-from freewheel.learn.sac.critics import TwinCritics
 from freewheel.learn.spec import LearnerSpec
-from freewheel.policies.device_actor import TensorPolicy
-from freewheel.policies.spec import actor_layout, select
+from freewheel.policies.nets import ACTIVATIONS, TensorPolicy
+from freewheel.policies.spec import PolicySpec, actor_layout, select
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator, tree
 
+TWINS = 2
 LOSSES = ("loss/critic", "policy/temperature", "value/q_mean", "policy/entropy")
+
+
+class TwinCritics:
+    """Q(x, a) twice. All weights are views of one flat `vector`, so a target follows by one operation."""
+
+    def __init__(self, spec: PolicySpec, rng: np.random.Generator, device: str, *, norm: bool) -> None:
+        inputs = sum(stop - start for start, stop in spec.critic_columns) + spec.action_size
+        self._shapes, start = list[tuple[int, int, int]](), list[NDArray]()
+        for fan_in, fan_out in itertools.pairwise((inputs, *spec.hidden, 1)):
+            for rows in (fan_in, 1):  # weights, biases
+                self._shapes.append((TWINS, rows, fan_out))
+                start.append(rng.uniform(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), self._shapes[-1]).ravel())
+        self.vector = torch.from_numpy(np.concatenate(start).astype(np.float32)).to(device)
+        self.parameters = [nn.Parameter(view) for view in self.views(self.vector)]
+        self.frozen = [parameter.detach() for parameter in self.parameters]
+        self.target = self.vector.clone()
+        self._target_views = self.views(self.target)
+        self._activation, self._norm = ACTIVATIONS[spec.activation], norm
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """Weights and biases, in order, as views of a flat vector."""
+        parts = vector.split([math.prod(shape) for shape in self._shapes])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def __call__(self, x: Tensor, weights: Sequence[Tensor] | None = None) -> Tensor:
+        """x [N, D + A] -> [2, N]; with `frozen` weights, gradients flow to x alone."""
+        weights = self.parameters if weights is None else weights
+        x = x.expand(TWINS, *x.shape)
+        *hidden, last, bias = weights
+        for weight, shift in zip(hidden[::2], hidden[1::2], strict=True):
+            x = torch.baddbmm(shift, x, weight)
+            if self._norm:
+                x = functional.layer_norm(x, x.shape[-1:])
+            x = self._activation(x)
+        if x.is_cuda:
+            return torch.baddbmm(bias, x, last).squeeze(-1)
+        # a matrix product with one column is slow on a CPU
+        return (x * last.transpose(1, 2)).sum(-1) + bias.squeeze(-1)
+
+    def lower_target(self, x: Tensor) -> Tensor:
+        """The smaller of the target critics' values, [N]."""
+        return self(x, self._target_views).amin(0)
+
+    def follow(self, tau: float) -> None:
+        self.target.lerp_(self.vector, tau)
 
 
 class SACUpdate:
@@ -46,10 +93,8 @@ class SACUpdate:
         self._optimisers = (self._actor_adam, self._critics_adam)
         self._losses = torch.zeros(len(LOSSES), device=device)
         self.unread = 0  # updates since `losses` was last called
-        self._compile, self.generators = (
-            spec.compute.compile,
-            [*generators, self.policy.generator],
-        )  # that an update uses
+        self._compile = spec.compute.compile
+        self.generators = [*generators, self.policy.generator]  # that an update uses
         self._program: Program | None = None
 
     def step(self) -> None:

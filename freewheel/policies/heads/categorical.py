@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
-from freewheel.policies.heads.head import Head
+from freewheel.policies.heads.head import Head, Views
 from freewheel.policies.spec import ACTIVATIONS, FlatParams, PolicySpec, layers, statistics_layout
 from freewheel.rollout.kernel import compiled
 
@@ -30,18 +30,13 @@ class CategoricalHead(Head):
     def misfit(self, action: ActionSpec) -> str:
         return "" if action.kind == "discrete" else "it needs discrete actions; use auto"
 
-    def outputs(self, action_size: int) -> int:
-        return action_size
-
     def actor(self, spec: PolicySpec, params: FlatParams) -> CategoricalActor:
         return CategoricalActor(spec, params)
 
     def distribution(self, outputs: Tensor, mask: Tensor | None, parameters: Mapping[str, Tensor]) -> Categorical:
         return Categorical(outputs, mask)
 
-    def slopes(
-        self, spec: PolicySpec, weights: Mapping[str, NDArray], grads: Mapping[str, NDArray]
-    ) -> CategoricalSlopes:
+    def slopes(self, spec: PolicySpec, weights: Views, grads: Views) -> CategoricalSlopes:
         return CategoricalSlopes(spec.mask)
 
 
@@ -108,12 +103,9 @@ class CategoricalActor:
         return self._fast.choose(inputs, mask, None if rng is None else self._draw(rng))
 
     def choose(self, outputs: NDArray, obs: NDArray, rng: np.random.Generator, greedy: bool) -> tuple[NDArray, NDArray]:
-        logits = outputs
-        if self._mask is not None:
-            logits = np.where(obs[:, slice(*self._mask)] > 0, logits, MASKED)
-        lanes = self._lanes
-        if len(lanes) != len(logits):
-            lanes = self._lanes = np.arange(len(logits))
+        logits = _masked(outputs, obs, self._mask)
+        if len(self._lanes) != len(logits):
+            self._lanes = np.arange(len(logits))
         logits -= logits.max(axis=1, keepdims=True)
         cumulated = np.exp(logits).cumsum(axis=1)
         total = cumulated[:, -1]
@@ -121,14 +113,18 @@ class CategoricalActor:
             action = logits.argmax(axis=1)
         else:
             # float64, so that a draw below 1 stays below the total and never lands on an action of probability 0
-            draw = np.array([self._draw(rng) for _ in lanes]) * total
+            draw = np.array([self._draw(rng) for _ in self._lanes]) * total
             action = (cumulated <= draw[:, None]).sum(axis=1)
-        return action, logits[lanes, action] - np.log(total)
+        return action, logits[self._lanes, action] - np.log(total)
 
     def _draw(self, rng: np.random.Generator) -> float:
         if rng is not self._rng or not self._numbers:
             self._rng, self._numbers = rng, np.minimum(rng.random(BLOCK), BELOW_ONE)[::-1].tolist()
         return self._numbers.pop()
+
+
+def _masked(logits: NDArray, obs: NDArray, mask: tuple[int, int] | None) -> NDArray:
+    return logits if mask is None else np.where(obs[:, slice(*mask)] > 0, logits, MASKED)
 
 
 class Categorical:
@@ -162,10 +158,7 @@ class CategoricalSlopes:
         self._mask = mask
 
     def log_prob(self, outputs: NDArray, inputs: NDArray, action: NDArray) -> NDArray:
-        logits = outputs
-        if self._mask is not None:
-            logits = np.where(inputs[:, slice(*self._mask)] > 0, logits, MASKED)
-        log_p = np.array(logits.T, order="C")
+        log_p = np.array(_masked(outputs, inputs, self._mask).T, order="C")
         log_p -= log_p.max(axis=0)
         self._p = np.exp(log_p)
         total = self._p.sum(axis=0)

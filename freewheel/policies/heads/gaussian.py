@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
-from freewheel.policies.heads.head import HALF_LOG_2PI, Head
+from freewheel.policies.heads.head import HALF_LOG_2PI, Head, Views
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +26,6 @@ class GaussianHead(Head):
     def misfit(self, action: ActionSpec) -> str:
         return "" if action.kind == "box" else "it needs box actions; use auto"
 
-    def outputs(self, action_size: int) -> int:
-        return action_size
-
     def parameters(self, spec: PolicySpec) -> dict[str, tuple[tuple[int, ...], float]]:
         return {LOG_STD: ((spec.action_size,), spec.log_std)}
 
@@ -38,7 +35,7 @@ class GaussianHead(Head):
     def distribution(self, outputs: Tensor, mask: Tensor | None, parameters: Mapping[str, Tensor]) -> Gaussian:
         return Gaussian(outputs, parameters[LOG_STD])
 
-    def slopes(self, spec: PolicySpec, weights: Mapping[str, NDArray], grads: Mapping[str, NDArray]) -> GaussianSlopes:
+    def slopes(self, spec: PolicySpec, weights: Views, grads: Views) -> GaussianSlopes:
         return GaussianSlopes(weights[LOG_STD], grads[LOG_STD])
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import numpy as np
+from numpy.random import Generator
 
 from freewheel.core import ActionSpec, NDArray
 from freewheel.errors import SetupError
@@ -22,28 +22,21 @@ if TYPE_CHECKING:
 
     from freewheel.policies.spec import FlatParams, PolicySpec
 
+Views = Mapping[str, NDArray]  # parameters or their gradients by name
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class NumpyForm(Protocol):
-    """The head of one numpy actor."""
+    """The head of one numpy actor: actions [B, ...] and their log-probabilities [B]; may overwrite the outputs [B, K]."""
 
-    def choose(
-        self, outputs: NDArray, obs: NDArray, rng: np.random.Generator, greedy: bool
-    ) -> tuple[
-        NDArray, NDArray
-    ]: ...  # actions [B, ...] and their log-probabilities [B]; may overwrite the outputs [B, K]
+    def choose(self, outputs: NDArray, obs: NDArray, rng: Generator, greedy: bool) -> tuple[NDArray, NDArray]: ...
 
 
 @runtime_checkable
 class OneLaneForm(NumpyForm, Protocol):
-    """A NumpyForm that computes a single lane faster, network included."""
+    """A NumpyForm that computes a single lane faster: from the actor's input columns and the whole observation [D]."""
 
-    def choose_one(
-        self, inputs: NDArray, obs: NDArray, rng: np.random.Generator | None
-    ) -> tuple[
-        int, float
-    ]: ...  # from the actor's input columns and the whole observation [D]; no rng: the greedy action
+    def choose_one(self, inputs: NDArray, obs: NDArray, rng: Generator | None) -> tuple[int, float]: ...  # None: greedy
 
 
 class Distribution(Protocol):
@@ -67,9 +60,8 @@ class Slopes(Protocol):
 
     def log_prob(self, outputs: NDArray, inputs: NDArray, action: NDArray) -> NDArray: ...  # [N]
     def entropy(self) -> NDArray: ...  # [N]
-    def slope(
-        self, by_log_prob: NDArray, by_entropy: float
-    ) -> NDArray: ...  # d loss / d outputs [N, K]; writes the gradient of the head's own parameters
+    # d loss / d outputs [N, K]; writes the gradient of the head's own parameters
+    def slope(self, by_log_prob: NDArray, by_entropy: float) -> NDArray: ...
 
 
 class Head(Protocol):
@@ -80,16 +72,18 @@ class Head(Protocol):
     reparameterised: bool = False  # whether its distribution is Reparameterised
 
     def misfit(self, action: ActionSpec) -> str: ...  # why it cannot serve these actions, and what to do; empty: it can
-    def outputs(self, action_size: int) -> int: ...  # K
+    def outputs(self, action_size: int) -> int:
+        """K."""
+        return action_size
+
     def parameters(self, spec: PolicySpec) -> dict[str, tuple[tuple[int, ...], float]]:
         """Of the head itself: name -> shape and first value."""
         return {}
 
     def actor(self, spec: PolicySpec, params: FlatParams) -> NumpyForm: ...
-    def distribution(
-        self, outputs: Tensor, mask: Tensor | None, parameters: Mapping[str, Tensor]
-    ) -> Distribution: ...  # mask [N, K]: which actions are allowed; None: all
-    def slopes(self, spec: PolicySpec, weights: Mapping[str, NDArray], grads: Mapping[str, NDArray]) -> Slopes:
+    # mask [N, K]: which actions are allowed; None: all
+    def distribution(self, outputs: Tensor, mask: Tensor | None, parameters: Mapping[str, Tensor]) -> Distribution: ...
+    def slopes(self, spec: PolicySpec, weights: Views, grads: Views) -> Slopes:
         raise SetupError(f"the {self.name} head has no analytic gradient; use autograd")
 
 

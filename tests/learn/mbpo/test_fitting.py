@@ -13,7 +13,7 @@ from torch import Tensor
 from freewheel.learn.mbpo import fitting
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import ModelSpec
-from freewheel.learn.mbpo.fitting import Fit, FitRequest, Fitter
+from freewheel.learn.mbpo.fitting import Fit, Fitter
 from freewheel.learn.replay import Columns, pack
 
 SPEC = ModelSpec(Columns(2, 1), 3, (16,), "delta", True, False)
@@ -42,7 +42,7 @@ def same(one: Fit, other: Fit) -> bool:
 @pytest.fixture(scope="module")
 def fitted() -> tuple[Fitter, Fit]:
     fitter = Fitter(SPEC, CONFIG, 0, "cpu", "off")
-    return fitter, fitter(FitRequest(world(3000).numpy()))
+    return fitter, fitter(world(3000).numpy())
 
 
 def test_a_linear_world_with_noise_is_recovered_at_every_scale(fitted: tuple[Fitter, Fit]) -> None:
@@ -73,13 +73,12 @@ def test_its_metrics(fitted: tuple[Fitter, Fit]) -> None:
     floor = float(np.square([NOISE[0], 1000 * NOISE[1]] / spread).sum()) / 3  # reward has no noise
     assert 0.85 * floor < metrics["model/holdout"] < 1.3 * floor
     assert math.isfinite(metrics["model/train_loss"])
-    assert fit.version == fitter.version == 1
 
 
 def test_ends_are_learned_where_they_must_be() -> None:
     spec = replace(SPEC, learns_termination=True)
     fitter = Fitter(spec, CONFIG, 0, "cpu", "off")
-    fit = fitter(FitRequest(world(2000)))
+    fit = fitter(world(2000))
     assert fit.metrics["model/termination_error"] < 0.15  # 0.375 for who knows the rate alone
     action = torch.tensor([[0.9], [0.1], [-0.9]])
     reported = fitter.ensemble.sample(torch.zeros(3, 2), action, torch.as_tensor(fit.elites), torch.Generator())
@@ -95,14 +94,14 @@ def test_rows_whose_successor_is_unknown_teach_no_teleports() -> None:
         row = SPEC.columns.split(rows)
         row.has_successor[::7] = 0
         row.next_obs[::7] = garbage
-        fits.append(Fitter(SPEC, replace(CONFIG, max_epochs=4), 0, "cpu", "off")(FitRequest(rows)))
+        fits.append(Fitter(SPEC, replace(CONFIG, max_epochs=4), 0, "cpu", "off")(rows))
     assert same(*fits)
     assert fits[0].metrics["model/holdout"] < 1
 
 
 def test_a_seed_repeats_a_fit_and_another_does_not() -> None:
     config = replace(CONFIG, max_epochs=3)
-    first, again, other = (Fitter(SPEC, config, seed, "cpu", "off")(FitRequest(world(500))) for seed in (1, 1, 2))
+    first, again, other = (Fitter(SPEC, config, seed, "cpu", "off")(world(500)) for seed in (1, 1, 2))
     assert same(first, again)
     assert not same(first, other)
 
@@ -127,7 +126,7 @@ class Scripted(Fitter):
 def test_a_fit_stops_when_no_member_improves_and_each_keeps_its_best() -> None:
     flat = [0.995, 1.0, 0.5]  # less than 1 % better, nothing new, best
     fitter = Scripted([[1.0, 2.0, 3.0], [0.995, 1.0, 3.0], [2.0, 2.0, 0.5], *[flat] * 20])
-    fit = fitter(FitRequest(world(50)))
+    fit = fitter(world(50))
     assert fit.metrics["model/epochs"] == 3 + 6  # more than 5 without progress
     assert fit.elites.tolist() == [2, 0]  # of the kept 1.0, 1.0 and 0.5, the first of equals
     assert fit.metrics["model/holdout"] == 0.75
@@ -137,13 +136,13 @@ def test_a_fit_stops_when_no_member_improves_and_each_keeps_its_best() -> None:
 
 def test_progress_of_one_member_keeps_all_going_up_to_the_limit() -> None:
     script = [[1.0, 1.0, 0.9**epoch] for epoch in range(30)]
-    assert Scripted(script, max_epochs=12)(FitRequest(world(50))).metrics["model/epochs"] == 12
+    assert Scripted(script, max_epochs=12)(world(50)).metrics["model/epochs"] == 12
 
 
 def test_weights_that_explode_are_never_kept() -> None:
     fitter = Scripted([[1.0, math.nan, 1.0], *[[math.nan] * 3] * 9])
     before = fitter.ensemble.params["0.weight"].detach().clone()
-    fit = fitter(FitRequest(world(50)))
+    fit = fitter(world(50))
     assert 1 not in fit.elites.tolist()
     assert torch.equal(fitter.ensemble.params["0.weight"][1], before[1])
 
@@ -154,7 +153,7 @@ def test_elites_are_the_members_that_predict_best() -> None:
         for name in ("0.weight", "1.weight"):
             weight = fitter.ensemble.params[name].data[member]
             weight += noise * torch.randn(weight.shape, generator=torch.Generator().manual_seed(member))
-    assert fitter(FitRequest(world(400))).elites.tolist() == [1, 2]
+    assert fitter(world(400)).elites.tolist() == [1, 2]
 
 
 def test_what_is_held_out_is_not_trained_on_and_every_member_has_its_own_sample() -> None:
@@ -211,13 +210,12 @@ def test_an_epoch_sees_every_sample_of_every_member_once(monkeypatch: pytest.Mon
 def test_a_second_fit_goes_on_from_the_first() -> None:
     config = replace(CONFIG, max_epochs=1)
     fitter = Fitter(SPEC, replace(config, max_epochs=20), 0, "cpu", "off")
-    fitter(FitRequest(world(1500)))
+    fitter(world(1500))
     fitter.config = config
-    warm = fitter(FitRequest(world(100, seed=1)))
-    cold = Fitter(SPEC, config, 0, "cpu", "off")(FitRequest(torch.cat([world(1500), world(100, seed=1)])))
+    warm = fitter(world(100, seed=1))
+    cold = Fitter(SPEC, config, 0, "cpu", "off")(torch.cat([world(1500), world(100, seed=1)]))
     assert warm.metrics["model/rows"] == cold.metrics["model/rows"] == 1600
     assert warm.metrics["model/holdout"] < 0.5 * cold.metrics["model/holdout"]
-    assert warm.version == 2
 
 
 def test_the_oldest_rows_make_room() -> None:
@@ -229,22 +227,22 @@ def test_the_oldest_rows_make_room() -> None:
         kept = fitter._data[: fitter.rows]
         assert kept[:, 0].sort().values.tolist() == last[:, 0].sort().values.tolist()
     assert fitter.rows == 100
-    assert fitter(FitRequest(rows[:0])).metrics["model/rows"] == 100
+    assert fitter(rows[:0]).metrics["model/rows"] == 100
 
 
 def test_data_outgrows_its_first_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "FIRST_ALLOCATION", 50)
     fitter, rows = Fitter(SPEC, replace(CONFIG, max_epochs=1), 0, "cpu", "off"), world(300)
     for part in rows.split([40, 20, 240]):
-        fitter(FitRequest(part))
+        fitter(part)
         assert torch.equal(fitter._data[: fitter.seen], rows[: fitter.seen])
 
 
 def test_an_answer_is_a_value() -> None:
     fitter = Fitter(SPEC, replace(CONFIG, max_epochs=1), 0, "cpu", "off")
-    fit = fitter(FitRequest(world(100)))
+    fit = fitter(world(100))
     kept = {name: np.array(value) for name, value in fit.state.items()}
-    fitter(FitRequest(world(100, seed=1)))
+    fitter(world(100, seed=1))
     assert all(np.array_equal(fit.state[name], value) for name, value in kept.items())
     assert all(isinstance(value, np.ndarray) for value in (*fit.state.values(), fit.elites))
     assert fit.elites.dtype == np.int64

@@ -17,7 +17,7 @@ from freewheel.core import BatchSpec, Executor, NDArray
 from freewheel.envs.device import DeviceEnv
 from freewheel.errors import EnvError
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.fitting import Fit, FitRequest
+from freewheel.learn.mbpo.fitting import Fit
 from freewheel.learn.mbpo.learner import MBPO
 from freewheel.learn.replay import Columns
 from freewheel.learn.spec import WorldFacts
@@ -53,7 +53,7 @@ def feed(play: Play, sign: Sign) -> Feed:
     """Give a learner so many more steps of two lanes, one publication's rows at a time, and let it work each off."""
 
     def feed(learner: MBPO, steps: int, after: Callable[[], None] = lambda: None) -> list[Mapping[str, float]]:
-        data, reported = play(SPEC, learner.snapshot(), (steps, 2), seed=learner.sac.pace.rows), []
+        data, reported = play(SPEC, learner.snapshot(), (steps, 2), seed=learner.pace.rows), []
         for at in range(0, steps, 2):
             learner.observe(sign(data, slice(at, at + 2), sequence=at))
             while learner.ready:
@@ -84,11 +84,11 @@ def test_mbpo_keeps_the_promises_of_a_learner(termination: str, normalised: bool
 )
 def test_so_many_real_rows_are_in_every_minibatch(batch: int, ratio: float, real: int) -> None:
     learner = mbpo_for(replace(SMALL, batch=batch, real_ratio=ratio))
-    width = learner.sac.replay.columns.width
-    learner.sac.replay.add(torch.full((7, width), 1.0))
+    width = learner.replay.columns.width
+    learner.replay.add(torch.full((7, width), 1.0))
     learner.model_buffer.add(torch.full((5, width), -1.0))
     for _ in range(5):
-        mixed = learner.sac.updater.draw()
+        mixed = learner.updater.draw()
         assert mixed.obs.shape == (batch, 3)
         assert int((mixed.obs[:, 0] == 1).sum()) == real
         assert int((mixed.next_obs[:, 2] == -1).sum()) == batch - real
@@ -96,11 +96,11 @@ def test_so_many_real_rows_are_in_every_minibatch(batch: int, ratio: float, real
 
 def test_all_generators_of_an_update_are_known() -> None:
     learner = mbpo_for()
-    known = learner.sac.updater.generators
+    known = learner.updater.generators
     for generator in (
-        learner.sac.replay.generator,
+        learner.replay.generator,
         learner.model_buffer.generator,
-        learner.sac.updater.policy.generator,
+        learner.updater.policy.generator,
     ):
         assert sum(one is generator for one in known) == 1
     assert len(known) == 3
@@ -136,7 +136,7 @@ def test_rollouts_begin_in_real_states_and_go_on_from_there(feed: Feed) -> None:
     starts = EVERY // 2
     rows = model_rows(learner)
     assert len(rows.obs) == 3 * starts
-    real = {tuple(row) for row in learner.sac.replay.newest(STARTS)[:, :3].tolist()}
+    real = {tuple(row) for row in learner.replay.newest(STARTS)[:, :3].tolist()}
     assert {tuple(row) for row in rows.obs[:starts].tolist()} <= real
     torch.testing.assert_close(rows.next_obs, rows.obs + DELTA)
     assert torch.equal(rows.obs[starts:], rows.next_obs[:-starts])
@@ -177,7 +177,7 @@ def test_a_rollout_that_ends_is_not_gone_on_with(feed: Feed) -> None:
 def test_rollouts_grow_by_the_schedule(schedule: tuple[int, int, int, int], lengths: dict[int, int]) -> None:
     learner = mbpo_for(replace(SMALL, rollout_schedule=schedule))
     for rows, length in lengths.items():
-        learner.sac.pace.rows = rows
+        learner.pace.rows = rows
         assert learner.length == length
 
 
@@ -193,10 +193,10 @@ def test_a_fit_is_asked_for_every_so_many_rows_with_what_is_new(feed: Feed) -> N
     executor = Planted()
     learner = mbpo_for(executors=executor)
     at = list[int]()
-    feed(learner, 40, lambda: at.append(learner.sac.pace.rows) if len(executor.asked) > len(at) else None)
+    feed(learner, 40, lambda: at.append(learner.pace.rows) if len(executor.asked) > len(at) else None)
     assert at == [16, 28, 40, 52, 64, 76]
     assert [len(rows) for rows in executor.asked] == [16, 12, 12, 12, 12, 12]
-    np.testing.assert_array_equal(np.concatenate(executor.asked), learner.sac.replay.newest(80)[:76].numpy())
+    np.testing.assert_array_equal(np.concatenate(executor.asked), learner.replay.newest(80)[:76].numpy())
 
 
 def test_the_model_is_never_more_than_two_fits_worth_behind(feed: Feed) -> None:
@@ -205,8 +205,8 @@ def test_the_model_is_never_more_than_two_fits_worth_behind(feed: Feed) -> None:
     lags, fresh = list[int](), list[bool]()
 
     def look() -> None:
-        if learner.sac.pace.rows >= STARTS:
-            lags.append(learner.sac.pace.rows - learner._model_rows)
+        if learner.pace.rows >= STARTS:
+            lags.append(learner.pace.rows - learner._model_rows)
             fresh.append(bool(learner._requested_at))
 
     feed(learner, 120, look)
@@ -221,7 +221,7 @@ def test_no_update_comes_before_the_first_model(feed: Feed, monkeypatch: pytest.
     executor = Planted(slow=True)
     learner = mbpo_for(executors=executor)
     fits = list[int]()
-    monkeypatch.setattr(learner.sac.updater, "step", lambda: fits.append(learner._fits))
+    monkeypatch.setattr(learner.updater, "step", lambda: fits.append(learner._fits))
     feed(learner, 20)
     assert fits
     assert min(fits) == 1
@@ -274,7 +274,7 @@ def test_after_a_restart_the_fitter_is_given_all_real_rows(feed: Feed) -> None:
     assert torch.equal(model_rows(twin).obs, model_rows(learner).obs)
     feed(twin, 6)
     assert len(executor.asked) == 1
-    rows = twin.sac.replay.newest(twin.sac.pace.rows)[:40].numpy()
+    rows = twin.replay.newest(twin.pace.rows)[:40].numpy()
     np.testing.assert_array_equal(executor.asked[0], rows)
     twin.update()
     assert (twin._fits, twin._model_rows) == (3, 40)
@@ -391,7 +391,7 @@ def test_rows_whose_successor_is_hidden_teach_no_teleports(has_final_obs: bool) 
             learner.update()
         learner._requested_at.clear()
     asked = torch.tensor(np.concatenate(executor.asked))
-    assert torch.equal(asked, learner.sac.replay.newest(120)), "what is asked is not what was stored"
+    assert torch.equal(asked, learner.replay.newest(120)), "what is asked is not what was stored"
     row = spec.columns.split(asked)
     over = torch.cat([(chunk.data.terminated | chunk.data.truncated).flatten() for chunk in chunks])
     assert 20 <= int(over.sum()) <= 40
@@ -422,8 +422,8 @@ class Recorder:
     def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
         return self
 
-    def submit(self, request: FitRequest) -> None:
-        self.asked.append(np.array(request.rows))
+    def submit(self, rows: NDArray) -> None:
+        self.asked.append(np.array(rows))
         self._open += 1
 
     def result(self, wait: float = 0.0) -> Any:

@@ -1,17 +1,19 @@
-"""Dreams: who is alive, what stays finite, whose rewards and ends count, and how errors grow with the steps ahead."""
+"""The model as an environment: which rows go on, the rules by which they end, and how errors grow with the steps ahead."""
 
 from __future__ import annotations
 
 import math
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from freewheel.errors import SetupError
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error
-from freewheel.learn.mbpo.terminations import TaskFunction, never
-from freewheel.learn.replay import Columns
+from freewheel.learn.mbpo.model_env import RULES, ModelEnv, TaskFunction, never, open_loop_error, rule, task_function
+from freewheel.learn.replay import Batch, Columns
 
 
 def counting(*, logit: float = -100.0, noise: float = -40.0, reward: bool = True, ends: bool = True) -> Ensemble:
@@ -36,7 +38,7 @@ def model_env(
     termination: TaskFunction | None = None,
     seed: int = 0,
 ) -> ModelEnv:
-    return ModelEnv(model, 2, lanes, torch.Generator().manual_seed(seed), reward, termination)
+    return ModelEnv(model, 2, lanes, seed, (reward, termination))
 
 
 def column(*values: float) -> Tensor:
@@ -62,7 +64,7 @@ def test_rows_step_from_where_they_began_until_they_end() -> None:
     assert two.terminated.tolist() == [False, False, True]
     three = env.step(column(1.0, 1.0, 1.0))
     assert three.valid.tolist() == [True, False, False]
-    torch.testing.assert_close(env.autoreset(), column(2.0, 2.0, 2.0))  # the dead stay where they were
+    torch.testing.assert_close(env.obs, column(2.0, 2.0, 2.0))  # the dead stay where they were
     env.begin(column(1, 1, 1))
     assert env.alive.all()
     assert env.step(column(0, 0, 0)).valid.all()
@@ -121,7 +123,7 @@ def test_learned_ends_are_drawn_at_their_odds() -> None:
     assert second.terminated[~first].float().mean() == pytest.approx(0.25, abs=0.03)
 
 
-def test_a_seed_repeats_a_dream() -> None:
+def test_a_seed_repeats_a_rollout() -> None:
     def play(seed: int) -> Tensor:
         env = model_env(counting(noise=0.0, logit=-1.0), 50, seed=seed)
         env.begin(torch.zeros(50, 1))
@@ -131,27 +133,28 @@ def test_a_seed_repeats_a_dream() -> None:
     assert not torch.equal(play(1), play(2))
 
 
-def test_only_elites_are_dreamt_and_they_are_renewed_in_place() -> None:
+def test_only_elites_are_rolled_out_and_they_are_renewed_in_place() -> None:
     model = counting()
     model.params["0.bias"].data[1, 0, 1] = 7.0  # the second member jumps
-    env = ModelEnv(model, 1, 20, torch.Generator(), None, never)
+    env = ModelEnv(model, 1, 20, 0, (None, never))
     env.begin(torch.zeros(20, 1))
     torch.testing.assert_close(env.step(torch.zeros(20, 1)).next_obs, torch.zeros(20, 1))
     env.elites.copy_(torch.tensor([1]))
     torch.testing.assert_close(env.step(torch.zeros(20, 1)).next_obs, torch.full((20, 1), 7.0))
 
 
-def trajectory(steps: int, lanes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """x grows by the action: obs, action, next_obs [T, B, 1]."""
+def trajectory(steps: int, lanes: int) -> Batch:
+    """x grows by the action, [T, B, 1]."""
     action = torch.randn(steps, lanes, 1, generator=torch.Generator().manual_seed(0))
     after = action.cumsum(0)
-    return after - action, action, after
+    obs = after - action
+    obs[1:] = after[:-1]
+    nothing = torch.zeros(steps, lanes)
+    return Batch(obs, action, nothing, nothing, torch.ones(steps, lanes), after)
 
 
 def test_a_perfect_model_makes_no_error_however_far_it_looks() -> None:
-    obs, action, after = trajectory(20, 3)
-    obs[1:] = after[:-1]
-    error = open_loop_error(counting(), torch.arange(2), obs, action, after, 10)
+    error = open_loop_error(counting(), torch.arange(2), trajectory(20, 3), 10)
     torch.testing.assert_close(error, torch.zeros(10), rtol=0, atol=1e-5)
 
 
@@ -161,25 +164,110 @@ def test_a_constant_bias_adds_up_and_is_told_in_deviations_of_the_data() -> None
     model.statistics["in_scale"].copy_(torch.tensor([4.0, 1.0]))
     model.load(model.state())
     model.params["0.weight"].data[:, 0] *= 4
-    obs, action, after = trajectory(12, 3)
-    obs[1:] = after[:-1]
-    error = open_loop_error(model, torch.arange(2), obs, action, after, 6)
+    error = open_loop_error(model, torch.arange(2), trajectory(12, 3), 6)
     torch.testing.assert_close(error, 0.2 / 4 * torch.arange(1.0, 7.0), rtol=1e-4, atol=0)
 
 
 def test_an_error_is_not_followed_into_the_next_episode() -> None:
-    obs, action, after = trajectory(12, 2)
-    obs[1:] = after[:-1]
-    obs[5, 0] = 100.0  # lane 0 begins again, far away, at row 5
-    after[5:, 0] = 100 + action[5:, 0].cumsum(0)
-    obs[6:, 0] = after[5:-1, 0]
-    error = open_loop_error(counting(), torch.arange(2), obs, action, after, 4)
+    batch = trajectory(12, 2)
+    batch.obs[5, 0] = 100.0  # lane 0 begins again, far away, at row 5
+    batch.next_obs[5:, 0] = 100 + batch.action[5:, 0].cumsum(0)
+    batch.obs[6:, 0] = batch.next_obs[5:-1, 0]
+    error = open_loop_error(counting(), torch.arange(2), batch, 4)
     torch.testing.assert_close(error, torch.zeros(4), rtol=0, atol=1e-4)
 
 
 def test_constant_columns_are_left_out() -> None:
     model = Ensemble(ModelSpec(Columns(2, 1), 2, (), "direct", True, False), "cpu")  # says (0, 0), always
     model.statistics["in_scale"][1] = 0
-    obs, after = torch.full((2, 5, 4, 2), 3.0)
-    error = open_loop_error(model, torch.arange(2), obs, torch.zeros(5, 4, 1), after, 2)
+    seen = torch.full((5, 4, 2), 3.0)
+    batch = trajectory(5, 4)._replace(obs=seen, next_obs=seen)
+    error = open_loop_error(model, torch.arange(2), batch, 2)
     torch.testing.assert_close(error, torch.tensor([3.0, 3.0]))
+
+
+#: Steps to play, and how many of them end an episode at least.
+TASKS = {
+    "Ant-v5": (600, 3),
+    "Hopper-v5": (600, 10),
+    "Humanoid-v5": (300, 5),
+    "InvertedDoublePendulum-v5": (400, 20),
+    "InvertedPendulum-v5": (400, 20),
+    "Walker2d-v5": (600, 10),
+    "HumanoidStandup-v5": (50, 0),
+} | dict.fromkeys(("HalfCheetah-v5", "Pendulum-v1", "Pusher-v5", "Reacher-v5", "Swimmer-v5"), (100, 0))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_rule_is_the_tasks_own(name: str) -> None:
+    pytest.importorskip("mujoco")
+    steps, least = TASKS[name]
+    env = gymnasium.make(name)
+    env.action_space.seed(1)
+    obs, _ = env.reset(seed=1)
+    rows = []
+    for _ in range(steps):
+        action = env.action_space.sample()
+        successor, _, terminated, truncated, _ = env.step(action)
+        rows.append((obs, action, successor, terminated))
+        obs = env.reset()[0] if terminated or truncated else successor
+    env.close()
+    before, actions, after = (torch.as_tensor(np.array(part, np.float32)) for part in list(zip(*rows, strict=True))[:3])
+    assert TASKS.keys() == RULES.keys()
+    known = rule("auto", name)
+    assert known is not None
+    reported = known(before, actions, after)
+    assert reported.dtype == torch.bool
+    assert reported.tolist() == [row[3] for row in rows]
+    assert reported.sum() >= least
+
+
+@pytest.mark.parametrize(
+    ("name", "healthy", "column", "low", "high"),
+    [
+        ("Hopper-v5", {0: 1.25}, 0, 0.7, None),
+        ("Hopper-v5", {0: 1.25}, 1, -0.2, 0.2),
+        ("Hopper-v5", {0: 1.25}, 3, -100.0, 100.0),
+        ("Walker2d-v5", {0: 1.25}, 0, 0.8, 2.0),
+        ("Walker2d-v5", {0: 1.25}, 1, -1.0, 1.0),
+        ("InvertedPendulum-v5", {}, 1, -0.2, 0.2),
+        ("Ant-v5", {0: 0.75}, 0, 0.2, 1.0),
+        ("Humanoid-v5", {0: 1.4}, 0, 1.0, 2.0),
+    ],
+)
+def test_both_ends_of_a_range(
+    name: str, healthy: dict[int, float], column: int, low: float, high: float | None
+) -> None:
+    bounds = [low] if high is None else [low, high]
+    middle = 1.25 if high is None else (low + high) / 2
+    values = [value for bound in bounds for value in (bound + 1e-3, bound - 1e-3)]
+    rows = torch.zeros(len(values), 12)
+    for place, value in healthy.items():
+        rows[:, place] = value
+    rows[:, column] = torch.tensor(values)
+    wrong = [abs(value - middle) > abs(bounds[i // 2] - middle) for i, value in enumerate(values)]
+    assert RULES[name](rows, rows[:, :1], rows).tolist() == wrong
+
+
+def test_what_is_not_a_number_has_ended() -> None:
+    row = torch.full((1, 12), torch.nan)
+    for name in ("Ant-v5", "Hopper-v5", "Humanoid-v5", "InvertedPendulum-v5", "Walker2d-v5"):
+        assert RULES[name](row, row, row).tolist() == [True]
+
+
+def test_names() -> None:
+    assert rule("auto", "SomethingElse-v0") is None
+    assert rule("learned", "Hopper-v5") is None
+    assert rule("never", "Hopper-v5") is never
+    assert rule("torch:where", "Hopper-v5") is torch.where
+
+
+@pytest.mark.parametrize(
+    "name", ["sometimes", "no.such.module:ends", "torch:no_such_name", "torch:float32", "torch", ""]
+)
+def test_an_unknown_name_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(SetupError, match=r"^mbpo\.termination '") as caught:
+        rule(name, "Hopper-v5")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(SetupError, match=r"^mbpo\.reward 'a:b' cannot be imported"):
+        task_function("mbpo.reward", "a:b")

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from freewheel.core import BatchSpec, Chunk, NDArray, Snapshot, Transitions
 from freewheel.learn.ppo.config import PPOConfig
-from freewheel.learn.ppo.engine import Coefficients, Minibatch, prepare
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.ppo.numpy_engine import NumpyEngine
 from freewheel.learn.ppo.rollout_buffer import join
+from freewheel.learn.ppo.targets import Coefficients, Minibatch, prepare
 from freewheel.learn.ppo.torch_engine import TorchEngine
 from freewheel.learn.spec import LearnerSpec, WorldFacts
 from freewheel.policies.heads.squashed import LOG_STD
@@ -278,11 +278,9 @@ def test_targets_metrics_and_weights_are_the_same(
         engine: Any = learner.engine
         with torch.no_grad():
             batch = join([chunk if kind == "numpy" else to_tensors(sign(data))])
-            prepared = prepare(engine, batch, config, recompute=lagged, reward_factor=None)
-        weight = np.ones(ROWS) if prepared.rows.weight is None else np.asarray(prepared.rows.weight)
-        goals = {"weight": weight} | {
-            name: np.asarray(getattr(prepared.rows, name)) for name in ("reference", "advantage", "value")
-        }
+            prepared, _, _ = prepare(engine, batch, config, recompute=lagged, reward_factor=None)
+        goals = {"weight": np.ones(ROWS) if prepared.weight is None else np.asarray(prepared.weight)}
+        goals |= {name: np.asarray(getattr(prepared, name)) for name in ("reference", "advantage", "value")}
         learner.observe(chunk)
         reported = learner.update()
         assert moved(before, numbers(learner)) > 1e-4

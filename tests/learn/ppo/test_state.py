@@ -89,7 +89,7 @@ def test_the_guard_takes_back_minibatches_that_were_fine(play: Play, sign: Sign,
         spy.slope = math.nan if calls == 3 else 1.0
         return spy.gradient(*batch)  # type: ignore[arg-type]
 
-    learner.engine.gradient = third_time_unlucky  # type: ignore[attr-defined]
+    learner.engine.gradient = third_time_unlucky  # type: ignore[union-attr, method-assign]
     learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
     learner.update()
     assert calls == 3

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freewheel.core import NDArray
-from freewheel.learn.ppo.targets import Discount, Targets, continues, estimate, temporal_difference
+from freewheel.learn.ppo.config import PPOConfig
+from freewheel.learn.ppo.targets import continues, estimate, temporal_difference
 
 
 class Rows(NamedTuple):
@@ -32,18 +33,16 @@ class Rows(NamedTuple):
         terminated, truncated = rng.random((2, *shape)) < ends
         valid = rng.random(shape) >= gaps
         reward, value, fresh = rng.normal(size=(3, *shape))
-        next_value = (
-            fresh.copy()
-        )  # the value of a successor is that of the next row, unless an end or a gap lies between
+        next_value = fresh.copy()  # that of the next row, unless an end or a gap lies between
         joined = ~(terminated | truncated)[:-1] & valid[:-1] & valid[1:]
         next_value[:-1][joined] = value[1:][joined]
         return cls(reward, terminated, truncated, valid, value, next_value, rng.lognormal(0, 1, shape))
 
-    def targets(self, discount: Discount, ratio: NDArray | None) -> Targets:
+    def targets(self, config: PPOConfig, ratio: NDArray | None) -> tuple[NDArray, NDArray]:
         """Computed in numpy, after a look whether torch finds the same."""
-        found = compute(self, discount, ratio)
+        found = compute(self, config, ratio)
         parts: Any = map(torch.from_numpy, self)
-        tensors: Any = compute(Rows(*parts), discount, None if ratio is None else torch.tensor(ratio))
+        tensors: Any = compute(Rows(*parts), config, None if ratio is None else torch.tensor(ratio))
         for ours, theirs in zip(found, tensors, strict=True):
             np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6, atol=1e-6)
             assert str(theirs.dtype).removeprefix("torch.") == str(ours.dtype)
@@ -65,26 +64,30 @@ class Rows(NamedTuple):
         return float(self.reward[t, lane] + future - self.value[t, lane])
 
 
-def compute(rows: Any, discount: Discount, ratio: Any) -> Targets:
-    delta = temporal_difference(rows.reward, rows.terminated, rows.value, rows.next_value, discount.gamma)
+def compute(rows: Any, config: PPOConfig, ratio: Any) -> tuple[Any, Any]:
+    delta = temporal_difference(rows.reward, rows.terminated, rows.value, rows.next_value, config.gamma)
     goes_on = continues(rows.terminated, rows.truncated, rows.valid)
-    return estimate(delta, rows.value, goes_on, ratio, discount)
+    return estimate(delta, rows.value, goes_on, ratio, config)
 
 
-def textbook(rows: Rows, t: int, lane: int, discount: Discount) -> float:
+def textbook(rows: Rows, t: int, lane: int, config: PPOConfig) -> float:
     """GAE: the discounted sum of temporal differences to the end of the piece."""
-    decay = discount.gamma * discount.lam
-    return math.fsum(decay ** (k - t) * rows.delta(k, lane, discount.gamma) for k in rows.piece(t, lane))
+    decay = config.gamma * config.gae_lambda
+    return math.fsum(decay ** (k - t) * rows.delta(k, lane, config.gamma) for k in rows.piece(t, lane))
 
 
-def correction(rows: Rows, t: int, lane: int, discount: Discount) -> float:
+def correction(rows: Rows, t: int, lane: int, config: PPOConfig) -> float:
     """Δ as the sum over the piece, each difference weighted by the clipped ratios on the way to it."""
-    decay, terms = discount.gamma * discount.lam, []
+    decay, terms = config.gamma * config.gae_lambda, []
     for k in rows.piece(t, lane):
-        way = math.prod(min(discount.c_bar, rows.ratio[i, lane]) for i in range(t, k))
-        own = min(discount.rho_bar, rows.ratio[k, lane])
-        terms.append(decay ** (k - t) * way * own * rows.delta(k, lane, discount.gamma))
+        way = math.prod(min(config.c_bar, rows.ratio[i, lane]) for i in range(t, k))
+        own = min(config.rho_bar, rows.ratio[k, lane])
+        terms.append(decay ** (k - t) * way * own * rows.delta(k, lane, config.gamma))
     return math.fsum(terms)
+
+
+def discount(gamma: float, lam: float, rho_bar: float = 1.0, c_bar: float = 1.0) -> PPOConfig:
+    return PPOConfig(gamma=gamma, gae_lambda=lam, rho_bar=rho_bar, c_bar=c_bar)
 
 
 unit = st.floats(0, 1)
@@ -96,55 +99,56 @@ worlds = st.builds(
 
 @given(rows=worlds, gamma=unit, lam=unit)
 def test_without_lag_it_is_generalised_advantage_estimation(rows: Rows, gamma: float, lam: float) -> None:
-    discount = Discount(gamma, lam)
-    plain = rows.targets(discount, None)
+    config = discount(gamma, lam)
+    advantage, value = rows.targets(config, None)
     for t, lane in zip(*rows.valid.nonzero(), strict=True):
-        expected = textbook(rows, t, lane, discount)
-        assert plain.advantage[t, lane] == pytest.approx(expected, rel=1e-12, abs=1e-12)
-        assert plain.value[t, lane] == pytest.approx(rows.value[t, lane] + expected, rel=1e-12, abs=1e-12)
+        expected = textbook(rows, t, lane, config)
+        assert advantage[t, lane] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert value[t, lane] == pytest.approx(rows.value[t, lane] + expected, rel=1e-12, abs=1e-12)
 
 
 @given(rows=worlds, gamma=unit, lam=unit, rho_bar=st.floats(1, 3), c_bar=st.floats(1, 3))
 def test_a_ratio_of_one_is_no_ratio(rows: Rows, gamma: float, lam: float, rho_bar: float, c_bar: float) -> None:
-    ones = rows.targets(Discount(gamma, lam, rho_bar, c_bar), np.ones_like(rows.ratio))
-    none = rows.targets(Discount(gamma, lam), None)
-    assert np.array_equal(ones.advantage, none.advantage)
-    assert np.array_equal(ones.value, none.value)
+    ones = rows.targets(discount(gamma, lam, rho_bar, c_bar), np.ones_like(rows.ratio))
+    none = rows.targets(discount(gamma, lam), None)
+    assert all(map(np.array_equal, ones, none))
 
 
 @given(rows=worlds, gamma=unit, lam=unit, rho_bar=st.floats(0.1, 3), c_bar=st.floats(0.1, 3))
 def test_under_lag_differences_are_weighted_by_clipped_ratios(
     rows: Rows, gamma: float, lam: float, rho_bar: float, c_bar: float
 ) -> None:
-    discount = Discount(gamma, lam, rho_bar, c_bar)
-    found = rows.targets(discount, rows.ratio)
+    config = discount(gamma, lam, rho_bar, c_bar)
+    advantages, values = rows.targets(config, rows.ratio)
     for t, lane in zip(*rows.valid.nonzero(), strict=True):
-        later = correction(rows, t + 1, lane, discount) if len(rows.piece(t, lane)) > 1 else 0.0
+        later = correction(rows, t + 1, lane, config) if len(rows.piece(t, lane)) > 1 else 0.0
         advantage = rows.delta(t, lane, gamma) + gamma * lam * later
-        target = rows.value[t, lane] + correction(rows, t, lane, discount)
-        assert found.advantage[t, lane] == pytest.approx(advantage, rel=1e-9, abs=1e-9)
-        assert found.value[t, lane] == pytest.approx(target, rel=1e-9, abs=1e-9)
+        target = rows.value[t, lane] + correction(rows, t, lane, config)
+        assert advantages[t, lane] == pytest.approx(advantage, rel=1e-9, abs=1e-9)
+        assert values[t, lane] == pytest.approx(target, rel=1e-9, abs=1e-9)
 
 
 @given(rows=worlds)
 def test_without_discount_targets_are_monte_carlo_returns(rows: Rows) -> None:
-    found = rows.targets(Discount(gamma=1.0, lam=1.0), None)
+    advantages, values = rows.targets(discount(1.0, 1.0), None)
     for t, lane in zip(*rows.valid.nonzero(), strict=True):
         piece = rows.piece(t, lane)
         beyond = 0.0 if rows.terminated[piece[-1], lane] else rows.next_value[piece[-1], lane]
         expected = math.fsum(rows.reward[k, lane] for k in piece) + beyond
-        assert found.value[t, lane] == pytest.approx(expected, rel=1e-12, abs=1e-12)
-        assert found.advantage[t, lane] == pytest.approx(expected - rows.value[t, lane], rel=1e-12, abs=1e-12)
+        assert values[t, lane] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert advantages[t, lane] == pytest.approx(expected - rows.value[t, lane], rel=1e-12, abs=1e-12)
 
 
 def test_two_rows_by_hand() -> None:
     """γ = λ = ½, ρ̄ = 1, c̄ = ½; the second row is the last before a cut."""
     column = np.array([[1.0], [2.0]])
     delta, value, goes_on = column, 10 * column, np.array([[True], [False]])
-    found = estimate(delta, value, goes_on, np.array([[0.8], [4.0]]), Discount(0.5, 0.5, rho_bar=1.0, c_bar=0.5))
+    advantages, values = estimate(
+        delta, value, goes_on, np.array([[0.8], [4.0]]), discount(0.5, 0.5, rho_bar=1.0, c_bar=0.5)
+    )
     # Δ₁ = min(1, 4) × 2 = 2;  Δ₀ = 0.8 × 1 + ¼ × min(½, 0.8) × 2 = 1.05
-    assert found.value[:, 0].tolist() == [10 + 1.05, 20 + 2]
-    assert found.advantage[:, 0].tolist() == [1 + 0.25 * 2, 2]
+    assert values[:, 0].tolist() == [10 + 1.05, 20 + 2]
+    assert advantages[:, 0].tolist() == [1 + 0.25 * 2, 2]
 
 
 def test_the_future_counts_through_time_limits_and_not_through_true_ends() -> None:
@@ -171,4 +175,4 @@ def test_the_dtype_is_kept(dtype: type[np.floating]) -> None:
         **{name: getattr(rows, name).astype(dtype) for name in ("reward", "value", "next_value", "ratio")}
     )
     for ratio in (None, narrow.ratio):
-        assert {part.dtype for part in narrow.targets(Discount(0.99, 0.95), ratio)} == {np.dtype(dtype)}
+        assert {part.dtype for part in narrow.targets(discount(0.99, 0.95), ratio)} == {np.dtype(dtype)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -35,11 +35,9 @@ SMALL = SACConfig(batch=8, buffer=1_000, learning_starts=10)
 S = 8  # rows a publication
 
 
-def sac_for(
-    config: SACConfig = SMALL, spec: PolicySpec = SPEC, draw: Callable[[], Batch] | None = None, **task: Any
-) -> SAC:
+def sac_for(config: SACConfig = SMALL, spec: PolicySpec = SPEC, **task: Any) -> SAC:
     given: dict[str, Any] = {"batch": BatchSpec(S // 2, 2), "seed": 0} | task
-    return SAC(config, LearnerSpec(policy=spec, **given), draw)
+    return SAC(config, LearnerSpec(policy=spec, **given))
 
 
 def settle(learner: SAC) -> list[Mapping[str, float]]:
@@ -180,7 +178,8 @@ def test_every_update_draws_a_minibatch_of_its_own(play: Play, sign: Sign) -> No
         drawn.append(batch.obs)
         return batch
 
-    learner = sac_for(replace(SMALL, learning_starts=50), draw=spied)
+    learner = sac_for(replace(SMALL, learning_starts=50))
+    learner.updater.draw = spied
     learner.observe(sign(play(SPEC, learner.snapshot(), (40, 2))))
     settle(learner)
     assert len(drawn) == learner.pace.updates == 30

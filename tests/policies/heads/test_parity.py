@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freewheel.core import ActionSpec, NDArray, Snapshot
-from freewheel.policies.device_actor import TensorPolicy
 from freewheel.policies.heads.head import HEADS, Distribution, Reparameterised
-from freewheel.policies.nets import PolicyNet, TorchActor
+from freewheel.policies.nets import PolicyNet, TensorPolicy, TorchActor
 from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import FlatParams, PolicySpec
 from tests.support.places import SUPPORT
