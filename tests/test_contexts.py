@@ -1,4 +1,4 @@
-"""Contexts in every mode: each episode is told the row its seed draws, plays by it, and says so."""
+"""In every mode an episode gets the context that its seed draws, plays by it and reports it, and a policy its memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import ModeConfig
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.config.resolve import from_file, from_options
-from freewheel.core import Chunk, Collector, Episode, NDArray, Snapshot, Tick
+from freewheel.core import BatchSpec, Chunk, Collector, Decision, Episode, NDArray, Snapshot, Tick
+from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, SetupError
 from freewheel.policies.spec import FlatParams, full_layout, initialise
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.run.plan import Plan, plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
@@ -35,6 +37,7 @@ from freewheel.testing.worlds import Conditioned
 from tests.support.pools import wire_of
 
 WORLD, MANY = "freewheel.testing.worlds:Conditioned", "tests.support.contexts:Told-v0"
+DRONE = "freewheel/RoughDrone-v0"
 TABLE = [[1.0, 0.0], [2.0, 3.0], [-4.0, 1.0]]
 CONTEXTS = np.array(TABLE, np.float32)
 SEED, EPISODES = 5, 40
@@ -57,15 +60,9 @@ def train(tmp_path: Path, env: str = WORLD, **options: Any) -> tuple[Result, lis
         seen.extend(episodes)
         return "enough" if len(seen) >= EPISODES else ""
 
-    small: dict[str, Any] = {
-        "num_steps_per_env": 8,
-        "eval_episodes": 12,
-        "evals": 1,
-        "seed": SEED,
-        "context": TABLE,
-        "ppo.epochs": 1,
-    }
-    return freewheel.train(env, quiet=True, until=until, runs_dir=tmp_path, **small | options), seen
+    small: dict[str, Any] = {"num_steps_per_env": 8, "eval_episodes": 12, "evals": 1, "ppo.epochs": 1}
+    options = small | {"seed": SEED, "context": TABLE} | options
+    return freewheel.train(env, quiet=True, until=until, runs_dir=tmp_path, **options), seen
 
 
 def assert_told(episodes: Sequence[Episode], table: NDArray = CONTEXTS) -> None:
@@ -190,8 +187,7 @@ def assert_shown(chunk: Chunk, episode: Episode) -> None:
 
 def test_an_episode_keeps_its_context_while_tables_come_and_go(tmp_path: Path) -> None:
     """Episodes of three steps, a new table after each: the k-th begins under the table of version 3 k."""
-    config = SequentialConfig(num_envs=1)
-    collector, weights = opened(tmp_path, config)
+    collector, weights = opened(tmp_path, SequentialConfig(num_envs=1))
     told: list[float] = []
     with collector:
         collector._steps = 1  # type: ignore[attr-defined]
@@ -199,9 +195,7 @@ def test_an_episode_keeps_its_context_while_tables_come_and_go(tmp_path: Path) -
             collector.publish(weights(version), 0)
             for chunk in collector.collect(wait=True):
                 told += [episode.context[0] for episode in chunk.episodes]
-    assert told == [0, 2, 5, 8], (
-        "the first begins with version 0; others right after the step that ended the one before"
-    )
+    assert told == [0, 2, 5, 8], "the first begins with version 0; others right after the step that ended one"
 
 
 def test_who_takes_a_dead_workers_place_begins_with_the_newest_table(tmp_path: Path) -> None:
@@ -230,11 +224,7 @@ def test_who_takes_a_dead_workers_place_begins_with_the_newest_table(tmp_path: P
     [
         ("CartPole-v1", {}, "CartPole-v1 does not take contexts: it has to take options['context']"),
         (WORLD, {"context": [[1, 2, 3]]}, f"{WORLD} takes contexts of 2 numbers, not 3"),
-        (
-            "freewheel/RoughDrone-v0",
-            {},
-            "freewheel/RoughDrone-v0 does not take contexts: all its lanes are one simulation",
-        ),
+        (DRONE, {}, f"{DRONE} does not take contexts: all its lanes are one simulation"),
     ],
 )
 @pytest.mark.parametrize("mode", ["sequential", "continuous"])
@@ -255,12 +245,7 @@ def test_contexts_are_typed_as_json_and_kept_in_the_config(tmp_path: Path, capfd
         WORLD,
         "--context",
         "[[1,0],[2,3],[-4,1]]",
-        "--mode",
-        "sequential",
-        "--steps",
-        "64",
-        "--evals",
-        "1",
+        *["--mode", "sequential", "--steps", "64", "--evals", "1"],
     ]
     assert cli.main([*argv, "--runs-dir", str(tmp_path), "--run", "one"]) == 0
     kept = json.loads((tmp_path / "one" / "config.json").read_text())
@@ -286,3 +271,58 @@ def test_arrays_are_tables_too() -> None:
     assert by_rows == ((0.5, 1.0), (2.0, 3.0))
     assert from_options(WORLD, {"context": "[[1, 2]]"}).run.context == ((1.0, 2.0),)
     assert from_options(WORLD, {}).run.contexts.shape == (0, 0)
+
+
+LENGTH, LANES, STEPS = 5, 2, 7  # episodes end inside chunks and between them
+
+
+class Counting:
+    """Its memory is how many steps of the episode it has acted in, and minus that; its log-probability shows it."""
+
+    state_size = 2
+
+    def load(self, snapshot: Snapshot) -> None:
+        """It has no weights."""
+
+    def act(
+        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
+    ) -> Decision:
+        before = np.zeros((len(obs), 2), np.float32) if state is None else state
+        return Decision(np.zeros(len(obs), np.int64), before[:, 0].copy(), before + np.array([1, -1], np.float32))
+
+
+DRIFTING = GymConfig(id="freewheel.testing.worlds:Drifting", args={"n": 4, "length": LENGTH})
+REMEMBERING: Mapping[str, ModeConfig] = {
+    "sequential": SequentialConfig(LANES),
+    "lockstep": LockstepConfig(LANES, "inline"),
+    "batch": BatchConfig(workers=1, envs_per_worker=LANES, num_envs=LANES, collection_batch_size=3),
+    "continuous": ContinuousConfig(workers=2, envs_per_worker=1, num_envs=LANES, collection_batch_size=3),
+    "episodes": EpisodesConfig(workers=2, num_envs=LANES, collection_batch_size=3),
+}
+
+
+def check_memory(chunk: Chunk) -> int:
+    """Row by row, what the memory was; the rows that were checked."""
+    ends = chunk.data.terminated | chunk.data.truncated
+    for lane in range(chunk.data.valid.shape[1]):
+        count = chunk.state[lane, 0]
+        assert chunk.state[lane].tolist() == [count, -count]
+        for t in range(len(ends)):
+            assert chunk.data.log_prob[t, lane] == count
+            count = 0 if ends[t, lane] else count + 1
+    return chunk.rows
+
+
+@pytest.mark.parametrize("mode", REMEMBERING)
+def test_a_memory_is_carried_in_every_mode(mode: str) -> None:
+    env = DRIFTING.make(range(LANES))
+    env.close()
+    spec = CollectSpec(env=env.spec, batch=BatchSpec(STEPS, LANES))
+    checked, version = 0, 0
+    with REMEMBERING[mode].build(RunnerFactory(DRIFTING.make, Counting, seed=3), spec) as collector:
+        while checked < 6 * STEPS * LANES:
+            collector.publish(Snapshot(version, {}), checked)
+            for chunk in collector.collect(wait=True):
+                assert chunk.state.shape == (chunk.data.valid.shape[1], 2)
+                checked += check_memory(chunk)
+            version += 1

@@ -1,22 +1,29 @@
-"""Every algorithm in every mode: runs succeed, every row is accounted for, and equal data means equal updates."""
+"""Every algorithm in every mode: every row is accounted for, equal data means equal updates, and equal seeds equal weights."""
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 import freewheel
 from freewheel.cli import main as cli
 from freewheel.config.resolve import from_file
+from freewheel.core import NDArray
 from freewheel.errors import FreewheelError, SetupError, UsageError
 from freewheel.run.plan import plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
+from freewheel.testing.worlds import Toy
+from tests.support.runs import assert_balanced, python, rows_of
+from tests.support.runs import train as small_run
 
 DRONE, PLANTED = "freewheel/RoughDrone-v0", "torch:tests.support.device_story:build"
 ROWS, STEPS = 32, 224  # of an update or a publication, and of the run
@@ -36,19 +43,13 @@ MODES: Mapping[str, dict[str, Any]] = {
     "lockstep": {"num_envs": 4, "num_steps_per_env": 8, "placement": "inline"},
     "batch": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
     "continuous": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
-    "episodes": {"workers": 2, "num_steps_per_env": 16},
+    "episodes": {"workers": 2, "num_envs": 2, "num_steps_per_env": 16},
 }
 
 
 def train(tmp_path: Path, env: str, algo: str, mode: str, **options: Any) -> Result:
-    small: dict[str, Any] = {"seed": 3, "steps": STEPS, "evals": 1, "eval_episodes": 2, "log_every": 1e-9}
-    return freewheel.train(
-        env,
-        quiet=True,
-        runs_dir=tmp_path,
-        policy={"hidden": [8]},
-        **small | {"algo": algo, "mode": mode, algo: ALGORITHMS[algo], "num_steps_per_env": 8} | options,
-    )
+    small: dict[str, Any] = {"seed": 3, "steps": STEPS, "evals": 1, "num_steps_per_env": 8, "policy": {"hidden": [8]}}
+    return small_run(tmp_path, env, **small | {"algo": algo, "mode": mode, algo: ALGORITHMS[algo]} | options)
 
 
 def simulated(tmp_path: Path, algo: str, mode: str, **options: Any) -> Result:
@@ -59,10 +60,9 @@ def simulated(tmp_path: Path, algo: str, mode: str, **options: Any) -> Result:
 
 def assert_well(result: Result, algo: str, mode: str) -> None:
     summary = result.summary
-    rows = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
     assert (result.exit_code, summary["ended"]) == (0, "steps")
-    for row in (*rows, summary):
-        assert row["produced"] == row["trained"] + row["queued"] + row["open"] + sum(row["dropped"].values())
+    for row in (*rows_of(result), summary):
+        assert_balanced(row)
     assert summary["trained"] >= STEPS
     assert summary["dropped"].keys() <= ({"shutdown"} if mode not in IN_TURN else set())
     assert math.isfinite(summary["final_eval"])
@@ -110,17 +110,14 @@ def test_modes_in_turn_are_the_same_run_on_a_batched_simulator(tmp_path: Path, a
 
 
 def test_the_number_of_workers_makes_no_difference_to_a_simulation(tmp_path: Path) -> None:
-    shas = {
-        simulated(tmp_path, "ppo", "batch", workers=workers, evals=0).summary["weights_sha256"] for workers in (1, 4)
-    }
-    assert len(shas) == 1
+    runs = [simulated(tmp_path, "ppo", "batch", workers=workers, evals=0) for workers in (1, 4)]
+    assert len({run.summary["weights_sha256"] for run in runs}) == 1
 
 
 def test_a_model_is_fitted_beside_the_updates(tmp_path: Path) -> None:
     """In a process of its own, and no more than two fits' worth of rows behind."""
     result = simulated(tmp_path, "mbpo", "continuous", mbpo=ALGORITHMS["mbpo"] | {"clock": "async"}, evals=0)
-    rows = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
-    lags = [row["model/lag_rows"] for row in rows if "model/lag_rows" in row and row["model/version"] > 0]
+    lags = [row["model/lag_rows"] for row in rows_of(result) if "model/lag_rows" in row and row["model/version"] > 0]
     assert lags
     assert max(lags) <= 2 * ROWS + ROWS
     assert_equal_updates(result.summary, "mbpo", "continuous")
@@ -151,17 +148,13 @@ def test_where_actions_have_no_bounds_the_option_is_named(tmp_path: Path, algo: 
 
 
 @pytest.mark.parametrize(
-    ("mode", "every", "options"),
-    [("batch", ROWS // 2, {}), ("batch", 2 * ROWS, {}), ("continuous", 4 * ROWS, {}), ("episodes", 3 * ROWS, {})],
+    ("mode", "every"),
+    [("batch", ROWS // 2), ("batch", 2 * ROWS), ("continuous", 4 * ROWS), ("episodes", 3 * ROWS)],
 )
-def test_publications_that_nobody_could_wait_for_are_refused(
-    tmp_path: Path, mode: str, every: int, options: dict[str, Any]
-) -> None:
+def test_publications_that_nobody_could_wait_for_are_refused(tmp_path: Path, mode: str, every: int) -> None:
     """A batch ahead waits for its version; others have rows for a few updates under way."""
     sac = {**REPLAYING, "publish_every": every}
-    error = refused(
-        tmp_path, "freewheel.testing.worlds:IdentityBox", "sac", mode, **MODES[mode] | {"sac": sac} | options
-    )
+    error = refused(tmp_path, "freewheel.testing.worlds:IdentityBox", "sac", mode, **MODES[mode] | {"sac": sac})
     assert str(error).startswith(f"sac.publish_every {every} ")
     assert "leave it out" in str(error)
 
@@ -212,3 +205,123 @@ def test_a_run_of_drones_is_evaluated_again(tmp_path: Path, capfd: pytest.Captur
     out, err = capfd.readouterr()
     assert err == ""
     assert f"{score.mean:.1f}" in out
+
+
+#: A world with discrete actions, and one with continuous ones under the normaliser and reward scaling.
+WORLDS: Mapping[str, dict[str, Any]] = {
+    "discrete": {"env": "CartPole-v1", "ppo": {"minibatch": 32, "entropy": 0.01}},
+    "continuous": {"env": "Pendulum-v1", "max_episode_steps": 15, "policy": {"normalize_obs": True, "hidden": [16]},
+                   "ppo": {"minibatch": 32, "reward_scale": "returns", "lr_schedule": "linear"}},
+}  # fmt: skip
+PLACES: dict[str, dict[str, Any]] = {
+    "sequential": {"mode": "sequential"},
+    "inline": {"mode": "lockstep", "placement": "inline"},
+    "processes": {"mode": "lockstep", "placement": "processes"},
+}
+
+
+def weights(runs_dir: Path, world: dict[str, Any], **options: Any) -> str:
+    """The fingerprint of three updates."""
+    small: dict[str, Any] = {"num_envs": 3, "num_steps_per_env": 20, "steps": 180, "evals": 0, "seed": 5}
+    result = freewheel.train(quiet=True, runs_dir=runs_dir, **small | world | options)
+    assert result.summary["updates"] == 3
+    return str(result.summary["weights_sha256"])
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+def test_every_synchronous_mode_is_the_same_program(tmp_path: Path, world: dict[str, Any]) -> None:
+    found = {place: weights(tmp_path, world, **options) for place, options in PLACES.items()}
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+def test_other_seeds_and_other_lanes_give_other_weights(tmp_path: Path, world: dict[str, Any]) -> None:
+    changes: list[dict[str, Any]] = [{}, {"seed": 6}, {"num_envs": 2, "num_steps_per_env": 30}]
+    assert len({weights(tmp_path, world, mode="sequential", **change) for change in changes}) == 3
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+def test_batch_is_repeatable(tmp_path: Path, world: dict[str, Any]) -> None:
+    """The order of workers, the size of fragments and evaluations in another process make no difference."""
+    changes: list[dict[str, Any]] = [{}, {"collection_batch_size": 7}, {"evals": 2, "eval_episodes": 2}]
+    found = [weights(tmp_path, world, mode="batch", workers=3, **change) for change in changes]
+    assert len(set(found)) == 1
+    assert found[0] != weights(tmp_path, world, mode="batch", workers=1), "another random generator per worker"
+
+
+def test_evaluations_and_logs_do_not_disturb_training(tmp_path: Path) -> None:
+    plain = weights(tmp_path, WORLDS["discrete"])
+    assert plain == weights(tmp_path, WORLDS["discrete"], evals=3, eval_episodes=5, log_every=1e-9)
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from tests.test_matrix import WORLDS, PLACES, weights
+found = {f"{name} {place}": weights(Path(sys.argv[1]), world, **PLACES[place])
+         for name, world in WORLDS.items() for place in PLACES}
+found["batch"] = weights(Path(sys.argv[1]), WORLDS["discrete"], mode="batch", workers=3)
+print(json.dumps(found))
+"""
+
+
+def test_another_process_with_other_hashes_gives_the_same_weights(tmp_path: Path) -> None:
+    ended = [python("-c", SCRIPT, str(tmp_path), PYTHONHASHSEED=seed) for seed in ("1", "2")]
+    assert [process.stderr for process in ended] == ["", ""]
+    one, other = (json.loads(process.stdout) for process in ended)
+    assert one == other
+    assert len(one) == 7
+    assert len(set(one.values())) == 3
+    assert one["discrete inline"] == weights(tmp_path, WORLDS["discrete"])
+
+
+LENGTH, UPDATES = 4, 5
+
+
+class LookedAt(Toy):
+    """Its last info says 1 where the garbage collector does not look at it, because it is frozen, and 0 where it does."""
+
+    observation_space, action_space = Box(-1.0, 1.0, (2,), np.float32), Discrete(2)
+
+    def __init__(self) -> None:
+        super().__init__(LENGTH, "terminated")
+
+    def observe(self) -> NDArray:
+        return np.zeros(2, np.float32)
+
+    def judge(self, action: Any) -> float:
+        return 0.0
+
+    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
+        *row, over, truncated, _ = super().step(action)
+        info = {"frozen": float(all(thing is not self for thing in gc.get_objects()))} if over else {}
+        return *row, over, truncated, info
+
+
+@pytest.mark.parametrize("mode", [*MODES, "lockstep, in processes"])
+def test_a_world_that_is_warmed_up_is_kept_from_the_garbage_collector(mode: str, tmp_path: Path) -> None:
+    """Its pauses make slow steps. In turn with the learner the first rows are the warm-up; evaluation is frozen as well."""
+    before = gc.get_freeze_count()
+    name, _, processes = mode.partition(", in ")
+    where: dict[str, Any] = {"placement": processes or "inline"} if name == "lockstep" else {}
+    if name not in IN_TURN:
+        where = {"workers": 2 if name == "episodes" else 1}
+    run = small_run(
+        tmp_path, LookedAt, mode=name, measures=["frozen"], evals=1, num_envs=2, num_steps_per_env=2 * LENGTH,
+        steps=UPDATES * 4 * LENGTH, policy={"hidden": [4]}, **where,
+    )  # fmt: skip
+    in_turn = mode in IN_TURN
+    assert rows_of(run)[-1]["measure/frozen"] == pytest.approx(1 - 1 / UPDATES if in_turn else 1.0)
+    assert run.summary["eval/frozen"] == 1.0
+    assert gc.get_freeze_count() == before
+
+
+def test_the_world_can_tell() -> None:
+    world = LookedAt()
+    for frozen in (0.0, 1.0, 0.0):
+        if frozen:
+            gc.freeze()
+        world.reset()
+        info = [world.step(0)[4] for _ in range(LENGTH)][-1]
+        gc.unfreeze()
+        assert info == {"frozen": frozen}

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,8 +153,10 @@ def load(root: Path, which: str = "latest") -> Checkpoint:
     if _is_step(which) and int(which) not in (steps := _steps(root)):
         known = ", ".join(map(str, steps)) or "none"
         raise UsageError(f"there is no checkpoint of step {which} in {root}; there is {known}")
-    problems: list[str] = []
-    for step in _candidates(root, which, problems):
+    wanted = int(which) if _is_step(which) else _target(root, which)
+    problems = [] if wanted is not None else [f"{root / which} is missing or is not a link to a step"]
+    others = [step for step in _steps(root) if step != wanted]
+    for step in others if wanted is None else [wanted, *others]:
         try:
             found = _read(root / str(step))
         except CheckpointError as error:
@@ -166,23 +168,12 @@ def load(root: Path, which: str = "latest") -> Checkpoint:
     raise CheckpointError("\n  ".join([found_nothing, *problems]))
 
 
-def _candidates(root: Path, which: str, problems: list[str]) -> Iterator[int]:
-    """The step asked for, then all others from the newest down."""
-    wanted = int(which) if _is_step(which) else _target(root, which)
-    if wanted is None:
-        problems.append(f"{root / which} is missing or is not a link to a step")
-    else:
-        yield wanted
-    yield from (step for step in _steps(root) if step != wanted)
-
-
 def _read(folder: Path) -> Checkpoint:
     """One checkpoint, or a CheckpointError that names the file that does not match the manifest."""
     listed = _listed(folder / MANIFEST)
-    files: dict[str, bytes] = {}
-    for name in (WEIGHTS, POLICY):
-        files[name] = _bytes(folder / name)
-        if _entry(files[name]) != listed[name]:
+    files = {name: _bytes(folder / name) for name in (WEIGHTS, POLICY)}
+    for name, data in files.items():
+        if _entry(data) != listed[name]:
             raise CheckpointError(f"{folder / name} is damaged: its size or hash is not the manifest's")
     try:
         params = safetensors.numpy.load(files[WEIGHTS])

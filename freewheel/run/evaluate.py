@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from freewheel.collect.serial import SerialConfig
-from freewheel.core import NO_CONTEXT, Actor, Collector, Env, Episode, EvaluatingCollector, Executor, NDArray, Snapshot
+from freewheel.core import (
+    NO_CONTEXT,
+    Actor,
+    Collector,
+    Env,
+    Episode,
+    EvaluatingCollector,
+    Executor,
+    NDArray,
+    Snapshot,
+    Step,
+)
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout.factory import CollectSpec, MakeActor, RunnerFactory, Timeouts
@@ -53,24 +64,6 @@ class Score:
         return float(np.std(self.returns))
 
 
-class _Greedy:
-    """Greedy actions of an actor for B lanes; it carries the actor's memory of each lane."""
-
-    def __init__(self, actor: Actor, lanes: int, seed: int) -> None:
-        self._actor, self._rng = actor, generator(seed, "greedy")
-        self._state: NDArray = np.zeros((lanes, actor.state_size), np.float32)
-
-    def act(self, obs: NDArray) -> NDArray:
-        decision = self._actor.act(obs, self._rng, state=self._state, greedy=True)
-        self._state = decision.state
-        return decision.action
-
-    def forget(self, lanes: NDArray) -> None:
-        """Zero the memory of these lanes [B]: their episode has ended."""
-        if self._state.size and lanes.any():
-            self._state = np.where(lanes[:, None], np.zeros_like(self._state), self._state)
-
-
 def playable(env: Env[Any]) -> Env:
     """The same environment with numpy arrays."""
     if not env.spec.batched_on_device:
@@ -86,43 +79,32 @@ def evaluate(
     """Episodes 0 .. episodes-1 of this evaluation seed: the same seeds, and the same rows of this context table [K, C], for
     every mode, algorithm and number of lanes."""
     env.set_context(context)
-    returns: list[float] = []
-    lengths: list[int] = []
-    cut = 0
-    measured: list[NDArray] = []
+    rounds = []
     for first in range(0, episodes, env.spec.lanes):
         wanted = min(env.spec.lanes, episodes - first)
-        ret, length, playing, measures = _round(env, actor, (seed, first), wanted, limit)
-        returns += ret[:wanted].tolist()
-        lengths += length[:wanted].tolist()
-        cut += int(np.count_nonzero(playing[:wanted]))
-        measured += list(measures[:wanted][~playing[:wanted]])
+        rounds.append([part[:wanted] for part in _round(env, actor, (seed, first), wanted, limit)])
+    returns, lengths, playing, measures = map(np.concatenate, zip(*rounds, strict=True))
     seeds = [evaluation_episodes(seed, number, 1).seed(0) for number in range(episodes)]
     if not np.isfinite(returns).all():
         number = int(np.argmin(np.isfinite(returns)))
         which = f"evaluation episode {number} of {env.spec.name}, seed {seeds[number]},"
         raise EnvError(f"{which} has return {returns[number]}: check the env for NaN and inf", "nan")
-    means = [_mean([value for value in own if not math.isnan(value)]) for own in np.transpose(measured).tolist()]
+    known = ([value for value in own if not math.isnan(value)] for own in measures[~playing].T.tolist())
+    means = [math.fsum(values) / len(values) if values else math.nan for values in known]
     contexts = tuple(tuple(drawn(context, own).tolist()) for own in seeds) if context.size else ()
-    return Score(tuple(returns), tuple(lengths), cut, dict(zip(env.spec.measures, means, strict=False)), contexts)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
+    measured = {} if playing.all() else dict(zip(env.spec.measures, means, strict=True))
+    return Score(tuple(returns.tolist()), tuple(lengths.tolist()), int(playing.sum()), measured, contexts)
 
 
 def _round(env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: int) -> tuple[NDArray, ...]:
-    """One episode per lane, numbered from start[1] of seed start[0], until the first `wanted` have ended or reach the limit.
+    """One episode per lane, until the first `wanted` have ended or reach the limit.
 
     Returns [B] each: return, length, whether the episode has not ended, and its measures [B, M].
     """
-    lanes, (seed, first) = env.spec.lanes, start
+    lanes = env.spec.lanes
     total, length, playing = np.zeros(lanes), np.zeros(lanes, np.int64), np.ones(lanes, np.bool_)
     measures = np.zeros((lanes, len(env.spec.measures)), np.float32)
-    greedy = _Greedy(actor, lanes, seed)
-    obs = env.reset([evaluation_episodes(seed, first + lane, lanes) for lane in range(lanes)])
-    for _ in range(limit):
-        step = env.step(greedy.act(obs))
+    for step in _greedy_steps(env, actor, start, limit):
         counts = playing & step.valid
         np.add(total, step.reward, out=total, where=counts)
         length += counts
@@ -131,9 +113,26 @@ def _round(env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: i
         playing &= ~over
         if not playing[:wanted].any():
             break
-        greedy.forget(over | ~step.valid)
-        obs = env.autoreset()
     return total, length, playing, measures
+
+
+def _greedy_steps(
+    env: Env, actor: Actor, start: tuple[int, int], limit: int, begun: Callable[[], None] = lambda: None
+) -> Iterator[Step]:
+    """At most `limit` steps of episodes of seed start[0], one per lane, numbered from start[1]; `begun` is called after the
+    reset. The actor's memory of a lane is zero when an episode begins."""
+    lanes, (seed, first) = env.spec.lanes, start
+    rng, state = generator(seed, "greedy"), np.zeros((lanes, actor.state_size), np.float32)
+    obs = env.reset([evaluation_episodes(seed, first + lane, lanes) for lane in range(lanes)])
+    begun()
+    for _ in range(limit):
+        decision = actor.act(obs, rng, state=state, greedy=True)
+        step = env.step(decision.action)
+        yield step
+        over, state = step.terminated | step.truncated | ~step.valid, decision.state
+        if state.size and over.any():
+            state = np.where(over[:, None], np.zeros_like(state), state)
+        obs = env.autoreset()
 
 
 def play(
@@ -141,18 +140,12 @@ def play(
 ) -> Sequence[float]:
     """Rewards of episode (evaluation seed, number) in a one-lane env; an image is shown at its start and after every action."""
     env.set_context(context)
-    seed, number = episode
-    greedy = _Greedy(actor, 1, seed)
-    obs = env.reset([evaluation_episodes(seed, number, 1)])
     rewards: list[float] = []
-    show(env.render())
-    while len(rewards) < limit:
-        step = env.step(greedy.act(obs))
+    for step in _greedy_steps(env, actor, episode, limit, lambda: show(env.render())):
         rewards.append(float(step.reward[0]))
         show(env.render())
         if step.terminated[0] or step.truncated[0]:
             break
-        obs = step.next_obs
     return rewards
 
 

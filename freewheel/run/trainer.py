@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from freewheel.config.resolve import Config
-from freewheel.core import Collector, Env, Episode, GraphedLearner, Learner, RowCounts, Sink, Snapshot, Tick
+from freewheel.core import Collector, Episode, GraphedLearner, Learner, RowCounts, Sink, Snapshot, Tick
 from freewheel.errors import FreewheelError
 from freewheel.learn.spec import Services
 from freewheel.ledger import balance, settle
@@ -112,7 +112,8 @@ class _Trainer:
         self._note(*([planned.worker_config.plan_line()] if planned.worker_config is not None else ()))
         factory = planned.runner_factory
         if planned.worker_config is None and not planned.spec.batched_on_device:
-            factory = replace(factory, make=self._make_interruptible)
+            make, guard = planned.config.env.make, self._stop.guard
+            factory = replace(factory, make=lambda *lanes, **where: WrappedEnv(make(*lanes, **where), guard, guard))
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
         with ExitStack() as stack:
             collector = stack.enter_context(planned.config.collector.build(factory, spec))
@@ -120,10 +121,6 @@ class _Trainer:
             evaluator = stack.enter_context(open_evaluator(planned, factory, collector, spec))
             work = partial(self._loop, collector, evaluator)
             return process.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
-
-    def _make_interruptible(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env:
-        env = self._plan.config.env.make(lanes, processes=processes, fault_tolerant=fault_tolerant)
-        return WrappedEnv(env, self._stop.guard, self._stop.guard)
 
     def _loop(self, collector: Collector, evaluator: Evaluator | None) -> str:
         max_lag, context = self._plan.max_lag, self._options.contexts
@@ -187,23 +184,26 @@ class _Trainer:
         self._final = score
         if self._best is None or score.mean > self._best.mean:
             self._best = score
-            self._save(step, snapshot, best=True)
-
-    def _save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> str:
-        with self._meter.span("save"):
-            return self._directory.save(step, snapshot, best=best)
+            with self._meter.span("save"):
+                self._directory.save(step, snapshot, best=True)
 
     def _finish(self, ended: str, failure: BaseException | None) -> dict[str, Any]:
         """Save the weights, close the accounts and write the summary."""
         totals, signal = self._meter.totals(), self._stop.signal
-        sha256 = self._save(totals["env_steps"], self._learner.snapshot())
+        with self._meter.span("save"):
+            sha256 = self._directory.save(totals["env_steps"], self._learner.snapshot())
         report, rows = dict[str, Any](), RowCounts()
         if self._collector is not None:
             report, rows = dict(self._collector.summary()), settle(self._collector.rows(), self._learner.rows())
+        exit_code = DEGRADED if report.get("workers_lost") else 0
+        if failure is not None:
+            exit_code = failure.exit_code if isinstance(failure, FreewheelError) else 1
+        elif signal is not None:
+            exit_code = 128 + signal
         summary = {
             "run": self._plan.path.name,
             "ended": ended if signal is None else f"{ended} ({signal.name})",
-            "exit_code": self._exit_code(failure, degraded=bool(report.get("workers_lost"))),
+            "exit_code": exit_code,
             "error": None if failure is None else str(failure) or repr(failure),
             **totals,
             "final_eval": None if self._final is None else self._final.mean,
@@ -221,10 +221,3 @@ class _Trainer:
         for sink in self._sinks:
             sink.close(summary)
         return summary
-
-    def _exit_code(self, failure: BaseException | None, *, degraded: bool) -> int:
-        if failure is not None:
-            return failure.exit_code if isinstance(failure, FreewheelError) else 1
-        if self._stop.signal is not None:
-            return 128 + self._stop.signal
-        return DEGRADED if degraded else 0

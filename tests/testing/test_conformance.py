@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -166,18 +167,8 @@ class FirstSeedOnly(Honest):
     """Every episode of a lane has the seed of its first."""
 
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
-        return super().reset([_Stuck(stream.seed(0)) for stream in seeds])
-
-
-@dataclass(frozen=True)
-class _Stuck:
-    only: int
-
-    def number(self, k: int) -> int:
-        return k
-
-    def seed(self, k: int) -> int:
-        return self.only
+        first = [stream.seed(0) for stream in seeds]
+        return super().reset([Mock(seed=lambda k, own=own: own, number=lambda k: k) for own in first])
 
 
 class NeverEnds(Honest):
