@@ -71,9 +71,7 @@ class Registry(Mapping[str, Entry]):
         found = dict(self.ours)
         for entry in self._installed():
             if entry.name in found:
-                raise SetupError(
-                    f"two {self.kind}s have the name '{entry.name}': uninstall one of the packages that define it"
-                )
+                raise SetupError(f"two {self.kind}s have the name '{entry.name}': uninstall one of the packages")
             found[entry.name] = entry
         return found
 

@@ -55,9 +55,7 @@ def findings() -> Iterator[tuple[bool, str, str]]:
         version = _version(name)
         yield version is not None, name, version or f"missing: pip install {name}"
     compiled = importlib.util.find_spec("freewheel.rollout._kernel") is not None
-    hint = (
-        "not compiled, so that steps of single environments cost more: install gcc and Python's headers, then reinstall"
-    )
+    hint = "not compiled, so steps of single environments cost more: install gcc and Python's headers, then reinstall"
     yield True, "kernel", "compiled" if compiled else hint
     yield from _machine()
     for module, purpose in OPTIONAL.items():

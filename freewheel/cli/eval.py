@@ -94,21 +94,20 @@ def _options() -> type[Any]:
 def _run(argv: Sequence[str]) -> int:
     from rich.console import Console
 
-    options = parse(_options(), argv, "eval")
-    console = Console(highlight=False)
+    options, console = parse(_options(), argv, "eval"), Console(highlight=False)
+    run, actor = open_policy(options, console)
     chosen = [protocol for name, protocol in _protocols().items() if getattr(options, name)]
     if chosen:
-        _run_protocol(chosen[0], options, console)
+        _run_protocol(chosen[0], options, run, actor, console)
     else:
-        _score(options, console)
+        _score(options, run, actor, console)
     return 0
 
 
-def _score(options: EvalOptions, console: Console) -> None:
+def _score(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) -> None:
     """Greedy episodes as one line, and what the world family compares them with."""
     from freewheel.envs.family import family_of
 
-    run, actor = open_policy(options, console)
     episodes = options.episodes or EPISODES
     score, name = run.score(actor, episodes, options.seed), run.config.env.id
     console.print(
@@ -122,9 +121,8 @@ def _score(options: EvalOptions, console: Console) -> None:
         compare(run, score.mean, console)
 
 
-def _run_protocol(protocol: EvalProtocol, options: EvalOptions, console: Console) -> None:
+def _run_protocol(protocol: EvalProtocol, options: EvalOptions, run: SavedRun, actor: Actor, console: Console) -> None:
     """The protocol's table, and its result in a file of its name."""
-    run, actor = open_policy(options, console)
     seed = protocol.seed if options.seed is None else options.seed
     data, table = protocol.run(run, actor, options.episodes or protocol.episodes, seed)
     path = run.path / f"{protocol.name}.json"

@@ -51,22 +51,16 @@ def _dispatch(argv: list[str]) -> int:
 def overview() -> str:
     """The text of `freewheel --help`."""
     commands = sorted(COMMANDS.values(), key=lambda command: command.order)
-    names = {command.name: f"{command.name} {command.argument}" for command in commands}
-    width = max(map(len, names.values()))
-    lines = [f"  {names[command.name]:{width}}  {command.summary}" for command in commands]
-    return "\n".join(
-        [
-            "usage: freewheel COMMAND ...",
-            "",
-            "Train reinforcement-learning agents with acting and learning uncoupled.",
-            "",
-            *lines,
-            "",
-            "ENV is a Gymnasium id (CartPole-v1) or package.module:Factory. RUN is a name under runs/ or a path.",
-            "freewheel COMMAND --help lists the options of a command.",
-            "",
-        ]
-    )
+    width = max(len(f"{command.name} {command.argument}") for command in commands)
+    lines = [f"  {f'{command.name} {command.argument}':{width}}  {command.summary}\n" for command in commands]
+    return f"""usage: freewheel COMMAND ...
+
+Train reinforcement-learning agents with acting and learning uncoupled.
+
+{"".join(lines)}
+ENV is a Gymnasium id (CartPole-v1) or package.module:Factory. RUN is a name under runs/ or a path.
+freewheel COMMAND --help lists the options of a command.
+"""
 
 
 def _version() -> int:

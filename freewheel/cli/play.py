@@ -79,10 +79,5 @@ def _animation(frames: list[NDArray], path: Path) -> Path:
 
 
 COMMAND = Command(
-    name="play",
-    argument="RUN",
-    summary="watch it play",
-    options=lambda _: PlayOptions,
-    run=_run,
-    order=2,
+    name="play", argument="RUN", summary="watch it play", options=lambda _: PlayOptions, run=_run, order=2
 )

@@ -107,14 +107,10 @@ def _renamed(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Struct
     if not dataclasses.is_dataclass(kind) or not all("flag" in field.metadata for field in dataclasses.fields(kind)):
         return None
     hints = typing.get_type_hints(kind)
-    fields = [
-        tyro.constructors.StructFieldSpec(
-            field.name,
-            typing.cast(Any, Annotated[hints[field.name], named(field.metadata["flag"], field.metadata["help"])]),
-            field.default,
-        )
-        for field in dataclasses.fields(kind)
-    ]
+    fields = []
+    for field in dataclasses.fields(kind):
+        hint: Any = Annotated[hints[field.name], named(field.metadata["flag"], field.metadata["help"])]
+        fields.append(tyro.constructors.StructFieldSpec(field.name, hint, field.default))
     return tyro.constructors.StructConstructorSpec(typing.cast(type[Any], kind), tuple(fields))
 
 
@@ -161,10 +157,9 @@ def check_names(names: Iterable[str], known: Mapping[str, Any], where: str = "")
     """UsageError about the first name that is no option; `where` names the file it is in, if it is in one."""
     for name in names:
         if name not in known:
-            as_written = str if where else _flag
-            place = f"{name} in {where}" if where else _flag(name)
-            hint = nearest(as_written(name), map(as_written, known), "; see --help")
-            raise UsageError(f"unknown option {place}{hint}")
+            written, place = (str, f" in {where}") if where else (_flag, "")
+            hint = nearest(written(name), map(written, known), "; see --help")
+            raise UsageError(f"unknown option {written(name)}{place}{hint}")
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -193,9 +188,7 @@ def flatten(data: Mapping[str, Any], free: str = "", prefix: str = "") -> dict[s
 
 def tokens(value: Any) -> Tokens:
     """A value as it would be typed on the command line."""
-    if isinstance(value, (list, tuple)):
-        return tuple(str(item) for item in value)
-    return (str(value),)
+    return tuple(map(str, value if isinstance(value, (list, tuple)) else [value]))
 
 
 def merge(layers: Sequence[Layer]) -> tuple[Flags, dict[str, str]]:
@@ -219,7 +212,8 @@ def build(options: type[T], flags: Flags) -> T:
             try:
                 _parse(options, {name: words})
             except SystemExit:
-                raise UsageError(_complaint(name, flags[name], types_of[name])) from None
+                given, wanted = " ".join(flags[name]) or "nothing", _describe(types_of[name])
+                raise UsageError(f"{_flag(name)} must be {wanted}, not {given}") from None
         raise UsageError(f"these options cannot be used together: {' '.join(_argv(normalised))}") from None
 
 
@@ -273,10 +267,6 @@ def _number(word: str) -> float | None:
         return float(word)
     except ValueError:
         return None
-
-
-def _complaint(name: str, values: Tokens, kind: Any) -> str:
-    return f"{_flag(name)} must be {_describe(kind)}, not {' '.join(values) or 'nothing'}"
 
 
 def _describe(kind: Any) -> str:

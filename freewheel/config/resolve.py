@@ -217,14 +217,11 @@ def options_type(argv: Sequence[str]) -> type[Any]:
     name = next((word for word in [named.get("--env", ""), *others] if word and not word.startswith("-")), "")
     family = family_of(name)
     options = _options(algo, mode, family)
-    texts = [one.flags.help for one in WORLDS.values() if one.flags.help]
-    options.__doc__ = " ".join(
-        [
-            "Train an agent on ENV. --env.KEY VALUE is a keyword argument of the environment.",
-            *texts,
-            f"Shown are the options of {algo} in mode {mode} on {family.name} environments;",
-            "name ENV, --algo and --mode beside --help to see those of others.",
-        ]
+    options.__doc__ = (
+        "Train an agent on ENV. --env.KEY VALUE is a keyword argument of the environment. "
+        + "".join(f"{one.flags.help} " for one in WORLDS.values() if one.flags.help)
+        + f"Shown are the options of {algo} in mode {mode} on {family.name} environments; "
+        "name ENV, --algo and --mode beside --help to see those of others."
     )
     return options
 
@@ -241,25 +238,25 @@ def _resolve(given: flags.Layer, *files: flags.Layer, family: WorldFamily | None
     if path := _last(layers, "config"):
         layers.insert(0, _file(Path(path)))
     if name := _last(layers, "preset"):
-        layers.insert(0, flags.Layer(f"preset {name}", _flags(_preset(name), f"preset {name}")))
+        if name not in (known := presets()):
+            raise UsageError(f"unknown preset '{name}'{nearest(name, known)}")
+        layers.insert(0, flags.Layer(f"preset {name}", _flags(known[name], f"preset {name}")))
     algorithm = ALGORITHMS[_last(layers, "algo")]
     family = family or family_of(_last(layers, "env"))
-    for source, usual in (
-        (f"world {family.name}", family.flags.defaults),
-        (f"algorithm {algorithm.name}", algorithm.defaults),
-    ):
+    for kind, chosen, usual in ("world", family, family.flags.defaults), ("algorithm", algorithm, algorithm.defaults):
+        source = f"{kind} {chosen.name}"
         layers.insert(0, flags.Layer(source, _flags(usual, source)))
     mode = MODES[_last(layers, "mode")]
     options = _options(algorithm.name, mode.name, family)
-    known = flags.option_types(options)
+    types = flags.option_types(options)
     merged, sources = flags.merge(layers)
     if not merged.get("env", ("",))[0]:
         raise UsageError("which environment? e.g. freewheel train CartPole-v1")
-    _check_given(given, known, algorithm.name, mode.name, merged["env"][0])
+    _check_given(given, types, algorithm.name, mode.name, merged["env"][0])
     args = {name.removeprefix(FREE): literal(words[0]) for name, words in merged.items() if name.startswith(FREE)}
-    built: Any = flags.build(options, {name: words for name, words in merged.items() if name in known})
+    built: Any = flags.build(options, {name: words for name, words in merged.items() if name in types})
     env = family.build(built.choices.env, args, built.world, built.run.machine.device)
-    kept = {name: source for name, source in sources.items() if name in known or name.startswith(FREE)}
+    kept = {name: source for name, source in sources.items() if name in types or name.startswith(FREE)}
     learner = getattr(built, algorithm.name)
     return Config(algorithm.name, mode.name, env, built.run, learner, built.policy, built.collector, kept)
 
@@ -287,9 +284,8 @@ def _choices() -> type[Any]:
         "preset": f"Named options to start from: {', '.join(presets())}.",
         "config": "A JSON or TOML file with options, for example the config.json of another run.",
     }
-    fields = [
-        (name, Annotated[str, flags.named(description=text)], DEFAULTS.get(name, "")) for name, text in texts.items()
-    ]
+    kinds = {name: Annotated[str, flags.named(description=text)] for name, text in texts.items()}
+    fields = [(name, kind, DEFAULTS.get(name, "")) for name, kind in kinds.items()]
     choices = dataclasses.make_dataclass("Choices", fields, frozen=True)
     choices.__doc__ = "What to run."
     return choices
@@ -320,12 +316,8 @@ def _flags(data: Mapping[str, Any], where: str) -> flags.Flags:
     args = data.get("env_args", {})
     if not isinstance(args, Mapping):
         raise UsageError(f"env_args in {where} must be a table of the environment's arguments, not {args!r}")
-    aliases = _aliases()
-    plain = {
-        aliases.get(flags.canonical(key), key): value
-        for key, value in data.items()
-        if key not in ("sources", "env_args")
-    }
+    aliases, other = _aliases(), data.keys() - {"sources", "env_args"}
+    plain = {aliases.get(flags.canonical(key), key): value for key, value in data.items() if key in other}
     flat = flags.flatten(plain | {f"{FREE}{key}": value for key, value in args.items()}, FREE)
     flags.check_names((name for name in flat if not name.startswith(FREE)), _all_options(), where)
     return {name: _tokens(name, value) for name, value in flat.items()}
@@ -352,10 +344,8 @@ def _tokens(name: str, value: Any) -> flags.Tokens:
     try:
         return (json.dumps(value),)
     except TypeError:
-        what = f"{name.removeprefix(FREE)}={value!r}"
-        raise UsageError(
-            f"the environment's argument {what} cannot be written as JSON; pass a function that makes the environment"
-        ) from None
+        what = f"the environment's argument {name.removeprefix(FREE)}={value!r}"
+        raise UsageError(f"{what} cannot be written as JSON; pass a function that makes the environment") from None
 
 
 def literal(word: str) -> Any:
@@ -364,13 +354,6 @@ def literal(word: str) -> Any:
         return json.loads(word)
     except json.JSONDecodeError:
         return {"True": True, "False": False, "None": None}.get(word, word)
-
-
-def _preset(name: str) -> dict[str, Any]:
-    known = presets()
-    if name not in known:
-        raise UsageError(f"unknown preset '{name}'{nearest(name, known)}")
-    return known[name]
 
 
 def _last(layers: Sequence[flags.Layer], name: str) -> str:

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from freewheel.envs.device import DeviceEnv
 
 ANY, ISAAC = "torch:", "isaaclab:"
-MISSING = (
-    "needs Isaac Lab, which is not installed: pip install isaaclab==3.0.0 under Python 3.12 (see docs/isaaclab.md)"
-)
+MISSING = "needs Isaac Lab, which is not installed: pip install isaaclab==3.0.0 in Python 3.12 (see docs/isaaclab.md)"
 NO_SIM = "runs in Isaac Sim, which is not installed: pip install isaacsim[all], or choose a task with Newton's physics"
 #: What is usual for one simulation of many lanes.
 DEFAULTS: Mapping[str, Any] = {"num_envs": 64, "workers": 1, "device": "auto"}
@@ -118,9 +116,7 @@ class BatchedConfig(Simulator):
 class IsaacConfig(IsaacOptions, Simulator):
     """An Isaac Lab task, imported only when it is built; its lanes are the task's num_envs."""
 
-    task: str = (
-        ""  # registered (Isaac-Ant-Direct), or package.module:Task if that module registers it; ISAAC may precede
-    )
+    task: str = ""  # registered (Isaac-Ant-Direct), or package.module:Task if that module registers it
     _: KW_ONLY
     device: str = "cuda:0"
 
@@ -157,9 +153,8 @@ class IsaacConfig(IsaacOptions, Simulator):
 
             self._start_app()
             if importlib.import_module("isaaclab.sim").SimulationContext.instance() is not None:
-                raise SetupError(
-                    f"{self.name} cannot be made: another Isaac Lab simulation is open in this process; close it first"
-                )
+                other = "another Isaac Lab simulation is open in this process"
+                raise SetupError(f"{self.name} cannot be made: {other}; close it first")
             settings = self._settings(len(lanes))
             self._start_runtime(settings)
             with ExitStack() as undo:
@@ -243,7 +238,7 @@ FAMILY = (
         options=SimulatorOptions,
         build=build,
         flags=FamilyFlags(
-            defaults=DEFAULTS, env_help="torch:ID or torch:package.module:Factory for a simulator of batches of lanes"
+            defaults=DEFAULTS, env_help="torch:ID or torch:package.module:Factory for a batched simulator"
         ),
     ),
     WorldFamily(

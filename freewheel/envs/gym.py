@@ -118,16 +118,13 @@ class GymConfig(GymOptions):
         args = dict(self.args) if render_mode is None else {**self.args, "render_mode": render_mode}
         with self._explaining(f"lane {lane} of {self.name}"):
             factory = self.factory or self._find()
+            limit = self.max_episode_steps
             if factory is None:
-                return gymnasium.make(
-                    self.id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **args
-                )
+                return gymnasium.make(self.id, max_episode_steps=limit, disable_env_checker=True, **args)
             env = factory(**args)
             if is_old(env):
-                return OldGym(env, self.name, self.max_episode_steps)
-            if self.max_episode_steps is None:
-                return env
-            return gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
+                return OldGym(env, self.name, limit)
+            return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
     def _find(self) -> Callable[..., Any] | None:
         """The factory that package.module:Factory names; None for a registered id (module:Id-v0 imports the module first)."""
@@ -137,10 +134,8 @@ class GymConfig(GymOptions):
         try:
             found = importlib.import_module(module)
         except Exception as error:
-            why = f"{type(error).__name__}: {_line(error)}"
-            raise SetupError(
-                f"cannot import '{module}' of '{self.id}' ({why}): install it or set PYTHONPATH"
-            ) from error
+            what = f"'{module}' of '{self.id}' ({type(error).__name__}: {_line(error)})"
+            raise SetupError(f"cannot import {what}: install it or set PYTHONPATH") from error
         if not attribute.isidentifier():
             return None
         factory: Callable[..., Any] | None = getattr(found, attribute, None)
@@ -172,8 +167,7 @@ class GymConfig(GymOptions):
             return None
         with self._explaining(self.name):
             limit = {} if self.max_episode_steps is None else {"max_episode_steps": self.max_episode_steps}
-            args: dict[str, Any] = {**self.args, **limit}
-            return gymnasium.make_vec(spec, lanes, "vector_entry_point", **args)
+            return gymnasium.make_vec(spec, lanes, "vector_entry_point", **{**self.args, **limit})
 
     @contextmanager
     def _explaining(self, who: str) -> Iterator[None]:
@@ -187,9 +181,8 @@ class GymConfig(GymOptions):
             raise
         except (UnregisteredEnv, DeprecatedEnv) as error:
             listing = "; python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
-            raise SetupError(
-                f"unknown environment '{self.id}'{nearest(self.id, gymnasium.registry, listing)}"
-            ) from error
+            hint = nearest(self.id, gymnasium.registry, listing)
+            raise SetupError(f"unknown environment '{self.id}'{hint}") from error
         except DependencyNotInstalled as error:
             raise SetupError(f"{self.name} needs a package that is missing: {_line(error)}") from error
         except ImportError as error:

@@ -74,10 +74,8 @@ class OldGym(gymnasium.Env[Any, Any]):
     def __init__(self, env: Any, name: str, max_episode_steps: int | None = None) -> None:
         missing = [needed for needed in NEEDED if not hasattr(env, needed)]
         if missing:
-            raise SetupError(
-                f"{name} returned {type(env).__name__}: it has to return an environment of Gymnasium or old gym, "
-                f"with the attribute {missing[0]}"
-            )
+            wanted = f"an environment of Gymnasium or old gym, with the attribute {missing[0]}"
+            raise SetupError(f"{name} returned {type(env).__name__}: it has to return {wanted}")
         self._env, self._limit, self._steps = env, max_episode_steps, 0
         self._random, self._takes_seed = GlobalRandoms(), _takes(env.reset, "seed")
         self.metadata = {"render_modes": []}
@@ -110,9 +108,8 @@ class OldGym(gymnasium.Env[Any, Any]):
         """Terminated, truncated."""
         if not (1 <= len(ends) <= 2 and all(isinstance(end, bool | int | np.bool_) for end in ends)):
             kinds = ", ".join(type(end).__name__ for end in ends) or "nothing"
-            raise TypeError(
-                f"step() has {kinds} between reward and info: wrap it to return `terminated` and `truncated`, bools"
-            )
+            wanted = "wrap it to return `terminated` and `truncated`, bools"
+            raise TypeError(f"step() has {kinds} between reward and info: {wanted}")
         if len(ends) == 2:
             return bool(ends[0]), bool(ends[1])
         clock = bool(ends[0]) and bool(info.get("TimeLimit.truncated", False))
@@ -140,9 +137,8 @@ def modern(space: Any, what: str) -> spaces.Space[Any]:
         return spaces.Dict({key: modern(part, what) for key, part in space.spaces.items()})
     if kind == "Tuple":
         return spaces.Tuple([modern(part, what) for part in space.spaces])
-    raise SetupError(
-        f"{what} is a {kind}: use Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple (wrap the env to convert it)"
-    )
+    known = "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
+    raise SetupError(f"{what} is a {kind}: use {known} (wrap the env to convert it)")
 
 
 def _fitted(value: Any, space: spaces.Space[Any]) -> Any:

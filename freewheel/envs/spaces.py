@@ -61,9 +61,9 @@ class Part:
 
         def write(value: Any) -> None:
             # numpy has one object per dtype: comparing identity first avoids the slower check of casting rules.
-            if getattr(value, "shape", None) != shape or (
-                value.dtype is not dtype and not np.can_cast(value.dtype, view.dtype, "same_kind")
-            ):
+            if getattr(value, "shape", None) != shape:
+                raise self._wrong(value, shape)
+            if value.dtype is not dtype and not np.can_cast(value.dtype, view.dtype, "same_kind"):
                 raise self._wrong(value, shape)
             view[...] = value
 
@@ -157,10 +157,8 @@ def _part(path: tuple[Key, ...], space: Space[Any], start: int) -> Part:
         sizes, first, shape = space.nvec.reshape(-1), space.start.reshape(-1), space.nvec.shape
     else:
         where = f" at '{'/'.join(map(str, path))}'" if path else ""
-        raise SetupError(
-            f"observation space {text}{where} is not supported: "
-            "use Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these (wrap the env to convert it)"
-        )
+        known = "Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these"
+        raise SetupError(f"observation space {text}{where} is not supported: use {known} (wrap the env to convert it)")
     component = np.repeat(np.arange(sizes.size), sizes)
     label = np.concatenate([np.arange(low, low + size) for low, size in zip(first, sizes, strict=True)])
     columns = tuple(component.tolist()), tuple(label.tolist())
@@ -185,9 +183,8 @@ def _observations(space: Space[Any], choices: int | None, *, info_mask: bool) ->
     if mask_space is None:
         return Observations((*slices, mask.slice), dtype, tuple(parts), mask)
     if mask_space.shape != (choices,):
-        raise SetupError(
-            f"'{MASK}' has shape {mask_space.shape}, but there are {choices} actions: make it ({choices},)"
-        )
+        wanted = f"there are {choices} actions: make it ({choices},)"
+        raise SetupError(f"'{MASK}' has shape {mask_space.shape}, but {wanted}")
     return Observations((*slices, mask.slice), dtype, (*parts, mask))
 
 

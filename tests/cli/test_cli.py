@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -25,6 +26,7 @@ from freewheel.learn.spec import ALGORITHMS
 from freewheel.policies.spec import PolicyConfig
 
 ROOT = Path(freewheel.__file__).parents[1]
+Capture: TypeAlias = pytest.CaptureFixture[str]
 WORLDS = """
 import gymnasium, numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text
@@ -78,46 +80,40 @@ def shell(*argv: str) -> subprocess.CompletedProcess[str]:
 
 #: How main() reports them; tests/config has all refusals of options.
 USAGE = [
-    (["trian"], "unknown command 'trian'; did you mean 'train'?"),
-    (["train"], "which environment? e.g. freewheel train CartPole-v1"),
-    (["train", "A-v0", "B-v0"], "give one environment, not A-v0 B-v0"),
-    (["train", "CartPole-v1", "--dry-rum"], "unknown option --dry-rum; "),
-    (["train", "CartPole-v1", "--preset", "cartpole", "--minutes", "1"], "ppo.lr_schedule linear needs --steps"),
-    (["train", "CartPole-v1", "--config", "nosuch.json"], "--config nosuch.json: No such file or directory; "),
-    (["eval"], "which run? freewheel eval NAME, a directory under runs/"),
-    (["eval", "nosuch"], "no run 'nosuch' in runs; train one first"),
-    (["eval", "a", "b"], "give one run, not a b"),
-    (["eval", "a", "--episodes", "0"], "--episodes must be positive, not 0"),
-    (["play", "nosuch", "--render", "film"], "--render must be one of auto, human, ansi, gif, none, not film"),
-    (["doctor", "--all"], "freewheel doctor takes no arguments, not --all"),
+    ("trian", "unknown command 'trian'; did you mean 'train'?"),
+    ("train", "which environment? e.g. freewheel train CartPole-v1"),
+    ("train A-v0 B-v0", "give one environment, not A-v0 B-v0"),
+    ("train CartPole-v1 --dry-rum", "unknown option --dry-rum; "),
+    ("train CartPole-v1 --preset cartpole --minutes 1", "ppo.lr_schedule linear needs --steps"),
+    ("train CartPole-v1 --config nosuch.json", "--config nosuch.json: No such file or directory; "),
+    ("eval", "which run? freewheel eval NAME, a directory under runs/"),
+    ("eval nosuch", "no run 'nosuch' in runs; train one first"),
+    ("eval a b", "give one run, not a b"),
+    ("eval a --episodes 0", "--episodes must be positive, not 0"),
+    ("play nosuch --render film", "--render must be one of auto, human, ansi, gif, none, not film"),
+    ("doctor --all", "freewheel doctor takes no arguments, not --all"),
 ]
 SETUP = [
-    (["CartPole-v9"], "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
-    (["NoSuchWorld-v0"], "unknown environment 'NoSuchWorld-v0'; "),
+    ("CartPole-v9", "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
+    ("NoSuchWorld-v0", "unknown environment 'NoSuchWorld-v0'; "),
     (
-        ["needy_world:World"],
+        "needy_world:World",
         "cannot import 'needy_world' of 'needy_world:World' (ModuleNotFoundError: No module named 'no_such_",
     ),
-    (["no_module_here:World"], "cannot import 'no_module_here' of 'no_module_here:World' ("),
-    (["bad_worlds:Word"], "'bad_worlds' has no factory 'Word'; did you mean 'World'?"),
+    ("no_module_here:World", "cannot import 'no_module_here' of 'no_module_here:World' ("),
+    ("bad_worlds:Word", "'bad_worlds' has no factory 'Word'; did you mean 'World'?"),
     (
-        ["bad_worlds:nothing"],
+        "bad_worlds:nothing",
         "bad_worlds:nothing returned NoneType: it has to return an environment of Gymnasium or old gym",
     ),
-    (["bad_worlds:Speaks"], "observation space Text(1, 5, "),
-    (["bad_worlds:Chords"], "action space MultiBinary(3) is not supported: use Box or Discrete"),
-    (["bad_worlds:Nested"], "action space Dict('a': Discrete(2)) is not supported: use Box or Discrete"),
-    (["bad_worlds:Spaceless"], "lane 0 of bad_worlds:Spaceless does not define its spaces"),
-    (["bad_worlds:World", "--env.sise", "3"], "bad_worlds:World does not accept the arguments {'sise': 3}"),
-    (
-        ["CartPole-v1", "--red-agent", "SleepAgent"],
-        "CartPole-v1 does not accept the arguments {'red_agent': 'SleepAgent'}",
-    ),
-    (["bad_worlds:World", "--policy.head", "gaussian"], "policy.head gaussian does not fit the actions of"),
-    (
-        ["bad_worlds:World", "--policy.module", "no_module_here:Net"],
-        "policy.module 'no_module_here:Net' cannot be imported",
-    ),
+    ("bad_worlds:Speaks", "observation space Text(1, 5, "),
+    ("bad_worlds:Chords", "action space MultiBinary(3) is not supported: use Box or Discrete"),
+    ("bad_worlds:Nested", "action space Dict('a': Discrete(2)) is not supported: use Box or Discrete"),
+    ("bad_worlds:Spaceless", "lane 0 of bad_worlds:Spaceless does not define its spaces"),
+    ("bad_worlds:World --env.sise 3", "bad_worlds:World does not accept the arguments {'sise': 3}"),
+    ("CartPole-v1 --red-agent SleepAgent", "CartPole-v1 does not accept the arguments {'red_agent': 'SleepAgent'}"),
+    ("bad_worlds:World --policy.head gaussian", "policy.head gaussian does not fit the actions of"),
+    ("bad_worlds:World --policy.module no_module_here:Net", "policy.module 'no_module_here:Net' cannot be imported"),
 ]
 
 
@@ -128,10 +124,8 @@ def assert_one_line(err: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("argv", "text"), USAGE)
-def test_wrong_usage_is_one_line_and_exit_2(
-    runs: Path, capfd: pytest.CaptureFixture[str], argv: list[str], text: str
-) -> None:
-    assert cli.main(argv) == 2
+def test_wrong_usage_is_one_line_and_exit_2(runs: Path, capfd: Capture, argv: str, text: str) -> None:
+    assert cli.main(argv.split()) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert_one_line(err, text)
@@ -141,23 +135,23 @@ def test_wrong_usage_is_one_line_and_exit_2(
 @pytest.mark.parametrize(("argv", "text"), SETUP)
 @pytest.mark.parametrize("placement", ["inline", "processes"])
 def test_what_cannot_be_trained_here_is_one_line_and_exit_1(
-    runs: Path, capfd: pytest.CaptureFixture[str], argv: list[str], text: str, placement: str
+    runs: Path, capfd: Capture, argv: str, text: str, placement: str
 ) -> None:
-    assert cli.main(["train", *argv, "--placement", placement]) == 1
+    assert cli.main(["train", *argv.split(), "--placement", placement]) == 1
     out, err = capfd.readouterr()
     assert out == ""
     assert_one_line(err, text)
     assert not runs.exists()
 
 
-def test_a_missing_gpu_is_said(runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_said(runs: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli.main(["train", "CartPole-v1", "--device", "cuda"]) == 1
     assert_one_line(capfd.readouterr().err, "--device cuda: torch sees no GPU here; use --device cpu")
     assert not runs.exists()
 
 
-def test_a_place_that_cannot_be_written_is_refused(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_cannot_be_written_is_refused(runs: Path, capfd: Capture) -> None:
     Path("file").write_text("not a directory")
     for folder in ("file", "file/runs"):
         assert cli.main(["train", "CartPole-v1", "--runs-dir", folder]) == 1
@@ -166,15 +160,14 @@ def test_a_place_that_cannot_be_written_is_refused(runs: Path, capfd: pytest.Cap
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_place_is_refused(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_read_only_place_is_refused(runs: Path, capfd: Capture) -> None:
     runs.mkdir(mode=0o500)
     assert cli.main(["train", "CartPole-v1"]) == 1
-    assert_one_line(
-        capfd.readouterr().err, "cannot write runs under runs: runs is not a writable directory; choose another"
-    )
+    told = capfd.readouterr().err
+    assert_one_line(told, "cannot write runs under runs: runs is not a writable directory; choose another")
 
 
-def test_an_existing_run_is_left_alone(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_run_is_left_alone(runs: Path, capfd: Capture) -> None:
     (runs / "mine").mkdir(parents=True)
     (runs / "mine" / "notes").write_text("keep me")
     assert cli.main(["train", "CartPole-v1", "--run", "mine"]) == 1
@@ -198,12 +191,12 @@ def test_the_real_command_says_the_same(runs: Path, argv: list[str], code: int, 
     assert not runs.exists()
 
 
-def help_of(capfd: pytest.CaptureFixture[str], *argv: str) -> str:
+def help_of(capfd: Capture, *argv: str) -> str:
     assert cli.main([*argv, "--help"]) == 0
     return " ".join(capfd.readouterr().out.replace("│", " ").split())
 
 
-def test_help_lists_every_option_of_train_and_every_choice(capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_option_of_train_and_every_choice(capfd: Capture) -> None:
     text = help_of(capfd, "train")
     for prefix, options in {"": RunConfig, "ppo.": PPOConfig, "policy.": PolicyConfig}.items():
         for name in flags.option_types(options, flat=True):
@@ -221,7 +214,7 @@ def test_help_lists_every_option_of_train_and_every_choice(capfd: pytest.Capture
         assert word in text
 
 
-def test_help_is_for_the_environment_algorithm_and_mode_that_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_is_for_the_environment_algorithm_and_mode_that_are_named(capfd: Capture) -> None:
     text = help_of(capfd, "train", "freewheel/RoughDrone-v0", "--algo", "mbpo", "--mode=continuous")
     for name in ("--mbpo.rollout-schedule", "--max-lag", "--clip-actions"):
         assert f" {name} " in text
@@ -231,7 +224,7 @@ def test_help_is_for_the_environment_algorithm_and_mode_that_are_named(capfd: py
 
 @pytest.mark.parametrize(("command", "options"), [("eval", EvalOptions), ("play", PlayOptions)])
 def test_help_lists_every_option_of_a_command(
-    command: str, options: type[EvalOptions | PlayOptions], capfd: pytest.CaptureFixture[str]
+    command: str, options: type[EvalOptions | PlayOptions], capfd: Capture
 ) -> None:
     text = help_of(capfd, command)
     for name in flags.option_types(options):
@@ -245,14 +238,13 @@ def test_help_lists_every_option_of_a_command(
 def test_help_and_plans_do_without_torch(runs: Path, argv: list[str]) -> None:
     code = "import sys; from freewheel.cli.main import main\ntry: main(sys.argv[1:])\nfinally: assert 'torch' not in sys.modules"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    told = subprocess.run(
-        [sys.executable, "-c", code, "train", *argv], env=env, capture_output=True, text=True, timeout=30, check=False
-    )
+    command = [sys.executable, "-c", code, "train", *argv]
+    told = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout
 
 
-def test_the_overview_names_every_command_and_is_light(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_overview_names_every_command_and_is_light(capfd: Capture) -> None:
     for argv in ([], ["--help"], ["-h"], ["help"]):
         assert cli.main(argv) == 0
         text = capfd.readouterr().out
@@ -266,19 +258,17 @@ def test_the_overview_names_every_command_and_is_light(capfd: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("flag", ["--env.some-key", "--env.some_key"])
-def test_dashes_in_an_argument_of_the_environment_are_underscores(
-    flag: str, runs: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_dashes_in_an_argument_of_the_environment_are_underscores(flag: str, runs: Path, capfd: Capture) -> None:
     assert cli.main(["train", "bad_worlds:World", flag, "7", "--steps", "64", "--run", "it", "--evals", "0"]) == 0
     assert json.loads((runs / "it" / "config.json").read_text())["env_args"] == {"some_key": 7}
 
 
-def test_the_version_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_told(capfd: Capture) -> None:
     assert cli.main(["--version"]) == 0
     assert capfd.readouterr().out.startswith("freewheel ")
 
 
-def test_the_resolved_options_are_printed_and_can_be_used(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_resolved_options_are_printed_and_can_be_used(runs: Path, capfd: Capture) -> None:
     argv = ["train", "CartPole-v1", "--ppo.lr", "0.5", "--env.gravity", "9", "--print_config"]
     assert cli.main(argv) == 0
     printed = capfd.readouterr().out
@@ -290,7 +280,7 @@ def test_the_resolved_options_are_printed_and_can_be_used(runs: Path, capfd: pyt
     assert not runs.exists()
 
 
-def test_a_dry_run_shows_the_plan_and_starts_nothing(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_the_plan_and_starts_nothing(runs: Path, capfd: Capture) -> None:
     assert cli.main(["train", "bad_worlds:World", "--dry_run", "--steps", "1e6"]) == 0
     out, err = capfd.readouterr()
     assert out.splitlines()[0] == "world    bad_worlds:World: 2 observation columns (obs), 2 actions to choose from"
@@ -299,7 +289,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(runs: Path, capfd: pytest.C
     assert not runs.exists()
 
 
-def test_the_example_of_the_front_page_runs(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_front_page_runs(runs: Path, capfd: Capture) -> None:
     """The flags of the README, fewer steps."""
     argv = ["--algo", "ppo", "--mode", "lockstep", "--num_envs", "8", "--steps", "512", "--seed", "1", "--run", "first"]
     assert cli.main(["train", "CartPole-v1", *argv, "--eval-episodes", "2"]) == 0

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import os
+import platform
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
+import psutil
 import pytest
 
 import freewheel
 from freewheel.cli import doctor
 from freewheel.cli import main as cli
 from freewheel.run.trainer import Result
+from tests.support.places import ROOT
+
+Capture: TypeAlias = pytest.CaptureFixture[str]
 
 
 def trained(runs: Path, env: str, **options: Any) -> Result:
@@ -30,7 +39,7 @@ def no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_eval_tells_the_score_of_the_best_weights(cartpole: Result, capfd: pytest.CaptureFixture[str]) -> None:
+def test_eval_tells_the_score_of_the_best_weights(cartpole: Result, capfd: Capture) -> None:
     assert cli.main(["eval", str(cartpole.path), "--episodes", "4"]) == 0
     out, err = capfd.readouterr()
     line = r"CartPole-v1: mean (\S+) ± \S+ over 4 greedy episodes \(min (\S+), max (\S+), length (\d+)\)\n"
@@ -43,22 +52,21 @@ def test_eval_tells_the_score_of_the_best_weights(cartpole: Result, capfd: pytes
     assert err == ""
 
 
-def test_eval_finds_a_run_by_name(cartpole: Result, capfd: pytest.CaptureFixture[str]) -> None:
+def test_eval_finds_a_run_by_name(cartpole: Result, capfd: Capture) -> None:
     argv = ["eval", "--runs_dir", str(cartpole.path.parent), "--which=latest", "--seed", "3", "it"]
     assert cli.main(argv) == 0
     assert "over 20 greedy episodes" in capfd.readouterr().out
 
 
-def test_play_without_pictures_tells_the_score(cartpole: Result, capfd: pytest.CaptureFixture[str]) -> None:
+def test_play_without_pictures_tells_the_score(cartpole: Result, capfd: Capture) -> None:
     assert cli.main(["play", str(cartpole.path), "--render", "none", "--episodes", "2"]) == 0
-    assert re.fullmatch(
-        r"episode 1: return \S+ in \d+ steps\nepisode 2: return \S+ in \d+ steps\n", capfd.readouterr().out
-    )
+    line = r"episode {}: return \S+ in \d+ steps\n"
+    assert re.fullmatch(line.format(1) + line.format(2), capfd.readouterr().out)
     assert not (cartpole.path / "play").exists()
 
 
 @pytest.mark.parametrize("render", ["gif", "auto"])
-def test_play_draws_an_animated_picture(cartpole: Result, capfd: pytest.CaptureFixture[str], render: str) -> None:
+def test_play_draws_an_animated_picture(cartpole: Result, capfd: Capture, render: str) -> None:
     from PIL import Image, ImageSequence
 
     assert cli.main(["play", str(cartpole.path), "--render", render, "--seed", "1000"]) == 0
@@ -71,7 +79,7 @@ def test_play_draws_an_animated_picture(cartpole: Result, capfd: pytest.CaptureF
     assert len(set(frames)) > 1
 
 
-def test_play_prints_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_play_prints_text(tmp_path: Path, capfd: Capture) -> None:
     done = trained(tmp_path, "FrozenLake-v1", max_episode_steps=5)
     for render in ("ansi", "auto"):
         assert cli.main(["play", str(done.path), "--render", render]) == 0
@@ -82,18 +90,18 @@ def test_play_prints_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert not (done.path / "play").exists()
 
 
-def test_play_says_what_a_world_can_show(cartpole: Result, capfd: pytest.CaptureFixture[str]) -> None:
+def test_play_says_what_a_world_can_show(cartpole: Result, capfd: Capture) -> None:
     assert cli.main(["play", str(cartpole.path), "--render", "ansi"]) == 1
     assert capfd.readouterr().err == "freewheel: CartPole-v1 cannot render ansi; it offers human, rgb_array\n"
 
 
-def test_play_of_a_world_without_pictures(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_play_of_a_world_without_pictures(tmp_path: Path, capfd: Capture) -> None:
     done = trained(tmp_path, "freewheel.testing.worlds:Identity")
     assert cli.main(["play", str(done.path)]) == 0
     assert re.fullmatch(r"episode 1: return \S+ in 16 steps\n", capfd.readouterr().out)
 
 
-def test_a_batched_simulator_scores_again_and_plays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_batched_simulator_scores_again_and_plays(tmp_path: Path, capfd: Capture) -> None:
     options = {"num_steps_per_env": 8, "steps": 16, "eval_max_steps": 20, "policy.hidden": [4], "device": "auto"}
     result = trained(tmp_path, "freewheel/RoughDrone-v0", mode="lockstep", **options)
     assert cli.main(["eval", str(result.path), "--episodes", "4"]) == 0
@@ -104,7 +112,7 @@ def test_a_batched_simulator_scores_again_and_plays(tmp_path: Path, capfd: pytes
     assert "freewheel/RoughDrone-v0 cannot render ansi; it offers nothing" in capfd.readouterr().err
 
 
-def test_a_missing_checkpoint_is_passed_over_aloud(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_checkpoint_is_passed_over_aloud(tmp_path: Path, capfd: Capture) -> None:
     done = trained(tmp_path, "freewheel.testing.worlds:Identity", evals=0)
     for argv in (["eval", str(done.path)], ["play", str(done.path), "--render", "none"]):
         assert cli.main(argv) == 0
@@ -113,38 +121,83 @@ def test_a_missing_checkpoint_is_passed_over_aloud(tmp_path: Path, capfd: pytest
         assert "\nwarning: using step 64 instead of 'best'\n" in out
 
 
-def test_a_run_of_a_script_asks_for_a_module(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_a_script_asks_for_a_module(tmp_path: Path, capfd: Capture) -> None:
     done = trained(tmp_path, "freewheel.testing.worlds:Identity")
     config = done.path / "config.json"
     config.write_text(config.read_text().replace("freewheel.testing.worlds:Identity", "__main__:Identity"))
     assert cli.main(["eval", str(done.path)]) == 1
-    err = capfd.readouterr().err
-    assert err.startswith(
-        "freewheel: __main__:Identity was defined in a script and cannot be imported; move it to a module"
-    )
+    err, told = capfd.readouterr().err, "__main__:Identity was defined in a script and cannot be imported"
+    assert err.startswith(f"freewheel: {told}; move it to a module")
     assert err.count("\n") == 1
 
 
-def test_doctor_prints_a_table(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    findings = [(True, "alpha", "1.2.3"), (True, "beta", "not installed; pip install 'beta[all]'")]
-    monkeypatch.setattr(doctor, "findings", lambda: iter(findings))
-    assert cli.main(["doctor"]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert [line.split() for line in lines] == [["ok", what, *how.split()] for _, what, how in findings]
+@pytest.mark.parametrize(("good", "code"), [(True, 0), (False, 1)])
+def test_doctor_prints_a_table(capfd: Capture, monkeypatch: pytest.MonkeyPatch, good: bool, code: int) -> None:
+    found = [(True, "alpha", "1.2.3"), (good, "beta", "missing; pip install 'beta[all]'")]
+    monkeypatch.setattr(doctor, "findings", lambda: iter(found))
+    assert cli.main(["doctor"]) == code
+    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert lines == [["ok" if well else "!!", what, *how.split()] for well, what, how in found]
 
 
-def test_doctor_tells_of_the_whole_machine(capfd: pytest.CaptureFixture[str]) -> None:
+def test_doctor_tells_of_the_whole_machine(capfd: Capture) -> None:
     assert cli.main(["doctor"]) in (0, 1)  # 1: this machine lacks something
     told = [line.split()[1] for line in capfd.readouterr().out.splitlines() if line.split()[0] in ("ok", "!!")]
     assert told == [what for _, what, _ in doctor.findings()]
     assert {"python", "freewheel", "torch", "gymnasium", "cores", "memory", "gpu"} <= set(told)
 
 
-def test_doctor_fails_where_something_needed_is_missing(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        doctor, "findings", lambda: iter([(True, "alpha", "1"), (False, "beta", "missing: pip install beta")])
-    )
-    assert cli.main(["doctor"]) == 1
-    assert "!!  beta   missing: pip install beta" in capfd.readouterr().out
+def findings() -> dict[str, tuple[bool, str]]:
+    return {what: (well, how) for well, what, how in doctor.findings()}
+
+
+def test_every_package_is_told_with_its_version() -> None:
+    found = findings()
+    assert found["python"] == (True, f"{platform.python_version()} on {platform.system()} {platform.release()}")
+    for name in doctor.REQUIRED:
+        assert found[name] == (True, importlib.metadata.version(name))
+
+
+def test_the_required_are_those_of_the_project() -> None:
+    """typing-extensions comes with torch and is not worth a line."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert block
+    assert {*re.findall(r'"([\w-]+)', block[1])} - {"typing-extensions"} == {*doctor.REQUIRED}
+
+
+def test_the_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=3 * 2**30, total=16 * 2**30))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    found = findings()
+    assert found["cores"][1].startswith("3 usable of 8")
+    assert found["memory"] == (True, "3.0 GB free of 16.0 GB")
+    assert found["gpu"][0]
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**29, total=16 * 2**30))
+    assert findings()["memory"] == (False, "512 MB free of 16.0 GB")
+
+
+def test_what_is_missing_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+
+    def without(name: str) -> str:
+        if name == "tyro":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = findings()
+    assert found["tyro"] == (False, "missing: pip install tyro")
+    assert found["gpu"] == (True, "unknown (torch is missing)")
+    for name, purpose in doctor.OPTIONAL.items():
+        assert found[name] == (True, f"not installed; for {purpose}")
+
+
+@pytest.mark.parametrize(("text", "told"), [("max 9\n", ""), ("15 10\n", ", limited to 1.5 by the container")])
+def test_a_containers_limit_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, told: str) -> None:
+    limit = tmp_path / "cpu.max"
+    limit.write_text(text)
+    monkeypatch.setattr(doctor, "CPU_LIMIT", limit)
+    assert findings()["cores"][1].endswith(f"of {os.cpu_count()}{told}")

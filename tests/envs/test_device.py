@@ -20,6 +20,7 @@ from tests.support.isaac_like import IsaacLike, Traps, start
 LANES, STEPS, SEED = 4, 300, 5
 SEEDS = [training_episodes(SEED, lane) for lane in range(LANES)]
 WORLD_SEED = SEEDS[0].seed(0)
+WAITS = ("item", "nonzero", "tolist", "cpu", "numpy")  # methods of a tensor that wait for the device
 
 
 @dataclass
@@ -58,19 +59,16 @@ def played(world: IsaacLike, steps: int = STEPS, bounds: float | None = None) ->
 def closed_form(steps: int = STEPS, *, has_final_obs: bool = True, shortest: int = 3) -> Story:
     """What the rows are, worked out for each lane and row alone. Columns of the policy, then those of the critic."""
     blank = (steps, LANES)
-    story = Story(
-        np.zeros((*blank, 5)), np.zeros(blank), np.zeros(blank, bool), np.zeros(blank, bool), np.zeros((*blank, 5)),
-        np.zeros((*blank, 2)),
-    )  # fmt: skip
+    obs, next_obs, measures = (np.zeros((*blank, columns)) for columns in (5, 5, 2))
+    story = Story(obs, np.zeros(blank), np.zeros(blank, bool), np.zeros(blank, bool), next_obs, measures)
     for row, lane in np.ndindex(*blank):
         episode, t = divmod(row, shortest + lane)
         grown = [sum(push(before, lane) for before in range(row - t, stop)) for stop in (row, row + 1)]
         x, after = (start(WORLD_SEED, lane, episode) + distance for distance in grown)
         over = t + 1 == shortest + lane
         story.obs[row, lane] = (x, t, x, t, episode)
-        story.next_obs[row, lane] = (
-            (after, t + 1, after, t + 1, episode) if has_final_obs or not over else story.obs[row, lane]
-        )
+        shown = has_final_obs or not over
+        story.next_obs[row, lane] = (after, t + 1, after, t + 1, episode) if shown else story.obs[row, lane]
         story.reward[row, lane] = after / 2
         story.terminated[row, lane], story.truncated[row, lane] = over and episode % 2 == 1, over and episode % 2 == 0
         story.measures[row, lane] = (after, t + 1)
@@ -184,19 +182,7 @@ def test_a_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         env.reset(SEEDS)
         actions = [action_at(row) for row in range(20)]
         with monkeypatch.context() as patch:
-            waits = (
-                "__bool__",
-                "__float__",
-                "__int__",
-                "__index__",
-                "__contains__",
-                "item",
-                "nonzero",
-                "tolist",
-                "cpu",
-                "numpy",
-            )
-            for name in waits:
+            for name in (*(f"__{kind}__" for kind in ("bool", "float", "int", "index", "contains")), *WAITS):
                 patch.setattr(torch.Tensor, name, refuse)
             for name in ("nonzero", "masked_select", "unique", "equal"):
                 patch.setattr(torch, name, refuse)
@@ -227,10 +213,7 @@ def test_spec_says_what_the_world_is() -> None:
     assert spec.slices == (Slice("policy", 0, 2, (2,)), Slice("critic", 2, 5, (3,)))
     assert spec.action == ActionSpec("box", 1, (-np.inf,), (np.inf,))
     assert spec.measures == ("position", "steps")
-    assert spec.device == "cpu"
-    assert spec.one_per_process
-    assert spec.batched_on_device
-    assert spec.has_final_obs
+    assert (spec.device, spec.one_per_process, spec.batched_on_device, spec.has_final_obs) == ("cpu", True, True, True)
 
 
 def test_nested_groups_become_columns_and_actor_means_policy() -> None:

@@ -27,18 +27,8 @@ Faults = Mapping[tuple[int, int], str]
 
 CAUSES = {
     "raise": "env_error",
-    "shape": "shape",
-    "none": "shape",
-    "tuple": "shape",
-    "no count": "shape",
-    "no reward": "shape",
-    "nan": "nan",
-    "inf": "nan",
-    "-inf": "nan",
-    "nan reward": "nan",
-    "inf reward": "nan",
-    "nan and nan reward": "nan",
-    "nan and no reward": "shape",
+    **dict.fromkeys(("shape", "none", "tuple", "no count", "no reward", "nan and no reward"), "shape"),
+    **dict.fromkeys(("nan", "inf", "-inf", "nan reward", "inf reward", "nan and nan reward"), "nan"),
 }
 OF_OBSERVATIONS = ("raise", "shape", "none", "nan", "inf", "-inf")
 
@@ -141,9 +131,8 @@ def test_worlds_conform(name: str) -> None:
 
 
 def test_without_failures_it_says_what_any_loop_says() -> None:
-    assert [row.of([0, 1, 2]) for row in play(world({}), 30)] == [
-        row.of([0, 1, 2]) for row in play(world({}, fault_tolerant=False), 30)
-    ]
+    ours, plain = (play(world({}, fault_tolerant=tolerant), 30) for tolerant in (True, False))
+    assert [row.of([0, 1, 2]) for row in ours] == [row.of([0, 1, 2]) for row in plain]
 
 
 @pytest.mark.parametrize("fault", CAUSES)
@@ -214,9 +203,7 @@ def test_several_failures_are_told_in_the_order_they_happened() -> None:
 
 
 @pytest.mark.parametrize("fault", ["raise", "shape", "nan", "inf reward"])
-@pytest.mark.parametrize(
-    "where", [{(1, 3)}, {(0, 0)}, {(1, 0)}, {(k, 0) for k in range(3)}, {(k, 2) for k in range(9)}]
-)
+@pytest.mark.parametrize("where", [{(1, 3)}, {(0, 0)}, {(1, 0)}, {(0, 0), (1, 0), (2, 0)}, {(k, 2) for k in range(9)}])
 def test_neighbours_do_not_notice(fault: str, where: set[tuple[int, int]]) -> None:
     well, ill = play(world({}), 40), play(world(dict.fromkeys(where, fault)), 40)
     neighbours = [lane for lane in range(3) if lane != SICK]
@@ -276,11 +263,8 @@ def test_a_lane_is_given_up_at_its_third_failure_with_few_good_steps_between(fau
 def test_failures_in_resets_count_like_any(good: int, given_up: bool) -> None:
     every_other = {(k, 0): "raise" for k in range(1, 12, 2)}  # an episode of `good` steps between two of them
     rows = play(world(every_other, length=good), 5 * good)
-    assert (
-        [cause for _, _, cause, _ in told(rows)] == ["env_error"] * 3 + ["quarantine"]
-        if given_up
-        else ["env_error"] * 5
-    )
+    expected = ["env_error"] * 3 + ["quarantine"] if given_up else ["env_error"] * 4
+    assert [cause for _, _, cause, _ in told(rows)] == expected
     assert rows[-1].valid == [True, not given_up, True]
 
 
@@ -292,10 +276,8 @@ def test_good_steps_wipe_the_slate() -> None:
     assert rows[-1].valid == [True] * 3
     rows = play(world({**faults, (11, 1): "raise"}, length=99), 40)
     assert [cause for _, _, cause, _ in told(rows)] == ["env_error"] * 12 + ["quarantine"]
-    assert (
-        f"given up after {TRUSTED_FAILURES} failures in a row"
-        in next(row for row in rows if row.failures[1:]).failures[1].report
-    )
+    last = next(row for row in rows if row.failures[1:]).failures[1]
+    assert f"given up after {TRUSTED_FAILURES} failures in a row" in last.report
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -321,9 +303,8 @@ def test_a_lane_that_was_given_up_is_never_called_again(step: int) -> None:
 
 def alone(faults: Faults) -> tuple[Env, Any]:
     by_seed = {(STREAMS[SICK].seed(k), step): fault for (k, step), fault in faults.items()}
-    return GymConfig("Ill", factory=lambda: Ill(by_seed)).make(LANES[SICK : SICK + 1], fault_tolerant=True), STREAMS[
-        SICK
-    ]
+    env = GymConfig("Ill", factory=lambda: Ill(by_seed)).make(LANES[SICK : SICK + 1], fault_tolerant=True)
+    return env, STREAMS[SICK]
 
 
 def raising(env: Env, stream: Any) -> str:
@@ -358,10 +339,8 @@ def raising(env: Env, stream: Any) -> str:
 def test_no_lane_left_is_the_end(faults: Faults, place: str) -> None:
     seed = STREAMS[SICK].seed(int(place.split()[1].rstrip(",")))
     last = f"lane 5 of Ill raised ValueError: boom ({place.format(seed)})"
-    given_up = (
-        f"no lane of Ill is left: lane 5 of Ill was given up after 3 failures in a row; the last: {last}\nTraceback"
-    )
-    assert raising(*alone(faults)).startswith(given_up)
+    given_up = "lane 5 of Ill was given up after 3 failures in a row"
+    assert raising(*alone(faults)).startswith(f"no lane of Ill is left: {given_up}; the last: {last}\nTraceback")
 
 
 def test_the_end_comes_with_the_last_of_several_lanes() -> None:
@@ -370,10 +349,7 @@ def test_the_end_comes_with_the_last_of_several_lanes() -> None:
     env = GymConfig("Ill", factory=lambda: Ill(faults)).make(LANES, fault_tolerant=True)
     rows = play(env, ENDS + 2)
     assert [row.valid for row in rows] == [[False, False, t < ENDS] for t in range(ENDS + 2)]
-    assert [(lane, cause) for _, lane, cause, _ in told(rows) if cause == "quarantine"] == [
-        (0, "quarantine"),
-        (1, "quarantine"),
-    ]
+    assert [lane for _, lane, cause, _ in told(rows) if cause == "quarantine"] == [0, 1]
     with pytest.raises(EnvError, match=r"^no lane of Ill is left: lane 6 of Ill was given up after 3") as caught:
         Row(env, np.zeros(3, np.int64))
     assert caught.value.cause == "quarantine"
@@ -400,8 +376,8 @@ def expected(stream: Any, steps: int, rate: float) -> list[tuple[int, str]]:
     return told
 
 
-@pytest.mark.parametrize(("rate", "given_up"), [(0.01, 0), (0.05, 0)])
-def test_a_world_that_raises_now_and_then_loses_just_these_rows(rate: float, given_up: int) -> None:
+@pytest.mark.parametrize("rate", [0.01, 0.05])
+def test_a_world_that_raises_now_and_then_loses_just_these_rows(rate: float) -> None:
     env = GymConfig("freewheel.testing.worlds:Raises", {"rate": rate, "length": 50}).make(LANES, fault_tolerant=True)
     rows = play(env, 1500)
     for lane, stream in enumerate(STREAMS):
@@ -410,4 +386,4 @@ def test_a_world_that_raises_now_and_then_loses_just_these_rows(rate: float, giv
         last, cause = failures[-1]
         gaps = {t for t, _ in failures} | set(range(last, 1500) if cause == "quarantine" else ())
         assert {t for t, row in enumerate(rows) if not row.valid[lane]} == gaps
-    assert [cause for _, _, cause, _ in told(rows)].count("quarantine") == given_up
+    assert "quarantine" not in [cause for _, _, cause, _ in told(rows)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from freewheel.core import Env, NDArray, Slice, Step
@@ -84,11 +84,8 @@ def test_one_lane_ends_while_another_goes_on() -> None:
     for _ in range(3):
         step, obs = turn(env)
         rows.append((step.next_obs[:, 1].tolist(), obs[:, 1].tolist(), step.terminated.tolist()))
-    assert rows == [
-        ([1, 1], [0, 1], [True, False]),
-        ([1, 2], [0, 2], [True, False]),
-        ([1, 3], [0, 0], [True, True]),
-    ]
+    first, second = ([1, 1], [0, 1], [True, False]), ([1, 2], [0, 2], [True, False])
+    assert rows == [first, second, ([1, 3], [0, 0], [True, True])]
 
 
 def test_a_time_limit_truncates_and_none_keeps_the_ids_own() -> None:
@@ -190,9 +187,8 @@ class Masked(Counter):
         super().__init__(length=3)
         self.where, self.forget_at = where, forget_at
         if where == "obs":
-            self.observation_space: gymnasium.Space[Any] = Dict(
-                action_mask=Box(0, 1, (2,), np.int8), count=Box(0, 1000, (2,), np.float32)
-            )
+            mask, count = Box(0, 1, (2,), np.int8), Box(0, 1000, (2,), np.float32)
+            self.observation_space: gymnasium.Space[Any] = Dict(action_mask=mask, count=count)
 
     def told(self, observation: NDArray, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         mask = np.array([self.count % 2 == 0, self.count % 2 == 1], np.int8)
@@ -264,10 +260,8 @@ def test_an_env_that_raises_is_named_with_its_traceback() -> None:
 def test_an_env_that_raises_in_reset_is_named() -> None:
     seed = training_episodes(0, 3).seed(0)
     report = failure(failing("Raises", {"at": 0, "only_seed": seed}))
-    assert (
-        report[0]
-        == f"lane 3 of freewheel.testing.worlds:Raises raised ValueError: boom (episode 0, seed {seed}, in reset)"
-    )
+    where = f"(episode 0, seed {seed}, in reset)"
+    assert report[0] == f"lane 3 of freewheel.testing.worlds:Raises raised ValueError: boom {where}"
 
 
 def test_a_loop_can_be_used_again_after_a_failure() -> None:
@@ -292,19 +286,16 @@ def test_numbers_that_are_not_finite_pass_through() -> None:
     assert np.isnan(env.step(np.ones(3, np.int64)).next_obs).all()
 
 
+SEEN = np.zeros(2, np.float32)
+
+
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (
-            (np.zeros(2, np.float32), 1.0, True, {}),
-            "a wrong answer in step(): not enough values to unpack (expected 5, got 4)",
-        ),
-        ((np.zeros(2, np.float32), None, False, False, {}), "a wrong answer in step(): float() argument must be"),
-        (
-            (None, 1.0, False, False, {}),
-            "a wrong observation in step(): obs: expected an array of shape (2,), got None",
-        ),
-        ((np.zeros(2, np.float32), 1.0, True, False, {}), "a wrong answer in step(): no 'score' in info"),
+        ((SEEN, 1.0, True, {}), "answer in step(): not enough values to unpack (expected 5, got 4)"),
+        ((SEEN, None, False, False, {}), "answer in step(): float() argument must be"),
+        ((None, 1.0, False, False, {}), "observation in step(): obs: expected an array of shape (2,), got None"),
+        ((SEEN, 1.0, True, False, {}), "answer in step(): no 'score' in info"),
     ],
 )
 def test_an_answer_that_breaks_the_api_is_named(answer: Any, text: str) -> None:
@@ -316,7 +307,7 @@ def test_an_answer_that_breaks_the_api_is_named(answer: Any, text: str) -> None:
     env.reset(streams(range(1)))
     with pytest.raises(EnvError) as caught:
         env.step(zeros(env))
-    assert caught.value.report.startswith(f"lane 0 of Odd gave {text}")
+    assert caught.value.report.startswith(f"lane 0 of Odd gave a wrong {text}")
     assert caught.value.cause == "shape"
 
 
@@ -343,43 +334,39 @@ MISSING = gymnasium.error.DependencyNotInstalled('Box2D is not installed, run `p
 LISTING = "python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
 
 
+TOYS = "freewheel.testing.worlds"
+BOX = ModuleNotFoundError("No module named 'box'", name="box")
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [
         (GymConfig("CartPol-v1"), "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         (GymConfig("CartPole-v9"), "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
+        (
+            GymConfig("Taxi-v3"),
+            "unknown environment 'Taxi-v3'; did you mean 'Taxi-v4'",
+        ),  # outdated: no warning beside it
         (GymConfig("qqqqqqqq"), f"unknown environment 'qqqqqqqq'; {LISTING}"),
         (GymConfig("not an id!"), "cannot make 'not an id!': Malformed environment ID: not an id!."),
-        (
-            GymConfig("nowhere.at.all:Env"),
-            "cannot import 'nowhere.at.all' of 'nowhere.at.all:Env' (ModuleNotFoundError: No module named 'nowhere'): install",
-        ),
+        (GymConfig("no.way:Env"), "cannot import 'no.way' of 'no.way:Env' (ModuleNotFoundError: No module named 'no')"),
         (GymConfig("nowhere:Env-v0"), "cannot import 'nowhere' of 'nowhere:Env-v0' (ModuleNotFoundError: No module"),
+        (GymConfig(f"{TOYS}:Countr"), f"'{TOYS}' has no factory 'Countr'; did you mean 'Counter'?"),
+        (GymConfig(f"{TOYS}:zzzzzz"), f"'{TOYS}' has no factory 'zzzzzz'"),
         (
-            GymConfig("freewheel.testing.worlds:Countr"),
-            "'freewheel.testing.worlds' has no factory 'Countr'; did you mean 'Counter'?",
-        ),
-        (GymConfig("freewheel.testing.worlds:zzzzzz"), "'freewheel.testing.worlds' has no factory 'zzzzzz'"),
-        (
-            GymConfig("CartPole-v1", {"nonsense": 1}),
-            "CartPole-v1 does not accept the arguments {'nonsense': 1}: CartPoleEnv.__init__() got",
+            GymConfig("CartPole-v1", {"odd": 1}),
+            "CartPole-v1 does not accept the arguments {'odd': 1}: CartPoleEnv.__init",
         ),
         (
-            GymConfig("freewheel.testing.worlds:Counter", {"nonsense": 1}),
-            "freewheel.testing.worlds:Counter does not accept the arguments {'nonsense': 1}: Counter.__init__() got an",
+            GymConfig(f"{TOYS}:Counter", {"odd": 1}),
+            f"{TOYS}:Counter does not accept the arguments {{'odd': 1}}: Counter.",
         ),
-        (
-            GymConfig("X", factory=Broken),
-            "X does not accept the arguments {}: Broken.__init__() missing 1 required positional argument",
-        ),
+        (GymConfig("X", factory=Broken), "X does not accept the arguments {}: Broken.__init__() missing 1 required"),
         (GymConfig("X", {"error": MISSING}, factory=Broken), f"X needs a package that is missing: {MISSING}"),
-        (
-            GymConfig("X", {"error": ModuleNotFoundError("No module named 'box'", name="box")}, factory=Broken),
-            "X cannot be imported (No module named 'box'): pip install box",
-        ),
+        (GymConfig("X", {"error": BOX}, factory=Broken), f"X cannot be imported ({BOX}): pip install box"),
         (
             GymConfig("X", {"n": 2}, factory=lambda n: n),
-            "X returned int: it has to return an environment of Gymnasium or old gym",
+            "X returned int: it has to return an environment of Gymnasium or",
         ),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -403,12 +390,6 @@ def test_a_constructor_that_raises_is_quoted(error: Exception) -> None:
     assert lines[-1] == f"{kind}: no licence"
 
 
-def test_an_unsupported_action_space_is_refused() -> None:
-    with pytest.raises(SetupError) as caught:
-        GymLoop([Recorder(MultiDiscrete([3, 2]))], "Recorder", range(1))
-    assert str(caught.value).startswith("action space MultiDiscrete([3 2]) is not supported: use Box or Discrete")
-
-
 def test_envs_made_before_a_failure_are_closed() -> None:
     closed = []
 
@@ -430,11 +411,6 @@ def test_envs_made_before_a_failure_are_closed() -> None:
     assert sorted(closed) == [1, 2]
 
 
-def test_an_outdated_id_is_one_error_and_no_warning_beside_it() -> None:
-    with pytest.raises(SetupError, match="unknown environment 'Taxi-v3'; did you mean 'Taxi-v4'"):
-        GymConfig("Taxi-v3").make(range(1))
-
-
 def test_a_warning_on_the_way_to_an_env_is_passed_on() -> None:
     def warns() -> Counter:
         warnings.warn("old", DeprecationWarning, stacklevel=1)
@@ -444,12 +420,10 @@ def test_a_warning_on_the_way_to_an_env_is_passed_on() -> None:
         GymConfig("Warns", factory=warns).make(range(1)).close()
 
 
-@pytest.mark.parametrize(
-    "build", [GymConfig, partial(GymConfig, "X", max_episode_steps=0), partial(Timeouts, step=0.0)], ids=str
-)
-def test_nonsense_is_refused_before_anything_starts(build: Callable[[], Any]) -> None:
-    with pytest.raises(UsageError):
-        build()
+def test_nonsense_is_refused_before_anything_starts() -> None:
+    for build in (GymConfig, partial(GymConfig, "X", max_episode_steps=0), partial(Timeouts, step=0.0)):
+        with pytest.raises(UsageError):
+            build()
 
 
 def test_close_closes_every_env_once_even_if_one_refuses() -> None:
@@ -498,10 +472,8 @@ class SeededVector(VectorEnv[NDArray, NDArray, NDArray]):
     def __init__(self, num_envs: int, length: int = 3) -> None:
         self.num_envs = num_envs
         self.envs = [Counter(length) for _ in range(num_envs)]
-        self.single_observation_space, self.single_action_space = (
-            self.envs[0].observation_space,
-            self.envs[0].action_space,
-        )
+        self.single_observation_space = self.envs[0].observation_space
+        self.single_action_space = self.envs[0].action_space
         self.played = [0] * num_envs
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
@@ -531,11 +503,13 @@ def test_an_ids_own_vector_env_is_used_if_it_seeds_lanes_apart(registry: dict[st
     assert isinstance(GymConfig("Seeded-v0").make(range(3), fault_tolerant=True), GymVector)
     check_env(GymConfig("Seeded-v0", {"length": 4}).make)
     assert isinstance(GymConfig("CartPole-v1").make(range(3)), GymLoop), "Gymnasium's own takes one seed for all lanes"
+    register_ids()
+    worlds = ("Seeded-v0", "freewheel/Cage2-v0", "CartPole-v1", "freewheel/Straggler-v0")
+    assert [GymConfig(world).batched for world in worlds] == [True, True, False, False]
 
 
-def test_an_id_may_name_the_module_that_registers_it(
-    registry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("registry")
+def test_an_id_may_name_the_module_that_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "registers_itself.py").write_text(
         "import gymnasium\ngymnasium.register('Late-v0', entry_point='freewheel.testing.worlds:Counter', max_episode_steps=2)\n"
     )
@@ -557,10 +531,3 @@ def test_an_id_that_a_script_registered_travels_with_the_config(registry: dict[s
     env = arrived.make(range(1))
     env.reset(streams(range(1)))
     assert [env.step(zeros(env)).truncated.tolist() for _ in range(2)] == [[False], [True]]
-
-
-def test_only_an_id_whose_own_vector_env_seeds_lanes_apart_is_batched() -> None:
-    register_ids()
-    assert GymConfig("freewheel/Cage2-v0").batched
-    assert not GymConfig("CartPole-v1").batched, "Gymnasium's own takes one seed for all lanes"
-    assert not GymConfig("freewheel/Straggler-v0").batched

@@ -27,12 +27,8 @@ class Settings(SimpleNamespace):
     """A task's own settings, of a version that can give final observations."""
 
     def __init__(self) -> None:
-        super().__init__(
-            scene=SimpleNamespace(num_envs=4096),
-            sim=SimpleNamespace(device="cuda:0"),
-            seed=None,
-            compute_final_obs=False,
-        )
+        scene, sim = SimpleNamespace(num_envs=4096), SimpleNamespace(device="cuda:0")
+        super().__init__(scene=scene, sim=sim, seed=None, compute_final_obs=False)
 
 
 @dataclass
@@ -100,12 +96,8 @@ def test_a_task_gets_our_settings_and_becomes_an_env(isaac: StandIn) -> None:
     settings = isaac.settings
     assert (settings.scene.num_envs, settings.sim.device, settings.seed) == (3, "cpu", 0)
     assert settings.compute_final_obs
-    assert (env.spec.name, env.spec.lanes, env.spec.one_per_process, env.spec.has_final_obs) == (
-        f"isaaclab:{TASK}",
-        3,
-        True,
-        True,
-    )
+    spec = env.spec
+    assert (spec.name, spec.lanes, spec.one_per_process, spec.has_final_obs) == (f"isaaclab:{TASK}", 3, True, True)
     assert isaac.launched == [{"device": "cpu", "visualizer": []}]
     env.reset([training_episodes(1, lane) for lane in range(3)])
     assert env.step(torch.zeros(3, 1)).reward.shape == (3,)
@@ -131,9 +123,7 @@ def test_bounds_reach_the_adapter(isaac: StandIn) -> None:
 
 def test_only_one_lives_in_a_process_until_it_is_closed(isaac: StandIn) -> None:
     env = CONFIG.make(range(1))
-    with pytest.raises(
-        SetupError, match=f"isaaclab:{TASK} cannot be made: another Isaac Lab simulation is open in this"
-    ):
+    with pytest.raises(SetupError, match=f"isaaclab:{TASK} cannot be made: another Isaac Lab simulation is open"):
         CONFIG.make(range(1))
     env.close()
     CONFIG.make(range(1)).close()
@@ -196,9 +186,8 @@ def test_the_tasks_own_error_is_told_without_its_settings(isaac: StandIn) -> Non
     isaac.fail = failing(FileNotFoundError("ant.usd"))
     with pytest.raises(EnvError) as caught:
         CONFIG.make(range(1))
-    assert (
-        str(caught.value).splitlines()[0] == f"isaaclab:{TASK} raised FileNotFoundError: ant.usd (in its constructor)"
-    )
+    first = str(caught.value).splitlines()[0]
+    assert first == f"isaaclab:{TASK} raised FileNotFoundError: ant.usd (in its constructor)"
 
 
 def test_a_misspelt_task_is_guessed(isaac: StandIn) -> None:

@@ -189,9 +189,10 @@ def test_a_vector_env_that_takes_over_a_context_is_caught() -> None:
         check_env(lambda lanes: GymVector(StuckVector(len(lanes)), "Stuck"), steps=40)
 
 
-@pytest.mark.parametrize(
-    "says", [{"contexts": False}, {"lane_seeds": False}, {"autoreset_mode": AutoresetMode.SAME_STEP}], ids=str
-)
+SAME_STEP = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+
+@pytest.mark.parametrize("says", [{"contexts": False}, {"lane_seeds": False}, SAME_STEP], ids=str)
 def test_who_could_not_pass_contexts_on_refuses_them(says: dict[str, Any]) -> None:
     vector = ToldVector(2)
     vector.metadata = {**vector.metadata, **says}
@@ -262,11 +263,10 @@ def test_a_vector_env_that_raises_or_lies_is_named() -> None:
     env = GymVector(vector, "Counters")
     env.reset(SEEDS)
     vector.seen = lambda: np.zeros((2, 3), np.float32)  # type: ignore[method-assign]
-    with pytest.raises(
-        EnvError, match=r"^Counters gave a wrong observation in step\(\): obs: expected shape \(2, 1\), got \(2, 3\)$"
-    ) as caught:
+    with pytest.raises(EnvError) as caught:
         env.step(ZEROS)
-    assert caught.value.cause == "shape"
+    told = "Counters gave a wrong observation in step(): obs: expected shape (2, 1), got (2, 3)"
+    assert (str(caught.value), caught.value.cause) == (told, "shape")
     del vector.count
     with pytest.raises(EnvError, match=r"^Counters raised AttributeError: .* \(in step\(\)\)\nTraceback"):
         env.step(ZEROS)

@@ -142,7 +142,7 @@ def test_a_graph_or_float64_in_an_action_does_no_harm(hover: DeviceEnv) -> None:
 
 
 def test_one_simulation_a_process_and_another_after_it(hover: DeviceEnv) -> None:
-    with pytest.raises(SetupError, match="another Isaac Lab simulation lives in this process; close it first"):
+    with pytest.raises(SetupError, match="another Isaac Lab simulation is open in this process; close it first"):
         HOVER.make(range(2))
     hover.close()
     with closing(replace(HOVER, action_bounds=None).make(range(2))) as env:

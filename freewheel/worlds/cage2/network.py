@@ -259,9 +259,8 @@ class Networks:
         host, placed = cells % N, self._placed[lanes] == cells
         new_ports = s2.PORT_SIZE[self.decoy_ports[cells] & ~s2.OPEN[host]]
         port = traces.port[lanes]
-        others = (port >= 0) & (
-            (scans == 0) | ((s2.OPEN[host] | self.decoy_ports[cells]) >> np.maximum(port, 0) & 1 == 0)
-        )
+        is_open = (s2.OPEN[host] | self.decoy_ports[cells]) >> np.maximum(port, 0) & 1
+        others = (port >= 0) & ((scans == 0) | (is_open == 0))
         different = np.where(scans > 0, s2.DISTINCT[host] + new_ports, 0) + others + noticed
         count = placed + entries + scans * (s2.CONNECTIONS[host] + self.decoys[cells])
         activity = np.where(placed, QUIET, SCANNED)

@@ -62,9 +62,8 @@ class Host:
 
 
 _LINUX = Host("Operational", False, (22,), ((22, USER),))
-_WINDOWS = Host(
-    "Enterprise", True, (22, 135, 3389, 445, 139, 80, 443), ((22, USER), (3389, ROOT), (80, USER), (443, USER)), 10
-)
+_WEB_GAINS = ((22, USER), (3389, ROOT), (80, USER), (443, USER))
+_WINDOWS = Host("Enterprise", True, (22, 135, 3389, 445, 139, 80, 443), _WEB_GAINS, 10)
 _DESK = Host("User", True, (22, 21), ((22, USER), (21, ROOT)), reveals="Enterprise1")
 SETUP = {
     "Defender": Host("Enterprise", False, (22, 53, 53, 68), ((22, REFUSED),)),  # its password is not in the word list
@@ -78,9 +77,7 @@ SETUP = {
     "User0": Host("User", True, _DESK.open, _DESK.gains, 0),
     "User1": _DESK,
     "User2": Host("User", True, (445, 139, 135, 3389), ((139, ROOT), (3389, USER)), reveals="Enterprise1"),
-    "User3": Host(
-        "User", False, (80, 3389, 443, 25), ((80, USER), (443, USER), (25, ROOT)), reveals="Enterprise0"
-    ),
+    "User3": Host("User", False, (80, 3389, 443, 25), ((80, USER), (443, USER), (25, ROOT)), reveals="Enterprise0"),
     "User4": Host(
         "User", False, (22, 80, 3390, 443, 25), ((22, USER), (80, USER), (3390, ROOT), (443, USER), (25, ROOT)),
         reveals="Enterprise0",

@@ -1,4 +1,4 @@
-"""The fast world: the same episode whoever plays it, boundaries that hold, dice that are fair, in every mode."""
+"""The fast environment: its tables, the same episode in any lane, fair random numbers, and what a defender remembers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from freewheel.core import NDArray
 from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
 from freewheel.seeding import training_episodes
-from freewheel.worlds.cage2.env import Cage2Vector
+from freewheel.worlds.cage2 import scenario as s2
+from freewheel.worlds.cage2.env import COLUMNS, PLACES, Cage2Vector, Memory
 from freewheel.worlds.cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, Networks, choose_exploit
-from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, PORTS, RED_KINDS, REDS
+from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, LAST_DECOY, PORTS, RED_KINDS, REDS
 
 NAME = "freewheel/Cage2-v0"
 
@@ -239,12 +240,140 @@ def test_the_kinds_of_red_are_named_in_order() -> None:
 
 @pytest.mark.parametrize("mode", ["sequential", "lockstep", "batch", "continuous", "episodes"])
 def test_it_trains_in_every_mode(mode: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = (
+    small: dict[str, Any] = {"steps": 4000, "evals": 1, "eval_episodes": 4, "runs_dir": str(tmp_path)}
+    small |= (
         {"workers": 2, "episodes_per_update": 8} if mode == "episodes" else {"num_steps_per_env": 50, "num_envs": 16}
     )
-    result = freewheel.train(
-        NAME, mode=mode, steps=4000, runs_dir=str(tmp_path), evals=1, eval_episodes=4, quiet=True, **options
-    )
+    result = freewheel.train(NAME, mode=mode, quiet=True, **small)
     assert result.exit_code == 0
     assert result.summary["episodes"] >= 16
     assert result.summary["final_eval"] < 0
+
+
+def action(name: str) -> NDArray:
+    return np.array([ACTIONS.index(name)])
+
+
+def seen(host: str = "", *, exploit: bool = False) -> NDArray:
+    obs = np.zeros((1, 52), np.float32)
+    if host:
+        obs[0, 4 * HOSTS.index(host)] = 1.0
+        obs[0, 4 * HOSTS.index(host) + 1] = exploit
+    return obs
+
+
+def told(memory: Memory) -> dict[str, float]:
+    return {COLUMNS[c]: float(memory.columns[0, c]) for c in memory.columns[0].nonzero()[0]}
+
+
+def test_a_decoy_is_remembered_until_its_host_is_restored() -> None:
+    memory = Memory(1)
+    memory.note(action("DecoyApache Op_Server0"), seen())
+    memory.note(action("DecoyTomcat User1"), seen())
+    assert told(memory) == {"DecoyApache Op_Server0": 1.0, "DecoyTomcat User1": 1.0}
+    memory.note(action("Restore Op_Server0"), seen())
+    assert told(memory) == {"DecoyTomcat User1": 1.0, "restored Op_Server0": 1.0}
+
+
+def test_a_decoy_that_cannot_stand_is_not_remembered() -> None:
+    memory = Memory(1)
+    for name in ("DecoyFemitter Enterprise0", "DecoySSHD User1", "DecoyVsftpd Op_Host0", "DecoyApache Op_Host0"):
+        memory.note(action(name), seen())
+    assert told(memory) == {"DecoyVsftpd Op_Host0": 1.0}, "wrong system; port in use; port taken by the one before"
+
+
+def test_scans_last_and_earlier() -> None:
+    memory = Memory(1)
+    memory.note(action("Sleep"), seen("User1"))
+    memory.note(action("Sleep"), seen("User2", exploit=True))
+    assert told(memory) == {"scanned User1": 1.0}, "an exploit is no scan"
+    memory.note(action("Sleep"), seen("Enterprise1"))
+    assert told(memory) == {"scanned User1": 0.5, "scanned Enterprise1": 1.0}
+
+
+@pytest.mark.parametrize("red", ["B_lineAgent", "RedMeanderAgent"])
+def test_it_knows_just_the_decoys_that_stand(red: str) -> None:
+    games = Cage2Vector(64, red, memory=True)
+    rng = np.random.default_rng(1)
+    games.reset(seed=0)
+    for _ in range(60):
+        obs = games.step(rng.integers(145, size=64))[0]
+    columns = obs[:, 52 : 52 + len(PLACES)]
+    standing = np.zeros((64, 13), np.int64)
+    for column, (_, host) in enumerate(PLACES):
+        standing[:, host] += columns[:, column].astype(np.int64)
+    true = games.nets.decoys.reshape(64, 13)
+    assert ((standing > 0) == (true > 0)).all()
+    vsftpd = [h for h in range(13) if (LAST_DECOY, h) not in PLACES]  # elsewhere it can be put up again and again
+    assert (standing[:, vsftpd] == true[:, vsftpd]).all()
+    assert standing.sum() > 100
+
+
+def test_a_new_game_forgets() -> None:
+    games = Cage2Vector(2, memory=True)
+    games.reset(seed=0)
+    games.step(np.array([ACTIONS.index("DecoyApache Op_Server0")] * 2))
+    obs, _ = games.reset(options={"reset_mask": np.array([True, False])})
+    assert not obs[0].any()
+    assert obs[1].any()
+
+
+UNIX = "Apache HarakaSMPT Tomcat Vsftpd"
+DECOYS_AT_START = {
+    **dict.fromkeys(("Defender", "Enterprise0", "Op_Host0", "Op_Host1", "Op_Host2", "Op_Server0"), UNIX),
+    **dict.fromkeys(("Enterprise1", "Enterprise2"), "Femitter"),
+    **dict.fromkeys(("User0", "User1"), "Apache Smss Svchost Tomcat"),
+    "User2": "Apache Femitter SSHD Tomcat",
+    "User3": "SSHD Vsftpd",
+    "User4": "Vsftpd",
+}
+FIRST_ACTIONS = {
+    "Analyse": 2, "Remove": 15, "DecoyApache": 28, "DecoyFemitter": 41, "DecoyHarakaSMPT": 54, "DecoySmss": 67,
+    "DecoySSHD": 80, "DecoySvchost": 93, "DecoyTomcat": 106, "DecoyVsftpd": 119, "Restore": 132,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("verb", "first"), FIRST_ACTIONS.items())
+def test_actions_are_numbered_as_in_the_challenge(verb: str, first: int) -> None:
+    block = range(first, first + 13)
+    assert [s2.ACTIONS[number] for number in block] == [f"{verb} {host}" for host in s2.HOSTS]
+    assert {int(s2.VERB_OF[number]) for number in block} == {2 + s2.VERBS.index(verb)}
+    assert [int(s2.HOST_OF[number]) for number in block] == list(range(13))
+
+
+def test_there_are_145_actions_and_13_hosts() -> None:
+    assert len(s2.ACTIONS) == 145
+    assert s2.ACTIONS[:2] == ("Sleep", "Monitor")
+    assert len(s2.HOSTS) == 13
+
+
+@pytest.mark.parametrize("host", s2.HOSTS)
+def test_decoys_that_can_stand_at_the_start(host: str) -> None:
+    h = s2.HOSTS.index(host)
+    fitting = {
+        name.removeprefix("Decoy")
+        for verb, name in enumerate(s2.VERBS, start=2)
+        if s2.FITS[verb, h] and not s2.OPEN[h] & s2.NEEDS[verb]
+    }
+    assert fitting == set(DECOYS_AT_START[host].split())
+
+
+def test_what_root_costs_adds_up_over_hosts() -> None:
+    cost = {"Enterprise0": 10, "Enterprise1": 10, "Enterprise2": 10, "Op_Server0": 10, "User0": 0}
+    for h, host in enumerate(s2.HOSTS):
+        assert s2.COST[s2.BIT[h]] == cost.get(host, 1)
+    some = s2.BIT[[1, 4, 7, 12]]
+    assert s2.COST[some.sum()] == 10 + 1 + 10 + 1
+
+
+def test_members_of_every_set_of_hosts() -> None:
+    for members in (0b1, 0b1010000000001, 0b1111111111111):
+        expected = [h for h in range(13) if members >> h & 1]
+        assert s2.SIZE[members] == len(expected)
+        assert s2.MEMBER[members, : len(expected)].tolist() == expected
+
+
+def test_the_most_promising_port_is_the_last_of_a_set() -> None:
+    ports = np.array([0b1, 0b101, 0b10000000, 0b01011000])
+    assert s2.TOP[ports].tolist() == [0, 2, 7, 6]
+    assert [s2.PORTS[p] for p in (0, 7)] == [22, 21]

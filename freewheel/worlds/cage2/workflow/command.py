@@ -186,9 +186,8 @@ def begin(options: SearchOptions, passed: Mapping[str, Any]) -> Task:
     """A new search. The numbers of workers and envs are chosen here, once for all trials."""
     folder = _folder(options)
     if folder.exists():
-        raise SetupError(
-            f"'{folder.name}' exists in {options.runs_dir}; add --resume to continue it, or choose another --run"
-        )
+        hint = "add --resume to continue it, or choose another --run"
+        raise SetupError(f"'{folder.name}' exists in {options.runs_dir}; {hint}")
     task = Task(options, options.training(passed), Book(folder), Search(options.rules))
     first = task.search.propose()
     assert first is not None, "a new search has something to try"

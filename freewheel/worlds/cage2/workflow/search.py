@@ -125,10 +125,8 @@ class Search:
     @property
     def candidates(self) -> list[Order]:
         """Orders that may be tried, shuffled, so that the first of equal ones is a random one."""
-        failed = self.failed
-        allowed = [
-            order for order in ORDERS if order not in failed and self.allowance(order) >= self.rules.least_episodes
-        ]
+        failed, least = self.failed, self.rules.least_episodes
+        allowed = [order for order in ORDERS if order not in failed and self.allowance(order) >= least]
         shuffled = generator(self.rules.seed, "workflow", len(self.trials)).permutation(len(allowed))
         return [allowed[index] for index in shuffled]
 
@@ -217,9 +215,8 @@ def _surrogate() -> type[Surrogate]:
     try:
         from freewheel.worlds.cage2.workflow.surrogate import Surrogate
     except ModuleNotFoundError as error:
-        raise SetupError(
-            f"a modelled search needs {error.name}: pip install 'freewheel[workflow]', or use --strategy random"
-        ) from None
+        hint = "pip install 'freewheel[workflow]', or use --strategy random"
+        raise SetupError(f"a modelled search needs {error.name}: {hint}") from None
     return Surrogate
 
 

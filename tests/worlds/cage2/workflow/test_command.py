@@ -64,18 +64,8 @@ def test_a_search_tries_chooses_and_tells(runs: Path, capfd: pytest.CaptureFixtu
 
 
 def test_the_ablations_are_what_they_say(runs: Path) -> None:
-    argv = [
-        "workflow",
-        "search",
-        *SMALL,
-        "--strategy",
-        "random",
-        "--no-warm-start",
-        "--fixed-episodes",
-        "--run",
-        "mine",
-    ]
-    assert cli.main(argv) == 0
+    argv = ["--strategy", "random", "--no-warm-start", "--fixed-episodes", "--run", "mine"]
+    assert cli.main(["workflow", "search", *SMALL, *argv]) == 0
     trials = trials_of(runs / "mine")
     assert [trial.outcome.episodes for trial in trials] == [8] * 5
     assert {trial.proposal.init for trial in trials} == {None}
@@ -167,12 +157,8 @@ def test_the_known_flags_reach_the_training(runs: Path) -> None:
         "--alignment-lambda", "12", "--ppo.lr", "0.5", "--env.green", "true", "--max-episodes-per-workflow", "500",
     )  # fmt: skip
     assert (config.mode, config.collector.workers, config.collector.episodes_per_update) == ("episodes", 2, 50)
-    assert {**config.env.args, "memory": None} == {
-        "red_agent": "RedMeanderAgent",
-        "alignment_lambda": 12.0,
-        "green": True,
-        "memory": None,  # the preset's
-    }
+    given = {"red_agent": "RedMeanderAgent", "alignment_lambda": 12.0, "green": True}
+    assert {**config.env.args, "memory": None} == {**given, "memory": None}  # the preset's
     assert (config.learner.lr, config.run.limits.episodes, config.run.limits.steps) == (0.5, 500, 50_000)
     assert training["preset"] == "cage2"
 
@@ -190,28 +176,25 @@ def test_the_real_simulator_is_played_in_whole_episodes(runs: Path) -> None:
 
 
 WRONG = [
-    ([], "unknown command 'workflow '; choose from search"),
-    (["serach"], "unknown command 'workflow serach'; did you mean 'search'?"),
-    (
-        ["search", "CartPole-v1"],
-        "there are no workflows in 'CartPole-v1'; choose from cyborg:Scenario2, freewheel/Cage2-v0",
-    ),
-    (["search", "--strategy", "best"], "--strategy must be one of gp, greedy, random, canonical, plain, not best"),
-    (["search", "--total-episodes", "0"], "--total-episodes must be positive, not 0"),
-    (["search", "--compliance-threshold", "2"], "--compliance-threshold must lie in 0..1, not 2.0"),
-    (["search", "--gp-beta", "-1"], "--gp-beta must not be negative, but is -1.0"),
-    (["search", "--resume"], "--resume needs the name of the search: add --run"),
-    (["search", "--run", "none", "--resume"], "no search 'none' in runs to resume; leave out --resume"),
-    (["search", "--run", "../up"], "--run '../up' must be a plain name"),
-    (["search", "--ppo.lrr", "1"], "unknown option --ppo.lrr; did you mean '--ppo.lr'?"),
-    (["search", "--mode", "lockstep", "--n-workers", "2"], "--workers does not belong to ppo in mode lockstep"),
-    (["search", "A", "B"], "give one world, not A B"),
+    ("", "unknown command 'workflow '; choose from search"),
+    ("serach", "unknown command 'workflow serach'; did you mean 'search'?"),
+    ("search CartPole-v1", "there are no workflows in 'CartPole-v1'; choose from cyborg:Scenario2, freewheel/Cage2-v0"),
+    ("search --strategy best", "--strategy must be one of gp, greedy, random, canonical, plain, not best"),
+    ("search --total-episodes 0", "--total-episodes must be positive, not 0"),
+    ("search --compliance-threshold 2", "--compliance-threshold must lie in 0..1, not 2.0"),
+    ("search --gp-beta -1", "--gp-beta must not be negative, but is -1.0"),
+    ("search --resume", "--resume needs the name of the search: add --run"),
+    ("search --run none --resume", "no search 'none' in runs to resume; leave out --resume"),
+    ("search --run ../up", "--run '../up' must be a plain name"),
+    ("search --ppo.lrr 1", "unknown option --ppo.lrr; did you mean '--ppo.lr'?"),
+    ("search --mode lockstep --n-workers 2", "--workers does not belong to ppo in mode lockstep"),
+    ("search A B", "give one world, not A B"),
 ]
 
 
 @pytest.mark.parametrize(("argv", "text"), WRONG)
-def test_mistakes_cost_one_line(runs: Path, capfd: pytest.CaptureFixture[str], argv: list[str], text: str) -> None:
-    assert cli.main(["workflow", *argv]) == 2
+def test_mistakes_cost_one_line(runs: Path, capfd: pytest.CaptureFixture[str], argv: str, text: str) -> None:
+    assert cli.main(["workflow", *argv.split()]) == 2
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"freewheel: {text}")

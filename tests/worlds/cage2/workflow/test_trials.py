@@ -15,21 +15,10 @@ import pytest
 from freewheel.core import Episode
 from freewheel.errors import SetupError
 from freewheel.run import checkpoint
+from freewheel.worlds.cage2.workflow import trials
 from freewheel.worlds.cage2.workflow.envs import CANONICAL, FAST, ORDERS, encode
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Trial
-from freewheel.worlds.cage2.workflow.trials import (
-    SAMPLING,
-    STATE,
-    TRAINING,
-    TRAINING_COLUMNS,
-    TRIALS,
-    Book,
-    Progress,
-    Scores,
-    Stops,
-    Training,
-    means,
-)
+from freewheel.worlds.cage2.workflow.trials import Book, Progress, Scores, Stops, Training, means
 
 STOPS = Stops(threshold=0.9, window=4, patience=2)
 
@@ -38,66 +27,42 @@ def episode(env_return: float = -10.0, compliance: float = 0.5, alignment: float
     return Episode(0, 0, 0, (), env_return + alignment, 100, 0.1, (env_return, alignment, compliance, 3.0))
 
 
-def fed(progress: Progress, *episodes: Episode) -> list[str]:
-    return [progress.take([one]) for one in episodes]
-
-
 def test_means_leave_out_what_does_not_apply() -> None:
-    rows = [
-        Scores(-5.0, -20.0, 15.0, 0.5, 4.0),
-        Scores(-8.0, -8.0, 0.0, math.nan, 0.0),
-        Scores(11.0, -10.0, 21.0, 0.7, 5.0),
-    ]
+    rows = [Scores(-5.0, -20.0, 15.0, 0.5, 4.0), Scores(-8.0, -8.0, 0.0, math.nan, 0.0)]
+    rows.append(Scores(11.0, -10.0, 21.0, 0.7, 5.0))
     assert means(rows) == pytest.approx(Scores(-2 / 3, -38 / 3, 12.0, 0.6, 3.0))
     assert means(rows[1:2]).compliance is None
 
 
-def test_the_threshold_ends_a_trial_once_a_window_is_full() -> None:
-    progress = Progress(STOPS)
-    assert fed(progress, *[episode(compliance=0.9)] * 4) == ["", "", "", "threshold"]
+LOW, HIGH, NO_FIX = episode(compliance=0.0), episode(compliance=1.0), episode(compliance=math.nan)
+NO_PATIENCE = Stops(threshold=0.9, window=4, patience=0)
+ALIGNED = [episode(-10.0, alignment=float(step)) for step in range(0, 36, 3)]
 
 
-def test_the_threshold_is_about_the_last_window() -> None:
-    progress = Progress(Stops(0.9, 4, 0))
-    low, high = episode(compliance=0.0), episode(compliance=1.0)
-    assert fed(progress, *[low] * 4, *[high] * 4) == ["", "", "", "", "", "", "", "threshold"]
-    assert progress.last.compliance == 1.0
-
-
-def test_episodes_to_which_compliance_does_not_apply_do_not_reach_the_threshold() -> None:
-    progress = Progress(Stops(0.0, 4, 0))
-    assert fed(progress, *[episode(compliance=math.nan)] * 8) == [""] * 8
-    assert progress.last.compliance is None
-    assert progress.take([episode(compliance=0.0)]) == "threshold"
-
-
-def test_a_return_that_stays_ends_a_trial() -> None:
-    progress = Progress(STOPS)
-    told = fed(progress, *[episode(-10.0)] * 12)
-    assert told == [""] * 11 + ["plateau"]  # the best window is the first, and two more were no better
-
-
-@pytest.mark.parametrize(("second", "ended"), [(-9.7, ""), (-9.9, "plateau"), (-11.0, "plateau")])
-def test_a_better_return_starts_the_count_again(second: float, ended: str) -> None:
-    """2 % are what counts as better."""
-    progress = Progress(STOPS)
-    fed(progress, *[episode(-10.0)] * 4, *[episode(second)] * 4)
-    assert fed(progress, *[episode(second)] * 4)[-1] == ended
-
-
-def test_a_plateau_is_about_the_environments_return_alone() -> None:
-    progress = Progress(STOPS)
-    windows = [episode(-10.0, alignment=float(step)) for step in range(0, 36, 3)]
-    assert fed(progress, *windows)[-1] == "plateau"
-
-
-def test_without_patience_there_is_no_plateau() -> None:
-    assert set(fed(Progress(Stops(0.9, 4, 0)), *[episode()] * 40)) == {""}
+@pytest.mark.parametrize(
+    ("stops", "episodes", "ended"),
+    [
+        (STOPS, [episode(compliance=0.9)] * 4, "threshold"),  # once a window is full
+        (NO_PATIENCE, [LOW] * 4 + [HIGH] * 4, "threshold"),  # of the last window
+        (Stops(0.0, 4, 0), [NO_FIX] * 8, ""),  # compliance does not apply
+        (Stops(0.0, 4, 0), [NO_FIX] * 8 + [LOW], "threshold"),
+        (STOPS, [episode(-10.0)] * 12, "plateau"),  # the best window is the first, and two more were no better
+        (STOPS, [episode(-10.0)] * 4 + [episode(-9.7)] * 8, ""),  # 2 % are what counts as better
+        (STOPS, [episode(-10.0)] * 4 + [episode(-9.9)] * 8, "plateau"),
+        (STOPS, [episode(-10.0)] * 4 + [episode(-11.0)] * 8, "plateau"),
+        (STOPS, ALIGNED, "plateau"),  # about the environment's return alone
+        (NO_PATIENCE, [episode()] * 40, ""),
+    ],
+)
+def test_when_a_trial_ends(stops: Stops, episodes: list[Episode], ended: str) -> None:
+    progress = Progress(stops)
+    assert [progress.take([one]) for one in episodes] == [""] * (len(episodes) - 1) + [ended]
+    assert progress.last == means(progress.played[-4:])
 
 
 def test_fixed_episodes_end_by_no_rule() -> None:
     progress = Progress(STOPS, fixed=True)
-    assert set(fed(progress, *[episode(compliance=1.0)] * 40)) == {""}
+    assert {progress.take([HIGH]) for _ in range(40)} == {""}
     assert progress.last.compliance == 1.0
 
 
@@ -108,12 +73,10 @@ def test_many_episodes_at_once_fill_many_windows() -> None:
 
 
 RULES = Rules("gp", 1000, 100, 10, 0.8)
+EXPECTED = Proposal(1, ORDERS[3], 100, "000-a", False, -3.25, 0.1, -3.05, 0.75)
 FINISHED = [
     Trial(Proposal(0, ORDERS[7], 100), Outcome(-12.345678901234567, 27.0, 0.9, 60, "threshold", "000-a")),
-    Trial(
-        Proposal(1, ORDERS[3], 100, "000-a", False, -3.25, 0.1, -3.05, 0.75),
-        Outcome(-20.5, 3.0, 0.1, 100, "plateau", "001-b"),
-    ),
+    Trial(EXPECTED, Outcome(-20.5, 3.0, 0.1, 100, "plateau", "001-b")),
     Trial(Proposal(2, None, 50, fixed=True), Outcome(-7.0, 0.0, None, 50, "episodes", "002-none")),
 ]
 
@@ -124,7 +87,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def training_row(trial: int, update: int = 1) -> dict[str, Any]:
-    return dict.fromkeys(TRAINING_COLUMNS, 0) | {"trial": trial, "update": update, "compliance": None}
+    return dict.fromkeys(trials.TRAINING_COLUMNS, 0) | {"trial": trial, "update": update, "compliance": None}
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
@@ -133,12 +96,12 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     book.save({"options": {"seed": 3}}, Search(RULES, FINISHED))
     assert book.exists
     assert book.read() == ({"options": {"seed": 3}}, FINISHED)
-    assert json.loads((book.folder / STATE).read_text())["best"]["run"] == "000-a"
+    assert json.loads((book.folder / trials.STATE).read_text())["best"]["run"] == "000-a"
 
 
 def test_the_table_of_decisions_says_what_was_expected_and_what_came(tmp_path: Path) -> None:
     Book(tmp_path).save({}, Search(RULES, FINISHED))
-    first, second, third = rows_of(tmp_path / SAMPLING)
+    first, second, third = rows_of(tmp_path / trials.SAMPLING)
     assert (first["chosen"], first["mean"], first["failed"]) == ("-".join(ORDERS[7]), "", "False")
     assert (second["mean"], second["std"], second["ucb"], second["feasibility"]) == ("-3.25", "0.1", "-3.05", "0.75")
     assert (second["init"], second["ended"], second["failed"]) == ("000-a", "plateau", "True")
@@ -153,19 +116,17 @@ def test_the_training_log_keeps_the_rows_of_finished_trials_alone(tmp_path: Path
     book.begin_training(0)
     for trial in (0, 0, 1, 2):
         book.train(training_row(trial))
-    with (tmp_path / TRAINING).open("a") as file:
+    with (tmp_path / trials.TRAINING).open("a") as file:
         file.write("1,half a ro")  # killed in the middle of it
     book.begin_training(2)
-    assert [row["trial"] for row in rows_of(tmp_path / TRAINING)] == ["0", "0", "1"]
+    assert [row["trial"] for row in rows_of(tmp_path / trials.TRAINING)] == ["0", "0", "1"]
     book.train(training_row(2))
-    assert [row["trial"] for row in rows_of(tmp_path / TRAINING)] == ["0", "0", "1", "2"]
+    assert [row["trial"] for row in rows_of(tmp_path / trials.TRAINING)] == ["0", "0", "1", "2"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 9, "asked": {}, "trials": []}', '{"format": 1, "trials": [{}]}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9, "asked": {}, "trials": []}', '{"format": 1}'])
 def test_a_damaged_state_is_said_to_be_damaged(tmp_path: Path, text: str) -> None:
-    (tmp_path / STATE).write_text(text)
+    (tmp_path / trials.STATE).write_text(text)
     with pytest.raises(SetupError, match=r"search\.json is missing or damaged"):
         Book(tmp_path).read()
 
@@ -185,17 +146,9 @@ def test_a_kill_while_writing_leaves_the_old_state(tmp_path: Path, monkeypatch: 
 
 ORDER = CANONICAL["critical-first"]
 NEVER_STOP = Stops(threshold=1.0, window=8, patience=0)
-OPTIONS: Mapping[str, Any] = {
-    "env": FAST,
-    "env_args": {"red_agent": "B_lineAgent", "alignment_lambda": 20.0},
-    "max_episode_steps": 20,
-    "mode": "lockstep",
-    "placement": "inline",
-    "num_envs": 4,
-    "num_steps_per_env": 20,
-    "evals": 0,
-    "seed": 3,
-}
+WORLD: Mapping[str, Any] = {"env": FAST, "env_args": {"red_agent": "B_lineAgent", "alignment_lambda": 20.0}}
+SIZES: Mapping[str, Any] = {"max_episode_steps": 20, "num_envs": 4, "num_steps_per_env": 20, "evals": 0, "seed": 3}
+OPTIONS = {**WORLD, **SIZES, "mode": "lockstep", "placement": "inline"}
 
 
 def training(folder: Path, rows: list[Mapping[str, Any]], stops: Stops = NEVER_STOP, **options: Any) -> Training:
@@ -203,17 +156,17 @@ def training(folder: Path, rows: list[Mapping[str, Any]], stops: Stops = NEVER_S
 
 
 def summary(folder: Path, run: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / TRIALS / run / "summary.json").read_text())
+    found: dict[str, Any] = json.loads((folder / trials.TRIALS / run / "summary.json").read_text())
     return found
 
 
 def weights(folder: Path, run: str) -> dict[str, Any]:
-    return checkpoint.load(folder / TRIALS / run / "checkpoints").params
+    return checkpoint.load(folder / trials.TRIALS / run / "checkpoints").params
 
 
 def test_a_trial_is_a_run_under_its_order(tmp_path: Path) -> None:
     outcome = training(tmp_path, [])(Proposal(4, ORDER, 12))
-    config = json.loads((tmp_path / TRIALS / outcome.run / "config.json").read_text())
+    config = json.loads((tmp_path / trials.TRIALS / outcome.run / "config.json").read_text())
     assert outcome.run == "004-op_server-enterprise-defender-op_host-user"
     assert (outcome.episodes, outcome.ended) == (12, "episodes")
     assert config["context"] == [encode(ORDER).tolist()]
@@ -250,7 +203,7 @@ def test_a_trial_begins_with_the_weights_it_is_given(tmp_path: Path) -> None:
     for proposal in (Proposal(0, ORDER, 4), Proposal(1, ORDER[::-1], 4)):
         train(proposal)
     again = train(Proposal(2, ORDER[::-1], 4, init="000-op_server-enterprise-defender-op_host-user"))
-    runs = sorted(path.name for path in (tmp_path / TRIALS).iterdir())
+    runs = sorted(path.name for path in (tmp_path / trials.TRIALS).iterdir())
     first, second, third = (weights(tmp_path, run) for run in runs)
     assert runs[2] == again.run
     assert all(np.allclose(first[name], third[name], atol=1e-9) for name in first)
@@ -278,15 +231,13 @@ def test_a_fixed_trial_has_all_its_episodes(tmp_path: Path) -> None:
 def test_a_trial_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
     proposal = Proposal(0, ORDER, 8)
     whole = training(tmp_path / "whole", [])(proposal)
-    left = tmp_path / "cut" / TRIALS / whole.run
+    left = tmp_path / "cut" / trials.TRIALS / whole.run
     left.mkdir(parents=True)
     (left / "config.json").write_text("{")
     again = training(tmp_path / "cut", [])(proposal)
     assert again == whole
-    assert (
-        summary(tmp_path / "cut", again.run)["weights_sha256"]
-        == summary(tmp_path / "whole", whole.run)["weights_sha256"]
-    )
+    cut, uncut = (summary(tmp_path / folder, whole.run)["weights_sha256"] for folder in ("cut", "whole"))
+    assert cut == uncut
 
 
 def test_every_trial_has_a_seed_of_its_own(tmp_path: Path) -> None:
