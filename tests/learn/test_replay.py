@@ -52,9 +52,6 @@ def assert_uniform(values: NDArray, expected: range) -> None:
     assert abs(statistic - degrees) < 4 * math.sqrt(2 * degrees), (statistic, degrees)
 
 
-# -------------------------------------------------------------------------------------------------------------- the ring
-
-
 def test_the_newest_rows_stay_and_come_back_in_order_over_the_wrap() -> None:
     replay = replay_of(10)
     for stop, kept in ((4, range(4)), (8, range(8)), (13, range(3, 13)), (20, range(10, 20)), (21, range(11, 21))):
@@ -81,9 +78,6 @@ def test_rows_are_copied() -> None:
     replay.sample(50).fill_(-2)
     replay.newest(3).fill_(-3)
     assert names(replay.newest(3)) == [0, 1, 2]
-
-
-# --------------------------------------------------------------------------------------------------------------- sampling
 
 
 @pytest.mark.parametrize(
@@ -119,9 +113,6 @@ def test_draws_come_from_a_generator_of_its_own() -> None:
     assert np.array_equal(one, drawn(same))
     assert not np.array_equal(one, drawn(other))
     assert not np.array_equal(one, drawn(ours)), "the second draw repeats the first"
-
-
-# ----------------------------------------------------------------------------------------------------------------- expiry
 
 
 def test_versions_expire_wherever_their_rows_stand() -> None:
@@ -202,9 +193,6 @@ def test_it_is_a_list(capacity: int, moves: list[tuple[str, int, int]]) -> None:
             assert {*names(replay.sample(40))} <= {*model.names}
 
 
-# ---------------------------------------------------------------------------------------------------------- memory and state
-
-
 @pytest.mark.parametrize(("free", "fits"), [(30_000, True), (29_999, False)])
 def test_a_buffer_that_does_not_fit_is_refused_in_a_line(
     monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
@@ -252,9 +240,6 @@ def test_restored_empty_it_has_nothing_to_draw() -> None:
     replay.load_state_dict(empty.state_dict())
     assert replay.count == 0
     assert replay._span.tolist() == [0, 0]
-
-
-# ------------------------------------------------------------------------------------------------------------------- rows
 
 
 def packed(data: Any, *, has_final_obs: bool = True) -> Tensor:

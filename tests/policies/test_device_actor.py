@@ -83,9 +83,6 @@ def test_statistics_clip_what_they_normalise_and_nothing_else() -> None:
     assert plain.inputs(obs) is obs
 
 
-# -------------------------------------------------------------------------------------------------------------------- weights
-
-
 @pytest.mark.parametrize("case", SPECS)
 def test_weights_are_loaded_in_place_and_handed_out_as_copies(case: str) -> None:
     spec = SPECS[case]

@@ -68,9 +68,6 @@ def test_actor_and_critic_read_their_own_columns(seed: int) -> None:
         assert bool((other.value != value).any()) == for_critic
 
 
-# ---------------------------------------------------------------------------------------------------------- one flat vector
-
-
 @pytest.mark.parametrize("head", [*HEADS])
 def test_weights_are_views_of_one_vector(head: str) -> None:
     net = PolicyNet(replace(PLAIN, head=head), np.random.default_rng(0))
@@ -92,9 +89,6 @@ def test_equal_seeds_give_equal_weights(custom: PolicySpec) -> None:
         first, again, other = (PolicyNet(spec, np.random.default_rng(seed)).params.vector for seed in (1, 1, 2))
         assert np.array_equal(first, again)
         assert not np.array_equal(first, other)
-
-
-# ------------------------------------------------------------------------------------------------------- a network of one's own
 
 
 def test_torchs_own_generator_is_left_alone(custom: PolicySpec) -> None:
@@ -144,9 +138,6 @@ def test_torch_actors_choose_as_often_as_they_should(custom: PolicySpec) -> None
 def test_a_network_that_cannot_serve_is_refused(custom: PolicySpec, name: str, complaint: str) -> None:
     with pytest.raises(SetupError, match=complaint):
         PolicyNet(replace(custom, module=name), np.random.default_rng(0))
-
-
-# ---------------------------------------------------------------------------------------------------------------- beginnings
 
 
 def test_a_net_begins_with_the_weights_it_is_given(custom: PolicySpec) -> None:

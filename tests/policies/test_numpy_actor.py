@@ -65,9 +65,6 @@ class Fixed(np.random.Generator):
         return np.full(size, self.value)
 
 
-# ------------------------------------------------------------------------------------------------------------- categorical
-
-
 @pytest.mark.parametrize("logits", [[0.0, 0.0, 0.0], [1.0, -1.0, 0.3], [1000.0, 999.0, 0.0], [-30.0, 2.0, 2.5]])
 def test_choices_come_as_often_as_they_should(logits: list[float]) -> None:
     shifted = np.exp(np.array(logits) - max(logits))
@@ -117,9 +114,6 @@ def test_masks_of_bytes_are_read_as_they_are() -> None:
     assert actor_with(spec, [3.0, 0.0, -3.0]).act(obs, np.random.default_rng(0)).action.tolist() == [1, 2]
 
 
-# ----------------------------------------------------------------------------------------------------------------- gaussian
-
-
 def test_gaussian_actions_have_the_right_moments() -> None:
     spec = replace(LINEAR, head="gaussian", action_size=2)
     log_std = [math.log(0.5), math.log(2.0)]
@@ -135,9 +129,6 @@ def test_gaussian_actions_have_the_right_moments() -> None:
     np.testing.assert_allclose(decision.log_prob, expected, rtol=1e-5, atol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------------------------- squashed
-
-
 def test_squashed_actions_have_the_right_moments_and_stay_inside() -> None:
     spec = replace(LINEAR, head="squashed", action_size=2)
     actor = actor_with(spec, [0.3, -0.5, math.log(0.5), math.log(0.8)])
@@ -147,9 +138,6 @@ def test_squashed_actions_have_the_right_moments_and_stay_inside() -> None:
     assert np.abs(noise.mean(axis=0)).max() < 4 * scale
     assert np.abs(noise.var(axis=0) - 1).max() < 4 * math.sqrt(2) * scale
     assert abs(noise.prod(axis=1).mean()) < 4 * scale
-
-
-# ------------------------------------------------------------------------------------------------------------------- greedy
 
 
 def test_greedy_is_the_mode_and_draws_nothing() -> None:
@@ -174,9 +162,6 @@ def test_a_masked_choice_is_no_mode() -> None:
     spec = replace(LINEAR, obs_size=4, mask=(1, 4))
     greedy = actor_with(spec, [0.0, 9.0, 1.0]).act(np.array([[1, 1, 0, 1]], np.float32), Fixed(0.0), greedy=True)
     assert greedy.action.tolist() == [2]
-
-
-# ------------------------------------------------------------------------------------------------------------------ the rest
 
 
 def test_what_is_loaded_is_a_copy() -> None:
@@ -236,9 +221,6 @@ def test_one_lane_alone_acts_as_it_would_beside_others(greedy: bool) -> None:
         assert alone.action[0] == beside.action[0]
         assert alone.log_prob[0] == pytest.approx(beside.log_prob[0], abs=1e-6)
         assert (alone.action.dtype, alone.log_prob.dtype) == (beside.action.dtype, beside.log_prob.dtype)
-
-
-# ------------------------------------------------------------------------------------------------- which actor runs a policy
 
 
 def test_our_own_networks_run_in_numpy() -> None:

@@ -50,9 +50,6 @@ def world(action: ActionSpec, *names: str) -> EnvSpec:
     return EnvSpec("Toy-v0", 1, ends[-1], "float32", tuple(parts), action)
 
 
-# --------------------------------------------------------------------------------------------------------------- resolving
-
-
 @pytest.mark.parametrize(
     ("action", "head", "outputs"), [(DISCRETE, "categorical", 3), (BOX, "gaussian", 2)], ids=["discrete", "box"]
 )
@@ -129,9 +126,6 @@ def test_a_spec_is_kept_as_json() -> None:
         assert PolicySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
-# ------------------------------------------------------------------------------------------------------------- the flat vector
-
-
 @pytest.mark.parametrize("head", ["categorical", "gaussian", "squashed"])
 def test_what_acting_needs_is_a_prefix_statistics_first(head: str) -> None:
     spec = replace(PLAIN, head=head, critic_columns=((0, 2), (4, 5)), hidden=(8,))
@@ -193,9 +187,6 @@ def test_orthogonal_weights_prefer_no_sign() -> None:
         initialise(spec, params, np.random.default_rng(seed))
         firsts.append(params.views["actor.0.weight"][0, 0] > 0)
     assert 8 < sum(firsts) < 32
-
-
-# ------------------------------------------------------------------------------------------------------------ what it is fed
 
 
 def test_plain_observations_are_fed_as_they_are() -> None:

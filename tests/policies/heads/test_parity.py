@@ -95,9 +95,6 @@ def specs(draw: st.DrawFn) -> PolicySpec:
     )
 
 
-# --------------------------------------------------------------------------------------------------------- numpy and torch
-
-
 @settings(max_examples=150)
 @given(spec=specs(), seed=st.integers(0, 2**32 - 1), greedy=st.booleans())
 def test_numpy_and_torch_find_the_same_log_probabilities_and_greedy_actions(
@@ -188,9 +185,6 @@ def test_a_users_module_acts_with_the_same_head(head: str, monkeypatch: pytest.M
     assert np.array_equal(first, second)
 
 
-# ----------------------------------------------------------------------------------------------------- torch's distributions
-
-
 def reference(head: str, outputs: torch.Tensor, log_std: torch.Tensor) -> tuple[Any, Any]:
     """torch's own distribution, and the one whose entropy counts."""
     distributions: Any = torch.distributions
@@ -216,9 +210,6 @@ def test_our_heads_are_torchs_distributions(head: str) -> None:
     wide = action.double() if head == "squashed" else action
     torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(wide).float())
     torch.testing.assert_close(ours.entropy(), entropic.entropy().float())
-
-
-# ----------------------------------------------------------------------------------------------------------------- gradients
 
 
 @pytest.mark.parametrize("case", [case for case, spec in CASES.items() if HEADS[spec.head].analytic])
