@@ -276,23 +276,6 @@ def world_of(action: ActionSpec) -> EnvSpec:
 
 
 @pytest.mark.parametrize(
-    ("action", "text"),
-    [
-        (ActionSpec("discrete", 4), "it needs box actions; use auto"),
-        (
-            ActionSpec("box", 1, (-math.inf,), (math.inf,)),
-            "it needs finite action bounds; batched simulators take them from --action-bounds",
-        ),
-    ],
-    ids=["discrete", "unbounded"],
-)
-def test_a_head_that_cannot_be_had_is_refused_in_a_line(action: ActionSpec, text: str) -> None:
-    with pytest.raises(SetupError) as caught:
-        PolicyConfig(head="squashed").resolve(world_of(action))
-    assert str(caught.value) == f"policy.head squashed does not fit the actions of Here-v0: {text}"
-
-
-@pytest.mark.parametrize(
     "action",
     [ActionSpec("discrete", 4), ActionSpec("box", 1, (-math.inf,), (math.inf,)), ActionSpec("box", 1, (-1.0,), (1.0,))],
 )
