@@ -82,11 +82,7 @@ def test_so_many_real_rows_are_in_every_minibatch(batch: int, ratio: float, real
 def test_all_generators_of_an_update_are_known() -> None:
     learner = mbpo_for()
     known = learner.updater.generators
-    for generator in (
-        learner.replay.generator,
-        learner.model_buffer.generator,
-        learner.updater.policy.generator,
-    ):
+    for generator in (learner.replay.generator, learner.model_buffer.generator, learner.updater.policy.generator):
         assert sum(one is generator for one in known) == 1
     assert len(known) == 3
 

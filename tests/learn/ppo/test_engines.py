@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from freewheel.core import BatchSpec, Chunk, NDArray, Snapshot, Transitions
+from freewheel.core import BatchSpec, Chunk, NDArray, RowCounts, Snapshot, Transitions
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.ppo.numpy_engine import NumpyEngine
@@ -44,12 +44,7 @@ Numbers = dict[str, NDArray]
 
 
 def learner_for(
-    kind: Kind,
-    spec: PolicySpec,
-    config: PPOConfig = WHOLE,
-    *,
-    total: int | None = None,
-    batch: BatchSpec = BATCH,
+    kind: Kind, spec: PolicySpec, config: PPOConfig = WHOLE, *, total: int | None = None, batch: BatchSpec = BATCH
 ) -> PPO:
     """With weights that are no longer the first ones. simulator: a torch engine whose rows come as tensors."""
     gradient: Literal["auto", "autograd"] = "autograd" if kind == "torch" else "auto"
@@ -344,46 +339,43 @@ def test_a_learner_with_tensors_keeps_its_promises(spec: PolicySpec, kind: Kind)
     check_learner(lambda: learner_for(kind, spec, config), collect)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch", "simulator"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
-def test_rewards_that_are_not_finite_change_nothing(poison: float) -> None:
-    learner, spared = (learner_for("simulator", GAUSSIAN) for _ in range(2))
+def test_an_update_that_stops_being_finite_changes_nothing(kind: Kind, poison: float) -> None:
+    """Weights and optimiser are as before; the next update is that of a learner which was spared."""
+    config = replace(WHOLE, normalize_advantage=False, minibatch=ROWS // 2)
+    learner, spared = (learner_for(kind, GAUSSIAN, config) for _ in range(2))
     data = play(GAUSSIAN, learner.snapshot(), (STEPS, LANES))
     reward = data.reward.copy()
     reward[7, 1] = poison
+
+    def observe(one: PPO, data: Transitions) -> None:
+        chunk = sign(data, version=one.version, sequence=one.version)
+        one.observe(to_tensors(chunk) if kind == "simulator" else chunk)
+
+    for one in (learner, spared):
+        observe(one, data)
+        one.update()
     before = {name: np.array(value) for name, value in learner.state_dict().items()}
-    learner.observe(to_tensors(sign(replace(data, reward=reward))))
+    observe(learner, replace(data, reward=reward))
     reported = learner.update()
     assert reported["update/skipped"] == 1.0
+    assert "loss/policy" not in reported
     assert all(np.isfinite(value) for value in reported.values())
-    assert (learner.version, learner.rows().trained, learner.rows().dropped) == (1, 0, {"nan": ROWS})
+    assert (learner.version, learner.rows()) == (2, RowCounts(trained=ROWS, dropped={"nan": ROWS}))
     after = learner.state_dict()
     for name in ("params", *(name for name in before if name.startswith("adam"))):
         np.testing.assert_array_equal(before[name], np.asarray(after[name]), name)
-    spared.version = 1
+    spared.load_state_dict(
+        {**spared.state_dict(), **{name: after[name] for name in after if name in ("rng", "generator")}}
+    )
+    spared.version = 2
     for one in (learner, spared):
-        one.observe(to_tensors(sign(data, version=1, sequence=1)))
+        observe(one, data)
         assert one.update()["update/skipped"] == 0.0
     assert_close(numbers(learner), numbers(spared))
-    assert learner.rows().trained == ROWS
-
-
-def test_rows_of_a_simulator_beyond_the_bound_are_dropped_and_counted() -> None:
-    learner = learner_for("simulator", GAUSSIAN, batch=BatchSpec(STEPS, LANES, max_lag=1))
-    data = play(GAUSSIAN, learner.snapshot(), (STEPS + 6, LANES))
-    learner.observe(to_tensors(sign(data, version=0)))
-    for version in (1, 2):
-        learner.update()
-        assert learner.version == version
-        left = 6 * LANES if version == 1 else 0  # six steps of version 0 stay good for one more update
-        assert learner.rows().queued == left
-        learner.observe(to_tensors(sign(data, slice(STEPS - 6), version=version, sequence=version)))
-        assert learner.ready is (version == 1)
-    assert learner.rows().dropped == {}
-    learner.observe(to_tensors(sign(data, slice(6), version=0, sequence=3)))
-    assert learner.rows().dropped == {"stale": 6 * LANES}
-    twin = learner_for("simulator", GAUSSIAN, batch=BatchSpec(STEPS, LANES, max_lag=1))
-    twin.load_state_dict(learner.state_dict())
-    assert twin.rows() == replace(learner.rows(), queued=0)
+    assert not np.array_equal(np.asarray(learner.state_dict()["params"]), before["params"])
+    assert learner.rows() == RowCounts(trained=2 * ROWS, dropped={"nan": ROWS})
 
 
 @pytest.mark.parametrize("kind", ["numpy", "simulator"])
