@@ -32,12 +32,6 @@ def test_fifty_steps_are_those_of_torch() -> None:
     assert (ours - start).abs().min() > 1e-5
 
 
-def test_the_first_step_is_one_learning_rate_long() -> None:
-    vector, grad = torch.zeros(3), torch.tensor([4.0, -4.0, 0.0])
-    Adam(vector, grad).step(0.5)
-    torch.testing.assert_close(vector, torch.tensor([-0.5, 0.5, 0.0]), rtol=1e-5, atol=0)
-
-
 def test_what_is_remembered_is_recalled_bit_for_bit() -> None:
     vector, grad = torch.linspace(-1, 1, 40), torch.zeros(40)
     adam = Adam(vector, grad)
@@ -56,13 +50,6 @@ def test_what_is_remembered_is_recalled_bit_for_bit() -> None:
     assert torch.equal(vector, before[0])
     assert adam.steps == 5
     assert torch.equal(run(parts[5:]), once)
-
-
-def test_recall_writes_into_the_vector_it_moves() -> None:
-    vector = torch.ones(2)
-    adam = Adam(vector, torch.zeros(2))
-    adam.recall(torch.full((2,), 3.0), torch.ones(2), torch.ones(2), 4)
-    assert vector.tolist() == [3.0, 3.0]
 
 
 def test_fused_steps_are_those_of_torch_and_what_has_no_gradient_stays() -> None:

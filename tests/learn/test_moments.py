@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from freewheel.core import NDArray, Transitions
 from freewheel.learn.moments import ReturnScale, RunningMoments
 from freewheel.policies.spec import Start
-
-if TYPE_CHECKING:
-    from tests.learn.conftest import Sign
+from tests.support.learning import sign
 
 GAMMA = 0.9
 
@@ -78,9 +76,6 @@ def test_a_state_is_a_copy_and_is_restored(device: str | None) -> None:
     assert (copy.count, state[-1]) == (9, 5)
 
 
-# ------------------------------------------------------------------------------------------------- discounted returns
-
-
 def rewards(steps: int, lanes: int, seed: int) -> Transitions:
     """Random rewards with ends and gaps; what stands in a gap means nothing, so it is the worst that could stand there."""
     rng = np.random.default_rng(seed)
@@ -113,7 +108,7 @@ def tensors(data: Transitions) -> Transitions[Any]:
 @KINDS
 @given(steps=st.integers(1, 12), lanes=st.integers(1, 3), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_returns_are_followed_across_chunks(
-    sign: Sign, device: str | None, steps: int, lanes: int, seed: int, data: st.DataObject
+    device: str | None, steps: int, lanes: int, seed: int, data: st.DataObject
 ) -> None:
     rows = rewards(steps, lanes, seed)
     cuts = sorted(data.draw(st.sets(st.integers(1, steps)))) if steps > 1 else []

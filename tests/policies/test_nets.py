@@ -1,4 +1,4 @@
-"""The torch side of a policy: networks over one flat vector, and users' own modules."""
+"""The torch side of a policy: networks over one flat vector, users' own modules, and the policy on tensors."""
 
 from __future__ import annotations
 
@@ -11,28 +11,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from freewheel.core import Snapshot
 from freewheel.errors import SetupError
 from freewheel.policies.heads.head import HEADS
-from freewheel.policies.nets import PolicyNet, TorchActor
-from freewheel.policies.spec import PolicySpec
+from freewheel.policies.nets import PolicyNet, TensorActor, TensorPolicy, TorchActor
+from freewheel.policies.spec import FlatParams, PolicySpec, full_layout, initialise
+from tests.support.learning import observations
 from tests.support.places import SUPPORT
 
-PLAIN = PolicySpec(
-    obs_size=4,
-    obs_dtype="float32",
-    actor_columns=((0, 4),),
-    critic_columns=((0, 4),),
-    normalised=(),
-    mask=None,
-    head="categorical",
-    action_size=3,
-    hidden=(8, 8),
-    activation="tanh",
-    log_std=0.0,
-    module="",
-)
+PLAIN = PolicySpec(4, "float32", ((0, 4),), ((0, 4),), (), None, "categorical", 3, (8, 8), "tanh", 0.0, "")
 #: Columns of a world with slices policy 0..3, critic 3..5, context 5..6 and perhaps a mask at the end.
 SLICED = replace(PLAIN, obs_size=6, actor_columns=((0, 3), (5, 6)), critic_columns=((3, 6),))
 
@@ -68,9 +57,6 @@ def test_actor_and_critic_read_their_own_columns(seed: int) -> None:
         assert bool((other.value != value).any()) == for_critic
 
 
-# ---------------------------------------------------------------------------------------------------------- one flat vector
-
-
 @pytest.mark.parametrize("head", [*HEADS])
 def test_weights_are_views_of_one_vector(head: str) -> None:
     net = PolicyNet(replace(PLAIN, head=head), np.random.default_rng(0))
@@ -92,9 +78,6 @@ def test_equal_seeds_give_equal_weights(custom: PolicySpec) -> None:
         first, again, other = (PolicyNet(spec, np.random.default_rng(seed)).params.vector for seed in (1, 1, 2))
         assert np.array_equal(first, again)
         assert not np.array_equal(first, other)
-
-
-# ------------------------------------------------------------------------------------------------------- a network of one's own
 
 
 def test_torchs_own_generator_is_left_alone(custom: PolicySpec) -> None:
@@ -146,9 +129,6 @@ def test_a_network_that_cannot_serve_is_refused(custom: PolicySpec, name: str, c
         PolicyNet(replace(custom, module=name), np.random.default_rng(0))
 
 
-# ---------------------------------------------------------------------------------------------------------------- beginnings
-
-
 def test_a_net_begins_with_the_weights_it_is_given(custom: PolicySpec) -> None:
     for spec in (PLAIN, replace(PLAIN, normalised=((0, 2),), head="squashed"), custom):
         net, given = PolicyNet(spec, np.random.default_rng(0)), random_net(spec, 1)
@@ -176,3 +156,93 @@ def test_a_net_refuses_the_weights_of_another(change: dict[str, Any], text: str)
     wanted = f"the weights to begin with are another network's: {text}; choose the same policy"
     assert str(caught.value) == wanted
     assert np.array_equal(net.params.vector, before)
+
+
+FIVE = replace(PLAIN, obs_size=5, actor_columns=((0, 5),), critic_columns=((0, 5),))
+MASKED = replace(FIVE, actor_columns=((0, 2),), critic_columns=((0, 2),), mask=(2, 5))
+SQUASHED = replace(FIVE, head="squashed", action_size=2)
+SPECS = {
+    "categorical": FIVE,
+    "masked": MASKED,
+    "masked and normalised": replace(MASKED, normalised=((0, 2),)),
+    "bytes": replace(FIVE, obs_dtype="uint8"),
+    "gaussian": replace(FIVE, head="gaussian", action_size=2, log_std=-0.7),
+    "gaussian and normalised": replace(FIVE, head="gaussian", action_size=2, normalised=((0, 3), (4, 5))),
+    "squashed": SQUASHED,
+    "squashed and normalised": replace(SQUASHED, normalised=((1, 5),), actor_columns=((0, 1), (2, 5))),
+}
+
+
+def weights(spec: PolicySpec, seed: int = 0) -> Snapshot:
+    """Large enough that actions differ; with statistics wherever the spec has them."""
+    rng, params = np.random.default_rng(seed), FlatParams(full_layout(spec))
+    initialise(spec, params, rng)
+    last = f"actor.{len(spec.hidden)}"
+    params.views[f"{last}.weight"][...] *= 40
+    params.views[f"{last}.bias"][...] = rng.normal(size=spec.outputs) * 0.3
+    for start, stop in spec.normalised:
+        params.views["norm.mean"][start:stop] = rng.normal(size=stop - start)
+        params.views["norm.scale"][start:stop] = rng.uniform(0.5, 30.0, stop - start)
+    return Snapshot(seed, {name: view.copy() for name, view in params.views.items()})
+
+
+@pytest.mark.parametrize("case", ["categorical", "gaussian", "squashed"])
+def test_lanes_are_drawn_apart_by_a_generator_of_its_own(case: str) -> None:
+    spec = SPECS[case]
+    one, same = (TensorActor(spec, "cpu", 7) for _ in range(2))
+    for actor in (one, same):
+        actor.load(weights(spec))
+    obs = torch.from_numpy(np.tile(observations(spec, (1,), np.random.default_rng(1)), (400, 1)))
+    before = torch.random.get_rng_state()
+    first, second = one.policy.act(obs)[0], one.policy.act(obs)[0]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not torch.equal(first, second)
+    assert len({str(row) for row in first.tolist()}) > 1
+    assert torch.equal(same.policy.act(obs)[0], first)
+    assert one.generators == [one.policy.generator]
+
+
+def test_statistics_clip_what_they_normalise_and_nothing_else() -> None:
+    spec = replace(FIVE, normalised=((1, 3),))
+    policy = TensorPolicy(spec, np.random.default_rng(0), "cpu", 0)
+    policy.normalise(np.array([9.0, 2.0, -1.0, 9.0, 9.0]), np.array([9.0, 0.5, 100.0, 9.0, 9.0]))
+    obs = torch.tensor([[50.0, 4.0, 3.0, -50.0, 2.0]])
+    assert policy.inputs(obs).tolist() == [[50.0, 1.0, 10.0, -50.0, 2.0]]
+    assert obs.tolist() == [[50.0, 4.0, 3.0, -50.0, 2.0]]
+    assert policy.weights(on_device=False)["norm.mean"].tolist() == [0, 2, -1, 0, 0]
+    plain = TensorPolicy(FIVE, np.random.default_rng(0), "cpu", 0)
+    assert plain.inputs(obs) is obs
+
+
+@pytest.mark.parametrize("case", SPECS)
+def test_weights_are_loaded_in_place_and_handed_out_as_copies(case: str) -> None:
+    spec = SPECS[case]
+    policy = TensorPolicy(spec, np.random.default_rng(0), "cpu", 0)
+
+    def held() -> list[Tensor]:
+        return [policy.net.vector, *policy.statistics.values(), *policy.net.parameters]
+
+    addresses = [tensor.data_ptr() for tensor in held()]
+    wanted = weights(spec, seed=4)
+    policy.load(wanted)
+    assert [tensor.data_ptr() for tensor in held()] == addresses
+    copies = policy.weights(on_device=False)
+    assert copies.keys() == wanted.params.keys()
+    with torch.no_grad():
+        for tensor in held()[:3]:
+            tensor.add_(1)
+    for name, value in wanted.params.items():
+        np.testing.assert_array_equal(copies[name], value, name)
+    other, again = (TensorPolicy(spec, np.random.default_rng(seed), "cpu", 0) for seed in (8, 9))
+    other.load(Snapshot(1, copies))
+    again.load(wanted)
+    obs = torch.from_numpy(observations(spec, (20,), np.random.default_rng(1)))
+    assert torch.equal(other.greedy(obs), again.greedy(obs))
+
+
+def test_what_it_starts_with_is_what_a_network_of_that_seed_has() -> None:
+    spec = SPECS["squashed"]
+    policy = TensorPolicy(spec, np.random.default_rng(3), "cpu", 0)
+    net = PolicyNet(spec, np.random.default_rng(3))
+    for name, value in policy.weights(on_device=True).items():
+        np.testing.assert_array_equal(np.asarray(value), net.params.views[name], name)

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -19,20 +20,10 @@ from tests.support.places import ROOT, SUPPORT
 
 DRAWS = 100_000
 #: A linear policy of three choices that reads one column of ones: its biases are its logits.
-LINEAR = PolicySpec(
-    obs_size=1,
-    obs_dtype="float32",
-    actor_columns=((0, 1),),
-    critic_columns=((0, 1),),
-    normalised=(),
-    mask=None,
-    head="categorical",
-    action_size=3,
-    hidden=(),
-    activation="tanh",
-    log_std=0.0,
-    module="",
-)
+LINEAR = PolicySpec(1, "float32", ((0, 1),), ((0, 1),), (), None, "categorical", 3, (), "tanh", 0.0, "")
+
+
+FOUR = replace(LINEAR, obs_size=5, mask=(1, 5), action_size=4)  # the same of four choices, with a mask
 
 
 def actor_with(spec: PolicySpec, outputs: list[float], log_std: list[float] | None = None) -> NumpyActor:
@@ -65,26 +56,20 @@ class Fixed(np.random.Generator):
         return np.full(size, self.value)
 
 
-# ------------------------------------------------------------------------------------------------------------- categorical
-
-
 @pytest.mark.parametrize("logits", [[0.0, 0.0, 0.0], [1.0, -1.0, 0.3], [1000.0, 999.0, 0.0], [-30.0, 2.0, 2.5]])
 def test_choices_come_as_often_as_they_should(logits: list[float]) -> None:
     shifted = np.exp(np.array(logits) - max(logits))
     expected = shifted / shifted.sum()
     decision = actor_with(LINEAR, logits).act(np.ones((DRAWS, 1), np.float32), np.random.default_rng(0))
-    assert (
-        chi_square(decision.action, np.where(expected > 1e-6, expected, 0)) < 18.4
-    )  # p = 1e-4 with two degrees of freedom
+    possible = np.where(expected > 1e-6, expected, 0)
+    assert chi_square(decision.action, possible) < 18.4  # p = 1e-4 with two degrees of freedom
     assert decision.action.dtype == np.int64
     np.testing.assert_allclose(decision.log_prob, np.log(expected[decision.action]), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "allowed", [[1, 1, 0, 1], [0, 1, 1, 1], [0, 1, 0, 1], [1, 1, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1]]
-)
+@pytest.mark.parametrize("allowed", [[1, 1, 0, 1], [0, 1, 0, 1], [1, 1, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1]])
 def test_masked_choices_are_never_made(allowed: list[int]) -> None:
-    spec = replace(LINEAR, obs_size=5, mask=(1, 5), action_size=4)
+    spec = FOUR
     logits = [0.5, -0.5, 3.0, 0.0]
     obs = np.tile(np.array([1, *allowed], np.float32), (DRAWS, 1))
     decision = actor_with(spec, logits).act(obs, np.random.default_rng(1))
@@ -97,27 +82,27 @@ def test_masked_choices_are_never_made(allowed: list[int]) -> None:
 
 @pytest.mark.parametrize(("draw", "choice"), [(0.0, 1), (1 - 2**-53, 2)], ids=["least", "greatest"])
 def test_not_even_the_extreme_draws_land_on_a_masked_choice(draw: float, choice: int) -> None:
-    spec = replace(LINEAR, obs_size=5, mask=(1, 5), action_size=4)
+    spec = FOUR
     obs = np.array([[1, 0, 1, 1, 0]] * 7, np.float32)
     for logits in ([0.0, 0.0, 0.0, 0.0], [5.0, 0.1, -0.2, 9.0], [0.0, 1e-3, 2e-3, 0.0]):
         assert (actor_with(spec, logits).act(obs, Fixed(draw)).action == choice).all()
 
 
-def test_each_lane_has_its_own_mask() -> None:
-    spec = replace(LINEAR, obs_size=4, mask=(1, 4))
-    obs = np.column_stack([np.ones(3), np.eye(3)]).astype(np.float32)
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_each_lane_has_its_own_mask(dtype: Literal["float32", "uint8"]) -> None:
+    spec = replace(LINEAR, obs_size=4, mask=(1, 4), obs_dtype=dtype)
+    obs = np.column_stack([np.ones(3), np.eye(3)]).astype(dtype)
     decision = actor_with(spec, [3.0, 0.0, -3.0]).act(obs, np.random.default_rng(0))
     assert decision.action.tolist() == [0, 1, 2]
     assert decision.log_prob.tolist() == [0, 0, 0]
 
 
-def test_masks_of_bytes_are_read_as_they_are() -> None:
-    spec = replace(LINEAR, obs_size=4, mask=(1, 4), obs_dtype="uint8")
-    obs = np.array([[1, 0, 1, 0], [1, 0, 0, 1]], np.uint8)
-    assert actor_with(spec, [3.0, 0.0, -3.0]).act(obs, np.random.default_rng(0)).action.tolist() == [1, 2]
-
-
-# ----------------------------------------------------------------------------------------------------------------- gaussian
+def assert_normal(noise: NDArray) -> None:
+    scale = 1 / math.sqrt(DRAWS)
+    assert np.abs(noise.mean(axis=0)).max() < 4 * scale
+    assert np.abs(noise.var(axis=0) - 1).max() < 4 * math.sqrt(2) * scale
+    assert abs(noise.prod(axis=1).mean()) < 4 * scale
+    assert np.abs((noise**3).mean(axis=0)).max() < 4 * math.sqrt(15) * scale
 
 
 def test_gaussian_actions_have_the_right_moments() -> None:
@@ -126,30 +111,16 @@ def test_gaussian_actions_have_the_right_moments() -> None:
     decision = actor_with(spec, [1.0, -3.0], log_std).act(np.ones((DRAWS, 1), np.float32), np.random.default_rng(2))
     assert decision.action.dtype == np.float32
     noise = (decision.action.astype(np.float64) - [1.0, -3.0]) / [0.5, 2.0]
-    scale = 1 / math.sqrt(DRAWS)
-    assert np.abs(noise.mean(axis=0)).max() < 4 * scale
-    assert np.abs(noise.var(axis=0) - 1).max() < 4 * math.sqrt(2) * scale
-    assert abs(noise.prod(axis=1).mean()) < 4 * scale
-    assert np.abs((noise**3).mean(axis=0)).max() < 4 * math.sqrt(15) * scale
+    assert_normal(noise)
     expected = -0.5 * np.square(noise).sum(axis=1) - math.log(2 * math.pi) - sum(log_std)
     np.testing.assert_allclose(decision.log_prob, expected, rtol=1e-5, atol=1e-5)
-
-
-# ----------------------------------------------------------------------------------------------------------------- squashed
 
 
 def test_squashed_actions_have_the_right_moments_and_stay_inside() -> None:
     spec = replace(LINEAR, head="squashed", action_size=2)
     actor = actor_with(spec, [0.3, -0.5, math.log(0.5), math.log(0.8)])
     action = actor.act(np.ones((DRAWS, 1), np.float32), np.random.default_rng(3)).action
-    noise = (np.arctanh(action.astype(np.float64)) - [0.3, -0.5]) / [0.5, 0.8]
-    scale = 1 / math.sqrt(DRAWS)
-    assert np.abs(noise.mean(axis=0)).max() < 4 * scale
-    assert np.abs(noise.var(axis=0) - 1).max() < 4 * math.sqrt(2) * scale
-    assert abs(noise.prod(axis=1).mean()) < 4 * scale
-
-
-# ------------------------------------------------------------------------------------------------------------------- greedy
+    assert_normal((np.arctanh(action.astype(np.float64)) - [0.3, -0.5]) / [0.5, 0.8])
 
 
 def test_greedy_is_the_mode_and_draws_nothing() -> None:
@@ -174,9 +145,6 @@ def test_a_masked_choice_is_no_mode() -> None:
     spec = replace(LINEAR, obs_size=4, mask=(1, 4))
     greedy = actor_with(spec, [0.0, 9.0, 1.0]).act(np.array([[1, 1, 0, 1]], np.float32), Fixed(0.0), greedy=True)
     assert greedy.action.tolist() == [2]
-
-
-# ------------------------------------------------------------------------------------------------------------------ the rest
 
 
 def test_what_is_loaded_is_a_copy() -> None:
@@ -236,9 +204,6 @@ def test_one_lane_alone_acts_as_it_would_beside_others(greedy: bool) -> None:
         assert alone.action[0] == beside.action[0]
         assert alone.log_prob[0] == pytest.approx(beside.log_prob[0], abs=1e-6)
         assert (alone.action.dtype, alone.log_prob.dtype) == (beside.action.dtype, beside.log_prob.dtype)
-
-
-# ------------------------------------------------------------------------------------------------- which actor runs a policy
 
 
 def test_our_own_networks_run_in_numpy() -> None:

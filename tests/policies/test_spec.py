@@ -12,6 +12,7 @@ import pytest
 from freewheel.core import ActionSpec, EnvSpec, Slice
 from freewheel.errors import SetupError, UsageError
 from freewheel.policies.spec import (
+    Columns,
     FlatParams,
     PolicyConfig,
     PolicySpec,
@@ -25,20 +26,7 @@ from freewheel.policies.spec import (
 
 DISCRETE = ActionSpec("discrete", 3)
 BOX = ActionSpec("box", 2, (-1.0, -1.0), (1.0, 1.0))
-PLAIN = PolicySpec(
-    obs_size=5,
-    obs_dtype="float32",
-    actor_columns=((0, 5),),
-    critic_columns=((0, 5),),
-    normalised=(),
-    mask=None,
-    head="categorical",
-    action_size=3,
-    hidden=(8, 4),
-    activation="tanh",
-    log_std=0.0,
-    module="",
-)
+PLAIN = PolicySpec(5, "float32", ((0, 5),), ((0, 5),), (), None, "categorical", 3, (8, 4), "tanh", 0.0, "")
 
 
 def world(action: ActionSpec, *names: str) -> EnvSpec:
@@ -50,49 +38,32 @@ def world(action: ActionSpec, *names: str) -> EnvSpec:
     return EnvSpec("Toy-v0", 1, ends[-1], "float32", tuple(parts), action)
 
 
-# --------------------------------------------------------------------------------------------------------------- resolving
-
-
 @pytest.mark.parametrize(
-    ("action", "head", "outputs"), [(DISCRETE, "categorical", 3), (BOX, "gaussian", 2)], ids=["discrete", "box"]
+    ("given", "action", "head", "outputs"),
+    [("auto", DISCRETE, "categorical", 3), ("auto", BOX, "gaussian", 2), ("squashed", BOX, "squashed", 4)],
 )
-def test_auto_chooses_the_head_that_fits_the_actions(action: ActionSpec, head: str, outputs: int) -> None:
-    spec = PolicyConfig().resolve(world(action, "obs"))
+def test_a_head_that_fits_the_actions(given: str, action: ActionSpec, head: str, outputs: int) -> None:
+    spec = PolicyConfig(head=given).resolve(world(action, "obs"))
     assert (spec.head, spec.outputs, spec.action_size) == (head, outputs, action.size)
 
 
-def test_a_squashed_head_gives_means_and_deviations() -> None:
-    assert PolicyConfig(head="squashed").resolve(world(BOX, "obs")).outputs == 4
-
-
 @pytest.mark.parametrize(
-    ("config", "action", "complaint"),
+    ("head", "action", "complaint"),
     [
-        (
-            PolicyConfig(head="gaussian"),
-            DISCRETE,
-            "gaussian does not fit the actions of Toy-v0: it needs box actions; use auto",
-        ),
-        (
-            PolicyConfig(head="categorical"),
-            BOX,
-            "categorical does not fit the actions of Toy-v0: it needs discrete actions; use auto",
-        ),
-        (
-            PolicyConfig(head="squashed"),
-            replace(BOX, high=(1.0, math.inf)),
-            "squashed does not fit the actions of Toy-v0: it needs finite action bounds; .*--action-bounds",
-        ),
-        (PolicyConfig(hidden=(64, 0)), BOX, "policy.hidden must be positive sizes"),
+        ("gaussian", DISCRETE, "it needs box actions; use auto"),
+        ("categorical", BOX, "it needs discrete actions; use auto"),
+        ("squashed", DISCRETE, "it needs box actions; use auto"),
+        ("squashed", replace(BOX, high=(1.0, math.inf)), "it needs finite action bounds; .*--action-bounds"),
     ],
-    ids=["gaussian", "categorical", "unbounded", "empty layer"],
 )
-def test_what_does_not_fit_is_refused(config: PolicyConfig, action: ActionSpec, complaint: str) -> None:
-    with pytest.raises(SetupError, match=complaint):
-        config.resolve(world(action, "obs"))
+def test_a_head_that_does_not_fit_is_refused(head: str, action: ActionSpec, complaint: str) -> None:
+    with pytest.raises(SetupError, match=f"^policy.head {head} does not fit the actions of Toy-v0: {complaint}$"):
+        PolicyConfig(head=head).resolve(world(action, "obs"))
 
 
-def test_an_unknown_head_is_refused_with_the_nearest_name() -> None:
+def test_empty_layers_and_unknown_heads_are_refused() -> None:
+    with pytest.raises(SetupError, match=r"policy\.hidden must be positive sizes"):
+        PolicyConfig(hidden=(64, 0)).resolve(world(BOX, "obs"))
     with pytest.raises(UsageError, match="unknown head 'gausian'; did you mean 'gaussian'"):
         PolicyConfig(head="gausian").resolve(world(BOX, "obs"))
 
@@ -111,10 +82,7 @@ def test_an_unknown_head_is_refused_with_the_nearest_name() -> None:
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
 def test_named_slices_say_who_reads_what(
-    names: list[str],
-    actor: tuple[tuple[int, int], ...],
-    critic: tuple[tuple[int, int], ...],
-    normalised: tuple[tuple[int, int], ...],
+    names: list[str], actor: Columns, critic: Columns, normalised: Columns
 ) -> None:
     spec = PolicyConfig(normalize_obs=True).resolve(world(DISCRETE, *names))
     assert (spec.actor_columns, spec.critic_columns, spec.normalised) == (actor, critic, normalised)
@@ -127,9 +95,6 @@ def test_a_spec_is_kept_as_json() -> None:
     config = PolicyConfig(hidden=(7,), activation="elu", log_std=-0.5, normalize_obs=True, module="a.b:C")
     for spec in (PLAIN, config.resolve(world(DISCRETE, "policy", "action_mask", "critic", "context"))):
         assert PolicySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-
-
-# ------------------------------------------------------------------------------------------------------------- the flat vector
 
 
 @pytest.mark.parametrize("head", ["categorical", "gaussian", "squashed"])
@@ -195,15 +160,9 @@ def test_orthogonal_weights_prefer_no_sign() -> None:
     assert 8 < sum(firsts) < 32
 
 
-# ------------------------------------------------------------------------------------------------------------ what it is fed
-
-
-def test_plain_observations_are_fed_as_they_are() -> None:
+def test_plain_observations_are_fed_as_they_are_and_bytes_become_fractions() -> None:
     obs = np.ones((2, 5), np.float32)
     assert network_inputs(PLAIN, {}, obs) is obs
-
-
-def test_bytes_become_fractions() -> None:
     spec = replace(PLAIN, obs_dtype="uint8")
     params = FlatParams(full_layout(spec))
     initialise(spec, params, np.random.default_rng(0))

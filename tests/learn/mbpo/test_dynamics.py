@@ -32,17 +32,6 @@ def random_rows(spec: ModelSpec, *shape: int, seed: int = 0) -> Tensor:
     return pack(obs, action, reward, ends > 1, known > -1, next_obs)
 
 
-def test_packed_rows_are_taken_apart_again() -> None:
-    obs, next_obs, action = torch.randn(3, 5, 3), torch.randn(3, 5, 3), torch.randn(3, 5, 2)
-    reward, terminated, known = torch.randn(3, 5), torch.rand(3, 5) < 0.5, torch.rand(3, 5) < 0.5
-    rows = pack(obs, action, reward, terminated, known, next_obs)
-    assert rows.shape == (3, 5, SPEC.columns.width)
-    assert rows.dtype == torch.float32
-    row = SPEC.columns.split(rows)
-    for part, value in zip(row, (obs, action, reward, terminated, known, next_obs), strict=True):
-        assert torch.equal(part, value.float().reshape(part.shape))
-
-
 def softplus(x: float) -> float:
     return math.log1p(math.exp(x))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from freewheel.rollout.factory import RunnerFactory
 from freewheel.testing.conformance import check_learner
 from freewheel.transport.executors import Executors
 from tests.support.isaac_like import IsaacLike, Traps
+from tests.support.learning import play, sign
 from tests.support.model_story import (
     BOX_LANES,
     CHUNK,
@@ -42,29 +43,16 @@ from tests.support.model_story import (
     mbpo_for,
 )
 
-if TYPE_CHECKING:
-    from tests.learn.conftest import Play, Sign
 
-Feed = Callable[..., list[Mapping[str, float]]]
-
-
-@pytest.fixture
-def feed(play: Play, sign: Sign) -> Feed:
+def feed(learner: MBPO, steps: int, after: Callable[[], None] = lambda: None) -> list[Mapping[str, float]]:
     """Give a learner so many more steps of two lanes, one publication's rows at a time, and let it work each off."""
-
-    def feed(learner: MBPO, steps: int, after: Callable[[], None] = lambda: None) -> list[Mapping[str, float]]:
-        data, reported = play(SPEC, learner.snapshot(), (steps, 2), seed=learner.pace.rows), []
-        for at in range(0, steps, 2):
-            learner.observe(sign(data, slice(at, at + 2), sequence=at))
-            while learner.ready:
-                reported.append(learner.update())
-                after()
-        return reported
-
-    return feed
-
-
-# ------------------------------------------------------------------------------------------------------------------ the kit
+    data, reported = play(SPEC, learner.snapshot(), (steps, 2), seed=learner.pace.rows), []
+    for at in range(0, steps, 2):
+        learner.observe(sign(data, slice(at, at + 2), sequence=at))
+        while learner.ready:
+            reported.append(learner.update())
+            after()
+    return reported
 
 
 @pytest.mark.parametrize("termination", ["never", "learned"])
@@ -74,9 +62,6 @@ def test_mbpo_keeps_the_promises_of_a_learner(termination: str, normalised: bool
     collect, spec = box_world(normalize_obs=normalised)
     config = replace(SMALL, learning_starts=CHUNK, model_every=1_000, rollouts_per_row=0.03, termination=termination)
     check_learner(lambda: mbpo_for(config, policy=spec, batch=BatchSpec(CHUNK // BOX_LANES, BOX_LANES)), collect)
-
-
-# ------------------------------------------------------------------------------------------------------------ what it learns from
 
 
 @pytest.mark.parametrize(
@@ -97,16 +82,9 @@ def test_so_many_real_rows_are_in_every_minibatch(batch: int, ratio: float, real
 def test_all_generators_of_an_update_are_known() -> None:
     learner = mbpo_for()
     known = learner.updater.generators
-    for generator in (
-        learner.replay.generator,
-        learner.model_buffer.generator,
-        learner.updater.policy.generator,
-    ):
+    for generator in (learner.replay.generator, learner.model_buffer.generator, learner.updater.policy.generator):
         assert sum(one is generator for one in known) == 1
     assert len(known) == 3
-
-
-# -------------------------------------------------------------------------------------------------------------- what it imagines
 
 
 def model_rows(learner: MBPO) -> Any:
@@ -114,7 +92,7 @@ def model_rows(learner: MBPO) -> Any:
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_model_rows_are_those_of_the_newest_models(feed: Feed, keep: int) -> None:
+def test_model_rows_are_those_of_the_newest_models(keep: int) -> None:
     executor = Planted()
     config = replace(SMALL, keep_models=keep, rollout_schedule=(1_000, 2_000, 1, 3))  # there is room for longer ones
     learner = mbpo_for(config, executors=executor)
@@ -130,7 +108,7 @@ def test_model_rows_are_those_of_the_newest_models(feed: Feed, keep: int) -> Non
         assert {*learner.model_buffer.sample(200)[:, 5].tolist()} == {*newest}
 
 
-def test_rollouts_begin_in_real_states_and_go_on_from_there(feed: Feed) -> None:
+def test_rollouts_begin_in_real_states_and_go_on_from_there() -> None:
     learner = mbpo_for(replace(SMALL, rollout_schedule=(0, 1, 1, 3)), executors=Planted())
     feed(learner, STARTS // 2)
     starts = EVERY // 2
@@ -150,7 +128,7 @@ def stop_above_zero(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
     return next_obs[:, 0] > 0
 
 
-def test_a_rollout_that_ends_is_not_gone_on_with(feed: Feed) -> None:
+def test_a_rollout_that_ends_is_not_gone_on_with() -> None:
     here = f"{__name__}:stop_above_zero"
     config = replace(SMALL, rollout_schedule=(0, 1, 1, 6), termination=here, rollouts_per_row=4.0)
     learner = mbpo_for(config, executors=Planted())
@@ -186,10 +164,7 @@ def test_room_is_made_for_the_longest_rollouts() -> None:
     assert learner.model_buffer.capacity == 3 * 7 * 2 * EVERY
 
 
-# -------------------------------------------------------------------------------------------------------------- when it is fitted
-
-
-def test_a_fit_is_asked_for_every_so_many_rows_with_what_is_new(feed: Feed) -> None:
+def test_a_fit_is_asked_for_every_so_many_rows_with_what_is_new() -> None:
     executor = Planted()
     learner = mbpo_for(executors=executor)
     at = list[int]()
@@ -199,7 +174,7 @@ def test_a_fit_is_asked_for_every_so_many_rows_with_what_is_new(feed: Feed) -> N
     np.testing.assert_array_equal(np.concatenate(executor.asked), learner.replay.newest(80)[:76].numpy())
 
 
-def test_the_model_is_never_more_than_two_fits_worth_behind(feed: Feed) -> None:
+def test_the_model_is_never_more_than_two_fits_worth_behind() -> None:
     executor = Planted(slow=True)
     learner = mbpo_for(executors=executor)
     lags, fresh = list[int](), list[bool]()
@@ -217,7 +192,7 @@ def test_the_model_is_never_more_than_two_fits_worth_behind(feed: Feed) -> None:
     assert lags[0] == 0, "an update came before there was a model"
 
 
-def test_no_update_comes_before_the_first_model(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_update_comes_before_the_first_model(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = Planted(slow=True)
     learner = mbpo_for(executors=executor)
     fits = list[int]()
@@ -227,7 +202,7 @@ def test_no_update_comes_before_the_first_model(feed: Feed, monkeypatch: pytest.
     assert min(fits) == 1
 
 
-def test_a_wait_for_a_model_can_be_interrupted(feed: Feed) -> None:
+def test_a_wait_for_a_model_can_be_interrupted() -> None:
     class Never(Planted):
         def result(self, wait: float = 0.0) -> Fit | None:
             return None
@@ -246,7 +221,7 @@ def test_a_wait_for_a_model_can_be_interrupted(feed: Feed) -> None:
         feed(mbpo_for(executors=Never(), while_waiting=waiting), 20)
 
 
-def test_counters_and_what_publications_say(feed: Feed) -> None:
+def test_counters_and_what_publications_say() -> None:
     learner = mbpo_for(executors=Planted())
     reported = feed(learner, 16)
     last = reported[-1]
@@ -263,7 +238,7 @@ def test_counters_and_what_publications_say(feed: Feed) -> None:
     )
 
 
-def test_after_a_restart_the_fitter_is_given_all_real_rows(feed: Feed) -> None:
+def test_after_a_restart_the_fitter_is_given_all_real_rows() -> None:
     learner, executor = mbpo_for(executors=Planted()), Planted()
     feed(learner, 16)
     twin = mbpo_for(executors=executor, seed=5)
@@ -280,9 +255,6 @@ def test_after_a_restart_the_fitter_is_given_all_real_rows(feed: Feed) -> None:
     assert (twin._fits, twin._model_rows) == (3, 40)
 
 
-# --------------------------------------------------------------------------------------------------------------- real executors
-
-
 @pytest.fixture(scope="module")
 def serial_model() -> dict[str, Tensor]:
     return {}
@@ -290,7 +262,7 @@ def serial_model() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", ["serial", "thread", "process"])
 def test_it_works_with_every_executor(
-    feed: Feed, kind: Literal["serial", "thread", "process"], serial_model: dict[str, Tensor]
+    kind: Literal["serial", "thread", "process"], serial_model: dict[str, Tensor]
 ) -> None:
     with ExitStack() as stack:
         executors = {} if kind == "serial" else {"executors": stack.enter_context(Executors(kind, "cpu"))}
@@ -320,7 +292,7 @@ def failing(error: Exception) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("kind", ["serial", "thread", "process"])
 def test_what_the_fitter_raises_is_raised_here(
-    feed: Feed, kind: Literal["serial", "thread", "process"], monkeypatch: pytest.MonkeyPatch
+    kind: Literal["serial", "thread", "process"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("freewheel.learn.mbpo.learner.Fitter", lambda *_: failing(EnvError("no fit today")))
     with ExitStack() as stack:
@@ -332,9 +304,7 @@ def test_what_the_fitter_raises_is_raised_here(
 
 @pytest.mark.parametrize("has_final_obs", [False, True])
 @pytest.mark.parametrize("bias", [0.0, 0.5])
-def test_multi_step_errors_are_those_of_rows_that_happened(
-    play: Play, sign: Sign, has_final_obs: bool, bias: float
-) -> None:
+def test_multi_step_errors_are_those_of_rows_that_happened(has_final_obs: bool, bias: float) -> None:
     """A world that moves by DELTA and a bias, with a gap, and ends whose successor may be hidden: the row repeats itself."""
     learner = mbpo_for(
         replace(SMALL, learning_starts=20),
@@ -359,9 +329,6 @@ def test_multi_step_errors_are_those_of_rows_that_happened(
     reported = learner.update()
     for horizon in (1, 5):
         assert reported[f"model/error_{horizon}"] == pytest.approx(horizon * bias / math.sqrt(3), abs=1e-5)
-
-
-# ------------------------------------------------------------------------------------------------------------- unknown successors
 
 
 @pytest.mark.parametrize("has_final_obs", [False, True])

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from freewheel.core import BatchSpec, Chunk, NDArray, Snapshot, Transitions
+from freewheel.core import BatchSpec, Chunk, NDArray, RowCounts, Snapshot, Transitions
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.ppo.numpy_engine import NumpyEngine
@@ -27,9 +27,7 @@ from freewheel.policies.heads.squashed import LOG_STD
 from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import FlatParams, PolicySpec
 from freewheel.testing.conformance import check_learner
-
-if TYPE_CHECKING:
-    from tests.learn.conftest import Play, Sign, ToTensors
+from tests.support.learning import play, sign, to_tensors
 
 GAUSSIAN = PolicySpec(4, "float32", ((0, 4),), ((0, 4),), (), None, "gaussian", 2, (16, 8), "tanh", -0.2, "")
 MASKED = replace(GAUSSIAN, obs_size=7, mask=(4, 7), head="categorical", action_size=3)
@@ -46,12 +44,7 @@ Numbers = dict[str, NDArray]
 
 
 def learner_for(
-    kind: Kind,
-    spec: PolicySpec,
-    config: PPOConfig = WHOLE,
-    *,
-    total: int | None = None,
-    batch: BatchSpec = BATCH,
+    kind: Kind, spec: PolicySpec, config: PPOConfig = WHOLE, *, total: int | None = None, batch: BatchSpec = BATCH
 ) -> PPO:
     """With weights that are no longer the first ones. simulator: a torch engine whose rows come as tensors."""
     gradient: Literal["auto", "autograd"] = "autograd" if kind == "torch" else "auto"
@@ -80,9 +73,6 @@ def assert_close(ours: Mapping[str, Any], theirs: Mapping[str, Any], atol: float
 
 def moved(before: Numbers, after: Numbers) -> float:
     return max(float(np.abs(before[name] - after[name]).max()) for name in before)
-
-
-# ------------------------------------------------------------------------------------------------------------- the gradient
 
 
 def engines(spec: PolicySpec, config: PPOConfig = WHOLE) -> tuple[NumpyEngine | None, TorchEngine]:
@@ -236,10 +226,7 @@ def test_rows_beyond_the_clip_have_no_gradient(head: str, sign: int) -> None:
         assert largest < 0.05 if sign > 0 else largest > 0.05  # what is left is that of the entropy
 
 
-# ---------------------------------------------------------------------------------------------------- the same updates
-
-
-def rows_for(play: Play, learner: PPO, *, lagged: bool, steps: int = STEPS, gaps: bool = False) -> Transitions:
+def rows_for(learner: PPO, *, lagged: bool, steps: int = STEPS, gaps: bool = False) -> Transitions:
     """Chosen by the learner's own policy, or by another that is not far from it."""
     params = numbers(learner)
     if lagged:
@@ -256,9 +243,6 @@ def rows_for(play: Play, learner: PPO, *, lagged: bool, steps: int = STEPS, gaps
 @pytest.mark.parametrize("surrogate", ["decoupled", "behaviour"])
 @pytest.mark.parametrize("targets", ["corrected", "plain"])
 def test_targets_metrics_and_weights_are_the_same(
-    play: Play,
-    sign: Sign,
-    to_tensors: ToTensors,
     head: str,
     lagged: bool,
     standardised: bool,
@@ -269,7 +253,7 @@ def test_targets_metrics_and_weights_are_the_same(
     found = []
     for kind in kinds(HEADS[head]):
         learner = learner_for(kind, HEADS[head], config)
-        before, data = numbers(learner), rows_for(play, learner, lagged=lagged)
+        before, data = numbers(learner), rows_for(learner, lagged=lagged)
         assert data.terminated.any()
         assert data.truncated.any()
         learner.version = int(lagged)
@@ -293,7 +277,7 @@ def test_targets_metrics_and_weights_are_the_same(
 
 
 @pytest.mark.parametrize("case", [*HEADS, "normalised", "scaled rewards", "target_kl", "gaps"])
-def test_several_updates_go_the_same_way(play: Play, sign: Sign, to_tensors: ToTensors, case: str) -> None:
+def test_several_updates_go_the_same_way(case: str) -> None:
     """Whole batches, so that their order does not matter; step size, clip and entropy fade to a quarter."""
     spec = HEADS.get(case, NORMALISED if case == "normalised" else GAUSSIAN)
     faded = replace(WHOLE, lr_schedule="linear", clip_schedule="linear", entropy_schedule="linear", lr=1e-3)
@@ -327,9 +311,7 @@ def test_several_updates_go_the_same_way(play: Play, sign: Sign, to_tensors: ToT
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", "simulator"])
-def test_an_update_ends_before_the_step_that_would_go_too_far(
-    play: Play, sign: Sign, to_tensors: ToTensors, kind: Kind
-) -> None:
+def test_an_update_ends_before_the_step_that_would_go_too_far(kind: Kind) -> None:
     """The first gradient is at no distance, so the second one finds the policy too far away, and is not applied."""
     results = []
     for config in (replace(WHOLE, epochs=9, target_kl=1e-9), WHOLE, replace(WHOLE, epochs=9)):
@@ -343,14 +325,9 @@ def test_an_update_ends_before_the_step_that_would_go_too_far(
     assert moved(results[0][0], results[2][0]) > 1e-4
 
 
-# ----------------------------------------------------------------------------------------------------------------- promises
-
-
 @pytest.mark.parametrize("kind", ["torch", "simulator"])
 @pytest.mark.parametrize("spec", [*HEADS.values(), NORMALISED], ids=[*HEADS, "normalised"])
-def test_a_learner_with_tensors_keeps_its_promises(
-    play: Play, sign: Sign, to_tensors: ToTensors, spec: PolicySpec, kind: Kind
-) -> None:
+def test_a_learner_with_tensors_keeps_its_promises(spec: PolicySpec, kind: Kind) -> None:
     """With minibatches: a restored learner shuffles as the other does."""
     seeds = itertools.count()
 
@@ -362,61 +339,52 @@ def test_a_learner_with_tensors_keeps_its_promises(
     check_learner(lambda: learner_for(kind, spec, config), collect)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch", "simulator"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
-def test_rewards_that_are_not_finite_change_nothing(
-    play: Play, sign: Sign, to_tensors: ToTensors, poison: float
-) -> None:
-    learner, spared = (learner_for("simulator", GAUSSIAN) for _ in range(2))
+def test_an_update_that_stops_being_finite_changes_nothing(kind: Kind, poison: float) -> None:
+    """Weights and optimiser are as before; the next update is that of a learner which was spared."""
+    config = replace(WHOLE, normalize_advantage=False, minibatch=ROWS // 2)
+    learner, spared = (learner_for(kind, GAUSSIAN, config) for _ in range(2))
     data = play(GAUSSIAN, learner.snapshot(), (STEPS, LANES))
     reward = data.reward.copy()
     reward[7, 1] = poison
+
+    def observe(one: PPO, data: Transitions) -> None:
+        chunk = sign(data, version=one.version, sequence=one.version)
+        one.observe(to_tensors(chunk) if kind == "simulator" else chunk)
+
+    for one in (learner, spared):
+        observe(one, data)
+        one.update()
     before = {name: np.array(value) for name, value in learner.state_dict().items()}
-    learner.observe(to_tensors(sign(replace(data, reward=reward))))
+    observe(learner, replace(data, reward=reward))
     reported = learner.update()
     assert reported["update/skipped"] == 1.0
+    assert "loss/policy" not in reported
     assert all(np.isfinite(value) for value in reported.values())
-    assert (learner.version, learner.rows().trained, learner.rows().dropped) == (1, 0, {"nan": ROWS})
+    assert (learner.version, learner.rows()) == (2, RowCounts(trained=ROWS, dropped={"nan": ROWS}))
     after = learner.state_dict()
     for name in ("params", *(name for name in before if name.startswith("adam"))):
         np.testing.assert_array_equal(before[name], np.asarray(after[name]), name)
-    spared.version = 1
+    spared.load_state_dict(
+        {**spared.state_dict(), **{name: after[name] for name in after if name in ("rng", "generator")}}
+    )
+    spared.version = 2
     for one in (learner, spared):
-        one.observe(to_tensors(sign(data, version=1, sequence=1)))
+        observe(one, data)
         assert one.update()["update/skipped"] == 0.0
     assert_close(numbers(learner), numbers(spared))
-    assert learner.rows().trained == ROWS
-
-
-def test_rows_of_a_simulator_beyond_the_bound_are_dropped_and_counted(
-    play: Play, sign: Sign, to_tensors: ToTensors
-) -> None:
-    learner = learner_for("simulator", GAUSSIAN, batch=BatchSpec(STEPS, LANES, max_lag=1))
-    data = play(GAUSSIAN, learner.snapshot(), (STEPS + 6, LANES))
-    learner.observe(to_tensors(sign(data, version=0)))
-    for version in (1, 2):
-        learner.update()
-        assert learner.version == version
-        left = 6 * LANES if version == 1 else 0  # six steps of version 0 stay good for one more update
-        assert learner.rows().queued == left
-        learner.observe(to_tensors(sign(data, slice(STEPS - 6), version=version, sequence=version)))
-        assert learner.ready is (version == 1)
-    assert learner.rows().dropped == {}
-    learner.observe(to_tensors(sign(data, slice(6), version=0, sequence=3)))
-    assert learner.rows().dropped == {"stale": 6 * LANES}
-    twin = learner_for("simulator", GAUSSIAN, batch=BatchSpec(STEPS, LANES, max_lag=1))
-    twin.load_state_dict(learner.state_dict())
-    assert twin.rows() == replace(learner.rows(), queued=0)
+    assert not np.array_equal(np.asarray(learner.state_dict()["params"]), before["params"])
+    assert learner.rows() == RowCounts(trained=2 * ROWS, dropped={"nan": ROWS})
 
 
 @pytest.mark.parametrize("kind", ["numpy", "simulator"])
-def test_an_update_that_fails_keeps_its_rows_in_the_accounts(
-    play: Play, sign: Sign, to_tensors: ToTensors, monkeypatch: pytest.MonkeyPatch, kind: Kind
-) -> None:
+def test_an_update_that_fails_keeps_its_rows_in_the_accounts(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
     def broken(*_: object) -> None:
         raise MemoryError("no room")
 
     learner = learner_for(kind, GAUSSIAN)
-    chunk = sign(rows_for(play, learner, lagged=False))
+    chunk = sign(rows_for(learner, lagged=False))
     learner.observe(to_tensors(chunk) if kind == "simulator" else chunk)
     monkeypatch.setattr(learner.engine, "improve", broken)
     with pytest.raises(MemoryError):

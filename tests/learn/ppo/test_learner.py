@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,9 +21,7 @@ from freewheel.learn.ppo.torch_engine import TorchEngine
 from freewheel.learn.spec import LearnerSpec, WorldFacts
 from freewheel.policies.spec import PolicySpec
 from freewheel.seeding import generator
-
-if TYPE_CHECKING:
-    from tests.learn.conftest import Play, Sign, Spy
+from tests.support.learning import Spy, play, sign
 
 SPEC = PolicySpec(4, "float32", ((0, 4),), ((0, 4),), (), None, "categorical", 3, (16, 8), "tanh", -0.2, "")
 MASKED = replace(SPEC, obs_size=7, mask=(4, 7))
@@ -40,9 +38,6 @@ def learner_for(spec: PolicySpec, config: PPOConfig = CONFIG, *, rows: int = ROW
     weights = learner.engine.net.array
     weights += np.random.default_rng(9).normal(0, 0.2, weights.shape).astype(np.float32)
     return learner
-
-
-# ------------------------------------------------------------------------------------------------------------ written out
 
 
 class Plain:
@@ -139,9 +134,7 @@ def assert_same_weights(learner: PPO, plain: Plain) -> None:
 
 @pytest.mark.parametrize("gradient", ["analytic", "autograd"])
 @pytest.mark.parametrize("spec", [SPEC, MASKED, GAUSSIAN], ids=["categorical", "masked", "gaussian"])
-def test_without_lag_it_is_plain_ppo(
-    play: Play, sign: Sign, spec: PolicySpec, gradient: Literal["analytic", "autograd"]
-) -> None:
+def test_without_lag_it_is_plain_ppo(spec: PolicySpec, gradient: Literal["analytic", "autograd"]) -> None:
     learner = learner_for(spec, replace(CONFIG, gradient=gradient))
     plain = Plain(spec, CONFIG, learner.snapshot(), seed=5)
     first = learner.engine.net.array.copy()
@@ -162,8 +155,6 @@ def test_without_lag_it_is_plain_ppo(
 @pytest.mark.parametrize("bounds", [(1.0, 1.0), (0.8, 1.5)], ids=str)
 @pytest.mark.parametrize("spec", [MASKED, GAUSSIAN], ids=["masked", "gaussian"])
 def test_under_lag_rows_are_weighted_once_and_the_clip_starts_where_the_update_does(
-    play: Play,
-    sign: Sign,
     spec: PolicySpec,
     bounds: tuple[float, float],
     surrogate: Literal["decoupled", "behaviour"],
@@ -189,9 +180,6 @@ def test_under_lag_rows_are_weighted_once_and_the_clip_starts_where_the_update_d
     assert about["lag/effective_samples"] == pytest.approx(ratio.sum() ** 2 / np.square(ratio).sum() / ROWS, rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------- what the engine is given
-
-
 def whole(spec: PolicySpec, **changes: Any) -> PPO:
     """A learner that passes each batch on in one piece, as it is."""
     rows = changes.pop("rows", ROWS)
@@ -208,10 +196,10 @@ def by_observation(spy: Spy) -> dict[float, tuple[float, float]]:
     }
 
 
-def test_reference_and_weight_under_lag(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+def test_reference_and_weight_under_lag() -> None:
     for surrogate in ("decoupled", "behaviour"):
         learner = whole(SPEC, surrogate=surrogate, rho_bar=0.9)
-        spy = spy_on(learner)
+        spy = Spy(learner)
         data = play(SPEC, learner.snapshot(), (STEPS, LANES))
         behaviour = data.log_prob + np.random.default_rng(0).normal(0, 0.2, data.log_prob.shape).astype(np.float32)
         learner.version = 1
@@ -229,9 +217,9 @@ def test_reference_and_weight_under_lag(play: Play, sign: Sign, spy_on: type[Spy
             assert 0.1 < (batch.weight < 0.9).mean() < 0.9
 
 
-def test_without_lag_rows_are_taken_as_they_are(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+def test_without_lag_rows_are_taken_as_they_are() -> None:
     learner = whole(SPEC)
-    spy = spy_on(learner)
+    spy = Spy(learner)
     data = play(SPEC, learner.snapshot(), (STEPS, LANES))
     learner.observe(sign(data))
     about = learner.update()
@@ -249,11 +237,9 @@ def test_without_lag_rows_are_taken_as_they_are(play: Play, sign: Sign, spy_on: 
 
 
 @pytest.mark.parametrize("cuts", [[24], [8, 8, 8], [1, 22, 1], [5, 7, 12]], ids=str)
-def test_rows_of_one_author_have_the_same_targets_however_they_are_cut(
-    play: Play, sign: Sign, spy_on: type[Spy], cuts: list[int]
-) -> None:
+def test_rows_of_one_author_have_the_same_targets_however_they_are_cut(cuts: list[int]) -> None:
     learner = whole(SPEC)
-    spy = spy_on(learner)
+    spy = Spy(learner)
     data = play(SPEC, learner.snapshot(), (STEPS, LANES), gaps=True)
     learner.spec = replace(learner.spec, batch=BatchSpec(int(data.valid.sum()), 1))
     ends = np.cumsum(cuts).tolist()
@@ -269,12 +255,10 @@ def test_rows_of_one_author_have_the_same_targets_however_they_are_cut(
 
 
 @pytest.mark.parametrize("rows", [7, 24, 31])
-def test_complete_pieces_have_the_same_targets_whatever_s_is(
-    play: Play, sign: Sign, spy_on: type[Spy], rows: int
-) -> None:
+def test_complete_pieces_have_the_same_targets_whatever_s_is(rows: int) -> None:
     """A piece is complete if the batch holds all of it up to its end; the weights stand still, so only the cuts differ."""
     learner = whole(SPEC, rows=rows)
-    spy = spy_on(learner)
+    spy = Spy(learner)
     data = play(SPEC, learner.snapshot(), (STEPS, LANES))
     for sequence in range(4):
         learner.observe(sign(data, slice(6 * sequence, 6 * sequence + 6), sequence=sequence))
@@ -297,7 +281,7 @@ def test_complete_pieces_have_the_same_targets_whatever_s_is(
     assert complete > 8
 
 
-def test_what_stands_in_a_gap_means_nothing(play: Play, sign: Sign) -> None:
+def test_what_stands_in_a_gap_means_nothing() -> None:
     ends = []
     for rubbish in (0.0, np.nan, np.inf):
         learner = learner_for(SPEC, rows=50)
@@ -317,11 +301,9 @@ def test_what_stands_in_a_gap_means_nothing(play: Play, sign: Sign) -> None:
 @pytest.mark.parametrize(
     ("rows", "minibatch", "sizes"), [(72, 20, [24] * 3), (70, 16, [17, 18, 17, 18]), (72, 500, [72])]
 )
-def test_every_epoch_takes_every_row_once(
-    play: Play, sign: Sign, spy_on: type[Spy], rows: int, minibatch: int, sizes: list[int]
-) -> None:
+def test_every_epoch_takes_every_row_once(rows: int, minibatch: int, sizes: list[int]) -> None:
     learner = learner_for(SPEC, PPOConfig(epochs=4, minibatch=minibatch), rows=rows)
-    spy = spy_on(learner)
+    spy = Spy(learner)
     data = play(SPEC, learner.snapshot(), (STEPS, LANES))
     learner.observe(sign(data))
     learner.update()
@@ -338,15 +320,12 @@ def test_every_epoch_takes_every_row_once(
         assert batch.advantage.std(ddof=1) == pytest.approx(1, rel=1e-5)
 
 
-def test_a_single_row_is_not_standardised(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+def test_a_single_row_is_not_standardised() -> None:
     learner = learner_for(SPEC, PPOConfig(epochs=1, minibatch=1), rows=2)
-    spy = spy_on(learner)
+    spy = Spy(learner)
     learner.observe(sign(play(SPEC, learner.snapshot(), (2, 1))))
     learner.update()
     assert all(np.abs(batch.advantage) > 1e-3 for batch in spy.batches)
-
-
-# -------------------------------------------------------------------------------------------------------------- which engine
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from freewheel.core import Chunk, NDArray, Transitions
 from freewheel.learn.ppo.rollout_buffer import FIELDS, RolloutBatch, RolloutBuffer, cut, join
-
-if TYPE_CHECKING:
-    from tests.learn.conftest import Sign, ToTensors
+from tests.support.learning import sign, to_tensors
 
 
 def numbered(first: int, steps: int, lanes: int, valid: NDArray | None = None) -> Transitions:
@@ -56,9 +54,6 @@ def columns(batch: RolloutBatch) -> list[list[int]]:
     return [[int(n) for n in column] for column in number.T]
 
 
-# ------------------------------------------------------------------------------------------------------ nothing lost or doubled
-
-
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[tuple[int, NDArray]]:
     """(worker, valid [T, B]) in order of arrival; worker w has w + 1 lanes."""
@@ -71,7 +66,7 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, NDArray]]:
     return found
 
 
-def deliveries(found: list[tuple[int, NDArray]], sign: Sign) -> Iterator[Chunk]:
+def deliveries(found: list[tuple[int, NDArray]]) -> Iterator[Chunk]:
     number, sequence = 0, Counter[int]()
     for turn, (worker, valid) in enumerate(found):
         data = numbered(number, len(valid), worker + 1, valid)
@@ -81,11 +76,9 @@ def deliveries(found: list[tuple[int, NDArray]], sign: Sign) -> Iterator[Chunk]:
 
 
 @given(found=arrivals(), size=st.integers(1, 12))
-def test_every_row_is_taken_once_in_batches_of_exactly_s(
-    sign: Sign, found: list[tuple[int, NDArray]], size: int
-) -> None:
+def test_every_row_is_taken_once_in_batches_of_exactly_s(found: list[tuple[int, NDArray]], size: int) -> None:
     buffer, came, taken = RolloutBuffer[NDArray](), Counter[int](), Counter[int]()
-    for chunk in deliveries(found, sign):
+    for chunk in deliveries(found):
         buffer.add(chunk)
         came.update(check_fields(chunk.data))
         while buffer.rows >= size:
@@ -102,9 +95,9 @@ def test_every_row_is_taken_once_in_batches_of_exactly_s(
 
 
 @given(found=arrivals(), size=st.integers(1, 12))
-def test_older_versions_go_first(sign: Sign, found: list[tuple[int, NDArray]], size: int) -> None:
+def test_older_versions_go_first(found: list[tuple[int, NDArray]], size: int) -> None:
     buffer: RolloutBuffer = RolloutBuffer()
-    chunks = list(deliveries(found, sign))
+    chunks = list(deliveries(found))
     for chunk in reversed(chunks):
         buffer.add(chunk)
     version = {number: chunk.version for chunk in chunks for number in check_fields(chunk.data)}
@@ -117,7 +110,7 @@ def test_older_versions_go_first(sign: Sign, found: list[tuple[int, NDArray]], s
     assert order == sorted(version.values())[: len(order)]
 
 
-def test_within_a_version_the_first_to_come_goes_first(sign: Sign) -> None:
+def test_within_a_version_the_first_to_come_goes_first() -> None:
     buffer: RolloutBuffer = RolloutBuffer()
     for worker, version in ((5, 1), (3, 0), (4, 1), (1, 0)):
         buffer.add(sign(numbered(worker, 1, 1), worker=worker, version=version))
@@ -125,8 +118,8 @@ def test_within_a_version_the_first_to_come_goes_first(sign: Sign) -> None:
 
 
 @given(found=arrivals())
-def test_flatten_and_spread_are_inverse(sign: Sign, found: list[tuple[int, NDArray]]) -> None:
-    chunks = list(deliveries(found, sign))
+def test_flatten_and_spread_are_inverse(found: list[tuple[int, NDArray]]) -> None:
+    chunks = list(deliveries(found))
     batch = join(chunks)
     flat = batch.flatten(batch.data.reward)
     assert len(flat) == sum(chunk.rows for chunk in chunks)
@@ -136,16 +129,13 @@ def test_flatten_and_spread_are_inverse(sign: Sign, found: list[tuple[int, NDArr
     assert batch.flatten(batch.data.obs).shape == (len(flat), 2)
 
 
-def test_a_batch_without_gaps_is_flattened_without_a_copy(sign: Sign) -> None:
+def test_a_batch_without_gaps_is_flattened_without_a_copy() -> None:
     chunk = sign(numbered(0, 3, 2))
     batch = join([chunk])
     assert np.shares_memory(batch.flatten(batch.data.obs), chunk.data.obs)
 
 
-# ------------------------------------------------------------------------------------------------------------------- cutting
-
-
-def test_a_cut_may_go_through_a_step(sign: Sign) -> None:
+def test_a_cut_may_go_through_a_step() -> None:
     first, rest = cut(sign(numbered(0, 3, 3), sequence=7, version=4), 4)
     assert columns(join([first])) == [[0, 3], [1, -1], [2, -1]]
     assert columns(join([rest])) == [[-1, 6], [4, 7], [5, 8]]
@@ -154,23 +144,20 @@ def test_a_cut_may_go_through_a_step(sign: Sign) -> None:
     assert first.version == rest.version == 4
 
 
-def test_a_cut_between_steps_leaves_no_gap(sign: Sign) -> None:
+def test_a_cut_between_steps_leaves_no_gap() -> None:
     first, rest = cut(sign(numbered(0, 3, 3)), 6)
     assert columns(join([first])) == [[0, 3], [1, 4], [2, 5]]
     assert columns(join([rest])) == [[6], [7], [8]]
 
 
-def test_gaps_are_not_counted(sign: Sign) -> None:
+def test_gaps_are_not_counted() -> None:
     valid = np.array([[0, 0], [1, 0], [0, 1], [1, 1], [0, 0]], np.bool_)
     first, rest = cut(sign(numbered(0, 5, 2, valid)), 2)
     assert columns(join([first])) == [[-1, 2, -1], [-1, -1, 5]]
     assert columns(join([rest])) == [[6, -1], [7, -1]]
 
 
-# ------------------------------------------------------------------------------------------------------------------- joining
-
-
-def test_consecutive_chunks_of_one_author_share_columns(sign: Sign) -> None:
+def test_consecutive_chunks_of_one_author_share_columns() -> None:
     batch = join([sign(numbered(10, 1, 2), sequence=3, version=1), sign(numbered(0, 2, 2), sequence=2, version=0)])
     assert columns(batch) == [[0, 2, 10], [1, 3, 11]]
     assert batch.version.tolist() == [[0, 0], [0, 0], [1, 1]]
@@ -181,17 +168,17 @@ def test_consecutive_chunks_of_one_author_share_columns(sign: Sign) -> None:
     [{"sequence": 2}, {"sequence": 1, "worker": 1}, {"sequence": 1, "incarnation": 1}, {"sequence": 1, "lane0": 8}],
     ids=["a missing chunk", "another worker", "another incarnation", "other lanes"],
 )
-def test_what_does_not_follow_stands_apart(sign: Sign, other: dict[str, int]) -> None:
+def test_what_does_not_follow_stands_apart(other: dict[str, int]) -> None:
     batch = join([sign(numbered(0, 2, 1), sequence=0), sign(numbered(10, 3, 1), slice(None), **other)])
     assert columns(batch) == [[0, 1, -1], [10, 11, 12]]
 
 
-def test_a_thread_is_taken_up_again_after_a_missing_chunk(sign: Sign) -> None:
+def test_a_thread_is_taken_up_again_after_a_missing_chunk() -> None:
     batch = join([sign(numbered(10 * k, 1, 1), sequence=k) for k in (0, 1, 3, 4)])
     assert columns(batch) == [[0, 10], [30, 40]]
 
 
-def test_the_rest_of_a_cut_chunk_is_joined_to_what_follows(sign: Sign) -> None:
+def test_the_rest_of_a_cut_chunk_is_joined_to_what_follows() -> None:
     buffer: RolloutBuffer = RolloutBuffer()
     buffer.add(sign(numbered(0, 3, 2), sequence=0))
     buffer.add(sign(numbered(10, 2, 2), sequence=1))
@@ -199,14 +186,14 @@ def test_the_rest_of_a_cut_chunk_is_joined_to_what_follows(sign: Sign) -> None:
     assert columns(buffer.take(7)) == [[-1, 4, 10, 12], [3, 5, 11, 13]]
 
 
-def test_the_rest_of_a_cut_chunk_is_next(sign: Sign) -> None:
+def test_the_rest_of_a_cut_chunk_is_next() -> None:
     buffer: RolloutBuffer = RolloutBuffer()
     for worker in (0, 1):
         buffer.add(sign(numbered(10 * worker, 3, 2), worker=worker))
     assert [columns(buffer.take(3)) for _ in range(3)] == [[[0, 2], [1, -1]], [[-1, 4], [3, 5]], [[10, 12], [11, -1]]]
 
 
-def test_workers_of_different_widths_stand_side_by_side(sign: Sign) -> None:
+def test_workers_of_different_widths_stand_side_by_side() -> None:
     parts = [
         sign(numbered(0, 1, 2), worker=0),
         sign(numbered(10, 3, 1), worker=1),
@@ -217,10 +204,7 @@ def test_workers_of_different_widths_stand_side_by_side(sign: Sign) -> None:
     check_fields(batch.data)
 
 
-# ---------------------------------------------------------------------------------------------------------- age and episodes
-
-
-def test_what_is_too_old_is_given_up_and_counted(sign: Sign) -> None:
+def test_what_is_too_old_is_given_up_and_counted() -> None:
     buffer: RolloutBuffer = RolloutBuffer()
     for version, first in ((3, 0), (1, 10), (2, 20)):
         buffer.add(sign(numbered(first, 2, 2), version=version))
@@ -230,7 +214,7 @@ def test_what_is_too_old_is_given_up_and_counted(sign: Sign) -> None:
     assert sorted(check_fields(buffer.take(8).data)) == [0, 1, 2, 3, 20, 21, 22, 23]
 
 
-def test_whole_chunks_are_taken_oldest_version_first(sign: Sign) -> None:
+def test_whole_chunks_are_taken_oldest_version_first() -> None:
     buffer: RolloutBuffer = RolloutBuffer()
     for sequence, (version, steps) in enumerate([(2, 3), (1, 5), (1, 2)]):
         buffer.add(sign(numbered(100 * sequence, steps, 1), version=version, worker=sequence))
@@ -240,10 +224,7 @@ def test_whole_chunks_are_taken_oldest_version_first(sign: Sign) -> None:
     assert (buffer.chunks, buffer.rows) == (1, 3)
 
 
-# -------------------------------------------------------------------------------------------------------------- on tensors
-
-
-def test_tensors_are_cut_and_joined_like_arrays(sign: Sign, to_tensors: ToTensors) -> None:
+def test_tensors_are_cut_and_joined_like_arrays() -> None:
     """Three fragments of ten steps are one batch of 24 steps and six steps of the next."""
     numpy: RolloutBuffer = RolloutBuffer()
     tensors: RolloutBuffer[Any] = RolloutBuffer(3)
@@ -273,7 +254,7 @@ def split(chunk: Chunk[Any], parts: int) -> list[Chunk[Any]]:
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_parts_by_lanes_wait_for_each_other(sign: Sign, to_tensors: ToTensors, parts: int) -> None:
+def test_parts_by_lanes_wait_for_each_other(parts: int) -> None:
     chunk = to_tensors(sign(numbered(0, 4, 3), version=2))
     buffer: RolloutBuffer[Any] = RolloutBuffer(3)
     for part in split(chunk, parts):

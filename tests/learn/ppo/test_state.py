@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 from freewheel.core import BatchSpec, NDArray, RowCounts
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
-from freewheel.learn.spec import LearnerSpec
+from freewheel.learn.spec import LearnerSpec, WorldFacts
 from freewheel.ledger import balance
 from freewheel.policies.spec import PolicySpec
-
-if TYPE_CHECKING:
-    from tests.learn.conftest import Play, Sign, Spy
+from tests.support.learning import Spy, play, sign, to_tensors
 
 SPEC = PolicySpec(4, "float32", ((0, 4),), ((0, 4),), (), None, "categorical", 3, (16,), "tanh", 0.0, "")
 NORMALISED = replace(SPEC, normalised=((0, 1), (2, 4)))
@@ -46,39 +44,9 @@ def assert_identical(one: Mapping[str, NDArray], other: Mapping[str, NDArray]) -
         assert value.tobytes() == other[name].tobytes(), name
 
 
-# -------------------------------------------------------------------------------------------------- an update that goes wrong
-
-
-@pytest.mark.parametrize("gradient", ["analytic", "autograd"])
-@pytest.mark.parametrize("planted", [math.nan, math.inf, -math.inf, 3e38])
-def test_an_update_that_stops_being_finite_has_never_been(
-    play: Play, sign: Sign, planted: float, gradient: Literal["analytic", "autograd"]
-) -> None:
-    learner = learner_for(
-        config=PPOConfig(lr=1e-2, epochs=2, minibatch=8, gradient=gradient, normalize_advantage=False)
-    )
-    learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
-    learner.update()
-    before = weights_and_adam(learner)
-    data = play(SPEC, learner.snapshot(), SHAPE, seed=1)
-    data.reward[5, 1] = planted
-    learner.observe(sign(data, version=1, sequence=1))
-    about = learner.update()
-    assert_identical(weights_and_adam(learner), before)
-    assert learner.version == 2
-    assert learner.rows() == RowCounts(trained=ROWS, dropped={"nan": ROWS})
-    assert about["update/skipped"] == 1
-    assert "loss/policy" not in about
-    learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE, seed=2), version=2, sequence=2))
-    learner.update()
-    assert learner.rows() == RowCounts(trained=2 * ROWS, dropped={"nan": ROWS})
-    assert np.isfinite(weights_and_adam(learner)["params"]).all()
-    assert not np.array_equal(weights_and_adam(learner)["params"], before["params"])
-
-
-def test_the_guard_takes_back_minibatches_that_were_fine(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+def test_the_guard_takes_back_minibatches_that_were_fine() -> None:
     learner = learner_for(config=PPOConfig(lr=1e-2, epochs=1, minibatch=6))
-    spy = spy_on(learner)
+    spy = Spy(learner)
     before = weights_and_adam(learner)
     spy.slope = 1.0
     calls = 0
@@ -96,12 +64,9 @@ def test_the_guard_takes_back_minibatches_that_were_fine(play: Play, sign: Sign,
     assert_identical(weights_and_adam(learner), before)
 
 
-# --------------------------------------------------------------------------------------------------------------------- counts
-
-
 @settings(max_examples=40)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), seed=st.integers(0, 99), wrong=st.integers(0, 3))
-def test_every_row_is_on_the_books(play: Play, sign: Sign, sizes: list[int], seed: int, wrong: int) -> None:
+def test_every_row_is_on_the_books(sizes: list[int], seed: int, wrong: int) -> None:
     learner = learner_for(config=PPOConfig(epochs=1))
     delivered = 0
     for sequence, steps in enumerate(sizes):
@@ -118,7 +83,7 @@ def test_every_row_is_on_the_books(play: Play, sign: Sign, sizes: list[int], see
         assert rows.trained + sum(rows.dropped.values()) == learner.version * ROWS
 
 
-def test_it_is_hungry_until_it_is_ready(play: Play, sign: Sign) -> None:
+def test_it_is_hungry_until_it_is_ready() -> None:
     learner = learner_for()
     for step in range(8):
         assert (learner.ready, learner.hungry, learner.buffer_util) == (False, True, step / 8)
@@ -129,27 +94,34 @@ def test_it_is_hungry_until_it_is_ready(play: Play, sign: Sign) -> None:
     assert (learner.ready, learner.hungry) == (False, True)
 
 
-def test_nothing_older_than_the_lag_is_ever_learned_from(play: Play, sign: Sign) -> None:
+@pytest.mark.parametrize("simulated", [False, True])
+def test_nothing_older_than_the_lag_is_ever_learned_from(simulated: bool) -> None:
     """Neither what comes too late, nor what was held too long: both are on the books as stale."""
-    learner = learner_for(config=PPOConfig(epochs=1), max_lag=1)
+    spec = replace(learner_for(max_lag=1).spec, world=WorldFacts(batched_on_device=simulated))
+    learner = PPO(PPOConfig(epochs=1), spec)
     data = play(SPEC, learner.snapshot(), (10, 3), 0)
-    learner.observe(sign(data, version=0))  # six rows more than the update takes
+
+    def observe(steps: slice = slice(None), *, version: int, sequence: int = 0) -> None:
+        chunk = sign(data, steps, version=version, sequence=sequence)
+        learner.observe(to_tensors(chunk) if simulated else chunk)
+
+    observe(version=0)  # six rows more than the update takes
     learner.update()
     assert learner.rows() == RowCounts(trained=ROWS, queued=6)
-    learner.observe(sign(data, slice(0, 7), version=1, sequence=1))
+    observe(slice(0, 7), version=1, sequence=1)
     assert learner.update()["lag_max"] == 1
     assert learner.rows() == RowCounts(trained=2 * ROWS, queued=3)
-    learner.observe(sign(data, slice(0, 8), version=0, sequence=2))
+    observe(slice(0, 8), version=0, sequence=2)
     assert learner.rows() == RowCounts(trained=2 * ROWS, queued=3, dropped={"stale": 24})
-    learner.observe(sign(data, slice(0, 9), version=2, sequence=3))
+    observe(slice(0, 9), version=2, sequence=3)
     assert learner.update()["lag_max"] == 1
-    learner.observe(sign(data, slice(0, 8), version=3, sequence=4))
+    observe(slice(0, 8), version=3, sequence=4)
     learner.update()
     assert learner.version == 4
     assert learner.rows().queued == 6
 
 
-def test_held_rows_that_grow_too_old_are_dropped(play: Play, sign: Sign) -> None:
+def test_held_rows_that_grow_too_old_are_dropped() -> None:
     learner = learner_for(config=PPOConfig(epochs=1), max_lag=0)
     data = play(SPEC, learner.snapshot(), (10, 3), 0)
     learner.observe(sign(data, version=0))
@@ -160,7 +132,7 @@ def test_held_rows_that_grow_too_old_are_dropped(play: Play, sign: Sign) -> None
     assert twin.rows() == learner.rows()
 
 
-def test_an_update_may_be_of_whole_chunks(play: Play, sign: Sign) -> None:
+def test_an_update_may_be_of_whole_chunks() -> None:
     learner = learner_for(config=PPOConfig(epochs=1), episodes=2)
     trained = 0
     for sequence, steps in enumerate((3, 5, 2, 9)):
@@ -175,10 +147,7 @@ def test_an_update_may_be_of_whole_chunks(play: Play, sign: Sign) -> None:
     assert trained == 19
 
 
-# ------------------------------------------------------------------------------------------------------------------ snapshots
-
-
-def test_a_snapshot_is_a_copy(play: Play, sign: Sign) -> None:
+def test_a_snapshot_is_a_copy() -> None:
     learner = learner_for(NORMALISED)
     snapshot = learner.snapshot()
     kept = {name: np.array(value) for name, value in snapshot.params.items()}
@@ -193,7 +162,7 @@ def test_a_snapshot_is_a_copy(play: Play, sign: Sign) -> None:
         assert not np.array_equal(changed[name], kept[name])
 
 
-def test_equal_seeds_and_rows_give_equal_weights(play: Play, sign: Sign) -> None:
+def test_equal_seeds_and_rows_give_equal_weights() -> None:
     ends = []
     for seed in (1, 1, 2):
         learner = learner_for(seed=seed)
@@ -205,9 +174,7 @@ def test_equal_seeds_and_rows_give_equal_weights(play: Play, sign: Sign) -> None
 
 
 @pytest.mark.parametrize("gradient", ["analytic", "autograd"])
-def test_a_restored_learner_goes_on_bit_for_bit(
-    play: Play, sign: Sign, gradient: Literal["analytic", "autograd"]
-) -> None:
+def test_a_restored_learner_goes_on_bit_for_bit(gradient: Literal["analytic", "autograd"]) -> None:
     config = PPOConfig(lr=1e-2, epochs=2, minibatch=7, reward_scale="returns", lr_schedule="linear", gradient=gradient)
     one, other = (learner_for(NORMALISED, config, seed=seed, total=20 * ROWS) for seed in (3, 4))
 
@@ -231,7 +198,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(
     assert not np.array_equal(saved["params"], after[0]["params"])
 
 
-def test_the_books_are_restored(play: Play, sign: Sign) -> None:
+def test_the_books_are_restored() -> None:
     one, other = learner_for(), learner_for()
     for version in range(3):
         data = play(SPEC, one.snapshot(), SHAPE, version)
@@ -243,12 +210,9 @@ def test_the_books_are_restored(play: Play, sign: Sign) -> None:
     assert other.rows() == RowCounts(trained=2 * ROWS, dropped={"nan": ROWS})
 
 
-# ----------------------------------------------------------------------------------------------------------------- statistics
-
-
-def test_an_update_trains_with_its_own_versions_statistics(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+def test_an_update_trains_with_its_own_versions_statistics() -> None:
     learner = learner_for(NORMALISED, PPOConfig(epochs=1, minibatch=1000))
-    spy = spy_on(learner)
+    spy = Spy(learner)
     seen: list[NDArray] = []
     mean, scale = np.zeros(4), np.ones(4)
     for version in range(3):
@@ -268,7 +232,7 @@ def test_an_update_trains_with_its_own_versions_statistics(play: Play, sign: Sig
         mean[1], scale[1] = 0, 1  # a column that is not normalised
 
 
-def test_rows_in_gaps_are_no_statistics(play: Play, sign: Sign) -> None:
+def test_rows_in_gaps_are_no_statistics() -> None:
     learner = learner_for(NORMALISED, PPOConfig(epochs=1))
     data = play(NORMALISED, learner.snapshot(), (20, 3), gaps=True)
     data.obs[~data.valid] = np.nan
@@ -279,11 +243,11 @@ def test_rows_in_gaps_are_no_statistics(play: Play, sign: Sign) -> None:
     )
 
 
-def test_rewards_are_divided_by_the_deviation_of_returns(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+def test_rewards_are_divided_by_the_deviation_of_returns() -> None:
     """Without a future the value target is the reward and the return is the reward."""
     config = PPOConfig(gamma=0.0, epochs=1, minibatch=1000, reward_scale="returns")
     learner = learner_for(SPEC, config)
-    spy = spy_on(learner)
+    spy = Spy(learner)
     seen = np.zeros(0)
     for version in range(2):
         data = play(SPEC, learner.snapshot(), SHAPE, version)
@@ -294,10 +258,7 @@ def test_rewards_are_divided_by_the_deviation_of_returns(play: Play, sign: Sign,
         np.testing.assert_allclose(spy.batches[-1].value, reward.ravel() / seen.std(), rtol=1e-3, atol=1e-4)
 
 
-# ------------------------------------------------------------------------------------------------------------------ schedules
-
-
-def test_what_is_linear_falls_to_nothing_over_the_budget(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+def test_what_is_linear_falls_to_nothing_over_the_budget() -> None:
     config = PPOConfig(
         lr=0.01,
         clip=0.2,
@@ -308,7 +269,7 @@ def test_what_is_linear_falls_to_nothing_over_the_budget(play: Play, sign: Sign,
         entropy_schedule="linear",
     )
     learner = learner_for(SPEC, config, total=4 * ROWS)
-    spy = spy_on(learner)
+    spy = Spy(learner)
     spy.slope = 1e-3  # a gradient that never changes moves every weight by one step size a step
     for version, left in enumerate([1.0, 0.75, 0.5, 0.25, 0.0, 0.0]):
         before = learner.engine.net.array.copy()
@@ -318,9 +279,9 @@ def test_what_is_linear_falls_to_nothing_over_the_budget(play: Play, sign: Sign,
         assert spy.coefficients[-1][:3] == pytest.approx((0.01 * left, 0.2 * left, 0.1 * left))
 
 
-def test_what_is_constant_stays(play: Play, sign: Sign, spy_on: type[Spy]) -> None:
+def test_what_is_constant_stays() -> None:
     learner = learner_for(SPEC, PPOConfig(lr=0.1, clip=0.3, entropy=0.2, epochs=1), total=ROWS)
-    spy = spy_on(learner)
+    spy = Spy(learner)
     for version in range(2):
         learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE, version), version=version, sequence=version))
         learner.update()
@@ -328,12 +289,10 @@ def test_what_is_constant_stays(play: Play, sign: Sign, spy_on: type[Spy]) -> No
 
 
 @pytest.mark.parametrize(("target", "steps"), [(None, 6), (0.1, 6), (0.05, 4), (0.01, 1)])
-def test_an_update_stops_when_the_policy_has_moved_too_far(
-    play: Play, sign: Sign, spy_on: type[Spy], target: float | None, steps: int
-) -> None:
+def test_an_update_stops_when_the_policy_has_moved_too_far(target: float | None, steps: int) -> None:
     """Beyond one and a half times the target nothing more is stepped."""
     learner = learner_for(SPEC, PPOConfig(epochs=2, minibatch=8, target_kl=target))
-    spy = spy_on(learner)
+    spy = Spy(learner)
     spy.slope, spy.kl = 1.0, [0.0, 0.02, 0.07, 0.075, 0.08, 0.12]
     learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
     about = learner.update()

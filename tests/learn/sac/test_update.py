@@ -47,9 +47,6 @@ def fill(views: dict[str, Any], weight: float, bias: Sequence[float]) -> None:
     views["actor.0.bias"][...] = bias
 
 
-# ------------------------------------------------------------------------------------------------------------ twin critics
-
-
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
 def test_twin_critics_are_two_networks(norm: bool, activation: Any) -> None:
@@ -91,9 +88,6 @@ def test_critics_begin_as_their_own_targets_and_the_worse_twin_counts() -> None:
     assert torch.equal(critics.lower_target(x), torch.minimum(*both))
     critics.vector.zero_()
     assert torch.equal(critics.lower_target(x), torch.minimum(*both)), "targets share the critics' memory"
-
-
-# ------------------------------------------------------------------------------------------------------- closed forms of a step
 
 
 @pytest.mark.parametrize(("log_std", "sign"), [(-4.0, 1), (0.0, -1)], ids=["too sharp", "too wide"])
@@ -185,9 +179,6 @@ def test_every_step_draws_and_losses_are_means_since_they_were_asked() -> None:
     assert means == pytest.approx({name: sum(losses[name] for losses in each) / 3 for name in means}, rel=1e-5)
     assert update.unread == 0
     assert set(update.losses().values()) == {0.0}
-
-
-# ------------------------------------------------------------------------------------------------ against plain autograd, float64
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Every head is one distribution in all its forms: numpy, torch and slopes agree; heads are found by the registry."""
+"""Every head is one distribution in all its forms: numpy, torch and slopes agree; and the squashed one near its edges."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from freewheel.core import ActionSpec, NDArray, Snapshot
 from freewheel.policies.heads.head import HEADS, Distribution, Reparameterised
+from freewheel.policies.heads.squashed import EDGE, LOG_STD, Squashed, SquashedActor, squash, squashed_log_prob
 from freewheel.policies.nets import PolicyNet, TensorPolicy, TorchActor
 from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import FlatParams, PolicySpec
+from tests.support.learning import observations
 from tests.support.places import SUPPORT
 
 ACTIONS = {"discrete": ActionSpec("discrete", 3), "box": ActionSpec("box", 2, (-1.0,) * 2, (1.0,) * 2)}
@@ -65,16 +68,6 @@ def numpy_actor(policy: TensorPolicy) -> NumpyActor:
     return actor
 
 
-def observations(spec: PolicySpec, lanes: int, rng: np.random.Generator) -> NDArray:
-    bytes_ = spec.obs_dtype == "uint8"
-    obs = rng.integers(0, 256, (lanes, spec.obs_size)) if bytes_ else rng.normal(size=(lanes, spec.obs_size))
-    if spec.mask is not None:
-        allowed = rng.random((lanes, spec.action_size)) < 0.6
-        allowed[np.arange(lanes), rng.integers(spec.action_size, size=lanes)] = True
-        obs[:, slice(*spec.mask)] = allowed
-    return obs.astype(spec.obs_dtype)
-
-
 @torch.no_grad()
 def in_torch(policy: TensorPolicy, obs: NDArray) -> Distribution:
     return policy.distribution(policy.inputs(torch.from_numpy(obs)))
@@ -95,16 +88,13 @@ def specs(draw: st.DrawFn) -> PolicySpec:
     )
 
 
-# --------------------------------------------------------------------------------------------------------- numpy and torch
-
-
 @settings(max_examples=150)
 @given(spec=specs(), seed=st.integers(0, 2**32 - 1), greedy=st.booleans())
 def test_numpy_and_torch_find_the_same_log_probabilities_and_greedy_actions(
     spec: PolicySpec, seed: int, greedy: bool
 ) -> None:
     policy, rng = random_policy(spec, seed), np.random.default_rng(seed)
-    obs = observations(spec, 32, rng)
+    obs = observations(spec, (32,), rng)
     decision, distribution = numpy_actor(policy).act(obs, rng, greedy=greedy), in_torch(policy, obs)
     with torch.no_grad():
         log_prob = distribution.log_prob(torch.from_numpy(decision.action))
@@ -124,7 +114,7 @@ def test_samples_have_the_same_distribution(case: str) -> None:
     """At one observation each: frequencies, or quantiles of every column, of both actors."""
     spec, count = CASES[case], 20_000
     policy = random_policy(spec, 3)
-    for one in observations(spec, 3, np.random.default_rng(1)):
+    for one in observations(spec, (3,), np.random.default_rng(1)):
         obs = np.tile(one, (count, 1))
         decision = numpy_actor(policy).act(obs, np.random.default_rng(3))
         ours, log_prob = (part.numpy() for part in policy.act(torch.from_numpy(obs)))
@@ -151,7 +141,7 @@ def test_samples_have_the_same_distribution(case: str) -> None:
 def test_samples_come_with_their_log_probability_and_entropy_is_its_mean(case: str) -> None:
     spec = CASES[case]
     policy, count = random_policy(spec, 4), 20_000
-    obs = np.tile(observations(spec, 1, np.random.default_rng(2)), (count, 1))
+    obs = np.tile(observations(spec, (1,), np.random.default_rng(2)), (count, 1))
     distribution = in_torch(policy, obs)
     with torch.no_grad():
         action, log_prob = distribution.sample(policy.generator)
@@ -173,7 +163,7 @@ def test_a_users_module_acts_with_the_same_head(head: str, monkeypatch: pytest.M
     policy = random_policy(spec_for(head, module="custom_module:Shared", normalised=((0, 4),)), 5)
     actor, rng = TorchActor(policy.spec), np.random.default_rng(6)
     actor.load(Snapshot(1, policy.weights(on_device=False)))
-    obs = observations(policy.spec, 20, rng)
+    obs = observations(policy.spec, (20,), rng)
     sampled, greedy = actor.act(obs, rng), actor.act(obs, rng, greedy=True)
     distribution = in_torch(policy, obs)
     for decision in (sampled, greedy):
@@ -188,10 +178,7 @@ def test_a_users_module_acts_with_the_same_head(head: str, monkeypatch: pytest.M
     assert np.array_equal(first, second)
 
 
-# ----------------------------------------------------------------------------------------------------- torch's distributions
-
-
-def reference(head: str, outputs: torch.Tensor, log_std: torch.Tensor) -> tuple[Any, Any]:
+def reference(head: str, outputs: Tensor, log_std: Tensor) -> tuple[Any, Any]:
     """torch's own distribution, and the one whose entropy counts."""
     distributions: Any = torch.distributions
     if head == "categorical":
@@ -218,9 +205,6 @@ def test_our_heads_are_torchs_distributions(head: str) -> None:
     torch.testing.assert_close(ours.entropy(), entropic.entropy().float())
 
 
-# ----------------------------------------------------------------------------------------------------------------- gradients
-
-
 @pytest.mark.parametrize("case", [case for case, spec in CASES.items() if HEADS[spec.head].analytic])
 @pytest.mark.parametrize("by_entropy", [0.0, -0.3])
 def test_slopes_are_those_of_autograd(case: str, by_entropy: float) -> None:
@@ -229,7 +213,7 @@ def test_slopes_are_those_of_autograd(case: str, by_entropy: float) -> None:
     grads = FlatParams(net.trainable_layout).views
     slopes = HEADS[spec.head].slopes(spec, net.params.views, grads)
     outputs = rng.normal(size=(40, spec.outputs)).astype(np.float32)
-    inputs = observations(spec, 40, rng).astype(np.float32)
+    inputs = observations(spec, (40,), rng).astype(np.float32)
     leaf = torch.tensor(outputs, requires_grad=True)
     distribution = net.distribution(torch.from_numpy(inputs), leaf)
     action, _ = distribution.sample(torch.Generator().manual_seed(1))
@@ -248,7 +232,7 @@ def test_slopes_are_those_of_autograd(case: str, by_entropy: float) -> None:
 @pytest.mark.parametrize("head", [name for name, head in HEADS.entries.items() if head.reparameterised])
 def test_samples_with_a_gradient_are_the_same_samples(head: str) -> None:
     policy = random_policy(spec_for(head), 8)
-    inputs = torch.from_numpy(observations(policy.spec, 30, np.random.default_rng(0)))
+    inputs = torch.from_numpy(observations(policy.spec, (30,), np.random.default_rng(0)))
     state = policy.generator.get_state()
     sampled = policy.act(inputs)
     policy.generator.set_state(state)
@@ -260,3 +244,71 @@ def test_samples_with_a_gradient_are_the_same_samples(head: str) -> None:
     assert all(
         parameter.grad is not None for name, parameter in policy.net.module.named_parameters() if "actor" in name
     )
+
+
+def plainly(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Squashing as a textbook has it."""
+    mean, log_std = outputs.chunk(2, dim=-1)
+    std = log_std.clamp(*LOG_STD).exp()
+    raw = mean + std * noise
+    action = torch.tanh(raw)
+    log_prob = torch.distributions.Normal(mean, std).log_prob(raw) - torch.log(1 - action.square())
+    return action, log_prob.sum(-1)
+
+
+def outputs_and_noise(count: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    outputs = torch.rand(count, 6, generator=rng, dtype=torch.float64) * 2 - 1
+    noise = torch.rand(count, 3, generator=rng, dtype=torch.float64) * 2 - 1
+    outputs[0, 3], outputs[1, 4], outputs[2, 5] = -7.0, 3.0, 2.5  # beyond the bounds of the log deviation
+    noise[:3] *= 0.1  # so that the textbook loses no digits there
+    return outputs.requires_grad_(), noise
+
+
+def test_squashing_and_its_slopes_are_the_textbooks() -> None:
+    (ours, noise), (theirs, _) = outputs_and_noise(), outputs_and_noise()
+    rng = torch.Generator().manual_seed(5)
+    by_action = torch.randn(40, 3, generator=rng, dtype=torch.float64)
+    by_log_prob = torch.randn(40, generator=rng, dtype=torch.float64)
+    for found, expected in zip(squash()(ours, noise), plainly(theirs, noise), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    for outputs, function in ((ours, squash()), (theirs, plainly)):
+        torch.autograd.backward(function(outputs, noise), [by_action, by_log_prob])
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-9)
+    assert ours.grad[0, 3] == ours.grad[1, 4] == ours.grad[2, 5] == 0
+    assert torch.count_nonzero(ours.grad) == ours.grad.numel() - 3
+    few, small = outputs_and_noise(6, seed=2)
+    assert torch.autograd.gradcheck(lambda values: squash()(values, small), (few,))
+
+
+def test_digits_are_not_lost_far_out() -> None:
+    """At x = 30, 1 - tanh² is 0 in float32; log(1 - tanh²) is log 4 - 60."""
+    outputs = torch.tensor([[30.0, -30.0, 0.0, 0.0]], requires_grad=True)
+    _, log_prob = squash()(outputs, torch.zeros(1, 2))
+    assert float(log_prob.detach()) == pytest.approx(2 * (-0.5 * math.log(2 * math.pi) - math.log(4) + 60), rel=1e-6)
+    log_prob.sum().backward()
+    assert outputs.grad is not None
+    assert outputs.grad.tolist() == [[2.0, -2.0, -1.0, -1.0]]
+
+
+def test_actions_stay_inside_the_edge_and_deviations_inside_their_bounds() -> None:
+    outputs = np.tile(np.array([40.0, -40.0, 9.0, -9.0], np.float32), (1_000, 1))
+    acting = SquashedActor().choose(outputs, outputs, np.random.default_rng(0), False)
+    drawn = Squashed(torch.from_numpy(outputs)).sample(torch.Generator().manual_seed(0))
+    for action, log_prob in (acting, tuple(part.numpy() for part in drawn)):
+        assert np.abs(action).max() <= np.float32(EDGE)
+        assert np.isfinite(np.arctanh(action)).all()
+        assert np.isfinite(log_prob).all()
+    constant = 2 * 0.5 * math.log(2 * math.pi * math.e)
+    assert float(Squashed(torch.from_numpy(outputs)).entropy()[0]) == pytest.approx(constant + sum(LOG_STD))
+
+
+def test_the_density_integrates_to_one() -> None:
+    for mean, log_std in ((0.0, 0.0), (0.7, -1.0), (-1.0, LOG_STD[0] + 3)):
+        raw = np.linspace(-7, 7, 20_001)  # even before tanh, where the density is a bell
+        action = np.tanh(raw)[:, None]
+        density = np.exp(squashed_log_prob(np.full_like(action, mean), np.full_like(action, log_std), action))
+        area = np.sum((density[1:] + density[:-1]) / 2 * np.diff(action[:, 0]))
+        assert area == pytest.approx(1, abs=2e-4)
