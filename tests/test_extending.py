@@ -81,8 +81,8 @@ def test_td3_as_a_package_of_its_own_learns_pendulum(tmp_path: Path, mode: str) 
     install(tmp_path, "freewheel_td3", tomllib.loads((TD3 / "pyproject.toml").read_text())["project"]["entry-points"])
     freewheel(
         tmp_path, "train", "Pendulum-v1", "--algo", "td3", "--mode", mode, "--workers", "1", "--num-envs", "1",
-        "--steps", "6000", "--td3.learning-starts", "500", "--td3.lr", "1e-3", "--seed", "1", "--run", "pendulum",
-        "--evals", "3", "--eval-episodes", "10",
+        "--steps", "9000", "--td3.learning-starts", "500", "--td3.lr", "1e-3", "--seed", "1", "--run", "pendulum",
+        "--evals", "9", "--eval-episodes", "5",
     )  # fmt: skip
     summary = json.loads((tmp_path / "runs" / "pendulum" / "summary.json").read_text())
     assert summary["best_eval"] > -500, "doing nothing is about -1200"

@@ -61,19 +61,27 @@ class LearnerSpec:
 
 
 class AlgorithmConfig(Protocol):
-    """The options of one algorithm, and what the rest of a run has to know about it."""
+    """The options of one algorithm, and what the rest of a run has to know about it; options derive from this."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""  # for error messages
     on_policy: ClassVar[bool]  # whether rows are worth less the older the policy is that wrote them
+    publish_every: int | None = None  # rows between two publications; None: BatchSpec.rows
 
     @property
-    def schedules_need_steps(self) -> tuple[str, ...]: ...  # options that are set to fade over --steps
+    def schedules_need_steps(self) -> tuple[str, ...]:
+        """Options that are set to fade over --steps."""
+        return ()
+
     @property
-    def publish_every(self) -> int | None: ...  # rows between two publications; None: BatchSpec.rows
-    @property
-    def executor(self) -> Literal["serial", "async", "auto"]: ...  # how parts of the learner run beside it
-    def describe(self, spec: LearnerSpec) -> str: ...  # one line of the plan
-    def build(self, spec: LearnerSpec) -> Learner: ...  # imports torch
+    def executor(self) -> Literal["serial", "async", "auto"]:
+        """How parts of the learner run beside it."""
+        return "serial"
+
+    def describe(self, spec: LearnerSpec) -> str:
+        """One line of the plan."""
+        return f"{spec.batch.rows} rows an update"
+
+    def build(self, spec: LearnerSpec) -> Learner: ...  # may import torch
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,53 @@ def require(config: AlgorithmConfig, *, positive: str = "", shares: str = "", no
     for option, value in ((option, getattr(config, option)) for option in not_negative.split()):
         if not value >= 0:
             raise UsageError(f"{name}.{option} must not be negative, but is {value}")
+
+
+@dataclass(frozen=True)
+class ReplayConfig(AlgorithmConfig):
+    """Options of algorithms with a replay buffer."""
+
+    on_policy: ClassVar[bool] = False
+
+    lr: float = 3e-4
+    """Adam's step size."""
+    batch: int = 256
+    """Rows an update draws from the replay buffer."""
+    gamma: float = 0.99
+    """Discount of the future."""
+    tau: float = 0.005
+    """How far the target critics follow the critics in each update."""
+    buffer: int = 1_000_000
+    """Rows that the replay buffer keeps; new rows replace the oldest."""
+    learning_starts: int = 1_000
+    """Rows before the first update; until then the untrained policy acts, which is close to uniform."""
+    updates_per_row: float = 1.0
+    """Updates per row collected, held within hard bounds in every mode."""
+    replay_ratio: float | None = None
+    """The same in rows: rows drawn per row collected (updates × batch / rows). Replaces updates_per_row."""
+    publish_every: int | None = None
+    """Rows between two publications of the policy (default: --num-steps-per-env × envs)."""
+
+    def __post_init__(self) -> None:
+        positive = "lr batch tau buffer learning_starts updates_per_row replay_ratio publish_every"
+        require(self, positive=positive, shares="gamma")
+        if self.learning_starts > self.buffer:
+            rows = f"the {self.learning_starts} rows of learning_starts"
+            raise UsageError(f"{self.name}.buffer {self.buffer} cannot hold {rows}")
+
+    @property
+    def ratio(self) -> float:
+        """Updates per row."""
+        return self.updates_per_row if self.replay_ratio is None else self.replay_ratio / self.batch
+
+    def rows_kept(self, spec: LearnerSpec) -> int:
+        """Capacity of the replay buffer: no more than the run will bring."""
+        return self.buffer if spec.total_steps is None else min(self.buffer, spec.total_steps + 2 * spec.batch.rows)
+
+    def describe(self, spec: LearnerSpec) -> str:
+        rows, width = self.rows_kept(spec), 2 * spec.policy.obs_size + spec.policy.action_size + 3
+        replay = f"replay of {rows:,} rows ({4 * rows * width / 2**20:,.0f} MB)"
+        return f"{self.ratio:g} updates a row, batches of {self.batch}, {replay}"
 
 
 #: Options of a run that suit algorithms with a replay buffer.

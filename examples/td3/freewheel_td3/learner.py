@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
-from freewheel.learn.replay_learner import ReplayLearner
 from torch import Tensor
 
 from freewheel.core import Array, Learner
-from freewheel.learn.replay import Batch
-from freewheel.learn.sac.update import TwinCritics
+from freewheel.learn.replay import Batch, ReplayLearner
+from freewheel.learn.sac.learner import TwinCritics
 from freewheel.learn.spec import Algorithm, LearnerSpec, ReplayConfig
-from freewheel.policies.device_actor import TensorPolicy
+from freewheel.policies.nets import TensorPolicy
 from freewheel.policies.spec import select
 from freewheel.seeding import generator, tree
 
@@ -22,6 +22,8 @@ from freewheel.seeding import generator, tree
 @dataclass(frozen=True)
 class TD3Config(ReplayConfig):
     """Twin delayed deep deterministic policy gradients."""
+
+    name: ClassVar[str] = "td3"
 
     policy_delay: int = 2
     """Updates of the critics for every update of the policy."""
@@ -55,7 +57,7 @@ class TD3Update:
             goal = batch.reward + config.gamma * (1 - batch.terminated) * self._future(following)
         loss = (self.critics(self._pair(x, batch.action)) - goal).square().mean(1).sum()
         self.critics_adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.critics_adam.step()
         self._steps += 1
         if self._steps % config.policy_delay == 0:

@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from freewheel.learn.spec import Algorithm, LearnerSpec, Schedule, require
+from freewheel.learn.spec import Algorithm, AlgorithmConfig, LearnerSpec, Schedule, require
 
 if TYPE_CHECKING:
     from freewheel.core import Learner
 
 
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(AlgorithmConfig):
     """Proximal policy optimisation."""
 
     name: ClassVar[str] = "ppo"
     on_policy: ClassVar[bool] = True
-    publish_every: ClassVar[int | None] = None
-    executor: ClassVar[Literal["serial"]] = "serial"
 
     lr: float = 3e-4
     """Adam's step size."""

@@ -1,176 +1,201 @@
-"""SAC: soft actor-critic over a replay buffer; the rows that arrive set the pace of its updates."""
+"""SAC: soft actor-critic; its gradient step on a packed batch is one fixed-shape computation."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
-from typing import Any
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from freewheel.core import Array, Chunk, Metrics, NDArray, RowCounts, Snapshot, Transitions
-from freewheel.errors import FreewheelError, SetupError
-from freewheel.learn.moments import RunningMoments
-from freewheel.learn.replay import Batch, Columns, Replay
+from freewheel.core import Array, NDArray
+from freewheel.errors import SetupError
+from freewheel.learn.adam import FusedAdam
+from freewheel.learn.replay import Batch, ReplayLearner
 from freewheel.learn.sac.config import SACConfig
-from freewheel.learn.sac.update import SACUpdate
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.heads.head import HEADS
-from freewheel.seeding import tree
+from freewheel.policies.nets import ACTIVATIONS, TensorPolicy
+from freewheel.policies.spec import PolicySpec, actor_layout, select
+from freewheel.rollout.graphs import Program
+from freewheel.seeding import generator, tree
 
-REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
-BURST = 32  # updates at most between two looks at what has arrived
+TWINS = 2
+LOSSES = ("loss/critic", "policy/temperature", "value/q_mean", "policy/entropy")
 
 
-class Pace:
-    """Counts rows and updates. Updates never run ahead of `ratio` a row, and rows are not taken while updates are more than
-    `slack` rows' worth behind: they wait with the learner, uncounted, and so do the workers that wrote them."""
+class TwinCritics:
+    """Q(x, a) twice. All weights are views of one flat `vector`, so a target follows by one operation."""
 
-    def __init__(self, ratio: float, starts: int, slack: int) -> None:
-        self.ratio, self.starts, self.slack = ratio, starts, slack
-        self.rows = self.updates = 0
+    def __init__(self, spec: PolicySpec, rng: np.random.Generator, device: str, *, norm: bool) -> None:
+        inputs = sum(stop - start for start, stop in spec.critic_columns) + spec.action_size
+        self._shapes, start = list[tuple[int, int, int]](), list[NDArray]()
+        for fan_in, fan_out in itertools.pairwise((inputs, *spec.hidden, 1)):
+            for rows in (fan_in, 1):  # weights, biases
+                self._shapes.append((TWINS, rows, fan_out))
+                start.append(rng.uniform(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), self._shapes[-1]).ravel())
+        self.vector = torch.from_numpy(np.concatenate(start).astype(np.float32)).to(device)
+        self.parameters = [nn.Parameter(view) for view in self.views(self.vector)]
+        self.frozen = [parameter.detach() for parameter in self.parameters]
+        self.target = self.vector.clone()
+        self._target_views = self.views(self.target)
+        self._activation, self._norm = ACTIVATIONS[spec.activation], norm
 
-    def updates_for(self, rows: int) -> int:
-        """Updates that this many rows require; none while they are fewer than learning starts with."""
-        return int(self.ratio * max(0, rows - self.starts) + 1e-9)
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """Weights and biases, in order, as views of a flat vector."""
+        parts = vector.split([math.prod(shape) for shape in self._shapes])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def __call__(self, x: Tensor, weights: Sequence[Tensor] | None = None) -> Tensor:
+        """x [N, D + A] -> [2, N]; with `frozen` weights, gradients flow to x alone."""
+        weights = self.parameters if weights is None else weights
+        x = x.expand(TWINS, *x.shape)
+        *hidden, last, bias = weights
+        for weight, shift in zip(hidden[::2], hidden[1::2], strict=True):
+            x = torch.baddbmm(shift, x, weight)
+            if self._norm:
+                x = functional.layer_norm(x, x.shape[-1:])
+            x = self._activation(x)
+        if x.is_cuda:
+            return torch.baddbmm(bias, x, last).squeeze(-1)
+        # a matrix product with one column is slow on a CPU
+        return (x * last.transpose(1, 2)).sum(-1) + bias.squeeze(-1)
+
+    def lower_target(self, x: Tensor) -> Tensor:
+        """The smaller of the target critics' values, [N]."""
+        return self(x, self._target_views).amin(0)
+
+    def follow(self, tau: float) -> None:
+        self.target.lerp_(self.vector, tau)
+
+
+class SACUpdate:
+    """Actor, twin critics and temperature. `step` draws a batch, moves all of them once, and never waits for the device."""
+
+    def __init__(
+        self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Batch], *, generators: list[torch.Generator]
+    ) -> None:
+        self.config, self.draw, device = config, draw, spec.compute.device
+        noise = tree(spec.seed, "learner", "noise")
+        self.policy = TensorPolicy(spec.policy, generator(spec.seed, "weights"), device, noise)
+        if spec.start is not None:  # which holds no critics of this kind: they start from random weights
+            self.policy.begin(spec.start.params)
+        self.net = self.policy.net
+        self.critics = TwinCritics(spec.policy, generator(spec.seed, "critics"), device, norm=config.critic_norm)
+        start = 0.0 if config.temperature is None else math.log(config.temperature)
+        self.log_temperature = torch.tensor([start], device=device)
+        self._entropy = -float(spec.policy.action_size) if config.target_entropy is None else config.target_entropy
+        self._actor = self._trainable(spec)
+        learned = [self.log_temperature] if config.temperature is None else []
+        self._actor_adam = FusedAdam([*self._actor, *learned], config.lr)
+        self._critics_adam = FusedAdam(self.critics.parameters, config.lr)
+        self._optimisers = (self._actor_adam, self._critics_adam)
+        self._losses = torch.zeros(len(LOSSES), device=device)
+        self.unread = 0  # updates since `losses` was last called
+        self._compile = spec.compute.compile
+        self.generators = [*generators, self.policy.generator]  # that an update uses
+        self._program: Program | None = None
+
+    def step(self) -> None:
+        if self._program is None:
+            self._program = self._prepare()
+        self._program()
+        self.unread += 1
 
     @property
-    def due(self) -> int:
-        """Updates that the rows taken so far still require."""
-        return self.updates_for(self.rows) - self.updates
+    def fallback(self) -> str:
+        """Why there is no CUDA graph where one was requested."""
+        return "" if self._program is None else self._program.fallback
 
-    @property
-    def behind(self) -> bool:
-        """Too far behind to take more rows."""
-        return self.due > self.ratio * self.slack
+    def losses(self) -> dict[str, float]:
+        """Means since the last call; waits for the device."""
+        sums, steps = self._losses.tolist(), max(1, self.unread)
+        self._losses.zero_()
+        self.unread = 0
+        return {name: value / steps for name, value in zip(LOSSES, sums, strict=True)}
 
-    @property
-    def achieved(self) -> float:
-        """Updates per row since learning began."""
-        return self.updates / max(1, self.rows - self.starts)
+    def state_dict(self) -> dict[str, Array]:
+        state: dict[str, Array] = {
+            "params": self.policy.flat.cpu().numpy(),
+            "critics": self.critics.vector.cpu().numpy(),
+            "targets": self.critics.target.cpu().numpy(),
+            "temperature": self.log_temperature.cpu().numpy(),
+            "noise": self.policy.generator.get_state().numpy(),
+        }
+        for number, optimiser in enumerate(self._optimisers):
+            state |= {f"adam.{number}.{i}": value.cpu().numpy() for i, value in enumerate(optimiser.state)}
+        return {name: np.array(value) for name, value in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        arrays = {name: torch.as_tensor(np.array(value)) for name, value in state.items()}
+        self.policy.load_flat(arrays["params"])
+        self.critics.vector.copy_(arrays["critics"])
+        self.critics.target.copy_(arrays["targets"])
+        self.log_temperature.copy_(arrays["temperature"])
+        self.policy.generator.set_state(arrays["noise"])
+        for number, optimiser in enumerate(self._optimisers):
+            for i, value in enumerate(optimiser.state):
+                value.copy_(arrays[f"adam.{number}.{i}"])
+
+    def _prepare(self) -> Program:
+        moments = [value for optimiser in self._optimisers for value in optimiser.state]
+        weights = [self.net.vector, self.critics.vector, self.critics.target, self.log_temperature, self._losses]
+        return Program(self._update, self._compile, state=[*weights, *moments], generators=self.generators)
+
+    def _update(self) -> None:
+        batch = self.draw()
+        x, following = self.policy.inputs(batch.obs), self.policy.inputs(batch.next_obs)
+        columns = self.net.spec.critic_columns
+        seen = select(columns, x)
+        temperature = self.log_temperature.exp()
+        with torch.no_grad():
+            action, log_prob = self.policy.rsample(following)
+            lower = self.critics.lower_target(torch.cat([select(columns, following), action], -1))
+            future = lower - temperature * log_prob
+            goal = torch.addcmul(batch.reward, 1 - batch.terminated, future, value=self.config.gamma)
+        q = self.critics(torch.cat([seen, batch.action], -1))
+        error = q.detach() - goal  # [2, N]: the loss is half its square, so this is also its slope
+        self._critics_adam.forget()
+        torch.autograd.backward([q], [error / len(goal)])
+        self._critics_adam.step()
+        self.critics.follow(self.config.tau)
+
+        action, log_prob = self.policy.rsample(x)
+        q = self.critics(torch.cat([seen, action], -1), self.critics.frozen)
+        with torch.no_grad():  # the loss is temperature × log_prob - the smaller q
+            lower = q.amin(0)
+            by_q = (q == lower) * (-1.0 / len(lower))
+            by_log_prob = (temperature / len(lower)).expand_as(log_prob)
+            value, entropy = lower.mean(), -log_prob.mean()
+        self._actor_adam.forget()
+        torch.autograd.backward([q, log_prob], [by_q, by_log_prob])
+        self.log_temperature.grad = (entropy - self._entropy).reshape(1)
+        self._actor_adam.step()
+        with torch.no_grad():
+            loss = error.square().mean() * 0.5 * len(error)
+            self._losses += torch.stack([loss, temperature.squeeze(0), value, entropy])
+
+    def _trainable(self, spec: LearnerSpec) -> list[nn.Parameter]:
+        """The actor's part of the policy; a user's own module is trained whole."""
+        names = actor_layout(spec.policy)
+        chosen = [p for name, p in self.net.module.named_parameters() if spec.policy.module or name in names]
+        for parameter in self.net.module.parameters():
+            parameter.requires_grad_(any(parameter is one for one in chosen))
+        return chosen
 
 
-class SAC:
-    """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner and core.GraphedLearner."""
+class SAC(ReplayLearner):
+    """Soft actor-critic over a replay buffer."""
+
+    updater: SACUpdate
 
     def __init__(self, config: SACConfig, spec: LearnerSpec) -> None:
-        policy, device = spec.policy, spec.compute.device
+        policy = spec.policy
         if not HEADS[policy.head].reparameterised:
             found = f"{spec.world.name or 'this world'} has the head {policy.head}"
             remedy = "use policy.head squashed, or another algorithm"
             raise SetupError(f"{config.name} needs bounded Box actions and a squashed head; {found}: {remedy}")
-        self.config, self.spec, self.version = config, spec, 0
-        columns = Columns(policy.obs_size, policy.action_size)
-        self.replay = Replay(config.rows_kept(spec), columns, device, tree(spec.seed, "learner", "replay"))
-        self._publish_every = config.publish_every or spec.batch.rows
-        self._published = 0  # rows behind the present version
-        self.pace = Pace(config.ratio, config.learning_starts, self._publish_every)
-        self.updater = SACUpdate(config, spec, self.draw, generators=[self.replay.generator])
-        self._waiting: deque[Chunk[Any]] = deque()
-        self._waiting_rows = self._stored = 0
-        self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
-        self._moments = RunningMoments[NDArray](policy.obs_size, spec.start) if policy.normalised else None
-
-    @property
-    def ready(self) -> bool:
-        return self.pace.due >= 1 or self._complete
-
-    @property
-    def fallback(self) -> str:
-        return self.updater.fallback
-
-    @property
-    def buffer_util(self) -> float:
-        """The part of the replay buffer that is filled."""
-        return self.replay.count / self.replay.capacity
-
-    @property
-    def hungry(self) -> bool:
-        return not self._waiting and not self.pace.behind
-
-    def observe(self, chunk: Chunk[Any]) -> None:
-        self._waiting.append(chunk)
-        self._waiting_rows += chunk.rows
-        self._admit()
-
-    def update(self) -> Metrics:
-        """As many updates as are due, up to a burst or the next publication."""
-        count = min(self.pace.due, BURST, max(0, self.pace.updates_for(self._boundary) - self.pace.updates))
-        for _ in range(count):
-            self.updater.step()
-        self.pace.updates += count
-        self._admit()
-        about: dict[str, float] = {"updates": count}
-        return about | self._publish() if self._complete else about
-
-    @property
-    def _boundary(self) -> int:
-        return self._published + self._publish_every
-
-    @property
-    def _complete(self) -> bool:
-        """The rows of the next version are here, and all updates that they require are done."""
-        return self.pace.rows >= self._boundary and self.pace.updates >= self.pace.updates_for(self._boundary)
-
-    def snapshot(self) -> Snapshot:
-        """The weights stay on the GPU for a batched simulator there."""
-        return Snapshot(self.version, self.updater.policy.weights(on_device=self.spec.world.batched_on_device))
-
-    def rows(self) -> RowCounts:
-        return RowCounts(trained=self._stored, queued=self._waiting_rows)
-
-    def draw(self) -> Batch:
-        return self.replay.columns.split(self.replay.sample(self.config.batch))
-
-    def state_dict(self) -> dict[str, Array]:
-        pace = self.pace
-        counts = np.array([self.version, self._stored, pace.rows, pace.updates, self._published], np.int64)
-        state: dict[str, Array] = {"counts": counts}
-        state |= {f"replay.{name}": value for name, value in self.replay.state_dict().items()}
-        state |= {f"update.{name}": value for name, value in self.updater.state_dict().items()}
-        return state if self._moments is None else state | {"obs_moments": self._moments.state()}
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        self.version, self._stored, self.pace.rows, self.pace.updates, self._published = map(int, state["counts"])
-        self.replay.load_state_dict(under("replay.", state))
-        self.updater.load_state_dict(under("update.", state))
-        if self._moments is not None:
-            self._moments.restore(np.asarray(state["obs_moments"]))
-
-    def _admit(self) -> None:
-        """Store what waits, unless updates are too far behind the rows that are stored."""
-        while self._waiting and not self.pace.behind:
-            chunk = self._waiting.popleft()
-            rows = self._packed(chunk.data)
-            if len(rows) != chunk.rows:
-                raise FreewheelError(f"a chunk of {chunk.rows} rows holds {len(rows)}: please report this")
-            self.replay.add(rows)
-            self._waiting_rows -= chunk.rows
-            self._stored += chunk.rows
-            self.pace.rows += chunk.rows
-            self._lags.append((self.version - chunk.version, chunk.rows))
-            if self._moments is not None:
-                self._moments.add(rows[:, : self.spec.policy.obs_size].cpu().numpy())
-
-    def _packed(self, data: Transitions[Any]) -> Tensor:
-        world, device = self.spec.world, self.spec.compute.device
-        return self.replay.columns.pack(data, device, has_final_obs=world.has_final_obs)
-
-    def _publish(self) -> dict[str, float]:
-        self.version += 1
-        self._published = self._boundary
-        about = self.updater.losses() if self.updater.unread >= REPORT else {}
-        if not all(np.isfinite(value) for value in about.values()):
-            raise FreewheelError(f"{self.config.name} has diverged ({about}): lower its lr, or set critic_norm")
-        if self._moments is not None:
-            self.updater.policy.normalise(self._moments.mean, 1.0 / self._moments.deviation)
-        if self._lags:
-            about["lag_mean"] = sum(lag * rows for lag, rows in self._lags) / sum(rows for _, rows in self._lags)
-            about["lag_max"] = float(max(lag for lag, _ in self._lags))
-            self._lags.clear()
-        return about | {"replay/updates_per_row": self.pace.achieved}
-
-
-def under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        super().__init__(config, spec, lambda draw: SACUpdate(config, spec, draw, generators=[self.replay.generator]))

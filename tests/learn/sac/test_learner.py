@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from freewheel.core import ActionSpec, Array, BatchSpec, EnvSpec, RowCounts, Slice, Transitions
 from freewheel.errors import FreewheelError, SetupError
-from freewheel.learn.replay import Batch
+from freewheel.learn.replay import BURST, REPORT, Batch, Pace
 from freewheel.learn.sac.config import SACConfig
-from freewheel.learn.sac.learner import BURST, REPORT, SAC, Pace
+from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec, WorldFacts
 from freewheel.policies.spec import PolicyConfig, PolicySpec
 from freewheel.testing.conformance import check_learner

@@ -17,7 +17,7 @@ from torch.nn import functional
 from freewheel.core import BatchSpec
 from freewheel.learn.replay import Batch
 from freewheel.learn.sac.config import SACConfig
-from freewheel.learn.sac.update import SACUpdate, TwinCritics
+from freewheel.learn.sac.learner import SACUpdate, TwinCritics
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.spec import PolicySpec
 
