@@ -41,6 +41,12 @@ DRONE = "freewheel/RoughDrone-v0"
 TABLE = [[1.0, 0.0], [2.0, 3.0], [-4.0, 1.0]]
 CONTEXTS = np.array(TABLE, np.float32)
 SEED, EPISODES = 5, 40
+EVAL_SEEDS = [evaluation_episodes(1000, number, 1).seed(0) for number in range(12)]
+#: The contexts and the returns of the evaluation episodes.
+EVALUATED = (
+    tuple(tuple(drawn(CONTEXTS, seed).tolist()) for seed in EVAL_SEEDS),
+    tuple(Conditioned.worth(seed, drawn(CONTEXTS, seed).tolist()) for seed in EVAL_SEEDS),
+)
 MODES: Mapping[str, dict[str, Any]] = {
     "sequential": {"mode": "sequential", "num_envs": 2},
     "lockstep": {"mode": "lockstep", "num_envs": 2, "placement": "inline"},
@@ -80,18 +86,14 @@ def test_every_return_is_that_of_its_context_and_seed(tmp_path: Path, options: d
     assert {episode.context for episode in episodes} == set(map(tuple, TABLE))
     score = open_run(str(result.path)).score(open_run(str(result.path)).actor()[0], 12)
     assert score.mean == result.summary["final_eval"]
-    seeds = [evaluation_episodes(1000, number, 1).seed(0) for number in range(12)]
-    assert score.contexts == tuple(tuple(drawn(CONTEXTS, seed).tolist()) for seed in seeds)
-    assert score.returns == tuple(map(Conditioned.worth, seeds, score.contexts))
+    assert (score.contexts, score.returns) == EVALUATED
 
 
 @pytest.mark.parametrize("mode", ["sequential", "batch", "continuous", "episodes"])
 def test_a_vector_env_is_told_the_table(tmp_path: Path, mode: str) -> None:
     result, episodes = train(tmp_path, MANY, **MODES[mode])
     assert_told(episodes)
-    seeds = [evaluation_episodes(1000, number, 1).seed(0) for number in range(12)]
-    worth = [Conditioned.worth(seed, drawn(CONTEXTS, seed).tolist()) for seed in seeds]
-    assert result.summary["final_eval"] == np.mean(worth)
+    assert result.summary["final_eval"] == np.mean(EVALUATED[1])
 
 
 def test_a_world_that_plays_by_the_context_before_is_found_out(tmp_path: Path) -> None:
@@ -104,8 +106,7 @@ def test_a_world_that_plays_by_the_context_before_is_found_out(tmp_path: Path) -
 def test_a_world_that_shows_the_context_before_ends_the_run(tmp_path: Path, mode: str) -> None:
     with pytest.raises(EnvError) as caught:
         train(tmp_path, "tests.support.contexts:Shows", **MODES[mode])
-    told = r"gave a wrong observation in reset(): context: reset() was given ["
-    assert told in str(caught.value)
+    assert "gave a wrong observation in reset(): context: reset() was given [" in str(caught.value)
     assert "] but the observation has [0. 0.] (episode 0, seed " in str(caught.value)
     assert caught.value.cause == "shape"
 
@@ -252,9 +253,7 @@ def test_contexts_are_typed_as_json_and_kept_in_the_config(tmp_path: Path, capfd
     assert kept["context"] == TABLE
     assert from_file(tmp_path / "one" / "config.json").run.contexts.tolist() == TABLE
     assert cli.main(["eval", str(tmp_path / "one"), "--episodes", "12"]) == 0
-    seeds = [evaluation_episodes(1000, number, 1).seed(0) for number in range(12)]
-    mean = np.mean([Conditioned.worth(seed, drawn(CONTEXTS, seed).tolist()) for seed in seeds])
-    assert f"mean {mean:.1f} " in capfd.readouterr().out
+    assert f"mean {np.mean(EVALUATED[1]):.1f} " in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["1", "[1,0]", "[[1],[2,3]]", "[[]]", "[[NaN]]", "[[1,", '[["a"]]', '{"a":1}'])

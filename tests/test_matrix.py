@@ -148,8 +148,7 @@ def test_where_actions_have_no_bounds_the_option_is_named(tmp_path: Path, algo: 
 
 
 @pytest.mark.parametrize(
-    ("mode", "every"),
-    [("batch", ROWS // 2), ("batch", 2 * ROWS), ("continuous", 4 * ROWS), ("episodes", 3 * ROWS)],
+    ("mode", "every"), [("batch", ROWS // 2), ("batch", 2 * ROWS), ("continuous", 4 * ROWS), ("episodes", 3 * ROWS)]
 )
 def test_publications_that_nobody_could_wait_for_are_refused(tmp_path: Path, mode: str, every: int) -> None:
     """A batch ahead waits for its version; others have rows for a few updates under way."""

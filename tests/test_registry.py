@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from freewheel.envs.family import WORLDS
 from freewheel.errors import SetupError, UsageError
 from freewheel.registry import Named, Registry
 from tests.support.places import ROOT
+from tests.support.runs import python
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -91,26 +91,17 @@ def test_an_unknown_name_is_refused_with_similar_ones() -> None:
 
 def test_another_package_adds_a_world_and_a_command(tmp_path: Path) -> None:
     """In a process of its own, because registries are read once."""
-    install(
-        tmp_path,
-        "[freewheel.worlds]",
-        "mazes = plugin_of_mazes:FAMILY",
-        "[freewheel.commands]",
-        "dig = plugin_of_mazes:COMMAND",
-    )
+    world, command = "mazes = plugin_of_mazes:FAMILY", "dig = plugin_of_mazes:COMMAND"
+    install(tmp_path, "[freewheel.worlds]", world, "[freewheel.commands]", command)
     code = """
-        from freewheel.cli.main import main
-        assert main(["train", "maze:one", "--depth", "2", "--dry-run"]) == 0
-        assert main(["--help"]) == 0
-        assert main(["train", "--help"]) == 0
-        raise SystemExit(main(["dig"]))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", "import textwrap, sys; exec(textwrap.dedent(sys.argv[1]))", code],
-        env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "COLUMNS": "200"},
-        cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (7, "")
+from freewheel.cli.main import main
+assert main(["train", "maze:one", "--depth", "2", "--dry-run"]) == 0
+assert main(["--help"]) == 0
+assert main(["train", "--help"]) == 0
+assert main(["dig"]) == 7
+"""
+    done = python("-c", code, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}", COLUMNS="200")
+    assert done.stderr == ""
     assert "collect  lockstep: 3 envs" in done.stdout
     assert "  dig " in done.stdout
     assert "maze:NAME" in done.stdout

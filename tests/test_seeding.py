@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,6 +19,7 @@ from freewheel.seeding import (
     training_episodes,
     tree,
 )
+from tests.support.runs import python
 
 #: If these change, no earlier run can be repeated.
 GOLDEN = {
@@ -38,28 +34,17 @@ GOLDEN_PICKS = [76, 105, 73]
 GOLDEN_BITS = [0x11C819F99CA6ECF8, 0x2AE7AB0711881E6B, 0x4EB99C3FB411BBF9]
 
 
-@pytest.mark.parametrize(("path", "seed"), GOLDEN.items(), ids=str)
-def test_seeds_never_change(path: tuple[int | str, ...], seed: int) -> None:
-    assert tree(*path) == seed
-
-
-def test_generators_never_change() -> None:
+def test_seeds_generators_and_picks_never_change() -> None:
+    assert {path: tree(*path) for path in GOLDEN} == GOLDEN
     assert generator(1, "actor", 0).bit_generator.random_raw(3).tolist() == GOLDEN_BITS
+    assert [pick(seed, 120) for seed in (0, 1, 2**31 - 1)] == GOLDEN_PICKS
+    assert pick(np.int64(1), 120) == pick(1, 120)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "1", "random"])
 def test_seeds_are_the_same_in_every_process(hash_seed: str) -> None:
     script = f"from freewheel.seeding import tree; print([tree(*path) for path in {list(GOLDEN)!r}])"
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    assert found.stdout.strip() == str(list(GOLDEN.values()))
+    assert python("-c", script, PYTHONHASHSEED=hash_seed).stdout.strip() == str(list(GOLDEN.values()))
 
 
 paths = st.lists(st.integers(-10, 10**12) | st.text(max_size=5), max_size=4)
@@ -71,15 +56,7 @@ def test_different_paths_have_different_seeds(one: list[int | str], other: list[
     assert (tree(*one) == tree(*other)) == (one == other)
     same = generator(*one).integers(2**63, size=2).tolist() == generator(*other).integers(2**63, size=2).tolist()
     assert same == (one == other)
-
-
-def test_a_number_and_its_text_are_different_paths() -> None:
-    assert tree(1, 2) != tree(1, "2") != tree("1, 2")
-
-
-def test_what_an_episode_picks_never_changes() -> None:
-    assert [pick(seed, 120) for seed in (0, 1, 2**31 - 1)] == GOLDEN_PICKS
-    assert pick(np.int64(1), 120) == pick(1, 120)  # type: ignore[arg-type]
+    assert tree(1, 2) != tree(1, "2") != tree("1, 2"), "a number and its name are different branches"
 
 
 @given(count=st.integers(1, 200), first=st.integers(0, 2**31 - 10**4))
@@ -144,13 +121,10 @@ def test_training_and_evaluation_have_no_common_seed() -> None:
     assert len(trained) == 800
 
 
-def test_a_numpy_count_gives_the_same_seed() -> None:
+def test_a_stream_is_a_value_and_takes_a_count_from_an_array() -> None:
     stream = training_episodes(5, lane=2)
     (k,) = np.array([4])
     assert type(stream.number(k)) is int
     assert stream.seed(k) == stream.seed(4)
-
-
-def test_a_stream_is_a_value() -> None:
     assert EpisodeSeeds((1, "x"), 2, 3) == EpisodeSeeds((1, "x"), 2, 3)
     assert [EpisodeSeeds((1, "x"), 2, 3).number(k) for k in range(3)] == [2, 5, 8]

@@ -99,7 +99,7 @@ class Meter:
         self._began = self._learner.since
         self._done = dict.fromkeys(("env_steps", "episodes", "updates"), 0)
         self._worker = np.zeros(len(WORKER_TIME), np.int64)
-        self._played = [0.0, 0.0]  # steps and seconds of all finished episodes
+        self._played = np.zeros(2)  # steps and seconds of all finished episodes
         self._returns, self._lengths = deque[float](maxlen=WINDOW), deque[float](maxlen=WINDOW)
         self._lag_max: float | None = None
         self._latest: dict[str, float | None] = {}  # newest values of the metrics whose aggregate is "last"
@@ -111,11 +111,6 @@ class Meter:
     def wall_s(self) -> float:
         """Seconds since the run began."""
         return self._learner.now() - self._began
-
-    @property
-    def doing(self) -> str:
-        """The kind of LEARNER_TIME that is running."""
-        return self._learner.kind
 
     @property
     def episodes(self) -> int:
@@ -134,8 +129,7 @@ class Meter:
             for episode in chunk.episodes:
                 self._returns.append(episode.ret)
                 self._lengths.append(episode.length)
-                self._played[0] += episode.length
-                self._played[1] += episode.seconds
+                self._played += (episode.length, episode.seconds)
                 for window, value in zip(self._measures.values(), episode.measures, strict=False):
                     window.append(value)
         if tick.metrics is not None:
@@ -213,6 +207,7 @@ class Meter:
     def totals(self) -> dict[str, Any]:
         """The whole run in numbers, for summary.json."""
         wall = self._learner.cut() - self._began
+        length, seconds = (_ratio(total, self.episodes) for total in self._played.tolist())
         return {
             "wall_s": wall,
             **self._done,
@@ -222,11 +217,7 @@ class Meter:
             "best_eval": self._best,
             **{name: value for name, value in self._latest.items() if name in COUNTS},
             **{name: value for name, value in self._eval.items() if name != "eval_return"},
-            "episodes_trained": {
-                "count": self.episodes,
-                "length_mean": _ratio(self._played[0], self.episodes),
-                "seconds_mean": _ratio(self._played[1], self.episodes),
-            },
+            "episodes_trained": {"count": self.episodes, "length_mean": length, "seconds_mean": seconds},
         }
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +47,13 @@ def whole(root: Path, which: str = "latest") -> int:
 
 def names(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
+
+
+def list_file(path: Path, name: str, data: bytes) -> None:
+    """Change the manifest of a checkpoint so that it lists a file with these contents."""
+    manifest = json.loads((path / MANIFEST).read_bytes())
+    manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (path / MANIFEST).write_text(json.dumps(manifest))
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -141,15 +147,8 @@ def test_folders_are_private(tmp_path: Path) -> None:
 
 def test_fingerprint_sees_names_types_shapes_and_bytes() -> None:
     zeros = np.zeros(6, np.float32)
-    variants: list[Mapping[str, NDArray]] = [
-        {},
-        {"a": zeros},
-        {"b": zeros},
-        {"a": zeros.reshape(2, 3)},
-        {"a": zeros.view(np.int32)},
-        {"a": zeros + 1},
-        {"a": zeros[:3], "b": zeros[3:]},
-    ]
+    others: list[NDArray] = [zeros, zeros.reshape(2, 3), zeros.view(np.int32), zeros + 1]
+    variants: list[Params] = [{}, {"b": zeros}, {"a": zeros[:3], "b": zeros[3:]}, *({"a": other} for other in others)]
     assert len({fingerprint(params) for params in variants}) == len(variants)
     assert fingerprint({"a": zeros, "b": zeros}) == fingerprint({"b": zeros, "a": zeros.copy()})
     assert fingerprint({}) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -185,8 +184,7 @@ def test_a_missing_file_is_noticed(tmp_path: Path, name: str) -> None:
     store(tmp_path, 1)
     (store(tmp_path, 2) / name).unlink()
     found = load(tmp_path)
-    assert found.step == 1
-    assert found.warnings[0] == f"{tmp_path / '2' / name} is missing"
+    assert (found.step, found.warnings[0]) == (1, f"{tmp_path / '2' / name} is missing")
 
 
 def test_a_missing_or_foolish_link_is_noticed(tmp_path: Path) -> None:
@@ -235,27 +233,15 @@ def test_which_is_a_word_or_a_number(tmp_path: Path, which: str) -> None:
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../secret", "..", "", "weights.safetensors/../../x", "extra.bin"])
 def test_a_manifest_cannot_name_other_files(tmp_path: Path, name: str) -> None:
-    path = store(tmp_path, 1)
     (tmp_path / "secret").write_text("secret")
-    manifest = json.loads((path / MANIFEST).read_bytes())
-    manifest["files"][name] = {"size": 6, "sha256": "0" * 64}
-    (path / MANIFEST).write_text(json.dumps(manifest))
+    list_file(store(tmp_path, 1), name, b"secret")
     with pytest.raises(CheckpointError, match=r"should list weights\.safetensors and policy\.json"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "[]",
-        "3",
-        "{}",
-        '{"format": 2, "files": {}}',
-        '{"format": 1}',
-        '{"format": 1, "files": []}',
-        "[" * 99_999,
-        "\xff",
-    ],
+    ["[]", "3", '{"format": 2, "files": {}}', '{"format": 1}', '{"format": 1, "files": []}', "[" * 99_999, "\xff"],
 )
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = store(tmp_path, 1)
@@ -277,9 +263,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
 )
 def test_content_that_is_none_is_refused_even_with_a_matching_hash(tmp_path: Path, name: str, data: bytes) -> None:
     path = store(tmp_path, 1)
-    manifest = json.loads((path / MANIFEST).read_bytes())
-    manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (path / MANIFEST).write_text(json.dumps(manifest))
+    list_file(path, name, data)
     (path / name).write_bytes(data)
     with pytest.raises(CheckpointError, match=name):
         load(tmp_path)
@@ -288,10 +272,8 @@ def test_content_that_is_none_is_refused_even_with_a_matching_hash(tmp_path: Pat
 def test_links_and_pipes_in_place_of_files_are_not_followed(tmp_path: Path) -> None:
     path = store(tmp_path, 1)
     (path / POLICY).rename(tmp_path / "policy")
-    (path / POLICY).symlink_to(tmp_path / "policy")
-    with pytest.raises(CheckpointError, match=f"{POLICY} is missing"):
-        load(tmp_path)
-    (path / POLICY).unlink()
-    os.mkfifo(path / POLICY)
-    with pytest.raises(CheckpointError, match=f"{POLICY} is missing"):
-        load(tmp_path)
+    for kind in ("link", "pipe"):
+        os.symlink(tmp_path / "policy", path / POLICY) if kind == "link" else os.mkfifo(path / POLICY)
+        with pytest.raises(CheckpointError, match=f"{POLICY} is missing"):
+            load(tmp_path)
+        (path / POLICY).unlink()

@@ -6,10 +6,10 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -17,7 +17,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 import freewheel
-from freewheel.core import ActionSpec, Decision, EnvSpec, Episode, NDArray, SeedStream, Slice, Snapshot, Step
+from freewheel.core import ActionSpec, Decision, EnvSpec, Episode, NDArray, Slice, Snapshot, Step
 from freewheel.envs.batched import BatchedConfig
 from freewheel.envs.device import DeviceEnv
 from freewheel.envs.gym import GymConfig
@@ -26,6 +26,7 @@ from freewheel.run import checkpoint
 from freewheel.run.evaluate import ExecutorEvaluator, ReservedLanesEvaluator, Score, evaluate, play
 from freewheel.seeding import drawn, tree
 from freewheel.testing.worlds import Conditioned
+from tests.support.runs import train
 
 SEED = 11
 TABLE = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
@@ -91,43 +92,28 @@ def test_the_episodes_are_the_same_for_any_number_of_lanes(lanes: int, episodes:
     assert list(zip(score.returns, score.lengths, strict=True)) == [expected(number) for number in range(episodes)]
 
 
-def test_another_seed_gives_other_episodes() -> None:
+def test_another_seed_gives_other_episodes_and_a_score_is_a_mean_and_a_spread() -> None:
     assert evaluate(world(2), Greedy(), 5, SEED).returns != evaluate(world(2), Greedy(), 5, SEED + 1).returns
-
-
-def test_a_score_is_a_mean_and_a_spread() -> None:
     score = Score((1.0, 3.0), (4, 5))
     assert (score.mean, score.spread) == (2.0, 1.0)
 
 
-class Gaps:
+class Gaps(Mock):
     """Episodes of two steps of reward 1, then a row that is not valid and has reward 100."""
 
     spec = EnvSpec("Gaps", 1, 1, "float32", (Slice("obs", 0, 1, (1,)),), ActionSpec("discrete", 2))
+    count = 0
 
-    def __init__(self) -> None:
-        self.count = 0
-
-    def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
+    def reset(self, *seeds: Any) -> NDArray:
         return np.zeros((1, 1), np.float32)
+
+    autoreset = reset
 
     def step(self, action: NDArray) -> Step:
         phase, self.count = self.count % 3, self.count + 1
         obs, no = np.zeros((1, 1), np.float32), np.zeros(1, np.bool_)
         reward = np.array([100.0 if phase == 2 else 1.0], np.float32)
         return Step(reward, np.array([phase == 1]), no, obs, np.array([phase != 2]), np.zeros((1, 0), np.float32))
-
-    def set_context(self, context: NDArray) -> None:
-        self.spec.check_context(context)
-
-    def autoreset(self) -> NDArray:
-        return np.zeros((1, 1), np.float32)
-
-    def render(self) -> None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 def test_rows_that_are_not_valid_do_not_count() -> None:
@@ -251,30 +237,16 @@ def test_play_carries_the_memory() -> None:
     assert len(rewards) == steps_of(3)
 
 
-class Later:
-    """An executor whose results the test sets."""
-
-    busy = True
-
-    def __init__(self) -> None:
-        self.done: list[Score] = []
-
-    def submit(self, argument: Any) -> None: ...
-
-    def result(self, wait: float = 0.0) -> Any:
-        return self.done.pop(0) if self.done else None
-
-
 def test_results_of_another_process_come_later_and_a_check_ends_the_wait() -> None:
-    executor, checks = Later(), iter([None])
+    score, checks = Score((1.0,), (2,)), iter([None])
+    executor = Mock(result=Mock(side_effect=[None, score, None, None]))
     evaluator = ExecutorEvaluator(executor, lambda: next(checks))  # the second check is a StopIteration
     snapshots = [Snapshot(version, {}) for version in (1, 2)]
     for snapshot in snapshots:
         evaluator.submit(10 * snapshot.version, snapshot)
     assert list(evaluator.results(wait=False)) == []
-    executor.done.append(Score((1.0,), (2,)))
     results = evaluator.results(wait=True)
-    assert next(results) == (10, snapshots[0], Score((1.0,), (2,)))
+    assert next(results) == (10, snapshots[0], score)
     with pytest.raises(RuntimeError, match="StopIteration"):
         next(results)
 
@@ -286,19 +258,13 @@ def episode(ret: float, length: int, success: float) -> Episode:
     return Episode(0, 0, 0, (), ret, length, 0.0, (success,))
 
 
-class Reserved:
-    """A collector whose reserved lanes have finished these episodes, one list per call."""
-
-    def __init__(self, *played: list[Episode]) -> None:
-        self._played = list(played)
-
-    def eval_episodes(self) -> list[Episode]:
-        return self._played.pop(0)
+def reserved(*played: list[Episode]) -> ReservedLanesEvaluator:
+    """Of a collector whose reserved lanes have finished these episodes, one list per call."""
+    return ReservedLanesEvaluator(Mock(eval_episodes=Mock(side_effect=played)), episodes=2, measures=("success",))
 
 
 def test_the_latest_episodes_of_reserved_lanes_are_the_score() -> None:
-    reserved = Reserved([episode(1.0, 10, 0.0)], [episode(3.0, 20, 1.0), episode(5.0, 30, 1.0)], [])
-    evaluator = ReservedLanesEvaluator(reserved, episodes=2, measures=("success",))
+    evaluator = reserved([episode(1.0, 10, 0.0)], [episode(3.0, 20, 1.0), episode(5.0, 30, 1.0)], [])
     snapshot = Snapshot(4, {})
     evaluator.submit(100, snapshot)
     assert list(evaluator.results(wait=False)) == [(100, snapshot, Score((1.0,), (10,), 0, {"success": 0.0}))]
@@ -309,7 +275,7 @@ def test_the_latest_episodes_of_reserved_lanes_are_the_score() -> None:
 
 
 def test_weights_are_scored_when_the_first_episode_has_ended() -> None:
-    evaluator = ReservedLanesEvaluator(Reserved([], [episode(2.0, 5, 0.0)]), episodes=4, measures=("success",))
+    evaluator = reserved([], [episode(2.0, 5, 0.0)])
     evaluator.submit(7, Snapshot(0, {}))
     assert list(evaluator.results(wait=True)) == []
     assert [step for step, *_ in evaluator.results(wait=False)] == [7]
@@ -348,13 +314,6 @@ def test_one_simulation_trains_and_is_evaluated_in_the_main_thread(
     assert summary["trained"] == 10 * LANES * STEPS, "rows of reserved lanes were learned from"
 
 
-def train(tmp_path: Path, **options: Any) -> Any:
-    return freewheel.train(
-        "freewheel.testing.worlds:Identity", num_envs=4, num_steps_per_env=16, steps=512, eval_episodes=3, quiet=True,
-        runs_dir=tmp_path, **options,
-    )  # fmt: skip
-
-
 def test_best_is_the_best_evaluation_and_latest_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     means = iter([1.0, 5.0, 5.0, 3.0])
 
@@ -362,7 +321,7 @@ def test_best_is_the_best_evaluation_and_latest_the_last(tmp_path: Path, monkeyp
         return Score((next(means),), (1,))
 
     monkeypatch.setattr("freewheel.run.evaluate.evaluate", scripted)
-    result = train(tmp_path, evals=4)
+    result = train(tmp_path, steps=512, evals=4)
     links = {name: os.readlink(result.path / "checkpoints" / name) for name in ("best", "latest")}
     assert links == {"best": "256", "latest": "512"}
     assert (result.summary["best_eval"], result.summary["final_eval"]) == (5.0, 3.0)
@@ -373,7 +332,7 @@ def test_best_is_the_best_evaluation_and_latest_the_last(tmp_path: Path, monkeyp
 
 
 def test_without_evaluations_there_is_no_best(tmp_path: Path) -> None:
-    result = train(tmp_path, evals=0)
+    result = train(tmp_path, steps=512, evals=0)
     assert result.summary["best_eval"] is result.summary["final_eval"] is None
     assert "eval_return" not in (result.path / "metrics.jsonl").read_text()
     assert not (result.path / "checkpoints" / "best").exists()

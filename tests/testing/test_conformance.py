@@ -91,8 +91,6 @@ class ResetAsSuccessor(Honest):
 class NoStart(Honest):
     """Ended lanes go on from where they ended."""
 
-    last: NDArray
-
     def changed(self, step: Step) -> Step:
         self.last = step.next_obs.copy()
         return step
@@ -105,8 +103,6 @@ class NoStart(Honest):
 class BeginsAlways(Honest):
     """Shows the first observation again, whether an episode ended or not."""
 
-    first: NDArray
-
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
         self.first = super().reset(seeds).copy()
         return self.first
@@ -118,8 +114,6 @@ class BeginsAlways(Honest):
 
 class OneBuffer(Honest):
     """The observations of a Step become those of autoreset."""
-
-    shown: NDArray
 
     def changed(self, step: Step) -> Step:
         self.shown = step.next_obs

@@ -93,9 +93,11 @@ def test_raises_does_so_at_its_step_of_its_episode() -> None:
     assert len(played(testing.Raises(at=2, only_seed=6), seed=6)) == 3
 
 
-def test_returns_nan_and_wrong_shape_at_their_step() -> None:
+def test_returns_nan_wrong_shape_and_mutates_buffer() -> None:
     assert [np.isnan(seen).any() for seen in played(testing.ReturnsNaN(at=2))] == [False, False, True, False, False]
     assert [seen.shape for seen in played(testing.WrongShape(at=2))] == [(2,), (2,), (1,), (2,), (2,)]
+    assert len({id(seen) for seen in played(testing.MutatesBuffer())}) == 1
+    assert len({id(seen) for seen in played(testing.Counter())}) == 5
 
 
 def test_a_rate_is_the_share_of_steps_that_fail_and_the_seed_says_which() -> None:
@@ -111,19 +113,11 @@ def test_a_rate_is_the_share_of_steps_that_fail_and_the_seed_says_which() -> Non
     assert testing.Hangs(deaf=True, rate=0.5).rate == 0.5
 
 
-def test_mutates_buffer_returns_one_array() -> None:
-    assert len({id(seen) for seen in played(testing.MutatesBuffer())}) == 1
-    assert len({id(seen) for seen in played(testing.Counter())}) == 5
-
-
-def test_crawls_sleeps_from_its_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crawls_sleeps_from_its_step_on_and_dies_kills_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     played(testing.Crawls(seconds=7.0, at=3))
     assert slept == [7.0, 7.0]
-
-
-def test_dies_kills_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[Any] = []
     monkeypatch.setattr(os, "kill", lambda *call: killed.append(call))
     played(testing.Dies(at=2))
