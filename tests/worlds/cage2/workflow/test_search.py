@@ -248,10 +248,8 @@ def test_the_gradient_is_that_of_the_kernel(decay: float) -> None:
 
 
 def test_the_posterior_is_the_one_computed_by_hand() -> None:
-    tried, values = (
-        [CANONICAL[name] for name in ("critical-first", "outside-in", "defender-first")],
-        [-20.0, -50.0, -26.0],
-    )
+    tried = [CANONICAL[name] for name in ("critical-first", "outside-in", "defender-first")]
+    values = [-20.0, -50.0, -26.0]
     amplitude, decay, noise = 1.5, 0.25, 0.2
     kernel = ConstantKernel(amplitude, "fixed") * Mallows(decay, "fixed") + WhiteKernel(noise, "fixed")
     about = [ORDERS[3], tried[1], ORDERS[77]]
@@ -273,10 +271,8 @@ def test_the_hyper_parameters_are_the_most_likely_ones_within_their_bounds() -> 
     process = Surrogate().fit(tried, values).process
     fitted = process.log_marginal_likelihood(process.kernel_.theta)
     grid = [np.geomspace(*bounds, 7) for bounds in (AMPLITUDE, DECAY, NOISE)]
-    others = [
-        process.log_marginal_likelihood(np.log(point)) for point in np.stack(np.meshgrid(*grid), -1).reshape(-1, 3)
-    ]
-    assert fitted >= max(others) - 1e-6
+    points = np.log(np.stack(np.meshgrid(*grid), -1).reshape(-1, 3))
+    assert fitted >= max(process.log_marginal_likelihood(point) for point in points) - 1e-6
     bounds = np.log([AMPLITUDE, DECAY, NOISE])
     assert (process.kernel_.theta >= bounds[:, 0] - 1e-9).all()
     assert (process.kernel_.theta <= bounds[:, 1] + 1e-9).all()
