@@ -104,10 +104,8 @@ class Registry(Mapping[str, Entry]):
             try:
                 entry: Entry = point.load()
             except Exception as error:
-                raise SetupError(
-                    f"the {self.kind} '{point.name}' of another package cannot be loaded ({point.value}: {error}); "
-                    "repair or uninstall that package"
-                ) from error
+                what = f"the {self.kind} '{point.name}' of another package cannot be loaded ({point.value}: {error})"
+                raise SetupError(f"{what}; repair or uninstall that package") from error
             yield entry
 
 

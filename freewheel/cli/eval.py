@@ -110,13 +110,10 @@ def _score(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) 
 
     episodes = options.episodes or EPISODES
     score, name = run.score(actor, episodes, options.seed), run.config.env.id
-    console.print(
-        f"{name}: mean {score.mean:.1f} ± {score.spread:.1f} over {episodes} greedy episodes "
-        f"(min {min(score.returns):.1f}, max {max(score.returns):.1f}, "
-        f"length {sum(score.lengths) / len(score.lengths):.0f})",
-        soft_wrap=True,
-        markup=False,
-    )
+    extremes = f"min {min(score.returns):.1f}, max {max(score.returns):.1f}"
+    length = f"length {sum(score.lengths) / len(score.lengths):.0f}"
+    mean = f"mean {score.mean:.1f} ± {score.spread:.1f} over {episodes} greedy episodes"
+    console.print(f"{name}: {mean} ({extremes}, {length})", soft_wrap=True, markup=False)
     if (compare := family_of(run.config.env.name).evaluation.compare) is not None:
         compare(run, score.mean, console)
 

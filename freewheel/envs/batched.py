@@ -65,12 +65,14 @@ class Simulator(SimulatorOptions, ABC):
     timeouts: ClassVar[Timeouts] = Timeouts()  # never used: it runs in the process of the trainer
     modules: ClassVar[tuple[str, ...]] = ()
 
+    def to(self, device: str) -> Self:
+        return replace(self, device=device)
+
     @property
     @abstractmethod
     def name(self) -> str: ...
-
-    def to(self, device: str) -> Self:
-        return replace(self, device=device)
+    @abstractmethod
+    def _open(self, lanes: range, render_mode: str | None) -> DeviceEnv: ...
 
     def make(
         self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
@@ -79,9 +81,6 @@ class Simulator(SimulatorOptions, ABC):
         if processes:
             raise SetupError(f"{self.name} is one simulation: its lanes cannot run in processes of their own")
         return self._open(lanes, render_mode)
-
-    @abstractmethod
-    def _open(self, lanes: range, render_mode: str | None) -> DeviceEnv: ...
 
 
 @dataclass(frozen=True)

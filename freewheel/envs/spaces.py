@@ -253,16 +253,9 @@ class Layout:
     def spec(self, name: str, lanes: int, measures: tuple[str, ...]) -> EnvSpec:
         columns = self.observation
         context = next((part for part in columns.slices if part.name == CONTEXT), None)
-        return EnvSpec(
-            name=name,
-            lanes=lanes,
-            obs_size=columns.size,
-            obs_dtype=columns.dtype,
-            slices=columns.slices,
-            action=self.action.spec,
-            measures=measures,
-            context=context.stop - context.start if context else 0,
-        )
+        shown = context.stop - context.start if context else 0
+        size, dtype, slices = columns.size, columns.dtype, columns.slices
+        return EnvSpec(name, lanes, size, dtype, slices, self.action.spec, measures=measures, context=shown)
 
     def flattened(self) -> Layout:
         """The same columns for observations that are flat already."""

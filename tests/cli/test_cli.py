@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -96,16 +96,10 @@ USAGE = [
 SETUP = [
     ("CartPole-v9", "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
     ("NoSuchWorld-v0", "unknown environment 'NoSuchWorld-v0'; "),
-    (
-        "needy_world:World",
-        "cannot import 'needy_world' of 'needy_world:World' (ModuleNotFoundError: No module named 'no_such_",
-    ),
+    ("needy_world:World", "cannot import 'needy_world' of 'needy_world:World' (ModuleNotFoundError: No module named"),
     ("no_module_here:World", "cannot import 'no_module_here' of 'no_module_here:World' ("),
     ("bad_worlds:Word", "'bad_worlds' has no factory 'Word'; did you mean 'World'?"),
-    (
-        "bad_worlds:nothing",
-        "bad_worlds:nothing returned NoneType: it has to return an environment of Gymnasium or old gym",
-    ),
+    ("bad_worlds:nothing", "bad_worlds:nothing returned NoneType: it has to return an environment of Gymnasium or"),
     ("bad_worlds:Speaks", "observation space Text(1, 5, "),
     ("bad_worlds:Chords", "action space MultiBinary(3) is not supported: use Box or Discrete"),
     ("bad_worlds:Nested", "action space Dict('a': Discrete(2)) is not supported: use Box or Discrete"),
@@ -134,9 +128,7 @@ def test_wrong_usage_is_one_line_and_exit_2(runs: Path, capfd: Capture, argv: st
 
 @pytest.mark.parametrize(("argv", "text"), SETUP)
 @pytest.mark.parametrize("placement", ["inline", "processes"])
-def test_what_cannot_be_trained_here_is_one_line_and_exit_1(
-    runs: Path, capfd: Capture, argv: str, text: str, placement: str
-) -> None:
+def test_wrong_setup_is_one_line_and_exit_1(runs: Path, capfd: Capture, argv: str, text: str, placement: str) -> None:
     assert cli.main(["train", *argv.split(), "--placement", placement]) == 1
     out, err = capfd.readouterr()
     assert out == ""
@@ -223,9 +215,7 @@ def test_help_is_for_the_environment_algorithm_and_mode_that_are_named(capfd: Ca
 
 
 @pytest.mark.parametrize(("command", "options"), [("eval", EvalOptions), ("play", PlayOptions)])
-def test_help_lists_every_option_of_a_command(
-    command: str, options: type[EvalOptions | PlayOptions], capfd: Capture
-) -> None:
+def test_help_lists_every_option_of_a_command(command: str, options: type[Any], capfd: Capture) -> None:
     text = help_of(capfd, command)
     for name in flags.option_types(options):
         assert f" --{name.replace('_', '-')} " in text

@@ -244,12 +244,9 @@ def test_groups_of_any_shape_are_flattened_policy_first() -> None:
     assert env.reset(SEEDS).tolist() == [[20, 21, 22, *range(6)], [30, 31, 32, *range(6, 12)]]
 
 
-def test_a_world_with_no_group_for_the_policy_is_refused() -> None:
+def test_a_world_without_a_group_for_the_policy_or_with_discrete_actions_is_refused() -> None:
     with pytest.raises(SetupError, match="like observes critic, eyes: one group must be named policy"):
         DeviceEnv(IsaacLike(LANES, Traps(policy_group="eyes")), "like")
-
-
-def test_discrete_actions_are_refused() -> None:
     world = IsaacLike(LANES)
     world.single_action_space = spaces.Discrete(3)  # type: ignore[assignment]
     with pytest.raises(SetupError, match=r"like has the action space Discrete\(3\): only Box"):
@@ -337,16 +334,12 @@ def test_a_capture_sees_the_devices_own_error() -> None:
         DeviceEnv(world, "like").step(action_at(0))
 
 
-def test_render_is_the_worlds_own_where_it_has_one() -> None:
+def test_render_and_close_are_the_worlds_own() -> None:
     world = IsaacLike(LANES)
     env = DeviceEnv(world, "like")
     assert env.render() is None
     picture = np.zeros((2, 2, 3), np.uint8)
     world.render_mode, world.render = "rgb_array", lambda: picture  # type: ignore[method-assign]
     assert env.render() is picture
-
-
-def test_close_closes_the_world() -> None:
-    world = IsaacLike(LANES)
-    DeviceEnv(world, "like").close()
+    env.close()
     assert world.journal.closed == 1

@@ -101,15 +101,11 @@ def roll(env: Env, steps: int) -> list[dict[str, Any]]:
     return said
 
 
-@pytest.mark.parametrize(
-    "world",
-    [
-        GymConfig("CartPole-v1"),
-        GymConfig("Pendulum-v1", max_episode_steps=30),
-        GymConfig("Nested", factory=nested, measures=("sum", "count")),
-    ],
-    ids=lambda world: world.name,
-)
+CARTPOLE, PENDULUM = GymConfig("CartPole-v1"), GymConfig("Pendulum-v1", max_episode_steps=30)
+NESTED = GymConfig("Nested", factory=nested, measures=("sum", "count"))
+
+
+@pytest.mark.parametrize("world", [CARTPOLE, PENDULUM, NESTED], ids=lambda world: world.name)
 def test_processes_say_the_same_as_a_loop_bit_for_bit(world: GymConfig) -> None:
     with closing(world.make(LANES)) as loop, closing(world.make(LANES, processes=True)) as processes:
         assert processes.spec == loop.spec

@@ -14,6 +14,7 @@ from freewheel.envs.spaces import BadObservationError, Layout
 from freewheel.errors import SetupError
 
 TWO, BYTE, KEYS = gs.Discrete(2), gs.Box(0, 9, (1,), np.uint8), gs.MultiDiscrete([2, 3])
+MASKED = gs.Dict(action_mask=gs.MultiBinary(2))
 RICH = gs.Dict(
     {
         "action_mask": gs.MultiBinary(2),
@@ -129,11 +130,7 @@ def test_only_pixels_stay_bytes(space: gs.Space[Any], dtype: str) -> None:
         (KEYS, np.array([2, 0]), "obs: expected a value of MultiDiscrete([2 3]), got ndarray array([2, 0])"),
         (gs.Dict(a=gs.Box(0, 1, (1,))), {"b": 1}, "a: missing from the observation, which is dict {'b': 1}"),
         (gs.Tuple([gs.Discrete(2), gs.Discrete(2)]), (1,), "1: missing from the observation, which is tuple (1,)"),
-        (
-            gs.Dict(action_mask=gs.MultiBinary(2)),
-            {"action_mask": np.ones(3)},
-            "action_mask: expected shape (2,), got (3,)",
-        ),
+        (MASKED, {"action_mask": np.ones(3)}, "action_mask: expected shape (2,), got (3,)"),
     ],
 )
 def test_a_value_that_does_not_belong_is_named(space: gs.Space[Any], value: Any, text: str) -> None:
@@ -146,10 +143,7 @@ def test_a_value_that_does_not_belong_is_named(space: gs.Space[Any], value: Any,
     ("space", "text"),
     [
         (gs.Text(5, charset="ab"), "observation space Text(1, 5, charset=ab) is not supported: "),
-        (
-            gs.Dict(a=gs.Tuple([TWO, gs.Sequence(TWO)])),
-            "observation space Sequence(Discrete(2), stack=False) at 'a/1' is",
-        ),
+        (gs.Dict(a=gs.Tuple([TWO, gs.Sequence(TWO)])), "observation space Sequence(Discrete(2), stack=False) at 'a/1'"),
         (gs.Graph(gs.Box(0, 1, (1,)), None), "observation space Graph("),
         (gs.OneOf([TWO, TWO]), "observation space OneOf("),
         (gs.Dict(action_mask=gs.MultiBinary(3)), "'action_mask' has shape (3,), but there are 2 actions"),

@@ -10,19 +10,9 @@ import numpy as np
 from freewheel.core import NDArray
 from freewheel.errors import UsageError, nearest
 from freewheel.seeding import generator
+from freewheel.worlds.cage2 import scenario as s2
 from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, Networks
-from freewheel.worlds.cage2.scenario import (
-    ACTIONS,
-    BIT,
-    GATEWAYS,
-    HOSTS,
-    MEMBER,
-    OP_SERVER,
-    OPERATIONAL,
-    SIZE,
-    SUBNETS,
-    N,
-)
+from freewheel.worlds.cage2.scenario import ACTIONS, BIT, HOSTS, N
 
 NONE = -1
 
@@ -43,8 +33,8 @@ class Bline:
         self._stage = np.zeros(lanes, np.int64)
         self._scanned_server = np.zeros(lanes, np.bool_)  # it has tried to exploit the server before
         self._targets = np.zeros((lanes, len(self.KIND)), np.int64)  # [B, 15]
-        server, enterprise2 = OP_SERVER, HOSTS.index("Enterprise2")
-        self._targets[:, 0], self._targets[:, 7] = SUBNETS.index("User"), SUBNETS.index("Enterprise")
+        server, enterprise2 = s2.OP_SERVER, HOSTS.index("Enterprise2")
+        self._targets[:, 0], self._targets[:, 7] = s2.SUBNETS.index("User"), s2.SUBNETS.index("Enterprise")
         self._targets[:, 8:11], self._targets[:, 11:] = enterprise2, server
 
     def begin(self, lanes: NDArray, chance: NDArray) -> None:
@@ -83,7 +73,7 @@ class Meander:
         """[B] kind and target of the next action, given the outcome of the last one; chance [B] chooses among targets."""
         self.learn(success)
         kind, options = self.options(nets)
-        target = MEMBER[options, (chance * SIZE[options]).astype(np.int64)].astype(np.int64)
+        target = s2.MEMBER[options, (chance * s2.SIZE[options]).astype(np.int64)].astype(np.int64)
         self.remember(kind, target)
         return kind, target
 
@@ -93,7 +83,7 @@ class Meander:
         unscanned = nets.known & ~self._scanned
         ready = nets.named & ~self._escalated & (~self._mapped | self._exploited)
         untried = nets.known & ~self._exploited
-        server = self._escalated & BIT[OP_SERVER]
+        server = self._escalated & BIT[s2.OP_SERVER]
         first = subnets & -subnets
         kind, options = np.full(len(server), EXPLOIT), untried
         for what, where in ((ESCALATE, ready), (SCAN, unscanned), (SWEEP, first), (IMPACT, server)):
@@ -110,7 +100,7 @@ class Meander:
         failed = tried & ~success
         self._exploited &= ~np.where(failed, bit, 0)
         # After a failed exploit it assumes that it has lost the deepest subnet it holds.
-        deepest = np.where(self._escalated & OPERATIONAL, OPERATIONAL, GATEWAYS)
+        deepest = np.where(self._escalated & s2.OPERATIONAL, s2.OPERATIONAL, s2.GATEWAYS)
         lost = np.where(failed, self._escalated & deepest, 0)
         self._escalated &= ~lost
         self._exploited &= ~lost

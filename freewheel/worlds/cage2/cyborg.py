@@ -68,11 +68,9 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
             self._game = source.wrap(simulator)
         self._controller = simulator.environment_controller
         self._blue = self._game.env.env.env  # the wrapper that knows whether blue's action worked
-        if self._game.action_space.n != len(ACTIONS):
-            raise SetupError(
-                f"this {source.name} is not the one of CAGE Challenge 2: blue has {self._game.action_space.n} actions, "
-                f"not {len(ACTIONS)}; install the right version"
-            )
+        if (count := self._game.action_space.n) != len(ACTIONS):
+            wrong = f"blue has {count} actions, not {len(ACTIONS)}; install the right version"
+            raise SetupError(f"this {source.name} is not the one of CAGE Challenge 2: {wrong}")
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -112,13 +110,11 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
             access[PLACE[session.host]] = max(access[PLACE[session.host]], level)
         decoys = [sum(process.decoy_type.name != "NONE" for process in hosts[host].processes) for host in HOSTS]
         otservice = any(process.name == "OTService" for process in hosts["Op_Server0"].processes)
-        acted = self._acted() if self._steps else ("", 2, 2)
+        acted = ("", 2, 2)  # before the first step
+        if self._steps:
+            success = self._controller.observation["Red"].data["success"]
+            acted = self._red_action(), _known(success), _known(self._blue.success)
         return Truth(*acted, access, np.array(decoys, np.int8), otservice)
-
-    def _acted(self) -> tuple[str, int, int]:
-        """Red's action, and the success of both."""
-        success = self._controller.observation["Red"].data["success"]
-        return self._red_action(), _known(success), _known(self._blue.success)
 
     def _red_action(self) -> str:
         action = self._controller.action["Red"]

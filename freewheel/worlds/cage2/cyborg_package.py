@@ -72,12 +72,7 @@ def _fork() -> Package:
     agents = import_module("csle_cyborg.agents")
     wrapper = import_module("csle_cyborg.agents.wrappers.challenge_wrapper").ChallengeWrapper
     scenario = import_module("gym_csle_cyborg.constants.constants").CYBORG.CYBORG_SCENARIO_2_DICT
-    return Package(
-        name="csle-cyborg",
-        start=lambda red: main(deepcopy(scenario), "sim", agents={"Red": red}),
-        wrap=lambda simulator: wrapper(env=simulator, agent_name="Blue"),
-        reds={name: getattr(agents, name) for name in RED_AGENTS},
-    )
+    return _package("csle-cyborg", lambda red: main(deepcopy(scenario), "sim", agents={"Red": red}), wrapper, agents)
 
 
 def _official() -> Package:
@@ -85,12 +80,12 @@ def _official() -> Package:
     agents = import_module("CybORG.Agents")
     wrapper = import_module("CybORG.Agents.Wrappers").ChallengeWrapper
     scenario = Path(str(package.__file__)).parent / "Shared" / "Scenarios" / "Scenario2.yaml"
-    return Package(
-        name="CybORG",
-        start=lambda red: package.CybORG(str(scenario), "sim", agents={"Red": red}),
-        wrap=lambda simulator: wrapper(env=simulator, agent_name="Blue"),
-        reds={name: getattr(agents, name) for name in RED_AGENTS},
-    )
+    return _package("CybORG", lambda red: package.CybORG(str(scenario), "sim", agents={"Red": red}), wrapper, agents)
+
+
+def _package(name: str, start: Callable[[type[Any]], Any], wrapper: Callable[..., Any], agents: ModuleType) -> Package:
+    reds = {red: getattr(agents, red) for red in RED_AGENTS}
+    return Package(name, start, lambda simulator: wrapper(env=simulator, agent_name="Blue"), reds)
 
 
 PACKAGE = find()

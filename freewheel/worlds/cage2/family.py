@@ -60,17 +60,15 @@ def _compare(run: SavedRun, mean: float, console: Console) -> None:
         console.print(official.comparison_table(run.config, mean))
 
 
+ENVS, ABOUT = "freewheel.worlds.cage2.env", "the protocol of CAGE Challenge 2, on the real simulator"
+OFFICIAL = EvalProtocol(name="official", help=ABOUT, episodes=100, seed=153, run=_official)
 FAMILY = WorldFamily(
     name="cage2",
     serves=serves,
     options=gym.GymOptions,
     build=build,
     ids={
-        FAST: {
-            "entry_point": "freewheel.worlds.cage2.env:Cage2",
-            "vector_entry_point": "freewheel.worlds.cage2.env:Cage2Vector",
-            "max_episode_steps": STEPS,
-        }
+        FAST: {"entry_point": f"{ENVS}:Cage2", "vector_entry_point": f"{ENVS}:Cage2Vector", "max_episode_steps": STEPS}
     },
     flags=FamilyFlags(
         defaults={"red_agent": RED_AGENTS[0]},
@@ -79,16 +77,5 @@ FAMILY = WorldFamily(
         env_help=f"{FAST} or {REAL} for CAGE Challenge 2",
         help=f"--red-agent NAME chooses the attacker in CAGE Challenge 2 ({', '.join(REDS)}).",
     ),
-    evaluation=FamilyEvaluation(
-        protocols=[
-            EvalProtocol(
-                name="official",
-                help="the protocol of CAGE Challenge 2, on the real simulator",
-                episodes=100,
-                seed=153,
-                run=_official,
-            )
-        ],
-        compare=_compare,
-    ),
+    evaluation=FamilyEvaluation(protocols=[OFFICIAL], compare=_compare),
 )

@@ -80,9 +80,6 @@ class Board:
         """The sum of all means, by which the leader board ranks."""
         return sum(cell.mean for cell in self.cells)
 
-    def against(self, red_agent: str) -> list[Cell]:
-        return [cell for cell in self.cells if cell.red_agent == red_agent]
-
     def to_json(self) -> dict[str, Any]:
         cells = [{**asdict(cell), "mean": cell.mean, "standard_deviation": cell.spread} for cell in self.cells]
         about = {"simulator": self.simulator, "seed": self.seed, "episodes": self.episodes}
@@ -91,7 +88,12 @@ class Board:
 
 def report(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[dict[str, Any], Table]:
     """Evaluate a run: what official.json holds, and a table with the published scores."""
-    board = evaluate(run.config, actor, episodes, seed, _print_cell)
+
+    def show(cell: Cell) -> None:
+        text = f"{cell.red_agent:16} {cell.steps:3} steps: mean {cell.mean:8.2f}, standard deviation {cell.spread:7.2f}"
+        Console(highlight=False).print(text, markup=False, soft_wrap=True)
+
+    board = evaluate(run.config, actor, episodes, seed, show)
     return board.to_json(), leader_board(board)
 
 
@@ -147,7 +149,7 @@ def _returns(env: GymLoop, actor: Actor, episodes: int, steps: int) -> tuple[flo
 
 def comparison(board: Board) -> Sequence[tuple[str, tuple[float, ...]]]:
     """Authors (* on older code) and their scores: six means and the total, the best total first."""
-    ours = (*(cell.mean for red in ATTACKERS for cell in board.against(red)), board.total)
+    ours = (*(cell.mean for red in ATTACKERS for cell in board.cells if cell.red_agent == red), board.total)
     theirs = [(who + "*" * (code == OLDER), scores) for (who, code), scores in PUBLISHED.items()]
     return sorted([(THIS, ours), *theirs], key=lambda row: -row[1][-1])
 
@@ -180,8 +182,3 @@ def comparison_table(config: Config, mean: float) -> Table:
     for score, who in sorted(scores, reverse=True):
         table.add_row(f"{score:.1f}", Text(who), style="bold" if who == THIS else "")
     return table
-
-
-def _print_cell(cell: Cell) -> None:
-    text = f"{cell.red_agent:16} {cell.steps:3} steps: mean {cell.mean:8.2f}, standard deviation {cell.spread:7.2f}"
-    Console(highlight=False).print(text, markup=False, soft_wrap=True)

@@ -16,20 +16,8 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from freewheel.errors import UsageError, nearest
-from freewheel.worlds.drone.quadrotor import (
-    ATTITUDE,
-    OMEGA,
-    POSITION,
-    STATE,
-    VELOCITY,
-    BodyConfig,
-    Control,
-    Quadrotor,
-    heading,
-    length,
-    rotate_back,
-    to_heading,
-)
+from freewheel.worlds.drone import quadrotor as quad
+from freewheel.worlds.drone.quadrotor import BodyConfig, Control, Quadrotor, heading, length, rotate_back, to_heading
 from freewheel.worlds.drone.terrain import Terrain, TerrainConfig, grow
 
 Obs: TypeAlias = dict[str, Tensor]
@@ -117,7 +105,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         cells = math.ceil(cfg.tile_size)
         self._down = torch.tensor(((0.0, 0.0, -1.0),), device=self.device)  # [1, 3]
         self._middles = torch.arange(cells, device=self.device) + 0.5  # [G] of the map's cells, which are a metre wide
-        self._body, self._task = zeros(STATE), zeros(TASK + cfg.action_size)
+        self._body, self._task = zeros(quad.STATE), zeros(TASK + cfg.action_size)
         self._level, self._tile = zeros(dtype=torch.int32), zeros(dtype=torch.int32)
         self._length = zeros(dtype=torch.int64)
         self._seen = zeros(cells, cells, dtype=torch.bool)  # by y and x
@@ -182,9 +170,9 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
 
     def _judge(self, sane: Tensor) -> Tensor:
         """Reward, flags and measures of the state just reached; which lanes are over [N]."""
-        cfg, position = self.cfg, self._body[:, POSITION]
+        cfg, position = self.cfg, self._body[:, quad.POSITION]
         height, pillar = self.terrain.touch(self._tile, position)
-        x, y = self._body[:, ATTITUDE][:, 1:3].chunk(2, 1)
+        x, y = self._body[:, quad.ATTITUDE][:, 1:3].chunk(2, 1)
         upright = 1 - 2 * (x * x + y * y)
         inside = ((position[:, :2] > 0) & (position[:, :2] < cfg.tile_size)).all(1, keepdim=True)
         room = torch.minimum(height, pillar)
@@ -249,14 +237,14 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
     def _sense(self) -> dict[str, list[Tensor]]:
         """The columns of each group of the current observation."""
         cfg, body, task = self.cfg, self._body, self._task
-        attitude, position, distance = body[:, ATTITUDE], body[:, POSITION], task[:, DISTANCE]
+        attitude, position, distance = body[:, quad.ATTITUDE], body[:, quad.POSITION], task[:, DISTANCE]
         yaw = heading(attitude)
         sight = self.terrain.look(self._tile, position, yaw)
         vectors = torch.stack((task[:, GOAL] - position, task[:, WIND], sight.normal), 1)
         goal, wind, normal, *pillars = to_heading(yaw[:, None], torch.cat((vectors, sight.closest), 1)).unbind(1)
         plain = [
-            rotate_back(attitude, body[:, VELOCITY]) / cfg.max_speed,
-            body[:, OMEGA] / 5,
+            rotate_back(attitude, body[:, quad.VELOCITY]) / cfg.max_speed,
+            body[:, quad.OMEGA] / 5,
             rotate_back(attitude, self._down),
             sight.height / 2,
             goal / distance.clamp(min=5),

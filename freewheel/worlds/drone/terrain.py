@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,11 +65,9 @@ class Sight:
 
 def grow(cfg: TerrainConfig, seed: int) -> list[Tile]:
     """All tiles, level by level."""
-    return [
-        _grow_tile(cfg, level / max(cfg.levels - 1, 1), generator(seed, "terrain", level, tile))
-        for level in range(cfg.levels)
-        for tile in range(cfg.tiles_per_level)
-    ]
+    places = itertools.product(range(cfg.levels), range(cfg.tiles_per_level))
+    steps = max(cfg.levels - 1, 1)
+    return [_grow_tile(cfg, level / steps, generator(seed, "terrain", level, tile)) for level, tile in places]
 
 
 def _grow_tile(cfg: TerrainConfig, rough: float, rng: np.random.Generator) -> Tile:

@@ -66,10 +66,8 @@ def replay(env: Scenario2, game: int, record: Mapping[str, NDArray]) -> None:
         after = env.truth()
         assert (reward, terminated, truncated) == (record["reward"][game, step], False, step == 99)
         assert after.red_action == record["red_action_vocab"][record["red_action"][game, step]]
-        assert (after.red_success, after.blue_success) == (
-            record["red_success"][game, step],
-            record["blue_success"][game, step],
-        )
+        assert after.red_success == record["red_success"][game, step]
+        assert after.blue_success == record["blue_success"][game, step]
 
 
 @pytest.mark.parametrize("red_agent", RED_AGENTS)
@@ -230,7 +228,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Se
         "steps": 4 * STEPS,
         "evals": 0,
         "seed": 3,
-        "policy": {"hidden": [8]},
+        "policy.hidden": [8],
     }
     freewheel.train("tests.support.cyborg_worlds:Scripted", quiet=True, runs_dir=tmp_path, **world, **small, **options)
     return played
@@ -251,11 +249,8 @@ def test_a_step_comes_after_a_reset() -> None:
 def in_a_process(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter with these folders before all others."""
     paths = ":".join(map(str, (*folders, ROOT)))
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=50, check=False,
-    )  # fmt: skip
+    command, env = [sys.executable, "-c", textwrap.dedent(code)], {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=50, check=False)
 
 
 def test_torch_is_not_loaded_and_the_stand_in_is_gone() -> None:
@@ -313,9 +308,7 @@ def test_a_simulator_with_parts_missing_is_one_line(monkeypatch: pytest.MonkeyPa
         raise ModuleNotFoundError("No module named 'paramiko'")
 
     monkeypatch.setattr(cyborg_package, "_fork", broken)
-    with pytest.raises(
-        ImportError, match=r"^the simulator 'csle_cyborg' cannot be loaded \(No module named 'paramiko'\)"
-    ):
+    with pytest.raises(ImportError, match=r"^the simulator 'csle_cyborg' cannot be loaded \(No module named 'para"):
         cyborg_package.find()
 
 
@@ -362,9 +355,7 @@ def official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("official")
-def test_the_official_repository_is_played_as_well(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_official_repository_is_played_as_well(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     package = cyborg_package.find()
     assert package.name == "CybORG"
     monkeypatch.setattr(cyborg_package, "PACKAGE", package)

@@ -111,9 +111,7 @@ def defended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return freewheel.train("freewheel/Cage2-v0", quiet=True, runs_dir=tmp_path_factory.mktemp("runs"), **small).path
 
 
-def test_eval_official_shows_a_table_and_keeps_it(
-    defended: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eval_official_shows_a_table_and_keeps_it(defended: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(official, "LENGTHS", (2, 3, 4))
     assert cli.main(["eval", str(defended), "--official", "--episodes", "2", "--which", "latest"]) == 0
     out, err = capfd.readouterr()
@@ -137,7 +135,6 @@ def test_other_worlds_are_refused_in_a_line(tmp_path: Path, capfd: pytest.Captur
     assert cli.main(["eval", str(run.path), "--official", "--which", "latest"]) == 2
     told = "freewheel: --official is for runs on cyborg:Scenario2 or freewheel/Cage2-v0, not CartPole-v1\n"
     assert capfd.readouterr().err == told
+    other = from_options("torch:tests.support.device_story:build", {})
     with pytest.raises(UsageError):
-        official.on_simulator(
-            from_options("torch:tests.support.device_story:build", {}), "SleepAgent", 30, GlobalRandom(0)
-        )
+        official.on_simulator(other, "SleepAgent", 30, GlobalRandom(0))

@@ -12,13 +12,8 @@ import torch
 from torch import Tensor
 
 from freewheel.core import NDArray
+from freewheel.worlds.drone import quadrotor as quad
 from freewheel.worlds.drone.quadrotor import (
-    ATTITUDE,
-    GRAVITY,
-    MOTOR,
-    OMEGA,
-    POSITION,
-    VELOCITY,
     BodyConfig,
     Quadrotor,
     heading,
@@ -68,10 +63,10 @@ BODY = """
 
 def in_mujoco(mujoco: Any, cfg: BodyConfig, actions: NDArray) -> tuple[NDArray, NDArray]:
     """Position and attitude after actions [T, 4], from a hover: thrust and moment as the motors give them."""
-    model = mujoco.MjModel.from_xml_string(BODY.format(gravity=GRAVITY, mass=cfg.mass, inertia=cfg.inertia))
+    model = mujoco.MjModel.from_xml_string(BODY.format(gravity=quad.GRAVITY, mass=cfg.mass, inertia=cfg.inertia))
     data = mujoco.MjData(model)
-    motor, fine = np.array([cfg.mass * GRAVITY, 0, 0, 0]), round(cfg.physics_dt / model.opt.timestep)
-    top = np.array([cfg.mass * GRAVITY * cfg.thrust_to_weight, *cfg.max_moment])
+    motor, fine = np.array([cfg.mass * quad.GRAVITY, 0, 0, 0]), round(cfg.physics_dt / model.opt.timestep)
+    top = np.array([cfg.mass * quad.GRAVITY * cfg.thrust_to_weight, *cfg.max_moment])
     for action in actions:
         wanted = top * np.array([(action[0] + 1) / 2, *action[1:]])
         for _ in range(cfg.decimation):
@@ -89,9 +84,9 @@ def test_a_second_of_random_flight_ends_where_mujoco_ends_it() -> None:
     actions = random_actions(10, 100)
     ours = fly(THRUST, hovering(100), actions)[-1].numpy()
     theirs = [in_mujoco(mujoco, THRUST, actions[:, lane].numpy().astype(np.float64)) for lane in range(100)]
-    far = np.linalg.norm(ours[:, POSITION] - [position for position, _ in theirs], axis=1)
-    aligned = np.abs((ours[:, ATTITUDE] * np.array([attitude for _, attitude in theirs])).sum(1))
-    assert np.linalg.norm(ours[:, POSITION], axis=1).mean() > 1.0  # it went somewhere
+    far = np.linalg.norm(ours[:, quad.POSITION] - [position for position, _ in theirs], axis=1)
+    aligned = np.abs((ours[:, quad.ATTITUDE] * np.array([attitude for _, attitude in theirs])).sum(1))
+    assert np.linalg.norm(ours[:, quad.POSITION], axis=1).mean() > 1.0  # it went somewhere
     assert far.max() < 0.01
     assert (2 * np.arccos(np.minimum(aligned, 1))).max() < 0.01
 
@@ -99,10 +94,10 @@ def test_a_second_of_random_flight_ends_where_mujoco_ends_it() -> None:
 def test_without_thrust_it_falls_as_galileo_says() -> None:
     cfg = dataclasses.replace(THRUST, motor_tau=0.0)
     state = hovering()
-    state[:, VELOCITY] = tensor(1.0, -2.0, 3.0)
+    state[:, quad.VELOCITY] = tensor(1.0, -2.0, 3.0)
     end = fly(cfg, state, torch.tensor([[[-1.0, 0.0, 0.0, 0.0]]]).expand(10, 1, 4))[-1]
-    torch.testing.assert_close(end[:, POSITION], tensor(1.0, -2.0, 3.0 - GRAVITY / 2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(end[:, VELOCITY], tensor(1.0, -2.0, 3.0 - GRAVITY), atol=1e-5, rtol=0)
+    torch.testing.assert_close(end[:, quad.POSITION], tensor(1.0, -2.0, 3.0 - quad.GRAVITY / 2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(end[:, quad.VELOCITY], tensor(1.0, -2.0, 3.0 - quad.GRAVITY), atol=1e-5, rtol=0)
 
 
 def test_motors_follow_with_their_time_constant() -> None:
@@ -111,32 +106,32 @@ def test_motors_follow_with_their_time_constant() -> None:
     spin = 0.5 * THRUST.max_moment[0] / THRUST.inertia[0]
     for steps in 1, 2:
         gone = 1 - left**steps
-        expected = tensor(GRAVITY * (1 + gone), spin * gone, 0.0, 0.0)
-        torch.testing.assert_close(states[steps][:, MOTOR], expected, atol=1e-4, rtol=0)
+        expected = tensor(quad.GRAVITY * (1 + gone), spin * gone, 0.0, 0.0)
+        torch.testing.assert_close(states[steps][:, quad.MOTOR], expected, atol=1e-4, rtol=0)
 
 
 def test_a_constant_moment_about_one_axis_spins_it_up() -> None:
     cfg = dataclasses.replace(THRUST, motor_tau=0.0)
     end = fly(cfg, hovering(), torch.tensor([[[0.0, 0.0, 0.0, 0.5]]]).expand(4, 1, 4))[-1]
     spin = 0.5 * cfg.max_moment[2] / cfg.inertia[2]
-    torch.testing.assert_close(end[:, OMEGA], tensor(0.0, 0.0, spin * 0.4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(end[:, quad.OMEGA], tensor(0.0, 0.0, spin * 0.4), atol=1e-5, rtol=0)
     yaw = spin * 0.4**2 / 2
-    torch.testing.assert_close(heading(end[:, ATTITUDE]), tensor(math.cos(yaw), math.sin(yaw)), atol=1e-5, rtol=0)
-    torch.testing.assert_close(end[:, POSITION], torch.zeros(1, 3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(heading(end[:, quad.ATTITUDE]), tensor(math.cos(yaw), math.sin(yaw)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(end[:, quad.POSITION], torch.zeros(1, 3), atol=1e-5, rtol=0)
 
 
 def test_drag_ends_at_the_wind() -> None:
     cfg = dataclasses.replace(THRUST, drag_linear=2.0, drag_quadratic=1.0)
     end = fly(cfg, hovering(), torch.zeros(60, 1, 4), tensor(1.0, -0.5, 0.0))[-1]
-    torch.testing.assert_close(end[:, VELOCITY], tensor(1.0, -0.5, 0.0), atol=1e-4, rtol=0)
+    torch.testing.assert_close(end[:, quad.VELOCITY], tensor(1.0, -0.5, 0.0), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("linear", "quadratic"), [(0.8, 0.0), (0.0, 0.4)])
 def test_drag_slows_as_its_law_says(linear: float, quadratic: float) -> None:
     cfg = dataclasses.replace(THRUST, drag_linear=linear, drag_quadratic=quadratic)
     state = hovering()
-    state[:, VELOCITY] = tensor(2.0, 0.0, 0.0)
-    speed = fly(cfg, state, torch.zeros(10, 1, 4))[-1, 0, VELOCITY][0]
+    state[:, quad.VELOCITY] = tensor(2.0, 0.0, 0.0)
+    speed = fly(cfg, state, torch.zeros(10, 1, 4))[-1, 0, quad.VELOCITY][0]
     expected = 2 * math.exp(-linear / cfg.mass) if linear else 2 / (1 + 2 * quadratic / cfg.mass)
     assert float(speed) == pytest.approx(expected, rel=0.01)
 
@@ -145,21 +140,23 @@ def test_a_heavier_body_accelerates_less() -> None:
     cfg = dataclasses.replace(THRUST, motor_tau=0.0)
     load = torch.tensor([[1.0], [1.25]])
     end = Quadrotor(cfg, "cpu").advance(hovering(2), torch.tensor([[1.0, 0.1, 0.0, 0.0]] * 2), load, torch.zeros(2, 3))
-    thrust, spin = 2 * GRAVITY / load[:, 0], 0.1 * cfg.max_moment[0] / cfg.inertia[0] / load[:, 0]
-    torch.testing.assert_close(end[:, MOTOR][:, 0], thrust)
-    torch.testing.assert_close(end[:, OMEGA][:, 0], spin * cfg.step_dt)
+    thrust, spin = 2 * quad.GRAVITY / load[:, 0], 0.1 * cfg.max_moment[0] / cfg.inertia[0] / load[:, 0]
+    torch.testing.assert_close(end[:, quad.MOTOR][:, 0], thrust)
+    torch.testing.assert_close(end[:, quad.OMEGA][:, 0], spin * cfg.step_dt)
 
 
 def test_a_free_body_keeps_its_energy_and_its_angular_momentum() -> None:
     cfg = dataclasses.replace(THRUST, motor_tau=0.0, inertia=(0.004, 0.006, 0.009))
     state = hovering(20)
-    state[:, OMEGA] = torch.rand(20, 3, generator=torch.Generator().manual_seed(0)) * 12 - 6
-    state[:, VELOCITY] = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)) * 4 - 2
+    state[:, quad.OMEGA] = torch.rand(20, 3, generator=torch.Generator().manual_seed(0)) * 12 - 6
+    state[:, quad.VELOCITY] = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)) * 4 - 2
     coast = torch.tensor([-1.0, 0.0, 0.0, 0.0]).expand(20, 20, 4)
     states, inertia = fly(cfg, state, coast), torch.tensor(cfg.inertia)
-    turning = [(inertia * state[:, OMEGA].square()).sum(1) / 2 for state in states]
-    momentum = [rotate(state[:, ATTITUDE], inertia * state[:, OMEGA]) for state in states]
-    flying = [cfg.mass * (s[:, VELOCITY].square().sum(1) / 2 + GRAVITY * s[:, POSITION][:, 2]) for s in states]
+    turning = [(inertia * state[:, quad.OMEGA].square()).sum(1) / 2 for state in states]
+    momentum = [rotate(state[:, quad.ATTITUDE], inertia * state[:, quad.OMEGA]) for state in states]
+    flying = [
+        cfg.mass * (s[:, quad.VELOCITY].square().sum(1) / 2 + quad.GRAVITY * s[:, quad.POSITION][:, 2]) for s in states
+    ]
     torch.testing.assert_close(turning[-1], turning[0], rtol=3e-3, atol=0)
     torch.testing.assert_close(momentum[-1], momentum[0], rtol=0, atol=2e-3 * float(momentum[0].abs().max()))
     torch.testing.assert_close(flying[-1], flying[0], rtol=0, atol=1e-3)
@@ -167,8 +164,8 @@ def test_a_free_body_keeps_its_energy_and_its_angular_momentum() -> None:
 
 def test_an_attitude_stays_a_rotation() -> None:
     states = fly(THRUST, hovering(50), random_actions(100, 50))
-    torch.testing.assert_close(states[..., ATTITUDE].norm(dim=-1), torch.ones(101, 50), atol=1e-6, rtol=0)
-    assert states[-1, :, OMEGA].abs().max() > 10  # and not for lack of turning
+    torch.testing.assert_close(states[..., quad.ATTITUDE].norm(dim=-1), torch.ones(101, 50), atol=1e-6, rtol=0)
+    assert states[-1, :, quad.OMEGA].abs().max() > 10  # and not for lack of turning
 
 
 def test_turning_a_quarter_about_each_axis() -> None:
@@ -182,7 +179,7 @@ def test_turning_a_quarter_about_each_axis() -> None:
 
 
 def test_the_heading_frame_turns_with_the_nose() -> None:
-    yaw = heading(hovering(yaw=math.pi / 6)[:, ATTITUDE])
+    yaw = heading(hovering(yaw=math.pi / 6)[:, quad.ATTITUDE])
     torch.testing.assert_close(yaw, tensor(math.sqrt(3) / 2, 0.5))
     torch.testing.assert_close(to_map(yaw, tensor(2.0, 0.0, 3.0)), tensor(math.sqrt(3), 1.0, 3.0))
     torch.testing.assert_close(to_heading(yaw, tensor(math.sqrt(3), 1.0, 3.0)), tensor(2.0, 0.0, 3.0))
@@ -193,16 +190,16 @@ def test_it_flies_at_the_velocity_asked_for(yaw: float) -> None:
     cfg = BodyConfig(drag_linear=0.0, drag_quadratic=0.0)
     asked = torch.tensor([[0.6, 0.0, 0.0], [-0.3, 0.5, 0.2], [0.0, -1.0, -0.5], [1.0, 1.0, 1.0]])
     states = fly(cfg, hovering(4, yaw), asked.expand(30, 4, 3))
-    wanted = to_map(heading(states[0, :, ATTITUDE]), asked * cfg.max_speed)
-    torch.testing.assert_close(states[-1, :, VELOCITY], wanted, atol=0.05, rtol=0)
-    assert (states[..., VELOCITY].norm(dim=-1) < 1.15 * wanted.norm(dim=-1) + 0.05).all()  # little overshoot
-    tilt = torch.stack([rotate(state[:, ATTITUDE], tensor(0.0, 0.0, 1.0))[:, 2] for state in states])
+    wanted = to_map(heading(states[0, :, quad.ATTITUDE]), asked * cfg.max_speed)
+    torch.testing.assert_close(states[-1, :, quad.VELOCITY], wanted, atol=0.05, rtol=0)
+    assert (states[..., quad.VELOCITY].norm(dim=-1) < 1.15 * wanted.norm(dim=-1) + 0.05).all()  # little overshoot
+    tilt = torch.stack([rotate(state[:, quad.ATTITUDE], tensor(0.0, 0.0, 1.0))[:, 2] for state in states])
     assert tilt.min() > math.cos(math.radians(45))
 
 
 def test_it_recovers_from_a_tumble() -> None:
     state = hovering(20)
-    state[:, OMEGA] = torch.rand(20, 3, generator=torch.Generator().manual_seed(2)) * 10 - 5
+    state[:, quad.OMEGA] = torch.rand(20, 3, generator=torch.Generator().manual_seed(2)) * 10 - 5
     end = fly(BodyConfig(), state, torch.zeros(30, 20, 3))[-1]
-    assert end[:, VELOCITY].abs().max() < 0.05
-    assert end[:, OMEGA].abs().max() < 0.05
+    assert end[:, quad.VELOCITY].abs().max() < 0.05
+    assert end[:, quad.OMEGA].abs().max() < 0.05

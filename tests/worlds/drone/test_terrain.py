@@ -12,17 +12,8 @@ from torch import Tensor
 
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
-from freewheel.worlds.drone.terrain import (
-    CLEAR,
-    EPISODES,
-    FLIGHT_HEIGHT,
-    MARGIN,
-    SCAN,
-    Terrain,
-    TerrainConfig,
-    Tile,
-    grow,
-)
+from freewheel.worlds.drone import terrain as land
+from freewheel.worlds.drone.terrain import SCAN, Terrain, TerrainConfig, Tile, grow
 
 CFG = TerrainConfig(levels=1, tiles_per_level=1)
 CELLS = round(CFG.tile_size / CFG.resolution)
@@ -56,9 +47,8 @@ def marched(cfg: TerrainConfig, heights: NDArray, pillars: NDArray, eye: NDArray
     """[azimuths, channels] where a march in steps of 5 mm first is under ground or in a pillar."""
     turns = angle + 2 * np.pi / cfg.lidar_azimuths * np.arange(cfg.lidar_azimuths)[:, None]
     tilts = np.radians(np.linspace(-30, 15, cfg.lidar_channels))
-    rays = np.stack(
-        np.broadcast_arrays(np.cos(tilts) * np.cos(turns), np.cos(tilts) * np.sin(turns), np.sin(tilts)), -1
-    )
+    level = np.cos(tilts)
+    rays = np.stack(np.broadcast_arrays(level * np.cos(turns), level * np.sin(turns), np.sin(tilts)), -1)
     out = np.arange(0, cfg.lidar_range, 0.005)
     x, y, z = np.moveaxis(eye + rays[..., None, :] * out[:, None], -1, 0)  # [azimuths, channels, steps]
     hit = z < ground(heights, x, y)
@@ -112,9 +102,8 @@ def test_channels_and_azimuths_are_as_asked() -> None:
     cfg = dataclasses.replace(CFG, lidar_channels=3, lidar_azimuths=5)
     eye = np.array([12.0, 12.0, 1.0])
     seen = lidar(world(cfg=cfg), eye, 0.0, cfg)
-    np.testing.assert_allclose(
-        seen, [[2.0, 5.0, 5.0]] * 5, atol=1e-4
-    )  # the ground under -30°, too far under -7.5°, the sky
+    ground, too_far, sky = 2.0, 5.0, 5.0  # under -30°, under -7.5°, above
+    np.testing.assert_allclose(seen, [[ground, too_far, sky]] * 5, atol=1e-4)
 
 
 def test_a_sensor_under_the_ground_reads_numbers() -> None:
@@ -189,13 +178,13 @@ def test_levels_grow_rougher_denser_and_wider() -> None:
 def test_episodes_begin_and_end_in_the_free() -> None:
     for tile in grow(dataclasses.replace(CFG, levels=3), 2):
         spots = tile.episodes.reshape(-1, 3)
-        assert spots.shape == (2 * EPISODES, 3)
+        assert spots.shape == (2 * land.EPISODES, 3)
         gaps = np.linalg.norm(spots[:, None, :2] - tile.pillars[:, :2], axis=-1) - tile.pillars[:, 2]
-        assert gaps.min() > CLEAR
-        assert spots[:, :2].min() >= MARGIN
-        assert spots[:, :2].max() <= CFG.tile_size - MARGIN
+        assert gaps.min() > land.CLEAR
+        assert spots[:, :2].min() >= land.MARGIN
+        assert spots[:, :2].max() <= CFG.tile_size - land.MARGIN
         above = spots[:, 2] - ground(tile.heights, spots[:, 0], spots[:, 1])
-        np.testing.assert_allclose(above, FLIGHT_HEIGHT, atol=0.3)
+        np.testing.assert_allclose(above, land.FLIGHT_HEIGHT, atol=0.3)
 
 
 def test_a_tile_without_room_is_refused() -> None:

@@ -110,17 +110,12 @@ class SearchOptions:
             seed=self.seed,
         )
 
-    @property
-    def stops(self) -> Stops:
-        return Stops(self.compliance_threshold, self.window, self.plateau)
-
     def training(self, passed: Mapping[str, Any]) -> dict[str, Any]:
         """The options of `freewheel.train` for every trial; those that were passed on override ours."""
         world: dict[str, Any] = {"red_agent": self.red_agent, "alignment_lambda": self.alignment_lambda}
         options: dict[str, Any] = {"preset": PRESET, "evals": 1}
-        length = {"max_episode_steps": self.max_episode_steps}
         real = WORLDS[self.env] == REAL
-        (world if real else options).update(length)
+        (world if real else options)["max_episode_steps"] = self.max_episode_steps
         if real:
             options["eval_episodes"] = REAL_EVAL
         mode = "episodes" if real and self.mode == "auto" else self.mode
@@ -165,8 +160,9 @@ class Task:
 
     def trainer(self) -> Training:
         options, book = self.options, self.book
+        stops = Stops(options.compliance_threshold, options.window, options.plateau)
         lengths = {"length": options.max_episode_steps, "before": self.search.spent}
-        return Training(self.training, book.folder, options.stops, book.train, **lengths)
+        return Training(self.training, book.folder, stops, book.train, **lengths)
 
     def lines(self) -> list[str]:
         """The plan as text."""
@@ -292,11 +288,8 @@ def _report(task: Task, console: Console) -> None:
         figures = (f"{outcome.env_return:.1f}", _number(outcome.compliance), f"{episodes:,}")
         table.add_row(workflow(last.order), *figures, note)
     console.print(table)
-    _print(
-        console,
-        f"{workflow(best.order)}: env return {best.outcome.env_return:.1f}, "
-        f"compliance {_number(best.outcome.compliance)}; freewheel eval {task.book.folder / TRIALS / best.outcome.run}",
-    )
+    worth = f"env return {best.outcome.env_return:.1f}, compliance {_number(best.outcome.compliance)}"
+    _print(console, f"{workflow(best.order)}: {worth}; freewheel eval {task.book.folder / TRIALS / best.outcome.run}")
     if made.failure(best):
         _print(console, f"no order has reached compliance {made.rules.threshold:g}: this one came closest")
 

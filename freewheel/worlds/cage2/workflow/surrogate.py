@@ -10,15 +10,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import (
-    ConstantKernel,
-    Hyperparameter,
-    Kernel,
-    NormalizedKernelMixin,
-    StationaryKernelMixin,
-    WhiteKernel,
-)
+from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 
 from freewheel.core import NDArray
 from freewheel.worlds.cage2.workflow.envs import Order, precedence
@@ -28,7 +20,7 @@ AMPLITUDE, DECAY, NOISE = (0.1, 10.0), (0.03, 3.0), (1e-3, 1.0)
 RESTARTS = 1  # of the optimiser of the hyper-parameters, besides the one from the middle of the bounds
 
 
-class Mallows(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ignore[misc]
+class Mallows(kernels.StationaryKernelMixin, kernels.NormalizedKernelMixin, kernels.Kernel):  # type: ignore[misc]
     """exp(-decay × Kendall's distance) of orders as `precedence` [N, 10]: positive definite for every decay above 0."""
 
     def __init__(self, decay: float = 0.3, decay_bounds: tuple[float, float] | str = DECAY) -> None:
@@ -36,7 +28,7 @@ class Mallows(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ig
 
     @property
     def hyperparameter_decay(self) -> Any:
-        return Hyperparameter("decay", "numeric", self.decay_bounds)
+        return kernels.Hyperparameter("decay", "numeric", self.decay_bounds)
 
     def __call__(self, X: NDArray, Y: NDArray | None = None, eval_gradient: bool = False) -> Any:
         """[N, M], and the derivative by log(decay) [N, N, 1] if asked for."""
@@ -68,10 +60,10 @@ class Belief:
 class Surrogate:
     """amplitude × Mallows + noise over standardised values, hyper-parameters by marginal likelihood within their bounds."""
 
-    def __init__(self, seed: int = 0, kernel: Kernel | None = None) -> None:
-        middle = (math.sqrt(low * high) for low, high in (AMPLITUDE, DECAY, NOISE))
-        amplitude, decay, noise = middle
-        kernel = kernel or (ConstantKernel(amplitude, AMPLITUDE) * Mallows(decay, DECAY) + WhiteKernel(noise, NOISE))
+    def __init__(self, seed: int = 0, kernel: kernels.Kernel | None = None) -> None:
+        amplitude, decay, noise = (math.sqrt(low * high) for low, high in (AMPLITUDE, DECAY, NOISE))
+        shape = kernels.ConstantKernel(amplitude, AMPLITUDE) * Mallows(decay, DECAY)
+        kernel = kernel or (shape + kernels.WhiteKernel(noise, NOISE))
         self.process = GaussianProcessRegressor(kernel, n_restarts_optimizer=RESTARTS, random_state=seed)
         self._centre, self._scale = 0.0, 1.0
 

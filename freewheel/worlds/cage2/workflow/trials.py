@@ -215,14 +215,7 @@ class Training:
     """Makes trials: training(proposal) -> outcome. `options` are those of `freewheel.train`, including the environment."""
 
     def __init__(
-        self,
-        options: Mapping[str, Any],
-        folder: Path,
-        stops: Stops,
-        write: Write,
-        *,
-        length: int = 100,
-        before: int = 0,
+        self, options: Mapping[str, Any], folder: Path, stops: Stops, write: Write, *, length: int, before: int = 0
     ) -> None:
         self._options, self._folder, self._stops, self._write = options, folder, stops, write
         self._length, self._episodes = length, before  # steps of an episode; episodes of all trials so far

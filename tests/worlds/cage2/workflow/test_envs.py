@@ -213,16 +213,9 @@ def test_the_parts_of_the_reward_add_up_in_every_mode(world: str, way: dict[str,
         played.extend(episodes)
         return ""
 
-    options: dict[str, Any] = {
-        **way,
-        "env_args": {"red_agent": "RedMeanderAgent"},
-        "context": TABLE.tolist(),
-        "measures": MEASURES,
-        "episodes": 4,
-        "num_steps_per_env": 50,
-        "evals": 0,
-        "runs_dir": str(tmp_path),
-    }
+    game = {"env_args": {"red_agent": "RedMeanderAgent"}, "context": TABLE.tolist(), "measures": MEASURES}
+    size = {"episodes": 4, "num_steps_per_env": 50, "evals": 0}
+    options: dict[str, Any] = {**way, **game, **size, "runs_dir": str(tmp_path)}
     run(config.from_options(world, options), quiet=True, until=until)
     assert len(played) >= 4
     for episode in played:

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from freewheel.core import NDArray
 from freewheel.errors import UsageError
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS
+from freewheel.worlds.cage2.workflow import envs
 from freewheel.worlds.cage2.workflow.envs import (
-    CANONICAL,
-    FIXES,
     ORDERS,
-    TYPE_OF_HOST,
     TYPES,
     Compliance,
     decode,
@@ -53,7 +51,7 @@ def test_numbers_that_are_no_order_are_refused(place: int) -> None:
 
 
 def test_every_host_has_its_type() -> None:
-    types = {host: TYPES[kind] for host, kind in zip(HOSTS, TYPE_OF_HOST, strict=True)}
+    types = {host: TYPES[kind] for host, kind in zip(HOSTS, envs.TYPE_OF_HOST, strict=True)}
     assert types == {
         "Defender": "defender",
         **dict.fromkeys(("Enterprise0", "Enterprise1", "Enterprise2"), "enterprise"),
@@ -81,13 +79,13 @@ def test_distance_knows_neighbours_and_opposites() -> None:
 
 
 def test_there_are_six_canonical_orders() -> None:
-    assert len(set(CANONICAL.values())) == 6
-    assert set(CANONICAL.values()) <= set(ORDERS)
+    assert len(set(envs.CANONICAL.values())) == 6
+    assert set(envs.CANONICAL.values()) <= set(ORDERS)
 
 
 def test_orders_can_be_spelt() -> None:
     assert [parse(spelt(order)) for order in ORDERS] == list(ORDERS)
-    assert parse("outside-in") == CANONICAL["outside-in"]
+    assert parse("outside-in") == envs.CANONICAL["outside-in"]
     for text in ("", "user-user-defender-op_host-op_server", "user-enterprise"):
         with pytest.raises(UsageError, match="is no order of the host types"):
             parse(text)
@@ -124,7 +122,7 @@ def played(steps: list[tuple[set[str], str]], order: tuple[str, ...] = ORDER) ->
 
 
 def test_fixes_are_the_removes_and_restores_of_the_official_numbering() -> None:
-    assert np.flatnonzero(FIXES).tolist() == [*range(15, 28), *range(132, 145)]
+    assert np.flatnonzero(envs.FIXES).tolist() == [*range(15, 28), *range(132, 145)]
 
 
 @pytest.mark.parametrize("verb", ["Remove", "Restore"])
@@ -219,10 +217,10 @@ def test_any_episode_is_judged_as_by_hand(number: int, steps: list[tuple[int, se
     for action, hosts in steps:
         verb, _, host = ACTIONS[action].partition(" ")
         if verb in ("Remove", "Restore"):
-            types = {TYPES[TYPE_OF_HOST[HOSTS.index(one)]] for one in hosts - {"User0"}}
+            types = {TYPES[envs.TYPE_OF_HOST[HOSTS.index(one)]] for one in hosts - {"User0"}}
             first = next((kind for kind in order if kind in types), None)
             fixes += 1
-            hits += TYPES[TYPE_OF_HOST[HOSTS.index(host)]] == first
+            hits += TYPES[envs.TYPE_OF_HOST[HOSTS.index(host)]] == first
     compliance, rewards = played([(hosts, ACTIONS[action]) for action, hosts in steps], order)
     assert (compliance.hits.item(), compliance.fixes.item()) == (hits, fixes)
     assert sum(rewards) == pytest.approx(LAMBDA * hits / fixes if fixes else 0.0)

@@ -142,20 +142,20 @@ def test_an_order_to_which_compliance_does_not_apply_has_not_failed() -> None:
     assert search.failed == {ORDERS[1]}
 
 
-def test_the_best_is_compliant_before_it_is_good() -> None:
-    trials = [tried(ORDERS[0], -1.0, 0.5), tried(ORDERS[1], -9.0, 0.8), tried(ORDERS[2], -5.0, 0.95)]
-    best = [Search(RULES, trials[:count]).best for count in range(4)]
-    assert best == [None, trials[0], trials[1], trials[2]]
-
-
-def test_where_none_is_compliant_the_nearest_to_it_is_best() -> None:
-    trials = [tried(ORDERS[0], -1.0, 0.5), tried(ORDERS[1], -9.0, 0.7), tried(ORDERS[2], -0.0, None)]
-    assert Search(RULES, trials).best == trials[1]
-
-
-def test_an_order_is_worth_what_its_last_trial_was() -> None:
-    trials = [tried(ORDERS[0], -1.0), tried(ORDERS[1], -2.0), tried(ORDERS[0], -3.0)]
-    assert Search(RULES, trials).best == trials[1]
+@pytest.mark.parametrize(
+    ("results", "best"),
+    [
+        ([], None),
+        ([(0, -1.0, 0.5)], 0),
+        ([(0, -1.0, 0.5), (1, -9.0, 0.8)], 1),  # compliant before good
+        ([(0, -1.0, 0.5), (1, -9.0, 0.8), (2, -5.0, 0.95)], 2),
+        ([(0, -1.0, 0.5), (1, -9.0, 0.7), (2, 0.0, None)], 1),  # none is compliant: the nearest to it
+        ([(0, -1.0, 1.0), (1, -2.0, 1.0), (0, -3.0, 1.0)], 1),  # an order is worth what its last trial was
+    ],
+)
+def test_which_trial_is_best(results: list[tuple[int, float, float | None]], best: int | None) -> None:
+    trials = [tried(ORDERS[order], worth, compliance) for order, worth, compliance in results]
+    assert Search(RULES, trials).best == (None if best is None else trials[best])
 
 
 def test_training_begins_with_the_nearest_order() -> None:
@@ -248,10 +248,8 @@ def test_the_gradient_is_that_of_the_kernel(decay: float) -> None:
 
 
 def test_the_posterior_is_the_one_computed_by_hand() -> None:
-    tried, values = (
-        [CANONICAL[name] for name in ("critical-first", "outside-in", "defender-first")],
-        [-20.0, -50.0, -26.0],
-    )
+    tried = [CANONICAL[name] for name in ("critical-first", "outside-in", "defender-first")]
+    values = [-20.0, -50.0, -26.0]
     amplitude, decay, noise = 1.5, 0.25, 0.2
     kernel = ConstantKernel(amplitude, "fixed") * Mallows(decay, "fixed") + WhiteKernel(noise, "fixed")
     about = [ORDERS[3], tried[1], ORDERS[77]]
@@ -273,10 +271,8 @@ def test_the_hyper_parameters_are_the_most_likely_ones_within_their_bounds() -> 
     process = Surrogate().fit(tried, values).process
     fitted = process.log_marginal_likelihood(process.kernel_.theta)
     grid = [np.geomspace(*bounds, 7) for bounds in (AMPLITUDE, DECAY, NOISE)]
-    others = [
-        process.log_marginal_likelihood(np.log(point)) for point in np.stack(np.meshgrid(*grid), -1).reshape(-1, 3)
-    ]
-    assert fitted >= max(others) - 1e-6
+    points = np.log(np.stack(np.meshgrid(*grid), -1).reshape(-1, 3))
+    assert fitted >= max(process.log_marginal_likelihood(point) for point in points) - 1e-6
     bounds = np.log([AMPLITUDE, DECAY, NOISE])
     assert (process.kernel_.theta >= bounds[:, 0] - 1e-9).all()
     assert (process.kernel_.theta <= bounds[:, 1] + 1e-9).all()
