@@ -7,9 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from freewheel.core import Decision, NDArray, Snapshot, to_numpy
-from freewheel.policies.heads.head import HEADS, OneLaneForm
-from freewheel.policies.spec import ACTIVATIONS, FlatParams, PolicySpec, actor_layout, layers, network_inputs, select
+from freewheel.core import Decision, NDArray, Snapshot
+from freewheel.policies.spec import (
+    ACTIVATIONS,
+    HEADS,
+    FlatParams,
+    OneLaneForm,
+    PolicySpec,
+    actor_layout,
+    layers,
+    network_inputs,
+    select,
+)
 from freewheel.rollout.factory import MakeActor
 
 
@@ -44,8 +53,7 @@ class NumpyActor:
         self._plain = not spec.rescales and spec.actor_columns == ((0, spec.obs_size),)
 
     def load(self, snapshot: Snapshot) -> None:
-        for name, view in self.params.views.items():
-            view[...] = to_numpy(snapshot.params[name])
+        self.params.load(snapshot.params)
 
     def act(
         self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False

@@ -42,27 +42,40 @@ def task_of(stage: Stage) -> LearnerSpec:
     return LearnerSpec(policy=stage.policy, batch=BatchSpec(STEPS, LANES), seed=1, world=world)
 
 
-def learned(stage: Stage, learner: Learner, workers: int) -> None:
+Came = list[tuple[int, int]]  # author and rows of every chunk, in order of arrival
+
+
+def learned(stage: Stage, learner: Learner, workers: int) -> Came:
     """Run free until there is enough."""
+    came: Came = []
     mode = ContinuousConfig(workers=workers, num_envs=LANES, collection_batch_size=FRAGMENT, max_lag=1)
     job = CollectSpec(env=stage.spec, batch=BatchSpec(STEPS, stage.spec.lanes), on_policy=False)
     with mode.build(stage.recipe, job) as collector:
         for tick in loop(collector, learner, Meter(1, stage.spec.measures)):
+            came += [(chunk.origin.worker, chunk.rows) for chunk in tick.chunks]
             if tick.env_steps >= ENOUGH and learner.rows().queued == 0:
                 break
     assert learner.rows().trained >= ENOUGH
     assert learner.version > 10
+    return came
 
 
-def by_lane(rows: NDArray, workers: int) -> NDArray:
-    """Packed rows as they arrived -> [T, B, W]."""
-    parts = rows.reshape(-1, workers, FRAGMENT, LANES // workers, rows.shape[-1])
-    return parts.transpose(0, 2, 1, 3, 4).reshape(-1, LANES, rows.shape[-1])
+def by_lane(rows: NDArray, came: Came) -> NDArray:
+    """Packed rows as they arrived -> [T, B, W], as far as all authors have come."""
+    authors = sorted({author for author, _ in came})
+    ends = np.cumsum([count for _, count in came])
+    chunks = [
+        part.reshape(-1, LANES // len(authors), rows.shape[-1]) for part in np.split(rows, ends[ends < len(rows)])
+    ]
+    found = [
+        np.concatenate([part for part, (who, _) in zip(chunks, came, strict=False) if who == one]) for one in authors
+    ]
+    return np.concatenate([part[: min(map(len, found))] for part in found], axis=1)
 
 
-def assert_true(rows: NDArray, workers: int, *, has_final_obs: bool) -> None:
+def assert_true(rows: NDArray, came: Came, *, has_final_obs: bool) -> None:
     """Every stored row is the one that the world makes of the actions."""
-    reported = by_lane(rows, workers)
+    reported = by_lane(rows, came)
     obs, action, told_scalars, next_obs = np.split(reported, np.cumsum([5, 1, 3]), axis=-1)
     reward, terminated, known = np.moveaxis(told_scalars, -1, 0)
     wanted = retold(action, has_final_obs=has_final_obs).data
@@ -85,10 +98,10 @@ def assert_true(rows: NDArray, workers: int, *, has_final_obs: bool) -> None:
 def test_a_replay_buffer_holds_what_happened(has_final_obs: bool, views: bool, workers: int) -> None:
     stage = staged(has_final_obs=has_final_obs, views=views)
     learner = SAC(SMALL, task_of(stage))
-    learned(stage, learner, workers)
+    came = learned(stage, learner, workers)
     stored = to_numpy(learner.replay.newest(learner.replay.count))
     assert len(stored) == learner.rows().trained
-    assert_true(stored, workers, has_final_obs=has_final_obs)
+    assert_true(stored, came, has_final_obs=has_final_obs)
     assert stage.closed == [1]
 
 
@@ -116,12 +129,12 @@ def test_a_model_is_asked_about_what_happened(has_final_obs: bool) -> None:
     """Each row once and in order; where the world hides how episodes end, their last rows say so."""
     stage, executors = staged(has_final_obs=has_final_obs, views=True), Listening()
     learner = MBPO(MODEL, replace(task_of(stage), services=Services(executors=executors)))
-    learned(stage, learner, 1)
+    came = learned(stage, learner, 1)
     assert len(executors.asked) > 3
     asked = np.concatenate(executors.asked)
-    assert_true(asked, 1, has_final_obs=has_final_obs)
+    assert_true(asked, came, has_final_obs=has_final_obs)
     stored = to_numpy(learner.replay.newest(learner.replay.count))
-    assert_true(stored, 1, has_final_obs=has_final_obs)
+    assert_true(stored, came, has_final_obs=has_final_obs)
     np.testing.assert_array_equal(stored[: len(asked)], asked)
     model_rows = to_numpy(learner.model_buffer.newest(learner.model_buffer.count))
     assert (learner.replay.columns.split(learner.model_buffer.newest(len(model_rows))).has_successor == 1).all()

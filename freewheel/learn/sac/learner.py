@@ -16,7 +16,7 @@ from freewheel.learn.replay import Batch, Columns, Replay
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.update import SACUpdate
 from freewheel.learn.spec import LearnerSpec
-from freewheel.policies.heads.head import HEADS
+from freewheel.policies.spec import HEADS
 from freewheel.seeding import tree
 
 REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
