@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -92,7 +93,7 @@ class PolicyNet:
     shares their memory; on another device they hold the first weights.
     """
 
-    def __init__(self, spec: PolicySpec, rng: np.random.Generator, device: str = "cpu") -> None:
+    def __init__(self, spec: PolicySpec, rng: Generator, device: str = "cpu") -> None:
         self.spec, self._head = spec, HEADS[spec.head]
         self.module = _build(spec, rng)
         layout = full_layout(spec) if not spec.module else _module_layout(spec, self.module)
@@ -158,7 +159,7 @@ class PolicyNet:
 class TensorPolicy:
     """A PolicyNet with its normaliser and its random numbers, all on one device; nothing here waits for that device."""
 
-    def __init__(self, spec: PolicySpec, rng: np.random.Generator, device: str, seed: int) -> None:
+    def __init__(self, spec: PolicySpec, rng: Generator, device: str, seed: int) -> None:
         self.spec, self.net = spec, PolicyNet(spec, rng, device)
         first = self.net.params.views
         self.statistics = {name: torch.tensor(first[name], device=device) for name in statistics_layout(spec)}
@@ -230,14 +231,10 @@ class TorchActor:
 
     def __init__(self, spec: PolicySpec) -> None:
         self.policy = TensorPolicy(spec, np.random.default_rng(0), "cpu", 0)
-
-    def load(self, snapshot: Snapshot) -> None:
-        self.policy.load(snapshot)
+        self.load = self.policy.load
 
     @torch.no_grad()
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
+    def act(self, obs: NDArray, rng: Generator, *, state: NDArray | None = None, greedy: bool = False) -> Decision:
         state = np.zeros((len(obs), 0), np.float32) if state is None else state
         distribution = self.policy.distribution(self.policy.inputs(torch.from_numpy(obs)))
         if greedy:
@@ -254,13 +251,10 @@ class TensorActor:
 
     def __init__(self, spec: PolicySpec, device: str, seed: int) -> None:
         self.policy = TensorPolicy(spec, np.random.default_rng(0), device, seed)
-        self.generators = [self.policy.generator]
-
-    def load(self, snapshot: Snapshot) -> None:
-        self.policy.load(snapshot)
+        self.load, self.generators = self.policy.load, [self.policy.generator]
 
     def act(
-        self, obs: Tensor, rng: np.random.Generator, *, state: Tensor | None = None, greedy: bool = False
+        self, obs: Tensor, rng: Generator, *, state: Tensor | None = None, greedy: bool = False
     ) -> Decision[Tensor]:
         state = obs.new_zeros(len(obs), 0) if state is None else state
         if greedy:
@@ -268,7 +262,7 @@ class TensorActor:
         return Decision(*self.policy.act(obs), state)
 
 
-def _build(spec: PolicySpec, rng: np.random.Generator) -> nn.Module:
+def _build(spec: PolicySpec, rng: Generator) -> nn.Module:
     if not spec.module:
         return MLP(spec)
     here, factory = f"policy.module '{spec.module}'", import_object("policy.module", spec.module, "Factory")
