@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from freewheel.core import Array, Decision, NDArray, Snapshot, to_numpy
+from freewheel.core import Array, Decision, NDArray, Snapshot
 from freewheel.errors import SetupError
-from freewheel.policies.heads.head import HEADS, Distribution, Reparameterised
 from freewheel.policies.spec import (
+    HEADS,
+    Distribution,
     FlatParams,
     PolicySpec,
+    Reparameterised,
     full_layout,
     head_layout,
     import_object,
@@ -25,6 +28,7 @@ from freewheel.policies.spec import (
     network_inputs,
     select,
     statistics_layout,
+    views,
 )
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -89,7 +93,7 @@ class PolicyNet:
     shares their memory; on another device they hold the first weights.
     """
 
-    def __init__(self, spec: PolicySpec, rng: np.random.Generator, device: str = "cpu") -> None:
+    def __init__(self, spec: PolicySpec, rng: Generator, device: str = "cpu") -> None:
         self.spec, self._head = spec, HEADS[spec.head]
         self.module = _build(spec, rng)
         layout = full_layout(spec) if not spec.module else _module_layout(spec, self.module)
@@ -103,7 +107,7 @@ class PolicyNet:
         self.vector = torch.from_numpy(self.array).to(device)
         self.module.to(device)
         own, self._head_parameters = dict(self.module.named_parameters()), dict[str, nn.Parameter]()
-        for name, view in self.named_views():
+        for name, view in self.named_views().items():
             if name in own:
                 own[name].data = view
             else:
@@ -121,22 +125,19 @@ class PolicyNet:
 
     def begin(self, params: Mapping[str, Array]) -> None:
         """Replace the first weights with these; SetupError if they belong to another network."""
-        views = self.params.views
-        here, there = ({name: tuple(value.shape) for name, value in some.items()} for some in (views, params))
+        known = self.params.views
+        here, there = ({name: tuple(value.shape) for name, value in some.items()} for some in (known, params))
         for name in (*here, *there):
             ours, theirs = here.get(name, "missing"), there.get(name, "missing")
             if ours != theirs:
                 what = f"{name} is {theirs} there and {ours} here"
                 raise SetupError(f"the weights to begin with are another network's: {what}; choose the same policy")
-        for name, view in views.items():
-            view[...] = to_numpy(params[name])
+        self.params.load(params)
         self.vector.copy_(torch.from_numpy(self.array))
 
-    def named_views(self) -> Iterator[tuple[str, Tensor]]:
+    def named_views(self) -> dict[str, Tensor]:
         """Every trainable weight by name, as a view of `vector`."""
-        shapes = self.trainable_layout
-        parts = self.vector.split([math.prod(shape) for shape in shapes.values()])
-        return ((name, part.view(shape)) for (name, shape), part in zip(shapes.items(), parts, strict=True))
+        return views(self.vector, self.trainable_layout)
 
     def __call__(self, inputs: Tensor) -> Output:
         return Output(*self.module(inputs))
@@ -158,7 +159,7 @@ class PolicyNet:
 class TensorPolicy:
     """A PolicyNet with its normaliser and its random numbers, all on one device; nothing here waits for that device."""
 
-    def __init__(self, spec: PolicySpec, rng: np.random.Generator, device: str, seed: int) -> None:
+    def __init__(self, spec: PolicySpec, rng: Generator, device: str, seed: int) -> None:
         self.spec, self.net = spec, PolicyNet(spec, rng, device)
         first = self.net.params.views
         self.statistics = {name: torch.tensor(first[name], device=device) for name in statistics_layout(spec)}
@@ -208,16 +209,12 @@ class TensorPolicy:
     def weights(self, *, on_device: bool) -> dict[str, Array]:
         """A copy of statistics and weights by name: on their device, or as numpy; one transfer either way."""
         flat: Array = self.flat if on_device and self.net.vector.is_cuda else self.flat.cpu().numpy()
-        copies, start = {}, 0
-        for name, view in self.net.params.views.items():
-            copies[name] = flat[start : start + view.size].reshape(view.shape)
-            start += view.size
-        return copies
+        return views(flat, {name: view.shape for name, view in self.net.params.views.items()})
 
     @torch.no_grad()
     def load(self, snapshot: Snapshot) -> None:
         """In place: captured graphs read the new weights."""
-        for name, view in (*self.statistics.items(), *self.net.named_views()):
+        for name, view in (*self.statistics.items(), *self.net.named_views().items()):
             view.copy_(torch.as_tensor(snapshot.params[name]), non_blocking=True)
 
     def begin(self, params: Mapping[str, Array]) -> None:
@@ -234,14 +231,10 @@ class TorchActor:
 
     def __init__(self, spec: PolicySpec) -> None:
         self.policy = TensorPolicy(spec, np.random.default_rng(0), "cpu", 0)
-
-    def load(self, snapshot: Snapshot) -> None:
-        self.policy.load(snapshot)
+        self.load = self.policy.load
 
     @torch.no_grad()
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
+    def act(self, obs: NDArray, rng: Generator, *, state: NDArray | None = None, greedy: bool = False) -> Decision:
         state = np.zeros((len(obs), 0), np.float32) if state is None else state
         distribution = self.policy.distribution(self.policy.inputs(torch.from_numpy(obs)))
         if greedy:
@@ -258,13 +251,10 @@ class TensorActor:
 
     def __init__(self, spec: PolicySpec, device: str, seed: int) -> None:
         self.policy = TensorPolicy(spec, np.random.default_rng(0), device, seed)
-        self.generators = [self.policy.generator]
-
-    def load(self, snapshot: Snapshot) -> None:
-        self.policy.load(snapshot)
+        self.load, self.generators = self.policy.load, [self.policy.generator]
 
     def act(
-        self, obs: Tensor, rng: np.random.Generator, *, state: Tensor | None = None, greedy: bool = False
+        self, obs: Tensor, rng: Generator, *, state: Tensor | None = None, greedy: bool = False
     ) -> Decision[Tensor]:
         state = obs.new_zeros(len(obs), 0) if state is None else state
         if greedy:
@@ -272,7 +262,7 @@ class TensorActor:
         return Decision(*self.policy.act(obs), state)
 
 
-def _build(spec: PolicySpec, rng: np.random.Generator) -> nn.Module:
+def _build(spec: PolicySpec, rng: Generator) -> nn.Module:
     if not spec.module:
         return MLP(spec)
     here, factory = f"policy.module '{spec.module}'", import_object("policy.module", spec.module, "Factory")

@@ -6,10 +6,20 @@ import functools
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
-from freewheel.core import Decision, NDArray, Snapshot, to_numpy
-from freewheel.policies.heads.head import HEADS, OneLaneForm
-from freewheel.policies.spec import ACTIVATIONS, FlatParams, PolicySpec, actor_layout, layers, network_inputs, select
+from freewheel.core import Decision, NDArray, Snapshot
+from freewheel.policies.spec import (
+    ACTIVATIONS,
+    HEADS,
+    FlatParams,
+    OneLaneForm,
+    PolicySpec,
+    actor_layout,
+    layers,
+    network_inputs,
+    select,
+)
 from freewheel.rollout.factory import MakeActor
 
 
@@ -44,12 +54,9 @@ class NumpyActor:
         self._plain = not spec.rescales and spec.actor_columns == ((0, spec.obs_size),)
 
     def load(self, snapshot: Snapshot) -> None:
-        for name, view in self.params.views.items():
-            view[...] = to_numpy(snapshot.params[name])
+        self.params.load(snapshot.params)
 
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
+    def act(self, obs: NDArray, rng: Generator, *, state: NDArray | None = None, greedy: bool = False) -> Decision:
         state = np.zeros((len(obs), 0), np.float32) if state is None else state
         if self._one_lane is not None and len(obs) == 1:
             chosen, chance = self._one_lane.choose_one(self._inputs(obs[0]), obs[0], None if greedy else rng)
@@ -64,7 +71,7 @@ class NumpyActor:
         action, log_prob = self._head.choose(out, obs, rng, greedy)
         return Decision(action, log_prob, state)
 
-    def act_one(self, obs: NDArray, rng: np.random.Generator) -> tuple[Any, float]:
+    def act_one(self, obs: NDArray, rng: Generator) -> tuple[Any, float]:
         """The same as `act` for one lane's observation [D], with less work: an int or [A], and the log-probability."""
         if self._one_lane is not None:
             return self._one_lane.choose_one(self._inputs(obs), obs, rng)

@@ -1,4 +1,8 @@
-"""What a policy network is: numpy workers and torch learners both build it from this description."""
+"""What a policy is, for numpy workers and torch learners alike: its network, and the head that turns outputs into actions.
+
+A head works in numpy, in torch, and with its gradient. It is one module of heads/ (or of a package with an entry point in
+`freewheel.heads`) that ends with `HEAD = ...`. B lanes or N rows, K outputs of the network, A columns of an action.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,88 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.random import Generator
 
-from freewheel.core import A, Array, EnvSpec, NDArray, Slice
+from freewheel.core import A, ActionSpec, Array, EnvSpec, NDArray, Slice, to_numpy
 from freewheel.errors import SetupError
-from freewheel.policies.heads.head import HEADS, Head
+from freewheel.registry import Registry
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Layout = Mapping[str, tuple[int, ...]]  # shapes by name
 Activation = Literal["tanh", "relu", "elu", "silu"]
 Columns = tuple[tuple[int, int], ...]  # runs [start, stop) of observation columns
-
+Views = Mapping[str, NDArray]  # parameters or their gradients by name
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+HEADS: Registry[Head] = Registry("head", "HEAD", "freewheel.policies.heads")
 UNNORMALISED = ("action_mask", "context")
 CLIP = 10.0  # normalised observations stay within ± CLIP
+
+
+class NumpyForm(Protocol):
+    """The head of one numpy actor: actions [B, ...] and their log-probabilities [B]; may overwrite the outputs [B, K]."""
+
+    def choose(self, outputs: NDArray, obs: NDArray, rng: Generator, greedy: bool) -> tuple[NDArray, NDArray]: ...
+
+
+@runtime_checkable
+class OneLaneForm(NumpyForm, Protocol):
+    """A NumpyForm that computes a single lane faster: from the actor's input columns and the whole observation [D]."""
+
+    def choose_one(self, inputs: NDArray, obs: NDArray, rng: Generator | None) -> tuple[int, float]: ...  # None: greedy
+
+
+class Distribution(Protocol):
+    """The head in torch: the distribution that N rows of outputs describe."""
+
+    def log_prob(self, action: Tensor) -> Tensor: ...  # [N]
+    def entropy(self) -> Tensor: ...  # [N]
+    def sample(self, generator: torch.Generator) -> tuple[Tensor, Tensor]: ...  # actions and log-probabilities
+    def mode(self) -> Tensor: ...  # the greedy actions
+
+
+@runtime_checkable
+class Reparameterised(Distribution, Protocol):
+    """A Distribution whose samples have a gradient."""
+
+    def rsample(self, generator: torch.Generator) -> tuple[Tensor, Tensor]: ...  # as `sample`, differentiable
+
+
+class Slopes(Protocol):
+    """The head with its gradient in numpy, for minibatches of N rows: first log_prob, then entropy, then slope."""
+
+    def log_prob(self, outputs: NDArray, inputs: NDArray, action: NDArray) -> NDArray: ...  # [N]
+    def entropy(self) -> NDArray: ...  # [N]
+    # d loss / d outputs [N, K]; writes the gradient of the head's own parameters
+    def slope(self, by_log_prob: NDArray, by_entropy: float) -> NDArray: ...
+
+
+class Head(Protocol):
+    """Everything about one head; a head derives from this and defines at least what has no default."""
+
+    name: str
+    analytic: bool = False  # whether `slopes` exists
+    reparameterised: bool = False  # whether its distribution is Reparameterised
+
+    def misfit(self, action: ActionSpec) -> str: ...  # why it cannot serve these actions, and what to do; empty: it can
+    def outputs(self, action_size: int) -> int:
+        """K."""
+        return action_size
+
+    def parameters(self, spec: PolicySpec) -> dict[str, tuple[tuple[int, ...], float]]:
+        """Of the head itself: name -> shape and first value."""
+        return {}
+
+    def actor(self, spec: PolicySpec, params: FlatParams) -> NumpyForm: ...
+    # mask [N, K]: which actions are allowed; None: all
+    def distribution(self, outputs: Tensor, mask: Tensor | None, parameters: Mapping[str, Tensor]) -> Distribution: ...
+    def slopes(self, spec: PolicySpec, weights: Views, grads: Views) -> Slopes:
+        raise SetupError(f"the {self.name} head has no analytic gradient; use autograd")
 
 
 def _elu(x: NDArray, out: NDArray) -> None:
@@ -153,20 +226,30 @@ def full_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
     return actor_layout(spec) | _mlp("critic", _width(spec.critic_columns), spec.hidden, 1)
 
 
+def views(vector: A, layout: Layout) -> dict[str, A]:
+    """Named parts of a flat vector, end to end in the order of the layout."""
+    found, end = dict[str, Any](), 0
+    for name, shape in layout.items():
+        start, end = end, end + math.prod(shape)
+        found[name] = vector[start:end].reshape(shape)
+    return found
+
+
 class FlatParams:
     """One flat float32 vector with a named view for every parameter."""
 
-    def __init__(self, layout: Mapping[str, tuple[int, ...]], vector: NDArray | None = None) -> None:
-        sizes = [math.prod(shape) for shape in layout.values()]
-        self.vector = np.zeros(sum(sizes), np.float32) if vector is None else vector
-        ends = np.cumsum(sizes)
-        self.views: dict[str, NDArray] = {
-            name: self.vector[end - size : end].reshape(shape)
-            for (name, shape), size, end in zip(layout.items(), sizes, ends, strict=True)
-        }
+    def __init__(self, layout: Layout, vector: NDArray | None = None) -> None:
+        size = sum(math.prod(shape) for shape in layout.values())
+        self.vector = np.zeros(size, np.float32) if vector is None else vector
+        self.views = views(self.vector, layout)
+
+    def load(self, params: Mapping[str, Array]) -> None:
+        """Copy these values in."""
+        for name, view in self.views.items():
+            view[...] = to_numpy(params[name])
 
 
-def initialise(spec: PolicySpec, params: FlatParams, rng: np.random.Generator) -> None:
+def initialise(spec: PolicySpec, params: FlatParams, rng: Generator) -> None:
     """Identity statistics; the MLP: orthogonal weights of gain √2 (last layers: actor 0.01, critic 1), zero biases."""
     params.views["norm.scale"][...] = 1.0 / 255.0 if spec.obs_dtype == "uint8" else 1.0
     for name, (_, value) in HEADS[spec.head].parameters(spec).items():
@@ -243,7 +326,7 @@ def _mlp(part: str, inputs: int, hidden: tuple[int, ...], outputs: int) -> dict[
     return shapes
 
 
-def _orthogonal(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray:
+def _orthogonal(shape: tuple[int, ...], rng: Generator) -> NDArray:
     rows, columns = shape
     q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
     q *= np.sign(np.diag(r))

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from freewheel.core import ActionSpec, NDArray, Snapshot
-from freewheel.policies.heads.head import HEADS, Distribution, Reparameterised
 from freewheel.policies.heads.squashed import EDGE, LOG_STD, Squashed, SquashedActor, squash, squashed_log_prob
 from freewheel.policies.nets import PolicyNet, TensorPolicy, TorchActor
 from freewheel.policies.numpy_actor import NumpyActor
-from freewheel.policies.spec import FlatParams, PolicySpec
+from freewheel.policies.spec import HEADS, Distribution, FlatParams, PolicySpec, Reparameterised
 from tests.support.learning import observations
 from tests.support.places import SUPPORT
 

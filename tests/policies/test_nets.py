@@ -15,9 +15,8 @@ from torch import Tensor
 
 from freewheel.core import Snapshot
 from freewheel.errors import SetupError
-from freewheel.policies.heads.head import HEADS
 from freewheel.policies.nets import PolicyNet, TensorActor, TensorPolicy, TorchActor
-from freewheel.policies.spec import FlatParams, PolicySpec, full_layout, initialise
+from freewheel.policies.spec import HEADS, FlatParams, PolicySpec, full_layout, initialise
 from tests.support.learning import observations
 from tests.support.places import SUPPORT
 

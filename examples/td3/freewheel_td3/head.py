@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
-from freewheel.policies.heads.head import Head
+from freewheel.policies.spec import Head
 
 if TYPE_CHECKING:
     import torch

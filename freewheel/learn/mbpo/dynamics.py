@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from freewheel.core import Array
 from freewheel.learn.replay import Batch, Columns
+from freewheel.policies.spec import views
 
 MIN_LOGVAR, MAX_LOGVAR = -10.0, 0.5  # where the learned bounds begin, in units of normalised targets
 BOUNDS = 0.01  # weight of the pull of the bounds towards each other
@@ -80,18 +81,18 @@ class Ensemble:
         self.depth = len(spec.hidden) + 1
         layout = spec.layout()
         start, decay = torch.zeros(2, sum(math.prod(shape) for shape in layout.values()))
-        views, decays = (_views(part, layout) for part in (start, decay))
-        views["max_logvar"].fill_(MAX_LOGVAR)
-        views["min_logvar"].fill_(MIN_LOGVAR)
+        first, decays = views(start, layout), views(decay, layout)
+        first["max_logvar"].fill_(MAX_LOGVAR)
+        first["min_logvar"].fill_(MIN_LOGVAR)
         for i in range(self.depth):
-            weight, deviation = views[f"{i}.weight"], 0.5 / math.sqrt(layout[f"{i}.weight"][1])
+            weight, deviation = first[f"{i}.weight"], 0.5 / math.sqrt(layout[f"{i}.weight"][1])
             if generator is not None:
                 nn.init.trunc_normal_(weight, 0, deviation, -2 * deviation, 2 * deviation, generator)
             decays[f"{i}.weight"].fill_(LAST_DECAY if i == self.depth - 1 else DECAY[min(i, len(DECAY) - 1)])
         self.vector, self._decay = start.to(device), decay.to(device)
         self.grad = torch.zeros_like(self.vector)
-        self.params = {name: nn.Parameter(view) for name, view in _views(self.vector, layout).items()}
-        for name, view in _views(self.grad, layout).items():
+        self.params = {name: nn.Parameter(view) for name, view in views(self.vector, layout).items()}
+        for name, view in views(self.grad, layout).items():
             self.params[name].grad = view
         sizes = (("in", spec.inputs), ("out", spec.targets))
         self._precision = {side: torch.ones(size, device=device) for side, size in sizes}
@@ -133,9 +134,8 @@ class Ensemble:
         loss = (each * weight).sum() / target[0].numel()
         loss = loss + BOUNDS / self.spec.members * (self.params["max_logvar"].sum() - self.params["min_logvar"].sum())
         if self.spec.learns_termination:
-            loss = loss + self.spec.members * functional.binary_cross_entropy_with_logits(
-                out.logit, row.terminated[..., None]
-            )
+            ends = functional.binary_cross_entropy_with_logits(out.logit, row.terminated[..., None])
+            loss = loss + self.spec.members * ends
         loss.backward()
         return loss.detach() + decay
 
@@ -216,8 +216,3 @@ class Ensemble:
         for name, value in self._state.items():
             value.copy_(torch.as_tensor(state[name]))
         self._refresh()
-
-
-def _views(vector: Tensor, layout: Mapping[str, tuple[int, int, int]]) -> dict[str, Tensor]:
-    parts = vector.split_with_sizes([math.prod(shape) for shape in layout.values()])
-    return {name: part.view(layout[name]) for name, part in zip(layout, parts, strict=True)}

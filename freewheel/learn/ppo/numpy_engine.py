@@ -13,9 +13,8 @@ from freewheel.learn.adam import Adam
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
 from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, prepare
-from freewheel.policies.heads.head import HEADS, Views
 from freewheel.policies.nets import PolicyNet
-from freewheel.policies.spec import ACTIVATIONS, FlatParams, PolicySpec, layers, network_inputs, select
+from freewheel.policies.spec import ACTIVATIONS, HEADS, PolicySpec, Views, layers, network_inputs, select, views
 from freewheel.seeding import generator_state, restore_generator
 
 
@@ -79,7 +78,7 @@ class NumpyEngine:
         self.grad = torch.zeros_like(net.vector)
         self._adam = Adam(net.vector, self.grad)
         self._views = net.params.views
-        grads = FlatParams(net.trainable_layout, self.grad.numpy()).views
+        grads = views(self.grad.numpy(), net.trainable_layout)
         self._actor = Trunk(self._views, grads, "actor", net.spec.activation)
         self._critic = Trunk(self._views, grads, "critic", net.spec.activation)
         self._head = HEADS[net.spec.head].slopes(net.spec, self._views, grads)
@@ -179,8 +178,7 @@ class NumpyEngine:
             self._views["norm.scale"][start:stop] = scale[start:stop]
 
     def weights(self) -> dict[str, Array]:
-        layout = {name: view.shape for name, view in self._views.items()}
-        return dict(FlatParams(layout, self.net.params.vector.copy()).views)
+        return {**views(self.net.params.vector.copy(), {name: view.shape for name, view in self._views.items()})}
 
     def state_dict(self) -> dict[str, Array]:
         _, mean, square, steps = self._adam.remember()

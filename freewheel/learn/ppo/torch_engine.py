@@ -21,6 +21,8 @@ from freewheel.seeding import generator_state, restore_generator
 
 NORM, EFFECTIVE, EXPLAINED = range(len(LOSSES), len(LOSSES) + 3)  # places among the sums, after the losses
 
+ADAM = ("adam.mean", "adam.square", "adam.steps")  # names of its state
+
 
 class TorchEngine:
     """Implements targets.Network for itself. Rows of a batched simulator keep one shape, and nothing waits for the device
@@ -200,16 +202,14 @@ class TorchEngine:
         return self.policy.weights(on_device=self._simulated)
 
     def state_dict(self) -> dict[str, Array]:
-        mean, square, steps = self._adam.state
-        tensors = {"params": self.policy.flat, "adam.mean": mean, "adam.square": square, "adam.steps": steps}
-        tensors["generator"] = self.policy.generator.get_state()
+        tensors = {"params": self.policy.flat, "generator": self.policy.generator.get_state()}
+        tensors |= dict(zip(ADAM, self._adam.state, strict=True))
         state: dict[str, Array] = {name: value.cpu().numpy().copy() for name, value in tensors.items()}
         return state | {"rng": generator_state(self._rng)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        tensors = {name: torch.as_tensor(value) for name, value in state.items()}
-        self.policy.load_flat(tensors["params"])
-        for part, name in zip(self._adam.state, ("mean", "square", "steps"), strict=True):
-            part.copy_(tensors[f"adam.{name}"])
-        self.policy.generator.set_state(tensors["generator"])
+        self.policy.load_flat(state["params"])
+        for name, part in zip(ADAM, self._adam.state, strict=True):
+            part.copy_(torch.as_tensor(state[name]))
+        self.policy.generator.set_state(torch.as_tensor(state["generator"]))
         restore_generator(self._rng, np.asarray(state["rng"]))

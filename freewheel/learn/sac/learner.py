@@ -17,9 +17,8 @@ from freewheel.learn.adam import FusedAdam
 from freewheel.learn.replay import Batch, ReplayLearner
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.spec import LearnerSpec
-from freewheel.policies.heads.head import HEADS
 from freewheel.policies.nets import ACTIVATIONS, TensorPolicy
-from freewheel.policies.spec import PolicySpec, actor_layout, select
+from freewheel.policies.spec import HEADS, PolicySpec, actor_layout, select
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator, tree
 
@@ -92,7 +91,14 @@ class SACUpdate:
         learned = [self.log_temperature] if config.temperature is None else []
         self._actor_adam = FusedAdam([*self._actor, *learned], config.lr)
         self._critics_adam = FusedAdam(self.critics.parameters, config.lr)
-        self._optimisers = (self._actor_adam, self._critics_adam)
+        critics, targets = self.critics.vector, self.critics.target
+        self._state = {
+            "critics": critics,
+            "targets": targets,
+            "temperature": self.log_temperature,
+        }  # but for the policy
+        for number, adam in enumerate((self._actor_adam, self._critics_adam)):
+            self._state |= {f"adam.{number}.{i}": value for i, value in enumerate(adam.state)}
         self._losses = torch.zeros(len(LOSSES), device=device)
         self.unread = 0  # updates since `losses` was last called
         self._compile = spec.compute.compile
@@ -101,7 +107,8 @@ class SACUpdate:
 
     def step(self) -> None:
         if self._program is None:
-            self._program = self._prepare()
+            state = [self.net.vector, self._losses, *self._state.values()]
+            self._program = Program(self._update, self._compile, state=state, generators=self.generators)
         self._program()
         self.unread += 1
 
@@ -118,32 +125,15 @@ class SACUpdate:
         return {name: value / steps for name, value in zip(LOSSES, sums, strict=True)}
 
     def state_dict(self) -> dict[str, Array]:
-        state: dict[str, Array] = {
-            "params": self.policy.flat.cpu().numpy(),
-            "critics": self.critics.vector.cpu().numpy(),
-            "targets": self.critics.target.cpu().numpy(),
-            "temperature": self.log_temperature.cpu().numpy(),
-            "noise": self.policy.generator.get_state().numpy(),
-        }
-        for number, optimiser in enumerate(self._optimisers):
-            state |= {f"adam.{number}.{i}": value.cpu().numpy() for i, value in enumerate(optimiser.state)}
-        return {name: np.array(value) for name, value in state.items()}
+        tensors = self._state | {"params": self.policy.flat, "noise": self.policy.generator.get_state()}
+        return {name: value.cpu().numpy().copy() for name, value in tensors.items()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        arrays = {name: torch.as_tensor(np.array(value)) for name, value in state.items()}
-        self.policy.load_flat(arrays["params"])
-        self.critics.vector.copy_(arrays["critics"])
-        self.critics.target.copy_(arrays["targets"])
-        self.log_temperature.copy_(arrays["temperature"])
-        self.policy.generator.set_state(arrays["noise"])
-        for number, optimiser in enumerate(self._optimisers):
-            for i, value in enumerate(optimiser.state):
-                value.copy_(arrays[f"adam.{number}.{i}"])
-
-    def _prepare(self) -> Program:
-        moments = [value for optimiser in self._optimisers for value in optimiser.state]
-        weights = [self.net.vector, self.critics.vector, self.critics.target, self.log_temperature, self._losses]
-        return Program(self._update, self._compile, state=[*weights, *moments], generators=self.generators)
+        tensors = {name: torch.as_tensor(np.array(value)) for name, value in state.items()}
+        self.policy.load_flat(tensors["params"])
+        self.policy.generator.set_state(tensors["noise"])
+        for name, value in self._state.items():
+            value.copy_(tensors[name])
 
     def _update(self) -> None:
         batch = self.draw()

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
-from freewheel.policies.heads.head import Head, Views
-from freewheel.policies.spec import ACTIVATIONS, FlatParams, PolicySpec, layers, statistics_layout
+from freewheel.policies.spec import ACTIVATIONS, FlatParams, Head, PolicySpec, Views, layers, statistics_layout
 from freewheel.rollout.kernel import compiled
 
 if TYPE_CHECKING:

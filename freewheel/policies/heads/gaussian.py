@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
-from freewheel.policies.heads.head import HALF_LOG_2PI, Head, Views
+from freewheel.policies.spec import HALF_LOG_2PI, Head, Views
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
-from freewheel.policies.heads.head import HALF_LOG_2PI, Head
+from freewheel.policies.spec import HALF_LOG_2PI, Head
 
 if TYPE_CHECKING:
     import torch
