@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from freewheel.collect.mode import Mode
+from freewheel.collect.mode import Mode, WorkersConfig
 from freewheel.core import Collector
+from freewheel.errors import require_positive
 from freewheel.pacing.one_ahead import OneAhead
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.wire import SharedMemoryWire, Size
 from freewheel.transport.stream import SimulationCollector, simulation_wire
 from freewheel.transport.wire import Fragment, Wire
-from freewheel.transport.workers import WorkersConfig, require_positive
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class BatchConfig(WorkersConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "collection_batch_size", "max_queue_size")
+        require_positive(collection_batch_size=self.collection_batch_size, max_queue_size=self.max_queue_size)
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         size = self.size(spec)

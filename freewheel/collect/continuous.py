@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from freewheel.collect.mode import Mode
+from freewheel.collect.mode import Mode, WorkersConfig
 from freewheel.core import Collector
-from freewheel.errors import UsageError
+from freewheel.errors import UsageError, require_positive
 from freewheel.pacing.lag_bound import LagBound
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import AsTheyCome, WorkerPool
 from freewheel.transport.shm.wire import SharedMemoryWire, Size
 from freewheel.transport.stream import SimulationCollector, simulation_wire
-from freewheel.transport.workers import WorkersConfig, require_positive
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,8 @@ class ContinuousConfig(WorkersConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "collection_batch_size", "max_queue_size", "patience")
+        queue = self.max_queue_size
+        require_positive(collection_batch_size=self.collection_batch_size, max_queue_size=queue, patience=self.patience)
         if self.max_lag < 0:
             raise UsageError(f"--max-lag must not be negative, but is {self.max_lag}")
 

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from freewheel.collect.mode import Mode
+from freewheel.collect.mode import Auto, Mode, WorkersConfig
 from freewheel.core import Collector, Transitions
-from freewheel.errors import UsageError
+from freewheel.errors import UsageError, require_positive
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.channel import COLUMNS
 from freewheel.transport.shm.wire import SharedMemoryWire, Size
 from freewheel.transport.wire import Fragment, Wire
-from freewheel.transport.workers import Auto, WorkersConfig, require_positive
 
 SLOTS = 4  # fragments of a worker that may wait; the learner's side joins them to episodes
 
@@ -40,7 +39,8 @@ class EpisodesConfig(WorkersConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "episodes_per_update", "collection_batch_size", "patience")
+        size, update = self.collection_batch_size, self.episodes_per_update
+        require_positive(episodes_per_update=update, collection_batch_size=size, patience=self.patience)
         if (self.max_lag or 0) < 0:
             raise UsageError(f"--max-lag must not be negative, but is {self.max_lag}")
         if self.envs_per_worker != 1:

@@ -10,6 +10,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from freewheel.collect.mode import ModeConfig
 from freewheel.core import WORKER_TIME, Array, Chunk, Collector, Env, EnvSpec, Episode, RowCounts, Snapshot
 from freewheel.errors import require_positive
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, Timeouts
@@ -19,7 +20,7 @@ from freewheel.rollout.runner import Runner
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
 
 
-class SerialConfig(ABC):
+class SerialConfig(ModeConfig, ABC):
     """Base of the configs of sequential and lockstep."""
 
     num_envs: int
@@ -52,14 +53,6 @@ class SerialConfig(ABC):
     @property
     def lanes(self) -> int:
         return self.num_envs
-
-    @property
-    def episodes_per_update(self) -> int | None:
-        return None
-
-    @property
-    def max_lag(self) -> int | None:
-        return None
 
 
 class SerialRunner(Protocol):

@@ -53,9 +53,6 @@ def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, .
     return _Lanes(workers, name, measures, layout.flattened())
 
 
-# --------------------------------------------------------------------------------------------------------- in the parent
-
-
 class GymProcesses(_Workers):
     """Processes that answer in time; otherwise an error names the lane and ends them all. None is left after `close`."""
 
@@ -197,9 +194,6 @@ def _raise_reported(info: dict[str, Any]) -> None:
     for error in info.get("error", ()):
         if error is not None:
             raise error
-
-
-# --------------------------------------------------------------------------------------------------------- in the workers
 
 
 def _opened(factory: bytes, lane: int, who: str, lifeline: str) -> gymnasium.Env[Any, Any]:

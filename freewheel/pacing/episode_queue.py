@@ -89,8 +89,6 @@ class EpisodeQueue(CreditPacing):
         for place, ticket in zip(range(self.workers), state["again"], strict=False):
             self.cells["again"][place] = ticket + 1
 
-    # --------------------------------------------------------------------------------------------------- the learner's side
-
     def publish(self, version: int, done: int) -> Woken:
         self.cells["expected"][0] = self._expected()
         return super().publish(version, done)
@@ -131,8 +129,6 @@ class EpisodeQueue(CreditPacing):
         self._end(worker, tally)
         cells["waiting"][worker] = 0
         return wake_all(cells)
-
-    # ------------------------------------------------------------------------------------------------------ a worker's side
 
     def held(self, worker: int) -> int:
         """The ticket of a worker, or NO_TICKET."""

@@ -42,8 +42,6 @@ class LagBound(CreditPacing):
         self.cells["waiting"][worker] = 0
         return wake_all(self.cells)
 
-    # ------------------------------------------------------------------------------------------------------ a worker's side
-
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
         """Grants are whole steps of all lanes; the last grant may exceed the limit, or a remainder would block all workers."""
         cells, lanes = self.cells, self.lanes

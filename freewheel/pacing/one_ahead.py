@@ -39,8 +39,6 @@ class OneAhead(Pacing):
         """A worker was not replaced: the others produce its rows, and versions are no longer exact."""
         return any(self.cells["gone"])
 
-    # --------------------------------------------------------------------------------------------------- the learner's side
-
     def publish(self, version: int, done: int) -> Woken:
         self.cells["posted"][0] = version
         return self._share_out()
@@ -63,8 +61,6 @@ class OneAhead(Pacing):
         for place, worker in enumerate(here):
             target[worker] += self.lanes * (share + (place < extra))
         return wake_all(self.cells)
-
-    # ------------------------------------------------------------------------------------------------------ a worker's side
 
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
         cells, rows = self.cells, tally.produced - tally.failed

@@ -7,7 +7,7 @@ returns. Methods marked as hints may be called without the lock.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -63,16 +63,14 @@ class Pacing(ABC):
 
     @property
     @abstractmethod
-    def layout(self) -> dict[str, int]:
-        """Name and number of integers of each cell; `posted`, 1, and `waiting`, one a worker, are always among them."""
+    def layout(self) -> dict[str, int]: ...  # number of integers of each cell; `posted` and `waiting` are always there
 
     def attach(self, cells: Cells) -> None:
         """Use these cells, which are zero, and set their first values."""
         self.cells = cells
         fill(cells, NO_VERSION, "posted")
 
-    def state(self) -> dict[str, list[int]]:
-        """What a resumed run continues from; rows under way count as done."""
+    def state(self) -> dict[str, list[int]]:  # what a resumed run continues from; rows under way count as done
         return {}
 
     def restore(self, state: Mapping[str, Sequence[int]]) -> None:  # noqa: B027 - most have nothing to restore
@@ -81,23 +79,19 @@ class Pacing(ABC):
     # The learner's side. `done`: rows trained or dropped, of all that were produced.
 
     @abstractmethod
-    def publish(self, version: int, done: int) -> Woken:
-        """A new version may be acted on."""
+    def publish(self, version: int, done: int) -> Woken: ...  # a new version may be acted on
 
-    def allow(self, done: int) -> Woken:
-        """More rows are done, under the same version."""
+    def allow(self, done: int) -> Woken:  # more rows are done, under the same version
         return []
 
-    def allows_more(self, done: int) -> bool:
-        """A hint: whether `allow` would change anything."""
+    def allows_more(self, done: int) -> bool:  # a hint: whether `allow` would change anything
         return False
 
     def announced(self) -> list[int]:
         """A hint: the version each worker acts on; NO_VERSION: none, or the learner does not wait for it."""
         return []
 
-    def blocks(self, version: int | None) -> bool:
-        """Whether a row of this version delays the next batch."""
+    def blocks(self, version: int | None) -> bool:  # whether a row of this version delays the next batch
         return False
 
     def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
@@ -105,17 +99,14 @@ class Pacing(ABC):
         return False, []
 
     @abstractmethod
-    def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
-        """The worker died; for_good: it is not replaced."""
+    def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken: ...
 
     # A worker's side.
 
-    @abstractmethod
-    def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
-        """Gives back the last grant; None: wait."""
+    # Gives back the last grant; None: wait
+    def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]: ...  # gives back the last grant
 
-    def give_back(self, worker: int, tally: Tally) -> Woken:
-        """The fragment is queued, the next `take` may be late."""
+    def give_back(self, worker: int, tally: Tally) -> Woken:  # the fragment is queued, the next `take` may be late
         return []
 
     def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]:
@@ -127,8 +118,7 @@ class Pacing(ABC):
         return False
 
     @property
-    def gated(self) -> bool:
-        """A hint: the learner waits for rows under way, therefore there are no grants."""
+    def gated(self) -> bool:  # a hint: the learner waits for rows under way, therefore there are no grants
         return False
 
 

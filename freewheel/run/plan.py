@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from freewheel.collect.mode import MODES
+from freewheel.collect.mode import MODES, WorkersConfig
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, EnvSpec, Snapshot
 from freewheel.errors import SetupError, UsageError, nearest
@@ -22,7 +22,6 @@ from freewheel.rollout.probe import StepCost
 from freewheel.run import checkpoint
 from freewheel.run.checkpoint import Checkpoint
 from freewheel.seeding import tree
-from freewheel.transport.workers import WorkersConfig
 
 MODULES = ("freewheel.envs.gym", "freewheel.policies.numpy_actor")  # that every worker imports
 

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+from freewheel.collect.mode import WorkersConfig
 from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor
 from freewheel.rollout.probe import usable_cores
 from freewheel.transport.executors import Executors, SerialExecutor
-from freewheel.transport.workers import WorkersConfig
 
 if TYPE_CHECKING:  # a process that evaluates does not need it
     from freewheel.run.plan import Plan

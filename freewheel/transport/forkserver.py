@@ -97,9 +97,6 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-# ---------------------------------------------------------------------------------------------- first calls of every child
-
-
 @contextmanager
 def without_main() -> Iterator[None]:
     """Hide the caller's script while children start: they would run it again, and it may lack an `if __name__` guard."""

@@ -132,8 +132,6 @@ class WorkerPool:
         numbers = {name.removeprefix("pacing."): np.asarray(value).tolist() for name, value in state.items()}
         self._pacing.restore(numbers)
 
-    # -------------------------------------------------------------------------------------------------------------------
-
     def _rows_done(self) -> int:
         return self._done + self._dropped.total() + self.wire.overflowed
 

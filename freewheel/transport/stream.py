@@ -84,8 +84,6 @@ class StreamWire(Wire):
             with self._changed:
                 self._changed.notify_all()
 
-    # --------------------------------------------------------------------------------------------------- the learner's side
-
     def post(self, snapshot: Snapshot) -> None:
         import torch
 
@@ -171,8 +169,6 @@ class StreamWire(Wire):
 
     def messages(self) -> Sequence[str]:
         return [] if self._runner is None else self._runner.messages()
-
-    # ------------------------------------------------------------------------------------------------ the simulation's side
 
     def serve(self) -> None:
         """Simulate in this thread until `stop`."""

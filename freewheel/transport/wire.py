@@ -93,21 +93,13 @@ class Wire(AbstractContextManager["Wire"]):
     permits: Permits
 
     @abstractmethod
-    def post(self, snapshot: Snapshot) -> None:
-        """The newest weights, for all actors."""
-
+    def post(self, snapshot: Snapshot) -> None: ...  # the newest weights, for all actors
     @abstractmethod
-    def take(self) -> Iterator[Fragment]:
-        """Every closed fragment."""
-
+    def take(self) -> Iterator[Fragment]: ...  # every closed fragment
     @abstractmethod
-    def wait(self, seconds: float) -> bool:
-        """Whether a fragment was closed; raises when no worker is left."""
-
+    def wait(self, seconds: float) -> bool: ...  # whether a fragment was closed; raises when no worker is left
     @abstractmethod
-    def queued_versions(self) -> Sequence[int]:
-        """The oldest version of each author with closed fragments."""
-
+    def queued_versions(self) -> Sequence[int]: ...  # the oldest version of each author with closed fragments
     @abstractmethod
     def produced(self, worker: int) -> int: ...
     @abstractmethod
@@ -117,21 +109,17 @@ class Wire(AbstractContextManager["Wire"]):
     @abstractmethod
     def messages(self) -> Sequence[str]: ...
 
-    def take_open(self, worker: int) -> Fragment | None:
-        """The finished rows of an open fragment."""
+    def take_open(self, worker: int) -> Fragment | None:  # the finished rows of an open fragment
         return None
 
     @property
-    def overflowed(self) -> int:
-        """Rows dropped by full queues."""
+    def overflowed(self) -> int:  # rows dropped by full queues
         return 0
 
-    def step_ages(self) -> NDArray:
-        """[W] seconds since each worker entered its phase."""
+    def step_ages(self) -> NDArray:  # [W] seconds since each worker entered its phase
         return np.zeros(1)
 
-    def mean_step(self) -> float:
-        """Seconds of a step over all workers; 0: unknown."""
+    def mean_step(self) -> float:  # seconds of a step over all workers; 0: unknown
         return 0.0
 
     def note_episodes(self, fragment: Fragment) -> None:
@@ -140,8 +128,7 @@ class Wire(AbstractContextManager["Wire"]):
     def summary(self) -> Mapping[str, Any]:
         return {}
 
-    def state(self) -> dict[str, NDArray]:
-        """The progress of lanes and workers."""
+    def state(self) -> dict[str, NDArray]:  # the progress of lanes and workers
         return {}
 
     def restore(self, state: Mapping[str, NDArray]) -> None:

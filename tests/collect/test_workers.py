@@ -11,6 +11,7 @@ import pytest
 from freewheel.collect.batch import BatchConfig
 from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
+from freewheel.collect.mode import WorkersConfig
 from freewheel.collect.serial import SerialConfig
 from freewheel.core import BatchSpec, Chunk, Collector, Snapshot
 from freewheel.errors import SetupError, UsageError
@@ -22,7 +23,6 @@ from freewheel.metrics.meter import Meter
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.testing.conformance import check_collector
-from freewheel.transport.workers import WorkersConfig
 
 Weights = Callable[[int], Snapshot]
 MODES: dict[str, ContinuousConfig | BatchConfig | EpisodesConfig] = {

@@ -76,9 +76,9 @@ def test_workers_have_several_names(flag: str) -> None:
 
 
 def test_the_plan_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freewheel.transport.workers.usable_cores", lambda: 4)
+    monkeypatch.setattr("freewheel.collect.mode.usable_cores", lambda: 4)
     # On a busy machine a step seems to sleep: the measurement must not decide here.
-    monkeypatch.setattr("freewheel.transport.workers.useful_workers", lambda _: 3)
+    monkeypatch.setattr("freewheel.collect.mode.useful_workers", lambda _: 3)
     config = from_options(IDENTITY, {"mode": "continuous", "runs_dir": tmp_path, "num_envs": 9})
     lines = plan.plan(config).lines()
     assert "workers  3 workers x 3 envs, a thread each, on 4 cores; the learner has a core" in lines

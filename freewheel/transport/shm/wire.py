@@ -87,8 +87,6 @@ class SharedMemoryWire(Wire):
         self.mailbox.post(snapshot)
         self._context = snapshot.context
 
-    # ------------------------------------------------------------------------------------------------------------ fragments
-
     def take(self) -> Iterator[Fragment]:
         committed, taken = self.channel.memory["committed"], self.channel.memory["taken"]
         for worker in self.reader.ready():
@@ -114,8 +112,6 @@ class SharedMemoryWire(Wire):
         if self.supervisor.given_up == self.authors:
             last = self.supervisor.losses[-1]
             raise EnvError(f"every worker was given up, the last one because it {last.reason}\n{last.report}".rstrip())
-
-    # ------------------------------------------------------------------------------------------------------ counts and health
 
     def produced(self, worker: int) -> int:
         return self.reader.account(worker).produced
@@ -169,8 +165,6 @@ class SharedMemoryWire(Wire):
             "workers": self.stragglers.table(),
         }  # fmt: skip
 
-    # ------------------------------------------------------------------------------------------------------ save and restore
-
     def state(self) -> dict[str, NDArray]:
         """Episodes begun by each lane, so that none is played twice, and the next incarnation number."""
         if self._final is not None:
@@ -182,8 +176,6 @@ class SharedMemoryWire(Wire):
         self.heartbeats.memory["begun"][:] = state["begun"]
         for slot in self.supervisor.slots:
             slot.incarnation = int(state["incarnation"][0]) - 1
-
-    # -------------------------------------------------------------------------------------------------------------- workers
 
     def _spawn(self, worker: int, incarnation: int) -> ForkServerProcess:
         first = worker * self.lanes

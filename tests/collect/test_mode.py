@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from freewheel.collect.batch import BatchConfig
+from freewheel.collect.mode import MOST_WORKERS, useful_workers
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, UsageError
 from freewheel.rollout.factory import Timeouts
 from freewheel.rollout.probe import StepCost
-from freewheel.transport.workers import MOST_WORKERS, WorkersConfig, useful_workers
 
 COMPUTING = StepCost(wall=1e-4, cpu=1e-4)
 SLEEPING = StepCost(wall=1e-2, cpu=5e-4)  # a twentieth of it is computing
@@ -19,7 +20,7 @@ SLEEPING = StepCost(wall=1e-2, cpu=5e-4)  # a twentieth of it is computing
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> Any:
     def have(count: int) -> None:
-        monkeypatch.setattr("freewheel.transport.workers.usable_cores", lambda: count)
+        monkeypatch.setattr("freewheel.collect.mode.usable_cores", lambda: count)
 
     return have
 
@@ -67,7 +68,7 @@ def test_a_plan_keeps_the_given_numbers_and_chooses_the_rest(
     cores: Any, given: dict[str, int], cost: StepCost, plan: tuple[int, int, int]
 ) -> None:
     cores(4)
-    config = WorkersConfig(**given)
+    config = BatchConfig(**given)
     planned = config.planned(cost)
     assert (planned.workers, planned.envs_per_worker, planned.num_envs) == plan
     assert planned.worker_count == plan[0]
@@ -97,13 +98,13 @@ def test_a_plan_keeps_the_given_numbers_and_chooses_the_rest(
 )
 def test_impossible_numbers_are_refused_in_one_line(given: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError) as refusal:
-        WorkersConfig(**given)
+        BatchConfig(**given)
     assert str(refusal.value) == message
 
 
 def test_the_line_about_the_plan(cores: Any) -> None:
     cores(4)
-    config = WorkersConfig(3, 2, 6)
+    config = BatchConfig(3, 2, 6)
     assert config.plan_line() == "3 workers x 2 envs, a thread each, on 4 cores; the learner has a core"
     cores(3)
     assert config.plan_line().endswith("on 3 cores; the learner shares them")
@@ -112,12 +113,12 @@ def test_the_line_about_the_plan(cores: Any) -> None:
 
 
 def test_an_env_is_surveyed_in_a_separate_process() -> None:
-    spec, cost = WorkersConfig().survey(GymConfig("freewheel.testing.worlds:Counter", {"length": 4}).make, Timeouts())
+    spec, cost = BatchConfig().survey(GymConfig("freewheel.testing.worlds:Counter", {"length": 4}).make, Timeouts())
     assert (spec.name, spec.lanes, spec.obs_size) == ("freewheel.testing.worlds:Counter", 1, 2)
     assert 0 < cost.wall < 0.1
 
 
 def test_an_env_that_dies_in_the_survey_is_reported_in_one_line() -> None:
     with pytest.raises(EnvError) as caught:
-        WorkersConfig().survey(GymConfig("freewheel.testing.worlds:Dies").make, Timeouts())
+        BatchConfig().survey(GymConfig("freewheel.testing.worlds:Dies").make, Timeouts())
     assert str(caught.value) == "the environment ended its process (exit code -9)"
