@@ -7,7 +7,7 @@ returns. Methods marked as hints may be called without the lock.
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -103,7 +103,7 @@ class Pacing(ABC):
 
     # A worker's side.
 
-    # Gives back the last grant; None: wait
+    @abstractmethod
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]: ...  # gives back the last grant
 
     def give_back(self, worker: int, tally: Tally) -> Woken:  # the fragment is queued, the next `take` may be late
