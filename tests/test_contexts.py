@@ -33,10 +33,10 @@ from freewheel.run.plan import Plan, plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
 from freewheel.seeding import drawn, evaluation_episodes, generator, training_episodes
-from freewheel.testing.worlds import Conditioned
 from tests.support.pools import wire_of
+from tests.support.worlds import Conditioned
 
-WORLD, MANY = "freewheel.testing.worlds:Conditioned", "tests.support.contexts:Told-v0"
+WORLD, MANY = "tests.support.worlds:Conditioned", "tests.support.contexts:Told-v0"
 DRONE = "freewheel/RoughDrone-v0"
 TABLE = [[1.0, 0.0], [2.0, 3.0], [-4.0, 1.0]]
 CONTEXTS = np.array(TABLE, np.float32)
@@ -290,7 +290,7 @@ class Counting:
         return Decision(np.zeros(len(obs), np.int64), before[:, 0].copy(), before + np.array([1, -1], np.float32))
 
 
-DRIFTING = GymConfig(id="freewheel.testing.worlds:Drifting", args={"n": 4, "length": LENGTH})
+DRIFTING = GymConfig(id="tests.support.worlds:Drifting", args={"n": 4, "length": LENGTH})
 REMEMBERING: Mapping[str, ModeConfig] = {
     "sequential": SequentialConfig(LANES),
     "lockstep": LockstepConfig(LANES, "inline"),

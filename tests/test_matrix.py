@@ -21,9 +21,9 @@ from freewheel.errors import FreewheelError, SetupError, UsageError
 from freewheel.run.plan import plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
-from freewheel.testing.worlds import Toy
 from tests.support.runs import assert_balanced, python, rows_of
 from tests.support.runs import train as small_run
+from tests.support.worlds import Toy
 
 DRONE, PLANTED = "freewheel/RoughDrone-v0", "torch:tests.support.device_story:build"
 ROWS, STEPS = 32, 224  # of an update or a publication, and of the run
@@ -84,7 +84,7 @@ def assert_equal_updates(summary: Mapping[str, Any], algo: str, mode: str) -> No
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_algorithm_runs_in_every_mode(tmp_path: Path, algo: str, mode: str) -> None:
-    world = "freewheel.testing.worlds:Drifting" if algo == "ppo" else "freewheel.testing.worlds:IdentityBox"
+    world = "tests.support.worlds:Drifting" if algo == "ppo" else "tests.support.worlds:IdentityBox"
     result = train(tmp_path, world, algo, mode, **MODES[mode])
     assert_well(result, algo, mode)
     assert result.summary["lag_max"] <= {"sequential": 0, "lockstep": 0, "batch": 1}.get(mode, math.inf)
@@ -153,7 +153,7 @@ def test_where_actions_have_no_bounds_the_option_is_named(tmp_path: Path, algo: 
 def test_publications_that_nobody_could_wait_for_are_refused(tmp_path: Path, mode: str, every: int) -> None:
     """A batch ahead waits for its version; others have rows for a few updates under way."""
     sac = {**REPLAYING, "publish_every": every}
-    error = refused(tmp_path, "freewheel.testing.worlds:IdentityBox", "sac", mode, **MODES[mode] | {"sac": sac})
+    error = refused(tmp_path, "tests.support.worlds:IdentityBox", "sac", mode, **MODES[mode] | {"sac": sac})
     assert str(error).startswith(f"sac.publish_every {every} ")
     assert "leave it out" in str(error)
 

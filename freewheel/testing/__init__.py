@@ -1,1 +1,1 @@
-"""Worlds for tests and conformance kits, for our tests and for users' own."""
+"""Conformance kits: what every Env, Runner, Collector and Learner must do, for our tests and for yours."""

@@ -96,7 +96,7 @@ def test_play_says_what_a_world_can_show(cartpole: Result, capfd: Capture) -> No
 
 
 def test_play_of_a_world_without_pictures(tmp_path: Path, capfd: Capture) -> None:
-    done = trained(tmp_path, "freewheel.testing.worlds:Identity")
+    done = trained(tmp_path, "tests.support.worlds:Identity")
     assert cli.main(["play", str(done.path)]) == 0
     assert re.fullmatch(r"episode 1: return \S+ in 16 steps\n", capfd.readouterr().out)
 
@@ -113,7 +113,7 @@ def test_a_batched_simulator_scores_again_and_plays(tmp_path: Path, capfd: Captu
 
 
 def test_a_missing_checkpoint_is_passed_over_aloud(tmp_path: Path, capfd: Capture) -> None:
-    done = trained(tmp_path, "freewheel.testing.worlds:Identity", evals=0)
+    done = trained(tmp_path, "tests.support.worlds:Identity", evals=0)
     for argv in (["eval", str(done.path)], ["play", str(done.path), "--render", "none"]):
         assert cli.main(argv) == 0
         out = capfd.readouterr().out
@@ -122,9 +122,9 @@ def test_a_missing_checkpoint_is_passed_over_aloud(tmp_path: Path, capfd: Captur
 
 
 def test_a_run_of_a_script_asks_for_a_module(tmp_path: Path, capfd: Capture) -> None:
-    done = trained(tmp_path, "freewheel.testing.worlds:Identity")
+    done = trained(tmp_path, "tests.support.worlds:Identity")
     config = done.path / "config.json"
-    config.write_text(config.read_text().replace("freewheel.testing.worlds:Identity", "__main__:Identity"))
+    config.write_text(config.read_text().replace("tests.support.worlds:Identity", "__main__:Identity"))
     assert cli.main(["eval", str(done.path)]) == 1
     err, told = capfd.readouterr().err, "__main__:Identity was defined in a script and cannot be imported"
     assert err.startswith(f"freewheel: {told}; move it to a module")

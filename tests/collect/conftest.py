@@ -14,7 +14,7 @@ from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, actor_
 from freewheel.rollout.factory import CollectSpec, RunnerFactory, Timeouts, WorkerSpec
 from freewheel.seeding import generator
 
-WORLD = GymConfig(id="freewheel.testing.worlds:Drifting", args={"n": 4, "length": 5})
+WORLD = GymConfig(id="tests.support.worlds:Drifting", args={"n": 4, "length": 5})
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
-from freewheel.testing.worlds import Drifting
 from tests.support.pools import wire_of
+from tests.support.worlds import Drifting
 
 Weights = Callable[[int], Snapshot]
 LIMIT = 20.0  # seconds for anything that should happen at once

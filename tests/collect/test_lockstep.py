@@ -19,7 +19,7 @@ from freewheel.errors import EnvError
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.probe import StepCost
 from freewheel.testing.conformance import check_collector
-from freewheel.testing.worlds import Counter, Crawls, Raises
+from tests.support.worlds import Counter, Crawls, Raises
 
 
 @pytest.mark.parametrize("placement", ["inline", "processes"])

@@ -113,12 +113,12 @@ def test_the_line_about_the_plan(cores: Any) -> None:
 
 
 def test_an_env_is_surveyed_in_a_separate_process() -> None:
-    spec, cost = BatchConfig().survey(GymConfig("freewheel.testing.worlds:Counter", {"length": 4}).make, Timeouts())
-    assert (spec.name, spec.lanes, spec.obs_size) == ("freewheel.testing.worlds:Counter", 1, 2)
+    spec, cost = BatchConfig().survey(GymConfig("tests.support.worlds:Counter", {"length": 4}).make, Timeouts())
+    assert (spec.name, spec.lanes, spec.obs_size) == ("tests.support.worlds:Counter", 1, 2)
     assert 0 < cost.wall < 0.1
 
 
 def test_an_env_that_dies_in_the_survey_is_reported_in_one_line() -> None:
     with pytest.raises(EnvError) as caught:
-        BatchConfig().survey(GymConfig("freewheel.testing.worlds:Dies").make, Timeouts())
+        BatchConfig().survey(GymConfig("tests.support.worlds:Dies").make, Timeouts())
     assert str(caught.value) == "the environment ended its process (exit code -9)"

@@ -15,7 +15,7 @@ from freewheel.envs.gym import GymConfig, GymLoop
 from freewheel.errors import EnvError
 from freewheel.seeding import training_episodes
 from freewheel.testing.conformance import check_env
-from freewheel.testing.worlds import Raises, Toy
+from tests.support.worlds import Raises, Toy
 
 LANES = range(4, 7)
 STREAMS = [training_episodes(0, lane) for lane in LANES]
@@ -125,7 +125,7 @@ def told(rows: Sequence[Row]) -> list[tuple[int, int, str, bool]]:
     return [(t, f.lane, f.cause, f.in_reset) for t, row in enumerate(rows) for f in row.failures]
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "freewheel.testing.worlds:Identity"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "tests.support.worlds:Identity"])
 def test_worlds_conform(name: str) -> None:
     check_env(lambda lanes: GymConfig(name).make(lanes, fault_tolerant=True))
 
@@ -374,7 +374,7 @@ def expected(stream: Any, steps: int, rate: float) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("rate", [0.01, 0.05])
 def test_a_world_that_raises_now_and_then_loses_just_these_rows(rate: float) -> None:
-    env = GymConfig("freewheel.testing.worlds:Raises", {"rate": rate, "length": 50}).make(LANES, fault_tolerant=True)
+    env = GymConfig("tests.support.worlds:Raises", {"rate": rate, "length": 50}).make(LANES, fault_tolerant=True)
     rows = play(env, 1500)
     for lane, stream in enumerate(STREAMS):
         failures = [(t, cause) for t, who, cause, _ in told(rows) if who == lane]

@@ -23,10 +23,10 @@ from freewheel.rollout.factory import Timeouts
 from freewheel.seeding import training_episodes
 from freewheel.testing import worlds as testing
 from freewheel.testing.conformance import check_env
-from freewheel.testing.worlds import Counter
+from tests.support.worlds import Counter
 
 WORLDS = ["CartPole-v1", "Pendulum-v1"] + [
-    f"freewheel.testing.worlds:{name}"
+    f"tests.support.worlds:{name}"
     for name in ("Identity", "IdentityBox", "Drifting", "Counter", "MutatesBuffer", "Crawls")
 ]
 
@@ -46,7 +46,7 @@ def turn(env: Env) -> tuple[Step, NDArray]:
 
 
 def counter(lanes: range = range(1), **args: Any) -> Env:
-    return GymConfig("freewheel.testing.worlds:Counter", args).make(lanes)
+    return GymConfig("tests.support.worlds:Counter", args).make(lanes)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -59,7 +59,7 @@ def test_worlds_conform(world: str) -> None:
 def test_rows_of_a_counter(ends: str) -> None:
     """Two lanes, episodes of 2 steps: every field written out."""
     lanes = range(4, 6)
-    env = GymConfig("freewheel.testing.worlds:Counter", {"length": 2, "ends": ends}, measures=("count",)).make(lanes)
+    env = GymConfig("tests.support.worlds:Counter", {"length": 2, "ends": ends}, measures=("count",)).make(lanes)
     seed = [[training_episodes(0, lane).seed(k) % 1000 for lane in lanes] for k in range(3)]
     assert env.reset(streams(lanes)).tolist() == [[seed[0][0], 0], [seed[0][1], 0]]
     for k, (count, over) in enumerate([(1, False), (2, True), (1, False), (2, True)]):
@@ -89,7 +89,7 @@ def test_one_lane_ends_while_another_goes_on() -> None:
 
 
 def test_a_time_limit_truncates_and_none_keeps_the_ids_own() -> None:
-    for world, args in ("freewheel.testing.worlds:Counter", {"length": 9}), ("CartPole-v1", {}):
+    for world, args in ("tests.support.worlds:Counter", {"length": 9}), ("CartPole-v1", {}):
         env = GymConfig(world, args, max_episode_steps=2).make(range(1))
         env.reset(streams(range(1)))
         assert [turn(env)[0].truncated.tolist() for _ in range(3)] == [[False], [True], [False]]
@@ -226,7 +226,7 @@ def test_a_mask_may_be_missing_at_the_end_only() -> None:
 
 
 def failing(world: str, args: dict[str, Any], **options: Any) -> Env:
-    return GymConfig(f"freewheel.testing.worlds:{world}", args, **options).make(range(1, 4))
+    return GymConfig(f"tests.support.worlds:{world}", args, **options).make(range(1, 4))
 
 
 def failure(env: Env, steps: int = 9, cause: str = "env_error") -> list[str]:
@@ -247,7 +247,7 @@ def test_an_env_that_raises_is_named_with_its_traceback() -> None:
     seed = training_episodes(0, 2).seed(1)  # lane 2's second episode
     report = failure(failing("Raises", {"at": 3, "only_seed": seed, "length": 4}), steps=8)
     where = f"(episode 1, seed {seed}, step 3, last action 1)"
-    assert report[0] == f"lane 2 of freewheel.testing.worlds:Raises raised ValueError: boom {where}"
+    assert report[0] == f"lane 2 of tests.support.worlds:Raises raised ValueError: boom {where}"
     assert report[1] == "Traceback (most recent call last):"
     assert 'raise ValueError("boom")' in "\n".join(report)
     assert report[-1] == "ValueError: boom"
@@ -258,7 +258,7 @@ def test_an_env_that_raises_in_reset_is_named() -> None:
     seed = training_episodes(0, 3).seed(0)
     report = failure(failing("Raises", {"at": 0, "only_seed": seed}))
     where = f"(episode 0, seed {seed}, in reset)"
-    assert report[0] == f"lane 3 of freewheel.testing.worlds:Raises raised ValueError: boom {where}"
+    assert report[0] == f"lane 3 of tests.support.worlds:Raises raised ValueError: boom {where}"
 
 
 def test_a_loop_can_be_used_again_after_a_failure() -> None:
@@ -274,7 +274,7 @@ def test_an_observation_of_the_wrong_shape_is_named() -> None:
     report = failure(failing("WrongShape", {"at": 2, "only_seed": seed}), cause="shape")
     where = f"(episode 0, seed {seed}, step 2, last action 1)"
     complaint = "gave a wrong observation in step(): obs: expected shape (2,), got (1,)"
-    assert report == [f"lane 1 of freewheel.testing.worlds:WrongShape {complaint} {where}"]
+    assert report == [f"lane 1 of tests.support.worlds:WrongShape {complaint} {where}"]
 
 
 def test_numbers_that_are_not_finite_pass_through() -> None:
@@ -309,7 +309,7 @@ def test_an_answer_that_breaks_the_api_is_named(answer: Any, text: str) -> None:
 
 
 def test_an_env_that_keeps_its_buffer_does_no_harm() -> None:
-    env = GymConfig("freewheel.testing.worlds:MutatesBuffer", {"length": 2}).make(range(1))
+    env = GymConfig("tests.support.worlds:MutatesBuffer", {"length": 2}).make(range(1))
     env.reset(streams(range(1)))
     env.step(zeros(env))
     end, obs = turn(env)
@@ -331,7 +331,7 @@ MISSING = gymnasium.error.DependencyNotInstalled('Box2D is not installed, run `p
 LISTING = "python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
 
 
-TOYS = "freewheel.testing.worlds"
+TOYS = "tests.support.worlds"
 BOX = ModuleNotFoundError("No module named 'box'", name="box")
 
 
@@ -496,7 +496,7 @@ def test_an_ids_own_vector_env_is_used_if_it_seeds_lanes_apart(registry: dict[st
 @pytest.mark.usefixtures("registry")
 def test_an_id_may_name_the_module_that_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "registers_itself.py").write_text(
-        "import gymnasium\ngymnasium.register('Late-v0', entry_point='freewheel.testing.worlds:Counter', max_episode_steps=2)\n"
+        "import gymnasium\ngymnasium.register('Late-v0', entry_point='tests.support.worlds:Counter', max_episode_steps=2)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     env = GymConfig("registers_itself:Late-v0").make(range(1))

@@ -18,9 +18,9 @@ from freewheel.envs.gym import GymConfig
 from freewheel.envs.legacy import GlobalRandom, GlobalRandoms, OldGym, is_old, modern
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import training_episodes
-from freewheel.testing.worlds import Counter
 from tests.support import legacy_worlds as old_worlds
 from tests.support.legacy_worlds import InNameOnly, Nested, Newer, Odd, Old, Seeded
+from tests.support.worlds import Counter
 
 KINDS = (Old, Seeded, Newer, InNameOnly)
 
@@ -167,7 +167,7 @@ def test_a_truncation_that_is_no_bool_is_refused() -> None:
 def test_gymnasiums_own_are_left_as_they_are() -> None:
     assert not is_old(gymnasium.make("CartPole-v1"))
     assert not is_old(Counter())
-    assert not isinstance(GymConfig("freewheel.testing.worlds:Counter").open(0), OldGym)
+    assert not isinstance(GymConfig("tests.support.worlds:Counter").open(0), OldGym)
 
 
 def test_it_is_closed() -> None:

@@ -26,8 +26,8 @@ from freewheel.errors import EnvError, SetupError
 from freewheel.rollout.factory import Timeouts
 from freewheel.seeding import drawn, training_episodes
 from freewheel.testing.conformance import check_env
-from freewheel.testing.worlds import Counter, Identity
 from tests.support.places import ROOT
+from tests.support.worlds import Counter, Identity
 
 LANES = range(2, 5)
 ONES = np.ones(3, np.int64)
@@ -38,7 +38,7 @@ def streams(lanes: range = LANES) -> list[Any]:
 
 
 def config(world: str, args: dict[str, Any], **options: Any) -> GymConfig:
-    return GymConfig(f"freewheel.testing.worlds:{world}", args, **options)
+    return GymConfig(f"tests.support.worlds:{world}", args, **options)
 
 
 def vector(env: Env) -> GymProcesses:
@@ -167,7 +167,7 @@ def test_a_worker_that_dies_is_named_and_takes_the_others_along() -> None:
     with takes_at_most(2.0):
         report = fails(env, "worker_death")
     where = f"(episode 0, seed {seed}, step 2, last action 1)"
-    assert report == [f"lane 3 of freewheel.testing.worlds:Dies died (exit code -9) {where}"]
+    assert report == [f"lane 3 of tests.support.worlds:Dies died (exit code -9) {where}"]
     assert not [process for process in alive if process.is_running()]
 
 
@@ -182,7 +182,7 @@ def test_a_worker_that_is_killed_between_steps_is_named() -> None:
     with closing(env), takes_at_most(2.0), pytest.raises(EnvError) as caught:
         env.step(ONES)
     where = f"(episode 1, seed {training_episodes(0, 3).seed(1)}, step 2, last action 1)"
-    assert caught.value.report == f"lane 3 of freewheel.testing.worlds:Counter died (exit code -9) {where}"
+    assert caught.value.report == f"lane 3 of tests.support.worlds:Counter died (exit code -9) {where}"
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["", "deaf to SIGTERM"])
@@ -195,7 +195,7 @@ def test_a_worker_that_hangs_is_named_and_killed(at: int, limits: Timeouts, deaf
         report = fails(env, "worker_death")
     place = "step 2, last action 1" if at else "in reset"
     where = f"(episode 0, seed {seed}, {place})"
-    assert report == [f"lane 4 of freewheel.testing.worlds:Hangs did not answer within 0.5 s {where}"]
+    assert report == [f"lane 4 of tests.support.worlds:Hangs did not answer within 0.5 s {where}"]
     assert not [process for process in alive if process.is_running()]
 
 
@@ -235,7 +235,7 @@ def test_an_env_that_raises_reports_from_its_process_and_the_others_live_on() ->
             env.step(ONES)
         report = caught.value.report.splitlines()
         where = f"(episode 1, seed {seed}, step 1, last action 1)"
-        assert report[0] == f"lane 3 of freewheel.testing.worlds:Raises raised ValueError: boom {where}"
+        assert report[0] == f"lane 3 of tests.support.worlds:Raises raised ValueError: boom {where}"
         assert report[1] == "Traceback (most recent call last):"
         assert report[-1] == "ValueError: boom"
         env.reset([training_episodes(0, lane, start=7) for lane in LANES])
@@ -247,7 +247,7 @@ def test_an_env_that_raises_in_its_own_reset_or_lies_reports_too() -> None:
     env = config("Raises", {"at": 0, "only_seed": seed, "length": 2}).make(LANES, processes=True, fault_tolerant=True)
     report = fails(env)  # tolerance is for loops
     where = f"(episode 1, seed {seed}, in reset)"
-    assert report[0] == f"lane 2 of freewheel.testing.worlds:Raises raised ValueError: boom {where}"
+    assert report[0] == f"lane 2 of tests.support.worlds:Raises raised ValueError: boom {where}"
     report = fails(config("WrongShape", {"at": 2}).make(LANES, processes=True), "shape")
     assert "gave a wrong observation in step(): obs: expected shape (2,), got (1,)" in report[0]
 
@@ -256,7 +256,7 @@ def test_an_env_that_raises_in_its_own_reset_or_lies_reports_too() -> None:
     ("world", "text"),
     [
         (GymConfig("CartPol-v1"), "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
-        (config("Countr", {}), "'freewheel.testing.worlds' has no factory 'Countr'; did you mean 'Counter'?"),
+        (config("Countr", {}), "'tests.support.worlds' has no factory 'Countr'; did you mean 'Counter'?"),
         (GymConfig("Stuck", {"ends": (x for x in "")}, factory=Counter), "Stuck cannot be pickled for another process"),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -317,7 +317,7 @@ import os, sys, time
 import numpy as np
 from freewheel.envs.gym import GymConfig
 from freewheel.seeding import training_episodes
-from freewheel.testing.worlds import Counter
+from tests.support.worlds import Counter
 
 print("script", flush=True)
 

@@ -15,8 +15,8 @@ from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import drawn, training_episodes
 from freewheel.testing.conformance import check_env
-from freewheel.testing.worlds import Counter
 from tests.support.contexts import StuckVector, ToldVector
+from tests.support.worlds import Counter
 
 SEEDS = [training_episodes(0, lane) for lane in range(2)]
 ZEROS = np.zeros(2, np.int64)

@@ -53,9 +53,9 @@ PLACES = pytest.mark.parametrize(
 def test_an_env_that_raises_ends_the_run_with_its_own_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], place: list[str]
 ) -> None:
-    output, summary = failed_run(tmp_path, capfd, "freewheel.testing.worlds:Raises", *place)
+    output, summary = failed_run(tmp_path, capfd, "tests.support.worlds:Raises", *place)
     first, second, *_, last = output.splitlines()
-    assert first.startswith("freewheel: lane 2 of freewheel.testing.worlds:Raises raised ValueError: boom (")
+    assert first.startswith("freewheel: lane 2 of tests.support.worlds:Raises raised ValueError: boom (")
     assert f"episode 1, seed {FAULTY_SEED}, step 3, last action" in first
     assert second == "Traceback (most recent call last):"
     assert last == "ValueError: boom"
@@ -65,9 +65,9 @@ def test_an_env_that_raises_ends_the_run_with_its_own_traceback(
 
 
 def test_an_env_that_raises_in_sequential(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    output, summary = failed_run(tmp_path, capfd, "freewheel.testing.worlds:Raises", "--mode", "sequential")
+    output, summary = failed_run(tmp_path, capfd, "tests.support.worlds:Raises", "--mode", "sequential")
     assert (
-        f"lane 2 of freewheel.testing.worlds:Raises raised ValueError: boom (episode 1, seed {FAULTY_SEED}, step 3"
+        f"lane 2 of tests.support.worlds:Raises raised ValueError: boom (episode 1, seed {FAULTY_SEED}, step 3"
         in output
     )
     assert_accounted(tmp_path, summary, produced=32 + 2 * 4)
@@ -77,9 +77,9 @@ def test_an_env_that_raises_in_sequential(tmp_path: Path, capfd: pytest.CaptureF
 def test_an_observation_of_a_wrong_shape_ends_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], place: list[str]
 ) -> None:
-    output, summary = failed_run(tmp_path, capfd, "freewheel.testing.worlds:WrongShape", *place)
+    output, summary = failed_run(tmp_path, capfd, "tests.support.worlds:WrongShape", *place)
     assert output.startswith(
-        "freewheel: lane 2 of freewheel.testing.worlds:WrongShape gave a wrong observation in step(): "
+        "freewheel: lane 2 of tests.support.worlds:WrongShape gave a wrong observation in step(): "
     )
     assert f"episode 1, seed {FAULTY_SEED}, step 3" in output
     assert_accounted(tmp_path, summary, produced=32 + 2 * 4)
@@ -90,8 +90,8 @@ def test_an_observation_with_nan_ends_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], place: list[str]
 ) -> None:
     """It is found at the end of its chunk, before the learner uses it."""
-    output, summary = failed_run(tmp_path, capfd, "freewheel.testing.worlds:ReturnsNaN", *place)
-    assert "lane 2 of freewheel.testing.worlds:ReturnsNaN" in output
+    output, summary = failed_run(tmp_path, capfd, "tests.support.worlds:ReturnsNaN", *place)
+    assert "lane 2 of tests.support.worlds:ReturnsNaN" in output
     assert "not finite" in output
     assert f"episode 1, seed {FAULTY_SEED}, step 3" in output
     assert len(output.splitlines()) == 1
@@ -101,9 +101,9 @@ def test_an_observation_with_nan_ends_the_run(
 @pytest.mark.parametrize(
     ("world", "what"),
     [
-        (["freewheel.testing.worlds:Hangs"], "did not answer within 1 s"),
-        (["freewheel.testing.worlds:Hangs", "--env.deaf", "true"], "did not answer within 1 s"),
-        (["freewheel.testing.worlds:Dies"], "died (exit code -9)"),
+        (["tests.support.worlds:Hangs"], "did not answer within 1 s"),
+        (["tests.support.worlds:Hangs", "--env.deaf", "true"], "did not answer within 1 s"),
+        (["tests.support.worlds:Dies"], "died (exit code -9)"),
     ],
     ids=["hangs", "hangs, ignores SIGTERM", "dies"],
 )
@@ -119,16 +119,16 @@ def test_a_process_that_hangs_or_dies_ends_the_run_in_time(
 
 def test_an_env_that_cannot_start_leaves_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("Raises", "Dies", "Hangs"):
-        argv = [f"freewheel.testing.worlds:{name}", "--env.at", "0", "--placement", "processes"]
+        argv = [f"tests.support.worlds:{name}", "--env.at", "0", "--placement", "processes"]
         assert cli.main(["train", *argv, "--construct-timeout", "1", "--runs-dir", str(tmp_path)]) == 1
-        assert f"freewheel: lane 0 of freewheel.testing.worlds:{name} " in capfd.readouterr().err
+        assert f"freewheel: lane 0 of tests.support.worlds:{name} " in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_from_python_the_error_is_raised_after_the_summary_is_written(tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_envs": 1, "steps": 64, "evals": 0, "run": "x", "placement": "inline"}
-    with pytest.raises(EnvError, match=r"lane 0 of freewheel\.testing\.worlds:Raises raised ValueError: boom"):
-        freewheel.train("freewheel.testing.worlds:Raises", quiet=True, runs_dir=tmp_path, **options)
+    with pytest.raises(EnvError, match=r"lane 0 of tests\.support\.worlds:Raises raised ValueError: boom"):
+        freewheel.train("tests.support.worlds:Raises", quiet=True, runs_dir=tmp_path, **options)
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["ended"] == "failed"
 
 
@@ -138,7 +138,7 @@ def test_a_bug_of_ours_is_in_the_summary_too(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr("freewheel.run.evaluate.evaluate", broken)
     with pytest.raises(ZeroDivisionError):
-        freewheel.train("freewheel.testing.worlds:Counter", quiet=True, steps=64, runs_dir=tmp_path, run="x")
+        freewheel.train("tests.support.worlds:Counter", quiet=True, steps=64, runs_dir=tmp_path, run="x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())
     assert (summary["ended"], summary["exit_code"], summary["error"]) == ("failed", 1, "of ours")
 
@@ -149,7 +149,7 @@ def test_the_rows_of_an_update_that_fails_are_counted(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("freewheel.learn.ppo.numpy_engine.NumpyEngine.improve", broken)
     with pytest.raises(MemoryError):
-        freewheel.train("freewheel.testing.worlds:Counter", quiet=True, num_envs=2, evals=0, runs_dir=tmp_path, run="x")
+        freewheel.train("tests.support.worlds:Counter", quiet=True, num_envs=2, evals=0, runs_dir=tmp_path, run="x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())
     assert (summary["produced"], summary["trained"], summary["dropped"]) == (128, 0, {"shutdown": 128})
 

@@ -22,13 +22,13 @@ EVALUATED = str(tree(1000, "eval", 0))  # the seed of the first evaluation episo
     ("mode", "name", "what"),
     every(
         ("Dies", "evaluation ended its process (exit code -9)"),
-        ("Raises", "lane 0 of freewheel.testing.worlds:Raises raised ValueError: boom (episode 0, "),
+        ("Raises", "lane 0 of tests.support.worlds:Raises raised ValueError: boom (episode 0, "),
     ),
 )
 def test_an_evaluation_that_fails_is_reported_and_training_continues(
     mode: str, name: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [f"freewheel.testing.worlds:{name}", "--env.only_seed", EVALUATED, "--mode", mode, "--workers", "2"]
+    argv = [f"tests.support.worlds:{name}", "--env.only_seed", EVALUATED, "--mode", mode, "--workers", "2"]
     argv += ["--num-envs", "2", "--steps", "640", *SMALL_ARGV, "--evals", "2", "--eval-episodes", "2"]
     assert cli.main(["train", *argv, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
     assert capsys.readouterr().out.count(": " + what) == 2
@@ -37,7 +37,7 @@ def test_an_evaluation_that_fails_is_reported_and_training_continues(
 
 
 def test_an_evaluation_that_hangs_does_not_delay_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["freewheel.testing.worlds:Hangs", "--env.only_seed", EVALUATED, "--mode", "continuous", "--workers", "2"]
+    argv = ["tests.support.worlds:Hangs", "--env.only_seed", EVALUATED, "--mode", "continuous", "--workers", "2"]
     argv += ["--num-envs", "2", "--steps", "640", "--step-timeout", "1", *SMALL_ARGV, "--evals", "1"]
     alarm = threading.Timer(20.0, os.kill, (os.getpid(), signal.SIGTERM))
     alarm.start()

@@ -37,7 +37,7 @@ def summary(tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "name", "what"),
     every(
-        ("Raises", "lane 0 of freewheel.testing.worlds:Raises raised ValueError: boom (in its first reset"),
+        ("Raises", "lane 0 of tests.support.worlds:Raises raised ValueError: boom (in its first reset"),
         ("Dies", "the environment ended its process (exit code -9)"),
     ),
 )
@@ -45,7 +45,7 @@ def test_an_env_that_cannot_be_built_starts_nothing(
     mode: str, name: str, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is surveyed in a separate process first."""
-    code, output, took = train(tmp_path, capfd, mode, f"freewheel.testing.worlds:{name}", "--env.at", "0")
+    code, output, took = train(tmp_path, capfd, mode, f"tests.support.worlds:{name}", "--env.at", "0")
     assert (code, output.startswith(f"freewheel: {what}")) == (1, True), output
     assert took < 10.0
     assert not (tmp_path / "runs").exists()

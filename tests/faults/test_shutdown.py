@@ -154,7 +154,7 @@ def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, 
 
 SLOW = """
 import pathlib
-from freewheel.testing.worlds import Counter
+from tests.support.worlds import Counter
 
 class Env(Counter):
     taken = 0
@@ -188,7 +188,7 @@ def test_a_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:
 def test_a_crawling_env_does_not_delay_the_end(tmp_path: Path) -> None:
     """Sixty steps of half a second are left."""
     runs = tmp_path / "runs"
-    argv = ["freewheel.testing.worlds:Crawls", "--env.seconds", "0.5", "--env.at", "0", "--env.length", "4"]
+    argv = ["tests.support.worlds:Crawls", "--env.seconds", "0.5", "--env.at", "0", "--env.length", "4"]
     argv += ["--placement", "inline", "--num-envs", "1", "--num-steps-per-env", "64"]
     with command(runs, *argv) as process:
         wait_until((runs / "cut" / "config.json").exists, limit=40.0)
@@ -255,7 +255,7 @@ def interrupted_at(line: int, where: Sequence[str]) -> Iterator[list[int]]:
 
 def test_a_signal_at_any_line_loses_no_row() -> None:
     """From the first reset to the second update, at every line of the modules that count rows."""
-    world = GymConfig(id="freewheel.testing.worlds:Counter")
+    world = GymConfig(id="tests.support.worlds:Counter")
     probe = world.make(range(2))
     policy = PolicyConfig(hidden=(2,)).resolve(probe.spec)
     snapshot = Snapshot(0, FlatParams(full_layout(policy)).views)

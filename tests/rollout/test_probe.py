@@ -48,7 +48,7 @@ class Timed:
     """Four lanes; a step takes `cost` seconds, the first one 100; a reset, after every second step, takes 7 seconds."""
 
     def __init__(self, cost: float) -> None:
-        self.env = GymConfig("freewheel.testing.worlds:Counter", {"length": 2}).make(range(4))
+        self.env = GymConfig("tests.support.worlds:Counter", {"length": 2}).make(range(4))
         self.cost, self.seconds, self.steps, self.ended = cost, 50.0, 0, False
 
     @property

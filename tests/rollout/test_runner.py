@@ -17,7 +17,7 @@ from freewheel.policies.spec import FlatParams, PolicyConfig, actor_layout
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.runner import Author, Runner, empty_transitions
 from freewheel.seeding import generator, training_episodes
-from freewheel.testing.worlds import Conditioned
+from tests.support.worlds import Conditioned
 
 if TYPE_CHECKING:
     from tests.rollout.conftest import FakeSetup
@@ -252,12 +252,10 @@ def test_a_lane_that_failed_begins_its_next_episode(fake: FakeSetup) -> None:
 
 def test_an_episode_has_the_context_of_its_beginning() -> None:
     """Episodes of three steps; a new table of one context every two steps; the reset directly follows the last step."""
-    with closing(GymConfig("freewheel.testing.worlds:Conditioned").make(range(1))) as env:
+    with closing(GymConfig("tests.support.worlds:Conditioned").make(range(1))) as env:
         policy = PolicyConfig(hidden=(4,)).resolve(env.spec)
     params = FlatParams(actor_layout(policy)).views
-    runner = Runner(
-        RunnerFactory(GymConfig("freewheel.testing.worlds:Conditioned").make, make_actor(policy), 7), range(1)
-    )
+    runner = Runner(RunnerFactory(GymConfig("tests.support.worlds:Conditioned").make, make_actor(policy), 7), range(1))
     episodes: list[Episode] = []
     for version in range(9):
         runner.load(Snapshot(version, params, np.array([[version, version / 2]], np.float32)))

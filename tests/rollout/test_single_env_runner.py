@@ -25,7 +25,7 @@ from freewheel.rollout.runner import Author, Runner, empty_transitions
 from freewheel.rollout.single_env_runner import SingleEnv, SingleEnvRunner, make_runner
 from freewheel.seeding import generator, training_episodes
 from freewheel.testing.conformance import check_runner
-from freewheel.testing.worlds import Drifting, Toy
+from tests.support.worlds import Drifting, Toy
 
 LANES, SEED = range(5, 6), 3
 STREAM = training_episodes(SEED, LANES[0])

@@ -25,8 +25,8 @@ from freewheel.errors import EnvError
 from freewheel.run import checkpoint
 from freewheel.run.evaluate import ExecutorEvaluator, ReservedLanesEvaluator, Score, evaluate, play
 from freewheel.seeding import drawn, tree
-from freewheel.testing.worlds import Conditioned
 from tests.support.runs import train
+from tests.support.worlds import Conditioned
 
 SEED = 11
 TABLE = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
@@ -160,7 +160,7 @@ def test_play_shows_an_evaluation_episode_from_its_first_state_to_its_last(numbe
 
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 def test_contexts_are_drawn_by_the_episodes_seed_on_any_number_of_lanes(lanes: int) -> None:
-    env = GymConfig("freewheel.testing.worlds:Conditioned").make(range(lanes))
+    env = GymConfig("tests.support.worlds:Conditioned").make(range(lanes))
     score = evaluate(env, Greedy(), 8, SEED, context=TABLE)
     seeds = [tree(SEED, "eval", number) for number in range(8)]
     assert score.contexts == tuple(tuple(drawn(TABLE, seed).tolist()) for seed in seeds)
@@ -169,7 +169,7 @@ def test_contexts_are_drawn_by_the_episodes_seed_on_any_number_of_lanes(lanes: i
 
 
 def test_play_has_the_same_context() -> None:
-    env, seed = GymConfig("freewheel.testing.worlds:Conditioned").make(range(1)), tree(SEED, "eval", 5)
+    env, seed = GymConfig("tests.support.worlds:Conditioned").make(range(1)), tree(SEED, "eval", 5)
     rewards = play(env, Greedy(), (SEED, 5), lambda picture: None, context=TABLE)
     assert sum(rewards) == Conditioned.worth(seed, drawn(TABLE, seed).tolist())
 

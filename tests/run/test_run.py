@@ -20,8 +20,8 @@ from freewheel.config.resolve import from_file, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Episode, NDArray, Tick
 from freewheel.run import checkpoint
 from freewheel.run.plan import plan
-from freewheel.testing.worlds import Counter, Identity, Toy
 from tests.support.runs import IDENTITY, assert_balanced, python, rows_of, train
+from tests.support.worlds import Counter, Identity, Toy
 
 ALWAYS = set(
     """wall_s env_steps episodes updates steps_per_s episodes_per_s updates_per_s return_mean length_mean lag_mean lag_max
@@ -275,7 +275,7 @@ def test_a_plan_says_what_would_happen(tmp_path: Path) -> None:
     options = {"num_envs": 4, "num_steps_per_env": 16, "steps": 1_000_000, "minutes": 1.5, "policy.hidden": [3, 4]}
     planned = plan(from_options(IDENTITY, {**options, "runs_dir": tmp_path, "run": "x"}))
     assert planned.lines() == [
-        "world    freewheel.testing.worlds:Identity: 4 observation columns (obs), 4 actions to choose from",
+        "world    tests.support.worlds:Identity: 4 observation columns (obs), 4 actions to choose from",
         "policy   MLP 3 - 4 tanh, categorical head",
         "collect  lockstep: 4 envs x 16 steps = 64 rows an update",
         "learn    ppo on cpu, 10 epochs of minibatches of 64",
@@ -288,7 +288,7 @@ def test_a_plan_says_what_would_happen(tmp_path: Path) -> None:
 
 def test_runs_without_a_name_are_numbered(tmp_path: Path) -> None:
     names = [train(tmp_path, steps=64, evals=0).path.name for _ in range(3)]
-    base = "freewheel.testing.worlds_Identity-ppo-lockstep"
+    base = "tests.support.worlds_Identity-ppo-lockstep"
     assert names == [base, f"{base}-2", f"{base}-3"]
 
 

@@ -97,9 +97,9 @@ def test_the_plan_of_episodes(tmp_path: Path) -> None:
 def test_a_world_is_probed_in_another_process(tmp_path: Path, mode: str) -> None:
     options = {"mode": mode, "runs_dir": tmp_path}
     with pytest.raises(EnvError, match=r"raised ValueError: boom \(in its first reset"):
-        plan.plan(from_options("freewheel.testing.worlds:Raises", {**options, "env_args": {"at": 0}}))
+        plan.plan(from_options("tests.support.worlds:Raises", {**options, "env_args": {"at": 0}}))
     with pytest.raises(EnvError, match=r"ended its process \(exit code -9\)"):
-        plan.plan(from_options("freewheel.testing.worlds:Dies", {**options, "env_args": {"at": 0}}))
+        plan.plan(from_options("tests.support.worlds:Dies", {**options, "env_args": {"at": 0}}))
     with pytest.raises(SetupError, match="unknown environment 'CartPole-v9'"):
         plan.plan(from_options("CartPole-v9", options))
     assert list(tmp_path.iterdir()) == []
@@ -125,7 +125,7 @@ def test_the_learner_has_a_lower_priority_where_workers_share_its_cores(tmp_path
 
 
 def test_costs_are_measured_where_the_world_runs(tmp_path: Path) -> None:
-    config = from_options("freewheel.testing.worlds:Crawls", {"mode": "batch", "env_args": {"seconds": 0.01, "at": 0}})
+    config = from_options("tests.support.worlds:Crawls", {"mode": "batch", "env_args": {"seconds": 0.01, "at": 0}})
     spec, cost = config.collector.survey(config.env.make, Timeouts())
     assert spec.lanes == 1
     assert isinstance(cost, StepCost)

@@ -22,9 +22,9 @@ from freewheel.run import checkpoint
 from freewheel.run.plan import plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
-from freewheel.testing.worlds import Identity
 from freewheel.transport.executors import SerialExecutor
 from tests.support.runs import train
+from tests.support.worlds import Identity
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_a_run_without_evaluations_plays_its_last_weights(tmp_path: Path) -> Non
     assert warnings[-1] == "using step 64 instead of 'best'"
 
 
-DISCRETE, DRONE = "freewheel.testing.worlds:Identity", "freewheel/RoughDrone-v0"
+DISCRETE, DRONE = "tests.support.worlds:Identity", "freewheel/RoughDrone-v0"
 BOX = f"{DISCRETE}Box"
 NORMALISED = {"hidden": [8], "normalize_obs": True}
 SMALL: Mapping[str, Any] = {"num_envs": 2, "steps": 96, "evals": 3, "eval_episodes": 2, "policy": NORMALISED}

@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from freewheel.core import NDArray
 from freewheel.seeding import drawn
-from freewheel.testing.worlds import Conditioned
+from tests.support.worlds import Conditioned
 
 
 class ToldVector(VectorEnv[Any, NDArray, NDArray]):
@@ -97,5 +97,5 @@ class Plays(Conditioned):
 
 for name, many in (("Told-v0", ToldVector), ("Stuck-v0", StuckVector)):
     gymnasium.register(
-        name, "freewheel.testing.worlds:Conditioned", vector_entry_point=f"tests.support.contexts:{many.__name__}"
+        name, "tests.support.worlds:Conditioned", vector_entry_point=f"tests.support.contexts:{many.__name__}"
     )

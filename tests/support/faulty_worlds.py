@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from freewheel.core import NDArray
-from freewheel.testing.worlds import Toy
+from tests.support.worlds import Toy
 
 LOW, HIGH, LENGTH = 2**16, 2**15, 2**12  # what the columns of an observation are divided by: all exact in float32
 

@@ -30,7 +30,7 @@ CHUNK = BOX_LANES * BOX_STEPS  # rows
 
 def box_world(**policy: Any) -> tuple[Callable[[Snapshot], Chunk], PolicySpec]:
     """A function that acts in IdentityBox, CHUNK rows at a time, and the policy for it."""
-    config = GymConfig(id="freewheel.testing.worlds:IdentityBox")
+    config = GymConfig(id="tests.support.worlds:IdentityBox")
     lanes = range(BOX_LANES)
     env = config.make(lanes)
     env.close()

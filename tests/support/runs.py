@@ -14,7 +14,7 @@ import freewheel
 from freewheel.run.trainer import Result
 from tests.support.places import ROOT
 
-IDENTITY = "freewheel.testing.worlds:Identity"  # episodes of 16 steps, at most 1 a step
+IDENTITY = "tests.support.worlds:Identity"  # episodes of 16 steps, at most 1 a step
 
 
 def train(tmp_path: Path, env: str | Callable[..., Any] = IDENTITY, **options: Any) -> Result:

@@ -26,7 +26,7 @@ from freewheel.testing.conformance import check_env, check_learner, check_runner
 class Honest:
     """A correct Env; each subclass breaks one rule."""
 
-    world = GymConfig("freewheel.testing.worlds:IdentityBox", {"length": 5}, measures=("count",))
+    world = GymConfig("tests.support.worlds:IdentityBox", {"length": 5}, measures=("count",))
 
     def __init__(self, lanes: range) -> None:
         self.lanes = lanes
@@ -186,7 +186,7 @@ class CloseOnce(Honest):
 
 
 class WithContext(Honest):
-    world = GymConfig("freewheel.testing.worlds:Conditioned", {"length": 4})
+    world = GymConfig("tests.support.worlds:Conditioned", {"length": 4})
 
 
 class Deaf(WithContext):
@@ -258,7 +258,7 @@ def test_check_env_accepts_rows_that_only_reset() -> None:
         """Autoreset in a row of its own, as in Gymnasium's NEXT_STEP mode."""
 
         def __init__(self, lanes: range) -> None:
-            self.lanes, self.world = lanes, GymConfig("freewheel.testing.worlds:Counter", {"length": 4})
+            self.lanes, self.world = lanes, GymConfig("tests.support.worlds:Counter", {"length": 4})
             self.parts = [self.world.make(range(lane, lane + 1)) for lane in lanes]
             self.env = self.parts[0]
             self.held: list[NDArray | None] = [None] * len(lanes)
@@ -296,7 +296,7 @@ LANES = range(3)
 
 
 def recipe(world: str, *, normalize: bool = False) -> tuple[RunnerFactory, PolicySpec]:
-    config = GymConfig(id=f"freewheel.testing.worlds:{world}")
+    config = GymConfig(id=f"tests.support.worlds:{world}")
     env = config.make(LANES)
     env.close()
     policy = PolicyConfig(hidden=(8,), normalize_obs=normalize).resolve(env.spec)

@@ -15,10 +15,10 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from benchmarks._cage2_games import DEFENDERS, REDS, STEPS, Games, Record, play_real, record, stored
 from freewheel.core import NDArray
 from freewheel.worlds.cage2.agents import defender
 from freewheel.worlds.cage2.env import Cage2Vector
+from tests.support.cage2_games import DEFENDERS, REDS, STEPS, Games, Record, play_real, record, stored
 
 PAIRS = [(name, red) for name in DEFENDERS for red in REDS]
 LIVE, EPISODES, SEED = 30, 1000, 20_000

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cage2_replay import replay
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
 from freewheel.worlds.cage2 import network
 from freewheel.worlds.cage2.agents import Bline, Meander
 from freewheel.worlds.cage2.network import Networks
+from tests.support.cage2_replay import replay
 
 OFFICIAL = Path(__file__).parent / "data" / "official"
 #: More recordings of the same kind, for who has them.

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 
-from benchmarks.workflow_synthetic import Problem, regrets
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
 from freewheel.worlds.cage2.workflow.envs import CANONICAL, ORDERS, Order, distance, precedence
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy, Trial, run
 from freewheel.worlds.cage2.workflow.surrogate import AMPLITUDE, DECAY, NOISE, Belief, Mallows, Surrogate
+from tests.support.workflow_problem import Problem, regrets
 
 RULES = Rules("random", total_episodes=1000, max_episodes=100, least_episodes=10, threshold=0.8, seed=3)
 

@@ -15,12 +15,13 @@ from freewheel.core import NDArray
 from freewheel.worlds.cage2.agents import defender
 from freewheel.worlds.cage2.cyborg import Scenario2, Truth
 from freewheel.worlds.cage2.scenario import HOSTS, RED_KINDS, VERB_OF, VERBS
+from tests.support.places import ROOT
 
 STEPS = 100
 DEFENDERS = ("sleeping", "random", "heuristic")
 REDS = ("B_lineAgent", "RedMeanderAgent")
 BLUE_KINDS = ("Sleep", "Monitor", *VERBS)
-DATA = Path(__file__).resolve().parents[1] / "tests" / "worlds" / "cage2" / "data"
+DATA = ROOT / "tests" / "worlds" / "cage2" / "data"
 
 Record: TypeAlias = dict[str, NDArray]
 
