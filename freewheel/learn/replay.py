@@ -1,23 +1,18 @@
-"""The replay buffer, a preallocated ring of packed rows on the CPU or on a GPU, and the learner over it."""
+"""Replay buffer: a preallocated ring of packed rows, on the CPU or on a GPU, sampled uniformly by a generator of its own."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import torch
 from torch import Tensor
 
-from freewheel.core import Array, Chunk, Metrics, NDArray, RowCounts, Snapshot, Transitions
-from freewheel.errors import FreewheelError, SetupError
-from freewheel.learn.moments import RunningMoments
-from freewheel.learn.spec import LearnerSpec, ReplayConfig
-from freewheel.policies.nets import TensorPolicy
-from freewheel.seeding import tree
+from freewheel.core import Array, Transitions
+from freewheel.errors import SetupError
 
 SHARE = 0.8  # of the free memory: the most that one buffer may take
 
@@ -150,173 +145,3 @@ def require_room(size: int, device: str, what: str) -> None:
     if size > SHARE * free:
         needs = f"{size / 2**30:.1f} GB of {'GPU ' if on_gpu else ''}memory"
         raise SetupError(f"{what} takes {needs} and {free / 2**30:.1f} GB are free; set a smaller buffer")
-
-
-REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
-BURST = 32  # updates at most between two looks at what has arrived
-
-
-class Pace:
-    """Counts rows and updates. Updates never run ahead of `ratio` a row, and rows are not taken while updates are more than
-    `slack` rows' worth behind: they wait with the learner, uncounted, and so do the workers that wrote them."""
-
-    def __init__(self, ratio: float, starts: int, slack: int) -> None:
-        self.ratio, self.starts, self.slack = ratio, starts, slack
-        self.rows = self.updates = 0
-
-    def updates_for(self, rows: int) -> int:
-        """Updates that this many rows require; none while they are fewer than learning starts with."""
-        return int(self.ratio * max(0, rows - self.starts) + 1e-9)
-
-    @property
-    def due(self) -> int:
-        """Updates that the rows taken so far still require."""
-        return self.updates_for(self.rows) - self.updates
-
-    @property
-    def behind(self) -> bool:
-        """Too far behind to take more rows."""
-        return self.due > self.ratio * self.slack
-
-    @property
-    def achieved(self) -> float:
-        """Updates per row since learning began."""
-        return self.updates / max(1, self.rows - self.starts)
-
-
-class Update(Protocol):
-    """The gradient step of an algorithm with a replay buffer."""
-
-    policy: TensorPolicy
-    unread: int  # steps since `losses` was last called
-
-    @property
-    def fallback(self) -> str: ...  # why there is no CUDA graph where one was requested
-    def step(self) -> None: ...  # draw a batch and learn from it
-    def losses(self) -> dict[str, float]: ...  # means since the last call
-    def state_dict(self) -> dict[str, Array]: ...
-    def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
-
-
-class ReplayLearner:
-    """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner and core.GraphedLearner."""
-
-    def __init__(
-        self, config: ReplayConfig, spec: LearnerSpec, make_update: Callable[[Callable[[], Batch]], Update]
-    ) -> None:
-        policy, device = spec.policy, spec.compute.device
-        self.config: ReplayConfig = config
-        self.spec, self.version = spec, 0
-        columns = Columns(policy.obs_size, policy.action_size)
-        self.replay = Replay(config.rows_kept(spec), columns, device, tree(spec.seed, "learner", "replay"))
-        self._publish_every = config.publish_every or spec.batch.rows
-        self._published = 0  # rows behind the present version
-        self.pace = Pace(config.ratio, config.learning_starts, self._publish_every)
-        self.updater = make_update(self.draw)
-        self._waiting: deque[Chunk[Any]] = deque()
-        self._waiting_rows = self._stored = 0
-        self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
-        self._moments = RunningMoments[NDArray](policy.obs_size, spec.start) if policy.normalised else None
-
-    @property
-    def ready(self) -> bool:
-        return self.pace.due >= 1 or self._complete
-
-    @property
-    def fallback(self) -> str:
-        return self.updater.fallback
-
-    @property
-    def buffer_util(self) -> float:
-        """The part of the replay buffer that is filled."""
-        return self.replay.count / self.replay.capacity
-
-    @property
-    def hungry(self) -> bool:
-        return not self._waiting and not self.pace.behind
-
-    def observe(self, chunk: Chunk[Any]) -> None:
-        self._waiting.append(chunk)
-        self._waiting_rows += chunk.rows
-        self._admit()
-
-    def update(self) -> Metrics:
-        """As many updates as are due, up to a burst or the next publication."""
-        count = min(self.pace.due, BURST, max(0, self.pace.updates_for(self._boundary) - self.pace.updates))
-        for _ in range(count):
-            self.updater.step()
-        self.pace.updates += count
-        self._admit()
-        about: dict[str, float] = {"updates": count}
-        return about | self._publish() if self._complete else about
-
-    @property
-    def _boundary(self) -> int:
-        return self._published + self._publish_every
-
-    @property
-    def _complete(self) -> bool:
-        """The rows of the next version are here, and all updates that they require are done."""
-        return self.pace.rows >= self._boundary and self.pace.updates >= self.pace.updates_for(self._boundary)
-
-    def snapshot(self) -> Snapshot:
-        """The weights stay on the GPU for a batched simulator there."""
-        return Snapshot(self.version, self.updater.policy.weights(on_device=self.spec.world.batched_on_device))
-
-    def rows(self) -> RowCounts:
-        return RowCounts(trained=self._stored, queued=self._waiting_rows)
-
-    def draw(self) -> Batch:
-        return self.replay.columns.split(self.replay.sample(self.config.batch))
-
-    def state_dict(self) -> dict[str, Array]:
-        pace = self.pace
-        counts = np.array([self.version, self._stored, pace.rows, pace.updates, self._published], np.int64)
-        state: dict[str, Array] = {"counts": counts}
-        state |= {f"replay.{name}": value for name, value in self.replay.state_dict().items()}
-        state |= {f"update.{name}": value for name, value in self.updater.state_dict().items()}
-        return state if self._moments is None else state | {"obs_moments": self._moments.state()}
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        self.version, self._stored, self.pace.rows, self.pace.updates, self._published = map(int, state["counts"])
-        self.replay.load_state_dict(under("replay.", state))
-        self.updater.load_state_dict(under("update.", state))
-        if self._moments is not None:
-            self._moments.restore(np.asarray(state["obs_moments"]))
-
-    def _admit(self) -> None:
-        """Store what waits, unless updates are too far behind the rows that are stored."""
-        while self._waiting and not self.pace.behind:
-            chunk = self._waiting.popleft()
-            rows = self._packed(chunk.data)
-            if len(rows) != chunk.rows:
-                raise FreewheelError(f"a chunk of {chunk.rows} rows holds {len(rows)}: please report this")
-            self.replay.add(rows)
-            self._waiting_rows -= chunk.rows
-            self._stored += chunk.rows
-            self.pace.rows += chunk.rows
-            self._lags.append((self.version - chunk.version, chunk.rows))
-            if self._moments is not None:
-                self._moments.add(rows[:, : self.spec.policy.obs_size].cpu().numpy())
-
-    def _packed(self, data: Transitions[Any]) -> Tensor:
-        world, device = self.spec.world, self.spec.compute.device
-        return self.replay.columns.pack(data, device, has_final_obs=world.has_final_obs)
-
-    def _publish(self) -> dict[str, float]:
-        self.version += 1
-        self._published = self._boundary
-        about = self.updater.losses() if self.updater.unread >= REPORT else {}
-        if not all(np.isfinite(value) for value in about.values()):
-            raise FreewheelError(f"{self.config.name} has diverged ({about}): lower its lr")
-        if self._moments is not None:
-            self.updater.policy.normalise(self._moments.mean, 1.0 / self._moments.deviation)
-        if self._lags:
-            about["lag_mean"] = sum(lag * rows for lag, rows in self._lags) / sum(rows for _, rows in self._lags)
-            about["lag_max"] = float(max(lag for lag, _ in self._lags))
-            self._lags.clear()
-        return about | {"replay/updates_per_row": self.pace.achieved}
-
-
-def under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

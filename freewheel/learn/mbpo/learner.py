@@ -18,7 +18,8 @@ from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Fit, Fitter
 from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error, rule, task_function
-from freewheel.learn.replay import Batch, Replay, pack, under
+from freewheel.learn.replay import Batch, Replay, pack
+from freewheel.learn.replay_learner import under
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
 from freewheel.seeding import tree

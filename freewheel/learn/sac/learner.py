@@ -14,7 +14,8 @@ from torch.nn import functional
 from freewheel.core import Array, NDArray
 from freewheel.errors import SetupError
 from freewheel.learn.adam import FusedAdam
-from freewheel.learn.replay import Batch, ReplayLearner
+from freewheel.learn.replay import Batch
+from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.nets import ACTIVATIONS, TensorPolicy
