@@ -21,8 +21,8 @@ from freewheel.envs.gym import GymConfig, GymLoop, GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
 from freewheel.rollout.factory import Timeouts
 from freewheel.seeding import training_episodes
-from freewheel.testing import worlds as testing
 from freewheel.testing.conformance import check_env
+from tests.support import worlds as testing
 from tests.support.worlds import Counter
 
 WORLDS = ["CartPole-v1", "Pendulum-v1"] + [

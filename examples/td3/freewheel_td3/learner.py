@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from freewheel.core import Array, Learner
-from freewheel.learn.replay import Batch, ReplayLearner
+from freewheel.learn.replay import Batch
+from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.learner import TwinCritics
 from freewheel.learn.spec import Algorithm, LearnerSpec, ReplayConfig
 from freewheel.policies.nets import TensorPolicy

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from freewheel.core import ActionSpec, Array, BatchSpec, EnvSpec, RowCounts, Slice, Transitions
 from freewheel.errors import FreewheelError, SetupError
-from freewheel.learn.replay import BURST, REPORT, Batch, Pace
+from freewheel.learn.replay import Batch
+from freewheel.learn.replay_learner import BURST, REPORT, Pace
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec, WorldFacts

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env as check_gymnasium_env
 
-from freewheel.testing import worlds as testing
+from tests.support import worlds as testing
 
 
 @pytest.mark.parametrize("world", [testing.Identity, testing.IdentityBox, testing.Drifting, testing.Counter])
