@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import PACKAGE
+from tests.support.places import PACKAGE, ROOT
 from tests.support.runs import python
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"])
 
 #: What CPU workers, --help and the config import: none of it may import torch, except inside functions.
 WITHOUT_TORCH = """errors core seeding ledger registry loop metrics/* rollout/factory rollout/runner rollout/single_env_runner
@@ -121,3 +122,12 @@ def test_files_are_data(path: Path) -> None:
 )
 def test_the_search_for_forbidden_calls_finds_exactly_them(source: str, calls: list[str]) -> None:
     assert list(forbidden(source)) == calls
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_files_that_a_document_names_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!http)([^)#\s]+)\)", text)
+    assert [link for link in links if not (path.parent / link).exists()] == []
+    named = re.findall(r"`((?:freewheel|tests|benchmarks|docs|examples|scripts)/[\w/.-]+(?<!-v0))`", text)
+    assert path.name == "CHANGELOG.md" or [name for name in named if not (ROOT / name).exists()] == []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from freewheel.errors import FreewheelError
 from freewheel.registry import Command, Registry
 
-COMMANDS: Registry[Command] = Registry("command", "COMMAND", "freewheel.cli", "freewheel.worlds", leaf="family")
+COMMANDS: Registry[Command] = Registry("command", "COMMAND", "freewheel.cli", "freewheel.worlds", leaf="command")
 HELP = ("-h", "--help")
 
 

@@ -66,6 +66,8 @@ class Update(Protocol):
 class ReplayLearner:
     """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner and core.GraphedLearner."""
 
+    remedy = "lower its lr"  # what to do when it has diverged
+
     def __init__(
         self, config: ReplayConfig, spec: LearnerSpec, make_update: Callable[[Callable[[], Batch]], Update]
     ) -> None:
@@ -173,7 +175,7 @@ class ReplayLearner:
         self._published = self._boundary
         about = self.updater.losses() if self.updater.unread >= REPORT else {}
         if not all(np.isfinite(value) for value in about.values()):
-            raise FreewheelError(f"{self.config.name} has diverged ({about}): lower its lr")
+            raise FreewheelError(f"{self.config.name} has diverged ({about}): {self.remedy}")
         if self._moments is not None:
             self.updater.policy.normalise(self._moments.mean, 1.0 / self._moments.deviation)
         if self._lags:

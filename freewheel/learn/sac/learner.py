@@ -181,6 +181,7 @@ class SACUpdate:
 class SAC(ReplayLearner):
     """Soft actor-critic over a replay buffer."""
 
+    remedy = "lower its lr, or set critic_norm"
     updater: SACUpdate
 
     def __init__(self, config: SACConfig, spec: LearnerSpec) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from freewheel.envs import gym
 from freewheel.envs.family import EnvConfig, EvalProtocol, FamilyEvaluation, FamilyFlags, WorldFamily
 from freewheel.errors import UsageError, nearest
-from freewheel.registry import Command
 from freewheel.worlds.cage2.scenario import RED_AGENTS, REDS, STEPS, check_red
 
 if TYPE_CHECKING:
@@ -80,19 +79,3 @@ FAMILY = WorldFamily(
     ),
     evaluation=FamilyEvaluation(protocols=[OFFICIAL], compare=_compare),
 )
-
-
-def _search_options(_argv: Sequence[str]) -> type[Any]:
-    from freewheel.worlds.cage2.workflow.command import SearchOptions
-
-    return SearchOptions
-
-
-def _search(argv: Sequence[str]) -> int:
-    from freewheel.worlds.cage2.workflow.command import run_command
-
-    return run_command(argv)
-
-
-_SEARCH = "search for the best workflow of CAGE 2:  freewheel workflow search --total-episodes 20000"
-COMMAND = Command(name="workflow", argument="search [ENV]", summary=_SEARCH, options=_search_options, run=_search)
