@@ -48,7 +48,7 @@ def freewheel(folder: Path, *argv: str) -> str:
 
 def test_each_example_is_whole_and_short() -> None:
     assert sorted(EXAMPLES) == ["best.py", "csv_sink.py", "grid.py", "grouped.py", "reinforce.py"]
-    assert max(len(code.strip().splitlines()) for code in EXAMPLES.values()) < 70
+    assert max(len(code.strip().splitlines()) for code in EXAMPLES.values()) < 60
 
 
 @pytest.mark.timeout(240)
