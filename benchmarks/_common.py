@@ -96,9 +96,9 @@ class Notebook:
         return 1 if missed else 0
 
 
-def run_python(*arguments: object, cwd: str) -> str:
-    """The standard output of a Python process of its own, one BLAS thread, started in `cwd`; ends the benchmark if it fails."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+def run_python(*arguments: object, cwd: str, tree: Path = ROOT) -> str:
+    """The standard output of a process of its own with the code of this tree, one BLAS thread; ends the benchmark if it fails."""
+    path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,
@@ -109,7 +109,7 @@ def run_python(*arguments: object, cwd: str) -> str:
         check=False,
     )
     if done.returncode:
-        raise SystemExit(f"failed: python {shlex.join(map(str, arguments))}\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"failed in {tree}: python {shlex.join(map(str, arguments))}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 

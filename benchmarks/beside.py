@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._common import LIMIT_S, ONE_THREAD, ROOT, Notebook, number, rotated, spread, straggler, table
+from benchmarks._common import ROOT, Notebook, number, rotated, run_python, spread, straggler, table
 
 NAME = "beside"
 LEAST = 0.98  # of the other tree's speed
@@ -69,18 +67,8 @@ def ways(given: argparse.Namespace) -> dict[str, Way]:
 def measure(tree: Path, way: Way) -> float:
     """The figure of one run in a process of its own, with the code of this tree."""
     with TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, *way.arguments],
-            cwd=folder,
-            env=os.environ | ONE_THREAD | {"PYTHONPATH": str(tree)},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    if done.returncode:
-        raise SystemExit(f"failed in {tree}: python {shlex.join(way.arguments)}\n{done.stdout}{done.stderr}")
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        output = run_python(*way.arguments, cwd=folder, tree=tree)
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     if way.key == "cage2":
         return float(np.mean([np.median(rates) for name, rates in lines[-1].items() if name.endswith(" 4096")]))
     return float(lines[-1][way.key])

@@ -207,17 +207,3 @@ def defender(name: str, lanes: int = 1, seed: int = 0) -> Defender:
     if name == "sleeping":
         return Defender()
     return Uniform(seed) if name == "random" else Reactive(lanes)
-
-
-def simple_returns(name: str, red_agent: str, steps: int, episodes: int) -> NDArray:
-    """[episodes] the returns of a defender on the fast environment."""
-    from freewheel.worlds.cage2.env import Cage2Vector
-
-    games, blue = Cage2Vector(episodes, red_agent, steps), defender(name, episodes)
-    obs, _ = games.reset(seed=0)
-    blue.begin(np.ones(episodes, np.bool_))
-    total = np.zeros(episodes)
-    for _ in range(steps):
-        obs, reward, _, _, _ = games.step(blue.act(obs))
-        total += reward
-    return total
