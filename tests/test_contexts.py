@@ -29,6 +29,7 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, SetupError
 from freewheel.policies.spec import FlatParams, full_layout, initialise
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
@@ -142,7 +143,7 @@ def opened(tmp_path: Path, collector: ModeConfig, world: str = WORLD) -> tuple[C
     config = from_options(world, {"context": table_of(0), "seed": SEED, "num_steps_per_env": 7, "runs_dir": tmp_path})
     with closing(config.env.make(range(1))) as env:
         spec = replace(env.spec, lanes=collector.lanes)
-    planned = Plan(config, spec, config.policy.resolve(spec), tmp_path, "cpu")
+    planned = Plan(config, spec, config.policy.resolve(spec), RunName(tmp_path, "it"), "cpu")
 
     def weights(version: int) -> Snapshot:
         params = FlatParams(full_layout(planned.policy))

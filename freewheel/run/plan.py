@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 from collections.abc import Callable
 from contextlib import closing
@@ -13,7 +11,7 @@ from pathlib import Path
 from freewheel.collect.mode import MODES, WorkersConfig
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, EnvSpec, Snapshot
-from freewheel.errors import SetupError, UsageError, nearest
+from freewheel.errors import SetupError, UsageError
 from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts
 from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, Start, actor_layout
@@ -21,6 +19,7 @@ from freewheel.rollout.factory import CollectSpec, RunnerFactory, SimulationSpec
 from freewheel.rollout.probe import StepCost
 from freewheel.run import checkpoint
 from freewheel.run.checkpoint import Checkpoint
+from freewheel.run.naming import RunName, find_run, name_run
 from freewheel.seeding import tree
 
 MODULES = ("freewheel.envs.gym", "freewheel.policies.numpy_actor")  # that every worker imports
@@ -33,9 +32,14 @@ class Plan:
     config: Config
     spec: EnvSpec
     policy: PolicySpec
-    path: Path
+    name: RunName
     device: str
     init: Checkpoint | None = None  # the weights to start with; None: random ones
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.name.path
 
     @property
     def batch(self) -> BatchSpec:
@@ -131,7 +135,7 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """Work out the plan; every mistake that can be found without starting anything is reported here."""
-    path, device = _run_path(config), find_device(config.run.machine.device)
+    name, device = name_run(config), find_device(config.run.machine.device)
     config = replace(config, env=config.env.to(device))
     env = config.env
     if not env.on_device:
@@ -145,7 +149,7 @@ def plan(config: Config) -> Plan:
     spec = replace(spec, lanes=config.collector.lanes)
     spec.check_context(config.run.contexts)
     policy = config.policy.resolve(spec)
-    planned = Plan(config, spec, policy, path, device, _initial_weights(config, policy))
+    planned = Plan(config, spec, policy, name, device, _initial_weights(config, policy))
     _check_publications(config, planned.batch.rows)
     return planned
 
@@ -167,16 +171,6 @@ def _initial_weights(config: Config, policy: PolicySpec) -> Checkpoint | None:
     return found
 
 
-def find_run(name: str, runs_dir: str) -> Path:
-    """The directory of a run, given by its name under runs_dir or by its path."""
-    for place in (Path(runs_dir) / name, Path(name)):
-        if (place / "config.json").is_file():
-            return place
-    folder = Path(runs_dir)
-    known = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
-    raise UsageError(f"no run '{name}' in {runs_dir}" + (nearest(name, known) if known else "; train one first"))
-
-
 def _check_publications(config: Config, rows: int) -> None:
     """Workers wait for a new version of the policy after S rows: the learner must publish one by then."""
     every, mode = config.learner.publish_every, MODES[config.mode]
@@ -186,27 +180,6 @@ def _check_publications(config: Config, rows: int) -> None:
         most = "has to be" if mode.whole_batches else "can be at most"
         size = f"--num-steps-per-env × envs = {rows}"
         raise UsageError(f"{config.algo}.publish_every {every} {most} {size} in mode {config.mode}; leave it out")
-
-
-def _run_path(config: Config) -> Path:
-    """The directory of the run; SetupError if it exists or cannot be written."""
-    folder, name = Path(config.run.output.runs_dir), config.run.output.name
-    parent = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        reason = f"{parent} is not a writable directory; choose another --runs-dir"
-        raise SetupError(f"cannot write runs under {folder}: {reason}")
-    if name:
-        if (folder / name).exists():
-            raise SetupError(f"run '{name}' exists in {folder}; choose another --run or remove it")
-        return folder / name
-    base = re.sub(r"[^\w.-]+", "_", f"{config.env.name}-{config.algo}-{config.mode}")
-    return first_free(folder, base)
-
-
-def first_free(folder: Path, base: str) -> Path:
-    """The first of base, base-2, base-3, ... that does not exist in a folder."""
-    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
-    return next(folder / name for name in names if not (folder / name).exists())
 
 
 def find_device(wanted: str) -> str:

@@ -17,21 +17,15 @@ from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.run import checkpoint
 from freewheel.run.evaluate import Score, Show, eval_lanes, evaluate, play, playable
-from freewheel.run.plan import find_device, find_run
+from freewheel.run.naming import find_run
+from freewheel.run.plan import find_device
 
 
 class RunDirectory:
-    """A new directory, which this process alone writes to."""
+    """The directory of a new run, which this process alone writes to."""
 
     def __init__(self, path: Path, policy: PolicySpec) -> None:
         self.path, self._policy = path, policy
-        try:
-            checkpoint.make_private(path.parent)
-            path.mkdir(mode=0o700)
-        except FileExistsError:
-            raise SetupError(f"run '{path.name}' was just created by another process; choose another --run") from None
-        except OSError as error:
-            raise SetupError(f"cannot create {path}: {error.strerror}; choose another --runs-dir") from None
 
     def write(self, name: str, data: Mapping[str, Any]) -> None:
         """A JSON file, whole or absent."""

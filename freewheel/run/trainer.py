@@ -57,6 +57,7 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None, sink
     ):
         services = Services(executors=executors, while_waiting=stop.check)
         learner = config.learner.build(replace(planned.learner_spec, services=services))
+        planned = replace(planned, name=planned.name.claim())
         directory = RunDirectory(planned.path, planned.policy)
         directory.write("config.json", config.to_json())
         info = RunInfo(

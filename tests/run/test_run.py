@@ -286,12 +286,6 @@ def test_a_plan_says_what_would_happen(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_without_a_name_are_numbered(tmp_path: Path) -> None:
-    names = [train(tmp_path, steps=64, evals=0).path.name for _ in range(3)]
-    base = "tests.support.worlds_Identity-ppo-lockstep"
-    assert names == [base, f"{base}-2", f"{base}-3"]
-
-
 class Interrupts(Counter):
     """Presses Ctrl-C in its third step."""
 

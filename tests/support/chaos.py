@@ -27,6 +27,7 @@ from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.rollout.probe import StepCost
+from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan
 from freewheel.seeding import tree
 from freewheel.transport.pool import WorkerPool
@@ -281,7 +282,9 @@ def _planned(config: Config) -> Plan:
     """The result of plan() without a survey: all environments of faulty_worlds have the same spec."""
     collector = config.collector.planned(StepCost(0.0, 0.0))
     spec = replace(_env_spec(), name=config.env.id, lanes=collector.lanes)
-    return Plan(replace(config, collector=collector), spec, config.policy.resolve(spec), Path("never made"), "cpu")
+    return Plan(
+        replace(config, collector=collector), spec, config.policy.resolve(spec), RunName(Path("never"), "made"), "cpu"
+    )
 
 
 @cache

@@ -17,7 +17,8 @@ from rich.table import Table
 
 from freewheel.config import flags, resolve
 from freewheel.errors import SetupError, UsageError, nearest, require_positive
-from freewheel.run.plan import Plan, first_free, plan
+from freewheel.run.naming import RunName
+from freewheel.run.plan import Plan, plan
 from freewheel.worlds.cage2 import family
 from freewheel.worlds.cage2.workflow import search
 from freewheel.worlds.cage2.workflow.envs import FAST, REAL, WEIGHT
@@ -180,20 +181,21 @@ class Task:
 
 def begin(options: SearchOptions, passed: Mapping[str, Any]) -> Task:
     """A new search. The numbers of workers and envs are chosen here, once for all trials."""
-    folder = _folder(options)
-    if folder.exists():
+    name = _name(options)
+    if name.path.exists():
         hint = "add --resume to continue it, or choose another --run"
-        raise SetupError(f"'{folder.name}' exists in {options.runs_dir}; {hint}")
-    task = Task(options, options.training(passed), Book(folder), Search(options.rules))
+        raise SetupError(f"'{name.name}' exists in {options.runs_dir}; {hint}")
+    task = Task(options, options.training(passed), Book(name.path), Search(options.rules))
     first = task.search.propose()
     assert first is not None, "a new search has something to try"
     sizes = _chosen_sizes(plan(task.trainer().config(first)), options)
-    return dataclasses.replace(task, training={**task.training, **sizes})
+    book = task.book if options.dry_run else Book(name.claim().path)
+    return dataclasses.replace(task, training={**task.training, **sizes}, book=book)
 
 
 def resume(options: SearchOptions, given: Sequence[str]) -> Task:
     """Resume a search that was interrupted."""
-    book = Book(_folder(options))
+    book = Book(_name(options).path)
     if not book.exists:
         raise UsageError(f"no search '{options.run}' in {options.runs_dir} to resume; leave out --resume")
     for name in given:
@@ -208,9 +210,13 @@ def resume(options: SearchOptions, given: Sequence[str]) -> Task:
     return Task(known, asked["training"], book, Search(known.rules, trials))
 
 
-def _folder(options: SearchOptions) -> Path:
+def _name(options: SearchOptions) -> RunName:
     place = Path(options.runs_dir)
-    return place / options.run if options.run else first_free(place, f"workflow-{options.strategy}")
+    return (
+        RunName(place, options.run, exact=True)
+        if options.run
+        else RunName(place, f"workflow-{options.strategy}").free()
+    )
 
 
 def _chosen_sizes(planned: Plan, options: SearchOptions) -> dict[str, Any]:

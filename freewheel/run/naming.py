@@ -1,0 +1,80 @@
+"""The directory of a run: its name, claimed so that no two runs get the same one, and how it is found again."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from freewheel.config.resolve import Config
+from freewheel.errors import SetupError, UsageError, nearest
+from freewheel.run import checkpoint
+
+ASKED = (
+    "flag",
+    "argument",
+)  # sources of a name that was chosen for this very run; one from a file names a family of runs
+
+
+@dataclass(frozen=True)
+class RunName:
+    """NAME under a folder, or where that is taken the first free one of NAME-2, NAME-3, ... unless it has to be `exact`."""
+
+    folder: Path
+    base: str
+    exact: bool = False
+    number: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.base if self.number == 1 else f"{self.base}-{self.number}"
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name
+
+    def free(self) -> Self:
+        """The first name that is not taken now; SetupError if it has to be exact and is taken."""
+        numbers = [self.number] if self.exact else itertools.count(self.number)
+        for name in (replace(self, number=number) for number in numbers):
+            if not name.path.exists():
+                return name
+        raise SetupError(f"run '{self.name}' exists in {self.folder}; choose another --run or remove it")
+
+    def claim(self) -> Self:
+        """Create the directory; a name that another process has taken since is passed over."""
+        try:
+            checkpoint.make_private(self.folder)
+            while True:
+                name = self.free()
+                try:
+                    name.path.mkdir(mode=0o700)
+                except FileExistsError:
+                    continue
+                return name
+        except OSError as error:
+            raise SetupError(f"cannot create {self.path}: {error.strerror}; choose another --runs-dir") from None
+
+
+def name_run(config: Config) -> RunName:
+    """A free name for a run; SetupError if the one that was asked for is taken, or if its place cannot be written."""
+    folder, given = Path(config.run.output.runs_dir), config.run.output.name
+    parent = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        reason = f"{parent} is not a writable directory; choose another --runs-dir"
+        raise SetupError(f"cannot write runs under {folder}: {reason}")
+    usual = re.sub(r"[^\w.-]+", "_", f"{config.env.name}-{config.algo}-{config.mode}")
+    return RunName(folder, given or usual, exact=bool(given) and config.sources.get("run") in ASKED).free()
+
+
+def find_run(name: str, runs_dir: str) -> Path:
+    """The directory of a run, given by its name under runs_dir or by its path."""
+    for place in (Path(runs_dir) / name, Path(name)):
+        if (place / "config.json").is_file():
+            return place
+    folder = Path(runs_dir)
+    known = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
+    raise UsageError(f"no run '{name}' in {runs_dir}" + (nearest(name, known) if known else "; train one first"))
