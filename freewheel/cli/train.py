@@ -6,27 +6,41 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from freewheel.errors import UsageError, require_positive
 from freewheel.registry import Command
+
+if TYPE_CHECKING:
+    from freewheel.config.resolve import Config
 
 
 @dataclass(frozen=True)
-class ShowOptions:
-    """Show what would be done."""
+class CommandOptions:
+    """Several runs, or none."""
 
+    seeds: str = ""
+    """Run the same command with each of these seeds (1..5 or 1,2,7), side by side as the cores allow, and report mean and
+    interval of their evaluations. The runs are NAME-s1, NAME-s2, ...; the table is also in NAME-seeds.json."""
+    jobs: int | None = None
+    """Runs of --seeds side by side (default: as many as the cores can serve)."""
     dry_run: bool = False
-    """Print the plan and exit."""
+    """Print the plan and exit; what `train` would refuse is refused."""
     print_config: bool = False
     """Print all options as JSON, in the form that --config reads, and exit."""
+
+    def __post_init__(self) -> None:
+        require_positive(jobs=self.jobs)
+        if self.jobs is not None and not self.seeds:
+            raise UsageError("--jobs is the number of runs of --seeds side by side; add --seeds or leave it out")
 
 
 def _options(argv: Sequence[str]) -> type[Any]:
     from freewheel.config import flags, resolve
 
     options = resolve.options_type(argv)
-    show: list[Any] = [("show", Annotated[ShowOptions, flags.FLAT], dataclasses.field(default_factory=ShowOptions))]
-    shown = dataclasses.make_dataclass("Options", show, bases=(options,))
+    own: list[Any] = [("own", Annotated[CommandOptions, flags.FLAT], dataclasses.field(default_factory=CommandOptions))]
+    shown = dataclasses.make_dataclass("Options", own, bases=(options,))
     shown.__doc__ = options.__doc__
     return shown
 
@@ -34,21 +48,48 @@ def _options(argv: Sequence[str]) -> type[Any]:
 def _run(argv: Sequence[str]) -> int:
     from freewheel.config import flags, resolve
 
-    others, own = flags.split_argv(argv, flags.option_types(ShowOptions))
-    show, config = flags.build(ShowOptions, own), resolve.from_argv(others)
-    if show.print_config:
-        import json
+    others, given = flags.split_argv(argv, flags.option_types(CommandOptions))
+    own = flags.build(CommandOptions, given)
+    if own.seeds:
+        return _run_seeds(others, own)
+    config = resolve.from_argv(others)
+    if own.print_config:
+        return _print_config(config)
+    if own.dry_run:
+        from freewheel.run.trainer import check
 
-        sys.stdout.write(json.dumps(config.to_json(), indent=2) + "\n")
-        return 0
-    from freewheel.run.plan import plan
-
-    if show.dry_run:
-        sys.stdout.write("\n".join(plan(config).lines()) + "\n")
+        sys.stdout.write("\n".join(check(config).lines()) + "\n")
         return 0
     from freewheel.run.trainer import run
 
     return run(config).exit_code
+
+
+def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
+    from freewheel.cli import seeds
+    from freewheel.config import resolve
+
+    numbers = seeds.read(own.seeds)
+    if resolve.from_argv(argv).sources.get("seed") == "flag":
+        raise UsageError("give --seed or --seeds, not both")
+    config = resolve.from_argv([*argv, "--seed", str(numbers[0])])
+    if own.print_config:
+        return _print_config(config)
+    from freewheel.run.trainer import check
+
+    planned = check(config)
+    if own.dry_run:
+        group = seeds.group_of(planned, numbers, own.jobs)
+        sys.stdout.write("\n".join(seeds.plan_lines(planned, group)) + "\n")
+        return 0
+    return seeds.claim(planned, numbers, own.jobs).start(argv, config.run.output.log_every)
+
+
+def _print_config(config: Config) -> int:
+    import json
+
+    sys.stdout.write(json.dumps(config.to_json(), indent=2) + "\n")
+    return 0
 
 
 COMMAND = Command(

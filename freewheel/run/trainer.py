@@ -22,6 +22,7 @@ from freewheel.run.plan import Plan, plan
 from freewheel.run.process import Interrupted, Stop, WrappedEnv
 from freewheel.run.saved import RunDirectory
 from freewheel.sinks.sink import RunInfo, chosen
+from freewheel.transport.executors import SerialExecutor
 
 DEGRADED = 3  # exit code: finished, but workers were lost for good
 
@@ -40,6 +41,14 @@ class Result:
 
 #: Called after every turn of the loop with the episodes that ended in it; a text that is not empty ends the run for this reason.
 Until: TypeAlias = Callable[[Sequence[Episode], Tick], str]
+
+
+def check(config: Config) -> Plan:
+    """The plan of a run, after everything that could refuse it has been tried; nothing is started or written."""
+    chosen(config.run.output.sinks)
+    planned = plan(config)
+    planned.config.learner.build(replace(planned.learner_spec, services=Services(executors=SerialExecutor)))
+    return planned
 
 
 def run(config: Config, *, quiet: bool = False, until: Until | None = None, sinks: Sequence[Sink] = ()) -> Result:

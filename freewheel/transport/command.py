@@ -1,0 +1,34 @@
+"""Commands of this program in processes of their own, which are asked to end when this process ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+def start(module: str, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+    """`python -m MODULE PID ARGV...` with all that it prints in a file; the module passes PID on to `end_with`.
+
+    It has a session of its own: signals of the terminal reach it only through this process, once.
+    """
+    words = [sys.executable, "-m", module, str(os.getpid()), *argv]
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel send SIGTERM to this process when its parent ends, however that ends."""
+    with suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before the kernel began to watch it
+        signal.raise_signal(signal.SIGTERM)
