@@ -173,7 +173,8 @@ def straggler(mode: str, workers: int, world: Mapping[str, Any], options: Mappin
     elif mode in ("batch", "continuous"):
         lanes["envs_per_worker"] = 1
     asked = {"env": "freewheel/Straggler-v0", "env_args": dict(world), "measures": ["drawn_s", "slept_s"]}
-    return {**asked, "mode": mode, **lanes, **options}
+    update = {"num_steps_per_env": 64, **options, "ppo": {"minibatch": 256, **options.get("ppo", {})}}
+    return {**asked, "mode": mode, **lanes, **update}
 
 
 def spread(values: Sequence[float]) -> str:

@@ -63,6 +63,7 @@ def find_task(name: str) -> Task:
     config = from_options(env, {"preset": preset})
     ppo, run = config.learner, config.run
     assert isinstance(ppo, PPOConfig)
+    assert ppo.minibatch != "auto", "the presets give it"
     return Task(
         env=env,
         steps=150_000,
@@ -74,7 +75,7 @@ def find_task(name: str) -> Task:
         gae_lambda=ppo.gae_lambda,
         lr_fades=ppo.lr_schedule == "linear",
         clip_fades=ppo.clip_schedule == "linear",
-        normalize_obs=config.policy.normalize_obs,
+        normalize_obs=config.policy.normalize_obs is True,
     )
 
 

@@ -31,7 +31,7 @@ def options(mode: str, red_agent: str, seed: int) -> dict[str, Any]:
     lanes = {"num_envs": 1} if mode == TURN else {"workers": WORKERS, "num_envs": WORKERS}
     rows = 10 * STEPS // lanes["num_envs"]
     world = {"env": "cyborg:Scenario2", "red_agent": red_agent, "max_episode_steps": STEPS}
-    return {**world, "mode": mode, **lanes, "num_steps_per_env": rows, "seed": seed}
+    return {**world, "mode": mode, **lanes, "num_steps_per_env": rows, "seed": seed, "ppo": {"minibatch": 256}}
 
 
 def measure(notebook: Notebook, given: argparse.Namespace) -> dict[str, list[Row]]:

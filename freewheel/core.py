@@ -38,6 +38,7 @@ else:
 NDArray: TypeAlias = npt.NDArray[Any]
 A = TypeVar("A", bound="Array", default=NDArray)
 Metrics: TypeAlias = Mapping[str, float]
+Auto: TypeAlias = Literal["auto"]  # of an option: chosen when the world is known
 Compile: TypeAlias = Literal["off", "graphs"]  # whether a GPU replays fixed-shape work from CUDA graphs
 
 #: Every worker-second is one of these (ns, in this order, in `Chunk.time`).

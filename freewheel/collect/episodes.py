@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from freewheel.collect.mode import Auto, Mode, WorkersConfig
-from freewheel.core import Collector, Transitions
+from freewheel.collect.mode import Mode, WorkersConfig
+from freewheel.core import Auto, Collector, Transitions
 from freewheel.errors import UsageError, require_positive
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.rollout.factory import CollectSpec, RunnerFactory

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
-from freewheel.core import Collector, EnvSpec
+from freewheel.core import Auto, Collector, EnvSpec
 from freewheel.errors import UsageError, require_positive
 from freewheel.registry import Registry
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, Timeouts
@@ -44,7 +44,6 @@ class Mode:
 
 MODES: Registry[Mode] = Registry("mode", "MODE", "freewheel.collect")
 
-Auto = Literal["auto"]
 ENVS = 8  # default number of environments
 CHEAP = 25e-6  # seconds: one worker with shorter steps than this is faster than the learner
 MOST_WORKERS = 256  # upper limit of a planned number

@@ -137,7 +137,7 @@ def split_argv(argv: Sequence[str], known: Mapping[str, Any], free: str = "") ->
         is_free = bool(free) and name.startswith(free) and len(name) > len(free)
         if not word.startswith("--"):
             others.append(word)
-        elif name not in known and known.get(name.removeprefix("no_")) is bool:
+        elif name not in known and _is_switch(known.get(name.removeprefix("no_"))):
             if equals:
                 raise UsageError(f"--{written} takes no value")
             flags[name.removeprefix("no_")] = ("False",)
@@ -238,9 +238,14 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def _is_switch(kind: Any) -> bool:
+    """Whether a flag of this type needs no value: True or False, or auto as well."""
+    return bool in (kind, *typing.get_args(kind))
+
+
 def _take(words: list[str], kind: Any, flag: str) -> Tokens:
     """The values that belong to a flag of this type."""
-    if kind is bool and (not words or words[0].lower() not in ("true", "false")):
+    if _is_switch(kind) and (not words or words[0].lower() not in ("true", "false", "auto")):
         return ("True",)
     if typing.get_origin(kind) is tuple:
         numbers = typing.get_args(kind)[0] in (int, float)  # then a word that is not a number ends the list

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from freewheel.core import BatchSpec, Compile
+from freewheel.core import BatchSpec, Compile, EnvSpec
 from freewheel.errors import UsageError
 from freewheel.registry import Registry
 
@@ -77,6 +77,11 @@ class AlgorithmConfig(Protocol):
         """How parts of the learner run beside it."""
         return "serial"
 
+    def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
+        """What options that are "auto" become in this world, by name ("policy.normalize_obs"): they suit its kind of actions
+        and the rows of an update, where these are known. An option that is not named here stays as it is."""
+        return {"policy.normalize_obs": False}
+
     def describe(self, spec: LearnerSpec) -> str:
         """One line of the plan."""
         return f"{spec.batch.rows} rows an update"
@@ -97,7 +102,7 @@ def require(config: AlgorithmConfig, *, positive: str = "", shares: str = "", no
     """UsageError about the first of these options, named in one string, that is set and outside of its range."""
     name = config.name
     for option, value in ((option, getattr(config, option)) for option in positive.split()):
-        if value is not None and not value > 0:
+        if value not in (None, "auto") and not value > 0:
             raise UsageError(f"{name}.{option} must be positive, not {value}")
     for option, value in ((option, getattr(config, option)) for option in shares.split()):
         if not 0 <= value <= 1:

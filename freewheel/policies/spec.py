@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.random import Generator
 
-from freewheel.core import A, ActionSpec, Array, EnvSpec, NDArray, Slice, to_numpy
+from freewheel.core import A, ActionSpec, Array, Auto, EnvSpec, NDArray, Slice, to_numpy
 from freewheel.errors import SetupError
 from freewheel.registry import Registry
 
@@ -123,8 +123,9 @@ class PolicyConfig:
     these that fits."""
     log_std: float = 0.0
     """First value of a gaussian head's log standard deviation."""
-    normalize_obs: bool = False
-    """Scale observations by their running mean and deviation (statistics are weights: only the learner changes them)."""
+    normalize_obs: bool | Auto = "auto"
+    """Scale observations by their running mean and deviation, and clip them at ±10 (statistics are weights: only the learner
+    changes them). auto: PPO does so for Box actions, except with images and with a batched simulator."""
     module: str = ""
     """Your own network instead of the MLP: 'package.module:Factory' (see docs/architecture.md). Actors then import torch."""
 
@@ -144,7 +145,7 @@ class PolicyConfig:
             obs_dtype=env.obs_dtype,
             actor_columns=_runs(actor + context),
             critic_columns=_runs(critic + context),
-            normalised=_runs(plain) if self.normalize_obs else (),
+            normalised=_runs(plain) if self.normalize_obs is True else (),
             mask=(mask.start, mask.stop) if mask else None,
             head=head.name,
             action_size=env.action.size,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from freewheel.collect.mode import MODES, WorkersConfig
+from freewheel.config.auto import kind_of, settle
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, EnvSpec, Snapshot
 from freewheel.errors import SetupError, UsageError
@@ -104,6 +105,18 @@ class Plan:
         actor = make_tensor_actor(policy, self.device, tree(seed, "actor", 0)) if on_device else make_actor(policy)
         return RunnerFactory(self.config.env.make, actor, seed)
 
+    @property
+    def defaults_line(self) -> str:
+        """What was chosen because of the kind of world, in one line; empty if every such option was given."""
+        source = f"default for {kind_of(self.spec)}"
+        if source not in self.config.sources.values():
+            return ""
+        told = ["observations normalised"] if self.policy.normalised else []
+        told += (
+            [f"{self.batch.rows:,} rows an update"] if self.config.learner.on_policy and not self.batch.episodes else []
+        )
+        return f"{kind_of(self.spec)}: {', '.join([*told, self.config.learner.describe(self.learner_spec)])}"
+
     def lines(self) -> list[str]:
         """The plan as text."""
         config, spec = self.config, self.spec
@@ -118,7 +131,7 @@ class Plan:
         limits = [f"{value:,} {name}" for name, value in vars(budget).items() if value is not None]
         lines = [
             f"world    {spec.name}: {world}, {spec.action.size} {action}",
-            f"policy   {network}, {self.policy.head} head",
+            f"policy   {network}, {self.policy.head} head{', observations normalised' * bool(self.policy.normalised)}",
             f"collect  {config.mode}: {batch}",
             f"learn    {config.algo} on {self.device}, {config.learner.describe(self.learner_spec)}",
             f"budget   {' or '.join(limits)}",
@@ -148,27 +161,49 @@ def plan(config: Config) -> Plan:
     config = replace(config, collector=config.collector.planned(cost))
     spec = replace(spec, lanes=config.collector.lanes)
     spec.check_context(config.run.contexts)
+    init = _initial_weights(config)
+    config = settle(config if init is None else _as_in(config, init), spec, _rows(config, spec))
     policy = config.policy.resolve(spec)
-    planned = Plan(config, spec, policy, name, device, _initial_weights(config, policy))
+    planned = Plan(config, spec, policy, name, device, init)
+    _check_weights(config, policy, init)
     _check_publications(config, planned.batch.rows)
     return planned
 
 
-def _initial_weights(config: Config, policy: PolicySpec) -> Checkpoint | None:
-    """The weights that --init names; SetupError if they belong to another network."""
+def _initial_weights(config: Config) -> Checkpoint | None:
+    """The weights that --init names."""
     if not (name := config.run.init):
         return None
     run, at, which = name.rpartition("@")
     if not at or not re.fullmatch(r"best|latest|\d+", which):
         run, which = name, "best"
-    found = checkpoint.load(find_run(run, config.run.output.runs_dir) / "checkpoints", which)
-    here, there = asdict(policy), asdict(PolicySpec.from_json(found.about["policy"]))
+    return checkpoint.load(find_run(run, config.run.output.runs_dir) / "checkpoints", which)
+
+
+def _as_in(config: Config, init: Checkpoint) -> Config:
+    """The same, normalising observations as the weights to start with do, unless the user has decided."""
+    if config.policy.normalize_obs != "auto":
+        return config
+    normalised = bool(PolicySpec.from_json(init.about["policy"]).normalised)
+    sources = {**config.sources, "policy.normalize_obs": f"init {config.run.init}"}
+    return replace(config, policy=replace(config.policy, normalize_obs=normalised), sources=sources)
+
+
+def _check_weights(config: Config, policy: PolicySpec, init: Checkpoint | None) -> None:
+    """SetupError if the weights to start with belong to another network."""
+    if init is None:
+        return
+    here, there = asdict(policy), asdict(PolicySpec.from_json(init.about["policy"]))
     for what in here:
         if here[what] != there[what] and what != "log_std":  # only an initial value
             differs = f"{what} is {there[what]} there and {here[what]} here"
             remedy = "use the same environment and --policy options"
-            raise SetupError(f"--init {name} has another network ({differs}): {remedy}")
-    return found
+            raise SetupError(f"--init {config.run.init} has another network ({differs}): {remedy}")
+
+
+def _rows(config: Config, spec: EnvSpec) -> int | None:
+    """Rows of an update; None: known when its episodes have ended."""
+    return None if config.collector.episodes_per_update else config.run.num_steps_per_env * spec.lanes
 
 
 def _check_publications(config: Config, rows: int) -> None:

@@ -119,6 +119,7 @@ class _Trainer:
         """Train until the budget is spent; returns why it ended."""
         planned = self._plan
         self._note(*(planned.init.warnings if planned.init is not None else ()))
+        self._note(*filter(None, [planned.defaults_line]))
         self._note(*([planned.worker_config.plan_line()] if planned.worker_config is not None else ()))
         factory = planned.runner_factory
         if planned.worker_config is None and not planned.spec.batched_on_device:

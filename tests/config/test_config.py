@@ -152,14 +152,15 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(parts)
     if typing.get_origin(kind) is tuple:
         return st.lists(values_of(parts[0]), max_size=3)
-    if type(None) in parts:
-        return st.none() | values_of(parts[0])
+    if parts:
+        return st.one_of(*map(values_of, parts))
     letters = st.characters(codec="utf-8", exclude_characters="/.-")
     known: dict[Any, st.SearchStrategy[Any]] = {
         int: st.integers(1, 10**12),
         float: st.floats(0, 1, exclude_min=True),
         bool: st.booleans(),
         str: st.text(letters, max_size=8),
+        type(None): st.none(),
     }
     return known[kind]
 

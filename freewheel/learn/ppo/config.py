@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from freewheel.core import Auto, EnvSpec
 from freewheel.learn.spec import Algorithm, AlgorithmConfig, LearnerSpec, Schedule, require
 
 if TYPE_CHECKING:
     from freewheel.core import Learner
+
+PARTS, LEAST = 32, 64  # minibatches of an epoch, and rows of each at least
+SIMULATED = 256  # rows of a minibatch from a batched simulator
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,9 @@ class PPOConfig(AlgorithmConfig):
     """linear: the step size falls to 0 over --steps."""
     epochs: int = 10
     """Passes over each batch."""
-    minibatch: int = 256
-    """Rows a gradient step; larger than the batch means the whole batch."""
+    minibatch: int | Auto = "auto"
+    """Rows a gradient step; larger than the batch means the whole batch. auto: a 32nd of the batch, at least 64; with a batched
+    simulator 256."""
     gamma: float = 0.99
     """Discount of the future."""
     gae_lambda: float = 0.95
@@ -46,8 +52,9 @@ class PPOConfig(AlgorithmConfig):
     """End an update before a step that finds the policy more than 1.5 times this far away (approximate KL); none: never."""
     normalize_advantage: bool = True
     """Standardise advantages within each minibatch."""
-    reward_scale: Literal["none", "returns"] = "none"
-    """returns: divide rewards by the running deviation of the discounted return."""
+    reward_scale: Literal["auto", "none", "returns"] = "auto"
+    """returns: divide rewards by the running deviation of the discounted return, and clip them at ±10; auto: returns for Box
+    actions, none for discrete ones and with a batched simulator."""
     rho_bar: float = 100.0
     """Bound of the importance weight on each row's own error, for rows of older versions; it is meant for outliers. At 1, rows
     that the present policy prefers more than the old one did count no more than others, and learning under lag is slower."""
@@ -69,8 +76,22 @@ class PPOConfig(AlgorithmConfig):
         names = ("lr_schedule", "clip_schedule", "entropy_schedule")
         return tuple(name for name in names if getattr(self, name) == "linear")
 
+    def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
+        box = world.action.kind == "box" and not world.batched_on_device
+        numbers = box and world.obs_dtype == "float32"
+        chosen = {"ppo.reward_scale": "returns" if box else "none", "policy.normalize_obs": numbers}
+        if world.batched_on_device:
+            return chosen | {"ppo.minibatch": SIMULATED}
+        return chosen if rows is None else chosen | {"ppo.minibatch": self.size(rows)}
+
+    def size(self, rows: int) -> int:
+        """Rows of a minibatch, in an update on so many rows."""
+        return max(LEAST, rows // PARTS) if self.minibatch == "auto" else min(self.minibatch, rows)
+
     def describe(self, spec: LearnerSpec) -> str:
-        return f"{self.epochs} epochs of minibatches of {min(self.minibatch, spec.batch.rows)}"
+        whole = spec.batch.episodes is not None and self.minibatch == "auto"  # then rows are known when they are here
+        size = f"{PARTS} minibatches" if whole else f"minibatches of {self.size(spec.batch.rows)}"
+        return f"{'rewards normalised, ' * (self.reward_scale == 'returns')}{self.epochs} epochs of {size}"
 
     def build(self, spec: LearnerSpec) -> Learner:
         from freewheel.learn.ppo.learner import PPO

@@ -109,7 +109,7 @@ class NumpyEngine:
 
     def _minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
         count = len(rows.action)
-        parts = max(1, count // self.config.minibatch)
+        parts = max(1, count // self.config.size(count))
         for _ in range(self.config.epochs):
             shuffled = rows.take(self._rng.permutation(count)) if parts > 1 else rows
             for part in range(parts):

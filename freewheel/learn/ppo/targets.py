@@ -24,6 +24,7 @@ from freewheel.policies.spec import namespace
 #: What a minibatch shows, in the order of every array of losses. The first three make the loss.
 LOSSES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clipped")
 KL = LOSSES.index("policy/kl")
+REWARD_CLIP = 10.0  # rewards that are scaled by the deviation of the return stay within ± REWARD_CLIP
 
 
 class Coefficients(NamedTuple):
@@ -80,7 +81,7 @@ def prepare(
         value = network.values(inputs)
     reward = batch.spread(flat(data.reward))  # gaps may hold anything
     if reward_factor is not None:
-        reward = reward * reward_factor
+        reward = (reward * reward_factor).clip(-REWARD_CLIP, REWARD_CLIP)
     goes_on = continues(data.terminated, data.truncated, data.valid)
     grid = batch.spread(value)
     delta = temporal_difference(reward, data.terminated, grid, network.next_values(batch, grid, goes_on), config.gamma)

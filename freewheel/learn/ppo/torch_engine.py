@@ -125,7 +125,7 @@ class TorchEngine:
 
     def _minibatch_sizes(self, rows: int) -> list[int]:
         """All rows, or for a simulator so many that all minibatches have one size."""
-        parts = max(1, rows // self.config.minibatch)
+        parts = max(1, rows // self.config.size(rows))
         if self._simulated:
             return [rows // parts] * parts
         return [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]

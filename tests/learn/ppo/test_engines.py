@@ -311,6 +311,23 @@ def test_several_updates_go_the_same_way(case: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", "simulator"])
+def test_scaled_rewards_stay_within_ten(kind: Kind) -> None:
+    """Without a future the value target is the reward."""
+    learner = learner_for(kind, GAUSSIAN, replace(WHOLE, gamma=0.0))
+    data = play(GAUSSIAN, learner.snapshot(), (STEPS, LANES))
+    reward = np.linspace(-3, 3, ROWS, dtype=np.float32).reshape(STEPS, LANES)
+    batch = join(
+        [sign(replace(data, reward=reward)) if kind == "numpy" else to_tensors(sign(replace(data, reward=reward)))]
+    )
+    engine: Any = learner.engine
+    with torch.no_grad():
+        for factor in (1.0, 5.0):
+            prepared, _, _ = prepare(engine, batch, learner.config, recompute=False, reward_factor=factor)
+            expected = np.clip(factor * reward, -10, 10).ravel()
+            np.testing.assert_allclose(np.asarray(prepared.value), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "simulator"])
 def test_an_update_ends_before_the_step_that_would_go_too_far(kind: Kind) -> None:
     """The first gradient is at no distance, so the second one finds the policy too far away, and is not applied."""
     results = []

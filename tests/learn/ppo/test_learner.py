@@ -103,6 +103,7 @@ class Plain:
         weighting = lagging and config.surrogate == "decoupled"
         weight = np.minimum(config.rho_bar, ratio) if weighting else np.ones(valid.shape)
         flat = [values[valid] for values in (data.obs, data.action, reference, weight, advantage, target)]
+        assert config.minibatch != "auto"
         parts = max(1, len(flat[0]) // config.minibatch)
         for _ in range(config.epochs):
             order = self.rng.permutation(len(flat[0]))
