@@ -6,8 +6,15 @@ import pytest
 
 from tests.support.runs import python
 
+QUICK = (
+    "beside --only start-up CartPole",
+    "beside --only training",
+    "cage2_rates",
+    "defaults --only freewheel/CartPole-v1/ppo",
+)
 
-@pytest.mark.parametrize("words", ["beside --only start-up CartPole", "beside --only training", "cage2_rates", "defaults --only freewheel/CartPole-v1/ppo"])
+
+@pytest.mark.parametrize("words", QUICK)
 def test_the_quick_form_of_a_benchmark_runs(words: str) -> None:
     module, *options = words.split()
     assert "targets that count are met" in python("-m", f"benchmarks.{module}", "--quick", *options).stdout
