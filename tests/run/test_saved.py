@@ -225,7 +225,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ({"env_args": {"n": 5}}, "obs_size is 4 there and 5 here"),
         ({"policy": {**NORMALISED, "hidden": [16]}}, "hidden is (8,) there and (16,) here"),
         ({"policy": {**NORMALISED, "activation": "relu"}}, "activation is tanh there and relu here"),
-        ({"policy": {"hidden": [8]}}, "normalised is ((0, 4),) there and () here"),
+        ({"policy": {"hidden": [8], "normalize_obs": False}}, "normalised is ((0, 4),) there and () here"),
     ],
     ids=["world", "sizes", "activation", "statistics"],
 )
@@ -238,6 +238,13 @@ def test_another_network_is_refused_in_one_line_before_anything_starts(
     wanted = f"--init source has another network ({text}): use the same environment and --policy options"
     assert str(caught.value) == wanted
     assert sorted(source.path.parent.iterdir()) == before
+
+
+def test_observations_are_normalised_as_the_first_weights_expect_unless_the_user_decides(source: Result) -> None:
+    options = {"init": "source", "runs_dir": str(source.path.parent), "num_envs": 2, "policy": {"hidden": [8]}}
+    planned = plan(from_options(DISCRETE, options))
+    assert planned.policy.normalised == ((0, 4),)
+    assert planned.config.sources["policy.normalize_obs"] == "init source"
 
 
 @pytest.mark.parametrize(
