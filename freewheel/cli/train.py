@@ -46,6 +46,9 @@ def _options(argv: Sequence[str]) -> type[Any]:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if sys.stdout.isatty() and not {"--dry-run", "--print-config"} & set(argv):
+        sys.stdout.write("loading ...\r")  # the next line replaces it
+        sys.stdout.flush()
     from freewheel.config import flags, resolve
 
     others, given = flags.split_argv(argv, flags.option_types(CommandOptions))

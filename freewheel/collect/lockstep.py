@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from freewheel.collect.mode import Mode
 from freewheel.collect.serial import SerialConfig
 from freewheel.core import Env
 from freewheel.rollout.factory import MakeEnv
-from freewheel.rollout.probe import StepCost, step_cost, usable_cores
+from freewheel.rollout.probe import EnvCost, usable_cores
 
 #: Seconds that a barrier over processes adds to the step of a lane (0.2 ms for environments that sleep to 0.6 ms for those that
 #: compute, 8 lanes on 2 cores).
@@ -26,23 +25,26 @@ class LockstepConfig(SerialConfig):
     placement: Literal["auto", "inline", "processes"] = "auto"
     """Where lanes run: in this process, in one process each, or (auto) chosen by their measured step time."""
 
+    def planned(self, cost: EnvCost) -> Self:
+        """The same with a placement chosen."""
+        if self.placement != "auto":
+            return self
+        return replace(self, placement="processes" if processes_pay(cost, self.num_envs) else "inline")
+
+    def plan_line(self) -> str:
+        return f"{self.num_envs} envs, a process each" if self.placement == "processes" else super().plan_line()
+
     def place(self, make: MakeEnv, lanes: range) -> Env:
-        """An Env of these lanes, placed as configured."""
-        if self.placement == "inline" or (self.placement == "auto" and not self._expensive(make, lanes)):
-            return make(lanes)
-        return make(lanes, processes=True)
-
-    def _expensive(self, make: MakeEnv, lanes: range) -> bool:
-        """Whether a process for each lane pays, measured twice on the first lane: once may be wrong on a busy machine."""
-        if len(lanes) == 1:
-            return False
-        with closing(make(lanes[:1])) as env:
-            return all(processes_pay(step_cost(env, seed), len(lanes)) for seed in range(2))
+        """An Env of these lanes, placed as planned."""
+        assert self.placement != "auto", "call planned() first"
+        return make(lanes, processes=True) if self.placement == "processes" else make(lanes)
 
 
-def processes_pay(cost: StepCost, lanes: int) -> bool:
+def processes_pay(cost: EnvCost, lanes: int) -> bool:
     """Whether lanes in processes save more than the barrier costs: waiting overlaps over lanes, computing over cores."""
-    return cost.wall > BARRIER + max(cost.wall / lanes, cost.cpu / usable_cores())
+    if lanes == 1 or not cost.portable:
+        return False
+    return cost.usual > BARRIER + max(cost.usual / lanes, min(cost.cpu, cost.usual) / usable_cores())
 
 
 _SUMMARY = "environments step together behind a barrier, in this process or in one each"

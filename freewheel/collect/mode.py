@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol, Self
 
-from freewheel.core import Auto, Collector, EnvSpec
+from freewheel.core import Auto, Collector
 from freewheel.errors import UsageError, require_positive
 from freewheel.registry import Registry
-from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, Timeouts
-from freewheel.rollout.probe import StepCost, step_cost, usable_cores
-from freewheel.transport.executors import call_in_process
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.rollout.probe import EnvCost, usable_cores
 
 
 class ModeConfig(Protocol):
@@ -25,9 +21,12 @@ class ModeConfig(Protocol):
     episodes_per_update: int | None = None  # learn from so many whole episodes; None: from S rows
     max_lag: int | None = None  # rows that are older are never learned from; None: no bound
 
-    def survey(self, make: MakeEnv, limits: Timeouts, modules: Sequence[str] = ()) -> tuple[EnvSpec, StepCost]: ...
-    def planned(self, cost: StepCost) -> Self: ...  # the same with every number that was "auto" chosen
+    def planned(self, cost: EnvCost) -> Self: ...  # the same with every number that was "auto" chosen
     def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector: ...
+
+    def plan_line(self) -> str:
+        """What acts, in one line for the user."""
+        return f"{self.lanes} envs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +83,7 @@ class WorkersConfig(ModeConfig):
         assert self.workers != "auto", "call planned() first"
         return self.workers
 
-    def survey(self, make: MakeEnv, limits: Timeouts, modules: Sequence[str] = ()) -> tuple[EnvSpec, StepCost]:
-        """The environment's spec and the cost of its steps, measured in a separate process."""
-        seconds = limits.construct + limits.reset + limits.step
-        return call_in_process(partial(_try_out, make), "the environment", seconds, modules)
-
-    def planned(self, cost: StepCost) -> Self:
+    def planned(self, cost: EnvCost) -> Self:
         """The same with every number chosen."""
         workers, each, lanes = self._given()
         if workers is None:
@@ -113,11 +107,11 @@ class WorkersConfig(ModeConfig):
         return f"{self.worker_count} workers x {self.envs_per_worker} envs, a thread each, on {cores} cores; {learner}"
 
 
-def useful_workers(cost: StepCost) -> int:
+def useful_workers(cost: EnvCost) -> int:
     """How many workers keep the cores busy: more than cores if steps sleep, one less than cores if the learner can have a core
     of its own or will be slower anyway."""
     cores = usable_cores()
-    duty = min(1.0, max(cost.cpu / cost.wall, 1 / MOST_WORKERS)) if cost.wall > 0 else 1.0
+    duty = min(1.0, max(cost.duty, 1 / MOST_WORKERS))
     if duty > 0.5:
         return max(1, cores - 1) if cores > 2 or cost.cpu < CHEAP else cores
     return min(MOST_WORKERS, round(cores / duty))
@@ -126,8 +120,3 @@ def useful_workers(cost: StepCost) -> int:
 def _divisor(lanes: int, wanted: int) -> int:
     """The largest number of workers up to `wanted` that divides the lanes evenly."""
     return next(workers for workers in range(min(lanes, wanted), 0, -1) if lanes % workers == 0)
-
-
-def _try_out(make: MakeEnv) -> tuple[EnvSpec, StepCost]:
-    with closing(make(range(1))) as env:
-        return env.spec, step_cost(env, 0)

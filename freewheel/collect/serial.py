@@ -5,16 +5,15 @@ from __future__ import annotations
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from freewheel.collect.mode import ModeConfig
-from freewheel.core import WORKER_TIME, Array, Chunk, Collector, Env, EnvSpec, Episode, RowCounts, Snapshot
+from freewheel.core import WORKER_TIME, Array, Chunk, Collector, Env, Episode, RowCounts, Snapshot
 from freewheel.errors import require_positive
-from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, Timeouts
-from freewheel.rollout.probe import StepCost
+from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
+from freewheel.rollout.probe import EnvCost
 from freewheel.rollout.runner import Runner
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
@@ -42,13 +41,11 @@ class SerialConfig(ModeConfig, ABC):
     @abstractmethod
     def place(self, make: MakeEnv, lanes: range) -> Env: ...
 
-    def survey(self, make: MakeEnv, limits: Timeouts, modules: Sequence[str] = ()) -> tuple[EnvSpec, StepCost]:
-        """The environment's spec; the cost of its steps is not needed."""
-        with closing(self.place(make, range(1))) as env:
-            return env.spec, StepCost(0.0, 0.0)
-
-    def planned(self, cost: StepCost) -> Self:
+    def planned(self, cost: EnvCost) -> Self:
         return self
+
+    def plan_line(self) -> str:
+        return f"{self.num_envs} envs in this process"
 
     @property
     def lanes(self) -> int:

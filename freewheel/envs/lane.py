@@ -14,6 +14,7 @@ from gymnasium.spaces import Discrete, Space
 from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, SeedStream, Step
 from freewheel.envs.spaces import CONTEXT, MASK, BadObservationError, Layout
 from freewheel.errors import EnvError, SetupError
+from freewheel.rollout import probe
 from freewheel.seeding import drawn
 
 
@@ -52,6 +53,7 @@ def survey(env: gymnasium.Env[Any, Any], who: str) -> Layout:
     """The env's spaces; a reset shows whether its info has an action mask."""
     spaces, info_mask = _spaces(env, who), False
     if isinstance(spaces[1], Discrete):
+        probe.surveying()
         try:
             info_mask = MASK in env.reset(seed=0)[1]
         except Exception as error:

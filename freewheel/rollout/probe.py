@@ -1,15 +1,96 @@
-"""Trying an environment before training: random actions, and the time of a step."""
+"""Trying an environment before training: random actions, and what a step and a reset cost in time, processor and memory."""
 
 from __future__ import annotations
 
 import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from time import perf_counter, process_time
-from typing import NamedTuple
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
+import psutil
 
 from freewheel.core import Env, EnvSpec, NDArray
+from freewheel.errors import EnvError
+from freewheel.rollout.factory import MakeEnv
 from freewheel.seeding import generator, training_episodes
+
+BUDGET = 0.3  # seconds of stepping, by default
+ENOUGH_STEPS, ENOUGH_SHARE = 100, 1 / 15  # so many steps end it when this share of the budget is spent
+FAILURES, GOOD_STEPS = (
+    3,
+    10,
+)  # an env that fails so often with fewer good steps between is refused, as a lane is given up
+MOST_STOLEN = 0.9  # share of the time; beyond it nothing can be said
+
+Phase: TypeAlias = Literal["constructor", "reset", "step", "close"]
+PHASES: tuple[Phase, ...] = ("constructor", "reset", "step", "close")
+SURVEYED = -1  # the number of the episode that is begun, with seed 0, to see what a reset returns
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvCost:
+    """What one environment costs: seconds and bytes, measured while random actions were played."""
+
+    spec: EnvSpec  # of one lane
+    wall: float  # mean seconds of a step, resets excluded
+    row: float  # the same with the resets that these steps called for
+    cpu: float  # processor seconds of a row, resets, threads and child processes included
+    stolen: float = 0.0  # seconds of a row in which the env could have run but other processes had the processor
+    median: float = 0.0  # of the seconds of a step; with `slow` and `longest` it shows how uneven steps are
+    slow: float = 0.0  # 95 of 100 steps were faster
+    longest: float = 0.0
+    reset: float = 0.0  # mean seconds of a reset
+    construct: float = 0.0  # seconds of the constructor and of what reading its spaces took
+    memory: int = 0  # bytes that the env added to its process and holds in child processes
+    children: int = 0  # processes that the env has started
+    steps: int = 0  # that were measured
+    resets: int = 0  # that were measured, the first one included
+    failures: int = 0  # steps and resets that raised meanwhile
+    failure: str = ""  # the report of the last of them
+    closed: bool = True  # whether close() returned in time
+    portable: bool = True  # whether it can be sent to other processes
+
+    @property
+    def own(self) -> float:
+        """Mean seconds of a row where no other process takes the processor away."""
+        return max(self.row - self.stolen, 0.0)
+
+    @property
+    def usual(self) -> float:
+        """The same without the longest step, which may be a hiccup."""
+        others = (self.wall * self.steps - self.longest) / (self.steps - 1) if self.steps > 1 else self.wall
+        return min(self.own, others + self.row - self.wall)
+
+    @property
+    def duty(self) -> float:
+        """The cores that it keeps busy while it steps: near 0 if it waits, 1 or more if it computes."""
+        return self.cpu / self.own if self.own > 0 else 1.0
+
+
+class Watch(Protocol):
+    """Is told before every call of the environment."""
+
+    def __call__(self, phase: Phase, episode: int, step: int) -> None: ...
+
+
+def _unwatched(phase: Phase, episode: int, step: int) -> None:
+    """Nobody supervises this process."""
+
+
+_watching: ContextVar[Watch] = ContextVar("watching", default=_unwatched)  # while an env is made in order to measure it
+
+
+def surveying() -> None:
+    """Says that an env is about to be reset to see what it returns, which is part of making it."""
+    _watching.get()("reset", SURVEYED, 0)
 
 
 def random_actions(spec: EnvSpec, obs: NDArray, rng: np.random.Generator) -> NDArray:
@@ -22,24 +103,183 @@ def random_actions(spec: EnvSpec, obs: NDArray, rng: np.random.Generator) -> NDA
     return np.asarray(scores.argmax(axis=1))
 
 
-class StepCost(NamedTuple):
-    """Seconds of a step of one lane, resets included."""
+@contextmanager
+def measured(
+    make: MakeEnv, seed: int, *, budget: float = BUDGET, most_steps: int = 0, watch: Watch = _unwatched
+) -> Iterator[EnvCost]:
+    """Make an env of one lane and play random actions for about `budget` seconds but at least one step; close it on exit.
+
+    Steps and resets that raise are counted, and a new episode begins; an env that does little else is refused with its error.
+    With `most_steps`, it ends after so many steps even if time is left.
+    """
+    memory, construct = _memory(), perf_counter()
+    watch("constructor", 0, 0)
+    token = _watching.set(watch)
+    try:
+        env = make(range(1))
+    finally:
+        _watching.reset(token)
+    construct = perf_counter() - construct
+    with ExitStack() as stack:
+        stack.push(partial(_close, env, watch))
+        trial = _Trial(env, seed, watch)
+        used = trial.play(budget, most_steps)
+        yield trial.cost(used, construct=construct, memory=max(0, _memory() - memory))
+
+
+def _close(env: Env, watch: Watch, kind: type[BaseException] | None, *_: object) -> None:
+    if kind is None or not issubclass(kind, SystemExit):  # the env ends its process: what it did then is to be reported
+        watch("close", 0, 0)
+        env.close()
+
+
+@dataclass
+class _Used:
+    """Seconds by the clock, of processor, and in which others had the processor."""
 
     wall: float
-    cpu: float  # of this process: less than `wall` where the environment sleeps or waits
+    cpu: float
+    stolen: float
+
+    def __add__(self, other: _Used) -> _Used:
+        return _Used(self.wall + other.wall, self.cpu + other.cpu, self.stolen + other.stolen)
+
+    def __sub__(self, other: _Used) -> _Used:
+        return _Used(self.wall - other.wall, self.cpu - other.cpu, self.stolen - other.stolen)
 
 
-def step_cost(env: Env, seed: int, *, steps: int = 50, limit: float = 0.3) -> StepCost:
-    """The mean over `steps` random steps, or over as many as fit in `limit` seconds."""
-    rng = generator(seed, "probe")
-    obs = env.reset([training_episodes(seed, lane) for lane in range(env.spec.lanes)])
-    env.step(random_actions(env.spec, obs, rng))  # warm-up
-    taken, wall, began, cpu_began = 0, 0.0, perf_counter(), process_time()
-    while taken < steps and wall < limit:
-        env.step(random_actions(env.spec, env.autoreset(), rng))
-        taken, wall = taken + 1, perf_counter() - began
-    rows = taken * env.spec.lanes
-    return StepCost(wall / rows, (process_time() - cpu_began) / rows)
+def _by_process() -> _Used:
+    return _Used(perf_counter(), process_time(), _stolen("thread-self"))
+
+
+def _by_children() -> _Used:
+    """Of child processes, also of those that have ended. Looking for them takes milliseconds."""
+    ended, children = resource.getrusage(resource.RUSAGE_CHILDREN), psutil.Process().children(recursive=True)
+    cpu = ended.ru_utime + ended.ru_stime + sum(_cpu(child.pid) for child in children)
+    return _Used(0.0, cpu, sum(_stolen(str(child.pid)) for child in children))
+
+
+class _Trial:
+    """Plays random actions in an env, and keeps the time of every call."""
+
+    def __init__(self, env: Env, seed: int, watch: Watch) -> None:
+        self._env, self._seed, self._watch, self._rng = env, seed, watch, generator(seed, "probe")
+        self._episode, self._taken = -1, 0  # the number of the episode, and the steps in it
+        self._steps, self._resets = list[float](), list[float]()  # seconds
+        self._extra = 0  # resets before the first step that counts
+        self._failures, self._in_a_row, self._good = 0, 0, 0
+        self._failure = ""
+
+    def play(self, budget: float, most_steps: int) -> _Used:
+        obs = self._begin()
+        self._extra, others, own = len(self._resets), _by_children(), _by_process()
+        obs = self._advance(obs)
+        if sum(self._steps) < budget and most_steps != 1:  # it was a warm-up
+            self._steps.clear()
+            self._extra, others, own = len(self._resets), _by_children(), _by_process()
+        while not self._enough(perf_counter() - own.wall, budget, most_steps):
+            obs = self._advance(obs)
+        return _by_process() - own + (_by_children() - others)
+
+    def _enough(self, elapsed: float, budget: float, most_steps: int) -> bool:
+        count = len(self._steps)
+        long = elapsed >= budget or (count >= ENOUGH_STEPS and elapsed >= ENOUGH_SHARE * budget)
+        return count > 0 and (long or 0 < most_steps <= count)
+
+    def _advance(self, obs: NDArray) -> NDArray:
+        """One step and, where the episode has ended, a reset; returns what to act on."""
+        action = random_actions(self._env.spec, obs, self._rng)
+        self._taken += 1
+        self._watch("step", self._episode, self._taken)
+        began = perf_counter()
+        try:
+            step = self._env.step(action)
+        except EnvError as error:
+            self._fail(error)
+            return self._begin()
+        self._steps.append(perf_counter() - began)
+        self._good += 1
+        if not (step.terminated | step.truncated).any():
+            return self._env.autoreset()
+        self._episode, self._taken = self._episode + 1, 0
+        answer = self._timed_reset(self._env.autoreset)
+        return self._begin() if answer is None else answer
+
+    def _begin(self) -> NDArray:
+        """Begin the next episode that can be begun."""
+        answer = None
+        while answer is None:
+            self._episode, self._taken = self._episode + 1, 0
+            lanes = range(self._env.spec.lanes)
+            streams = [training_episodes(self._seed, lane, self._episode) for lane in lanes]
+            answer = self._timed_reset(partial(self._env.reset, streams))
+        return answer
+
+    def _timed_reset(self, reset: Callable[[], NDArray]) -> NDArray | None:
+        """What a reset returns; None: it failed."""
+        self._watch("reset", self._episode, 0)
+        began = perf_counter()
+        try:
+            obs = reset()
+        except EnvError as error:
+            self._fail(error)
+            return None
+        self._resets.append(perf_counter() - began)
+        return obs
+
+    def _fail(self, error: EnvError) -> None:
+        self._failures, self._failure = self._failures + 1, error.report
+        self._in_a_row = 1 if self._good >= GOOD_STEPS else self._in_a_row + 1
+        self._good = 0
+        if self._in_a_row == FAILURES:
+            raise error
+
+    def cost(self, used: _Used, *, construct: float, memory: int) -> EnvCost:
+        steps, count = np.array(self._steps), len(self._steps)
+        row = (sum(self._steps) + sum(self._resets[self._extra :])) / count
+        return EnvCost(
+            spec=self._env.spec,
+            wall=float(steps.mean()),
+            row=row,
+            cpu=row * used.cpu / used.wall,  # the time of our own calls is left out of both
+            stolen=row * min(used.stolen / used.wall, MOST_STOLEN),
+            median=float(np.median(steps)),
+            slow=float(np.quantile(steps, 0.95)),
+            longest=float(steps.max()),
+            reset=sum(self._resets) / len(self._resets),
+            construct=construct,
+            memory=memory,
+            children=len(psutil.Process().children(recursive=True)),
+            steps=count,
+            resets=len(self._resets),
+            failures=self._failures,
+            failure=self._failure,
+        )
+
+
+def _cpu(pid: int) -> float:
+    """Processor seconds of a process, by its clock (Linux numbers it so); 0 if it has ended."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
+
+
+def _stolen(process: str) -> float:
+    """Seconds that a thread of /proc was ready to run and did not."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) * 1e-9
+    return 0.0
+
+
+def _memory() -> int:
+    """Bytes of this process and its children, with their share of what they share with others."""
+    total = 0
+    for process in (own := psutil.Process(), *own.children(recursive=True)):
+        with suppress(psutil.Error):
+            used = process.memory_full_info()
+            total += getattr(used, "pss", used.uss)
+    return total
 
 
 def usable_cores() -> int:

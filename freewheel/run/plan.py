@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from freewheel.collect.mode import MODES, WorkersConfig
 from freewheel.config.auto import kind_of, settle
@@ -17,13 +19,30 @@ from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts
 from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, Start, actor_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory, SimulationSpec, WorkerSpec
-from freewheel.rollout.probe import StepCost
+from freewheel.rollout.probe import BUDGET, EnvCost, measured
 from freewheel.run import checkpoint
 from freewheel.run.checkpoint import Checkpoint
 from freewheel.run.naming import RunName, find_run, name_run
 from freewheel.seeding import tree
+from freewheel.transport.survey import Survey
 
 MODULES = ("freewheel.envs.gym", "freewheel.policies.numpy_actor")  # that every worker imports
+
+Report: TypeAlias = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """Report nothing."""
+
+
+def print_line(text: str) -> None:
+    """Report on the screen."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +55,7 @@ class Plan:
     name: RunName
     device: str
     init: Checkpoint | None = None  # the weights to start with; None: random ones
+    cost: EnvCost | None = None  # of one environment; 0 for a simulator of all lanes
 
     @property
     def path(self) -> Path:
@@ -77,6 +97,18 @@ class Plan:
         """The numbers of workers and of their envs; None if there are no worker processes, as with a batched simulator."""
         collect = self.config.collector
         return collect if isinstance(collect, WorkersConfig) and not self.spec.batched_on_device else None
+
+    @property
+    def actors(self) -> str:
+        """What is started to act, for the user."""
+        if self.worker_config is not None:
+            return self.worker_config.plan_line()
+        if self.spec.batched_on_device:
+            return f"a simulation of {self.spec.lanes} lanes on {self.device}"
+        apart = (
+            ", a process each" if vars(self.config.collector).get("placement") == "processes" else " in this process"
+        )
+        return f"{self.spec.lanes} envs{apart}"
 
     def collect_spec(self, snapshot: Snapshot, while_waiting: Callable[[], None]) -> CollectSpec:
         """What the collector has to do. Our actors load only their part of a snapshot, a user's module all of it."""
@@ -146,28 +178,55 @@ class Plan:
         return lines
 
 
-def plan(config: Config) -> Plan:
-    """Work out the plan; every mistake that can be found without starting anything is reported here."""
+def plan(config: Config, report: Report = silent, meanwhile: Callable[[], None] = nothing) -> Plan:
+    """Work out the plan; every mistake that can be found without starting anything is reported here.
+
+    `report` is given a line for the user about what is going on; `meanwhile` is called while the environment is measured.
+    """
     name, device = name_run(config), find_device(config.run.machine.device)
     config = replace(config, env=config.env.to(device))
-    env = config.env
-    if not env.on_device:
-        spec, cost = config.collector.survey(env.make, env.timeouts, (*MODULES, *env.modules))
-    elif not MODES[config.mode].simulators:
-        raise UsageError(f"{env.name} steps all its lanes at once: use --mode continuous instead of {config.mode}")
-    else:
-        with closing(env.make(range(1))) as one:
-            spec, cost = one.spec, StepCost(0.0, 0.0)
+    report(f"measuring {config.env.name} ...")
+    cost = survey_env(config, meanwhile)
     config = replace(config, collector=config.collector.planned(cost))
-    spec = replace(spec, lanes=config.collector.lanes)
+    spec = replace(cost.spec, lanes=config.collector.lanes)
     spec.check_context(config.run.contexts)
     init = _initial_weights(config)
     config = settle(config if init is None else _as_in(config, init), spec, _rows(config, spec))
     policy = config.policy.resolve(spec)
-    planned = Plan(config, spec, policy, name, device, init)
+    planned = Plan(config, spec, policy, name, device, init, cost)
     _check_weights(config, policy, init)
     _check_publications(config, planned.batch.rows)
     return planned
+
+
+def survey_env(config: Config, meanwhile: Callable[[], None] = nothing, budget: float = BUDGET) -> EnvCost:
+    """What the environment costs, measured for about `budget` seconds in a process of its own; a simulator is not measured.
+
+    An env that cannot be sent to one is measured here, where no time-out holds, if the mode would run it here as well.
+    """
+    if config.env.on_device:
+        return EnvCost(spec=_simulator(config), wall=0.0, row=0.0, cpu=0.0)
+    env, workers = config.env, isinstance(config.collector, WorkersConfig)
+    where = WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules))
+    try:
+        survey = Survey(env.make, env.name, where, budget=budget, patient=workers)
+    except SetupError:
+        if workers:
+            raise
+        with measured(env.make, 0, budget=budget) as cost:
+            return replace(cost, portable=False)
+    with survey:
+        meanwhile()
+        return survey.result()
+
+
+def _simulator(config: Config) -> EnvSpec:
+    """The spec of a simulator that steps all lanes at once."""
+    if not MODES[config.mode].simulators:
+        name = config.env.name
+        raise UsageError(f"{name} steps all its lanes at once: use --mode continuous instead of {config.mode}")
+    with closing(config.env.make(range(1))) as one:
+        return one.spec
 
 
 def _initial_weights(config: Config) -> Checkpoint | None:

@@ -36,6 +36,11 @@ def keep_freed_memory() -> None:
             libc.mallopt(option, 1 << 30)
 
 
+def import_torch() -> None:
+    """Import what takes longest to import."""
+    import torch  # noqa: F401
+
+
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
     """So many CPU threads for torch, in this block."""

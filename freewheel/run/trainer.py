@@ -18,8 +18,8 @@ from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.run import process
 from freewheel.run.evaluate import Evaluator, Score, open_evaluator
-from freewheel.run.plan import Plan, plan
-from freewheel.run.process import Interrupted, Stop, WrappedEnv
+from freewheel.run.plan import Plan, plan, print_line, silent
+from freewheel.run.process import Interrupted, Stop, WrappedEnv, import_torch
 from freewheel.run.saved import RunDirectory
 from freewheel.sinks.sink import RunInfo, chosen
 from freewheel.transport.executors import SerialExecutor
@@ -56,7 +56,8 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None, sink
 
     `sinks` are written to in addition to those that the config chooses.
     """
-    entries, planned, stop = chosen(config.run.output.sinks), plan(config), Stop()
+    entries, stop = chosen(config.run.output.sinks), Stop()
+    planned = plan(config, silent if quiet else print_line, meanwhile=import_torch)
     config = planned.config
     process.keep_freed_memory()
     with (
@@ -120,7 +121,7 @@ class _Trainer:
         planned = self._plan
         self._note(*(planned.init.warnings if planned.init is not None else ()))
         self._note(*filter(None, [planned.defaults_line]))
-        self._note(*([planned.worker_config.plan_line()] if planned.worker_config is not None else ()))
+        self._note(f"starting {planned.actors}")
         factory = planned.runner_factory
         if planned.worker_config is None and not planned.spec.batched_on_device:
             make, guard = planned.config.env.make, self._stop.guard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from dataclasses import replace
 from typing import Any, Literal
 
 import gymnasium
@@ -15,11 +15,11 @@ from freewheel.collect.lockstep import BARRIER, LockstepConfig, processes_pay
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.core import Chunk, Env, Snapshot
 from freewheel.envs.gym import GymConfig, GymLoop
-from freewheel.errors import EnvError
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
-from freewheel.rollout.probe import StepCost
+from freewheel.rollout.probe import measured
 from freewheel.testing.conformance import check_collector
-from tests.support.worlds import Counter, Crawls, Raises
+from tests.support.costs import cost
+from tests.support.worlds import Counter, Crawls
 
 
 @pytest.mark.parametrize("placement", ["inline", "processes"])
@@ -89,17 +89,18 @@ class Hiccups(Counter):
 
 
 @pytest.mark.parametrize(
-    ("world", "args", "processes"),
-    [(Counter, {}, False), (Crawls, {"seconds": 4 * BARRIER, "at": 0}, True), (Hiccups, {}, False)],
+    ("world", "args", "placement"),
+    [(Counter, {}, "inline"), (Crawls, {"seconds": 4 * BARRIER, "at": 0}, "processes"), (Hiccups, {}, "inline")],
 )
-def test_auto_measures_one_lane_and_places_all_by_its_cost(
-    world: Callable[..., gymnasium.Env[Any, Any]], args: dict[str, Any], processes: bool
+def test_auto_places_lanes_by_the_cost_of_one(
+    world: Callable[..., gymnasium.Env[Any, Any]], args: dict[str, Any], placement: str
 ) -> None:
-    make = RecordingMaker(world, **args)
-    with closing(LockstepConfig(4).place(make, range(4))):
-        assert make.open == 1
-    assert make.calls == [(1, False), (4, processes)]
-    assert make.open == 0
+    with measured(GymConfig(id="a world", args=args, factory=world).make, 0) as found:
+        planned = LockstepConfig(4).planned(found)
+        assert planned.placement == placement
+        assert planned.planned(cost()) == planned, "planning again changes nothing"
+        assert LockstepConfig(4).planned(replace(found, portable=False)).placement == "inline"
+        assert LockstepConfig(1).planned(found).placement == "inline", "one lane needs no process"
 
 
 @pytest.mark.parametrize(("placement", "processes"), [("inline", False), ("processes", True)])
@@ -107,7 +108,7 @@ def test_a_given_placement_is_used_without_a_measurement(
     placement: Literal["inline", "processes"], processes: bool
 ) -> None:
     make = RecordingMaker(Counter)
-    LockstepConfig(4, placement).place(make, range(4)).close()
+    LockstepConfig(4, placement).planned(cost(1.0)).place(make, range(4)).close()
     assert make.calls == [(4, processes)]
 
 
@@ -126,17 +127,4 @@ def test_processes_pay_if_the_overlap_is_worth_the_barrier(
     monkeypatch: pytest.MonkeyPatch, wall: float, cpu: float, cores: int, pays: bool
 ) -> None:
     monkeypatch.setattr("freewheel.collect.lockstep.usable_cores", lambda: cores)
-    assert processes_pay(StepCost(wall, cpu), lanes=8) is pays
-
-
-def test_one_lane_needs_no_process() -> None:
-    make = RecordingMaker(Crawls, seconds=4 * BARRIER, at=0)
-    LockstepConfig(1).place(make, range(1)).close()
-    assert make.calls == [(1, False)]
-
-
-def test_a_measurement_that_fails_leaves_nothing_open() -> None:
-    make = RecordingMaker(Raises, at=2)
-    with pytest.raises(EnvError, match="lane 0 of Raises raised ValueError: boom"):
-        LockstepConfig(4).place(make, range(4))
-    assert make.open == 0
+    assert processes_pay(cost(wall, cpu), lanes=8) is pays

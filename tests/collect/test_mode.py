@@ -8,13 +8,12 @@ import pytest
 
 from freewheel.collect.batch import BatchConfig
 from freewheel.collect.mode import MOST_WORKERS, useful_workers
-from freewheel.envs.gym import GymConfig
-from freewheel.errors import EnvError, UsageError
-from freewheel.rollout.factory import Timeouts
-from freewheel.rollout.probe import StepCost
+from freewheel.errors import UsageError
+from freewheel.rollout.probe import EnvCost
+from tests.support.costs import cost as cost_of
 
-COMPUTING = StepCost(wall=1e-4, cpu=1e-4)
-SLEEPING = StepCost(wall=1e-2, cpu=5e-4)  # a twentieth of it is computing
+COMPUTING = cost_of(1e-4, 1e-4)
+SLEEPING = cost_of(1e-2, 5e-4)  # a twentieth of it is computing
 
 
 @pytest.fixture
@@ -32,16 +31,16 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> Any:
         (2, COMPUTING, 2),  # the learner shares the two
         (4, COMPUTING, 3),  # the learner has one
         (64, COMPUTING, 63),
-        (4, StepCost(1e-2, 0.5e-2), 8),  # half asleep: twice as many as cores
+        (4, cost_of(1e-2, 0.5e-2), 8),  # half asleep: twice as many as cores
         (2, SLEEPING, 40),
         (4, SLEEPING, 80),
         (64, SLEEPING, MOST_WORKERS),
-        (2, StepCost(1.0, 0.0), MOST_WORKERS),  # nothing but sleep
-        (4, StepCost(0.0, 0.0), 3),  # too fast for the clock
-        (4, StepCost(1e-4, 3e-4), 3),  # threads of its own
+        (2, cost_of(1.0, 0.0), MOST_WORKERS),  # nothing but sleep
+        (4, cost_of(0.0, 0.0), 3),  # too fast for the clock
+        (4, cost_of(1e-4, 3e-4), 3),  # threads of its own
     ],
 )
-def test_workers_that_keep_the_cores_busy(cores: Any, count: int, cost: StepCost, workers: int) -> None:
+def test_workers_that_keep_the_cores_busy(cores: Any, count: int, cost: EnvCost, workers: int) -> None:
     cores(count)
     assert useful_workers(cost) == workers
 
@@ -65,7 +64,7 @@ def test_workers_that_keep_the_cores_busy(cores: Any, count: int, cost: StepCost
     ],
 )
 def test_a_plan_keeps_the_given_numbers_and_chooses_the_rest(
-    cores: Any, given: dict[str, int], cost: StepCost, plan: tuple[int, int, int]
+    cores: Any, given: dict[str, int], cost: EnvCost, plan: tuple[int, int, int]
 ) -> None:
     cores(4)
     config = BatchConfig(**given)
@@ -110,15 +109,3 @@ def test_the_line_about_the_plan(cores: Any) -> None:
     assert config.plan_line().endswith("on 3 cores; the learner shares them")
     cores(2)
     assert config.plan_line().endswith("on 2 cores; the learner shares them at lower priority")
-
-
-def test_an_env_is_surveyed_in_a_separate_process() -> None:
-    spec, cost = BatchConfig().survey(GymConfig("tests.support.worlds:Counter", {"length": 4}).make, Timeouts())
-    assert (spec.name, spec.lanes, spec.obs_size) == ("tests.support.worlds:Counter", 1, 2)
-    assert 0 < cost.wall < 0.1
-
-
-def test_an_env_that_dies_in_the_survey_is_reported_in_one_line() -> None:
-    with pytest.raises(EnvError) as caught:
-        BatchConfig().survey(GymConfig("tests.support.worlds:Dies").make, Timeouts())
-    assert str(caught.value) == "the environment ended its process (exit code -9)"

@@ -120,13 +120,15 @@ def test_a_process_that_hangs_or_dies_ends_the_run_in_time(
 def test_an_env_that_cannot_start_leaves_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("Raises", "Dies", "Hangs"):
         argv = [f"tests.support.worlds:{name}", "--env.at", "0", "--placement", "processes"]
-        assert cli.main(["train", *argv, "--construct-timeout", "1", "--runs-dir", str(tmp_path)]) == 1
-        assert f"freewheel: lane 0 of tests.support.worlds:{name} " in capfd.readouterr().err
+        assert cli.main(["train", *argv, "--reset-timeout", "1", "--runs-dir", str(tmp_path)]) == 1
+        answer = capfd.readouterr().err.splitlines()[0]
+        assert re.match(rf"freewheel: (lane 0 of )?tests.support.worlds:{name} .*reset.*seed 0", answer)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_from_python_the_error_is_raised_after_the_summary_is_written(tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_envs": 1, "steps": 64, "evals": 0, "run": "x", "placement": "inline"}
+    options["env_args"] = {"at": 3, "only_seed": tree(0, "env", 0, 1)}
     with pytest.raises(EnvError, match=r"lane 0 of tests\.support\.worlds:Raises raised ValueError: boom"):
         freewheel.train("tests.support.worlds:Raises", quiet=True, runs_dir=tmp_path, **options)
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["ended"] == "failed"

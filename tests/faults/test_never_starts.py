@@ -38,7 +38,7 @@ def summary(tmp_path: Path) -> dict[str, Any]:
     ("mode", "name", "what"),
     every(
         ("Raises", "lane 0 of tests.support.worlds:Raises raised ValueError: boom (in its first reset"),
-        ("Dies", "the environment ended its process (exit code -9)"),
+        ("Dies", "tests.support.worlds:Dies was killed (SIGKILL) in reset() with seed 0"),
     ),
 )
 def test_an_env_that_cannot_be_built_starts_nothing(

@@ -1,15 +1,19 @@
-"""Random actions are allowed and uniform; the cost of a step is measured."""
+"""Random actions are allowed and uniform; what an env costs is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import subprocess
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
-from freewheel.core import ActionSpec, EnvSpec, NDArray, SeedStream, Slice, Step
+from freewheel.core import ActionSpec, EnvSpec, Slice
 from freewheel.envs.gym import GymConfig
-from freewheel.rollout.probe import random_actions, step_cost
+from freewheel.errors import EnvError
+from freewheel.rollout.probe import SURVEYED, EnvCost, Watch, measured, random_actions
+from tests.support.worlds import Counter, Raises
 
 LANES = 30_000
 
@@ -44,50 +48,138 @@ def test_without_a_mask_all_actions_are_allowed() -> None:
     assert np.bincount(action, minlength=4) == pytest.approx(LANES / 4, abs=4 * np.sqrt(LANES / 4))
 
 
-class Timed:
-    """Four lanes; a step takes `cost` seconds, the first one 100; a reset, after every second step, takes 7 seconds."""
+class Clock(Counter):
+    """Its steps and resets take seconds of a false clock: the first step 100, a reset 7; half of them are computing."""
 
-    def __init__(self, cost: float) -> None:
-        self.env = GymConfig("tests.support.worlds:Counter", {"length": 2}).make(range(4))
-        self.cost, self.seconds, self.steps, self.ended = cost, 50.0, 0, False
+    def __init__(self, cost: float, length: int = 2) -> None:
+        super().__init__(length)
+        self.cost, self.seconds, self.taken = cost, 50.0, 0
 
-    @property
-    def spec(self) -> EnvSpec:
-        return self.env.spec
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.seconds += 7.0
+        return super().reset(seed=seed, options=options)
 
-    def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
-        return self.env.reset(seeds)
+    def judge(self, action: Any) -> float:
+        self.taken += 1
+        self.seconds += self.cost if self.taken > 1 else WARM_UP
+        return super().judge(action)
 
-    def step(self, action: NDArray) -> Step:
-        self.seconds += self.cost if self.steps else 100.0
-        self.steps += 1
-        step = self.env.step(action)
-        self.ended = bool(step.terminated.all())
-        return step
 
-    def set_context(self, context: NDArray) -> None:
-        self.env.set_context(context)
+WARM_UP = 100.0
 
-    def autoreset(self) -> NDArray:
-        self.seconds, self.ended = self.seconds + 7.0 * self.ended, False
-        return self.env.autoreset()
 
-    def render(self) -> None:
-        return None
-
-    def close(self) -> None:
-        self.env.close()
+def measured_by(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, budget: float, most_steps: int = 0, stolen: float = 0.0
+) -> EnvCost:
+    monkeypatch.setattr("freewheel.rollout.probe.perf_counter", lambda: clock.seconds)
+    monkeypatch.setattr("freewheel.rollout.probe.process_time", lambda: clock.seconds / 2)
+    monkeypatch.setattr("freewheel.rollout.probe._stolen", lambda _: clock.seconds * stolen)
+    make = GymConfig("Clock", factory=lambda: clock).make
+    with measured(make, 3, budget=budget, most_steps=most_steps) as cost:
+        return cost
 
 
 @pytest.mark.parametrize(
-    ("cost", "limit", "steps", "resets"), [(0.001, 99.0, 20, 10), (0.1, 7.25, 3, 1), (0.1, 0.2, 2, 1), (9.0, 0.3, 1, 0)]
+    ("cost", "budget", "most_steps", "steps", "resets"),
+    [
+        (0.001, 999.0, 20, 20, 10),  # as many steps as allowed
+        (0.1, 107.25, 0, 29, 15),  # as many as there is time for, resets included
+        (0.1, 0.2, 0, 1, 0),  # the first step has used the time: it counts
+    ],
 )
-def test_the_cost_of_a_step_is_measured_after_a_warm_up_and_within_a_limit(
-    monkeypatch: pytest.MonkeyPatch, cost: float, limit: float, steps: int, resets: int
+def test_time_is_measured_after_a_warm_up_and_within_a_budget(
+    monkeypatch: pytest.MonkeyPatch, cost: float, budget: float, most_steps: int, steps: int, resets: int
 ) -> None:
-    env = Timed(cost)
-    monkeypatch.setattr("freewheel.rollout.probe.perf_counter", lambda: env.seconds)
-    monkeypatch.setattr("freewheel.rollout.probe.process_time", lambda: env.seconds / 2)
-    mean = (steps * cost + resets * 7.0) / (steps * 4)
-    assert step_cost(env, seed=3, steps=20, limit=limit) == pytest.approx((mean, mean / 2))
-    assert env.steps == steps + 1
+    clock = Clock(cost)
+    found = measured_by(clock, monkeypatch, budget, most_steps)
+    if steps == 1:
+        assert (found.wall, found.row, found.steps, clock.taken) == (WARM_UP, WARM_UP, 1, 1)
+        return
+    assert (found.steps, clock.taken) == (steps, steps + 1)
+    assert found.resets == resets + 1
+    assert (found.wall, found.median, found.longest) == pytest.approx((cost, cost, cost))
+    assert found.row == pytest.approx(cost + 7.0 * resets / steps)
+    assert found.cpu == pytest.approx(found.row / 2)
+    assert found.reset == pytest.approx(7.0)
+    assert found.duty == pytest.approx(0.5)
+
+
+def test_what_other_processes_take_is_not_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured_by(Clock(1.0), monkeypatch, 999.0, 20, stolen=0.5)
+    assert found.stolen == pytest.approx(found.row / 2)
+    assert found.duty == pytest.approx(1.0), "all that it could compute"
+
+
+def test_an_env_of_many_short_steps_takes_a_fifteenth_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured_by(Clock(0.01, length=10**6), monkeypatch, 150.0)
+    assert found.steps == pytest.approx(1000, abs=1)
+
+
+def test_a_hiccup_is_not_usual() -> None:
+    cost = EnvCost(spec=spec(ActionSpec("box", 1)), wall=0.02, row=0.03, cpu=0.0, longest=1.01, steps=100)
+    assert cost.usual == pytest.approx(0.02), "steps of 0.01 s and resets"
+
+
+class Simulator(Counter):
+    """A child process computes for it and holds memory."""
+
+    def __init__(self, megabytes: int = 30, seconds: float = 0.01) -> None:
+        super().__init__(100)
+        code = f"""if True:
+            import sys, time
+            held = b"x" * ({megabytes} << 20)
+            for line in sys.stdin:
+                began = time.process_time()
+                while time.process_time() - began < {seconds}:
+                    pass
+                print(flush=True)
+        """
+        self.child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def judge(self, action: Any) -> float:
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        self.child.stdin.write(b"go\n")
+        self.child.stdin.flush()
+        self.child.stdout.readline()
+        return super().judge(action)
+
+    def close(self) -> None:
+        self.child.communicate()
+
+
+def test_child_processes_count_with_their_processor_time_and_memory() -> None:
+    with measured(GymConfig("Simulator", factory=Simulator).make, 0) as cost:
+        assert cost.children == 1
+        assert 30 << 20 < cost.memory < 80 << 20
+        assert 0.009 < cost.cpu < 0.05
+        assert cost.duty > 0.5
+
+
+@pytest.mark.parametrize("world", [Raises, lambda: Raises(at=2), lambda: Raises(at=0)])
+def test_an_env_that_does_little_but_fail_is_refused_with_its_own_traceback(world: Any) -> None:
+    with pytest.raises(EnvError, match=r"raised ValueError: boom \(.*seed(.|\n)*in fail"):
+        measured(GymConfig("Raises", factory=world).make, 0).__enter__()
+
+
+def test_an_env_that_fails_now_and_then_is_measured() -> None:
+    make = GymConfig("Raises", factory=lambda: Raises(rate=0.01, length=50)).make
+    for seed in range(5):
+        with measured(make, seed, budget=100.0, most_steps=500) as cost:
+            assert cost.steps == 500
+            assert cost.failures > 0
+            assert "raised ValueError: boom" in cost.failure
+
+
+def test_it_says_what_it_is_about_to_do() -> None:
+    said: list[tuple[str, int, int]] = []
+    watch: Watch = lambda *where: said.append(where)  # noqa: E731
+    with measured(GymConfig("Counter", factory=lambda: Counter(2)).make, 0, most_steps=3, budget=100.0, watch=watch):
+        assert said == [
+            ("constructor", 0, 0),
+            ("reset", SURVEYED, 0),
+            ("reset", 0, 0), ("step", 0, 1), ("step", 0, 2),
+            ("reset", 1, 0), ("step", 1, 1), ("step", 1, 2),
+            ("reset", 2, 0),
+        ]  # fmt: skip
+    assert said[-1][0] == "close"

@@ -26,13 +26,13 @@ from freewheel.learn.ppo.rollout_buffer import RolloutBatch, RolloutBuffer
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
-from freewheel.rollout.probe import StepCost
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan
 from freewheel.seeding import tree
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.heartbeats import WAIT
 from freewheel.transport.supervisor import GOOD_STEPS, Supervisor, WorkerSlot
+from tests.support.costs import cost
 from tests.support.faulty_worlds import HIGH, LENGTH, LOW
 from tests.support.pools import wire_of
 from tests.support.trainers import SEED, wait_until
@@ -280,7 +280,7 @@ def trial(env: str, mode: str, **options: Any) -> Iterator[Trial]:
 
 def _planned(config: Config) -> Plan:
     """The result of plan() without a survey: all environments of faulty_worlds have the same spec."""
-    collector = config.collector.planned(StepCost(0.0, 0.0))
+    collector = config.collector.planned(cost())
     spec = replace(_env_spec(), name=config.env.id, lanes=collector.lanes)
     return Plan(
         replace(config, collector=collector), spec, config.policy.resolve(spec), RunName(Path("never"), "made"), "cpu"

@@ -1,0 +1,244 @@
+"""The survey of an environment: a process of its own tries it out, within the time-outs; if it hangs or dies, it is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
+from types import TracebackType
+from typing import Any, Self
+
+import cloudpickle  # type: ignore[import-untyped]
+import psutil
+
+from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.rollout.factory import MakeEnv, WorkerSpec
+from freewheel.rollout.probe import BUDGET, GOOD_STEPS, PHASES, SURVEYED, EnvCost, Phase, measured
+from freewheel.seeding import training_episodes
+from freewheel.transport import forkserver
+from freewheel.transport.shm.memory import SharedArrays
+
+CLOSE_LIMIT = 5.0  # seconds for close(), at most
+LOOK = 0.1  # seconds between two looks at where the env is
+TRIES = 3  # of an env that dies or hangs after GOOD_STEPS, where a worker would be replaced
+CELLS = ("phase", "since", "episode", "step", "good")  # since: CLOCK_MONOTONIC ns; good: steps that returned
+
+
+class Survey:
+    """Starts to measure an environment on entry, in another process; `result` waits for the end.
+
+    Nothing of it is left on exit: the process is killed with the processes that the env has started.
+    """
+
+    def __init__(
+        self,
+        make: MakeEnv,
+        name: str,
+        workers: WorkerSpec,
+        *,
+        seed: int = 0,
+        budget: float = BUDGET,
+        patient: bool = False,
+    ) -> None:
+        """`patient`: an env that dies or hangs after a few good steps is tried again, with fewer steps."""
+        self._make, self._name, self._workers = forkserver.pickled(make, name), name, workers
+        self._seed, self._budget, self._tries = seed, budget, TRIES if patient else 1
+        self._running: _Running | None = None
+
+    def __enter__(self) -> Self:
+        forkserver.prepare(self._workers.modules)
+        self._start(0)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+
+    def result(self) -> EnvCost:
+        """The measurement; EnvError or SetupError if the environment failed, hung or died."""
+        for tries in range(1, self._tries + 1):
+            assert self._running is not None, "enter it first"
+            try:
+                return self._running.result()
+            except _LostError as error:
+                if tries == self._tries or error.good < GOOD_STEPS:
+                    raise EnvError(error.report, "worker_death") from None
+                self._running.end()
+                self._start(max(GOOD_STEPS, error.good // 2))
+        raise AssertionError("the last try returns or raises")
+
+    def _start(self, most_steps: int) -> None:
+        self._running = _Running(self._make, self._name, self._workers, self._seed, self._budget, most_steps)
+
+
+def survey(
+    make: MakeEnv, name: str, workers: WorkerSpec, *, seed: int = 0, budget: float = BUDGET, patient: bool = False
+) -> EnvCost:
+    """Measure an environment in a process of its own; see Survey."""
+    with Survey(make, name, workers, seed=seed, budget=budget, patient=patient) as running:
+        return running.result()
+
+
+class _LostError(Exception):
+    """The process hung or died after so many good steps."""
+
+    def __init__(self, report: str, good: int) -> None:
+        super().__init__(report)
+        self.report, self.good = report, good
+
+
+class _Running:
+    """The process, and where it is."""
+
+    def __init__(self, make: bytes, name: str, workers: WorkerSpec, seed: int, budget: float, most_steps: int) -> None:
+        self._name, self._seed, self._limits = name, seed, workers.timeouts
+        self._place = Place()
+        self._lifeline = forkserver.Lifeline()
+        self._pipe, theirs = get_context("forkserver").Pipe(duplex=False)
+        process = self._lifeline.process(
+            _measure, make, name, self._place, theirs, (seed, budget, most_steps), name="freewheel-survey"
+        )
+        self._process: ForkServerProcess | None = process
+        self._place("constructor", 0, 0)
+        try:
+            forkserver.start(process)
+        except BaseException:
+            self._process = None
+            self.end()
+            raise
+        finally:
+            theirs.close()
+
+    def result(self) -> EnvCost:
+        while not self._pipe.poll(LOOK):
+            if self._left() <= 0:
+                raise self._lost(late=True)
+        try:
+            outcome, shown = cloudpickle.loads(self._pipe.recv_bytes())
+        except EOFError:
+            raise self._lost(late=False) from None
+        for warning in shown:
+            warnings.warn_explicit(*warning)
+        if isinstance(outcome, FreewheelError):
+            raise outcome
+        assert self._process is not None, "it runs until `end`"
+        self._process.join(CLOSE_LIMIT)
+        cost: EnvCost = outcome
+        return replace(cost, closed=self._process.exitcode is not None)
+
+    def _left(self) -> float:
+        """Seconds until the present call is late."""
+        phase, age, *_ = self._place.read()
+        return self._limit(phase) - age
+
+    def _limit(self, phase: Phase) -> float:
+        limits = self._limits
+        return {"constructor": limits.construct, "reset": limits.reset, "step": limits.step, "close": CLOSE_LIMIT}[
+            phase
+        ]
+
+    def _lost(self, *, late: bool) -> _LostError:
+        """What was being done when it hung or died, so that it can be repeated."""
+        phase, _, episode, step, good = self._place.read()
+        at = "its constructor" if phase == "constructor" else "close()"
+        if phase in ("reset", "step"):
+            seed = 0 if episode == SURVEYED else training_episodes(self._seed, 0).seed(episode)
+            at = f"step {step} of the episode with seed {seed}" if phase == "step" else f"reset() with seed {seed}"
+        if late:
+            flag = {"constructor": "--construct-timeout", "reset": "--reset-timeout", "step": "--step-timeout"}.get(
+                phase
+            )
+            remedy = f"; is it waiting for something? {flag} allows more" if flag else ""
+            return _LostError(f"{self._name} did not return within {self._limit(phase):g} s from {at}{remedy}", good)
+        assert self._process is not None, "it runs until `end`"
+        self._process.join(1.0)
+        code = self._process.exitcode
+        how = f"ended its process (exit code {code})"
+        if code is not None and code < 0:
+            how = f"was killed ({signal.Signals(-code).name})"
+        return _LostError(f"{self._name} {how} in {at}", good)
+
+    def end(self) -> None:
+        """Kill the process and those that the env has started."""
+        process, self._process = self._process, None
+        if process is not None and process.pid is not None:
+            _kill_tree(process.pid)
+            process.join()
+            process.close()
+        self._pipe.close()
+        self._lifeline.close()
+        self._place.close()
+
+
+class Place:
+    """Where the environment is, in shared memory: a call costs less than a microsecond. Implements rollout.probe.Watch."""
+
+    def __init__(self) -> None:
+        self._memory = SharedArrays(dict.fromkeys(CELLS, ((1,), "i8")))
+
+    def __call__(self, phase: Phase, episode: int, step: int) -> None:
+        cells = self._memory.numbers
+        cells["good"][0] += PHASES[cells["phase"][0]] == "step" and (phase != "step" or step > 1)
+        cells["since"][0] = time.monotonic_ns()
+        cells["episode"][0], cells["step"][0], cells["phase"][0] = episode, step, PHASES.index(phase)
+
+    def read(self) -> tuple[Phase, float, int, int, int]:
+        """The phase, its age in seconds, the episode, its step, and the number of steps before."""
+        cells = {name: cell[0] for name, cell in self._memory.numbers.items()}
+        age = (time.monotonic_ns() - cells["since"]) * 1e-9
+        return PHASES[cells["phase"]], age, cells["episode"], cells["step"], cells["good"]
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+def _kill_tree(pid: int) -> None:
+    """Kill a process that leads a group, its group, and its descendants in other groups."""
+    descendants: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        descendants = psutil.Process(pid).children(recursive=True)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    for process in descendants:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def _measure(make: bytes, name: str, place: Place, pipe: Any, how: tuple[int, float, int]) -> None:
+    """The survey's process, which leads a group so that it can be ended with the processes that the env starts."""
+    os.setpgid(0, 0)
+    seed, budget, most_steps = how
+    with warnings.catch_warnings(record=True, action="default") as caught:
+
+        def answer(outcome: EnvCost | FreewheelError) -> None:
+            shown = [(str(one.message), one.category, one.filename, one.lineno) for one in caught]
+            pipe.send_bytes(cloudpickle.dumps((outcome, shown)))
+            pipe.close()
+
+        try:
+            with measured(_loaded(make, name), seed, budget=budget, most_steps=most_steps, watch=place) as cost:
+                answer(cost)
+        except FreewheelError as error:
+            if not pipe.closed:
+                answer(error)
+        except Exception as error:  # noqa: BLE001 - an env without an adapter that explains it
+            if not pipe.closed:
+                trace = "".join(traceback.format_exception(error)).rstrip()
+                answer(EnvError(f"{name} raised {type(error).__name__}: {error}\n{trace}"))
+
+
+def _loaded(make: bytes, name: str) -> MakeEnv:
+    try:
+        loaded: MakeEnv = cloudpickle.loads(make)
+    except Exception as error:
+        raise SetupError(f"{name} cannot be loaded in another process ({type(error).__name__}: {error})") from error
+    return loaded

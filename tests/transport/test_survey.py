@@ -1,0 +1,161 @@
+"""An env is tried out in a process of its own: its time-outs hold, its end is named, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from freewheel.envs.gym import GymConfig
+from freewheel.errors import EnvError, SetupError
+from freewheel.rollout.factory import Timeouts, WorkerSpec
+from freewheel.rollout.probe import EnvCost
+from freewheel.transport import survey as module
+from freewheel.transport.survey import Survey, survey
+from tests.support.worlds import Counter, Crawls, Dies, Hangs, Raises
+
+LONG = WorkerSpec(timeouts=Timeouts(construct=30.0, reset=30.0, step=30.0))
+MARGIN = 2.0  # seconds that the answer may take beyond the time-out
+
+
+def surveyed(world: Any, *, limits: WorkerSpec = LONG, budget: float = 0.05, **options: Any) -> EnvCost:
+    return survey(GymConfig("World", factory=world).make, "World", limits, budget=budget, **options)
+
+
+class Ends(Dies):
+    """Ends its process by `how`."""
+
+    def __init__(self, how: str, **faults: Any) -> None:
+        super().__init__(**faults)
+        self.how = how
+
+    def fail(self, observation: Any) -> Any:
+        if self.how == "exit":
+            sys.exit(5)
+        os._exit(6) if self.how == "_exit" else os.abort()
+
+
+class NeverMade(Counter):
+    """Its constructor never returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(60.0)
+
+
+def test_the_cost_is_measured_in_another_process() -> None:
+    cost = surveyed(lambda: Crawls(seconds=0.01, at=0))
+    assert (cost.spec.lanes, cost.spec.obs_size, cost.closed) == (1, 2, True)
+    assert cost.wall > 0.009
+    assert cost.duty < 0.3
+    assert cost.steps >= 3
+
+
+@pytest.mark.parametrize(
+    ("world", "limit", "text"),
+    [
+        (NeverMade, {"construct": 0.3}, r"World did not return within 0.3 s from its constructor; .*--construct-timeout allows"),
+        (lambda: Hangs(at=0), {"reset": 0.3}, r"World did not return within 0.3 s from reset\(\) with seed 0; .*--reset-timeout"),
+        (lambda: Hangs(at=1, deaf=True), {"step": 0.3}, r"0.3 s from step 1 of the episode with seed 38257410; .*--step-timeout"),
+        (lambda: Hangs(at=5), {"step": 0.3}, r"World did not return within 0.3 s from step 5 of"),
+    ],
+)  # fmt: skip
+def test_an_env_that_hangs_is_named_within_its_time_out(world: Any, limit: dict[str, float], text: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(EnvError, match=text):
+        surveyed(world, limits=WorkerSpec(timeouts=replace(LONG.timeouts, **limit)))
+    assert 0.3 <= time.monotonic() - began < 0.3 + MARGIN
+
+
+@pytest.mark.parametrize(
+    ("world", "text"),
+    [
+        (lambda: Ends("exit", at=1), r"World ended its process \(exit code 5\) in step 1 of the episode with seed 38257410"),
+        (lambda: Ends("_exit", at=2), r"World ended its process \(exit code 6\) in step 2 of"),
+        (lambda: Ends("abort", at=0), r"World was killed \(SIGABRT\) in reset\(\) with seed 0"),
+        (lambda: os._exit(0), r"World ended its process \(exit code 0\) in its constructor"),
+        (lambda: Raises(at=1), r"lane 0 of World raised ValueError: boom \(episode 2, seed \d+, step 1(.|\n)*in fail"),
+        (lambda: 1 / 0, r"lane 0 of World raised ZeroDivisionError: division by zero \(in its constructor\)"),
+    ],
+)  # fmt: skip
+def test_an_env_that_ends_or_raises_is_named(world: Any, text: str) -> None:
+    with pytest.raises(EnvError, match=text):
+        surveyed(world, patient=True)
+
+
+@pytest.mark.parametrize("world", [Dies, Hangs])
+def test_where_workers_are_replaced_a_few_good_steps_are_enough(world: Any) -> None:
+    limits = WorkerSpec(timeouts=replace(LONG.timeouts, step=0.3))
+    made = lambda: world(at=14, length=30)  # noqa: E731
+    with pytest.raises(EnvError, match="step 14 of"):
+        surveyed(made, limits=limits)
+    cost = surveyed(made, limits=limits, patient=True)
+    assert cost.steps == 10
+    with pytest.raises(EnvError, match="step 4 of"):
+        surveyed(lambda: world(at=4, length=30), limits=limits, patient=True)
+
+
+class Spawns(Hangs):
+    """Starts two processes, one in a session of its own, and hangs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(at=1)
+        children = [subprocess.Popen(["sleep", "60"], start_new_session=new) for new in (False, True)]
+        (folder / "pids").write_text(" ".join(str(child.pid) for child in children))
+
+
+def test_what_a_hanging_env_has_started_ends_with_it(tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match="step 1 of"):
+        surveyed(lambda: Spawns(tmp_path), limits=WorkerSpec(timeouts=replace(LONG.timeouts, step=0.3)))
+    deadline = time.monotonic() + 5.0
+    while [pid for pid in (tmp_path / "pids").read_text().split() if psutil.pid_exists(int(pid))]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_leaving_early_ends_the_process() -> None:
+    with Survey(GymConfig("World", factory=NeverMade).make, "World", WorkerSpec()) as running:
+        assert running is not None
+    # the fixture of all tests looks for processes that are left
+
+
+class ClosesSlowly(Counter):
+    """Does not close in time."""
+
+    def close(self) -> None:
+        time.sleep(60.0)
+
+
+def test_an_env_that_does_not_close_is_measured_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOSE_LIMIT", 0.1)
+    cost = surveyed(ClosesSlowly)
+    assert cost.steps > 0
+    assert not cost.closed
+
+
+class Warns(Counter):
+    """Warns at every step."""
+
+    def judge(self, action: Any) -> float:
+        warnings.warn("old, very old", UserWarning, stacklevel=1)
+        return super().judge(action)
+
+
+def test_warnings_are_shown_here_and_once() -> None:
+    with pytest.warns(UserWarning, match="old, very old") as caught:
+        surveyed(Warns)
+    assert len(caught) == 1
+
+
+def test_what_cannot_be_sent_is_refused_at_once() -> None:
+    lock = __import__("threading").Lock()
+    with pytest.raises(SetupError, match="World cannot be pickled for another process"):
+        surveyed(lambda: lock)
