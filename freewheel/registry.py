@@ -1,4 +1,5 @@
-"""What can be chosen by name: worlds, algorithms, modes, sinks, commands and heads, ours and those of installed packages.
+"""What can be chosen by name: worlds, algorithms, modes, sinks, commands and heads, ours and those of installed packages;
+and modules of the user's own, by their names or files.
 
 A choice is one entry: an object with a `name`. Ours, or tuples of them, are found by the name of a module's attribute, those of
 other packages by the entry points in their pyproject.toml:
@@ -13,6 +14,8 @@ other packages by the entry points in their pyproject.toml:
     heads        HEAD         freewheel.policies.heads.*                    freewheel.heads
 
 An entry is imported when its registry is first read. Its module must be light: heavy imports belong into functions.
+
+The user's own things are named package.module:Thing, path/to/file.py:Thing, or :Thing left out where only one can be meant.
 """
 
 from __future__ import annotations
@@ -21,11 +24,15 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import sys
+import traceback
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 from freewheel.errors import SetupError, UsageError, nearest
@@ -126,3 +133,82 @@ def _defines(module: str, attribute: str) -> bool:
         return False
     text = Path(spec.origin).read_text(encoding="utf-8")
     return re.search(rf"^{attribute}\b[^=\n]*= ", text, re.MULTILINE) is not None
+
+
+def is_file(place: str) -> bool:
+    """Whether a place names a file of Python code rather than a module."""
+    return place.endswith(".py")
+
+
+def own_file(module: str) -> Path | None:
+    """The file in the current directory that a module without a package would be imported from; None: it comes from elsewhere."""
+    file = Path.cwd() / f"{module}.py"
+    if not module.isidentifier() or not file.is_file():
+        return None
+    known = sys.modules.get(module)
+    spec = known.__spec__ if known is not None else importlib.util.find_spec(module)
+    return file if spec is None or spec.origin is None or Path(spec.origin).resolve() == file.resolve() else None
+
+
+def importable(file: Path) -> str:
+    """The name by which a file can be imported, after this: its folder, or that of its package, is added to sys.path."""
+    folder, parts = file.parent, [file.stem]
+    while (folder / "__init__.py").is_file():
+        folder, parts = folder.parent, [folder.name, *parts]
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    return ".".join(parts)
+
+
+def own_module(place: str) -> ModuleType:
+    """A module of the user's, given by its name or its file; SetupError, with its own traceback if it raises."""
+    try:
+        return _from_file(Path(place)) if is_file(place) else importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if is_file(place) or not f"{place}.".startswith(f"{error.name}."):
+            raise _broken(place, error) from error
+        near = [file.stem for file in Path.cwd().glob("*.py")]
+        hint = nearest(place, near, ": install it, go to its folder, or write path/to/file.py:Name")
+        raise SetupError(f"cannot import '{place}': there is no module '{error.name}'{hint}") from None
+    except Exception as error:
+        raise _broken(place, error) from error
+
+
+def _from_file(file: Path) -> ModuleType:
+    if not file.is_file():
+        near = [other.name for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise SetupError(f"there is no file {file}{nearest(file.name, near, '')}")
+    name = importable(file)
+    known = sys.modules.get(name)
+    spec = known.__spec__ if known is not None else importlib.util.find_spec(name)
+    if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file.resolve():
+        return importlib.import_module(name)
+    other = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # its own name belongs to another module
+    if other in sys.modules:
+        return sys.modules[other]
+    spec = importlib.util.spec_from_file_location(other, file)
+    assert spec is not None, "it is a file"
+    assert spec.loader is not None, "it is a file"
+    module = sys.modules[other] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[other]
+        raise
+    return module
+
+
+def _broken(place: str, error: Exception) -> SetupError:
+    """A module that raises when it is imported: a summary line, then its traceback from its own first line on."""
+    if isinstance(error, SetupError):
+        return error
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    message = " ".join(str(error).split())
+    return SetupError(f"cannot import '{place}': it raised {type(error).__name__}: {message}\n{text}")
+
+
+def _is_machinery(file: str) -> bool:
+    return file in (__file__, importlib.__file__) or file.startswith("<frozen importlib")

@@ -109,7 +109,7 @@ def _score(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) 
     from freewheel.envs.family import family_of
 
     episodes = options.episodes or EPISODES
-    score, name = run.score(actor, episodes, options.seed), run.config.env.id
+    score, name = run.score(actor, episodes, options.seed), run.config.env.label
     extremes = f"min {min(score.returns):.1f}, max {max(score.returns):.1f}"
     length = f"length {sum(score.lengths) / len(score.lengths):.0f}"
     mean = f"mean {score.mean:.1f} ± {score.spread:.1f} over {episodes} greedy episodes"

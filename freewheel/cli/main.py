@@ -18,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # One BLAS thread is fastest for small networks. It has to be set before numpy is imported.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+    if not {"", os.getcwd()} & set(sys.path):  # the script's own folder is in its place
+        sys.path.append(os.getcwd())
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -58,7 +60,7 @@ def overview() -> str:
 Train reinforcement-learning agents with acting and learning uncoupled.
 
 {"".join(lines)}
-ENV is a Gymnasium id (CartPole-v1) or package.module:Factory. RUN is a name under runs/ or a path.
+ENV is a Gymnasium id (CartPole-v1), package.module:Factory or path/to/file.py:Factory. RUN is a name under runs/ or a path.
 freewheel COMMAND --help lists the options of a command.
 """
 

@@ -63,7 +63,7 @@ def _render_mode(wanted: str, run: SavedRun) -> str | None:
         preferred = ["human", "ansi", "rgb_array"] if screen else ["ansi", "rgb_array"]
         return next((mode for mode in preferred if mode in offered), None)
     if RENDER_MODES[wanted] not in offered:
-        raise SetupError(f"{run.config.env.id} cannot render {wanted}; it offers {', '.join(offered) or 'nothing'}")
+        raise SetupError(f"{run.config.env.label} cannot render {wanted}; it offers {', '.join(offered) or 'nothing'}")
     return RENDER_MODES[wanted]
 
 

@@ -186,6 +186,11 @@ def from_argv(argv: Sequence[str]) -> Config:
 
 def from_options(env: str | Callable[..., Any], options: Mapping[str, Any]) -> Config:
     """The run that Python arguments describe; nested mappings and dotted names both work."""
+    if not isinstance(env, str) and (not callable(env) or hasattr(type(env), "step")):
+        made = type(getattr(env, "unwrapped", env)).__name__
+        what = "is already made, but every lane needs its own" if hasattr(env, "step") else "makes no environment"
+        remedy = f"pass the class or a function that makes one, e.g. lambda: {made}(...)"
+        raise UsageError(f"train() was given an instance of {made}, which {what}: {remedy}")
     name = env if isinstance(env, str) else f"{env.__module__}:{getattr(env, '__qualname__', type(env).__qualname__)}"
     given = flags.Layer("argument", {"env": (name,), **_flags(options, "train()")})
     if isinstance(env, str):

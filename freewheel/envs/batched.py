@@ -65,6 +65,10 @@ class Simulator(SimulatorOptions, ABC):
     timeouts: ClassVar[Timeouts] = Timeouts()  # never used: it runs in the process of the trainer
     modules: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def label(self) -> str:
+        return self.name
+
     def to(self, device: str) -> Self:
         return replace(self, device=device)
 

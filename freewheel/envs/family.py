@@ -25,7 +25,9 @@ class EnvConfig(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def name(self) -> str: ...  # what --env was
+    def name(self) -> str: ...  # what --env was, from any directory
+    @property
+    def label(self) -> str: ...  # the name for people, which may be shorter
     @property
     def args(self) -> Mapping[str, Any]: ...  # keyword arguments of the environment, as --env.KEY gives them
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import gymnasium
@@ -22,6 +24,7 @@ from freewheel.envs.loop import GymLoop, GymSingle
 from freewheel.envs.processes import GymProcesses, in_processes
 from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, SetupError, UsageError, nearest, require_positive
+from freewheel.registry import importable, is_file, own_file, own_module
 from freewheel.rollout.factory import Timeouts
 
 __all__ = ["GymConfig", "GymLoop", "GymProcesses", "GymSingle", "GymVector"]
@@ -57,7 +60,9 @@ class GymConfig(GymOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.id and self.factory is None:
-            raise UsageError("no environment given: use a Gymnasium id such as CartPole-v1, or package.module:Factory")
+            raise UsageError(
+                "no environment given: use an id such as CartPole-v1, package.module:Factory or file.py:Factory"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """With the registration of the id: worker processes do not run the script that may have registered it."""
@@ -73,6 +78,12 @@ class GymConfig(GymOptions):
         return self.id or str(getattr(self.factory, "__qualname__", self.factory))
 
     @property
+    def label(self) -> str:
+        """The name for people: without the folders of a file."""
+        module, _, attribute = self.name.rpartition(":")
+        return f"{Path(module).stem}:{attribute}" if is_file(module) else self.name
+
+    @property
     def modules(self) -> tuple[str, ...]:
         """What a worker will import, as far as that is known without importing it."""
         if self.preload:
@@ -80,6 +91,8 @@ class GymConfig(GymOptions):
         registered = gymnasium.registry.get(self.id)
         where = registered.entry_point if registered is not None else self.id if self.factory is None else None
         module = where.rpartition(":")[0] if isinstance(where, str) else ""
+        if is_file(module):
+            module = importable(Path(module))
         return (module,) if module else ()
 
     def to(self, device: str) -> Self:
@@ -92,9 +105,9 @@ class GymConfig(GymOptions):
         """An Env of these lanes. Only single envs in this process can be fault-tolerant, because a vector env cannot reset
         one lane after a failure. `render_mode` applies to the first lane."""
         if processes:
-            return in_processes(self.open, self.name, lanes, self.measures, self.timeouts)
+            return in_processes(self.open, self.label, lanes, self.measures, self.timeouts)
         if render_mode is None and (vector := self._vector(len(lanes))) is not None:
-            return GymVector(vector, self.name, self.measures, wary=fault_tolerant)
+            return GymVector(vector, self.label, self.measures, wary=fault_tolerant)
         with ExitStack() as undo:
             envs = []
             for lane in lanes:
@@ -102,9 +115,9 @@ class GymConfig(GymOptions):
                 undo.callback(envs[-1].close)
             loop: Env
             if fault_tolerant and len(lanes) == 1:
-                loop = GymSingle(envs[0], self.name, lanes, self.measures)
+                loop = GymSingle(envs[0], self.label, lanes, self.measures)
             else:
-                loop = GymLoop(envs, self.name, lanes, self.measures, fault_tolerant=fault_tolerant)
+                loop = GymLoop(envs, self.label, lanes, self.measures, fault_tolerant=fault_tolerant)
             undo.pop_all()
         return loop
 
@@ -116,7 +129,7 @@ class GymConfig(GymOptions):
     def open(self, lane: int, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """One env, or a SetupError or EnvError that says why it cannot be made."""
         args = dict(self.args) if render_mode is None else {**self.args, "render_mode": render_mode}
-        with self._explaining(f"lane {lane} of {self.name}"):
+        with self._explaining(f"lane {lane} of {self.label}"):
             factory = self.factory or self._find()
             limit = self.max_episode_steps
             if factory is None:
@@ -127,21 +140,18 @@ class GymConfig(GymOptions):
             return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
     def _find(self) -> Callable[..., Any] | None:
-        """The factory that package.module:Factory names; None for a registered id (module:Id-v0 imports the module first)."""
+        """The factory that package.module:Factory or file.py:Factory names; None for a registered id (module:Id-v0 imports
+        the module first)."""
         module, colon, attribute = self.id.rpartition(":")
         if not colon:
             return None
-        try:
-            found = importlib.import_module(module)
-        except Exception as error:
-            what = f"'{module}' of '{self.id}' ({type(error).__name__}: {_line(error)})"
-            raise SetupError(f"cannot import {what}: install it or set PYTHONPATH") from error
+        found = own_module(module)
         if not attribute.isidentifier():
             return None
         factory: Callable[..., Any] | None = getattr(found, attribute, None)
         if not callable(factory):
-            factories = [name for name, value in vars(found).items() if callable(value)]
-            raise SetupError(f"'{module}' has no factory '{attribute}'{nearest(attribute, factories, '')}")
+            own = [name for name, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__]
+            raise SetupError(f"'{module}' has no factory '{attribute}'{nearest(attribute, own)}")
         return factory
 
     @property
@@ -157,7 +167,7 @@ class GymConfig(GymOptions):
         spec = gymnasium.registry.get(self.id.rpartition(":")[2])
         if spec is None or spec.vector_entry_point is None:
             return None
-        with self._explaining(self.name):
+        with self._explaining(self.label):
             entry = spec.vector_entry_point
             creator = load_env_creator(entry) if isinstance(entry, str) else entry
             return spec if getattr(creator, "metadata", {}).get("lane_seeds") else None
@@ -165,9 +175,23 @@ class GymConfig(GymOptions):
     def _vector(self, lanes: int) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
         if (spec := self._vector_spec()) is None:
             return None
-        with self._explaining(self.name):
+        with self._explaining(self.label):
             limit = {} if self.max_episode_steps is None else {"max_episode_steps": self.max_episode_steps}
             return gymnasium.make_vec(spec, lanes, "vector_entry_point", **{**self.args, **limit})
+
+    def _arguments(self, error: TypeError) -> str:
+        """What the constructor takes, if it can be told."""
+        registered = gymnasium.registry.get(self.id.rpartition(":")[2])
+        try:
+            entry = self.factory or self._find() or (registered.entry_point if registered is not None else None)
+            creator = load_env_creator(entry) if isinstance(entry, str) else entry
+            parameters = inspect.signature(creator).parameters.values() if creator is not None else ()
+        except (FreewheelError, ImportError, TypeError, ValueError):
+            return ""
+        names = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        near = nearest(unknown[1], names, "") if unknown else ""
+        return f"{near or ';'} it takes {', '.join(names)}" if names else ""
 
     @contextmanager
     def _explaining(self, who: str) -> Iterator[None]:
@@ -184,16 +208,17 @@ class GymConfig(GymOptions):
             hint = nearest(self.id, gymnasium.registry, listing)
             raise SetupError(f"unknown environment '{self.id}'{hint}") from error
         except DependencyNotInstalled as error:
-            raise SetupError(f"{self.name} needs a package that is missing: {_line(error)}") from error
+            raise SetupError(f"{self.label} needs a package that is missing: {_line(error)}") from error
         except ImportError as error:
             package = f": pip install {error.name}" if error.name else ""
-            raise SetupError(f"{self.name} cannot be imported ({_line(error)}){package}") from error
+            raise SetupError(f"{self.label} cannot be imported ({_line(error)}){package}") from error
         except TypeError as error:
             if not re.search(r"unexpected keyword|missing \d+ required|takes no arguments", str(error)):
                 raise raised(who, error, "in its constructor") from error
-            raise SetupError(f"{self.name} does not accept the arguments {dict(self.args)}: {_line(error)}") from error
+            given = f"{self.label} does not accept the arguments {dict(self.args)}: {_line(error)}"
+            raise SetupError(f"{given}{self._arguments(error)}") from error
         except gymnasium.error.Error as error:
-            raise SetupError(f"cannot make '{self.name}': {_line(error)}") from error
+            raise SetupError(f"cannot make '{self.label}': {_line(error)}") from error
         except Exception as error:
             raise raised(who, error, "in its constructor") from error
 
@@ -202,9 +227,47 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def env_classes(file: Path) -> list[str]:
+    """The environments that a file defines, found without running it: classes that derive from one, or reset and step."""
+    try:
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{file} is not Python: {_line(error)}") from None
+    found: list[str] = []
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+            methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            if {"reset", "step"} <= methods or any(base.endswith("Env") or base in found for base in bases):
+                found.append(node.name)
+    return found
+
+
+def absolute(name: str) -> str:
+    """The name by which an environment is found from any directory: files by their whole path, and with the name of a class."""
+    module, colon, attribute = name.rpartition(":")
+    if is_file(name):
+        module, attribute = name, _only(Path(name).expanduser())
+    elif colon and not is_file(module) and (file := own_file(module)) is not None:
+        module = str(file)
+    return f"{Path(module).expanduser().absolute()}:{attribute}" if is_file(module) else name
+
+
+def _only(file: Path) -> str:
+    """The one environment of a file; UsageError if it is not clear which is meant."""
+    found = env_classes(file)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(f"{file} defines no environment: name a class or a function that makes one, {file}:Name")
+    raise UsageError(f"{file} has {len(found)} environments, {', '.join(found)}: say which, e.g. {file}:{found[-1]}")
+
+
 def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:  # noqa: ARG001
     """The environment of this name."""
-    return GymConfig(name, args, **vars(options))
+    return GymConfig(absolute(name), args, **vars(options))
 
 
 FAMILY = WorldFamily(
@@ -212,5 +275,5 @@ FAMILY = WorldFamily(
     serves=lambda _: False,  # it gets what no other family serves
     options=GymOptions,
     build=build,
-    flags=FamilyFlags(env_help="a Gymnasium id (CartPole-v1), or package.module:Factory"),
+    flags=FamilyFlags(env_help="a Gymnasium id (CartPole-v1), package.module:Factory, or path/to/file.py:Factory"),
 )

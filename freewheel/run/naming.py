@@ -66,7 +66,7 @@ def name_run(config: Config) -> RunName:
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         reason = f"{parent} is not a writable directory; choose another --runs-dir"
         raise SetupError(f"cannot write runs under {folder}: {reason}")
-    usual = re.sub(r"[^\w.-]+", "_", f"{config.env.name}-{config.algo}-{config.mode}")
+    usual = re.sub(r"[^\w.-]+", "_", f"{config.env.label}-{config.algo}-{config.mode}")
     return RunName(folder, given or usual, exact=bool(given) and config.sources.get("run") in ASKED).free()
 
 

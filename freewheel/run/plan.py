@@ -71,7 +71,7 @@ class Plan:
     @property
     def learner_spec(self) -> LearnerSpec:
         """What the learner needs to know about the run."""
-        run, name, spec = self.config.run, self.config.env.name, self.spec
+        run, name, spec = self.config.run, self.config.env.label, self.spec
         return LearnerSpec(
             policy=self.policy,
             batch=self.batch,
@@ -185,7 +185,7 @@ def plan(config: Config, report: Report = silent, meanwhile: Callable[[], None] 
     """
     name, device = name_run(config), find_device(config.run.machine.device)
     config = replace(config, env=config.env.to(device))
-    report(f"measuring {config.env.name} ...")
+    report(f"measuring {config.env.label} ...")
     cost = survey_env(config, meanwhile)
     config = replace(config, collector=config.collector.planned(cost))
     spec = replace(cost.spec, lanes=config.collector.lanes)
@@ -209,7 +209,7 @@ def survey_env(config: Config, meanwhile: Callable[[], None] = nothing, budget: 
     env, workers = config.env, isinstance(config.collector, WorkersConfig)
     where = WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules))
     try:
-        survey = Survey(env.make, env.name, where, budget=budget, patient=workers)
+        survey = Survey(env.make, env.label, where, budget=budget, patient=workers)
     except SetupError:
         if workers:
             raise
@@ -223,7 +223,7 @@ def survey_env(config: Config, meanwhile: Callable[[], None] = nothing, budget: 
 def _simulator(config: Config) -> EnvSpec:
     """The spec of a simulator that steps all lanes at once."""
     if not MODES[config.mode].simulators:
-        name = config.env.name
+        name = config.env.label
         raise UsageError(f"{name} steps all its lanes at once: use --mode continuous instead of {config.mode}")
     with closing(config.env.make(range(1))) as one:
         return one.spec

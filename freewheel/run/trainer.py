@@ -72,7 +72,7 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None, sink
         directory.write("config.json", config.to_json())
         info = RunInfo(
             path=planned.path,
-            title=f"{config.env.name}  {config.algo}  {config.mode}",
+            title=f"{config.env.label}  {config.algo}  {config.mode}",
             budget=config.run.budget,
             algorithm=config.algo,
             mode=config.mode,

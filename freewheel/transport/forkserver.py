@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import json
 import multiprocessing
 import os
 import select
@@ -23,18 +24,28 @@ from freewheel.errors import SetupError
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 PRELOAD = ("freewheel.transport.shm.worker", "freewheel.transport.preload")
+PRELOADED = "FREEWHEEL_PRELOAD"  # the variable that tells preload.py what to import, and in how many seconds
+PRELOAD_LIMIT = 20.0
 RESTART_LIMIT = 5.0  # seconds to replace a server that was killed
 _starting = threading.Lock()  # only one thread at a time may hide the caller's script
 
 
-def prepare(modules: Sequence[str] = ()) -> None:
-    """Start the server unless it runs; children need not import again what it has imported."""
+def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
+    """Start the server unless it runs; children need not import again what it has imported. Modules that fail there or take
+    longer than `limit` seconds are left out."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*modules, *PRELOAD])
-    # The server does not get our sys.path before it imports (python/cpython#117378), and ignores what it cannot import.
-    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-    with _starting, _environment(ONE_THREAD | {"PYTHONPATH": path}), without_main():
+    context.set_forkserver_preload(list(PRELOAD))
+    with (
+        _starting,
+        _environment(_for_server() | {PRELOADED: json.dumps([min(limit, PRELOAD_LIMIT), *modules])}),
+        without_main(),
+    ):
         forkserver.ensure_running()
+
+
+def _for_server() -> dict[str, str]:
+    """The server does not get our sys.path before it imports (python/cpython#117378)."""
+    return ONE_THREAD | {"PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path)}
 
 
 class Lifeline:
@@ -57,7 +68,7 @@ class Lifeline:
 def start(process: ForkServerProcess) -> None:
     """Start a process without running the caller's script again; starts the server if `prepare` was not called."""
     deadline = time.monotonic() + RESTART_LIMIT
-    with _starting, _environment(ONE_THREAD), without_main():
+    with _starting, _environment(_for_server()), without_main():
         while True:
             try:
                 return process.start()

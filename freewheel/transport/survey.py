@@ -52,7 +52,7 @@ class Survey:
         self._running: _Running | None = None
 
     def __enter__(self) -> Self:
-        forkserver.prepare(self._workers.modules)
+        forkserver.prepare(self._workers.modules, self._workers.timeouts.construct)
         self._start(0)
         return self
 
