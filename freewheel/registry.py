@@ -166,7 +166,7 @@ def own_module(place: str) -> ModuleType:
         return _from_file(Path(place)) if is_file(place) else importlib.import_module(place)
     except ModuleNotFoundError as error:
         if is_file(place) or not f"{place}.".startswith(f"{error.name}."):
-            raise _broken(place, error) from error
+            raise SetupError(f"cannot import '{place}': it imports '{error.name}', which is not installed") from error
         near = [file.stem for file in Path.cwd().glob("*.py")]
         hint = nearest(place, near, ": install it, go to its folder, or write path/to/file.py:Name")
         raise SetupError(f"cannot import '{place}': there is no module '{error.name}'{hint}") from None

@@ -147,12 +147,14 @@ def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, 
         _, err = process.communicate(timeout=20)
         assert time.monotonic() - sent < 5.0
     assert (process.returncode, err) == (128 + number, "")
-    assert bool(children) == (placement == "processes")
+    lanes = len(children) - 2  # besides the forkserver and its resource tracker
+    assert lanes >= 2 if placement == "processes" else lanes == 0
     assert not psutil.wait_procs(children, timeout=2)[1]
     assert assert_in_order(runs, number).keys() <= {"shutdown"}
 
 
 SLOW = """
+import multiprocessing
 import pathlib
 from tests.support.worlds import Counter
 
@@ -161,7 +163,7 @@ class Env(Counter):
 
     def judge(self, action):
         Env.taken += 1
-        if Env.taken == 8:
+        if Env.taken == 8 and multiprocessing.parent_process() is None:  # not while it is measured
             pathlib.Path("collected").touch()
         return 0.0
 """

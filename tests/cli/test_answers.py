@@ -1,0 +1,121 @@
+"""What the command line answers, by a table: command, exit code, first line of the answer; among files of the user."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from freewheel.cli import main as cli
+
+FILES = {
+    "myenvs.py": """
+        import time
+        import helper
+        from tests.support.worlds import Counter
+
+        class Warehouse(Counter):
+            def __init__(self, mean_ms: float = 0.0, size: int = 3) -> None:
+                super().__init__()
+                assert mean_ms in (0.0, helper.MEAN_MS)
+
+            def step(self, action):
+                return super().step(action)
+
+            def reset(self, *, seed=None, options=None):
+                return super().reset(seed=seed, options=options)
+    """,
+    "helper.py": "MEAN_MS = 5",
+    "two.py": """
+        import gymnasium as gym
+        class Small(gym.Env[int, int]): ...
+        class Large(Small): ...
+        class Config: ...
+    """,
+    "none.py": "x = 1",
+    "broken.py": "import helper\nhelper.nothing",
+    "needy.py": "import no_such_package_anywhere",
+    "wrong.py": "class (:",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: words after `freewheel`, the exit code, and a pattern of the first line (of stdout if all went well)."""
+
+    command: str
+    code: int
+    answer: str
+    within: float | None = None  # seconds
+
+
+#: Messages of an own environment.
+OWN = [
+    Case("train myenvs:Warehouse --dry-run", 0, r"world    myenvs:Warehouse: 2 observation columns"),
+    Case("train ./myenvs.py:Warehouse --dry-run", 0, r"world    myenvs:Warehouse: "),
+    Case("train ./myenvs.py --mode batch --workers 1 --dry-run", 0, r"world    myenvs:Warehouse: "),
+    Case("train myenvs:Warehouse --env.mean-ms 5 --dry-run", 0, r"world    myenvs:Warehouse: "),
+    Case(
+        "train myenvs:Warehouse --env.mean-s 5", 1,
+        r"myenvs:Warehouse does not accept the arguments \{'mean_s': 5\}: .* unexpected keyword argument 'mean_s'; "
+        r"did you mean 'mean_ms'\? it takes mean_ms, size$",
+    ),
+    Case("train two.py", 2, r"two.py has 2 environments, Small, Large: say which, e.g. two.py:Large$"),
+    Case("train ./none.py", 2, r"none.py defines no environment: name a class or a function that makes one, none.py:Name$"),
+    Case("train wrong.py", 2, r"wrong.py is not Python: invalid syntax"),
+    Case("train nothing.py", 2, r"cannot read nothing.py: No such file or directory$"),
+    Case("train ./myenv.py:Warehouse", 1, r"there is no file .*/myenv.py; did you mean 'myenvs.py'\?$"),
+    Case("train myenv:Warehouse", 1, r"cannot import 'myenv': there is no module 'myenv'; did you mean 'myenvs'\?$"),
+    Case("train quite.another:Warehouse", 1, r"cannot import 'quite.another': there is no module 'quite': install it, go to "),
+    Case("train myenvs:Warehous", 1, r"'.*myenvs.py' has no factory 'Warehous'; did you mean 'Warehouse'\?$"),
+    Case("train broken:World", 1, r"cannot import '.*broken.py': it raised AttributeError: module 'helper' has no attribute"),
+    Case("train needy:World --mode batch", 1, r"cannot import '.*needy.py': it imports 'no_such_package_anywhere', which is not"),
+]  # fmt: skip
+
+WORLD = "train tests.support.worlds"
+#: Messages of an environment that does not survive its first steps, in every mode.
+FIRST_STEPS = [
+    case
+    for mode in ("sequential", "lockstep", "batch", "continuous", "episodes")
+    for case in (
+        Case(
+            f"{WORLD}:Hangs --env.at 1 --step-timeout 0.5 --mode {mode}", 1,
+            r"tests.support.worlds:Hangs did not return within 0.5 s from step 1 of the episode with seed 38257410; is it "
+            r"waiting for something\? --step-timeout allows more$",
+            within=2.5,
+        ),
+        Case(f"{WORLD}:Dies --env.at 2 --mode {mode}", 1, r"tests.support.worlds:Dies was killed \(SIGKILL\) in step 2 of"),
+    )
+] + [
+    Case(f"{WORLD}:Hangs --env.at 0 --reset-timeout 0.5", 1, r".*:Hangs did not return within 0.5 s from reset\(\) with seed 0"),
+    Case(f"{WORLD}:Raises --env.at 2", 1, r"lane 0 of tests.support.worlds:Raises raised ValueError: boom \(episode 2, seed "),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with the user's files; their modules are forgotten afterwards."""
+    for name, text in FILES.items():
+        lines = text.splitlines()
+        indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+        (tmp_path / name).write_text("\n".join(line[indent:] for line in lines) + "\n")
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", [*OWN, *FIRST_STEPS], ids=lambda case: case.command)
+def test_the_answer(case: Case, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    code = cli.main(case.command.split())
+    took = time.monotonic() - began
+    out, err = capfd.readouterr()
+    line = (out if case.code == 0 else err.removeprefix("freewheel: ")).partition("\n")[0]
+    assert (code, bool(re.match(case.answer, line))) == (case.code, True), out + err
+    assert case.within is None or took < case.within
+    assert not (folder / "runs").exists()
