@@ -28,7 +28,7 @@ from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.run.plan import Plan, plan
-from freewheel.run.process import lower_priority, torch_threads
+from freewheel.run.process import learner_threads, lower_priority
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.wire import SharedMemoryWire
 from freewheel.transport.wire import Fragment
@@ -188,7 +188,7 @@ def measure(order: Order) -> dict[str, Any]:
     options = {"minutes": 600.0, "evals": 0, **order.options}
     planned = plan(from_options(options.pop("env"), options))
     plan_s = perf_counter() - began
-    with torch_threads(planned.config.run.machine.threads), lower_priority(planned):
+    with learner_threads(planned.config.run.machine.threads), lower_priority(planned):
         learner = planned.config.learner.build(planned.learner_spec)
         if order.learner == "none":
             learner = Counting(learner.snapshot(), planned.batch.rows, planned.max_lag)

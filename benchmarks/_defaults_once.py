@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from freewheel.core import Episode
 
 EPISODES, EVAL_SEED = 20, 2000  # the same worlds for every run, and none that a run chose its best weights by
 TAIL = 20  # training episodes
@@ -23,13 +26,13 @@ def ours(order: Mapping[str, Any]) -> dict[str, Any]:
 
     returns: list[float] = []
 
-    def watch(episodes: Any, _: Any) -> str:
-        returns.extend(episode.ret for episode in episodes)
-        return ""
+    class Watch(freewheel.Hook):
+        def on_episode(self, run: freewheel.Run, episode: Episode) -> None:
+            returns.append(episode.ret)
 
     with TemporaryDirectory() as folder:
         options = {name: order[name] for name in ("algo", "steps", "seed")}
-        result = freewheel.train(order["env"], runs_dir=folder, quiet=True, until=watch, **options)
+        result = freewheel.train(order["env"], runs_dir=folder, quiet=True, hooks=[Watch()], **options)
         latest, best = (
             freewheel.score(str(result.path), episodes=EPISODES, which=which, seed=EVAL_SEED).returns
             for which in ("latest", "best")

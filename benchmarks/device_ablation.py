@@ -33,8 +33,8 @@ def measure(task: dict[str, Any], side_by_side: bool, compile: str, options: arg
         settings |= {"mode": task["turn"]}
     with tempfile.TemporaryDirectory() as folder:
         result = freewheel.train(
-            task["env"], **settings, minutes=options.seconds / 60, evals=0, seed=1, device=options.device, compile=compile,
-            runs_dir=folder, log_every=0.5, quiet=True,
+            task["env"], **settings, minutes=options.seconds / 60, evals=0, seed=1, runs_dir=folder, log_every=0.5, quiet=True,
+            options={"device": options.device, "compile": compile},
         )  # fmt: skip
         reason = result.summary["graphs_fallback"]
         assert compile == "off" or options.device == "cpu" or not reason, f"asked for graphs and fell back: {reason}"

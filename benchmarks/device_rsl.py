@@ -108,8 +108,8 @@ def ours(lanes: int, steps: int, device: str, mode: str, seed: int) -> dict[str,
     """The same number of rows by this package; the rate after the first second of learning."""
     with tempfile.TemporaryDirectory() as folder:
         result = freewheel.train(
-            "freewheel/RoughDrone-v0", mode=mode, num_envs=lanes, num_steps_per_env=STEPS, steps=steps, seed=seed, evals=0,
-            device=device, runs_dir=folder, log_every=0.5, quiet=True,
+            "freewheel/RoughDrone-v0", num_envs=lanes, num_steps_per_env=STEPS, steps=steps, seed=seed, evals=0,
+            options={"mode": mode, "device": device}, runs_dir=folder, log_every=0.5, quiet=True,
             ppo={"epochs": EPOCHS, "minibatch": lanes * STEPS // PARTS, "lr": LR, "entropy": ENTROPY},
             policy={"hidden": HIDDEN, "activation": "elu"},
         )  # fmt: skip

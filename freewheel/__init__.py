@@ -1,6 +1,7 @@
-"""Freewheel: reinforcement learning with acting and learning uncoupled.
+"""Reinforcement learning with acting and learning uncoupled.
 
 import freewheel
+
 result = freewheel.train("CartPole-v1", mode="lockstep", num_envs=8, steps=100_000)
 print(result.summary["best_eval"], result.path)
 """
@@ -9,39 +10,64 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, Unpack
 
+    from freewheel.config.arguments import TrainOptions
     from freewheel.core import Sink
     from freewheel.run.evaluate import Score
-    from freewheel.run.trainer import Result, Until
+    from freewheel.run.hooks import Hook, Run
+    from freewheel.run.trainer import Result
 
-__all__ = ["score", "train"]
+__version__ = "0.1.0"
+__all__ = ["Hook", "Run", "score", "train"]
+_HOMES = {"Hook": "freewheel.run.hooks", "Run": "freewheel.run.hooks"}  # what is imported when it is used
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'freewheel' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def train(
     env: str | Callable[..., Any],
     *,
     quiet: bool = False,
-    until: Until | None = None,
+    hooks: Sequence[object] = (),
     sinks: Sequence[str | Sink] = (),
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
+    **arguments: Unpack[TrainOptions],
 ) -> Result:
-    """Train on a Gymnasium id, 'package.module:Factory', or a class or function that returns an environment.
+    """Train an agent, and return its summary and the path of its run directory.
 
-    Options are those of `freewheel train --help`, with underscores: steps=..., mode=..., ppo={"lr": 1e-3},
-    env_args={"gravity": 9.8}. The run directory is complete when this returns or raises; Ctrl-C raises as usual.
+        result = freewheel.train("Pendulum-v1", algo="sac", mode="continuous", workers=2, steps=20_000, sac={"lr": 1e-3})
 
-    `until(episodes, tick)` is called after every turn of the loop with the episodes that ended in it; the run ends when it
-    returns a reason, which becomes summary["ended"]. `sinks` are names of registered sinks, or core.Sink objects.
+    env        a Gymnasium id, "package.module:Factory", or a class or function that returns an environment
+    quiet      print nothing
+    hooks      your own code that is called during the run: objects like freewheel.Hook, or "package.module:Name"
+    sinks      where else metrics go: names of registered sinks, or objects like freewheel.core.Sink
+    options    options by name that have no type here: those of algorithms, modes and worlds of other packages
+    arguments  all other options of `freewheel train --help`, with underscores: algo, mode, steps, minutes, episodes, seed,
+               num_envs, workers, evals, run, runs_dir, threads, device, env_args={"gravity": 9.8}, ppo={"lr": 1e-3},
+               policy={"hidden": [64, 64]}, ...
+
+    However it ends, the run directory is complete then. A failure is raised; Ctrl-C raises KeyboardInterrupt.
     """
     from freewheel.config.resolve import from_options
     from freewheel.run.trainer import run
 
+    given = {**(options or {}), **arguments}
     if names := [sink for sink in sinks if isinstance(sink, str)]:
-        options["sinks"] = names
+        given["sinks"] = names
     own = [sink for sink in sinks if not isinstance(sink, str)]
-    result = run(from_options(env, options), quiet=quiet, until=until, sinks=own)
+    result = run(from_options(env, given), quiet=quiet, hooks=hooks, sinks=own)
     if result.exit_code == 130:
         raise KeyboardInterrupt
     return result

@@ -51,6 +51,7 @@ LEARNER_TIME = ("observe", "update", "publish", "wait-data", "eval", "save", "ot
 CAUSES = ("stale", "overflow", "nan", "shape", "env_error", "worker_death", "shutdown", "quarantine")
 #: The table of contexts of a run that has none.
 NO_CONTEXT: NDArray = np.zeros((0, 0), np.float32)
+MOST_CONTEXTS = 4096  # rows of a table that replaces the first one of a run
 
 
 # ----------------------------------------------------------------------------------------------------------- environments
@@ -359,6 +360,13 @@ class GraphedLearner(Protocol):
 
     @property
     def fallback(self) -> str: ...  # why it does not use graphs; empty: it does, or has not begun
+
+
+@runtime_checkable
+class AdjustableLearner(Protocol):
+    """A Learner whose step size can be changed; the next update uses it, and what is assigned ends a schedule."""
+
+    learning_rate: float
 
 
 class Executor(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,17 @@ from freewheel.metrics.meter import Meter
 
 
 def loop(
-    collector: Collector, learner: Learner, meter: Meter, *, max_lag: int | None = None, context: NDArray = NO_CONTEXT
+    collector: Collector,
+    learner: Learner,
+    meter: Meter,
+    *,
+    max_lag: int | None = None,
+    contexts: Callable[[], NDArray] = lambda: NO_CONTEXT,
 ) -> Iterator[Tick]:
     """Collect when the learner is hungry or may not update, update when it may, publish each new version, yield. Never ends.
 
-    max_lag None: no gate (modes that act in turn have no lag, off-policy learners are held by their pace). context [K, C]: the
-    table that episodes draw their context from, published with the weights.
+    max_lag None: no gate (modes that act in turn have no lag, off-policy learners are held by their pace).
+    contexts: the present table [K, C] that episodes draw their context from, published with the weights.
     """
     env_steps = 0
 
@@ -28,7 +33,7 @@ def loop(
         return oldest is None or oldest > learner.version - max_lag
 
     def publish() -> int:
-        collector.publish(replace(learner.snapshot(), context=context), learner.rows().done)
+        collector.publish(replace(learner.snapshot(), context=contexts()), learner.rows().done)
         return learner.version
 
     published = publish()

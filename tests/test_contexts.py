@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import freewheel
+from freewheel import Hook, Run
 from freewheel.cli import main as cli
 from freewheel.collect.batch import BatchConfig
 from freewheel.collect.continuous import ContinuousConfig
@@ -24,7 +25,7 @@ from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import ModeConfig
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.config.resolve import from_file, from_options
-from freewheel.core import BatchSpec, Chunk, Collector, Decision, Episode, NDArray, Snapshot, Tick
+from freewheel.core import BatchSpec, Chunk, Collector, Decision, Episode, NDArray, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, SetupError
 from freewheel.policies.spec import FlatParams, full_layout, initialise
@@ -63,13 +64,15 @@ def train(tmp_path: Path, env: str = WORLD, **options: Any) -> tuple[Result, lis
     """A run of so many episodes, and all that ended in it."""
     seen: list[Episode] = []
 
-    def until(episodes: Sequence[Episode], tick: Tick) -> str:
-        seen.extend(episodes)
-        return "enough" if len(seen) >= EPISODES else ""
+    class Watch(Hook):
+        def on_episode(self, run: Run, episode: Episode) -> None:
+            seen.append(episode)
+            if len(seen) >= EPISODES:
+                run.stop("enough")
 
     small: dict[str, Any] = {"num_steps_per_env": 8, "eval_episodes": 12, "evals": 1, "ppo.epochs": 1}
     options = small | {"seed": SEED, "context": TABLE} | options
-    return freewheel.train(env, quiet=True, until=until, runs_dir=tmp_path, **options), seen
+    return freewheel.train(env, quiet=True, hooks=[Watch()], runs_dir=tmp_path, **options), seen
 
 
 def assert_told(episodes: Sequence[Episode], table: NDArray = CONTEXTS) -> None:

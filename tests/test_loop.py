@@ -121,7 +121,7 @@ def test_it_collects_until_the_learner_is_ready_then_updates_and_publishes(tape:
 
 def test_contexts_are_published_with_the_weights(tape: Tape) -> None:
     source, table = Source(tape, 10), np.ones((2, 3), np.float32)
-    ticks = loop(source, Pupil(tape, needed=10), tape, context=table)
+    ticks = loop(source, Pupil(tape, needed=10), tape, contexts=lambda: table)
     assert [source.context is table for _ in itertools.islice(ticks, 3)] == [True] * 3
     next(loop(source, Pupil(tape, needed=10), tape))
     assert source.context.shape == (0, 0)

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from freewheel import __version__
 from freewheel.errors import UsageError
 from freewheel.registry import Command
 
-REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "psutil", "cloudpickle")
+REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "psutil", "cloudpickle", "threadpoolctl")
 OPTIONAL = {
     "mujoco": "MuJoCo environments (HalfCheetah-v5): pip install 'gymnasium[mujoco]'",
     "pygame": "windows and pictures of classic-control environments: pip install 'gymnasium[classic-control]'",
@@ -50,7 +51,7 @@ def findings() -> Iterator[tuple[bool, str, str]]:
     """(whether it is good, what it is about, what was found) for everything worth knowing."""
     system = f"{platform.python_version()} on {platform.system()} {platform.release()}"
     yield sys.version_info >= (3, 11), "python", system
-    yield True, "freewheel", _version("freewheel") or "not installed (run from source)"
+    yield True, "freewheel", __version__
     for name in REQUIRED:
         version = _version(name)
         yield version is not None, name, version or f"missing: pip install {name}"

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from freewheel import __version__
 from freewheel.errors import FreewheelError
 from freewheel.registry import Command, Registry
 
@@ -40,7 +41,8 @@ def _dispatch(argv: list[str]) -> int:
         sys.stdout.write(overview())
         return 0
     if name in ("-V", "--version"):
-        return _version()
+        sys.stdout.write(f"freewheel {__version__}\n")
+        return 0
     command = COMMANDS[name]
     if not any(word in HELP for word in rest):
         return command.run(rest)
@@ -63,14 +65,3 @@ Train reinforcement-learning agents with acting and learning uncoupled.
 ENV is a Gymnasium id (CartPole-v1), package.module:Factory or path/to/file.py:Factory. RUN is a name under runs/ or a path.
 freewheel COMMAND --help lists the options of a command.
 """
-
-
-def _version() -> int:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        number = version("freewheel")
-    except PackageNotFoundError:
-        number = "(run from source)"
-    sys.stdout.write(f"freewheel {number}\n")
-    return 0

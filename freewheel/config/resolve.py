@@ -114,6 +114,8 @@ class RunConfig:
     context: flags.Table = ()
     """Contexts as JSON, one per row ([[1,0],[0,1]]). Every episode gets one, chosen by its seed: reset() receives it as
     options["context"], and the observation must contain it under "context"."""
+    hooks: tuple[str, ...] = ()
+    """Hooks that are called during the run, each as package.module:Name; see docs/hooks.md."""
     limits: LimitOptions = field(default_factory=LimitOptions)
     evaluation: EvalOptions = field(default_factory=EvalOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
@@ -221,7 +223,7 @@ def options_type(argv: Sequence[str]) -> type[Any]:
     others = [word for word, before in zip(words, ["", *words], strict=False) if not before.startswith("--")]
     name = next((word for word in [named.get("--env", ""), *others] if word and not word.startswith("-")), "")
     family = family_of(name)
-    options = _options(algo, mode, family)
+    options = options_of(algo, mode, family)
     options.__doc__ = (
         "Train an agent on ENV. --env.KEY VALUE is a keyword argument of the environment. "
         + "".join(f"{one.flags.help} " for one in WORLDS.values() if one.flags.help)
@@ -252,7 +254,7 @@ def _resolve(given: flags.Layer, *files: flags.Layer, family: WorldFamily | None
         source = f"{kind} {chosen.name}"
         layers.insert(0, flags.Layer(source, _flags(usual, source)))
     mode = MODES[_last(layers, "mode")]
-    options = _options(algorithm.name, mode.name, family)
+    options = options_of(algorithm.name, mode.name, family)
     types = flags.option_types(options)
     merged, sources = flags.merge(layers)
     if not merged.get("env", ("",))[0]:
@@ -296,7 +298,7 @@ def _choices() -> type[Any]:
     return choices
 
 
-def _options(algo: str, mode: str, family: WorldFamily) -> type[Any]:
+def options_of(algo: str, mode: str, family: WorldFamily) -> type[Any]:
     """The dataclass of all options of this algorithm in this mode: names have no prefix, except ppo.* and policy.*."""
     flat = {"choices": _choices(), "run": RunConfig, "collector": MODES[mode].config, "world": family.options}
     parts: dict[str, tuple[Any, Any]] = {name: (Annotated[kind, flags.FLAT], kind) for name, kind in flat.items()}
@@ -309,7 +311,7 @@ def _options(algo: str, mode: str, family: WorldFamily) -> type[Any]:
 def _all_options() -> Mapping[str, Any]:
     """Every option of any algorithm, mode and world."""
     choices = [(algo, mode, family) for algo in ALGORITHMS for mode in MODES for family in WORLDS.values()]
-    return {name: kind for choice in choices for name, kind in flags.option_types(_options(*choice)).items()}
+    return {name: kind for choice in choices for name, kind in flags.option_types(options_of(*choice)).items()}
 
 
 def _file(path: Path) -> flags.Layer:

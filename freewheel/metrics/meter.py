@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 import psutil
@@ -84,6 +84,10 @@ class _Interval:
     sums: dict[str, Any] = field(default_factory=dict)  # of update metrics: scalars of any library, on any device
     counts: dict[str, int] = field(default_factory=dict)
     greatest: dict[str, float] = field(default_factory=dict)
+    logged: dict[str, list[float]] = field(default_factory=dict)  # by hooks: sum and count
+
+    def logged_means(self) -> dict[str, float | None]:
+        return {name: _finite(total / count) for name, (total, count) in self.logged.items()}
 
 
 class Meter:
@@ -97,7 +101,7 @@ class Meter:
         self._learner = Timeline(now)
         self._spans = {kind: Span(self._learner, kind) for kind in LEARNER_TIME}
         self._began = self._learner.since
-        self._done = dict.fromkeys(("env_steps", "episodes", "updates"), 0)
+        self.done = dict.fromkeys(("env_steps", "episodes", "updates"), 0)
         self._worker = np.zeros(len(WORKER_TIME), np.int64)
         self._played = np.zeros(2)  # steps and seconds of all finished episodes
         self._returns, self._lengths = deque[float](maxlen=WINDOW), deque[float](maxlen=WINDOW)
@@ -105,7 +109,9 @@ class Meter:
         self._latest: dict[str, float | None] = {}  # newest values of the metrics whose aggregate is "last"
         self._eval: dict[str, float | None] = {}
         self._best: float | None = None
-        self._interval = _Interval(self._began, usage().cpu_s, dict(self._learner.seconds), dict(self._done))
+        self._logged: dict[str, float | None] = {}  # the newest value of everything that hooks have logged
+        self._taken: set[str] = set()  # names of rows so far, but for those that hooks have logged
+        self._interval = _Interval(self._began, usage().cpu_s, dict(self._learner.seconds), dict(self.done))
 
     @property
     def wall_s(self) -> float:
@@ -114,7 +120,7 @@ class Meter:
 
     @property
     def episodes(self) -> int:
-        return self._done["episodes"]
+        return self.done["episodes"]
 
     def span(self, kind: str) -> Span:
         """`with meter.span("update"): ...` for a kind of LEARNER_TIME."""
@@ -123,8 +129,8 @@ class Meter:
     def take(self, tick: Tick) -> None:
         """Count one turn of the loop."""
         for chunk in tick.chunks:
-            self._done["env_steps"] += chunk.rows
-            self._done["episodes"] += len(chunk.episodes)
+            self.done["env_steps"] += chunk.rows
+            self.done["episodes"] += len(chunk.episodes)
             self._interval.worker += chunk.time
             for episode in chunk.episodes:
                 self._returns.append(episode.ret)
@@ -133,7 +139,7 @@ class Meter:
                 for window, value in zip(self._measures.values(), episode.measures, strict=False):
                     window.append(value)
         if tick.metrics is not None:
-            self._done["updates"] += int(tick.metrics.get("updates", 1))
+            self.done["updates"] += int(tick.metrics.get("updates", 1))
             self._learned(tick.metrics)
 
     def _learned(self, metrics: Metrics) -> None:
@@ -153,6 +159,20 @@ class Meter:
         if "lag_max" in interval.greatest:
             self._lag_max = _greater(self._lag_max, interval.greatest["lag_max"])
 
+    def log(self, name: str, value: SupportsFloat) -> None:
+        """A metric of the user's own, as a mean over the interval; ValueError if the name is taken."""
+        number, own = float(value), self._interval.logged.get(name)
+        if own is None:
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"the name of a metric is a text, not {name!r}")
+            if describe(name) is not None or name in self._taken:
+                raise ValueError(
+                    f"the metric '{name}' is freewheel's own: log yours as 'my/{name}' or under another name"
+                )
+            own = self._interval.logged[name] = [0.0, 0]
+        own[0] += number
+        own[1] += 1
+
     def eval_result(self, mean: float, measures: Mapping[str, float] | None = None) -> None:
         """The mean greedy return of an evaluation: later rows carry the newest, the totals the best."""
         value = _finite(float(mean))
@@ -164,15 +184,15 @@ class Meter:
         """Close the interval: one line of metrics.jsonl."""
         now, used = self._learner.cut(), usage()
         interval = self._interval
-        self._interval = _Interval(now, used.cpu_s, dict(self._learner.seconds), dict(self._done))
+        self._interval = _Interval(now, used.cpu_s, dict(self._learner.seconds), dict(self.done))
         self._worker += interval.worker
         wall = now - interval.began
         learner = {kind: seconds - interval.learner[kind] for kind, seconds in self._learner.seconds.items()}
         worker = dict(zip(WORKER_TIME, interval.worker.tolist(), strict=True))
-        return {
+        row = {
             "wall_s": now - self._began,
-            **self._done,
-            **_rates({name: count - interval.done[name] for name, count in self._done.items()}, wall),
+            **self.done,
+            **_rates({name: count - interval.done[name] for name, count in self.done.items()}, wall),
             "return_mean": _mean(self._returns),
             "length_mean": _mean(self._lengths),
             "lag_mean": None,
@@ -196,6 +216,10 @@ class Meter:
             "memory/trainer_mb": used.trainer_mb,
             "memory/workers_mb": used.workers_mb,
         }
+        self._taken.update(row)
+        own = interval.logged_means()
+        self._logged |= own
+        return row | own
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Where every second of the run went; workers and learner each add to 1."""
@@ -210,13 +234,14 @@ class Meter:
         length, seconds = (_ratio(total, self.episodes) for total in self._played.tolist())
         return {
             "wall_s": wall,
-            **self._done,
-            **_rates(self._done, wall),
+            **self.done,
+            **_rates(self.done, wall),
             "return_mean": _mean(self._returns),
             "lag_max": self._lag_max,
             "best_eval": self._best,
             **{name: value for name, value in self._latest.items() if name in COUNTS},
             **{name: value for name, value in self._eval.items() if name != "eval_return"},
+            **({"logged": logged} if (logged := self._logged | self._interval.logged_means()) else {}),
             "episodes_trained": {"count": self.episodes, "length_mean": length, "seconds_mean": seconds},
         }
 

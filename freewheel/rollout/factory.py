@@ -79,7 +79,7 @@ class CollectSpec:
     env: EnvSpec  # of all lanes
     batch: BatchSpec
     weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # names and shapes that an actor loads
-    context: NDArray = field(default_factory=lambda: NO_CONTEXT)  # [K, C] of the first snapshot; the shape is fixed
+    context: NDArray = field(default_factory=lambda: NO_CONTEXT)  # [K, C] of the first snapshot; C is fixed
     on_policy: bool = True  # whether old rows are worth less
     workers: WorkerSpec = WorkerSpec()
     simulation: SimulationSpec = SimulationSpec()

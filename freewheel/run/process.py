@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+from threadpoolctl import threadpool_limits
+
 from freewheel.collect.mode import WorkersConfig
 from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor
 from freewheel.rollout.probe import usable_cores
@@ -42,14 +44,16 @@ def import_torch() -> None:
 
 
 @contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """So many CPU threads for torch, in this block."""
+def learner_threads(count: int) -> Iterator[None]:
+    """So many CPU threads for torch and for numpy's BLAS, in this block. BLAS reads environment variables only when numpy is
+    imported, and a script may have done that long ago."""
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        yield
+        with threadpool_limits(count, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)
 

@@ -33,12 +33,12 @@ class RunDirectory:
         part.write_text(json.dumps(data, indent=2) + "\n")
         os.replace(part, self.path / name)
 
-    def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> str:
-        """A checkpoint of these weights; returns their fingerprint."""
+    def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> tuple[Path, str]:
+        """A checkpoint of these weights; returns its folder and their fingerprint."""
         params = {name: to_numpy(value) for name, value in snapshot.params.items()}
         about = {"policy": self._policy.to_json(), "version": snapshot.version}
-        checkpoint.save(self.path / "checkpoints", step, params, about, best=best)
-        return checkpoint.fingerprint(params)
+        folder = checkpoint.save(self.path / "checkpoints", step, params, about, best=best)
+        return folder, checkpoint.fingerprint(params)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from freewheel.config.resolve import Config
-from freewheel.core import Collector, Episode, GraphedLearner, Learner, RowCounts, Sink, Snapshot, Tick
+from freewheel.core import Collector, GraphedLearner, Learner, RowCounts, Sink, Snapshot, Tick
 from freewheel.errors import FreewheelError
 from freewheel.learn.spec import Services
 from freewheel.ledger import balance, settle
@@ -18,6 +18,7 @@ from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.run import process
 from freewheel.run.evaluate import Evaluator, Score, open_evaluator
+from freewheel.run.hooks import Hooks, Run, find_hooks
 from freewheel.run.plan import Plan, plan, print_line, silent
 from freewheel.run.process import Interrupted, Stop, WrappedEnv, import_torch
 from freewheel.run.saved import RunDirectory
@@ -39,29 +40,27 @@ class Result:
         return int(self.summary["exit_code"])
 
 
-#: Called after every turn of the loop with the episodes that ended in it; a text that is not empty ends the run for this reason.
-Until: TypeAlias = Callable[[Sequence[Episode], Tick], str]
-
-
 def check(config: Config) -> Plan:
     """The plan of a run, after everything that could refuse it has been tried; nothing is started or written."""
     chosen(config.run.output.sinks)
+    find_hooks(config.run.hooks)
     planned = plan(config)
     planned.config.learner.build(replace(planned.learner_spec, services=Services(executors=SerialExecutor)))
     return planned
 
 
-def run(config: Config, *, quiet: bool = False, until: Until | None = None, sinks: Sequence[Sink] = ()) -> Result:
+def run(config: Config, *, quiet: bool = False, hooks: Sequence[object] = (), sinks: Sequence[Sink] = ()) -> Result:
     """Train. However it ends, the run directory is complete and nothing is left running; failures are raised after that.
 
-    `sinks` are written to in addition to those that the config chooses.
+    `hooks` are called, and `sinks` written to, in addition to those that the config names.
     """
+    own = [*find_hooks(config.run.hooks), *find_hooks(hooks)]
     entries, stop = chosen(config.run.output.sinks), Stop()
     planned = plan(config, silent if quiet else print_line, meanwhile=import_torch)
     config = planned.config
     process.keep_freed_memory()
     with (
-        process.torch_threads(config.run.machine.threads),
+        process.learner_threads(config.run.machine.threads),
         process.lower_priority(planned),
         process.executors(planned) as executors,
     ):
@@ -80,19 +79,26 @@ def run(config: Config, *, quiet: bool = False, until: Until | None = None, sink
             console=config.run.output.console,
         )
         opened = [sink for entry in entries if (sink := entry.open(info)) is not None]
-        return _Trainer(planned, learner, directory, [*opened, *sinks], stop, until).train()
+        return _Trainer(planned, learner, directory, [*opened, *sinks], stop, own).train()
 
 
 class _Trainer:
     """What happens beside the loop: logging, evaluating, saving, stopping."""
 
     def __init__(
-        self, planned: Plan, learner: Learner, folder: RunDirectory, sinks: list[Sink], stop: Stop, until: Until | None
+        self,
+        planned: Plan,
+        learner: Learner,
+        folder: RunDirectory,
+        sinks: list[Sink],
+        stop: Stop,
+        hooks: Sequence[object],
     ) -> None:
         self._plan, self._learner, self._directory, self._sinks = planned, learner, folder, sinks
-        self._stop, self._until = stop, until
+        self._stop = stop
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._meter = Meter(planned.workers, planned.spec.measures)
+        self._hooks = Hooks(hooks, Run(planned, learner, self._meter, folder))
         self._collector: Collector | None = None
         self._next_log = self._options.output.log_every
         self._fallback = ""  # why updates are not replayed from CUDA graphs
@@ -111,7 +117,10 @@ class _Trainer:
             except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
                 ended, failure = "failed", error
             self._stop.over = True
-            summary = self._finish(ended, failure)
+            with self._meter.span("save"):
+                folder, sha256 = self._directory.save(self._meter.done["env_steps"], self._learner.snapshot())
+            ended, failure = self._hooks.end(folder, ended, failure, self._stop)
+            summary = self._finish(ended, failure, sha256)
         if failure is not None:
             raise failure
         return Result(self._plan.path, summary)
@@ -119,6 +128,7 @@ class _Trainer:
     def _run(self) -> str:
         """Train until the budget is spent; returns why it ended."""
         planned = self._plan
+        self._hooks.start()
         self._note(*(planned.init.warnings if planned.init is not None else ()))
         self._note(*filter(None, [planned.defaults_line]))
         self._note(f"starting {planned.actors}")
@@ -127,6 +137,7 @@ class _Trainer:
             make, guard = planned.config.env.make, self._stop.guard
             factory = replace(factory, make=lambda *lanes, **where: WrappedEnv(make(*lanes, **where), guard, guard))
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
+        spec = replace(spec, context=self._hooks.run.contexts)
         with ExitStack() as stack:
             collector = stack.enter_context(planned.config.collector.build(factory, spec))
             self._collector = collector
@@ -135,23 +146,26 @@ class _Trainer:
             return process.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
 
     def _loop(self, collector: Collector, evaluator: Evaluator | None) -> str:
-        max_lag, context = self._plan.max_lag, self._options.contexts
-        for tick in loop(collector, self._learner, self._meter, max_lag=max_lag, context=context):
+        max_lag, run = self._plan.max_lag, self._hooks.run
+        for tick in loop(collector, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts):
             self._meter.take(tick)
-            ended = self._why_ended(tick)
+            self._hooks.turn(tick)
+            ended = self._why_ended()
             if evaluator is not None:
                 self._evaluate(evaluator, tick, last=bool(ended))
+                if not ended and (ended := self._hooks.run.stopping):  # on_eval has stopped the run
+                    self._evaluate(evaluator, tick, last=True)
             if self._meter.wall_s >= self._next_log or ended:
                 self._log(collector)
             if ended:
                 return ended
         raise AssertionError("the loop never ends by itself")
 
-    def _why_ended(self, tick: Tick) -> str:
+    def _why_ended(self) -> str:
         """Empty while the run goes on."""
         self._stop.check()
-        if self._until and (reason := self._until([one for part in tick.chunks for one in part.episodes], tick)):
-            return reason
+        if self._hooks.run.stopping:
+            return self._hooks.run.stopping
         meter, limits = self._meter, vars(self._budget)
         spent = {"steps": self._learner.rows().done, "minutes": meter.wall_s / 60, "episodes": meter.episodes}
         return next((name for name, used in spent.items() if limits[name] and used >= limits[name]), "")
@@ -193,17 +207,16 @@ class _Trainer:
         if score.cut:
             limit = self._options.evaluation.eval_max_steps
             self._note(f"{score.cut} evaluation episodes were cut at {limit} steps (--eval-max-steps)")
-        self._final = score
+        self._final, folder = score, None
         if self._best is None or score.mean > self._best.mean:
             self._best = score
             with self._meter.span("save"):
-                self._directory.save(step, snapshot, best=True)
+                folder, _ = self._directory.save(step, snapshot, best=True)
+        self._hooks.evaluated(step, score, folder)
 
-    def _finish(self, ended: str, failure: BaseException | None) -> dict[str, Any]:
-        """Save the weights, close the accounts and write the summary."""
+    def _finish(self, ended: str, failure: BaseException | None, sha256: str) -> dict[str, Any]:
+        """Close the accounts and write the summary."""
         totals, signal = self._meter.totals(), self._stop.signal
-        with self._meter.span("save"):
-            sha256 = self._directory.save(totals["env_steps"], self._learner.snapshot())
         report, rows = dict[str, Any](), RowCounts()
         if self._collector is not None:
             report, rows = dict(self._collector.summary()), settle(self._collector.rows(), self._learner.rows())

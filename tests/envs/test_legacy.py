@@ -180,8 +180,8 @@ def test_it_is_closed() -> None:
 def test_it_is_trained_on(mode: str, tmp_path: Path) -> None:
     where: dict[str, Any] = {"num_envs": 2, "placement": "processes"} if mode == "lockstep" else {"workers": 2}
     run = freewheel.train(
-        "tests.support.legacy_worlds:Old", quiet=True, runs_dir=tmp_path, mode=mode, num_steps_per_env=10, steps=40, evals=1,
-        eval_episodes=2, policy={"hidden": [4]}, max_episode_steps=4, **where,
+        "tests.support.legacy_worlds:Old", quiet=True, runs_dir=tmp_path, options={"mode": mode}, num_steps_per_env=10,
+        steps=40, evals=1, eval_episodes=2, policy={"hidden": [4]}, max_episode_steps=4, **where,
     )  # fmt: skip
     assert run.exit_code == 0
     assert run.summary["episodes"] >= 10  # of four steps

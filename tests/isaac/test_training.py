@@ -23,7 +23,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 def test_trains_and_accounts_for_every_row(algo: str, mode: str, tmp_path: Path) -> None:
     """200 steps of 16 lanes."""
     result = freewheel.train(
-        HOVER.name, algo=algo, mode=mode, num_envs=16, steps=3200, evals=1, eval_episodes=2, device="cpu", seed=1,
+        HOVER.name, options={"algo": algo, "mode": mode}, num_envs=16, steps=3200, evals=1, eval_episodes=2, device="cpu", seed=1,
         runs_dir=str(tmp_path), quiet=True, **ALGORITHMS[algo],
     )  # fmt: skip
     summary = result.summary

@@ -301,7 +301,8 @@ def test_one_simulation_trains_and_is_evaluated_in_the_main_thread(
     mode: str, tmp_path: Path, only_one_drone_world: list[tuple[int, str]]
 ) -> None:
     result = freewheel.train(
-        "freewheel/RoughDrone-v0", mode=mode, num_envs=LANES, num_steps_per_env=STEPS, steps=10 * LANES * STEPS, seed=1,
+        "freewheel/RoughDrone-v0", options={"mode": mode}, num_envs=LANES, num_steps_per_env=STEPS,
+        steps=10 * LANES * STEPS, seed=1,
         evals=1, eval_episodes=2, env_args={"lidar": False, "episode_seconds": 2.0}, device="cpu", runs_dir=str(tmp_path),
         quiet=True, ppo={"epochs": 1},
     )  # fmt: skip

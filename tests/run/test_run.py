@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from gymnasium.spaces import Box, Discrete
 
 import freewheel
 from freewheel.config.resolve import from_file, from_options
-from freewheel.core import LEARNER_TIME, WORKER_TIME, Episode, NDArray, Tick
+from freewheel.core import LEARNER_TIME, WORKER_TIME, NDArray
 from freewheel.run import checkpoint
 from freewheel.run.plan import plan
 from tests.support.runs import IDENTITY, assert_balanced, python, rows_of, train
@@ -115,46 +114,6 @@ def test_the_first_limit_ends_the_run(
 def test_a_budget_of_minutes(tmp_path: Path) -> None:
     summary = train(tmp_path, steps=None, minutes=0.3 / 60, evals=0).summary
     assert (summary["ended"], 0.3 <= summary["wall_s"] < 3.0) == ("minutes", True)
-
-
-@pytest.mark.parametrize("mode", ["sequential", "lockstep", "batch", "continuous", "episodes"])
-def test_until_ends_the_run_in_good_order(tmp_path: Path, mode: str) -> None:
-    """It is called once per turn with the episodes that ended in it, and the run ends as at a limit."""
-    seen: list[tuple[int, int]] = []
-    steps: list[int] = []
-
-    def until(episodes: Sequence[Episode], tick: Tick) -> str:
-        assert [one for chunk in tick.chunks for one in chunk.episodes] == list(episodes)
-        seen.extend((one.lane, one.number) for one in episodes)
-        steps.append(tick.env_steps)
-        return "good enough" if len(seen) >= 20 else ""
-
-    workers: dict[str, Any] = {} if mode in ("sequential", "lockstep") else {"workers": 2}
-    result = train(tmp_path, mode=mode, until=until, steps=100_000, evals=1, num_envs=2, **workers)
-    summary = result.summary
-    assert (summary["ended"], result.exit_code) == ("good enough", 0)
-    assert (summary["episodes"], summary["env_steps"]) == (len(seen), steps[-1])
-    assert len(set(seen)) == len(seen)
-    assert summary["final_eval"] is not None
-    assert_balanced(summary)
-    saved = checkpoint.load(result.path / "checkpoints")
-    assert (saved.step, checkpoint.fingerprint(saved.params)) == (steps[-1], summary["weights_sha256"])
-
-
-def test_until_comes_before_the_budget(tmp_path: Path) -> None:
-    asked = itertools.count(1)
-    assert train(tmp_path, steps=64, until=lambda episodes, tick: "mine").summary["ended"] == "mine"
-    assert train(tmp_path, steps=64, until=lambda episodes, tick: next(asked) and "").summary["ended"] == "steps"
-    assert next(asked) == 2, "there was one turn"
-
-
-def test_what_until_raises_is_raised_after_the_summary_is_written(tmp_path: Path) -> None:
-    def until(episodes: Sequence[Episode], tick: Tick) -> str:
-        raise ZeroDivisionError("of yours")
-
-    with pytest.raises(ZeroDivisionError, match="of yours"):
-        train(tmp_path, until=until, run="one")
-    assert json.loads((tmp_path / "one" / "summary.json").read_text())["ended"] == "failed"
 
 
 def seesaw() -> type[Identity]:

@@ -21,7 +21,10 @@ from freewheel.seeding import generator, tree
 
 
 class PPO:
-    """Learns from batches of exactly S rows, or of so many episodes. Implements core.Learner and core.GraphedLearner."""
+    """Learns from batches of exactly S rows, or of so many episodes.
+
+    Implements core.Learner, core.GraphedLearner and core.AdjustableLearner.
+    """
 
     def __init__(self, config: PPOConfig, spec: LearnerSpec) -> None:
         self.config, self.spec, self.version = config, spec, 0
@@ -30,6 +33,7 @@ class PPO:
         self._buffer: RolloutBuffer[Any] = RolloutBuffer(spec.batch.lanes if simulated else None)
         self._trained = self._skipped = self._stale = 0
         self._in_use = 0  # rows of an update that is under way, or was cut short
+        self._lr: float | None = None  # assigned; None: by the schedule
         device = spec.compute.device if simulated else None
         self._moments: RunningMoments[Any] | None = None
         if spec.policy.normalised:
@@ -54,6 +58,14 @@ class PPO:
     @property
     def fallback(self) -> str:
         return self.engine.fallback
+
+    @property
+    def learning_rate(self) -> float:
+        return self._faded(self.config.lr, self.config.lr_schedule) if self._lr is None else self._lr
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._lr = value
 
     @property
     def _filled(self) -> float:
@@ -104,6 +116,8 @@ class PPO:
     def state_dict(self) -> dict[str, Array]:
         state = self.engine.state_dict()
         state["counts"] = np.array([self.version, self._trained, self._skipped, self._stale], np.int64)
+        if self._lr is not None:
+            state["learning_rate"] = np.array(self._lr)
         if self._moments is not None:
             state["obs_moments"] = self._moments.state()
         return state if self._scale is None else state | self._scale.state()
@@ -112,21 +126,23 @@ class PPO:
         self.engine.load_state_dict(state)
         self.version, self._trained, self._skipped, self._stale = map(int, state["counts"])
         arrays = {name: np.asarray(value) for name, value in state.items()}
+        self._lr = float(arrays["learning_rate"]) if "learning_rate" in arrays else None
         if self._moments is not None:
             self._moments.restore(arrays["obs_moments"])
         if self._scale is not None:
             self._scale.restore(arrays["return_moments"], arrays["running_return"])
 
     def _coefficients(self) -> Coefficients:
-        config, total = self.config, self.spec.total_steps
-        done = 0.0 if total is None else min(1.0, (self._trained + self._skipped) / total)
-
-        def faded(value: float, schedule: Schedule) -> float:
-            return value * (1.0 - done if schedule == "linear" else 1.0)
-
-        clip, entropy = faded(config.clip, config.clip_schedule), faded(config.entropy, config.entropy_schedule)
+        config = self.config
+        clip = self._faded(config.clip, config.clip_schedule)
+        entropy = self._faded(config.entropy, config.entropy_schedule)
         factor = None if self._scale is None else self._scale.factor
-        return Coefficients(faded(config.lr, config.lr_schedule), clip, entropy, factor)
+        return Coefficients(self.learning_rate, clip, entropy, factor)
+
+    def _faded(self, value: float, schedule: Schedule) -> float:
+        total = self.spec.total_steps
+        done = 0.0 if total is None else min(1.0, (self._trained + self._skipped) / total)
+        return value * (1.0 - done if schedule == "linear" else 1.0)
 
 
 def build_engine(config: PPOConfig, spec: LearnerSpec) -> NumpyEngine | TorchEngine:

@@ -90,6 +90,7 @@ class SACUpdate:
         self._entropy = -float(spec.policy.action_size) if config.target_entropy is None else config.target_entropy
         self._actor = self._trainable(spec)
         learned = [self.log_temperature] if config.temperature is None else []
+        self._lr = config.lr
         self._actor_adam = FusedAdam([*self._actor, *learned], config.lr)
         self._critics_adam = FusedAdam(self.critics.parameters, config.lr)
         critics, targets = self.critics.vector, self.critics.target
@@ -118,6 +119,16 @@ class SACUpdate:
         """Why there is no CUDA graph where one was requested."""
         return "" if self._program is None else self._program.fallback
 
+    @property
+    def learning_rate(self) -> float:
+        return self._lr
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._lr = value
+        for adam in (self._actor_adam, self._critics_adam):
+            adam.lr.fill_(value)  # in place: a graph reads it there
+
     def losses(self) -> dict[str, float]:
         """Means since the last call; waits for the device."""
         sums, steps = self._losses.tolist(), max(1, self.unread)
@@ -127,11 +138,13 @@ class SACUpdate:
 
     def state_dict(self) -> dict[str, Array]:
         tensors = self._state | {"params": self.policy.flat, "noise": self.policy.generator.get_state()}
-        return {name: value.cpu().numpy().copy() for name, value in tensors.items()}
+        state: dict[str, Array] = {name: value.cpu().numpy().copy() for name, value in tensors.items()}
+        return state | {"learning_rate": np.array(self._lr)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         tensors = {name: torch.as_tensor(np.array(value)) for name, value in state.items()}
         self.policy.load_flat(tensors["params"])
+        self.learning_rate = float(state["learning_rate"])
         self.policy.generator.set_state(tensors["noise"])
         for name, value in self._state.items():
             value.copy_(tensors[name])
@@ -179,7 +192,7 @@ class SACUpdate:
 
 
 class SAC(ReplayLearner):
-    """Soft actor-critic over a replay buffer."""
+    """Soft actor-critic over a replay buffer. Implements core.AdjustableLearner."""
 
     remedy = "lower its lr, or set critic_norm"
     updater: SACUpdate
@@ -191,3 +204,12 @@ class SAC(ReplayLearner):
             remedy = "use policy.head squashed, or another algorithm"
             raise SetupError(f"{config.name} needs bounded Box actions and a squashed head; {found}: {remedy}")
         super().__init__(config, spec, lambda draw: SACUpdate(config, spec, draw, generators=[self.replay.generator]))
+
+    @property
+    def learning_rate(self) -> float:
+        """Of actor, critics and temperature."""
+        return self.updater.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.updater.learning_rate = value

@@ -96,12 +96,15 @@ NEVER = -1
 
 
 class Mailbox:
-    """Two slots: version v is in slot v mod 2, so v - 1 stays readable until v + 1 is posted."""
+    """Two slots: version v is in slot v mod 2, so v - 1 stays readable until v + 1 is posted. `context`: the most rows that a
+    table of contexts may have, and the numbers of each."""
 
-    def __init__(self, layout: Mapping[str, tuple[int, ...]], context: tuple[int, ...] = (0, 0)) -> None:
+    def __init__(self, layout: Mapping[str, tuple[int, ...]], context: tuple[int, int] = (0, 0)) -> None:
         self.layout, self.context = dict(layout), context
-        total = sum(map(math.prod, (*layout.values(), context)))
-        self._memory = SharedArrays({"latest": ((1,), "i8"), "version": ((2,), "i8"), "content": ((2, total), "f4")})
+        self._weights = sum(map(math.prod, layout.values()))
+        content = ((2, self._weights + math.prod(context)), "f4")
+        numbers = {"latest": ((1,), "i8"), "version": ((2,), "i8"), "contexts": ((2,), "i8")}
+        self._memory = SharedArrays({**numbers, "content": content})
         self._memory["latest"][:] = self._memory["version"][:] = NEVER
 
     @property
@@ -111,14 +114,19 @@ class Mailbox:
 
     def post(self, snapshot: Snapshot) -> None:
         """Write new weights. Only one process may post. Names outside the layout (a critic's) are not written."""
-        if snapshot.context.shape != self.context:
-            raise ValueError(f"contexts must have the shape {self.context}, not {snapshot.context.shape}")
+        most, columns = self.context
+        rows = len(snapshot.context)
+        if not bool(most) <= rows <= most or snapshot.context.shape[1] != columns:
+            raise ValueError(
+                f"contexts must have {columns} columns and at most {most} rows, not {snapshot.context.shape}"
+            )
         slot = snapshot.version % 2
         self._memory["version"][slot] = NEVER
-        params, context = self._views(self._memory["content"][slot])
+        params, context = self._views(self._memory["content"][slot], rows)
         for name, weights in params.items():
             weights[...] = to_numpy(snapshot.params[name]).reshape(weights.shape)
         context[...] = snapshot.context
+        self._memory["contexts"][slot] = rows
         self._memory["version"][slot] = snapshot.version
         self._memory["latest"][0] = snapshot.version
 
@@ -133,21 +141,24 @@ class Mailbox:
             wanted = self.version if version is None else version
             slot = wanted % 2
             if self._memory["version"][slot] == wanted and wanted != NEVER:
-                np.copyto(flat, self._memory["content"][slot])
+                rows = self._memory.numbers["contexts"][slot]
+                used = self._weights + rows * self.context[1]
+                np.copyto(flat[:used], self._memory["content"][slot, :used])
                 if self._memory["version"][slot] == wanted:
-                    params, context = self._views(flat)
+                    params, context = self._views(flat, rows)
                     return Snapshot(wanted, params, context.copy())  # a copy: episodes keep it after the next read
             if version is not None or wanted == NEVER:
                 raise LookupError(f"version {wanted} is not in the mailbox")
 
-    def _views(self, flat: NDArray) -> tuple[dict[str, NDArray], NDArray]:
-        """The weights by name, and the contexts [K, C]."""
+    def _views(self, flat: NDArray, rows: int) -> tuple[dict[str, NDArray], NDArray]:
+        """The weights by name, and so many contexts [K, C]."""
         views, start = {}, 0
         for name, shape in self.layout.items():
             size = math.prod(shape)
             views[name] = flat[start : start + size].reshape(shape)
             start += size
-        return views, flat[start:].reshape(self.context)
+        columns = self.context[1]
+        return views, flat[start : start + rows * columns].reshape(rows, columns)
 
     def close(self) -> None:
         self._memory.close()

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from freewheel.core import NDArray, RowCounts, Snapshot
+from freewheel.core import MOST_CONTEXTS, NDArray, RowCounts, Snapshot
 from freewheel.errors import EnvError
 from freewheel.pacing.pacing import Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -57,7 +57,8 @@ class SharedMemoryWire(Wire):
             self._factory = forkserver.pickled(factory, "the environment")
             self.permits = _kept(undo, SharedPermits(pacing, size.workers))
             self.channel = _kept(undo, Channel(shape, drop_oldest=size.drop_oldest))
-            self.mailbox = _kept(undo, Mailbox(spec.weights, spec.context.shape))
+            rows, columns = spec.context.shape
+            self.mailbox = _kept(undo, Mailbox(spec.weights, (max(rows, MOST_CONTEXTS) if rows else 0, columns)))
             self.heartbeats = _kept(undo, Heartbeats(size.workers, self.lanes))
             self._lifeline = _kept(undo, forkserver.Lifeline())
             self._resources = undo.pop_all()

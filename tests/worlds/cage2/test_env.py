@@ -243,7 +243,7 @@ def test_it_trains_in_every_mode(mode: str, tmp_path: Path) -> None:
     small: dict[str, Any] = {"steps": 4000, "evals": 1, "eval_episodes": 4, "runs_dir": str(tmp_path)}
     whole = {"workers": 2, "episodes_per_update": 8}
     small |= whole if mode == "episodes" else {"num_steps_per_env": 50, "num_envs": 16}
-    result = freewheel.train(NAME, mode=mode, quiet=True, **small)
+    result = freewheel.train(NAME, options={"mode": mode}, quiet=True, **small)
     assert result.exit_code == 0
     assert result.summary["episodes"] >= 16
     assert result.summary["final_eval"] < 0

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from freewheel.config.resolve import Config, from_options
-from freewheel.core import Episode, NDArray, Tick
+from freewheel.core import Episode, Metrics, NDArray
 from freewheel.errors import SetupError
 from freewheel.run.checkpoint import make_private
+from freewheel.run.hooks import Hook, Run
 from freewheel.run.trainer import run
 from freewheel.seeding import tree
 from freewheel.worlds.cage2.workflow.envs import MEASURES, Order, encode, parse, spelt
@@ -225,7 +226,7 @@ class Training:
         name = resolved.run.output.name
         shutil.rmtree(self._folder / TRIALS / name, ignore_errors=True)  # of a trial that was interrupted
         watch = _Watch(Progress(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
-        result = run(resolved, quiet=True, until=watch)
+        result = run(resolved, quiet=True, hooks=[watch])
         if result.exit_code > SIGNALLED:
             raise InterruptedSearch(result.exit_code)
         watch.write()
@@ -252,19 +253,30 @@ class Training:
         return from_options(options.pop("env"), options)
 
 
-class _Watch:
-    """Watches a trial: writes the training log and applies the stop rules. Implements trainer.Until."""
+class _Watch(Hook):
+    """Watches a trial: writes the training log and applies the stop rules."""
 
     def __init__(self, progress: Progress, proposal: Proposal, write: Write, before: int) -> None:
         self.progress, self._proposal, self._write, self._before = progress, proposal, write, before
         self._written, self._update, self._begun = 0, 0, time.monotonic()
 
-    def __call__(self, episodes: Sequence[Episode], tick: Tick) -> str:
-        ended = self.progress.take(episodes)
-        self._update = tick.version
-        if tick.metrics is not None:
-            self.write()
-        return ended
+        self._fresh: list[Episode] = []  # since the last update
+
+    def on_episode(self, run: Run, episode: Episode) -> None:
+        self._fresh.append(episode)
+
+    def on_update(self, run: Run, metrics: Metrics) -> None:
+        self._update = run.version
+        if ended := self._take():
+            run.stop(ended)
+        self.write()
+
+    def on_stop(self, run: Run, ended: str) -> None:
+        self._take()
+
+    def _take(self) -> str:
+        fresh, self._fresh = self._fresh, []
+        return self.progress.take(fresh)
 
     def write(self) -> None:
         """Write a row about the episodes since the last row."""

@@ -9,8 +9,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from freewheel import Hook, Run
 from freewheel.config import resolve as config
-from freewheel.core import Episode, NDArray, Tick
+from freewheel.core import Episode, NDArray
 from freewheel.run.trainer import run
 from freewheel.seeding import drawn, training_episodes
 from freewheel.worlds.cage2.env import Cage2
@@ -209,14 +210,14 @@ WAYS = [
 def test_the_parts_of_the_reward_add_up_in_every_mode(world: str, way: dict[str, Any], tmp_path: Any) -> None:
     played: list[Episode] = []
 
-    def until(episodes: Sequence[Episode], tick: Tick) -> str:
-        played.extend(episodes)
-        return ""
+    class Watch(Hook):
+        def on_episode(self, run: Run, episode: Episode) -> None:
+            played.append(episode)
 
     game = {"env_args": {"red_agent": "RedMeanderAgent"}, "context": TABLE.tolist(), "measures": MEASURES}
     size = {"episodes": 4, "num_steps_per_env": 50, "evals": 0}
     options: dict[str, Any] = {**way, **game, **size, "runs_dir": str(tmp_path)}
-    run(config.from_options(world, options), quiet=True, until=until)
+    run(config.from_options(world, options), quiet=True, hooks=[Watch()])
     assert len(played) >= 4
     for episode in played:
         env_return, alignment, compliance, fixes = episode.measures

@@ -1,0 +1,151 @@
+"""The keyword arguments of `freewheel.train`, for editors and type checkers; nothing imports this when it runs.
+
+This file is written by `python -m freewheel.config.signature`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import numpy.typing as npt
+
+Table: TypeAlias = Sequence[Sequence[float]] | npt.NDArray[Any]  # [K, C]
+
+
+class MBPOOptions(TypedDict, total=False):
+    """Options of mbpo."""
+
+    lr: float
+    batch: int
+    gamma: float
+    tau: float
+    buffer: int
+    learning_starts: int
+    updates_per_row: float
+    replay_ratio: float | None
+    publish_every: int | None
+    target_entropy: float | None
+    temperature: float | None
+    critic_norm: bool
+    members: int
+    elites: int
+    model_hidden: Sequence[int]
+    model_lr: float
+    model_batch: int
+    model_every: int
+    model_rows: int
+    max_epochs: int
+    predict: Literal["delta", "direct"]
+    reward: str
+    termination: str
+    rollouts_per_row: float
+    rollout_schedule: Sequence[int]
+    keep_models: int
+    real_ratio: float
+    clock: Literal["auto", "serial", "async"]
+
+
+class PolicyOptions(TypedDict, total=False):
+    """Options of policy."""
+
+    hidden: Sequence[int]
+    activation: Literal["tanh", "relu", "elu", "silu"]
+    head: str
+    log_std: float
+    normalize_obs: bool | Literal["auto"]
+    module: str
+
+
+class PPOOptions(TypedDict, total=False):
+    """Options of ppo."""
+
+    lr: float
+    lr_schedule: Literal["constant", "linear"]
+    epochs: int
+    minibatch: int | Literal["auto"]
+    gamma: float
+    gae_lambda: float
+    clip: float
+    clip_schedule: Literal["constant", "linear"]
+    entropy: float
+    entropy_schedule: Literal["constant", "linear"]
+    value: float
+    max_grad_norm: float
+    target_kl: float | None
+    normalize_advantage: bool
+    reward_scale: Literal["auto", "none", "returns"]
+    rho_bar: float
+    c_bar: float
+    targets: Literal["corrected", "plain"]
+    surrogate: Literal["decoupled", "behaviour"]
+    gradient: Literal["auto", "autograd", "analytic"]
+
+
+class SACOptions(TypedDict, total=False):
+    """Options of sac."""
+
+    lr: float
+    batch: int
+    gamma: float
+    tau: float
+    buffer: int
+    learning_starts: int
+    updates_per_row: float
+    replay_ratio: float | None
+    publish_every: int | None
+    target_entropy: float | None
+    temperature: float | None
+    critic_norm: bool
+
+
+class TrainOptions(TypedDict, total=False):
+    """Options of a run, which `freewheel train --help` describes."""
+
+    algo: Literal["mbpo", "ppo", "sac"]
+    mode: Literal["batch", "continuous", "episodes", "lockstep", "sequential"]
+    preset: str
+    config: str | Path
+    seed: int
+    num_steps_per_env: int
+    init: str | Path
+    context: Table
+    steps: int | None
+    minutes: float | None
+    episodes: int | None
+    evals: int
+    eval_episodes: int
+    eval_max_steps: int
+    eval_seed: int
+    run: str
+    runs_dir: str | Path
+    log_every: float
+    console: Literal["live", "classic"]
+    device: Literal["auto", "cpu", "cuda"]
+    threads: int
+    compile: Literal["off", "graphs"]
+    workers: int | Literal["auto"]
+    envs_per_worker: int | Literal["auto"]
+    num_envs: int | Literal["auto"]
+    collection_batch_size: int | None
+    max_queue_size: int | None
+    action_bounds: float | None
+    clip_actions: float | None
+    headless: bool
+    max_episode_steps: int | None
+    measures: Sequence[str]
+    construct_timeout: float
+    reset_timeout: float
+    step_timeout: float
+    overflow: Literal["block", "drop-oldest"]
+    max_lag: int | None
+    patience: float
+    episodes_per_update: int | None
+    wave: bool
+    placement: Literal["auto", "inline", "processes"]
+    env_args: Mapping[str, Any]
+    mbpo: MBPOOptions
+    policy: PolicyOptions
+    ppo: PPOOptions
+    sac: SACOptions

@@ -1,0 +1,104 @@
+"""The typed keyword arguments of `freewheel.train`, written from the options of every algorithm, mode and world of this package.
+
+`python -m freewheel.config.signature` writes arguments.py; a test holds it to the options.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from freewheel.collect.mode import MODES
+from freewheel.config import flags
+from freewheel.config.resolve import options_of
+from freewheel.envs.family import WORLDS
+from freewheel.learn.spec import ALGORITHMS
+
+FILE = Path(__file__).with_name("arguments.py")
+HEADER = '''\
+"""The keyword arguments of `freewheel.train`, for editors and type checkers; nothing imports this when it runs.
+
+This file is written by `python -m freewheel.config.signature`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import numpy.typing as npt
+
+Table: TypeAlias = Sequence[Sequence[float]] | npt.NDArray[Any]  # [K, C]
+'''
+PARAMETERS = ("env", "hooks", "sinks")  # parameters of their own
+PATHS = ("config", "init", "runs_dir")
+
+
+def source() -> str:
+    """The text of arguments.py."""
+    groups: dict[str, dict[str, str]] = {"": {}}
+    for name, kinds in _types().items():
+        group, _, option = name.rpartition(".")
+        groups.setdefault(group, {})[option] = _union(part for kind in kinds for part in _parts(kind))
+    top = groups.pop("")
+    top |= {"algo": _literal(ALGORITHMS.ours), "mode": _literal(MODES.ours), "env_args": "Mapping[str, Any]"}
+    top |= dict.fromkeys(PATHS, f"str | {Path.__name__}") | {name: _class_name(name) for name in groups}
+    parts = [_typed_dict(_class_name(name), f"Options of {name}.", options) for name, options in groups.items()]
+    text = "Options of a run, which `freewheel train --help` describes."
+    return "\n\n".join([HEADER, *parts, _typed_dict("TrainOptions", text, top)])
+
+
+def _types() -> Mapping[str, list[Any]]:
+    """Every option of any of our algorithms, modes and worlds, with the types that it has there."""
+    found: dict[str, list[Any]] = {}
+    for algo in ALGORITHMS.ours:
+        for mode in MODES.ours:
+            for family in WORLDS.ours.values():
+                for name, kind in flags.option_types(options_of(algo, mode, family)).items():
+                    kinds = found.setdefault(name, [])
+                    if kind not in kinds:
+                        kinds.append(kind)
+    return {name: kinds for name, kinds in found.items() if name not in PARAMETERS}
+
+
+def _parts(kind: Any) -> list[str]:
+    """The members of the union that a type is, as text."""
+    if kind is flags.Table:
+        return ["Table"]
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return [text for part in inner for text in _parts(part)]
+    if origin is Literal:
+        return [_literal(inner)]
+    if origin is tuple:
+        return [f"Sequence[{_union(text for part in inner if part is not Ellipsis for text in _parts(part))}]"]
+    return ["None" if kind is types.NoneType else kind.__name__]
+
+
+def _union(parts: typing.Iterable[str]) -> str:
+    """Without repetition, None last."""
+    return " | ".join(sorted(dict.fromkeys(parts), key=lambda text: text == "None"))
+
+
+def _literal(values: typing.Iterable[str]) -> str:
+    return f"Literal[{', '.join(map(json.dumps, values))}]"
+
+
+def _class_name(group: str) -> str:
+    return f"{group.upper() if group in ALGORITHMS.ours else group.title()}Options"
+
+
+def _typed_dict(name: str, text: str, options: Mapping[str, str]) -> str:
+    fields = "".join(f"    {option}: {kind}\n" for option, kind in options.items())
+    return f'class {name}(TypedDict, total=False):\n    """{text}"""\n\n{fields}'
+
+
+if __name__ == "__main__":
+    FILE.write_text(source(), encoding="utf-8")
+    sys.stdout.write(f"{FILE}\n")
