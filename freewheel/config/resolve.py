@@ -115,7 +115,7 @@ class RunConfig:
     """Contexts as JSON, one per row ([[1,0],[0,1]]). Every episode gets one, chosen by its seed: reset() receives it as
     options["context"], and the observation must contain it under "context"."""
     hooks: tuple[str, ...] = ()
-    """Hooks that are called during the run, each as package.module:Name; see docs/hooks.md."""
+    """Hooks that are called during the run, each as package.module:Name or path/to/file.py:Name; see docs/hooks.md."""
     limits: LimitOptions = field(default_factory=LimitOptions)
     evaluation: EvalOptions = field(default_factory=EvalOptions)
     output: OutputOptions = field(default_factory=OutputOptions)

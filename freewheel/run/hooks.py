@@ -16,7 +16,7 @@ from freewheel.config.resolve import Config
 from freewheel.core import MOST_CONTEXTS, AdjustableLearner, Episode, Learner, Metrics, NDArray, Tick
 from freewheel.errors import UsageError, nearest
 from freewheel.metrics.meter import Meter
-from freewheel.policies.spec import import_object
+from freewheel.registry import own_module
 from freewheel.run.evaluate import Score
 from freewheel.run.plan import Plan
 from freewheel.run.process import Interrupted, Stop
@@ -221,8 +221,8 @@ class Hooks:
 
 
 def find_hooks(given: Sequence[object]) -> list[object]:
-    """Hooks from objects and names (package.module:Name, a class without arguments or an object); UsageError about what is
-    none. Names come from the command line and from config.json."""
+    """Hooks from objects and names (package.module:Name or path/to/file.py:Name, a class without arguments or an object);
+    UsageError about what is none. Names come from the command line and from config.json."""
     if isinstance(given, (str, Hook)) or not isinstance(given, Sequence):
         raise UsageError(
             f"hooks takes a list: hooks=[{repr(given) if isinstance(given, str) else type(given).__name__ + '()'}]"
@@ -234,7 +234,14 @@ def find_hooks(given: Sequence[object]) -> list[object]:
 
 
 def _named(place: str) -> object:
-    found = import_object("--hooks", place, "Name")
+    module, _, name = place.rpartition(":")
+    if not module or not name:
+        raise UsageError(f"--hooks takes package.module:Name or path/to/file.py:Name, not '{place}'")
+    known = vars(own_module(module))
+    if name not in known:
+        hooks = [own for own, value in known.items() if any(hasattr(value, event) for event in EVENTS)]
+        raise UsageError(f"'{module}' has no hook '{name}'{nearest(name, hooks, '')}")
+    found: object = known[name]
     return found() if isinstance(found, type) else found
 
 

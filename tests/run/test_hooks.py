@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -196,13 +197,34 @@ def test_what_is_no_hook_is_answered_before_anything_is_started(hooks: Any, answ
     assert not any(tmp_path.iterdir())
 
 
-def test_a_hook_is_found_by_its_name() -> None:
-    by_class, by_object = find_hooks([f"{__name__}:Diary", f"{__name__}:DIARY"])
-    assert type(by_class).__name__ == "Diary"
-    assert by_object is DIARY or type(by_object).__name__ == "Diary"
+def test_a_hook_is_found_by_its_name_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "my_own_hooks.py"
+    file.write_text("class Mine:\n    def on_start(self, run): ...\nthe_one = Mine()\n")
+    monkeypatch.setattr("sys.path", list(sys.path))
+    by_class, by_object = find_hooks([f"{file}:Mine", f"{file}:the_one"])
+    assert type(by_class) is type(by_object)
+    assert type(by_class).__name__ == "Mine"
+    wrong = {
+        "Mime": f"'{file}' has no hook 'Mime'; did you mean 'Mine'?",
+        "": "--hooks takes package.module:Name or path/",
+    }
+    for name, answer in wrong.items():
+        with pytest.raises(UsageError) as caught:
+            find_hooks([f"{file}:{name}"])
+        assert str(caught.value).startswith(answer)
+    monkeypatch.delitem(sys.modules, "my_own_hooks")
 
 
-DIARY = Diary()
+def test_hooks_of_the_command_line_are_kept_in_the_config(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Stop:\n    def on_update(self, run, metrics):\n        run.stop('by flag')\n"
+    )
+    words = "train CartPole-v1 --hooks ./mine.py:Stop --steps 9000 --evals 0 --run one"
+    python("-m", "freewheel", *words.split(), cwd=tmp_path)
+    summary, config = (
+        json.loads((tmp_path / "runs" / "one" / f"{name}.json").read_text()) for name in ("summary", "config")
+    )
+    assert (summary["ended"], config["hooks"]) == ("by flag", ["./mine.py:Stop"])
 
 
 def test_own_metrics_are_means_over_a_row_and_their_newest_values_are_in_the_summary(tmp_path: Path) -> None:
