@@ -67,7 +67,7 @@ def find_task(name: str) -> Task:
     return Task(
         env=env,
         steps=150_000,
-        num_steps=run.num_steps_per_env,
+        num_steps=run.steps_per_env,
         epochs=ppo.epochs,
         lr=ppo.lr,
         minibatch=ppo.minibatch,

@@ -17,6 +17,7 @@ from freewheel.rollout.probe import EnvCost
 from freewheel.rollout.runner import Runner
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
+LONGEST = 64  # steps of a chunk: limits of time are looked at after each, and environments may be slow
 
 
 class SerialConfig(ModeConfig, ABC):
@@ -30,7 +31,7 @@ class SerialConfig(ModeConfig, ABC):
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         lanes, steps = range(self.num_envs), spec.batch.steps
         if not spec.env.batched_on_device:
-            return SerialCollector(Runner(factory, lanes, env=self.place(factory.make, lanes)), steps)
+            return SerialCollector(Runner(factory, lanes, env=self.place(factory.make, lanes)), steps, LONGEST)
         from freewheel.rollout.device_runner import DeviceRunner
 
         simulation = spec.simulation
@@ -71,11 +72,13 @@ class SerialRunner(Protocol):
 class SerialCollector:
     """A Collector over one Runner: act, then learn, then act. The lag is 0 because nothing acts during an update.
 
+    The steps of an update come in chunks of at most `longest` (None: as one).
     Objects made before the end of the first chunk are excluded from garbage collection, as in workers.
     """
 
-    def __init__(self, runner: SerialRunner, steps: int) -> None:
+    def __init__(self, runner: SerialRunner, steps: int, longest: int | None = None) -> None:
         self._runner, self._steps = runner, steps
+        self._longest, self._done = longest or steps, 0  # steps of the present update
         self._idle_since = perf_counter_ns()
         self._warm = False
 
@@ -96,7 +99,9 @@ class SerialCollector:
         if not wait:
             return ()
         self._waited()
-        chunk = self._runner.unroll(self._steps)
+        steps = min(self._longest, self._steps - self._done)
+        chunk = self._runner.unroll(steps)
+        self._done = (self._done + steps) % self._steps
         if not self._warm:
             self._warm = True
             gc.freeze()
@@ -127,6 +132,7 @@ class SerialCollector:
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         self._runner.load_state_dict(state)
+        self._done = 0
 
     def _waited(self) -> None:
         self._runner.spend(WAIT_CREDIT, perf_counter_ns() - self._idle_since)

@@ -15,7 +15,7 @@ import numpy as np
 
 from freewheel.collect.mode import MODES, ModeConfig
 from freewheel.config import flags
-from freewheel.core import NO_CONTEXT, Compile, NDArray
+from freewheel.core import NO_CONTEXT, Auto, Compile, NDArray
 from freewheel.envs.family import WORLDS, EnvConfig, WorldFamily, family_of, read_presets
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError, nearest, require_positive
@@ -106,8 +106,10 @@ class RunConfig:
 
     seed: int = 0
     """Seed of all random numbers of the run."""
-    num_steps_per_env: int = 64
-    """Steps of each environment in one on-policy update; with a replay buffer: between two versions of the acting policy."""
+    num_steps_per_env: int | Auto = "auto"
+    """Steps of each environment in one on-policy update; with a replay buffer: between two versions of the acting policy. auto:
+    2,048 rows an update, however many environments there are (no more than --steps, at least 8 steps); 64 with a batched
+    simulator."""
     init: str = ""
     """Start with the weights of another run, given as a name under --runs-dir or a path: its best weights, or RUN@latest, or
     RUN@STEP."""
@@ -122,8 +124,14 @@ class RunConfig:
     machine: MachineOptions = field(default_factory=MachineOptions)
 
     def __post_init__(self) -> None:
-        require_positive(num_steps_per_env=self.num_steps_per_env)
+        require_positive(num_steps_per_env=None if self.num_steps_per_env == "auto" else self.num_steps_per_env)
         _require_natural(seed=self.seed)
+
+    @property
+    def steps_per_env(self) -> int:
+        """Of an update, after planning."""
+        assert self.num_steps_per_env != "auto", "call settle() first"
+        return self.num_steps_per_env
 
     @property
     def contexts(self) -> NDArray:

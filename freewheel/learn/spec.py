@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from freewheel.core import Learner, MakeExecutor
     from freewheel.policies.spec import PolicySpec, Start
 
+ROWS = 2_048  # of an on-policy update
+SIMULATED_STEPS = 64  # of each lane, with a batched simulator
 Schedule = Literal["constant", "linear"]  # linear: falls to 0 over --steps
 
 
@@ -76,6 +78,11 @@ class AlgorithmConfig(Protocol):
     def executor(self) -> Literal["serial", "async", "auto"]:
         """How parts of the learner run beside it."""
         return "serial"
+
+    def rows_per_update(self, world: EnvSpec) -> int:
+        """Rows of an update in this world, where steps of each lane are "auto"; it must not depend on how many lanes there are,
+        unless they are one simulation."""
+        return SIMULATED_STEPS * world.lanes if world.batched_on_device else ROWS
 
     def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
         """What options that are "auto" become in this world, by name ("policy.normalize_obs"): they suit its kind of actions

@@ -65,7 +65,7 @@ class Plan:
     @property
     def batch(self) -> BatchSpec:
         """What one update learns from."""
-        steps, episodes = self.config.run.num_steps_per_env, self.config.collector.episodes_per_update
+        steps, episodes = self.config.run.steps_per_env, self.config.collector.episodes_per_update
         return BatchSpec(steps=steps, lanes=self.spec.lanes, episodes=episodes, max_lag=self.max_lag)
 
     @property
@@ -191,7 +191,7 @@ def plan(config: Config, report: Report = silent, meanwhile: Callable[[], None] 
     spec = replace(cost.spec, lanes=config.collector.lanes)
     spec.check_context(config.run.contexts)
     init = _initial_weights(config)
-    config = settle(config if init is None else _as_in(config, init), spec, _rows(config, spec))
+    config = settle(config if init is None else _as_in(config, init), spec)
     policy = config.policy.resolve(spec)
     planned = Plan(config, spec, policy, name, device, init, cost)
     _check_weights(config, policy, init)
@@ -258,11 +258,6 @@ def _check_weights(config: Config, policy: PolicySpec, init: Checkpoint | None) 
             differs = f"{what} is {there[what]} there and {here[what]} here"
             remedy = "use the same environment and --policy options"
             raise SetupError(f"--init {config.run.init} has another network ({differs}): {remedy}")
-
-
-def _rows(config: Config, spec: EnvSpec) -> int | None:
-    """Rows of an update; None: known when its episodes have ended."""
-    return None if config.collector.episodes_per_update else config.run.num_steps_per_env * spec.lanes
 
 
 def _check_publications(config: Config, rows: int) -> None:

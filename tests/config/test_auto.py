@@ -22,7 +22,7 @@ WORLDS = {
     "images": replace(BOX, obs_dtype="uint8"),
     "a batched simulator": replace(BOX, batched_on_device=True),
 }
-NAMES = ("ppo.minibatch", "ppo.reward_scale", "policy.normalize_obs")
+NAMES = ("num_steps_per_env", "ppo.minibatch", "ppo.reward_scale", "policy.normalize_obs")
 
 
 def values(config: Config) -> dict[str, Any]:
@@ -30,41 +30,69 @@ def values(config: Config) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("world", "rows", "expected"),
+    ("world", "words", "expected"),
     [
-        ("Box actions", 2048, (64, "returns", True)),
-        ("Discrete actions", 2048, (64, "none", False)),
-        ("images", 2048, (64, "returns", False)),
-        ("a batched simulator", 98_304, (256, "none", False)),
-        ("Box actions", 65_536, (2048, "returns", True)),
-        ("Box actions", 128, (64, "returns", True)),
-        ("Discrete actions", None, ("auto", "none", False)),
+        ("Box actions", "", (256, 64, "returns", True)),
+        ("Discrete actions", "", (256, 64, "none", False)),
+        ("images", "", (256, 64, "returns", False)),
+        ("a batched simulator", "", (64, 256, "none", False)),
+        ("Box actions", "--num-steps-per-env 8192", (8192, 2048, "returns", True)),
+        ("Box actions", "--num-steps-per-env 16", (16, 64, "returns", True)),
+        ("Discrete actions", "--mode episodes --episodes-per-update 10", (256, "auto", "none", False)),
     ],
 )
-def test_what_ppo_does_in_a_world_where_nothing_is_given(
-    world: str, rows: int | None, expected: tuple[Any, ...]
-) -> None:
-    settled = settle(from_argv(["X-v0"]), WORLDS[world], rows)
+def test_what_ppo_does_in_a_world_where_little_is_given(world: str, words: str, expected: tuple[Any, ...]) -> None:
+    settled = settle(from_argv(["X-v0", *words.split()]), WORLDS[world])
     assert tuple(values(settled)[name] for name in NAMES) == expected
     source = f"default for {'Box actions' if world == 'images' else world}"
+    given = {"num_steps_per_env"} if "num-steps" in words else set()
     chosen = {name for name, value in zip(NAMES, expected, strict=True) if value != "auto"}
-    assert {name for name, told in settled.sources.items() if told == source} == chosen
+    assert {name for name, told in settled.sources.items() if told == source} == chosen - given
+
+
+@pytest.mark.parametrize(
+    ("lanes", "words", "steps"),
+    [
+        *[(1, "", 2048), (8, "", 256), (54, "", 38), (64, "", 32), (89, "", 23), (256, "", 8), (1024, "", 8)],
+        *[(8, "--steps 1000", 125), (8, "--minutes 1", 256), (64, "--num-steps-per-env 100", 100)],
+    ],
+)
+def test_rows_of_an_update_do_not_depend_on_the_number_of_lanes(lanes: int, words: str, steps: int) -> None:
+    """But for rounding, the least number of steps and the end of the run."""
+    settled = settle(from_argv(["X-v0", *words.split()]), replace(BOX, lanes=lanes))
+    assert settled.run.steps_per_env == steps
 
 
 @pytest.mark.parametrize("algo", [name for name in ALGORITHMS if name != "ppo"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_algorithms_with_a_replay_buffer_leave_observations_as_they_are(algo: str, world: str) -> None:
-    settled = settle(from_argv(["X-v0", "--algo", algo]), WORLDS[world], 8)
+    settled = settle(from_argv(["X-v0", "--algo", algo]), WORLDS[world])
     assert settled.policy.normalize_obs is False
 
 
 def test_what_is_given_stays(tmp_path: Path) -> None:
-    given = ["--ppo.minibatch", "100", "--ppo.reward-scale", "none", "--no-policy.normalize-obs"]
+    given = [
+        "--num-steps-per-env",
+        "50",
+        "--ppo.minibatch",
+        "100",
+        "--ppo.reward-scale",
+        "none",
+        "--no-policy.normalize-obs",
+    ]
     config = from_argv(["X-v0", *given])
-    assert settle(config, BOX, 2048) == config
+    assert settle(config, BOX) == config
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"ppo": {"minibatch": 100, "reward_scale": "none"}, "policy": {"normalize_obs": False}}))
-    read = settle(from_argv(["X-v0", "--config", str(file)]), BOX, 2048)
+    file.write_text(
+        json.dumps(
+            {
+                "num_steps_per_env": 50,
+                "ppo": {"minibatch": 100, "reward_scale": "none"},
+                "policy": {"normalize_obs": False},
+            }
+        )
+    )
+    read = settle(from_argv(["X-v0", "--config", str(file)]), BOX)
     assert read == config
     assert {read.sources[name] for name in NAMES} == {f"file {file}"}
 
@@ -72,18 +100,22 @@ def test_what_is_given_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", ["pendulum", "halfcheetah", "cartpole"])
 def test_presets_keep_what_they_were_published_with(preset: str) -> None:
     world = WORLDS["Discrete actions"] if preset == "cartpole" else BOX
-    known = {"cartpole": (256, "none", False), "pendulum": (64, "returns", False), "halfcheetah": (256, "none", True)}
-    settled = settle(from_argv(["X-v0", "--preset", preset]), world, 2048)
+    known = {
+        "cartpole": (32, 256, "none", False),
+        "pendulum": (256, 64, "returns", False),
+        "halfcheetah": (256, 256, "none", True),
+    }
+    settled = settle(from_argv(["X-v0", "--preset", preset]), world)
     assert tuple(values(settled)[name] for name in NAMES) == known[preset]
 
 
 def test_a_run_that_is_read_back_has_the_same_values(tmp_path: Path) -> None:
     """Of the run as it was, and of what was printed before its world was known."""
     asked = from_argv(["X-v0"])
-    settled, file = settle(asked, BOX, 2048), tmp_path / "config.json"
+    settled, file = settle(asked, BOX), tmp_path / "config.json"
     for kept, world in ((settled, WORLDS["Discrete actions"]), (asked, BOX)):
         file.write_text(json.dumps(kept.to_json()))
-        assert settle(from_file(file), world, 2048) == settled
+        assert settle(from_file(file), world) == settled
 
 
 @pytest.mark.parametrize(

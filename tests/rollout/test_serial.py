@@ -60,3 +60,11 @@ def test_leaving_with_an_error_closes_the_env_and_keeps_the_counts(fake: FakeSet
         collector.collect(wait=True)
     assert fake.env.closed == 1
     assert collector.rows() == RowCounts(produced=4, open=4)
+
+
+def test_the_steps_of_an_update_come_in_chunks_that_end_with_it(fake: FakeSetup) -> None:
+    with SerialCollector(Runner(fake.factory, range(2)), steps=10, longest=4) as collector:
+        collector.publish(Snapshot(1, {}), done=0)
+        chunks = [chunk for _ in range(6) for chunk in collector.collect(wait=True)]
+    assert [len(chunk.data.reward) for chunk in chunks] == [4, 4, 2, 4, 4, 2]
+    assert [chunk.origin.sequence for chunk in chunks] == list(range(6))

@@ -78,9 +78,11 @@ def test_the_plan_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     # On a busy machine a step seems to sleep: the measurement must not decide here.
     monkeypatch.setattr("freewheel.collect.mode.useful_workers", lambda _: 3)
     config = from_options(IDENTITY, {"mode": "continuous", "runs_dir": tmp_path, "num_envs": 9})
-    lines = plan.plan(config).lines()
+    planned = plan.plan(config)
+    assert planned.defaults_line == "Discrete actions: 2,052 rows an update, 10 epochs of minibatches of 64"
+    lines = planned.lines()
     assert "workers  3 workers x 3 envs, a thread each, on 4 cores; the learner has a core" in lines
-    assert "collect  continuous: 9 envs x 64 steps = 576 rows an update" in lines
+    assert "collect  continuous: 9 envs x 228 steps = 2052 rows an update" in lines
 
 
 def test_the_plan_of_episodes(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ MODEL: dict[str, Any] = {
     "model_hidden": [32, 32], "max_epochs": 5, "clock": "serial",
 }  # fmt: skip
 ALGORITHMS: Mapping[str, dict[str, Any]] = {
-    "ppo-CartPole-v1": {"env": "CartPole-v1", "steps": 1024, "ppo": {"minibatch": 64}},
+    "ppo-CartPole-v1": {"env": "CartPole-v1", "steps": 1024, "num_steps_per_env": 64, "ppo": {"minibatch": 64}},
     "ppo-Pendulum-v1": {
-        "env": "Pendulum-v1", "steps": 1024, "ppo": {"minibatch": 64, "reward_scale": "returns"},
+        "env": "Pendulum-v1", "steps": 1024, "num_steps_per_env": 64, "ppo": {"minibatch": 64, "reward_scale": "returns"},
         "policy": {**NETWORK, "normalize_obs": True},
     },
     "sac-Pendulum-v1": {"env": "Pendulum-v1", "algo": "sac", "steps": 256, "sac": REPLAY},
