@@ -124,6 +124,7 @@ class Group:
         from freewheel.run.process import Interrupted, Stop
 
         stop, display = Stop(), _Display(self, every)
+        stop.begin()
         with stop.listening(), display:
             try:
                 while not self._turn(argv, stop, display):

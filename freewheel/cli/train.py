@@ -63,9 +63,11 @@ def _run(argv: Sequence[str]) -> int:
 
         sys.stdout.write("\n".join(check(config).lines()) + "\n")
         return 0
+    from freewheel.cli.output import lasting_output
     from freewheel.run.trainer import run
 
-    return run(config).exit_code
+    with lasting_output():
+        return run(config).exit_code
 
 
 def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
@@ -85,7 +87,10 @@ def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
         group = seeds.group_of(planned, numbers, own.jobs)
         sys.stdout.write("\n".join(seeds.plan_lines(planned, group)) + "\n")
         return 0
-    return seeds.claim(planned, numbers, own.jobs).start(argv, config.run.output.log_every)
+    from freewheel.cli.output import lasting_output
+
+    with lasting_output():
+        return seeds.claim(planned, numbers, own.jobs).start(argv, config.run.output.log_every)
 
 
 def _print_config(config: Config) -> int:

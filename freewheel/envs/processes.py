@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -24,7 +25,15 @@ from freewheel.envs.spaces import Layout
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.rollout.factory import Timeouts
-from freewheel.transport.forkserver import freeze_heap, ignore_interrupts, pickled, tie, without_main
+from freewheel.transport.forkserver import (
+    freeze_heap,
+    ignore_interrupts,
+    pickled,
+    prepare,
+    signals_blocked,
+    tie,
+    without_main,
+)
 
 if TYPE_CHECKING:
     _Workers = AsyncVectorEnv[Any, Any]
@@ -66,7 +75,9 @@ class GymProcesses(_Workers):
         self.parent_pipes, self.processes, self._polls = [], [], []
         self._lifeline = os.pipe()
         try:
-            with without_main():
+            prepare()
+            # Processes that are half started cannot be ended: signals wait.
+            with without_main(), signals_blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 super().__init__(makers, copy=False, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
         except (EOFError, ConnectionError):
             raise self._ended([], timeouts.construct) from None

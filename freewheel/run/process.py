@@ -112,19 +112,29 @@ class Interrupted(BaseException):
     """A signal asked the run to end."""
 
 
+#: Interrupt, end, and hang up: what a terminal, a job queue and a lost connection send.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Stop:
-    """The signal that asked the run to end. It interrupts calls of environments, where every row is counted, and nothing else."""
+    """The signal that asked the run to end. Until `begin` it ends everything at once, as nothing is worth keeping; from then on
+    it interrupts calls of environments, where every row is counted, and nothing else."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._begun = False
         self.over = False  # the summary is being written, which must not be interrupted
         self._in_env = False
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """The signal handler: the first signal ends the run in good order, the second at once."""
         first, self.signal = self.signal is None, self.signal or signal.Signals(number)
-        if not self.over and (self._in_env or not first):
+        if not self.over and (self._in_env or not first or not self._begun):
             raise Interrupted
+
+    def begin(self) -> None:
+        """The run directory is about to be made: from now on the run has to end in good order."""
+        self._begun = True
 
     def check(self) -> None:
         if self.signal is not None:
@@ -143,13 +153,21 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        try:
-            before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Handle signals in this block; one that nothing else has dealt with ends this process, quietly."""
+        numbers = [
+            number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        ]
+        try:  # a hang-up that is ignored (nohup) stays ignored
+            before = {number: signal.signal(number, self.ask) for number in numbers}
         except ValueError:  # only the main thread may handle signals
             yield
             return
         try:
             yield
+        except Interrupted:
+            if self.signal == signal.SIGINT or self.signal is None:
+                raise KeyboardInterrupt from None
+            raise SystemExit(128 + self.signal) from None
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -54,8 +54,13 @@ def run(config: Config, *, quiet: bool = False, hooks: Sequence[object] = (), si
 
     `hooks` are called, and `sinks` written to, in addition to those that the config names.
     """
-    own = [*find_hooks(config.run.hooks), *find_hooks(hooks)]
-    entries, stop = chosen(config.run.output.sinks), Stop()
+    own, stop = [*find_hooks(config.run.hooks), *find_hooks(hooks)], Stop()
+    with stop.listening():
+        return _run(config, stop, own, quiet=quiet, sinks=sinks)
+
+
+def _run(config: Config, stop: Stop, hooks: Sequence[object], *, quiet: bool, sinks: Sequence[Sink]) -> Result:
+    entries = chosen(config.run.output.sinks)
     planned = plan(config, silent if quiet else print_line, meanwhile=import_torch)
     config = planned.config
     process.keep_freed_memory()
@@ -66,6 +71,7 @@ def run(config: Config, *, quiet: bool = False, hooks: Sequence[object] = (), si
     ):
         services = Services(executors=executors, while_waiting=stop.check)
         learner = config.learner.build(replace(planned.learner_spec, services=services))
+        stop.begin()
         planned = replace(planned, name=planned.name.claim())
         directory = RunDirectory(planned.path, planned.policy)
         directory.write("config.json", config.to_json())
@@ -79,7 +85,7 @@ def run(config: Config, *, quiet: bool = False, hooks: Sequence[object] = (), si
             console=config.run.output.console,
         )
         opened = [sink for entry in entries if (sink := entry.open(info)) is not None]
-        return _Trainer(planned, learner, directory, [*opened, *sinks], stop, own).train()
+        return _Trainer(planned, learner, directory, [*opened, *sinks], stop, hooks).train()
 
 
 class _Trainer:
@@ -135,7 +141,9 @@ class _Trainer:
         factory = planned.runner_factory
         if planned.worker_config is None and not planned.spec.batched_on_device:
             make, guard = planned.config.env.make, self._stop.guard
-            factory = replace(factory, make=lambda *lanes, **where: WrappedEnv(make(*lanes, **where), guard, guard))
+            factory = replace(
+                factory, make=lambda *lanes, **where: WrappedEnv(guard(make)(*lanes, **where), guard, guard)
+            )
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
         spec = replace(spec, context=self._hooks.run.contexts)
         with ExitStack() as stack:

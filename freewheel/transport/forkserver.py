@@ -26,6 +26,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 PRELOAD = ("freewheel.transport.shm.worker", "freewheel.transport.preload")
 PRELOADED = "FREEWHEEL_PRELOAD"  # the variable that tells preload.py what to import, and in how many seconds
 PRELOAD_LIMIT = 20.0
+TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what a terminal sends to all its processes
 RESTART_LIMIT = 5.0  # seconds to replace a server that was killed
 _starting = threading.Lock()  # only one thread at a time may hide the caller's script
 
@@ -39,8 +40,9 @@ def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
         _starting,
         _environment(_for_server() | {PRELOADED: json.dumps([min(limit, PRELOAD_LIMIT), *modules])}),
         without_main(),
+        signals_blocked(*TERMINAL),
     ):
-        forkserver.ensure_running()
+        forkserver.ensure_running()  # it inherits the block, and its children do until `ignore_interrupts`
 
 
 def _for_server() -> dict[str, str]:
@@ -68,7 +70,7 @@ class Lifeline:
 def start(process: ForkServerProcess) -> None:
     """Start a process without running the caller's script again; starts the server if `prepare` was not called."""
     deadline = time.monotonic() + RESTART_LIMIT
-    with _starting, _environment(_for_server()), without_main():
+    with _starting, _environment(_for_server()), without_main(), signals_blocked(*TERMINAL):
         while True:
             try:
                 return process.start()
@@ -121,9 +123,21 @@ def without_main() -> Iterator[None]:
         vars(main).update(hidden)
 
 
+@contextmanager
+def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Signals of these kinds that come to this thread are handled at the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def ignore_interrupts() -> None:
-    """An interrupt reaches all processes of the terminal; only the parent handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """An interrupt or a hang-up reaches all processes of the terminal; only the parent handles it."""
+    for number in TERMINAL:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL)
 
 
 def freeze_heap() -> None:

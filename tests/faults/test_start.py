@@ -1,0 +1,143 @@
+"""Signals while a run starts, and output that fails: quiet, the right exit code, and nothing is left behind or lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from freewheel.cli.output import Output
+from tests.support.places import ROOT
+from tests.support.runs import IDENTITY
+
+#: The command line, interrupted when it begins to import a module.
+IMPORTS = """
+import signal, sys
+wanted = sys.argv.pop(1)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == wanted:
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from freewheel.__main__ import main
+sys.exit(main())
+"""
+#: Sends a signal to the whole group of processes, as a terminal does, in the n-th call of a method in any process.
+WORLD = """
+import os, signal, time
+import gymnasium, numpy as np
+
+def call(method):
+    wanted, count, number = os.environ["MOMENT"].split()
+    if method != wanted:
+        return
+    for made in range(int(count)):
+        try:
+            os.close(os.open(f"call-{made}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        if made == int(count) - 1:
+            os.killpg(os.getsid(0), int(number))  # the survey leads a group of its own
+            time.sleep(0.2)
+        return
+
+class Env(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        call("construct")
+
+    def reset(self, *, seed=None, options=None):
+        call("reset")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        call("step")
+        time.sleep(0.003)
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+"""
+
+
+def freewheel(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python in a session of its own, in this folder."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), **variables}
+    command = [sys.executable, *words]
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=40, check=False, start_new_session=True
+    )
+
+
+@pytest.mark.parametrize("module", ["importlib.metadata", "numpy", "tyro", "torch"])
+def test_an_interrupt_while_modules_are_imported_is_quiet(tmp_path: Path, module: str) -> None:
+    argv = ["train", "CartPole-v1", "--steps", "64", "--evals", "0", "--runs-dir", "runs"]
+    told = freewheel(tmp_path, "-c", IMPORTS, module, *argv)
+    assert (told.returncode, told.stderr) == (130, "")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "method", "count"),
+    [
+        (signal.SIGINT, "construct", 1),  # while it is measured
+        (signal.SIGINT, "construct", 4),  # while processes are created
+        (signal.SIGTERM, "reset", 1),
+        (signal.SIGHUP, "step", 60),
+    ],
+)
+def test_a_signal_while_lockstep_starts_is_quiet(
+    tmp_path: Path, number: signal.Signals, method: str, count: int
+) -> None:
+    """It leaves either no run or a whole one; processes that stay are found by the fixture of all tests."""
+    (tmp_path / "presses.py").write_text(WORLD)
+    argv = ["presses:Env", "--placement", "processes", "--num-envs", "3", "--steps", "1000000000", "--evals", "0"]
+    told = freewheel(tmp_path, "-m", "freewheel", "train", *argv, MOMENT=f"{method} {count} {int(number)}")
+    assert (told.returncode, told.stderr) == (128 + number, "")
+    assert (tmp_path / f"call-{count - 1}").exists()
+    for run in (tmp_path / "runs").glob("*"):
+        summary = json.loads((run / "summary.json").read_text())
+        assert (summary["exit_code"], summary["ended"]) == (128 + number, f"interrupted ({number.name})")
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """As nohup starts a command."""
+    script = "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from freewheel.run.process import Stop\n"
+    script += "with Stop().listening(): os.kill(os.getpid(), signal.SIGHUP)\nprint('on')"
+    assert freewheel(tmp_path, "-c", script).stdout == "on\n"
+
+
+SMALL = f"{IDENTITY} --num-envs 2 --num-steps-per-env 8 --steps 640 --log-every 0.000001 --evals 0 --run it"
+
+
+@pytest.mark.parametrize(
+    ("redirected", "told"),
+    [
+        ("| head -3", ""),
+        ("> /dev/full", "freewheel: cannot print any more (No space left on device); the run goes on without it\n"),
+    ],
+)
+def test_a_run_goes_on_without_its_output(tmp_path: Path, redirected: str, told: str) -> None:
+    script = f"{sys.executable} -m freewheel train {SMALL} {redirected}; exit ${{PIPESTATUS[0]}}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=40, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, told)
+    assert ended.stdout.count("\n") == (3 if "head" in redirected else 0)
+    assert json.loads((tmp_path / "runs" / "it" / "summary.json").read_text())["env_steps"] == 640
+
+
+def test_output_passes_everything_on_while_it_works(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w", encoding="utf-8") as file:
+        output = Output(file)
+        assert output.write("text") == 4
+        output.flush()
+        assert (output.encoding, output.isatty(), output.fileno()) == ("utf-8", False, file.fileno())
+    assert (tmp_path / "file").read_text() == "text"
