@@ -6,15 +6,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from freewheel.collect.mode import Mode, WorkersConfig
+from freewheel.collect.mode import MOST_WAITING, Mode, WorkersConfig
 from freewheel.core import Collector
 from freewheel.errors import require_positive
 from freewheel.pacing.one_ahead import OneAhead
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.rollout.probe import EnvCost, usable_cores
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.wire import SharedMemoryWire, Size
 from freewheel.transport.stream import SimulationCollector, simulation_wire
 from freewheel.transport.wire import Fragment, Wire
+
+WAITS, PER_CORE = 0.25, 16  # an env that keeps less than a quarter of a core busy gets so many workers a core
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,13 @@ class BatchConfig(WorkersConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(collection_batch_size=self.collection_batch_size, max_queue_size=self.max_queue_size)
+
+    def useful_workers(self, cost: EnvCost) -> int:
+        """One of two numbers, far apart: what a run learns depends on it, and two runs must have the same."""
+        cores = usable_cores()
+        if cost.duty > WAITS:
+            return max(1, cores - 1) if cores > 2 else cores
+        return min(max(MOST_WAITING, cores), PER_CORE * cores)
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         size = self.size(spec)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from freewheel.core import Auto, Collector
-from freewheel.errors import UsageError, require_positive
+from freewheel.errors import SetupError, UsageError, require_positive
 from freewheel.registry import Registry
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
-from freewheel.rollout.probe import EnvCost, usable_cores
+from freewheel.rollout.probe import EnvCost, free_memory, usable_cores
 
 
 class ModeConfig(Protocol):
@@ -28,6 +29,10 @@ class ModeConfig(Protocol):
         """What acts, in one line for the user."""
         return f"{self.lanes} envs"
 
+    def remarks(self, cost: EnvCost) -> list[str]:
+        """What the user should know about numbers that were given, or that `planned` chooses."""
+        return []
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
@@ -44,8 +49,11 @@ class Mode:
 MODES: Registry[Mode] = Registry("mode", "MODE", "freewheel.collect")
 
 ENVS = 8  # default number of environments
-CHEAP = 25e-6  # seconds: one worker with shorter steps than this is faster than the learner
-MOST_WORKERS = 256  # upper limit of a planned number
+CHEAP = 20e-6  # seconds: one worker with shorter steps than this is faster than the learner
+WORKER_STEP = 100e-6  # processor seconds that a worker adds to a step of its env
+MOST_WAITING = 64  # workers of an env that waits, unless there are more cores: more than these outrun the learner
+WORKER_MEMORY = 12 << 20  # bytes of a worker without its envs
+MEMORY_SHARE = 0.75  # of the free memory, for the envs of a plan
 
 
 @dataclass(frozen=True)
@@ -83,12 +91,17 @@ class WorkersConfig(ModeConfig):
         assert self.workers != "auto", "call planned() first"
         return self.workers
 
+    def useful_workers(self, cost: EnvCost) -> int:
+        """How many workers keep the cores busy."""
+        return useful_workers(cost)
+
     def planned(self, cost: EnvCost) -> Self:
         """The same with every number chosen."""
         workers, each, lanes = self._given()
         if workers is None:
-            useful = useful_workers(cost)
-            lanes = lanes or useful * (each or -(-ENVS // useful))
+            room = memory_room(cost)
+            useful = min(self.useful_workers(cost), room)
+            lanes = lanes or useful * (each or -(-min(ENVS, room) // useful))
             workers = lanes // each if each else _divisor(lanes, useful)
         each = each or (lanes // workers if lanes else max(1, ENVS // workers))
         return replace(self, workers=workers, envs_per_worker=each, num_envs=workers * each)
@@ -101,20 +114,56 @@ class WorkersConfig(ModeConfig):
 
     def plan_line(self) -> str:
         """The plan in one line, for the user."""
+        workers, each = self.worker_count, self.lanes // self.worker_count
+        return f"{count(workers, 'worker')} x {count(each, 'env')}, a thread each, on {count(usable_cores(), 'core')}"
+
+    def remarks(self, cost: EnvCost) -> list[str]:
+        """What the user should know about the numbers that were given or chosen."""
+        workers, _, lanes = self._given()
+        if workers is None and lanes is None and (room := memory_room(cost)) < max(ENVS, self.useful_workers(cost)):
+            return [f"memory allows {count(room, 'env')}: one holds about {_rounded(cost.memory / 2**20)} MB"]
         cores = usable_cores()
-        shares = "the learner shares them" + (" at lower priority" if self.worker_count > cores else "")
-        learner = "the learner has a core" if self.worker_count < cores else shares
-        return f"{self.worker_count} workers x {self.envs_per_worker} envs, a thread each, on {cores} cores; {learner}"
+        if workers is not None and workers > cores and cost.computes:
+            return [f"{workers} workers on {cores} cores bring no more than {cores}: the env computes all the time"]
+        return []
+
+
+def count(number: int, noun: str) -> str:
+    """1 worker, 2 workers."""
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def useful_workers(cost: EnvCost) -> int:
-    """How many workers keep the cores busy: more than cores if steps sleep, one less than cores if the learner can have a core
-    of its own or will be slower anyway."""
+    """How many workers keep the cores busy: by cores if the env computes, one less than cores if the learner can have a core of
+    its own or will be slower anyway; if it waits, cores times a power of two, because the measurement is not exact."""
     cores = usable_cores()
-    duty = min(1.0, max(cost.duty, 1 / MOST_WORKERS))
-    if duty > 0.5:
-        return max(1, cores - 1) if cores > 2 or cost.cpu < CHEAP else cores
-    return min(MOST_WORKERS, round(cores / duty))
+    if cost.computes:
+        return max(1, cores - 1) if cores > 2 or cost.fast < CHEAP else cores
+    busy = (cost.cpu + WORKER_STEP) / max(cost.own, WORKER_STEP)  # cores that a worker will keep busy
+    times = 1 << max(0, math.floor(math.log2(1 / busy)))
+    return min(max(MOST_WAITING, cores), cores * times)
+
+
+def memory_room(cost: EnvCost) -> int:
+    """How many envs, each with a worker, fit into the free memory: a power of two, because what is free changes."""
+    room = MEMORY_SHARE * free_memory() / (WORKER_MEMORY + cost.memory)
+    return 1 << max(0, math.floor(math.log2(max(room, 1.0))))
+
+
+def require_room(cost: EnvCost, lanes: int, workers: int) -> None:
+    """SetupError if so many envs and workers do not fit into the free memory."""
+    need, free = lanes * cost.memory + workers * WORKER_MEMORY, free_memory()
+    if need > free:
+        each = f"{lanes} envs of {cost.memory / 2**20:,.0f} MB each, as measured"
+        most = max(1, free // (cost.memory + WORKER_MEMORY))
+        sizes = f"need {need / 2**30:.1f} GB of memory, but {free / 2**30:.1f} GB are free"
+        raise SetupError(f"{each}, {sizes}: use at most {most} envs")
+
+
+def _rounded(value: float) -> str:
+    """To one figure, so that a plan does not change with every measurement."""
+    digits = math.floor(math.log10(max(value, 1.0)))
+    return f"{round(value, -digits):,.0f}"
 
 
 def _divisor(lanes: int, wanted: int) -> int:

@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from freewheel.collect.mode import ModeConfig
+from freewheel.collect.mode import ModeConfig, count
 from freewheel.core import WORKER_TIME, Array, Chunk, Collector, Env, Episode, RowCounts, Snapshot
 from freewheel.errors import require_positive
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
@@ -46,7 +46,7 @@ class SerialConfig(ModeConfig, ABC):
         return self
 
     def plan_line(self) -> str:
-        return f"{self.num_envs} envs in this process"
+        return f"{count(self.num_envs, 'env')} in this process"
 
     @property
     def lanes(self) -> int:

@@ -57,6 +57,7 @@ class WorkerSpec:
 
     timeouts: Timeouts = Timeouts()
     modules: Sequence[str] = ()  # imported once, before workers are forked
+    nice: int = 0  # how much lower their priority is than the learner's
 
 
 @dataclass(frozen=True, kw_only=True)

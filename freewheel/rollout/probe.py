@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ FAILURES, GOOD_STEPS = (
     3,
     10,
 )  # an env that fails so often with fewer good steps between is refused, as a lane is given up
+COMPUTES = 0.5  # cores that an env must keep busy to be called computing
 MOST_STOLEN = 0.9  # share of the time; beyond it nothing can be said
 
 Phase: TypeAlias = Literal["constructor", "reset", "step", "close"]
@@ -44,8 +46,9 @@ class EnvCost:
     row: float  # the same with the resets that these steps called for
     cpu: float  # processor seconds of a row, resets, threads and child processes included
     stolen: float = 0.0  # seconds of a row in which the env could have run but other processes had the processor
-    median: float = 0.0  # of the seconds of a step; with `slow` and `longest` it shows how uneven steps are
-    slow: float = 0.0  # 95 of 100 steps were faster
+    fast: float = 0.0  # seconds that 9 of 10 steps took longer than; a busy machine does not change it much
+    median: float = 0.0  # of the seconds of a step; with the others it shows how uneven steps are
+    slow: float = 0.0  # seconds that 95 of 100 steps were faster than
     longest: float = 0.0
     reset: float = 0.0  # mean seconds of a reset
     construct: float = 0.0  # seconds of the constructor and of what reading its spaces took
@@ -73,6 +76,11 @@ class EnvCost:
     def duty(self) -> float:
         """The cores that it keeps busy while it steps: near 0 if it waits, 1 or more if it computes."""
         return self.cpu / self.own if self.own > 0 else 1.0
+
+    @property
+    def computes(self) -> bool:
+        """Whether it keeps a core busy, itself or by its child processes, rather than waits."""
+        return self.duty > COMPUTES
 
 
 class Watch(Protocol):
@@ -243,6 +251,7 @@ class _Trial:
             row=row,
             cpu=row * used.cpu / used.wall,  # the time of our own calls is left out of both
             stolen=row * min(used.stolen / used.wall, MOST_STOLEN),
+            fast=float(np.quantile(steps, 0.1)),
             median=float(np.median(steps)),
             slow=float(np.quantile(steps, 0.95)),
             longest=float(steps.max()),
@@ -285,3 +294,13 @@ def _memory() -> int:
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that can still be used: of the machine, or of the container if it has less."""
+    free = int(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError):  # no limit reads "max"
+        cached = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.MULTILINE)
+        used = int((cgroup / "memory.current").read_text()) - int(cached[1] if cached else 0)
+        free = min(free, max(0, int((cgroup / "memory.max").read_text()) - used))
+    return free

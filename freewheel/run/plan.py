@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-from freewheel.collect.mode import MODES, WorkersConfig
+from freewheel.collect.mode import MODES, WorkersConfig, require_room
 from freewheel.config.auto import kind_of, settle
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, EnvSpec, Snapshot
@@ -19,7 +19,7 @@ from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts
 from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, Start, actor_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory, SimulationSpec, WorkerSpec
-from freewheel.rollout.probe import BUDGET, EnvCost, measured
+from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
 from freewheel.run import checkpoint
 from freewheel.run.checkpoint import Checkpoint
 from freewheel.run.naming import RunName, find_run, name_run
@@ -27,6 +27,10 @@ from freewheel.seeding import tree
 from freewheel.transport.survey import Survey
 
 MODULES = ("freewheel.envs.gym", "freewheel.policies.numpy_actor")  # that every worker imports
+NICE = 10  # how much lower the priority of workers that compute is, where more of them than cores run
+PUBLISH_EVERY = (
+    8  # rows between two versions of a policy that learns from a replay buffer, where workers do not wait for it
+)
 
 Report: TypeAlias = Callable[[str], None]
 
@@ -56,6 +60,7 @@ class Plan:
     device: str
     init: Checkpoint | None = None  # the weights to start with; None: random ones
     cost: EnvCost | None = None  # of one environment; 0 for a simulator of all lanes
+    remarks: tuple[str, ...] = ()  # about numbers that were given or chosen
 
     @property
     def path(self) -> Path:
@@ -101,30 +106,44 @@ class Plan:
     @property
     def actors(self) -> str:
         """What is started to act, for the user."""
-        if self.worker_config is not None:
-            return self.worker_config.plan_line()
         if self.spec.batched_on_device:
             return f"a simulation of {self.spec.lanes} lanes on {self.device}"
-        apart = (
-            ", a process each" if vars(self.config.collector).get("placement") == "processes" else " in this process"
-        )
-        return f"{self.spec.lanes} envs{apart}"
+        line = self.config.collector.plan_line()
+        if self.worker_config is None:
+            return line
+        first = {"learner": " at lower priority", "workers": " at higher priority", None: ""}[self.yields]
+        return f"{line}; the learner {f'shares them{first}' if self.workers >= usable_cores() else 'has a core'}"
+
+    @property
+    def yields(self) -> Literal["learner", "workers"] | None:
+        """Who has a lower priority where more workers than cores run: the learner, so that workers that wait wake in time; or
+        workers that compute, which would leave it no time at all."""
+        if self.workers <= usable_cores():
+            return None
+        return "workers" if self.cost is not None and self.cost.computes else "learner"
+
+    @property
+    def worker_spec(self) -> WorkerSpec:
+        """Settings of worker processes."""
+        env = self.config.env
+        nice = NICE if self.yields == "workers" else 0
+        return WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules), nice=nice)
 
     def collect_spec(self, snapshot: Snapshot, while_waiting: Callable[[], None]) -> CollectSpec:
         """What the collector has to do. Our actors load only their part of a snapshot, a user's module all of it."""
         needed = snapshot.params if self.policy.module else actor_layout(self.policy)
-        env, run = self.config.env, self.config.run
+        run = self.config.run
         reserved = 0  # lanes that evaluate, where a process can have only one simulation
         if self.spec.one_per_process and run.evaluation.evals:
             reserved = min(run.evaluation.eval_episodes, max(1, self.spec.lanes // 8))
-        compiled, in_main = run.machine.compile, env.main_thread
+        compiled, in_main = run.machine.compile, self.config.env.main_thread
         return CollectSpec(
             env=self.spec,
             batch=self.batch,
             weights={name: tuple(snapshot.params[name].shape) for name in needed},
             context=run.contexts,
             on_policy=self.config.learner.on_policy,
-            workers=WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules)),
+            workers=self.worker_spec,
             simulation=SimulationSpec(compile=compiled, reserved_lanes=reserved, main_thread=in_main),
             while_waiting=while_waiting,
         )
@@ -172,7 +191,8 @@ class Plan:
         if self.init is not None:
             lines.insert(2, f"init     {self.init.path}")
         if self.worker_config is not None:
-            lines.insert(-3, f"workers  {self.worker_config.plan_line()}")
+            lines.insert(-3, f"workers  {self.actors}")
+        lines += [f"note     {remark}" for remark in self.remarks]
         if budget.steps and self.batch.episodes is None and config.learner.on_policy:
             lines.insert(-1, f"updates  {-(-budget.steps // self.batch.rows):,}")
         return lines
@@ -187,13 +207,16 @@ def plan(config: Config, report: Report = silent, meanwhile: Callable[[], None] 
     config = replace(config, env=config.env.to(device))
     report(f"measuring {config.env.label} ...")
     cost = survey_env(config, meanwhile)
+    remarks = config.collector.remarks(cost)
     config = replace(config, collector=config.collector.planned(cost))
     spec = replace(cost.spec, lanes=config.collector.lanes)
     spec.check_context(config.run.contexts)
     init = _initial_weights(config)
     config = settle(config if init is None else _as_in(config, init), spec)
+    config = _with_publications(config, spec)
     policy = config.policy.resolve(spec)
-    planned = Plan(config, spec, policy, name, device, init, cost)
+    planned = Plan(config, spec, policy, name, device, init, cost, tuple(remarks))
+    require_room(cost, spec.lanes, planned.workers)
     _check_weights(config, policy, init)
     _check_publications(config, planned.batch.rows)
     return planned
@@ -218,6 +241,18 @@ def survey_env(config: Config, meanwhile: Callable[[], None] = nothing, budget: 
     with survey:
         meanwhile()
         return survey.result()
+
+
+def _with_publications(config: Config, spec: EnvSpec) -> Config:
+    """The same with an interval between two versions of the policy that does not grow with the number of workers, where rows
+    come from a replay buffer and workers do not wait for a new version."""
+    learner, steps = config.learner, config.run.steps_per_env
+    free = isinstance(config.collector, WorkersConfig) and not MODES[config.mode].whole_batches
+    chosen = not config.sources.get("num_steps_per_env", "").startswith("algorithm ")  # by the user, or a preset
+    if learner.on_policy or learner.publish_every is not None or not free or chosen or spec.batched_on_device:
+        return config
+    every = min(PUBLISH_EVERY, steps * spec.lanes)
+    return replace(config, learner=replace(learner, publish_every=every))  # type: ignore[type-var] # a dataclass
 
 
 def _simulator(config: Config) -> EnvSpec:

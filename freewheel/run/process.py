@@ -16,7 +16,6 @@ from threadpoolctl import threadpool_limits
 
 from freewheel.collect.mode import WorkersConfig
 from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor
-from freewheel.rollout.probe import usable_cores
 from freewheel.transport.executors import Executors, SerialExecutor
 
 if TYPE_CHECKING:  # a process that evaluates does not need it
@@ -26,7 +25,7 @@ In = ParamSpec("In")
 Out = TypeVar("Out")
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-NICE = 5  # how much lower the learner's priority is where more workers than cores run
+NICE = 5  # how much lower the learner's priority is where it yields
 
 
 def keep_freed_memory() -> None:
@@ -60,9 +59,8 @@ def learner_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def lower_priority(planned: Plan) -> Iterator[None]:
-    """A lower priority for the learner where more workers than cores run, so that sleeping workers wake in time; a few workers
-    that never sleep would leave it no time at all. Restored at the end, where the system allows it."""
-    if planned.workers <= usable_cores():
+    """A lower priority for the learner where it is to yield. Restored at the end, where the system allows it."""
+    if planned.yields != "learner":
         yield
         return
     thread = threading.get_native_id()

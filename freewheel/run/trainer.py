@@ -137,7 +137,7 @@ class _Trainer:
         self._hooks.start()
         self._note(*(planned.init.warnings if planned.init is not None else ()))
         self._note(*filter(None, [planned.defaults_line]))
-        self._note(f"starting {planned.actors}")
+        self._note(*planned.remarks, f"starting {planned.actors}")
         factory = planned.runner_factory
         if planned.worker_config is None and not planned.spec.batched_on_device:
             make, guard = planned.config.env.make, self._stop.guard

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from freewheel.collect.batch import BatchConfig
-from freewheel.collect.mode import MOST_WORKERS, useful_workers
-from freewheel.errors import UsageError
+from freewheel.collect.continuous import ContinuousConfig
+from freewheel.collect.mode import require_room, useful_workers
+from freewheel.errors import SetupError, UsageError
 from freewheel.rollout.probe import EnvCost
 from tests.support.costs import cost as cost_of
 
@@ -19,9 +21,13 @@ SLEEPING = cost_of(1e-2, 5e-4)  # a twentieth of it is computing
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> Any:
     def have(count: int) -> None:
-        monkeypatch.setattr("freewheel.collect.mode.usable_cores", lambda: count)
+        for module in ("mode", "batch"):
+            monkeypatch.setattr(f"freewheel.collect.{module}.usable_cores", lambda: count)
 
     return have
+
+
+MS = 1e-3
 
 
 @pytest.mark.parametrize(
@@ -29,15 +35,20 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         (1, COMPUTING, 1),
         (2, COMPUTING, 2),  # the learner shares the two
+        (2, cost_of(10e-6, 10e-6), 1),  # so cheap that the learner is slower
         (4, COMPUTING, 3),  # the learner has one
         (64, COMPUTING, 63),
-        (4, cost_of(1e-2, 0.5e-2), 8),  # half asleep: twice as many as cores
-        (2, SLEEPING, 40),
-        (4, SLEEPING, 80),
-        (64, SLEEPING, MOST_WORKERS),
-        (2, cost_of(1.0, 0.0), MOST_WORKERS),  # nothing but sleep
+        (4, cost_of(10 * MS, 6 * MS), 3),  # it waits less than half of the time
+        (4, cost_of(10 * MS, 4 * MS), 8),  # twice as many as cores
+        (2, cost_of(10 * MS, 1 * MS), 16),  # each keeps 0.11 of a core busy: 8 times as many, not 9
+        (2, cost_of(10 * MS, 0.52 * MS), 32),
+        (2, cost_of(10 * MS, 0.40 * MS), 32),  # a little noise changes nothing
+        (4, SLEEPING, 64),
+        (64, SLEEPING, 64),
+        (100, SLEEPING, 100),
+        (2, cost_of(1.0, 0.0), 64),  # nothing but sleep
         (4, cost_of(0.0, 0.0), 3),  # too fast for the clock
-        (4, cost_of(1e-4, 3e-4), 3),  # threads of its own
+        (4, cost_of(1e-4, 3e-4), 3),  # threads or processes of its own
     ],
 )
 def test_workers_that_keep_the_cores_busy(cores: Any, count: int, cost: EnvCost, workers: int) -> None:
@@ -46,10 +57,68 @@ def test_workers_that_keep_the_cores_busy(cores: Any, count: int, cost: EnvCost,
 
 
 @pytest.mark.parametrize(
+    ("count", "duties", "plan"),
+    [
+        (2, (0.3, 0.6, 1.0, 4.0), (2, 4, 8)),
+        (4, (0.3, 1.0), (3, 3, 9)),
+        (16, (0.3, 1.0), (15, 1, 15)),
+        (2, (0.0, 0.01, 0.1, 0.2), (32, 1, 32)),
+        (8, (0.0, 0.2), (64, 1, 64)),
+    ],
+)
+def test_batch_chooses_between_two_numbers(
+    cores: Any, count: int, duties: Sequence[float], plan: tuple[int, int, int]
+) -> None:
+    cores(count)
+    for duty in duties:
+        for wall in (10e-6, 10 * MS):
+            found = BatchConfig().planned(cost_of(wall, duty * wall))
+            assert (found.workers, found.envs_per_worker, found.num_envs) == plan
+
+
+@pytest.mark.parametrize(
+    ("memory", "plan", "remarks"),
+    [
+        (1 << 20, (80, 1, 80), []),
+        (300 << 20, (16, 1, 16), ["memory allows 16 envs: one holds about 300 MB"]),
+        (999 << 20, (4, 1, 4), ["memory allows 4 envs: one holds about 1,000 MB"]),
+        (99 << 30, (1, 1, 1), ["memory allows 1 env: one holds about 100,000 MB"]),
+    ],
+)
+def test_a_plan_fits_into_memory(
+    cores: Any, monkeypatch: pytest.MonkeyPatch, memory: int, plan: tuple[int, int, int], remarks: list[str]
+) -> None:
+    cores(80)
+    monkeypatch.setattr("freewheel.collect.mode.free_memory", lambda: 8 << 30)
+    cost = cost_of(1.0, 0.0, memory=memory)
+    found = ContinuousConfig().planned(cost)
+    assert (found.workers, found.envs_per_worker, found.num_envs) == plan
+    assert ContinuousConfig().remarks(cost) == remarks
+    if memory < 8 << 30:
+        require_room(cost, found.lanes, found.worker_count)
+
+
+def test_more_than_fits_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freewheel.collect.mode.free_memory", lambda: 8 << 30)
+    with pytest.raises(SetupError) as refusal:
+        require_room(cost_of(memory=300 << 20), 100, 100)
+    assert str(refusal.value) == (
+        "100 envs of 300 MB each, as measured, need 30.5 GB of memory, but 8.0 GB are free: use at most 26 envs"
+    )
+
+
+def test_more_workers_than_cores_are_told_where_they_bring_nothing(cores: Any) -> None:
+    cores(2)
+    assert BatchConfig(workers=2).remarks(COMPUTING) == BatchConfig(workers=20).remarks(SLEEPING) == []
+    (remark,) = BatchConfig(workers=20).remarks(COMPUTING)
+    assert remark == "20 workers on 2 cores bring no more than 2: the env computes all the time"
+
+
+@pytest.mark.parametrize(
     ("given", "cost", "plan"),
     [
         ({}, COMPUTING, (3, 3, 9)),  # at least eight envs by default
-        ({}, SLEEPING, (80, 1, 80)),
+        ({}, SLEEPING, (64, 1, 64)),
         ({"workers": 2}, COMPUTING, (2, 4, 8)),
         ({"workers": 12}, COMPUTING, (12, 1, 12)),
         ({"envs_per_worker": 5}, COMPUTING, (3, 5, 15)),
@@ -64,10 +133,10 @@ def test_workers_that_keep_the_cores_busy(cores: Any, count: int, cost: EnvCost,
     ],
 )
 def test_a_plan_keeps_the_given_numbers_and_chooses_the_rest(
-    cores: Any, given: dict[str, int], cost: EnvCost, plan: tuple[int, int, int]
+    cores: Any, given: dict[str, Any], cost: EnvCost, plan: tuple[int, int, int]
 ) -> None:
     cores(4)
-    config = BatchConfig(**given)
+    config = ContinuousConfig(**given)
     planned = config.planned(cost)
     assert (planned.workers, planned.envs_per_worker, planned.num_envs) == plan
     assert planned.worker_count == plan[0]
@@ -103,9 +172,4 @@ def test_impossible_numbers_are_refused_in_one_line(given: dict[str, int], messa
 
 def test_the_line_about_the_plan(cores: Any) -> None:
     cores(4)
-    config = BatchConfig(3, 2, 6)
-    assert config.plan_line() == "3 workers x 2 envs, a thread each, on 4 cores; the learner has a core"
-    cores(3)
-    assert config.plan_line().endswith("on 3 cores; the learner shares them")
-    cores(2)
-    assert config.plan_line().endswith("on 2 cores; the learner shares them at lower priority")
+    assert BatchConfig(3, 2, 6).plan_line() == "3 workers x 2 envs, a thread each, on 4 cores"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,22 @@ def test_the_saved_config_has_the_planned_numbers(tmp_path: Path) -> None:
     assert again.summary["weights_sha256"] == result.summary["weights_sha256"]
 
 
+@pytest.mark.parametrize("world", ["CartPole-v1", "tests.support.worlds:Crawls"])
+def test_batch_with_automatic_workers_is_repeatable(tmp_path: Path, world: str) -> None:
+    args = {"seconds": 0.003, "at": 0} if world.endswith("Crawls") else {}
+    small: dict[str, Any] = {
+        "mode": "batch",
+        "steps": 1024,
+        "num_steps_per_env": 16,
+        "evals": 0,
+        "env_args": args,
+        "policy": {"hidden": [8]},
+    }
+    results = [freewheel.train(world, quiet=True, runs_dir=tmp_path / str(n), env_args=args, **small) for n in range(2)]
+    assert results[0].summary["weights_sha256"] == results[1].summary["weights_sha256"]
+    assert results[0].summary["updates"] > 1
+
+
 @pytest.mark.parametrize("flag", ["--workers", "--num-collectors", "--n-workers", "--num_collectors"])
 def test_workers_have_several_names(flag: str) -> None:
     config = from_argv([IDENTITY, "--mode", "continuous", flag, "3"])
@@ -74,9 +91,8 @@ def test_workers_have_several_names(flag: str) -> None:
 
 
 def test_the_plan_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freewheel.collect.mode.usable_cores", lambda: 4)
-    # On a busy machine a step seems to sleep: the measurement must not decide here.
-    monkeypatch.setattr("freewheel.collect.mode.useful_workers", lambda _: 3)
+    for module in ("collect.mode", "run.plan"):
+        monkeypatch.setattr(f"freewheel.{module}.usable_cores", lambda: 4)
     config = from_options(IDENTITY, {"mode": "continuous", "runs_dir": tmp_path, "num_envs": 9})
     planned = plan.plan(config)
     assert planned.defaults_line == "Discrete actions: 2,052 rows an update, 10 epochs of minibatches of 64"

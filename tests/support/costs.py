@@ -11,5 +11,14 @@ SPEC = EnvSpec("Toy-v0", 1, 2, "float32", (Slice("obs", 0, 2, (2,)),), ActionSpe
 def cost(wall: float = 0.0, cpu: float = 0.0, *, memory: int = 0) -> EnvCost:
     """Of an env whose steps all take `wall` seconds, `cpu` of them of the processor."""
     return EnvCost(
-        spec=SPEC, wall=wall, row=wall, cpu=cpu, median=wall, slow=wall, longest=wall, steps=100, memory=memory
+        spec=SPEC,
+        wall=wall,
+        row=wall,
+        cpu=cpu,
+        fast=wall,
+        median=wall,
+        slow=wall,
+        longest=wall,
+        steps=100,
+        memory=memory,
     )

@@ -11,10 +11,10 @@ from multiprocessing import reduction
 from typing import Any
 
 import numpy as np
-import psutil
 
 from freewheel.core import NDArray, Snapshot, to_numpy
 from freewheel.errors import SetupError
+from freewheel.rollout.probe import free_memory
 
 LINE = 64  # bytes of a cache line; arrays written by different processes must not share one
 Fields = Mapping[str, tuple[tuple[int, ...], str]]  # name -> (shape, dtype)
@@ -64,7 +64,7 @@ class SharedArrays:
 
 def require_memory(size: int, what: str) -> None:
     """SetupError if there is not enough free memory."""
-    available = psutil.virtual_memory().available
+    available = free_memory()
     if size > 0.8 * available:
         raise SetupError(
             f"{what} needs {size / 2**30:.1f} GB of memory but {available / 2**30:.1f} GB are free; "

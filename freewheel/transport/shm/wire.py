@@ -42,7 +42,8 @@ class SharedMemoryWire(Wire):
 
     def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size) -> None:
         self.authors, self.lanes = size.workers, spec.env.lanes // size.workers
-        self._modules, self._context = spec.workers.modules, spec.context  # the newest contexts posted
+        self._modules, self._nice = spec.workers.modules, spec.workers.nice
+        self._context = spec.context  # the newest contexts posted
         actor = factory.actor()
         shape = Shape(
             replace(spec.env, lanes=self.lanes),
@@ -182,7 +183,9 @@ class SharedMemoryWire(Wire):
         first = worker * self.lanes
         who = WorkerId(worker, incarnation, range(first, first + self.lanes))
         port = self.channel.ports[worker]
-        shared = WorkerResources(self._factory, port, self.mailbox, self.heartbeats, self.permits, self._context)
+        shared = WorkerResources(
+            self._factory, port, self.mailbox, self.heartbeats, self.permits, self._context, self._nice
+        )
         return self._lifeline.process(work, shared, who, name=f"freewheel-worker-{worker}")
 
     def _settle(self, worker: int, for_good: bool) -> None:

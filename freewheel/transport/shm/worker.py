@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ class WorkerResources:
     heartbeats: Heartbeats
     permits: SharedPermits
     context: NDArray  # [K, C] for episodes that begin before the first weights are loaded
+    nice: int = 0  # how much to lower the priority
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class WorkerId:
 
 def work(shared: WorkerResources, who: WorkerId) -> None:
     """The main function of a worker process."""
+    os.nice(shared.nice)
     try:
         _Worker(shared, who).run()
     except FreewheelError as error:

@@ -1,0 +1,153 @@
+"""The plan: rows of an update do not depend on the number of workers; who yields to whom; what is said while it is made."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import freewheel
+from freewheel.config.resolve import from_options
+from freewheel.errors import EnvError, SetupError, UsageError
+from freewheel.rollout.probe import EnvCost
+from freewheel.run import plan as module
+from freewheel.run.plan import Plan, plan
+from tests.support.costs import cost as cost_of
+from tests.support.worlds import Counter
+
+COUNTER = "tests.support.worlds:Counter"
+COMPUTING, WAITING = cost_of(1e-3, 1e-3), cost_of(0.05, 1e-5)
+
+
+@pytest.fixture
+def costs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replaces the measurement: the env's spec is that of `costs`."""
+
+    def have(cost: EnvCost, cores: int = 2) -> None:
+        monkeypatch.setattr(module, "survey_env", lambda *_: cost)
+        for place in ("run.plan", "collect.mode", "collect.batch"):
+            monkeypatch.setattr(f"freewheel.{place}.usable_cores", lambda: cores)
+
+    return have
+
+
+def planned(tmp_path: Path, **options: Any) -> Plan:
+    return plan(from_options(COUNTER, {"runs_dir": tmp_path, **options}))
+
+
+@pytest.mark.parametrize(
+    ("options", "lanes", "steps"),
+    [
+        ({"mode": "sequential"}, 1, 2048),
+        ({}, 8, 256),
+        ({"num_envs": 4}, 4, 512),
+        ({"mode": "continuous", "workers": 2}, 8, 256),
+        ({"mode": "continuous", "workers": 20}, 20, 102),
+        ({"mode": "continuous", "workers": 64}, 64, 32),
+        ({"mode": "continuous", "workers": 500}, 500, 8),  # not fewer: then an update has more rows
+        ({"mode": "episodes", "workers": 16}, 16, 128),
+        ({"mode": "batch", "workers": 3, "num_steps_per_env": 5}, 6, 5),  # given: as it is
+    ],
+)
+def test_an_update_has_the_same_rows_however_many_lanes_there_are(
+    tmp_path: Path, costs: Any, options: dict[str, Any], lanes: int, steps: int
+) -> None:
+    costs(COMPUTING)
+    found = planned(tmp_path, **options)
+    assert (found.batch.lanes, found.batch.steps, found.config.to_json()["num_steps_per_env"]) == (lanes, steps, steps)
+
+
+@pytest.mark.parametrize("mode", ["batch", "continuous", "episodes"])
+def test_auto_changes_workers_and_not_the_rows(tmp_path: Path, costs: Any, mode: str) -> None:
+    found = []
+    for cost in (COMPUTING, WAITING, cost_of(0.05, 1e-3)):
+        costs(cost)
+        found.append(planned(tmp_path, mode=mode))
+    assert {one.batch.rows for one in found} == {2048}
+    assert len({one.workers for one in found}) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "lanes", "every"),
+    [
+        ({"mode": "continuous", "workers": 64}, 64, 8),
+        ({"mode": "continuous", "workers": 4, "num_envs": 4}, 4, 4),
+        ({"mode": "continuous", "workers": 64, "sac.publish_every": 16}, 64, 16),
+        ({"mode": "continuous", "workers": 16, "num_steps_per_env": 2}, 16, None),  # all rows
+        ({"mode": "batch", "workers": 16}, 16, None),
+        ({"mode": "lockstep"}, 8, None),
+    ],
+)
+def test_a_replay_learner_publishes_as_often_with_many_workers(
+    tmp_path: Path, options: dict[str, Any], lanes: int, every: int | None
+) -> None:
+    found = plan(from_options("Pendulum-v1", {"runs_dir": tmp_path, "algo": "sac", **options}))
+    assert (found.batch.lanes, found.config.learner.publish_every) == (lanes, every)
+
+
+@pytest.mark.parametrize(
+    ("cost", "workers", "yields", "nice", "text"),
+    [
+        (COMPUTING, 1, None, 0, "the learner has a core"),
+        (COMPUTING, 2, None, 0, "the learner shares them"),
+        (COMPUTING, 20, "workers", module.NICE, "the learner shares them at higher priority"),
+        (WAITING, 20, "learner", 0, "the learner shares them at lower priority"),
+    ],
+)
+def test_who_yields_depends_on_what_workers_do(
+    tmp_path: Path, costs: Any, cost: EnvCost, workers: int, yields: str | None, nice: int, text: str
+) -> None:
+    costs(cost)
+    found = planned(tmp_path, mode="continuous", workers=workers)
+    assert (found.yields, found.actors.partition("; ")[2]) == (yields, text)
+    assert found.worker_spec.nice == nice
+    notes = [line for line in found.lines() if line.startswith("note ")]
+    assert len(notes) == (yields == "workers")
+
+
+def test_what_does_not_fit_into_memory_is_refused(tmp_path: Path, costs: Any) -> None:
+    costs(cost_of(1.0, 0.0, memory=1 << 40))
+    with pytest.raises(SetupError, match=r"8 envs of 1,048,576 MB each, as measured, need 8192\.0 GB of memory, but"):
+        planned(tmp_path)
+    with pytest.raises(SetupError, match=r"3 envs of .* need 3072"):
+        planned(tmp_path, mode="continuous", workers=3, num_envs=3)
+
+
+def test_it_says_what_it_does_and_calls_what_can_be_done_meanwhile(tmp_path: Path) -> None:
+    said: list[str] = []
+    plan(from_options(COUNTER, {"runs_dir": tmp_path}), said.append, lambda: said.append("meanwhile"))
+    assert said == [f"measuring {COUNTER} ...", "meanwhile"]
+
+
+def test_an_env_that_cannot_be_sent_elsewhere_is_measured_here(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    made = lambda: (lock, Counter())[1]  # noqa: E731
+    found = plan(from_options(made, {"runs_dir": tmp_path}))
+    assert found.cost is not None
+    assert not found.cost.portable
+    assert found.config.to_json()["placement"] == "inline"
+    with pytest.raises(SetupError, match="cannot be pickled for another process"):
+        plan(from_options(made, {"runs_dir": tmp_path, "mode": "batch"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        (
+            Counter(),
+            r"an instance of Counter, which is already made, but every lane needs its own: pass the class or a fun",
+        ),
+        (3, r"train\(\) was given an instance of int, which makes no environment: pass the class or a function"),
+    ],
+)
+def test_an_instance_is_answered_with_what_to_pass(given: Any, answer: str) -> None:
+    with pytest.raises(UsageError, match=answer):
+        freewheel.train(given)
+
+
+def test_the_env_of_a_plan_that_hangs_is_named(tmp_path: Path) -> None:
+    options = {"runs_dir": tmp_path, "env_args": {"at": 1}, "step_timeout": 0.3}
+    with pytest.raises(EnvError, match=r"Hangs did not return within 0.3 s from step 1"):
+        plan(from_options("tests.support.worlds:Hangs", options))
