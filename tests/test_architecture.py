@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from freewheel.config import signature
 from tests.support.places import PACKAGE, ROOT
 from tests.support.runs import python
 
@@ -131,3 +132,10 @@ def test_files_that_a_document_names_exist(path: Path) -> None:
     assert [link for link in links if not (path.parent / link).exists()] == []
     named = re.findall(r"`((?:freewheel|tests|benchmarks|docs|examples|scripts)/[\w/.-]+(?<!-v0))`", text)
     assert path.name == "CHANGELOG.md" or [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_typed_signature_of_train_has_every_option() -> None:
+    fresh = signature.FILE.read_text(encoding="utf-8") == signature.source()
+    assert fresh, (
+        "options have changed: run `python -m freewheel.config.signature` and commit freewheel/config/arguments.py"
+    )

@@ -30,7 +30,9 @@ def test_the_tables_name_every_method_and_every_attribute() -> None:
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """All examples in one process, and the lines that they print after a heading of each."""
     folder = tmp_path_factory.mktemp("page")
-    (folder / "page.py").write_text("\n\nprint('----')\n".join(EXAMPLES).replace("hooks=[", "quiet=True, log_every=1e-9, hooks=["))
+    (folder / "page.py").write_text(
+        "\n\nprint('----')\n".join(EXAMPLES).replace("hooks=[", "quiet=True, log_every=1e-9, hooks=[")
+    )
     return folder / "runs", python("page.py", cwd=folder).stdout.split("----\n")
 
 

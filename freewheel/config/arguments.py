@@ -108,7 +108,7 @@ class TrainOptions(TypedDict, total=False):
     preset: str
     config: str | Path
     seed: int
-    num_steps_per_env: int
+    num_steps_per_env: int | Literal["auto"]
     init: str | Path
     context: Table
     steps: int | None

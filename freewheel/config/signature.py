@@ -1,6 +1,6 @@
 """The typed keyword arguments of `freewheel.train`, written from the options of every algorithm, mode and world of this package.
 
-`python -m freewheel.config.signature` writes arguments.py; a test holds it to the options.
+`python -m freewheel.config.signature` writes arguments.py; tests/test_architecture.py holds it to the options.
 """
 
 from __future__ import annotations

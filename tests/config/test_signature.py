@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import freewheel
-from freewheel.config import arguments, signature
+from freewheel.config import arguments
 from freewheel.config.resolve import from_options
 from tests.support.places import ROOT
 from tests.support.runs import python
@@ -32,11 +32,6 @@ CALLS = {
     'train("CartPole-v1", ppo={"lr": "fast"})': 'TypedDict item "lr" has type "float"',
     'train("CartPole-v1", 100)': 'Too many positional arguments for "train"',
 }
-
-
-def test_the_file_has_every_option() -> None:
-    """After a change of options: python -m freewheel.config.signature."""
-    assert signature.FILE.read_text(encoding="utf-8") == signature.source()
 
 
 def test_every_option_that_is_typed_is_understood() -> None:
