@@ -4,6 +4,8 @@ import freewheel
 
 result = freewheel.train("CartPole-v1", mode="lockstep", num_envs=8, steps=100_000)
 print(result.summary["best_eval"], result.path)
+policy = freewheel.load(result)
+action, _ = policy.predict(observation)
 """
 
 from __future__ import annotations
@@ -11,17 +13,23 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from os import PathLike
     from typing import Any, Unpack
 
     from freewheel.config.arguments import TrainOptions
     from freewheel.core import Sink
     from freewheel.run.evaluate import Score
     from freewheel.run.hooks import Hook, Run
+    from freewheel.run.policy import Policy
     from freewheel.run.trainer import Result
 
 __version__ = "0.1.0"
-__all__ = ["Hook", "Run", "score", "train"]
-_HOMES = {"Hook": "freewheel.run.hooks", "Run": "freewheel.run.hooks"}  # what is imported when it is used
+__all__ = ["Hook", "Policy", "Run", "load", "score", "train"]
+_HOMES = {  # what is imported when it is used
+    "Hook": "freewheel.run.hooks",
+    "Policy": "freewheel.run.policy",
+    "Run": "freewheel.run.hooks",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -73,14 +81,36 @@ def train(
     return result
 
 
-def score(run: str, *, episodes: int = 20, which: str = "best", seed: int | None = None) -> Score:
-    """Score greedy episodes of a finished run; `which` weights: best, latest or a step."""
+def load(run: str | PathLike[str] | Result, which: str | int = "best", *, env: Any = None) -> Policy:
+    """The trained policy of a run, with `predict`. It needs no environment.
+
+    `run` is a name under runs/, a path, what train() returned, or a folder that `freewheel export` wrote; `which` weights:
+    best, latest or a step. `env` is the environment it was trained on, needed only for runs saved without their spaces.
+    """
+    from freewheel.run.policy import load
+
+    return load(run, which, env=env)
+
+
+def score(
+    run: str | PathLike[str] | Result,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    episodes: int = 20,
+    which: str | int = "best",
+    seed: int | None = None,
+) -> Score:
+    """Score greedy episodes of a finished run; `which` weights: best, latest or a step.
+
+    `env` (a class, a function, an id) replaces the run's own environment: one that was defined in a script or a notebook cannot
+    be found again by its name.
+    """
     import warnings
 
     from freewheel.run.saved import open_run
 
-    saved = open_run(run)
-    actor, problems = saved.actor(which)
+    saved = open_run(run, env=env)
+    actor, problems = saved.actor(str(which))
     for text in problems:
         warnings.warn(text, stacklevel=2)
     return saved.score(actor, episodes, seed)

@@ -103,6 +103,8 @@ class EnvSpec:
     # Whether next_obs of an episode's last row is known; if not, it repeats the row's own observation.
     has_final_obs: bool = True
     context: int = 0  # C: numbers in the context of an episode; 0: no contexts
+    # The spaces as plain data (policies/layout.py), kept beside the weights; empty: a policy of it cannot be used elsewhere.
+    layout: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def slice(self, name: str) -> Slice | None:
         return next((part for part in self.slices if part.name == name), None)

@@ -5,7 +5,8 @@
     ├── SetupError                exit 1   a valid request that this machine cannot serve: nothing was started
     ├── EnvError                  exit 1   the user's environment failed; holds the lane, the place and its own traceback
     ├── LedgerError               exit 1   rows were lost or counted twice: a bug in Freewheel
-    └── CheckpointError           exit 1   no valid checkpoint file on disk
+    ├── CheckpointError           exit 1   no valid checkpoint file on disk
+    └── ObservationError          exit 1   what predict() was given does not fit the policy; also a ValueError
 
 The first line of every message says what is wrong and what to do about it.
 """
@@ -39,6 +40,10 @@ class LedgerError(FreewheelError):
 
 class CheckpointError(FreewheelError):
     """No valid checkpoint file on disk."""
+
+
+class ObservationError(FreewheelError, ValueError):
+    """An observation, a mask or a state does not fit the policy that is to act on it."""
 
 
 class EnvError(FreewheelError):

@@ -7,9 +7,18 @@ import pickle
 import pytest
 
 from freewheel import errors
-from freewheel.errors import CheckpointError, EnvError, FreewheelError, LedgerError, SetupError, UsageError, nearest
+from freewheel.errors import (
+    CheckpointError,
+    EnvError,
+    FreewheelError,
+    LedgerError,
+    ObservationError,
+    SetupError,
+    UsageError,
+    nearest,
+)
 
-CODES = {UsageError: 2, SetupError: 1, EnvError: 1, LedgerError: 1, CheckpointError: 1}
+CODES = {UsageError: 2, SetupError: 1, EnvError: 1, LedgerError: 1, CheckpointError: 1, ObservationError: 1}
 
 
 def test_the_docstring_has_the_whole_tree() -> None:

@@ -31,6 +31,8 @@ class RunOptions:
     """The directory that contains all runs."""
     which: str = "best"
     """Which weights: best, latest, or the number of a step."""
+    env: str = ""
+    """An environment to use instead of the run's own, which a script or a notebook may have defined (./file.py:Toy)."""
     episodes: int | None = None
     """Episodes to play (default: 20 for eval, 1 for play)."""
     seed: int | None = None
@@ -61,7 +63,7 @@ def open_policy(options: RunOptions, console: Console) -> tuple[SavedRun, Actor]
     """The run and its policy; checkpoints that could not be used are reported."""
     from freewheel.run.saved import open_run
 
-    run = open_run(options.run, options.runs_dir)
+    run = open_run(options.run, options.runs_dir, options.env or None)
     actor, warnings = run.actor(options.which)
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)

@@ -196,23 +196,28 @@ def from_argv(argv: Sequence[str]) -> Config:
 
 def from_options(env: str | Callable[..., Any], options: Mapping[str, Any]) -> Config:
     """The run that Python arguments describe; nested mappings and dotted names both work."""
+    return _of(env, _flags(options, "train()"))
+
+
+def from_file(path: Path, env: str | Callable[..., Any] | None = None) -> Config:
+    """The run that a config.json describes, perhaps with another environment."""
+    return _resolve(flags.Layer("file", {}), _file(path)) if env is None else _of(env, {}, _file(path))
+
+
+def _of(env: str | Callable[..., Any], given: flags.Flags, *files: flags.Layer) -> Config:
+    """With an environment from Python: its name, or what makes it."""
     if not isinstance(env, str) and (not callable(env) or hasattr(type(env), "step")):
         made = type(getattr(env, "unwrapped", env)).__name__
         what = "is already made, but every lane needs its own" if hasattr(env, "step") else "makes no environment"
         remedy = f"pass the class or a function that makes one, e.g. lambda: {made}(...)"
         raise UsageError(f"train() was given an instance of {made}, which {what}: {remedy}")
     name = env if isinstance(env, str) else f"{env.__module__}:{getattr(env, '__qualname__', type(env).__qualname__)}"
-    given = flags.Layer("argument", {"env": (name,), **_flags(options, "train()")})
+    layer = flags.Layer("argument", {"env": (name,), **given})
     if isinstance(env, str):
-        return _resolve(given)
-    config = _resolve(given, family=WORLDS["gym"])
+        return _resolve(layer, *files)
+    config = _resolve(layer, *files, family=WORLDS["gym"])
     assert isinstance(config.env, GymConfig), "the gym family builds these"
     return dataclasses.replace(config, env=dataclasses.replace(config.env, factory=env))
-
-
-def from_file(path: Path) -> Config:
-    """The run that a config.json describes."""
-    return _resolve(flags.Layer("file", {}), _file(path))
 
 
 def read_options(argv: Sequence[str]) -> tuple[list[str], flags.Flags]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from freewheel.core import ActionSpec, EnvSpec, NDArray, SeedStream, Slice, Step
 from freewheel.envs.lane import raised
-from freewheel.envs.spaces import BadObservationError
 from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.policies.layout import Actions, BadObservationError, Layout, Observations, Part
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -63,6 +63,7 @@ class DeviceEnv:
             one_per_process=one_per_process,
             batched_on_device=True,
             has_final_obs=self._finals,
+            layout=Layout(Observations("float32", self._columns.parts), self._actions.layout).to_json(),
         )
         self._step = _blank_step(self._spec)
         self._obs = torch.zeros_like(self._step.next_obs)  # [B, D] what to act on next
@@ -188,33 +189,35 @@ class _Columns:
             raise SetupError(f"{name} observes {', '.join(groups)}: one group must be named {POLICY_GROUPS[0]}")
         first = {"policy": 0, "critic": 1}
         order = sorted(named, key=lambda group: first.get(group, len(first)))
-        self._parts: list[tuple[Path, int, int, tuple[int, ...]]] = []  # path, start, stop, shape
+        self.parts: tuple[Part, ...] = ()
         slices: list[Slice] = []
         for group in order or ["policy"]:
             start = self.size
             path: Path = (named[group],) if groups else ()
             leaves = list(_leaves(groups[path[0]] if path else space, path))
             for leaf, shape in leaves:
-                self._parts.append((leaf, self.size, self.size + math.prod(shape), shape))
+                text, stop = f"an array {shape}", self.size + math.prod(shape)
+                self.parts = (*self.parts, Part(leaf, "copy", text, shape, self.size, stop))
             whole = leaves[0][1] if len(leaves) == 1 else (self.size - start,)
             slices.append(Slice(group, start, self.size, whole))
         self.slices = tuple(slices)
 
     @property
     def size(self) -> int:
-        return self._parts[-1][2] if self._parts else 0
+        return self.parts[-1].stop if self.parts else 0
 
     def read(self, observation: Any) -> list[Tensor]:
         """The tensors of an observation of all lanes, in the order of their columns."""
         try:
-            return [functools.reduce(operator.getitem, path, observation) for path, *_ in self._parts]
+            return [functools.reduce(operator.getitem, part.path, observation) for part in self.parts]
         except (KeyError, TypeError) as error:
             raise BadObservationError(f"{error} is missing from the observation") from None
 
     def write(self, leaves: Sequence[Tensor], out: Tensor) -> None:
         """Into `out` [B, D]."""
-        for leaf, (path, start, stop, shape) in zip(leaves, self._parts, strict=True):
-            _copy("/".join(path) or "observation", leaf, out[:, start:stop].view(-1, *shape))
+        for leaf, part in zip(leaves, self.parts, strict=True):
+            columns = out[:, part.start : part.stop].view(-1, *part.shape)
+            _copy(part.name if part.path else "observation", leaf, columns)
 
 
 def _leaves(space: Any, path: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
@@ -238,10 +241,9 @@ class _Actions:
         bounded = np.isfinite(low) & np.isfinite(high)
         inside = np.where(bounded, 1.0, np.inf)
         self.spec = ActionSpec("box", low.size, tuple((-inside).tolist()), tuple(inside.tolist()))
-        half, centre = np.ones(low.size), np.zeros(low.size)
-        half[bounded] = (high[bounded] - low[bounded]) / 2
-        centre[bounded] = (high[bounded] + low[bounded]) / 2
-        columns = (half, centre, *_filled(low, high, clip))
+        limits = _filled(low, high, clip)
+        self.layout = Actions(self.spec, self._shape, "float32", *(tuple(map(float, side)) for side in limits))
+        columns = (*self.layout.affine, *limits)
         self._half, self._centre, self._low, self._high = (
             torch.tensor(column, dtype=torch.float32, device=device) for column in columns
         )

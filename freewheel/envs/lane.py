@@ -12,8 +12,9 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 
 from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, SeedStream, Step
-from freewheel.envs.spaces import CONTEXT, MASK, BadObservationError, Layout
+from freewheel.envs.spaces import layout_of
 from freewheel.errors import EnvError, SetupError
+from freewheel.policies.layout import CONTEXT, MASK, BadObservationError, Layout
 from freewheel.rollout import probe
 from freewheel.seeding import drawn
 
@@ -58,7 +59,7 @@ def survey(env: gymnasium.Env[Any, Any], who: str) -> Layout:
             info_mask = MASK in env.reset(seed=0)[1]
         except Exception as error:
             raise raised(who, error, "in its first reset, seed 0") from error
-    return Layout.of(*spaces, info_mask=info_mask)
+    return layout_of(*spaces, info_mask=info_mask)
 
 
 def _spaces(env: gymnasium.Env[Any, Any], who: str) -> tuple[Space[Any], Space[Any]]:
@@ -88,7 +89,7 @@ class Lane:
         self, env: gymnasium.Env[Any, Any], who: str, layout: Layout, measures: tuple[str, ...], rows: LaneBuffers
     ) -> None:
         columns, mask = layout.observation, layout.observation.mask
-        if Layout.of(*_spaces(env, who), info_mask=mask is not None) != layout:
+        if layout_of(*_spaces(env, who), info_mask=mask is not None) != layout:
             raise SetupError(f"{who} has other spaces than the lanes before it: all lanes must have the same spaces")
         self.env, self.who = env, who
         self._env_step = env.step

@@ -21,9 +21,9 @@ from typing_extensions import override
 
 from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, SeedStream
 from freewheel.envs.lane import Lane, LaneBuffers, position, survey
-from freewheel.envs.spaces import Layout
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.policies.layout import Layout
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport.forkserver import (
     freeze_heap,

@@ -13,8 +13,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from freewheel.core import EnvSpec, NDArray, SeedStream, Step
 from freewheel.envs.lane import blank_step, raised
-from freewheel.envs.spaces import MASK, BadObservationError, Layout
+from freewheel.envs.spaces import layout_of
 from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.policies.layout import MASK, BadObservationError, Layout
 
 
 class GymVector:
@@ -53,7 +54,7 @@ class GymVector:
         if isinstance(vector.single_action_space, Discrete):
             with self._errors_in("reset"):
                 _, info = vector.reset(seed=0)
-        return Layout.of(vector.single_observation_space, vector.single_action_space, info_mask=MASK in info)
+        return layout_of(vector.single_observation_space, vector.single_action_space, info_mask=MASK in info)
 
     def _with_contexts(self, spec: EnvSpec) -> EnvSpec:
         """Contexts need an env that reads them at every reset and knows the seeds of its lanes."""

@@ -158,7 +158,7 @@ def load(root: Path, which: str = "latest") -> Checkpoint:
     others = [step for step in _steps(root) if step != wanted]
     for step in others if wanted is None else [wanted, *others]:
         try:
-            found = _read(root / str(step))
+            found = read(root / str(step))
         except CheckpointError as error:
             problems.append(str(error))
         else:
@@ -168,7 +168,7 @@ def load(root: Path, which: str = "latest") -> Checkpoint:
     raise CheckpointError("\n  ".join([found_nothing, *problems]))
 
 
-def _read(folder: Path) -> Checkpoint:
+def read(folder: Path) -> Checkpoint:
     """One checkpoint, or a CheckpointError that names the file that does not match the manifest."""
     listed = _listed(folder / MANIFEST)
     files = {name: _bytes(folder / name) for name in (WEIGHTS, POLICY)}
@@ -179,7 +179,9 @@ def _read(folder: Path) -> Checkpoint:
         params = safetensors.numpy.load(files[WEIGHTS])
     except (SafetensorError, KeyError) as error:  # KeyError: a type that numpy does not have
         raise CheckpointError(f"{folder / WEIGHTS} cannot be read: {error}") from error
-    return Checkpoint(int(folder.name), params, _parse(folder / POLICY, files[POLICY]), folder)
+    about = _parse(folder / POLICY, files[POLICY])
+    step = int(folder.name) if _is_step(folder.name) else int(about.get("step", 0))  # an export has a name of its own
+    return Checkpoint(step, params, about, folder)
 
 
 def _listed(path: Path) -> dict[str, Any]:

@@ -7,11 +7,13 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from freewheel.config.resolve import Config
 from freewheel.errors import SetupError, UsageError, nearest
 from freewheel.run import checkpoint
+
+if TYPE_CHECKING:  # a process that only loads a policy does not need it
+    from freewheel.config.resolve import Config
 
 ASKED = (
     "flag",

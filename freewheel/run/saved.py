@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from freewheel.config.resolve import Config, from_file
-from freewheel.core import Actor, Snapshot, to_numpy
+from freewheel.config.resolve import Config, from_file, from_options
+from freewheel.core import Actor, Env, EnvSpec, Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
+from freewheel.policies.layout import Layout
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.run import checkpoint
@@ -20,12 +21,16 @@ from freewheel.run.evaluate import Score, Show, eval_lanes, evaluate, play, play
 from freewheel.run.naming import find_run
 from freewheel.run.plan import find_device
 
+if TYPE_CHECKING:
+    from freewheel.run.trainer import Result
+
 
 class RunDirectory:
     """The directory of a new run, which this process alone writes to."""
 
-    def __init__(self, path: Path, policy: PolicySpec) -> None:
-        self.path, self._policy = path, policy
+    def __init__(self, path: Path, policy: PolicySpec, spec: EnvSpec) -> None:
+        self.path = path
+        self._about = {"policy": policy.to_json(), "env": spec.name, "layout": dict(spec.layout)}
 
     def write(self, name: str, data: Mapping[str, Any]) -> None:
         """A JSON file, whole or absent."""
@@ -36,7 +41,7 @@ class RunDirectory:
     def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> tuple[Path, str]:
         """A checkpoint of these weights; returns its folder and their fingerprint."""
         params = {name: to_numpy(value) for name, value in snapshot.params.items()}
-        about = {"policy": self._policy.to_json(), "version": snapshot.version}
+        about = {**self._about, "version": snapshot.version}
         folder = checkpoint.save(self.path / "checkpoints", step, params, about, best=best)
         return folder, checkpoint.fingerprint(params)
 
@@ -58,28 +63,65 @@ class SavedRun:
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
         """Score greedy episodes; by default the episodes of the evaluations during training."""
         world, options = self.config.env, self.config.run.evaluation
-        with closing(playable(world.make(eval_lanes(world, episodes)))) as env:
+        with closing(self._open(eval_lanes(world, episodes))) as env:
             chosen = options.eval_seed if seed is None else seed
             return evaluate(env, actor, episodes, chosen, options.eval_max_steps, self.config.run.contexts)
 
     def play(self, actor: Actor, episode: tuple[int, int], render_mode: str | None, show: Show) -> Sequence[float]:
         """Play and show one greedy episode, given by evaluation seed and number; returns its rewards."""
         limit = self.config.run.evaluation.eval_max_steps
-        with closing(playable(self.config.env.make(range(1), render_mode=render_mode))) as env:
+        with closing(self._open(range(1), render_mode)) as env:
             return play(env, actor, episode, show, limit, self.config.run.contexts)
 
+    def _open(self, lanes: range, render_mode: str | None = None) -> Env:
+        """The environment, or a SetupError that says in what it differs from the one of the training."""
+        with ExitStack() as undo:
+            env = playable(self.config.env.make(lanes, render_mode=render_mode))
+            undo.callback(env.close)
+            check_fit(checkpoint.load(self.path / "checkpoints").about, env.spec)
+            undo.pop_all()
+        return env
 
-def open_run(name: str, runs_dir: str = "runs") -> SavedRun:
-    """Open a run, given by its name under runs_dir or by its path."""
-    path = find_run(name, runs_dir)
+
+def open_run(
+    run: str | os.PathLike[str] | Result, runs_dir: str = "runs", env: str | Callable[..., Any] | None = None
+) -> SavedRun:
+    """Open a run, given by its name under runs_dir, by its path or as what train() returned; `env` replaces its environment."""
+    path = find_run(run if isinstance(run, str) else str(getattr(run, "path", run)), runs_dir)
     try:
         resolved = from_file(path / "config.json")
     except UsageError as error:
         raise SetupError(f"{path / 'config.json'} is damaged ({error}); restore it from a copy") from None
-    if resolved.env.id.startswith("__main__:") or "<" in resolved.env.id:  # <lambda>, <locals>
-        remedy = "move it to a module and train on module:Name"
-        raise SetupError(f"{resolved.env.id} was defined in a script and cannot be imported; {remedy}")
+    if env is not None:
+        resolved = from_file(path / "config.json", env)
+    elif (name := resolved.env.id).startswith("__main__:") or "<" in name:  # <lambda>, <locals>
+        kind = name.rpartition(":")[2].rpartition(".")[2]
+        own = kind if kind.isidentifier() else "Env"
+        ways = f"score(run, env={own}) in Python, freewheel eval {path.name} --env ./file.py:{own} on the command line"
+        raise SetupError(f"{name} was defined in a script and cannot be imported; give it: {ways}")
     if resolved.env.on_device:
         device = find_device("cpu" if resolved.run.machine.device == "cpu" else "auto")
         resolved = replace(resolved, env=resolved.env.to(device))
     return SavedRun(path, resolved)
+
+
+def check_fit(about: Mapping[str, Any], spec: EnvSpec) -> None:
+    """SetupError if a policy was not trained on spaces like these."""
+    if about.get("layout") and spec.layout:
+        reason = Layout.from_json(about["layout"]).misfit(Layout.from_json(spec.layout))
+    else:  # it was saved before checkpoints had the spaces
+        policy = PolicySpec.from_json(about["policy"])
+        ours, theirs = (policy.obs_size, policy.action_size), (spec.obs_size, spec.action.size)
+        words = "{} observation columns and {} actions"
+        reason = (
+            "" if ours == theirs else f"the policy has {words.format(*ours)}, the environment {words.format(*theirs)}"
+        )
+    if reason:
+        raise SetupError(f"{spec.name} does not fit the policy: {reason}")
+
+
+def layout_of_env(env: str | Callable[..., Any], about: Mapping[str, Any]) -> Layout:
+    """The spaces of an environment, for a policy that was saved without them."""
+    with closing(from_options(env, {}).env.make(range(1))) as made:
+        check_fit(about, made.spec)
+        return Layout.from_json(made.spec.layout)

@@ -73,7 +73,7 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], *, quiet: bool, si
         learner = config.learner.build(replace(planned.learner_spec, services=services))
         stop.begin()
         planned = replace(planned, name=planned.name.claim())
-        directory = RunDirectory(planned.path, planned.policy)
+        directory = RunDirectory(planned.path, planned.policy, planned.spec)
         directory.write("config.json", config.to_json())
         info = RunInfo(
             path=planned.path,

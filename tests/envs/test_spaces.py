@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from freewheel.core import Slice
-from freewheel.envs.spaces import BadObservationError, Layout
+from freewheel.envs.spaces import layout_of
 from freewheel.errors import SetupError
+from freewheel.policies.layout import BadObservationError
 
 TWO, BYTE, KEYS = gs.Discrete(2), gs.Box(0, 9, (1,), np.uint8), gs.MultiDiscrete([2, 3])
 MASKED = gs.Dict(action_mask=gs.MultiBinary(2))
@@ -35,7 +36,7 @@ RICH_ROW = [0.5, -0.5, 7, 8, 0, 0, 1, 0, 1, 0, 0, 1, 1, 0, 5, 0, 1]
 
 
 def written(space: gs.Space[Any], value: Any, *lanes: int) -> Any:
-    columns = Layout.of(space, TWO).observation
+    columns = layout_of(space, TWO).observation
     out = np.full((*lanes, columns.size), 99, columns.dtype)
     columns.writer(out)(value)
     return out.tolist()
@@ -73,7 +74,7 @@ def test_a_value_fills_its_columns(space: gs.Space[Any], value: Any, row: list[f
 
 
 def test_nested_spaces_become_named_slices_with_the_mask_last() -> None:
-    assert Layout.of(RICH, TWO).observation.slices == (
+    assert layout_of(RICH, TWO).observation.slices == (
         Slice("camera/depth", 0, 2, (2,)),
         Slice("camera/rgb", 2, 4, (1, 2, 1)),
         Slice("gear", 4, 7, (3,)),
@@ -85,7 +86,7 @@ def test_nested_spaces_become_named_slices_with_the_mask_last() -> None:
 
 
 def test_a_bare_space_is_one_slice_and_info_can_add_a_mask() -> None:
-    layout = Layout.of(gs.Box(0, 1, (3,)), gs.Discrete(4), info_mask=True)
+    layout = layout_of(gs.Box(0, 1, (3,)), gs.Discrete(4), info_mask=True)
     assert layout.observation.slices == (Slice("obs", 0, 3, (3,)), Slice("action_mask", 3, 7, (4,)))
     out = np.full(7, 99, np.float32)
     assert layout.observation.mask is not None
@@ -95,7 +96,7 @@ def test_a_bare_space_is_one_slice_and_info_can_add_a_mask() -> None:
 
 def test_a_mask_means_nothing_where_actions_are_continuous() -> None:
     space = gs.Dict(action_mask=gs.MultiBinary(2), x=gs.Box(0, 1, (1,)))
-    layout = Layout.of(space, gs.Box(-1, 1, (1,)), info_mask=True)
+    layout = layout_of(space, gs.Box(-1, 1, (1,)), info_mask=True)
     assert [part.name for part in layout.observation.slices] == ["action_mask", "x"]
     assert layout.observation.mask is None
 
@@ -112,7 +113,7 @@ def test_a_mask_means_nothing_where_actions_are_continuous() -> None:
     ],
 )
 def test_only_pixels_stay_bytes(space: gs.Space[Any], dtype: str) -> None:
-    assert Layout.of(space, TWO).observation.dtype == dtype
+    assert layout_of(space, TWO).observation.dtype == dtype
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_a_value_that_does_not_belong_is_named(space: gs.Space[Any], value: Any,
 )
 def test_a_space_without_columns_is_refused_in_a_line(space: gs.Space[Any], text: str) -> None:
     with pytest.raises(SetupError) as caught:
-        Layout.of(space, TWO)
+        layout_of(space, TWO)
     assert str(caught.value).startswith(text)
     assert "\n" not in str(caught.value)
 
@@ -159,20 +160,20 @@ def test_a_space_without_columns_is_refused_in_a_line(space: gs.Space[Any], text
 @pytest.mark.parametrize("space", [gs.MultiDiscrete([3, 2]), gs.MultiBinary(2), gs.Dict(a=TWO), gs.Tuple([TWO])])
 def test_an_action_space_other_than_box_or_discrete_is_refused(space: gs.Space[Any]) -> None:
     with pytest.raises(SetupError) as caught:
-        Layout.of(TWO, space)
+        layout_of(TWO, space)
     expected = f"action space {space} is not supported: use Box or Discrete (wrap the env to flatten it)"
     assert str(caught.value) == expected
 
 
 def test_discrete_actions_begin_at_start() -> None:
-    actions = Layout.of(TWO, gs.Discrete(3, start=5)).action
+    actions = layout_of(TWO, gs.Discrete(3, start=5)).action
     assert (actions.spec.kind, actions.spec.size, actions.spec.shape) == ("discrete", 3, ())
     assert actions.encoder()(np.array([0, 2])).tolist() == [5, 7]
 
 
 def test_box_actions_are_scaled_where_bounded_clipped_and_shaped() -> None:
     low, high = np.array([[-2, 0, -np.inf], [10, -np.inf, 0]]), np.array([[2, 1, np.inf], [30, 5, np.inf]])
-    actions = Layout.of(TWO, gs.Box(low, high, dtype=np.float64)).action
+    actions = layout_of(TWO, gs.Box(low, high, dtype=np.float64)).action
     assert actions.spec.low == (-1, -1, -np.inf, -1, -np.inf, -np.inf)
     assert actions.spec.high == (1, 1, np.inf, 1, np.inf, np.inf)
     encoded = actions.encoder()(np.array([[0.5, -1, 7, 0, 9, -3], [-9, 9, -7, 1, -9, 3]], np.float32))
@@ -184,25 +185,25 @@ def test_box_actions_end_exactly_at_the_bounds() -> None:
     rng = np.random.default_rng(0)
     low = rng.uniform(-3, 0, 1000).astype(np.float32)
     space = gs.Box(low, low + rng.uniform(0, 3, 1000).astype(np.float32))
-    encoded = Layout.of(TWO, space).action.encoder()(np.array([[-1.0] * 1000, [1.0] * 1000], np.float32))
+    encoded = layout_of(TWO, space).action.encoder()(np.array([[-1.0] * 1000, [1.0] * 1000], np.float32))
     assert np.array_equal(encoded, [space.low, space.high])
 
 
 def test_box_actions_of_whole_numbers_are_rounded() -> None:
-    encoded = Layout.of(TWO, gs.Box(0, 10, (1,), np.int64)).action.encoder()(np.array([[0.15], [1.0]], np.float32))
+    encoded = layout_of(TWO, gs.Box(0, 10, (1,), np.int64)).action.encoder()(np.array([[0.15], [1.0]], np.float32))
     assert encoded.dtype == np.int64
     assert encoded.tolist() == [[6], [10]]
 
 
 def test_bounds_too_wide_to_scale_are_none() -> None:
     huge = np.finfo(np.float32).max
-    actions = Layout.of(TWO, gs.Box(-huge, huge, (1,))).action
+    actions = layout_of(TWO, gs.Box(-huge, huge, (1,))).action
     assert actions.spec.high == (np.inf,)
     assert actions.encoder()(np.array([[3.0]], np.float32)).tolist() == [[3.0]]
 
 
 def test_an_env_may_keep_and_change_its_action() -> None:
-    encode = Layout.of(TWO, gs.Box(-1, 1, (1,))).action.encoder()
+    encode = layout_of(TWO, gs.Box(-1, 1, (1,))).action.encoder()
     mine = np.array([[0.5]], np.float32)
     kept = encode(mine)
     kept *= 3
@@ -210,6 +211,6 @@ def test_an_env_may_keep_and_change_its_action() -> None:
 
 
 def test_layouts_travel_and_compare() -> None:
-    layout = Layout.of(RICH, TWO)
-    assert cloudpickle.loads(cloudpickle.dumps(layout)) == layout == Layout.of(RICH, TWO)
-    assert layout != Layout.of(RICH, gs.Discrete(2, start=1))
+    layout = layout_of(RICH, TWO)
+    assert cloudpickle.loads(cloudpickle.dumps(layout)) == layout == layout_of(RICH, TWO)
+    assert layout != layout_of(RICH, gs.Discrete(2, start=1))

@@ -1,0 +1,293 @@
+"""An env's spaces as plain data: how raw observations become flat columns, and how actions become the env's. Kept as JSON beside
+the weights, so that a policy can be used without its environment. envs/spaces.py makes it from Gymnasium's spaces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from freewheel.core import ActionSpec, EnvSpec, NDArray, Slice
+
+Write: TypeAlias = Callable[[Any], None]
+Key: TypeAlias = str | int
+
+MASK = "action_mask"
+CONTEXT = "context"
+
+
+class BadObservationError(ValueError):
+    """An observation does not fit its space."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One leaf of an observation space and the columns it fills."""
+
+    path: tuple[Key, ...]
+    kind: Literal["copy", "one-hot", "mask"]
+    space: str  # its text, for error messages
+    shape: tuple[int, ...]  # of one lane's value, before it is flattened
+    start: int
+    stop: int
+    dtype: str = "float32"  # that the space declares
+    sizes: tuple[int, ...] = ()  # one-hot: the number of labels of every component of the value ...
+    first: tuple[int, ...] = ()  # ... and its first label
+
+    @property
+    def name(self) -> str:
+        return "/".join(map(str, self.path)) or "obs"
+
+    @property
+    def slice(self) -> Slice:
+        shape = (self.stop - self.start,) if self.kind == "one-hot" else self.shape
+        return Slice(self.name, self.start, self.stop, shape)
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What decides how a value becomes columns."""
+        return self.kind, self.shape, self.sizes, self.first
+
+    def leaf(self, observation: Any) -> Any:
+        """This part of an observation."""
+        value = observation
+        try:
+            for key in self.path:
+                value = value[key]
+        except (KeyError, IndexError, TypeError):
+            raise BadObservationError(f"{self.name}: missing from the observation, which is {short(value)}") from None
+        return value
+
+    def writer(self, out: NDArray) -> Write:
+        """A function that puts a value into its columns of `out` [..., D]; leading dimensions are lanes."""
+        columns = out[..., self.start : self.stop]
+        shape = columns.shape[:-1] + self.shape
+        if self.kind == "copy":
+            return self._copier(columns.reshape(shape))
+        if self.kind == "mask":
+            return lambda value: np.copyto(columns, self._checked(value, shape) != 0)
+        return self._one_hotter(columns, shape)
+
+    def _copier(self, view: NDArray) -> Write:
+        shape, dtype = view.shape, np.dtype(self.dtype)
+
+        def write(value: Any) -> None:
+            # numpy has one object per dtype: comparing identity first avoids the slower check of casting rules.
+            if getattr(value, "shape", None) != shape:
+                raise self._wrong(value, shape)
+            if value.dtype is not dtype and not np.can_cast(value.dtype, view.dtype, "same_kind"):
+                raise self._wrong(value, shape)
+            view[...] = value
+
+        return write
+
+    def _one_hotter(self, columns: NDArray, shape: tuple[int, ...]) -> Write:
+        lead, component = columns.shape[:-1], np.repeat(np.arange(len(self.sizes)), self.sizes)
+        label = np.concatenate([np.arange(size) + first for size, first in zip(self.sizes, self.first, strict=True)])
+
+        def write(value: Any) -> None:
+            values = self._checked(value, shape)
+            hot = values.reshape(*lead, -1)[..., component] == label
+            if np.count_nonzero(hot) != values.size:
+                raise BadObservationError(f"{self.name}: expected a value of {self.space}, got {short(value)}")
+            np.copyto(columns, hot)
+
+        return write
+
+    def _checked(self, value: Any, shape: tuple[int, ...]) -> NDArray:
+        array = np.asarray(value)
+        if array.shape != shape or array.dtype == object:
+            raise self._wrong(value, shape)
+        return array
+
+    def _wrong(self, value: Any, shape: tuple[int, ...]) -> BadObservationError:
+        if not isinstance(value, np.ndarray | np.generic):
+            return BadObservationError(f"{self.name}: expected an array of shape {shape}, got {short(value)}")
+        if value.shape != shape:
+            return BadObservationError(f"{self.name}: expected shape {shape}, got {value.shape}")
+        return BadObservationError(f"{self.name}: expected numbers of {self.space}, got dtype {value.dtype}")
+
+
+@dataclass(frozen=True)
+class Observations:
+    """The columns of an observation: leaves of the space in order, the action mask last."""
+
+    dtype: Literal["float32", "uint8"]
+    parts: tuple[Part, ...]  # read from the observation
+    mask: Part | None = None  # read from info["action_mask"]
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        return tuple(part.slice for part in (self.parts if self.mask is None else (*self.parts, self.mask)))
+
+    @property
+    def size(self) -> int:
+        return max((part.stop for part in self.slices), default=0)
+
+    def writer(self, out: NDArray) -> Write:
+        """A function that writes an observation into `out` [..., D]; a bare Box costs one check and one copy."""
+        writes = [(part, part.writer(out)) for part in self.parts]
+        if len(writes) == 1 and not self.parts[0].path:
+            return writes[0][1]
+
+        def write(value: Any) -> None:
+            for part, write_part in writes:
+                write_part(part.leaf(value))
+
+        return write
+
+
+def short(value: object) -> str:
+    """A value for an error message: its type and the beginning of its text."""
+    text = " ".join(repr(value).split())
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}" if value is not None else "None"
+
+
+@dataclass(frozen=True)
+class Actions:
+    """How an action of the policy becomes an action of the environment."""
+
+    spec: ActionSpec
+    shape: tuple[int, ...]
+    dtype: str
+    low: tuple[float, ...]  # the bounds of the env by column; discrete: the first label
+    high: tuple[float, ...]
+
+    @property
+    def affine(self) -> tuple[NDArray, NDArray]:
+        """(half, centre) by column of a Box: the env's action is half × ours + centre, clipped to low and high."""
+        scaled = np.isfinite(self.spec.low)
+        low, high = np.array(self.low), np.array(self.high)
+        half, centre = np.ones(low.size), np.zeros(low.size)
+        half[scaled] = (high[scaled] - low[scaled]) / 2
+        centre[scaled] = (low[scaled] + high[scaled]) / 2
+        return half, centre
+
+    def encoder(self) -> Callable[[NDArray], NDArray]:
+        """A function from [B] int64 or [B, A] float32 to [B, ...]. The rows of a Box are new arrays: an env may change them."""
+        if self.spec.kind == "discrete":
+            start = int(self.low[0])
+            return (lambda action: action + start) if start else (lambda action: action)
+        (half, centre), low, high = self.affine, np.array(self.low), np.array(self.high)
+        whole = np.issubdtype(self.dtype, np.integer)
+
+        def encode(action: NDArray) -> NDArray:
+            value = half * action
+            value += centre
+            np.maximum(value, low, out=value)
+            np.minimum(value, high, out=value)
+            if whole:
+                np.rint(value, out=value)
+            return value.astype(self.dtype).reshape(len(action), *self.shape)
+
+        return encode
+
+    def __str__(self) -> str:
+        if self.spec.kind == "discrete":
+            return f"Discrete({self.spec.size}, start={int(self.low[0])})"
+        return f"Box({_bounds(self.low)}, {_bounds(self.high)}, {self.shape}, {self.dtype})"
+
+
+def _bounds(values: Iterable[float]) -> str:
+    texts = [f"{value:g}" for value in values]
+    return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An env's spaces as plain data: small, comparable, and picklable where the spaces themselves may not be."""
+
+    observation: Observations
+    action: Actions
+    raw: Layout | None = None  # of the env itself, where its observations arrive flattened
+
+    def spec(self, name: str, lanes: int, measures: tuple[str, ...]) -> EnvSpec:
+        own = self.raw or self
+        columns = own.observation
+        context = next((part for part in columns.slices if part.name == CONTEXT), None)
+        return EnvSpec(
+            name=name,
+            lanes=lanes,
+            obs_size=columns.size,
+            obs_dtype=columns.dtype,
+            slices=columns.slices,
+            action=self.action.spec,
+            measures=measures,
+            context=context.stop - context.start if context else 0,
+            layout=own.to_json(),
+        )
+
+    def flattened(self) -> Layout:
+        """The same columns for observations that are flat already."""
+        columns = self.observation
+        flat = Part((), "copy", f"{columns.size} columns", (columns.size,), 0, columns.size, columns.dtype)
+        return Layout(Observations(columns.dtype, (flat,)), self.action, raw=self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; empty where a key of a Dict space is neither text nor a whole number."""
+        columns, action = self.observation, self.action
+        if not all(isinstance(key, str | int) for part in columns.parts for key in part.path):
+            return {}
+        mask = None if columns.mask is None else asdict(columns.mask)
+        return {
+            "observation": {"dtype": columns.dtype, "parts": [asdict(part) for part in columns.parts], "mask": mask},
+            "action": {
+                "kind": action.spec.kind,
+                "size": action.spec.size,
+                "shape": list(action.shape),
+                "dtype": action.dtype,
+                "low": _finite(action.low),
+                "high": _finite(action.high),
+                "scaled": [math.isfinite(bound) for bound in action.spec.low],
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Layout:
+        """What `to_json` returned, also after a walk through a file."""
+        columns, action = data["observation"], data["action"]
+        mask = None if columns["mask"] is None else _part(columns["mask"])
+        inside = [1.0 if scaled else math.inf for scaled in action["scaled"]]
+        spec = ActionSpec(action["kind"], action["size"], tuple(-bound for bound in inside), tuple(inside))
+        low = tuple(-math.inf if bound is None else bound for bound in action["low"])
+        high = tuple(math.inf if bound is None else bound for bound in action["high"])
+        return cls(
+            Observations(columns["dtype"], tuple(map(_part, columns["parts"])), mask),
+            Actions(spec, tuple(action["shape"]), action["dtype"], low, high),
+        )
+
+    def misfit(self, env: Layout) -> str:
+        """The first thing in which an environment differs from what the policy was trained on; empty: it fits."""
+        ours, theirs = ({part.name: part for part in own.observation.parts} for own in (self, env))
+        for name in ours | theirs:
+            mine, other = ours.get(name), theirs.get(name)
+            if mine is None or other is None or mine.content != other.content:
+                return f"the policy reads {_text(name, mine)}, the environment has {_text(name, other)}"
+        if list(ours) != list(theirs):
+            order = [", ".join(own) for own in (ours, theirs)]
+            return f"the policy reads the parts {order[0]} in this order, the environment has {order[1]}"
+        kinds = [own.observation.dtype for own in (self, env)]
+        if kinds[0] != kinds[1]:
+            return f"the policy reads observations as {kinds[0]}, those of the environment become {kinds[1]}"
+        masks = [own.observation.mask is not None for own in (self, env)]
+        if masks[0] != masks[1]:
+            which = "with" if masks[0] else "without"
+            return f"the policy was trained {which} info['{MASK}'], the environment differs"
+        return "" if self.action == env.action else f"the policy acts in {self.action}, the environment in {env.action}"
+
+
+def _text(name: str, part: Part | None) -> str:
+    return f"no '{name}'" if part is None else f"'{name}' {part.space}"
+
+
+def _finite(bounds: Iterable[float]) -> list[float | None]:
+    """JSON has no infinity."""
+    return [bound if math.isfinite(bound) else None for bound in bounds]
+
+
+def _part(data: Mapping[str, Any]) -> Part:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return Part(**fields)
