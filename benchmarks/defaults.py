@@ -137,7 +137,10 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="see that it works: one seed, few steps, nothing kept, no target counts"
     )
+    parser.add_argument("--table", action="store_true", help="train nothing: the table of the rows that are there")
     given = parser.parse_args()
+    if given.table:
+        return 0 if write(kept(), keep=True) else 1
     if given.quick:
         for library, task, seed in wanted(given.only, (1,)):
             once(library, task, seed, QUICK[task.algo])

@@ -79,6 +79,11 @@ class AlgorithmConfig(Protocol):
         """How parts of the learner run beside it."""
         return "serial"
 
+    @property
+    def normalises_rewards(self) -> bool:
+        """Whether it learns from rewards on a scale of its own."""
+        return False
+
     def rows_per_update(self, world: EnvSpec) -> int:
         """Rows of an update in this world, where steps of each lane are "auto"; it must not depend on how many lanes there are,
         unless they are one simulation."""

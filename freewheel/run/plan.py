@@ -162,11 +162,12 @@ class Plan:
         source = f"default for {kind_of(self.spec)}"
         if source not in self.config.sources.values():
             return ""
-        told = ["observations normalised"] if self.policy.normalised else []
-        told += (
-            [f"{self.batch.rows:,} rows an update"] if self.config.learner.on_policy and not self.batch.episodes else []
-        )
-        return f"{kind_of(self.spec)}: {', '.join([*told, self.config.learner.describe(self.learner_spec)])}"
+        config, described = self.config, self.config.learner.describe(self.learner_spec)
+        if config.learner.on_policy and self.batch.episodes is None:
+            described = f"{self.batch.rows:,} rows an update in {described}"
+        both = ("observations", self.policy.normalised), ("rewards", config.learner.normalises_rewards)
+        normalised = " and ".join(what for what, is_so in both if is_so)
+        return f"{kind_of(self.spec)}: {f'{normalised} normalised, ' if normalised else ''}{described}"
 
     def lines(self) -> list[str]:
         """The plan as text."""
@@ -178,13 +179,13 @@ class Plan:
         batch = f"{spec.lanes} envs x {config.run.num_steps_per_env} steps = {self.batch.rows} rows {what}"
         if self.batch.episodes is not None:
             batch = f"{spec.lanes} envs, {self.batch.episodes} episodes an update"
-        budget = config.run.budget
+        budget, rewards = config.run.budget, ", rewards normalised" * config.learner.normalises_rewards
         limits = [f"{value:,} {name}" for name, value in vars(budget).items() if value is not None]
         lines = [
             f"world    {spec.name}: {world}, {spec.action.size} {action}",
             f"policy   {network}, {self.policy.head} head{', observations normalised' * bool(self.policy.normalised)}",
             f"collect  {config.mode}: {batch}",
-            f"learn    {config.algo} on {self.device}, {config.learner.describe(self.learner_spec)}",
+            f"learn    {config.algo} on {self.device}{rewards}, {config.learner.describe(self.learner_spec)}",
             f"budget   {' or '.join(limits)}",
             f"run      {self.path}",
         ]

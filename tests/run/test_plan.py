@@ -1,7 +1,8 @@
-"""The plan: rows of an update do not depend on the number of workers; who yields to whom; what is said while it is made."""
+"""The plan: rows of an update whatever the number of workers; defaults, told and kept; who yields to whom; what is said."""
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import freewheel
-from freewheel.config.resolve import from_options
+from freewheel.config.resolve import from_argv, from_options
 from freewheel.errors import EnvError, SetupError, UsageError
 from freewheel.rollout.probe import EnvCost
 from freewheel.run import plan as module
@@ -17,6 +18,8 @@ from freewheel.run.plan import Plan, plan
 from tests.support.costs import cost as cost_of
 from tests.support.worlds import Counter
 
+DISCRETE = "tests.support.worlds:Identity"
+BOX = f"{DISCRETE}Box"
 COUNTER = "tests.support.worlds:Counter"
 COMPUTING, WAITING = cost_of(1e-3, 1e-3), cost_of(0.05, 1e-5)
 
@@ -151,3 +154,33 @@ def test_the_env_of_a_plan_that_hangs_is_named(tmp_path: Path) -> None:
     options = {"runs_dir": tmp_path, "env_args": {"at": 1}, "step_timeout": 0.3}
     with pytest.raises(EnvError, match=r"Hangs did not return within 0.3 s from step 1"):
         plan(from_options("tests.support.worlds:Hangs", options))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (DISCRETE, "Discrete actions: 2,048 rows an update in 10 epochs of minibatches of 64"),
+        (
+            BOX,
+            "Box actions: observations and rewards normalised, 2,048 rows an update in 10 epochs of minibatches of 64",
+        ),
+        (
+            f"{BOX} --ppo.reward-scale none --num-steps-per-env 512",
+            "Box actions: observations normalised, 4,096 rows an update in 10 epochs of minibatches of 128",
+        ),
+        (f"{BOX} --algo sac --steps 92", "Box actions: 1 updates a row, batches of 256, replay of 108 rows (0 MB)"),
+        (f"{BOX} --preset pendulum", ""),
+    ],
+)
+def test_defaults_of_the_kind_of_world_are_told_in_one_line(words: str, line: str, tmp_path: Path) -> None:
+    found = plan(from_argv([*words.split(), "--mode", "lockstep", "--runs-dir", str(tmp_path)]))
+    assert found.defaults_line == line
+
+
+def test_they_are_kept_with_their_source(tmp_path: Path) -> None:
+    done = freewheel.train(BOX, steps=64, num_envs=2, evals=0, quiet=True, runs_dir=str(tmp_path), ppo={"epochs": 1})
+    kept = json.loads((done.path / "config.json").read_text())
+    assert (kept["num_steps_per_env"], kept["ppo"]["minibatch"], kept["ppo"]["reward_scale"]) == (32, 64, "returns")
+    assert kept["policy"]["normalize_obs"] is True
+    names = {"num_steps_per_env", "ppo.minibatch", "ppo.reward_scale", "policy.normalize_obs"}
+    assert {name for name, source in kept["sources"].items() if source == "default for Box actions"} == names

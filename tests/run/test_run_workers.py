@@ -95,7 +95,7 @@ def test_the_plan_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(f"freewheel.{module}.usable_cores", lambda: 4)
     config = from_options(IDENTITY, {"mode": "continuous", "runs_dir": tmp_path, "num_envs": 9})
     planned = plan.plan(config)
-    assert planned.defaults_line == "Discrete actions: 2,052 rows an update, 10 epochs of minibatches of 64"
+    assert planned.defaults_line == "Discrete actions: 2,052 rows an update in 10 epochs of minibatches of 64"
     lines = planned.lines()
     assert "workers  3 workers x 3 envs, a thread each, on 4 cores; the learner has a core" in lines
     assert "collect  continuous: 9 envs x 228 steps = 2052 rows an update" in lines

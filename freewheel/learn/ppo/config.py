@@ -76,6 +76,10 @@ class PPOConfig(AlgorithmConfig):
         names = ("lr_schedule", "clip_schedule", "entropy_schedule")
         return tuple(name for name in names if getattr(self, name) == "linear")
 
+    @property
+    def normalises_rewards(self) -> bool:
+        return self.reward_scale == "returns"
+
     def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
         box = world.action.kind == "box" and not world.batched_on_device
         numbers = box and world.obs_dtype == "float32"
@@ -90,8 +94,8 @@ class PPOConfig(AlgorithmConfig):
 
     def describe(self, spec: LearnerSpec) -> str:
         whole = spec.batch.episodes is not None and self.minibatch == "auto"  # then rows are known when they are here
-        size = f"{PARTS} minibatches" if whole else f"minibatches of {self.size(spec.batch.rows)}"
-        return f"{'rewards normalised, ' * (self.reward_scale == 'returns')}{self.epochs} epochs of {size}"
+        size = f"up to {PARTS} minibatches" if whole else f"minibatches of {self.size(spec.batch.rows)}"
+        return f"{self.epochs} epochs of {size}"
 
     def build(self, spec: LearnerSpec) -> Learner:
         from freewheel.learn.ppo.learner import PPO
