@@ -26,23 +26,26 @@ def test_the_tables_name_every_method_and_every_attribute() -> None:
     } == public
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """All examples in one process, and the lines that they print after a heading of each."""
-    folder = tmp_path_factory.mktemp("page")
-    (folder / "page.py").write_text(
-        "\n\nprint('----')\n".join(EXAMPLES).replace("hooks=[", "quiet=True, log_every=1e-9, hooks=[")
-    )
-    return folder / "runs", python("page.py", cwd=folder).stdout.split("----\n")
+def run(folder: Path, example: int) -> str:
+    """What an example prints."""
+    (folder / "page.py").write_text(EXAMPLES[example].replace("hooks=[", "quiet=True, log_every=1e-9, hooks=["))
+    return python("page.py", cwd=folder).stdout
 
 
-def test_the_schedule_falls_to_a_tenth(told: tuple[Path, list[str]]) -> None:
-    run = told[0] / "CartPole-v1-ppo-lockstep"
-    summary, config = (json.loads((run / f"{name}.json").read_text()) for name in ("summary", "config"))
+def test_the_schedule_falls_to_a_tenth(tmp_path: Path) -> None:
+    run(tmp_path, 0)
+    folder = tmp_path / "runs" / "CartPole-v1-ppo-lockstep"
+    summary, config = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "config"))
     assert summary["logged"]["my/learning_rate"] == pytest.approx(config["ppo"]["lr"] / 10)
 
 
-def test_the_curriculum_reaches_its_end_and_stops_the_run(told: tuple[Path, list[str]]) -> None:
-    assert told[1][1] == "every corridor is walked\n"
-    rows = (told[0] / "__main___Corridor-ppo-lockstep" / "metrics.jsonl").read_text().splitlines()
+def test_the_curriculum_reaches_its_end_and_stops_the_run(tmp_path: Path) -> None:
+    assert run(tmp_path, 1) == "every corridor is walked\n"
+    rows = next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()
     assert json.loads(rows[-1])["my/longest"] > 2
+
+
+def test_every_evaluation_has_its_video(tmp_path: Path) -> None:
+    videos = run(tmp_path, 2).split()
+    assert len(videos) == 2
+    assert all((tmp_path / video).read_bytes().startswith(b"GIF") for video in videos)
