@@ -10,7 +10,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Of the second only a constant is needed; its dependencies are an emulation platform.
 CYBORG := $(shell grep '^csle-cyborg==' constraints.txt)
 SCENARIO := --no-deps $(shell grep '^gym-csle-cyborg==' constraints.txt)
-EXTRAS := dev,classic,mujoco,video,cyborg,workflow
+EXTRAS := dev,classic,mujoco,video,cyborg,workflow,onnx
 ONE_BENCH := bench-straggler bench-burn bench-lag bench-startup bench-versus bench-lag-learning bench-storm bench-solves bench-versus-sac bench-cyborg-rates \
 	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2
 

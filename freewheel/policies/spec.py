@@ -78,6 +78,8 @@ class Head(Protocol):
     name: str
     analytic: bool = False  # whether `slopes` exists
     reparameterised: bool = False  # whether its distribution is Reparameterised
+    # How outputs become the greedy action, for exported networks: the first largest output, the first A outputs or tanh of them.
+    greedy: Literal["argmax", "mean", "tanh", ""] = ""
 
     def misfit(self, action: ActionSpec) -> str: ...  # why it cannot serve these actions, and what to do; empty: it can
     def outputs(self, action_size: int) -> int:

@@ -61,18 +61,30 @@ def save(
     If the process is killed at any moment, the disk holds the old checkpoint or the new one. The newest `keep` stay, and those
     that a link points to.
     """
-    # In C order: safetensors copies the memory of an array and ignores its strides.
-    arrays = {name: np.asarray(array, order="C") for name, array in params.items()}
-    files = {WEIGHTS: safetensors.numpy.save(arrays), POLICY: _json(about)}
-    listed = {name: _entry(data) for name, data in files.items()}
-    files[MANIFEST] = _json({"format": FORMAT, "files": listed})  # last
     folder = make_private(root) / str(step)
-    if not _holds(folder, files):
-        _publish(folder, files)
+    write(folder, params, about)
     for link in ("latest", "best") if best else ("latest",):
         _point(root, link, step)
     _prune(root, keep)
     return folder
+
+
+def write(
+    folder: Path,
+    params: Mapping[str, NDArray],
+    about: Mapping[str, Any],
+    others: Mapping[str, bytes] | None = None,
+    *,
+    mode: int = 0o700,
+) -> None:
+    """Write or replace one checkpoint, perhaps with files that are not its own."""
+    # In C order: safetensors copies the memory of an array and ignores its strides.
+    arrays = {name: np.asarray(array, order="C") for name, array in params.items()}
+    files = {WEIGHTS: safetensors.numpy.save(arrays), POLICY: _json(about)}
+    listed = {name: _entry(data) for name, data in files.items()}
+    files |= {**(others or {}), MANIFEST: _json({"format": FORMAT, "files": listed})}  # the manifest last
+    if not _holds(folder, files):
+        _publish(folder, files, mode)
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
@@ -91,11 +103,11 @@ def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
         return False
 
 
-def _publish(folder: Path, files: Mapping[str, bytes]) -> None:
+def _publish(folder: Path, files: Mapping[str, bytes], mode: int) -> None:
     part, old = (folder.with_name(f"{PART}{folder.name}{suffix}") for suffix in ("", "-old"))
     _remove(part)
     try:
-        part.mkdir(mode=0o700)
+        part.mkdir(mode=mode)
         for name, data in files.items():
             with open(part / name, "xb") as file:
                 file.write(data)
@@ -111,6 +123,7 @@ def _publish(folder: Path, files: Mapping[str, bytes]) -> None:
             os.rename(old, folder)
         _remove(part)
     _sync(folder.parent)
+    _remove(old)
 
 
 def _point(root: Path, link: str, step: int) -> None:

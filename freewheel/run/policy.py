@@ -183,13 +183,15 @@ class Policy:
         return array.reshape(lanes, self.state_size)
 
 
-def load(run: str | os.PathLike[str] | Result, which: str | int = "best", *, env: Any = None) -> Policy:
+def load(
+    run: str | os.PathLike[str] | Result, which: str | int = "best", *, env: Any = None, runs_dir: str = "runs"
+) -> Policy:
     """The policy of a run (a name under runs/, a path, or what train() returned) or of an exported folder.
 
     `which` weights: best, latest or a step. Nothing that the files name is imported, except a network of your own
     (--policy.module). `env` is needed only for runs that were saved without their spaces: the environment they were trained on.
     """
-    saved = find(run, which)
+    saved = find(run, which, runs_dir)
     for text in saved.warnings:
         warnings.warn(text, stacklevel=3)
     if layout := saved.about.get("layout"):

@@ -24,6 +24,7 @@ BELOW_ONE = 1.0 - 2.0**-23  # the largest draw: its product with a total stays b
 
 class CategoricalHead(Head):
     name = "categorical"
+    greedy = "argmax"
     analytic = True
 
     def misfit(self, action: ActionSpec) -> str:

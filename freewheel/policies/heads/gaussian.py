@@ -21,6 +21,7 @@ LOG_STD = "actor.log_std"
 
 class GaussianHead(Head):
     name = "gaussian"
+    greedy = "mean"
     analytic = True
 
     def misfit(self, action: ActionSpec) -> str:

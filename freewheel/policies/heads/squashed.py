@@ -26,6 +26,7 @@ class SquashedHead(Head):
     """Outputs: means, then log deviations."""
 
     name = "squashed"
+    greedy = "tanh"
     reparameterised = True
 
     def misfit(self, action: ActionSpec) -> str:
