@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from freewheel.core import NO_CONTEXT, ActionSpec, NDArray, Slice
 from freewheel.envs.device import DeviceEnv
 from freewheel.errors import EnvError, SetupError
+from freewheel.policies.layout import Layout
 from freewheel.seeding import training_episodes
 from tests.support.isaac_like import IsaacLike, Traps, start
 
@@ -276,6 +278,10 @@ def test_actions_are_scaled_or_clipped(
     env.reset(SEEDS)
     env.step(torch.tensor([[-9.0], [-0.5], [0.5], [9.0]]))
     assert world.journal.actions[-1][:, 0].tolist() == sent
+    kept = Layout.from_json(json.loads(json.dumps(env.spec.layout, allow_nan=False)))
+    encoded = kept.action.encoder()(np.array([[-9.0], [-0.5], [0.5], [9.0]], np.float32))
+    assert encoded[:, 0].tolist() == sent, "a policy that is used elsewhere does the same"
+    assert kept.observation.size == env.spec.obs_size
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

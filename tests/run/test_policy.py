@@ -295,3 +295,39 @@ def test_another_environment_has_to_fit(trained: Trained, kind: str, line: str) 
 
     with pytest.raises(SetupError, match=f"other does not fit the policy: {line}"):
         freewheel.score(trained("box"), env=other, episodes=1)
+
+
+SCRIPT = """
+import freewheel
+from tests.support.worlds import Identity
+
+class Toy(Identity):
+    pass
+
+if __name__ == "__main__":
+    small = dict(steps=64, num_envs=2, num_steps_per_env=16, eval_episodes=3, mode="sequential", quiet=True)
+    result = freewheel.train(Toy, run="toy", **small)
+    policy = freewheel.load(result)
+    print(policy.env, type(policy.predict(Toy().reset(seed=1)[0])[0]).__name__)
+    print(freewheel.score(result, env=Toy, episodes=3, seed=7).mean)
+    try:
+        freewheel.score(result)
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_a_run_of_a_script_stays_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (tmp_path / "toy.py").write_text(SCRIPT)
+    name, mean, refused = python("toy.py", cwd=tmp_path).stdout.splitlines()
+    assert name == "__main__:Toy int"
+    assert refused == (
+        "__main__:Toy was defined in a script and cannot be imported; give it: score(run, env=Toy) in Python, "
+        "freewheel eval toy --env ./file.py:Toy on the command line"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["eval", "toy", "--env", "./toy.py:Toy", "--episodes", "3", "--seed", "7"]) == 0
+    assert f"mean {float(mean):.1f} " in capsys.readouterr().out
+    assert cli.main(["eval", "toy"]) == 1
+    assert capsys.readouterr().err == f"freewheel: {refused}\n"
+    assert freewheel.load("toy").env == "__main__:Toy"
