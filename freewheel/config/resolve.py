@@ -108,8 +108,8 @@ class RunConfig:
     """Seed of all random numbers of the run."""
     num_steps_per_env: int | Auto = "auto"
     """Steps of each environment in one on-policy update; with a replay buffer: between two versions of the acting policy. auto:
-    2,048 rows an update, however many environments there are (no more than --steps, at least 8 steps); 64 with a batched
-    simulator."""
+    as many as give PPO 2,048 rows an update, however many environments there are (no more than --steps, at least 8 steps); 64
+    with a batched simulator."""
     init: str = ""
     """Start with the weights of another run, given as a name under --runs-dir or a path: its best weights, or RUN@latest, or
     RUN@STEP."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from freewheel.core import Learner, MakeExecutor
     from freewheel.policies.spec import PolicySpec, Start
 
-ROWS = 2_048  # of an on-policy update
+ROWS = 512  # of an on-policy update, unless its algorithm says otherwise
 SIMULATED_STEPS = 64  # of each lane, with a batched simulator
 Schedule = Literal["constant", "linear"]  # linear: falls to 0 over --steps
 

@@ -12,6 +12,7 @@ from freewheel.learn.spec import Algorithm, AlgorithmConfig, LearnerSpec, Schedu
 if TYPE_CHECKING:
     from freewheel.core import Learner
 
+ROWS = 2_048  # of an update
 PARTS, LEAST = 32, 64  # minibatches of an epoch, and rows of each at least
 SIMULATED = 256  # rows of a minibatch from a batched simulator
 
@@ -79,6 +80,9 @@ class PPOConfig(AlgorithmConfig):
     @property
     def normalises_rewards(self) -> bool:
         return self.reward_scale == "returns"
+
+    def rows_per_update(self, world: EnvSpec) -> int:
+        return super().rows_per_update(world) if world.batched_on_device else ROWS
 
     def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
         box = world.action.kind == "box" and not world.batched_on_device
