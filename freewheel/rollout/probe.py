@@ -24,6 +24,7 @@ from freewheel.rollout.factory import MakeEnv
 from freewheel.seeding import generator, training_episodes
 
 BUDGET = 0.3  # seconds of stepping, by default
+LONG = 10  # budgets that a first step must take to be the only one
 ENOUGH_STEPS, ENOUGH_SHARE = 100, 1 / 15  # so many steps end it when this share of the budget is spent
 FAILURES, GOOD_STEPS = (
     3,
@@ -182,7 +183,7 @@ class _Trial:
         obs = self._begin()
         self._extra, others, own = len(self._resets), _by_children(), _by_process()
         obs = self._advance(obs)
-        if sum(self._steps) < budget and most_steps != 1:  # it was a warm-up
+        if sum(self._steps) < LONG * budget and most_steps != 1:  # a warm-up: simulators may start in their first step
             self._steps.clear()
             self._extra, others, own = len(self._resets), _by_children(), _by_process()
         while not self._enough(perf_counter() - own.wall, budget, most_steps):

@@ -27,7 +27,7 @@ from freewheel.seeding import tree
 from freewheel.transport.survey import Survey
 
 MODULES = ("freewheel.envs.gym", "freewheel.policies.numpy_actor")  # that every worker imports
-NICE = 10  # how much lower the priority of workers that compute is, where more of them than cores run
+NICE = 5  # how much lower the priority of workers that compute is, where more of them than cores run
 PUBLISH_EVERY = (
     8  # rows between two versions of a policy that learns from a replay buffer, where workers do not wait for it
 )

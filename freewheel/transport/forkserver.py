@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
@@ -36,6 +36,7 @@ def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
     longer than `limit` seconds are left out."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
+    resource_tracker.ensure_running()  # first, because starting it unblocks interrupts
     with (
         _starting,
         _environment(_for_server() | {PRELOADED: json.dumps([min(limit, PRELOAD_LIMIT), *modules])}),
@@ -82,7 +83,10 @@ def start(process: ForkServerProcess) -> None:
 
 def _tied(end: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:
     ignore_interrupts()
-    tie(os.open(end, os.O_RDONLY | os.O_NONBLOCK))
+    try:
+        tie(os.open(end, os.O_RDONLY | os.O_NONBLOCK))
+    except FileNotFoundError:  # the process that started this one has ended
+        return
     target(*args)
 
 

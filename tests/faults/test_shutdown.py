@@ -153,6 +153,19 @@ def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, 
     assert assert_in_order(runs, number).keys() <= {"shutdown"}
 
 
+@pytest.mark.parametrize("mode", ["lockstep", "continuous"])
+def test_an_interrupt_while_the_env_is_measured_ends_at_once(tmp_path: Path, mode: str) -> None:
+    """The env hangs in its first step; nothing of it is left."""
+    with command(tmp_path / "runs", "tests.support.worlds:Hangs", "--env.at", "1", "--mode", mode) as process:
+        wait_until(lambda: len(family(process.pid)) == 3, limit=40.0)  # forkserver, resource tracker, survey
+        children = family(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "")
+    assert not psutil.wait_procs(children, timeout=2)[1]
+    assert not (tmp_path / "runs").exists()
+
+
 SLOW = """
 import multiprocessing
 import pathlib
