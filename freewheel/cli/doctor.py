@@ -16,11 +16,16 @@ from freewheel.errors import UsageError
 from freewheel.registry import Command
 
 REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "psutil", "cloudpickle", "threadpoolctl")
+#: Modules that some things need: what for, and how to get them.
 OPTIONAL = {
-    "mujoco": "MuJoCo environments (HalfCheetah-v5): pip install 'gymnasium[mujoco]'",
-    "pygame": "windows and pictures of classic-control environments: pip install 'gymnasium[classic-control]'",
-    "PIL": "animated pictures from `freewheel play`: pip install pillow",
-    "stable_baselines3": "the comparison in `make bench`: pip install stable-baselines3",
+    "mujoco": "MuJoCo environments (HalfCheetah-v5): pip install 'freewheel[mujoco]'",
+    "pygame": "windows and pictures of classic-control environments: pip install 'freewheel[classic]'",
+    "PIL": "animated pictures from `freewheel play`: pip install 'freewheel[video]'",
+    "onnx": "`freewheel export` to ONNX: pip install onnx",
+    "sklearn": "`freewheel workflow search`: pip install 'freewheel[workflow]' (scikit-learn)",
+    "CybORG": "the real simulator of CAGE Challenge 2 (cyborg:Scenario2): make cyborg",
+    "isaaclab": "Isaac Lab's tasks (isaaclab:TASK): pip install isaaclab==3.0.0 in Python 3.12, docs/isaaclab.md",
+    "stable_baselines3": "the comparison in `make bench`: pip install 'freewheel[bench]'",
 }
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST = 1000  # seeds of one command
 POLL = 0.1  # seconds between two looks at the processes
+LEAST_CORES = 0.5  # that a run uses, even if its environments only wait
+RUN_MEMORY = 400 << 20  # bytes of a run, apart from its environments
 GRACE = 20.0  # seconds for runs to end after a second signal, then they are killed
 TAIL = 1 << 16  # bytes at the end of metrics.jsonl in which the newest row is looked for
 #: 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them a series in 1/df is exact to three digits.
@@ -300,12 +302,21 @@ def claim(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> Group
 
 
 def at_once(planned: Plan) -> int:
-    """How many runs the cores can serve side by side; a simulation that fills a device has it alone."""
+    """How many runs the cores and the memory can serve side by side; a simulation that fills a device has it alone."""
+    import psutil
+
     from freewheel.rollout.probe import usable_cores
 
     if planned.spec.batched_on_device or planned.device != "cpu":
         return 1
-    return max(1, usable_cores() // planned.workers)
+    cost = planned.cost
+    if cost is None:
+        return max(1, usable_cores() // planned.workers)
+    lockstep = planned.worker_config is None and getattr(planned.config.collector, "placement", "") == "processes"
+    processes = planned.spec.lanes if lockstep else planned.workers
+    fits = int(usable_cores() / max(LEAST_CORES, processes * min(1.0, cost.duty)))
+    memory = psutil.virtual_memory().available / max(1, planned.spec.lanes * cost.memory + RUN_MEMORY)
+    return max(1, min(fits, int(memory)))
 
 
 def plan_lines(planned: Plan, group: Group) -> list[str]:

@@ -18,7 +18,8 @@ from freewheel.metrics.names import COUNTS
 from freewheel.sinks.sink import RunInfo, SinkEntry
 
 WIDTH = 88  # of the panel, where the terminal is wider
-BAR = 60  # cells of a bar of shares
+BAR = 60  # cells of a bar of shares, where there is room
+LABEL = 11  # columns before the lines of the summary
 SMALL = 0.02  # kinds of time with a smaller share are shown together as the rest
 SHADES, ASCII_SHADES = "█▓▒░·", "#=+-."  # from the greatest share to the smallest
 FREE_RUNNING = ("continuous", "episodes")  # modes whose classic name begins with Async
@@ -54,7 +55,8 @@ class ConsoleSink:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        for line in _summary(self._title, summary, ASCII_SHADES if self._out.options.ascii_only else SHADES):
+        shades = ASCII_SHADES if self._out.options.ascii_only else SHADES
+        for line in _summary(self._title, summary, shades, self._out.width if self._out.is_terminal else None):
             self._print(line)
 
     def _show(self, row: Mapping[str, Any]) -> None:
@@ -152,8 +154,9 @@ def _group(figures: Mapping[str, str]) -> Table:
     return table
 
 
-def _summary(title: str, summary: Mapping[str, Any], shades: str) -> list[Text]:
-    """The lines at the end of a run; a dash stands for what is unknown because it failed early."""
+def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | None) -> list[Text]:
+    """The lines at the end of a run; a dash stands for what is unknown because it failed early. On a terminal, of this width,
+    bars and their legends fit into a line."""
     ended = summary["ended"]
     colour = {0: "green", 3: "yellow"}.get(summary["exit_code"], "red")
     lines = [Text.assemble((title, "bold"), ": ", (ENDINGS.get(ended, ended), colour))]
@@ -167,9 +170,11 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str) -> list[Text]:
     recent, best = _number(summary["return_mean"]), _number(summary["best_eval"])
     add("return", f"{recent} (the last {WINDOW} episodes), best eval {best}")
     for party, shares in summary["shares"].items():
-        bar, legend = _bar(shares, shades)
+        room = None if width is None else max(12, width - LABEL)
+        bar, legend = _bar(shares, shades, min(BAR, room or BAR))
         add(party, bar)
-        add("", legend)
+        for line in _fill(legend, room):
+            add("", line)
     for label, text in zip(("rows", ""), _ledger(summary), strict=False):
         add(label, text)
     if summary["worker_restarts"]:
@@ -178,11 +183,11 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str) -> list[Text]:
     return lines
 
 
-def _bar(shares: Mapping[str, float], shades: str) -> tuple[Text, Text]:
-    """Shares as one bar, the greatest first, and its legend; the percentages add to 100."""
+def _bar(shares: Mapping[str, float], shades: str, length: int) -> tuple[Text, list[Text]]:
+    """Shares as one bar of so many cells, the greatest first, and the parts of its legend; the percentages add to 100."""
     ranked = sorted(((kind, share) for kind, share in shares.items() if share >= SMALL), key=lambda pair: -pair[1])
     ranked.append(("rest", 1.0 - sum(share for _, share in ranked)))
-    cells, percents = (_apportion([share for _, share in ranked], whole) for whole in (BAR, 100))
+    cells, percents = (_apportion([share for _, share in ranked], whole) for whole in (length, 100))
     bar, legend = Text(), []
     for rank, (kind, _) in enumerate(ranked):
         shade = shades[-1 if kind == "rest" else min(rank, len(shades) - 2)]
@@ -191,7 +196,17 @@ def _bar(shares: Mapping[str, float], shades: str) -> tuple[Text, Text]:
         bar.append(shade * cells[rank], colour)
         if percents[rank]:
             legend.append(Text.assemble((shade, colour), f" {kind} {percents[rank]}%"))
-    return bar, Text("  ").join(legend)
+    return bar, legend
+
+
+def _fill(parts: list[Text], width: int | None) -> list[Text]:
+    """The parts side by side, in as many lines as they need."""
+    lines: list[list[Text]] = [[]]
+    for part in parts:
+        if width is not None and lines[-1] and sum(len(one) + 2 for one in lines[-1]) + len(part) > width:
+            lines.append([])
+        lines[-1].append(part)
+    return [Text("  ").join(line) for line in lines]
 
 
 def _apportion(shares: list[float], whole: int) -> list[int]:

@@ -96,6 +96,30 @@ FIRST_STEPS = [
 ]  # fmt: skip
 
 
+#: What `train` would refuse is refused by a dry run, and by several seeds before any of them starts.
+REFUSED = [
+    case
+    for also in ("--dry-run", "--seeds 1..3")
+    for case in (
+        Case(f"train CartPole-v1 --algo sac {also}", 1, r"sac needs Box actions and CartPole-v1 has discrete ones; use"),
+        Case(f"train CartPole-v1 --policy.module nosuch:Net {also}", 1, r"policy.module 'nosuch:Net' cannot be imported"),
+        Case(f"train CartPole-v1 --sinks nosuch {also}", 2, r"unknown sink 'nosuch'"),
+        Case(f"train CartPole-v1 --init nosuch {also}", 2, r"no run 'nosuch' in runs; train one first"),
+        Case(f"train Pendulum-v1 --algo sac --mode batch --workers 1 --sac.publish-every 3 {also}", 2,
+             r"sac.publish_every 3 has to be .* in mode batch; leave it out"),
+    )
+]  # fmt: skip
+#: Mistakes at the front door, and of commands about runs and seeds.
+SMALL = [
+    Case("trian", 2, r"unknown command 'trian'; did you mean 'train'\?$"),
+    Case("train", 2, r"which environment\? e.g. freewheel train CartPole-v1$"),
+    Case("train CartPole-v1 --seeds 5..1", 2, r"--seeds must be like 1..5 or 1,2,7 \(at most 1000 seeds\), not 5..1$"),
+    Case("train CartPole-v1 --seeds 1..2 --seed 3", 2, r"give --seed or --seeds, not both$"),
+    Case("train CartPole-v1 --jobs 2", 2, r"--jobs is the number of runs of --seeds side by side; add --seeds or leave it out$"),
+    Case("eval", 2, r"which run\? freewheel eval NAME, a directory under runs/$"),
+]  # fmt: skip
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory, with the user's files; their modules are forgotten afterwards."""
@@ -109,7 +133,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("case", [*OWN, *FIRST_STEPS], ids=lambda case: case.command)
+@pytest.mark.parametrize("case", [*OWN, *FIRST_STEPS, *REFUSED, *SMALL], ids=lambda case: case.command)
 def test_the_answer(case: Case, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     code = cli.main(case.command.split())

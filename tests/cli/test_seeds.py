@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import psutil
@@ -21,6 +23,7 @@ from freewheel.cli.seeds import Group, SeedRun
 from freewheel.config.resolve import from_argv
 from freewheel.errors import SetupError, UsageError
 from freewheel.metrics.meter import Budget
+from freewheel.rollout.probe import EnvCost
 from freewheel.run.plan import Plan, plan
 from tests.support.places import ROOT
 from tests.support.runs import IDENTITY
@@ -108,13 +111,28 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path, planned: Callable[..., 
         seeds.claim(mine, [7])
 
 
-def test_as_many_at_once_as_cores_can_serve(planned: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("argv", "duty", "memory", "count"),
+    [
+        ("", 1.0, 0, 6),
+        ("", 0.01, 0, 12),  # a run uses half a core at least
+        ("--placement processes", 1.0, 0, 3),
+        ("--mode continuous --workers 2", 1.0, 0, 3),
+        ("--mode continuous --workers 2", 0.5, 0, 6),
+        ("--mode continuous --workers 8 --num-envs 8", 1.0, 0, 1),
+        ("", 1.0, 1 << 30, 2),  # two envs of a gigabyte each, and five are free
+    ],
+)
+def test_as_many_at_once_as_the_machine_can_serve(
+    planned: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, argv: str, duty: float, memory: int, count: int
+) -> None:
+    one = planned(*argv.split())
+    one = replace(one, cost=EnvCost(spec=one.spec, wall=1.0, row=1.0, cpu=duty, memory=memory))
     monkeypatch.setattr("freewheel.rollout.probe.usable_cores", lambda: 6)
-    assert seeds.at_once(planned()) == 6
-    assert seeds.group_of(planned(), range(4)).at_once == 4
-    assert seeds.group_of(planned(), range(9), jobs=8).at_once == 8
-    assert seeds.at_once(planned("--mode", "continuous", "--workers", "2")) == 3
-    assert seeds.at_once(planned("--mode", "continuous", "--workers", "8", "--num-envs", "8")) == 1
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=5 << 30))
+    assert seeds.at_once(one) == count
+    assert seeds.group_of(one, range(99), jobs=7).at_once == 7
+    assert seeds.group_of(one, [1]).at_once == 1
 
 
 def test_a_dry_run_shows_the_plan_of_all(tmp_path: Path, capfd: Capture) -> None:

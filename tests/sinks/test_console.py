@@ -262,6 +262,18 @@ def test_a_run_that_failed_early_and_one_with_restarts() -> None:
     ]
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_bars_and_legends_fit_the_terminal(width: int) -> None:
+    file = io.StringIO()
+    ConsoleSink(TITLE, Budget(), Console(file=file, force_terminal=True, width=width, _environ={})).close(SUMMARY)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", file.getvalue()).splitlines()
+    bars = [line for line in lines if re.search("[█▓▒░·]", line)]
+    assert len(bars) >= 4
+    assert max(map(len, bars)) <= width
+    assert len(bars[0]) == min(width, 71)
+    assert "".join(bars).count("%") == 9
+
+
 def test_a_terminal_without_unicode_gets_other_shades() -> None:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding="ascii")
