@@ -143,7 +143,8 @@ def test_the_graph_acts_as_the_policy(
 
     graph = load(str(export(policies[kind], tmp_path / "out", "onnx") / "policy.onnx"))
     given = {name: value.astype(np.float32) for name, value in np.load(exported[kind] / "given.npz").items()}
-    (actions,) = ReferenceEvaluator(graph).run(None, given)
+    (answer,) = ReferenceEvaluator(graph).run(None, given)
+    actions = np.asarray(answer)
     expected = np.load(exported[kind] / "expected.npy")
     assert (actions.dtype, actions.shape) == (expected.dtype, expected.shape)
     np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
