@@ -71,6 +71,16 @@ def training_episodes(run_seed: int, lane: int, start: int = 0) -> EpisodeSeeds:
     return EpisodeSeeds((run_seed, "env", lane), start)
 
 
+def closing_seed(eval_seed: int) -> int:
+    """The evaluation seed of the closing evaluation: fresh episodes, by which no weights were chosen during training."""
+    return tree(eval_seed, "closing")
+
+
+def scoring_seed(eval_seed: int) -> int:
+    """The evaluation seed of `freewheel eval`: episodes that the run itself has not seen in any evaluation."""
+    return tree(eval_seed, "scoring")
+
+
 def evaluation_episodes(eval_seed: int, lane: int, lanes: int) -> EpisodeSeeds:
     """The lane's share of evaluation episodes 0, 1, 2, ...: the same for every mode, algorithm and number of lanes."""
     return EpisodeSeeds((eval_seed, "eval"), start=lane, stride=lanes)

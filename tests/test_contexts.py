@@ -34,7 +34,7 @@ from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
-from freewheel.seeding import drawn, evaluation_episodes, generator, training_episodes
+from freewheel.seeding import closing_seed, drawn, evaluation_episodes, generator, training_episodes
 from tests.support.pools import wire_of
 from tests.support.worlds import Conditioned
 
@@ -43,8 +43,8 @@ DRONE = "freewheel/RoughDrone-v0"
 TABLE = [[1.0, 0.0], [2.0, 3.0], [-4.0, 1.0]]
 CONTEXTS = np.array(TABLE, np.float32)
 SEED, EPISODES = 5, 40
-EVAL_SEEDS = [evaluation_episodes(1000, number, 1).seed(0) for number in range(12)]
-#: The contexts and the returns of the evaluation episodes.
+EVAL_SEEDS = [evaluation_episodes(closing_seed(1000), number, 1).seed(0) for number in range(12)]
+#: The contexts and the returns of the closing evaluation's episodes.
 EVALUATED = (
     tuple(tuple(drawn(CONTEXTS, seed).tolist()) for seed in EVAL_SEEDS),
     tuple(Conditioned.worth(seed, drawn(CONTEXTS, seed).tolist()) for seed in EVAL_SEEDS),
@@ -88,7 +88,9 @@ def test_every_return_is_that_of_its_context_and_seed(tmp_path: Path, options: d
     assert result.summary["ended"] == "enough"
     assert_told(episodes)
     assert {episode.context for episode in episodes} == set(map(tuple, TABLE))
-    score = open_run(str(result.path)).score(open_run(str(result.path)).actor()[0], 12)
+    score = open_run(str(result.path)).score(
+        open_run(str(result.path)).actor()[0], 12, result.summary["eval_fresh_seed"]
+    )
     assert score.mean == result.summary["final_eval"]
     assert (score.contexts, score.returns) == EVALUATED
 
@@ -256,7 +258,8 @@ def test_contexts_are_typed_as_json_and_kept_in_the_config(tmp_path: Path, capfd
     kept = json.loads((tmp_path / "one" / "config.json").read_text())
     assert kept["context"] == TABLE
     assert from_file(tmp_path / "one" / "config.json").run.contexts.tolist() == TABLE
-    assert cli.main(["eval", str(tmp_path / "one"), "--episodes", "12"]) == 0
+    seed = ["--seed", str(closing_seed(1000))]
+    assert cli.main(["eval", str(tmp_path / "one"), "--episodes", "12", *seed]) == 0
     assert f"mean {np.mean(EVALUATED[1]):.1f} " in capfd.readouterr().out
 
 

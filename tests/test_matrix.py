@@ -197,10 +197,11 @@ def test_a_run_of_drones_is_evaluated_again(tmp_path: Path, capfd: pytest.Captur
     """On the episodes it was evaluated on itself: its score is the same."""
     result = simulated(tmp_path, "ppo", "lockstep", eval_episodes=10)
     saved = open_run(str(result.path))
-    score = saved.score(saved.actor("latest")[0], 10)
+    seed = result.summary["eval_fresh_seed"]
+    score = saved.score(saved.actor("latest")[0], 10, seed)
     assert score.mean == pytest.approx(result.summary["final_eval"], abs=1e-6)
     assert len(set(score.returns)) == 10
-    assert cli.main(["eval", str(result.path), "--episodes", "10"]) == 0
+    assert cli.main(["eval", str(result.path), "--episodes", "10", "--seed", str(seed)]) == 0
     out, err = capfd.readouterr()
     assert err == ""
     assert f"{score.mean:.1f}" in out

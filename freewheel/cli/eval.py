@@ -36,7 +36,7 @@ class RunOptions:
     episodes: int | None = None
     """Episodes to play (default: 20 for eval, 1 for play)."""
     seed: int | None = None
-    """Seed of the episodes (default: the seed of the evaluations during training)."""
+    """Seed of the episodes (default: fresh ones, which no evaluation of the run has played)."""
 
     def __post_init__(self) -> None:
         require_positive(episodes=self.episodes)

@@ -30,10 +30,12 @@ class PlayOptions(RunOptions):
 def _run(argv: Sequence[str]) -> int:
     from rich.console import Console
 
+    from freewheel.seeding import scoring_seed
+
     options, console = parse(PlayOptions, argv, "play"), Console(highlight=False)
     run, actor = open_policy(options, console)
     render = _render_mode(options.render, run)
-    seed = run.config.run.evaluation.eval_seed if options.seed is None else options.seed
+    seed = scoring_seed(run.config.run.evaluation.eval_seed) if options.seed is None else options.seed
     for episode in range(options.episodes or 1):
         frames: list[NDArray] = []
 

@@ -115,6 +115,7 @@ class TrainOptions(TypedDict, total=False):
     minutes: float | None
     episodes: int | None
     evals: int
+    eval_share: float
     eval_episodes: int
     eval_max_steps: int
     eval_seed: int

@@ -50,16 +50,23 @@ class EvalOptions:
     """Evaluation during training: episodes of the greedy policy."""
 
     evals: int = 5
-    """Number of evaluations, evenly spaced over the run; the last one is at its end. 0: none."""
+    """Number of evaluations, evenly spaced over the run; the last one is at its end, on fresh seeds. 0: none."""
+    eval_share: float = 0.1
+    """Part of the time that evaluations may take, where it is more than 2 seconds: those that do not fit are skipped. The last
+    one may take a minute, and with --minutes as much of them as it needs, up to 40 %."""
     eval_episodes: int = 20
     """Episodes of each evaluation."""
     eval_max_steps: int = 10_000
     """Stop an evaluation episode after this many steps, for environments without a time limit."""
     eval_seed: int = 1000
-    """Seed of the evaluation episodes; the same seed gives the same episodes in every mode and algorithm."""
+    """Seed of the evaluation episodes during training; the same seed gives the same episodes in every mode and algorithm."""
 
     def __post_init__(self) -> None:
-        require_positive(eval_episodes=self.eval_episodes, eval_max_steps=self.eval_max_steps)
+        require_positive(
+            eval_episodes=self.eval_episodes, eval_max_steps=self.eval_max_steps, eval_share=self.eval_share
+        )
+        if self.eval_share > 1:
+            raise UsageError(f"--eval-share must be at most 1, not {self.eval_share}")
         _require_natural(evals=self.evals, eval_seed=self.eval_seed)
 
 

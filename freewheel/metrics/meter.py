@@ -17,7 +17,8 @@ from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, RowCount
 from freewheel.metrics.names import COUNTS, describe
 from freewheel.rollout.probe import usable_cores
 
-WINDOW = 100  # finished episodes behind return_mean and length_mean
+WINDOW = 100  # episodes behind return_mean, length_mean and the measures, at most
+LEAST, PART = 10, 10  # and no more than a tenth of all, beyond the first 10: older policies played the others
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,6 @@ class Meter:
         self._lag_max: float | None = None
         self._latest: dict[str, float | None] = {}  # newest values of the metrics whose aggregate is "last"
         self._eval: dict[str, float | None] = {}
-        self._best: float | None = None
         self._logged: dict[str, float | None] = {}  # the newest value of everything that hooks have logged
         self._taken: set[str] = set()  # names of rows so far, but for those that hooks have logged
         self._interval = _Interval(self._began, usage().cpu_s, dict(self._learner.seconds), dict(self.done))
@@ -121,6 +121,11 @@ class Meter:
     @property
     def episodes(self) -> int:
         return self.done["episodes"]
+
+    @property
+    def longest(self) -> int | None:
+        """Steps of the longest of the latest episodes; None: none has ended."""
+        return int(max(lengths)) if (lengths := self._newest(self._lengths)) else None
 
     def span(self, kind: str) -> Span:
         """`with meter.span("update"): ...` for a kind of LEARNER_TIME."""
@@ -174,11 +179,10 @@ class Meter:
         own[1] += 1
 
     def eval_result(self, mean: float, measures: Mapping[str, float] | None = None) -> None:
-        """The mean greedy return of an evaluation: later rows carry the newest, the totals the best."""
+        """The mean greedy return of an evaluation: later rows carry the newest."""
         value = _finite(float(mean))
         found = {f"eval/{name}": _finite(measure) for name, measure in (measures or {}).items()}
         self._eval = {} if value is None else {"eval_return": value, **found}
-        self._best = _greater(self._best, value)
 
     def row(self, rows: RowCounts, stats: Mapping[str, float | None], buffer_util: float | None) -> dict[str, Any]:
         """Close the interval: one line of metrics.jsonl."""
@@ -193,8 +197,7 @@ class Meter:
             "wall_s": now - self._began,
             **self.done,
             **_rates({name: count - interval.done[name] for name, count in self.done.items()}, wall),
-            "return_mean": _mean(self._returns),
-            "length_mean": _mean(self._lengths),
+            **self._recent(),
             "lag_mean": None,
             "lag_max": None,
             "queue_util": None,
@@ -209,7 +212,7 @@ class Meter:
             **self._latest,
             **{name: _finite(float(total) / interval.counts[name]) for name, total in interval.sums.items()},
             **{name: _finite(value) for name, value in interval.greatest.items()},
-            **{f"measure/{name}": _mean([v for v in own if not math.isnan(v)]) for name, own in self._measures.items()},
+            **{f"measure/{name}": _mean(self._newest(own)) for name, own in self._measures.items()},
             **self._eval,
             **_times("learner", learner, wall),
             **_times("worker", worker, sum(worker.values())),
@@ -220,6 +223,20 @@ class Meter:
         own = interval.logged_means()
         self._logged |= own
         return row | own
+
+    def _newest(self, window: deque[float]) -> list[float]:
+        """The part of a window that is shown; a measure that is NaN was not taken."""
+        shown = min(WINDOW, max(LEAST, self.episodes // PART))
+        return [value for value in list(window)[-shown:] if not math.isnan(value)]
+
+    def _recent(self) -> dict[str, float | int | None]:
+        """Training episodes that ended of late, and how many these are."""
+        returns, lengths = list(self._returns), self._newest(self._lengths)
+        return {
+            "return_mean": _mean(returns[-len(lengths) :]),
+            "return_episodes": len(lengths),
+            "length_mean": _mean(lengths),
+        }
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Where every second of the run went; workers and learner each add to 1."""
@@ -236,9 +253,8 @@ class Meter:
             "wall_s": wall,
             **self.done,
             **_rates(self.done, wall),
-            "return_mean": _mean(self._returns),
+            **self._recent(),
             "lag_max": self._lag_max,
-            "best_eval": self._best,
             **{name: value for name, value in self._latest.items() if name in COUNTS},
             **{name: value for name, value in self._eval.items() if name != "eval_return"},
             **({"logged": logged} if (logged := self._logged | self._interval.logged_means()) else {}),

@@ -55,10 +55,13 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         ("updates_per_s", "1/s", "mean", "Updates per second of wall time."),
     ),
     "Episodes": _group(
-        ("return_mean", "reward", "mean", "Mean return of the last 100 training episodes."),
-        ("length_mean", "steps", "mean", "Mean length of the last 100 training episodes."),
-        ("measure/*", "the environment's", "mean", "Mean of a measure over the last 100 training episodes that have it."),
+        ("return_mean", "reward", "mean", "Mean return of the newest tenth of the training episodes: at least 10, at most 100."),
+        ("return_episodes", "episodes", "last", "How many episodes return_mean and length_mean are over."),
+        ("length_mean", "steps", "mean", "Mean length of the same episodes."),
+        ("measure/*", "the environment's", "mean", "Mean of a measure over those of the same episodes that have it."),
         ("eval_return", "reward", "last", "Mean return of the newest evaluation's greedy episodes."),
+        ("evaluating/ended", "episodes", "last", "Episodes of the evaluation under way that have ended."),
+        ("evaluating/episodes", "episodes", "last", "Episodes of the evaluation under way."),
         ("eval/*", "the environment's", "last", "Mean of a measure over the newest evaluation's episodes that have it."),
     ),
     "Lag": _group(

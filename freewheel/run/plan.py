@@ -26,7 +26,8 @@ from freewheel.run.naming import RunName, find_run, name_run
 from freewheel.seeding import tree
 from freewheel.transport.survey import Survey
 
-MODULES = ("freewheel.envs.gym", "freewheel.policies.numpy_actor")  # that every worker imports
+#: What every process with environments imports, to train or to evaluate.
+MODULES = ("freewheel.envs.gym", "freewheel.policies.numpy_actor", "freewheel.run.evaluation.players")
 NICE = 5  # how much lower the priority of workers that compute is, where more of them than cores run
 PUBLISH_EVERY = (
     8  # rows between two versions of a policy that learns from a replay buffer, where workers do not wait for it

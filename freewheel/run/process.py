@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -110,6 +112,10 @@ class Interrupted(BaseException):
     """A signal asked the run to end."""
 
 
+class TimeUp(Interrupted):
+    """The time of the run is over while something takes longer."""
+
+
 #: Interrupt, end, and hang up: what a terminal, a job queue and a lost connection send.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -121,6 +127,7 @@ class Stop:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._begun = False
+        self.time_up = math.inf  # when the time is over, as time.monotonic counts it
         self.over = False  # the summary is being written, which must not be interrupted
         self._in_env = False
 
@@ -137,6 +144,8 @@ class Stop:
     def check(self) -> None:
         if self.signal is not None:
             raise Interrupted
+        if time.monotonic() > self.time_up:
+            raise TimeUp
 
     def guard(self, call: Callable[In, Out]) -> Callable[In, Out]:
         def guarded(*args: In.args, **kwargs: In.kwargs) -> Out:

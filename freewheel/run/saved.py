@@ -20,6 +20,7 @@ from freewheel.run import checkpoint
 from freewheel.run.evaluate import Score, Show, eval_lanes, evaluate, play, playable
 from freewheel.run.naming import find_run
 from freewheel.run.plan import find_device
+from freewheel.seeding import scoring_seed
 
 if TYPE_CHECKING:
     from freewheel.run.trainer import Result
@@ -61,10 +62,10 @@ class SavedRun:
         return actor, list(found.warnings)
 
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
-        """Score greedy episodes; by default the episodes of the evaluations during training."""
+        """Score greedy episodes; by default fresh ones, which no evaluation of the run has played."""
         world, options = self.config.env, self.config.run.evaluation
         with closing(self._open(eval_lanes(world, episodes))) as env:
-            chosen = options.eval_seed if seed is None else seed
+            chosen = scoring_seed(options.eval_seed) if seed is None else seed
             return evaluate(env, actor, episodes, chosen, options.eval_max_steps, self.config.run.contexts)
 
     def play(self, actor: Actor, episode: tuple[int, int], render_mode: str | None, show: Show) -> Sequence[float]:

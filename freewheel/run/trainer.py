@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ from freewheel.ledger import balance, settle
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.run import process
-from freewheel.run.evaluate import Evaluator, Score, open_evaluator
+from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
+from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.hooks import Hooks, Run, find_hooks
 from freewheel.run.plan import Plan, plan, print_line, silent
-from freewheel.run.process import Interrupted, Stop, WrappedEnv, import_torch
+from freewheel.run.process import Interrupted, Stop, TimeUp, WrappedEnv, import_torch
 from freewheel.run.saved import RunDirectory
 from freewheel.sinks.sink import RunInfo, chosen
 from freewheel.transport.executors import SerialExecutor
@@ -108,9 +110,10 @@ class _Trainer:
         self._collector: Collector | None = None
         self._next_log = self._options.output.log_every
         self._fallback = ""  # why updates are not replayed from CUDA graphs
-        self._evaluations = 0
-        self._best: Score | None = None
-        self._final: Score | None = None
+        self._schedule: EvaluationSchedule | None = None
+        self._verdict: Verdict | None = None
+        self._steps, self._stats = 0, dict[str, float | None]()  # delivered rows, and the collector's last figures
+        self._turn = 0.0  # seconds of the loop's last turn
 
     def train(self) -> Result:
         failure: BaseException | None = None
@@ -146,41 +149,97 @@ class _Trainer:
             )
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
         spec = replace(spec, context=self._hooks.run.contexts)
-        with ExitStack() as stack:
-            collector = stack.enter_context(planned.config.collector.build(factory, spec))
-            self._collector = collector
-            evaluator = stack.enter_context(open_evaluator(planned, factory, collector, spec))
-            work = partial(self._loop, collector, evaluator)
-            return process.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
+        with open_evaluator(planned, factory) as evaluator:
+            with planned.config.collector.build(factory, spec) as collector:
+                self._collector = collector
+                around = Around(lambda: self._meter.wall_s, self._longest, self._note, self._while_evaluating)
+                evaluator = evaluator or reserved_lanes(planned, collector)
+                self._schedule = EvaluationSchedule(evaluator, self._options.evaluation, self._budget, around)
+                work = partial(self._loop, collector, self._schedule)
+                ended = process.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
+            self._close(self._schedule)
+        return ended
 
-    def _loop(self, collector: Collector, evaluator: Evaluator | None) -> str:
+    def _loop(self, collector: Collector, schedule: EvaluationSchedule) -> str:
+        """Until the budget is spent; what is evaluated after that does not need the collector any more."""
         max_lag, run = self._plan.max_lag, self._hooks.run
-        for tick in loop(collector, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts):
-            self._meter.take(tick)
-            self._hooks.turn(tick)
-            ended = self._why_ended()
-            if evaluator is not None:
-                self._evaluate(evaluator, tick, last=bool(ended))
-                if not ended and (ended := self._hooks.run.stopping):  # on_eval has stopped the run
-                    self._evaluate(evaluator, tick, last=True)
-            if self._meter.wall_s >= self._next_log or ended:
-                self._log(collector)
-            if ended:
-                return ended
-        raise AssertionError("the loop never ends by itself")
+        ended, began = "", self._meter.wall_s
+        self._time_is_up()
+        try:
+            for tick in loop(collector, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts):
+                self._meter.take(tick)
+                self._steps, self._turn = tick.env_steps, self._meter.wall_s - began
+                self._hooks.turn(tick)
+                if ended := self._why_ended():
+                    break
+                self._evaluate(schedule, tick)
+                if ended := run.stopping:  # by on_eval
+                    break
+                if self._meter.wall_s >= self._next_log:
+                    self._log()
+                began = self._meter.wall_s
+        except TimeUp:
+            ended = "minutes"
+        self._stop.time_up = math.inf
+        self._stats = dict(collector.stats())
+        schedule.stop(self._steps, self._weights())
+        return ended
+
+    def _evaluate(self, schedule: EvaluationSchedule, tick: Tick) -> None:
+        """Begin an evaluation if one is due, and take those that have ended."""
+        if schedule.active:
+            with self._meter.span("eval"):
+                progress = self._budget.progress(tick.env_steps, self._meter.wall_s, self._meter.episodes)
+                for found in schedule.turn(tick.env_steps, progress, self._weights):
+                    self._take_score(found, best=found is schedule.candidate)
+
+    def _close(self, schedule: EvaluationSchedule) -> None:
+        """The closing evaluation, and the last row of metrics."""
+        with self._meter.span("eval" if schedule.active else "other"):
+            self._verdict = verdict = schedule.close()
+        if verdict.final is not None:
+            self._take_score(verdict.final, best=verdict.best is verdict.final)
+        self._log()
 
     def _why_ended(self) -> str:
         """Empty while the run goes on."""
         self._stop.check()
         if self._hooks.run.stopping:
             return self._hooks.run.stopping
-        meter, limits = self._meter, vars(self._budget)
-        spent = {"steps": self._learner.rows().done, "minutes": meter.wall_s / 60, "episodes": meter.episodes}
-        return next((name for name, used in spent.items() if limits[name] and used >= limits[name]), "")
+        spent, limits = {"steps": self._learner.rows().done, "episodes": self._meter.episodes}, vars(self._budget)
+        over = (name for name, used in spent.items() if limits[name] and used >= limits[name])
+        return next(over, "minutes" if self._time_is_up() else "")
 
-    def _log(self, collector: Collector) -> None:
+    def _time_is_up(self) -> bool:
+        """Whether the closing evaluation has to begin now to end in time. What takes much longer than that is interrupted."""
+        if self._budget.minutes is None:
+            return False
+        seconds, now = 60 * self._budget.minutes, self._meter.wall_s
+        limit = seconds - (0.0 if self._schedule is None else self._schedule.reserve)
+        left = limit + LATE * seconds - now
+        self._stop.time_up = time.monotonic() + left
+        return now >= limit or self._turn > left  # another turn would end too late
+
+    def _longest(self) -> int:
+        """Steps of a long episode, by those that have ended of late. Before every lane has ended some, these were the short
+        ones: then twice as many as a lane has made."""
+        lanes, known = self._plan.spec.lanes, self._meter.longest or 0
+        return known if self._meter.episodes >= 2 * lanes else max(known, 2 * self._steps // lanes)
+
+    def _weights(self) -> Snapshot:
+        return replace(self._learner.snapshot(), context=self._options.contexts)
+
+    def _while_evaluating(self) -> None:
+        self._stop.check()
+        if self._meter.wall_s >= self._next_log:
+            self._log()
+
+    def _log(self) -> None:
+        assert self._collector is not None, "it is open, or was"
+        collector = self._collector
         rows = balance(collector.rows(), self._learner.rows())
-        row = self._meter.row(rows, collector.stats(), self._learner.buffer_util)
+        row = self._meter.row(rows, self._stats or collector.stats(), self._learner.buffer_util)
+        row |= {} if self._schedule is None else self._schedule.progress
         self._note(*collector.messages())
         if self._plan.device != "cpu" and isinstance(self._learner, GraphedLearner) and not self._fallback:
             self._fallback = self._learner.fallback
@@ -195,32 +254,25 @@ class _Trainer:
             for sink in self._sinks:
                 sink.note(text)
 
-    def _evaluate(self, evaluator: Evaluator, tick: Tick, *, last: bool) -> None:
-        """Submit the weights if an evaluation is due, and take the results that are there."""
-        progress = self._budget.progress(tick.env_steps, self._meter.wall_s, self._meter.episodes)
-        planned = self._options.evaluation.evals
-        due = planned if last else int(progress * planned)
-        with self._meter.span("eval"):
-            if due > self._evaluations and (last or due < planned):
-                self._evaluations = due
-                evaluator.submit(tick.env_steps, replace(self._learner.snapshot(), context=self._options.contexts))
-            for step, snapshot, score in evaluator.results(wait=last):
-                if isinstance(score, FreewheelError):
-                    self._note(f"no evaluation at step {step}: {score}")
-                else:
-                    self._take_score(step, snapshot, score)
-
-    def _take_score(self, step: int, snapshot: Snapshot, score: Score) -> None:
+    def _take_score(self, found: Evaluation, *, best: bool) -> None:
+        """A finished evaluation; the best weights are saved at once."""
+        score = found.score
         self._meter.eval_result(score.mean, score.measures)
         if score.cut:
             limit = self._options.evaluation.eval_max_steps
             self._note(f"{score.cut} evaluation episodes were cut at {limit} steps (--eval-max-steps)")
-        self._final, folder = score, None
-        if self._best is None or score.mean > self._best.mean:
-            self._best = score
+        folder = None
+        if best:
             with self._meter.span("save"):
-                folder, _ = self._directory.save(step, snapshot, best=True)
-        self._hooks.evaluated(step, score, folder)
+                folder, _ = self._directory.save(found.step, found.snapshot, best=True)
+        self._hooks.evaluated(found.step, score, folder)
+
+    def _evaluated(self) -> dict[str, Any]:
+        """What is known of the best weights and of the last, also if the run was interrupted."""
+        schedule, verdict = self._schedule, self._verdict
+        if verdict is None:
+            verdict = Verdict() if schedule is None else schedule.without_closing()
+        return verdict.summary() | {"evals_skipped": 0 if schedule is None else schedule.skipped}
 
     def _finish(self, ended: str, failure: BaseException | None, sha256: str) -> dict[str, Any]:
         """Close the accounts and write the summary."""
@@ -239,7 +291,7 @@ class _Trainer:
             "exit_code": exit_code,
             "error": None if failure is None else str(failure) or repr(failure),
             **totals,
-            "final_eval": None if self._final is None else self._final.mean,
+            **self._evaluated(),
             **asdict(rows),
             "shares": self._meter.shares(),
             "worker_restarts": 0,

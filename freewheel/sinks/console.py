@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freewheel.metrics.meter import WINDOW, Budget
+from freewheel.metrics.meter import Budget
 from freewheel.metrics.names import COUNTS
 from freewheel.sinks.sink import RunInfo, SinkEntry
 
@@ -97,14 +97,16 @@ def _line(budget: Budget, row: Mapping[str, Any]) -> str:
     parts = [
         f"step {steps}" + ("" if progress is None else f" {_percent(progress):>4}"),
         f"{_rate(row['steps_per_s']):>5} steps/s",
-        f"return {_number(row['return_mean']):>7}",
+        f"return {_number(row['return_mean']):>7} (last {row['return_episodes']})",
         f"length {_number(row['length_mean'], 0):>5}",
         f"updates {row['updates']:>5}",
         f"lag {_number(row['lag_mean']):>3}",
         f"learner {_percent(row['learner_busy']):>4} env {_percent(row['env_busy']):>4}",
     ]
-    if progress is not None:
+    if progress is not None and not (progress == 1 and _evaluating(row)):
         parts.append(f"eta {_clock(left):>5}")
+    if evaluating := _evaluating(row):
+        parts.append(evaluating)
     if row.get("eval_return") is not None:
         parts.append(f"eval {_number(row['eval_return'])}")
     if row["dropped"]:
@@ -120,7 +122,8 @@ def _progress(budget: Budget, row: Mapping[str, Any]) -> RenderableType:
     line = Table.grid(padding=(0, 2), expand=True)
     line.add_column(ratio=1)
     bar = ProgressBar(total=1.0, completed=progress, complete_style="green")
-    line.add_row(bar, Text(_percent(progress), "bold"), steps, Text(f"eta {_clock(left)}", "cyan"))
+    doing = _evaluating(row) or f"eta {_clock(left)}"
+    line.add_row(bar, Text(_percent(progress), "bold"), steps, Text(doing, "cyan"))
     return line
 
 
@@ -130,6 +133,11 @@ def _progress_and_left(budget: Budget, row: Mapping[str, Any]) -> tuple[float | 
         return None, None
     progress = budget.progress(row["env_steps"], row["wall_s"], row["episodes"])
     return progress, row["wall_s"] * (1 - progress) / progress if progress > 0 else None
+
+
+def _evaluating(row: Mapping[str, Any]) -> str:
+    """How far the evaluation under way is; empty: there is none."""
+    return f"evaluating {row['evaluating/ended']}/{row['evaluating/episodes']}" if "evaluating/episodes" in row else ""
 
 
 def _figures(row: Mapping[str, Any], best: float | None) -> Columns:
@@ -167,8 +175,9 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
     counts = ", ".join(f"{summary[key]:,} {key.replace('env_', '')}" for key in ("env_steps", "updates", "episodes"))
     add("work", f"{counts} in {_clock(summary['wall_s'])}")
     add("speed", ", ".join(f"{_rate(summary[f'{noun}_per_s'])} {noun}/s" for noun in ("steps", "updates", "episodes")))
-    recent, best = _number(summary["return_mean"]), _number(summary["best_eval"])
-    add("return", f"{recent} (the last {WINDOW} episodes), best eval {best}")
+    add("return", f"{_number(summary['return_mean'])} (the last {summary['return_episodes']} training episodes)")
+    if evaluated := _evaluated(summary):
+        add("eval", evaluated if shades == SHADES else evaluated.replace("±", "+-"))
     for party, shares in summary["shares"].items():
         room = None if width is None else max(12, width - LABEL)
         bar, legend = _bar(shares, shades, min(BAR, room or BAR))
@@ -181,6 +190,24 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
         add("restarts", f"{summary['worker_restarts']:,} workers replaced")
     add("saved in", summary["path"])
     return lines
+
+
+def _evaluated(summary: Mapping[str, Any]) -> str:
+    """The best weights and the last, and on which episodes they were scored; empty: there were no evaluations."""
+    best, final = (
+        f"{which} {_number(summary[f'{which}_eval'])} ± {_number(summary[f'{which}_eval_std'])}"
+        if summary[f"{which}_eval"] is not None
+        else ""
+        for which in ("best", "final")
+    )
+    count = summary["eval_episodes"]
+    if summary["eval_fresh"]:
+        at = "" if summary["best_step"] == summary["env_steps"] else f" (step {summary['best_step']:,})"
+        return f"{best}{at}, {final} ({count} fresh episodes each)"
+    if not best:
+        return ""  # a note has said why
+    known = f"{best} (step {summary['best_step']:,}), {final or 'final not scored'}"
+    return f"{known} ({count} episodes, the same that it was chosen by: {summary['eval_note'].splitlines()[0]})"
 
 
 def _bar(shares: Mapping[str, float], shades: str, length: int) -> tuple[Text, list[Text]]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
-import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
+from time import monotonic
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -109,12 +110,22 @@ class ThreadExecutor:
                 self._results.put(result)
 
 
+class News(NamedTuple):
+    """Something that a call reports before it returns."""
+
+    value: Any
+
+
 class ProcessExecutor(Generic[Argument, Value]):
-    """Calls in another process, which is started for the first call and replaced if it dies. Implements core.Executor."""
+    """Calls in another process, which is started for the first call and replaced if it dies. Implements core.Executor.
+
+    A function may be a generator: what it yields is `news`, what it returns is the result. A function that has `close` is closed
+    when the executor ends in good order.
+    """
 
     def __init__(
         self,
-        build: Callable[[], Function[Argument, Value]],
+        build: Callable[[], Function[Argument, Value | Generator[Any, None, Value]]],
         what: str,
         *,
         nice: int = NICE,
@@ -127,6 +138,8 @@ class ProcessExecutor(Generic[Argument, Value]):
         self._pipe: Any = None
         self._waiting: deque[Argument] = deque()
         self._running = False
+        self.news: Any = None  # what the present call has yielded last, as far as `result` has read
+        self.heard = 0.0  # monotonic time when the process was last heard of, or its present call began
 
     def __enter__(self) -> Self:
         return self
@@ -140,20 +153,42 @@ class ProcessExecutor(Generic[Argument, Value]):
         self._send()
 
     @property
+    def pipe(self) -> Any:
+        """To wait on for many processes at once."""
+        return self._pipe
+
+    @property
     def busy(self) -> bool:
         return self._running or bool(self._waiting)
 
     def result(self, wait: float = 0.0) -> Value | FreewheelError | None:
         """The result of the oldest call, or its error; None: not yet."""
-        if not self._running or not self._pipe.poll(wait):
-            return None
+        until = monotonic() + wait
+        while self._running and self._pipe.poll(max(0.0, until - monotonic())):
+            try:
+                result: Value | FreewheelError | News = cloudpickle.loads(self._pipe.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                self._running = False
+                result = EnvError(f"{self._what} ended its process ({self._end()})")
+            self.heard = monotonic()
+            if isinstance(result, News):
+                self.news = result.value
+                continue
+            self._running = False
+            self._send()
+            return result
+        return None
+
+    def stop(self) -> None:
+        """Kill the process and forget its calls; a later call starts another."""
+        self._waiting.clear()
+        self._end()
         self._running = False
-        try:
-            result: Value | FreewheelError = cloudpickle.loads(self._pipe.recv_bytes())
-        except EOFError:
-            result = EnvError(f"{self._what} ended its process ({self._end()})")
-        self._send()
-        return result
+
+    def hang_up(self) -> None:
+        """Let the process end by itself, without waiting for it: to end many, hang up on all before the first is ended."""
+        if self._process is not None and not self._running:
+            self._pipe.close()
 
     def _send(self) -> None:
         if self._running or not self._waiting:
@@ -162,7 +197,7 @@ class ProcessExecutor(Generic[Argument, Value]):
             self._start()
         with suppress(BrokenPipeError):  # the process is dead: `result` will find the end of the pipe
             self._pipe.send_bytes(cloudpickle.dumps(self._waiting.popleft()))
-        self._running = True
+        self._running, self.news, self.heard = True, None, monotonic()
 
     def _start(self) -> None:
         forkserver.prepare(self._modules)
@@ -181,7 +216,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         process.join(0.0 if self._running else GRACE)
         process.kill()
         process.join()
-        how = "it took too long" if process.exitcode == -signal.SIGALRM else f"exit code {process.exitcode}"
+        how = f"exit code {process.exitcode}"
         process.close()
         return how
 
@@ -197,9 +232,30 @@ def _serve(build: bytes, pipe: Any, nice: int) -> None:
                     function = cloudpickle.loads(build)()
                     forkserver.freeze_heap()
                 result: Any = function(argument)
+                if isinstance(result, Generator):
+                    result = _returned(result, pipe)
             except FreewheelError as error:
                 result = error
             pipe.send_bytes(cloudpickle.dumps(result))
+    close: Callable[[], None] | None = getattr(function, "close", None)
+    if close is not None:
+        close()
+
+
+def _returned(steps: Generator[Any, None, Any], pipe: Any) -> Any:
+    """What a generator returns at its end; what it yields until then is sent as news."""
+    while True:
+        try:
+            pipe.send_bytes(cloudpickle.dumps(News(next(steps))))
+        except StopIteration as end:
+            return end.value
+
+
+def wait_for_any(executors: Sequence[ProcessExecutor[Any, Any]], seconds: float) -> None:
+    """Wait until one of these has a result or news, but not longer."""
+    pipes = [executor.pipe for executor in executors if executor.busy]
+    if pipes:
+        connection.wait(pipes, seconds)
 
 
 def call_in_process(call: Callable[[], Value], what: str, limit: float, modules: Sequence[str] = ()) -> Value:

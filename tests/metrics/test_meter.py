@@ -23,7 +23,17 @@ from freewheel.metrics.meter import Budget, Meter, Usage, gpu_util, usage
 
 KEYS = [
     *("wall_s", "env_steps", "episodes", "updates", "steps_per_s", "episodes_per_s", "updates_per_s"),
-    *("return_mean", "length_mean", "lag_mean", "lag_max", "queue_util", "buffer_util", "cpu_util", "gpu_util"),
+    *(
+        "return_mean",
+        "return_episodes",
+        "length_mean",
+        "lag_mean",
+        "lag_max",
+        "queue_util",
+        "buffer_util",
+        "cpu_util",
+        "gpu_util",
+    ),
     *("env_busy", "learner_busy", "produced", "trained", "queued", "open", "dropped"),
 ]
 EXTRA = [
@@ -102,13 +112,27 @@ def test_rates_are_over_the_wall_time_of_the_interval(meter: Meter, clock: Clock
     assert row(meter)["steps_per_s"] is None  # no time has passed, so there is no rate
 
 
-def test_returns_and_lengths_are_means_over_the_last_hundred_episodes(meter: Meter) -> None:
-    meter.take(tick(chunk(1, *[(float(k), 2 * k) for k in range(150)])))
-    assert row(meter)["return_mean"] == np.mean(range(50, 150))
-    meter.take(tick(chunk(1, (1050.0, 7))))
-    later = row(meter)
-    assert later["return_mean"] == np.mean([*range(51, 150), 1050])
-    assert later["length_mean"] == np.mean([*range(102, 300, 2), 7])
+@pytest.mark.parametrize(("ended", "shown"), [(3, 3), (10, 10), (99, 10), (250, 25), (1000, 100), (5000, 100)])
+def test_returns_and_lengths_are_means_over_the_newest_tenth_of_the_episodes(
+    meter: Meter, ended: int, shown: int
+) -> None:
+    meter.take(tick(chunk(1, *[(float(k), 2 * k) for k in range(ended)])))
+    first = row(meter)
+    assert first["return_episodes"] == meter.totals()["return_episodes"] == shown
+    assert first["return_mean"] == np.mean(range(ended - shown, ended))
+    assert first["length_mean"] == np.mean(range(2 * (ended - shown), 2 * ended, 2))
+    assert meter.longest == 2 * (ended - 1)
+
+
+def test_the_mean_return_reacts_within_ten_episodes_of_a_short_run(meter: Meter) -> None:
+    meter.take(tick(chunk(1, *[(0.0, 5)] * 60)))
+    meter.take(tick(chunk(1, *[(100.0, 5)] * 10)))
+    assert row(meter)["return_mean"] == 100.0
+
+
+def test_without_episodes_none_is_the_longest(meter: Meter) -> None:
+    assert meter.longest is None
+    assert row(meter)["return_episodes"] == 0
 
 
 def test_means_are_over_the_updates_that_report_a_metric_and_unknown_names_are_kept(meter: Meter) -> None:
@@ -173,10 +197,8 @@ def test_rows_after_an_evaluation_carry_it_and_the_totals_keep_the_best(meter: M
     assert row(meter)["eval_return"] == 200.0
     meter.eval_result(np.float32(150.0))  # type: ignore[arg-type] # a mean by numpy
     assert [row(meter)["eval_return"], row(meter)["eval_return"]] == [150.0, 150.0]
-    assert meter.totals()["best_eval"] == 200.0
     meter.eval_result(math.nan)
     assert "eval_return" not in row(meter)
-    assert meter.totals()["best_eval"] == 200.0
 
 
 def test_spans_split_the_learner_time_and_inner_time_is_not_counted_twice(meter: Meter, clock: Clock) -> None:
@@ -297,7 +319,7 @@ def test_totals(meter: Meter, clock: Clock) -> None:
     assert meter.totals() == {
         "wall_s": 4.0, "env_steps": 40, "episodes": 2, "updates": 1,
         "steps_per_s": 10.0, "episodes_per_s": 0.5, "updates_per_s": 0.25,
-        "return_mean": 1.5, "lag_max": 3.0, "best_eval": None,
+        "return_mean": 1.5, "return_episodes": 2, "length_mean": 7.5, "lag_max": 3.0,
         "episodes_trained": {"count": 2, "length_mean": 7.5, "seconds_mean": 0.0},
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Evaluation: the same greedy episodes on any number of lanes, in every mode, and the evaluators that play them."""
+"""Evaluation: the same greedy episodes on any number of lanes, in every mode; and which weights of a run are its best."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 import freewheel
-from freewheel.core import ActionSpec, Decision, EnvSpec, Episode, NDArray, Slice, Snapshot, Step
+from freewheel.core import ActionSpec, Decision, EnvSpec, NDArray, Slice, Snapshot, Step
 from freewheel.envs.batched import BatchedConfig
 from freewheel.envs.device import DeviceEnv
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
 from freewheel.run import checkpoint
-from freewheel.run.evaluate import ExecutorEvaluator, ReservedLanesEvaluator, Score, evaluate, play
+from freewheel.run.evaluate import Score, evaluate, play
 from freewheel.seeding import drawn, tree
 from tests.support.runs import train
 from tests.support.worlds import Conditioned
@@ -237,48 +237,7 @@ def test_play_carries_the_memory() -> None:
     assert len(rewards) == steps_of(3)
 
 
-def test_results_of_another_process_come_later_and_a_check_ends_the_wait() -> None:
-    score, checks = Score((1.0,), (2,)), iter([None])
-    executor = Mock(result=Mock(side_effect=[None, score, None, None]))
-    evaluator = ExecutorEvaluator(executor, lambda: next(checks))  # the second check is a StopIteration
-    snapshots = [Snapshot(version, {}) for version in (1, 2)]
-    for snapshot in snapshots:
-        evaluator.submit(10 * snapshot.version, snapshot)
-    assert list(evaluator.results(wait=False)) == []
-    results = evaluator.results(wait=True)
-    assert next(results) == (10, snapshots[0], score)
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        next(results)
-
-
 LANES, STEPS = 16, 24
-
-
-def episode(ret: float, length: int, success: float) -> Episode:
-    return Episode(0, 0, 0, (), ret, length, 0.0, (success,))
-
-
-def reserved(*played: list[Episode]) -> ReservedLanesEvaluator:
-    """Of a collector whose reserved lanes have finished these episodes, one list per call."""
-    return ReservedLanesEvaluator(Mock(eval_episodes=Mock(side_effect=played)), episodes=2, measures=("success",))
-
-
-def test_the_latest_episodes_of_reserved_lanes_are_the_score() -> None:
-    evaluator = reserved([episode(1.0, 10, 0.0)], [episode(3.0, 20, 1.0), episode(5.0, 30, 1.0)], [])
-    snapshot = Snapshot(4, {})
-    evaluator.submit(100, snapshot)
-    assert list(evaluator.results(wait=False)) == [(100, snapshot, Score((1.0,), (10,), 0, {"success": 0.0}))]
-    evaluator.submit(200, snapshot)
-    ((step, _, score),) = evaluator.results(wait=True)
-    assert (step, score) == (200, Score((3.0, 5.0), (20, 30), 0, {"success": 1.0}))
-    assert list(evaluator.results(wait=True)) == []
-
-
-def test_weights_are_scored_when_the_first_episode_has_ended() -> None:
-    evaluator = reserved([], [episode(2.0, 5, 0.0)])
-    evaluator.submit(7, Snapshot(0, {}))
-    assert list(evaluator.results(wait=True)) == []
-    assert [step for step, *_ in evaluator.results(wait=False)] == [7]
 
 
 @pytest.fixture
@@ -315,21 +274,33 @@ def test_one_simulation_trains_and_is_evaluated_in_the_main_thread(
     assert summary["trained"] == 10 * LANES * STEPS, "rows of reserved lanes were learned from"
 
 
-def test_best_is_the_best_evaluation_and_latest_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    means = iter([1.0, 5.0, 5.0, 3.0])
+def scripted(monkeypatch: pytest.MonkeyPatch, means: list[float]) -> None:
+    """Evaluations of a run have these means, one after the other."""
+    left = iter(means)
+    monkeypatch.setattr("freewheel.run.evaluation.players.scored", lambda *_: Score((next(left),), (1,)))
 
-    def scripted(*_: Any) -> Score:
-        return Score((next(means),), (1,))
 
-    monkeypatch.setattr("freewheel.run.evaluate.evaluate", scripted)
+@pytest.mark.parametrize(
+    ("means", "best", "step", "link"),
+    [
+        ([1.0, 5.0, 5.0, 3.5, 3.0], 3.5, 256, "256"),  # the last two: candidate and final weights on fresh seeds
+        ([1.0, 5.0, 5.0, 2.0, 3.0], 3.0, 512, "512"),  # the candidate was only lucky
+        ([4.0, 1.0, 2.0, 3.0, 3.0], 3.0, 128, "128"),
+    ],
+)
+def test_best_is_the_better_one_of_candidate_and_final_on_fresh_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, means: list[float], best: float, step: int, link: str
+) -> None:
+    scripted(monkeypatch, means)
     result = train(tmp_path, steps=512, evals=4)
+    summary = result.summary
     links = {name: os.readlink(result.path / "checkpoints" / name) for name in ("best", "latest")}
-    assert links == {"best": "256", "latest": "512"}
-    assert (result.summary["best_eval"], result.summary["final_eval"]) == (5.0, 3.0)
-    assert next(means, None) is None
-    best = checkpoint.load(result.path / "checkpoints", "best")
-    assert best.about["version"] == 4
-    assert checkpoint.fingerprint(best.params) != result.summary["weights_sha256"]
+    assert links == {"best": link, "latest": "512"}
+    assert (summary["best_eval"], summary["final_eval"], summary["best_step"]) == (best, 3.0, step)
+    assert (summary["eval_fresh"], summary["eval_note"], summary["evals_skipped"]) == (True, None, 0)
+    found = checkpoint.load(result.path / "checkpoints", "best")
+    assert found.about["version"] == step // 64
+    assert (checkpoint.fingerprint(found.params) == summary["weights_sha256"]) == (link == "512")
 
 
 def test_without_evaluations_there_is_no_best(tmp_path: Path) -> None:

@@ -54,8 +54,9 @@ def test_a_run_is_complete_and_adds_up(tmp_path: Path, mode: str) -> None:
 def test_saved_weights_score_as_they_did_in_the_run(tmp_path: Path, mode: str) -> None:
     result = train(tmp_path, mode=mode, workers=4, steps=2000, ppo={"lr": 0.01})
     assert result.summary["best_eval"] >= result.summary["final_eval"] > 0
+    seed = result.summary["eval_fresh_seed"]
     for which, score in (("best", "best_eval"), ("latest", "final_eval")):
-        assert freewheel.score(str(result.path), episodes=3, which=which).mean == result.summary[score]
+        assert freewheel.score(str(result.path), episodes=3, which=which, seed=seed).mean == result.summary[score]
 
 
 def test_the_saved_config_has_the_planned_numbers(tmp_path: Path) -> None:

@@ -51,15 +51,17 @@ def test_a_run_scores_again_what_it_scored(result: Result, which: str, key: str)
     run = open_run(str(result.path))
     actor, warnings = run.actor(which)
     assert warnings == []
-    assert run.score(actor, 5).mean == result.summary[key]
-    assert freewheel.score(str(result.path), episodes=5, which=which).mean == result.summary[key]
+    seed = result.summary["eval_fresh_seed"]
+    assert run.score(actor, 5, seed).mean == result.summary[key]
+    assert freewheel.score(str(result.path), episodes=5, which=which, seed=seed).mean == result.summary[key]
 
 
 def test_other_seeds_are_other_episodes(result: Result) -> None:
     run = open_run(str(result.path))
     actor, _ = run.actor()
-    assert run.score(actor, 20, seed=77) == run.score(actor, 20)
-    assert run.score(actor, 20, seed=78) != run.score(actor, 20)
+    usual, chosen_by, closing = (run.score(actor, 20, seed) for seed in (None, 77, result.summary["eval_fresh_seed"]))
+    assert usual == run.score(actor, 20)
+    assert len({usual.returns, chosen_by.returns, closing.returns}) == 3, "every use has episodes of its own"
 
 
 def test_the_policy_is_the_one_that_was_saved(result: Result) -> None:
@@ -77,7 +79,7 @@ def test_the_episodes_that_are_played_are_those_that_are_scored(result: Result) 
     run = open_run(str(result.path))
     actor, _ = run.actor()
     played = [sum(run.play(actor, (77, number), None, lambda picture: None)) for number in range(3)]
-    assert played == list(run.score(actor, 3).returns)
+    assert played == list(run.score(actor, 3, 77).returns)
 
 
 def test_an_unknown_run_is_refused_with_the_nearest(result: Result, tmp_path: Path) -> None:
@@ -106,7 +108,10 @@ def test_a_world_that_cannot_be_found_again_is_said_to_be_so(copy: Path, name: s
 
 def test_a_class_is_found_again_but_not_a_function_without_a_name(tmp_path: Path) -> None:
     done = train(tmp_path, Identity, steps=64, evals=1)
-    assert freewheel.score(str(done.path), episodes=3).mean == done.summary["final_eval"]
+    assert (
+        freewheel.score(str(done.path), episodes=3, seed=done.summary["eval_fresh_seed"]).mean
+        == done.summary["final_eval"]
+    )
     done = train(tmp_path, lambda: Identity(3), steps=64, evals=0)
     with pytest.raises(SetupError, match="was defined in a script and cannot be imported"):
         open_run(str(done.path))

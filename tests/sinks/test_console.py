@@ -25,20 +25,28 @@ TITLE = "CartPole-v1  ppo  lockstep"
 ROW: dict[str, Any] = {
     "wall_s": 4.0, "env_steps": 51200, "episodes": 220, "updates": 100,
     "steps_per_s": 12412.3, "episodes_per_s": 53.25, "updates_per_s": 24.1,
-    "return_mean": 231.512, "length_mean": 231.4, "lag_mean": 0.0, "lag_max": 0.0,
+    "return_mean": 231.512, "return_episodes": 22, "length_mean": 231.4, "lag_mean": 0.0, "lag_max": 0.0,
     "queue_util": None, "buffer_util": 0.5, "cpu_util": 0.834, "gpu_util": None, "env_busy": 0.21, "learner_busy": 0.62,
     "produced": 51300, "trained": 51200, "queued": 64, "open": 36, "dropped": {},
 }  # fmt: skip
-EMPTY = ROW | dict.fromkeys(("return_mean", "length_mean", "lag_mean", "lag_max", "env_busy", "steps_per_s"))
+EMPTY = (
+    ROW
+    | {"return_episodes": 0}
+    | dict.fromkeys(("return_mean", "length_mean", "lag_mean", "lag_max", "env_busy", "steps_per_s"))
+)
 WORKER = {"step": 0.6204, "reset": 0.012, "infer": 0.2, "write": 0.008, "wait-gate": 0.1, "down": 0.0, "other": 0.0596}
 LEARNER = {"observe": 0.04, "update": 0.6, "publish": 0.01, "wait-data": 0.35, "eval": 0.0, "save": 0.0, "other": 0.0}
 SUMMARY: dict[str, Any] = {
     "ended": "steps", "exit_code": 0, "wall_s": 3725.4, "env_steps": 100000, "episodes": 500, "updates": 195,
     "steps_per_s": 26.84, "episodes_per_s": 0.1342, "updates_per_s": 0.05234,
-    "return_mean": 487.36, "lag_max": 0.0, "best_eval": 500.0,
+    "return_mean": 487.36, "return_episodes": 50, "lag_max": 0.0, "best_eval": 481.25, "best_eval_std": 20.04, "best_step": 61440,
+    "final_eval": 197.0, "final_eval_std": 33.5, "eval_episodes": 20, "eval_fresh": True, "eval_note": None,
     "produced": 100100, "trained": 100000, "queued": 0, "open": 0, "dropped": {"nan": 36, "shutdown": 64},
     "shares": {"worker": WORKER, "learner": LEARNER}, "worker_restarts": 0, "path": "runs/cartpole",
 }  # fmt: skip
+
+
+EVALUATED = ("best_eval", "best_eval_std", "best_step", "final_eval", "final_eval_std", "eval_note")
 
 
 def info(**options: Any) -> RunInfo:
@@ -67,7 +75,7 @@ def test_a_plain_line_is_complete_and_never_folded() -> None:
     sink, file = plain(Budget(steps=100000))
     sink.write(ROW)
     assert file.getvalue() == (
-        "step  51200/100000  51%  12.4k steps/s  return   231.5  length   231  updates   100  "
+        "step  51200/100000  51%  12.4k steps/s  return   231.5 (last 22)  length   231  updates   100  "
         "lag 0.0  learner  62% env  21%  eta  0:04\n"
     )
 
@@ -76,7 +84,7 @@ def test_a_plain_line_before_anything_is_known() -> None:
     sink, file = plain(Budget(minutes=1.0))
     sink.write(EMPTY | {"env_steps": 0, "wall_s": 0.0, "updates": 0})
     assert file.getvalue() == (
-        "step 0   0%      - steps/s  return       -  length     -  updates     0  "
+        "step 0   0%      - steps/s  return       - (last 0)  length     -  updates     0  "
         "lag   -  learner  62% env    -  eta     -\n"
     )
 
@@ -88,6 +96,38 @@ def test_a_plain_line_shows_evaluations_and_drops_and_no_eta_without_a_limit() -
     assert line.startswith("step 51200  12.4k steps/s")
     assert line.endswith("env  21%  eval 450.2  dropped 1213 (stale 12, worker_death 1,201)\n")
     assert "eta" not in line
+
+
+UNDER_WAY = {"evaluating/ended": 7, "evaluating/episodes": 20}
+
+
+def test_an_evaluation_under_way_is_shown_and_at_the_end_there_is_no_eta() -> None:
+    sink, file = plain(Budget(steps=100000))
+    sink.write(ROW | UNDER_WAY)
+    sink.write(ROW | UNDER_WAY | {"env_steps": 100000})
+    first, last = file.getvalue().splitlines()
+    assert first.endswith("env  21%  eta  0:04  evaluating 7/20")
+    assert last.endswith("env  21%  evaluating 7/20")
+    sink, file = terminal(Budget(steps=100000))
+    sink.write(ROW | UNDER_WAY)
+    assert frame(file)[1].endswith(" 51%  51,200 / 100,000 steps  evaluating 7/20 │")
+    sink.close(SUMMARY)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"best_step": 100000}, "best 481.2 ± 20.0, final 197.0 ± 33.5 (20 fresh episodes each)"),
+        (
+            {"eval_fresh": False, "eval_note": "no time\ntraceback", "final_eval": None},
+            "best 481.2 ± 20.0 (step 61,440), final not scored (20 episodes, the same that it was chosen by: no time)",
+        ),
+    ],
+)
+def test_the_headline_says_what_was_scored_again(change: dict[str, Any], line: str) -> None:
+    sink, file = plain(Budget())
+    sink.close(SUMMARY | change)
+    assert file.getvalue().splitlines()[4] == f"  eval     {line}"
 
 
 def test_plain_text_has_no_markup_and_no_colours() -> None:
@@ -216,7 +256,8 @@ def test_the_summary() -> None:
         "CartPole-v1  ppo  lockstep: all steps taken",
         "  work     100,000 steps, 195 updates, 500 episodes in 1:02:05",
         "  speed    26.8 steps/s, 0.0523 updates/s, 0.134 episodes/s",
-        "  return   487.4 (the last 100 episodes), best eval 500.0",
+        "  return   487.4 (the last 50 training episodes)",
+        "  eval     best 481.2 ± 20.0 (step 61,440), final 197.0 ± 33.5 (20 fresh episodes each)",
         "  worker   " + "█" * 37 + "▓" * 12 + "▒" * 6 + "░" * 4 + "·",
         "           █ step 62%  ▓ infer 20%  ▒ wait-gate 10%  ░ other 6%  · rest 2%",
         "  learner  " + "█" * 36 + "▓" * 21 + "▒" * 2 + "·",
@@ -245,14 +286,15 @@ def test_why_it_ended(summary: dict[str, Any], first: str, colour: str) -> None:
 
 def test_a_run_that_failed_early_and_one_with_restarts() -> None:
     sink, file = plain(Budget())
-    nothing = dict.fromkeys(("steps_per_s", "updates_per_s", "episodes_per_s", "return_mean", "best_eval"))
+    nothing = dict.fromkeys(("steps_per_s", "updates_per_s", "episodes_per_s", "return_mean", *EVALUATED))
+    nothing |= {"return_episodes": 0, "eval_episodes": 0, "eval_fresh": False}
     idle = {"worker": {"step": 0.0, "other": 1.0}, "learner": {"update": 0.0, "other": 1.0}}
     ledger = {"produced": 0, "trained": 0, "queued": 0, "open": 0, "dropped": {}}
     sink.close(SUMMARY | nothing | {"shares": idle, "worker_restarts": 1204} | ledger)
     lines = file.getvalue().splitlines()
     assert lines[2:6] == [
         "  speed    - steps/s, - updates/s, - episodes/s",
-        "  return   - (the last 100 episodes), best eval -",
+        "  return   - (the last 0 training episodes)",
         "  worker   " + "█" * 60,
         "           █ other 100%",
     ]
@@ -290,7 +332,7 @@ def test_the_cells_of_a_bar_and_its_percentages_add_up(parts: list[float]) -> No
     sink, file = plain(Budget())
     shares = {f"kind{number}": part / math.fsum(parts) for number, part in enumerate(parts)}
     sink.close(SUMMARY | {"shares": {"worker": shares}})
-    bar, legend = file.getvalue().splitlines()[4:6]
+    bar, legend = file.getvalue().splitlines()[5:7]
     assert len(bar.removeprefix("  worker   ")) == console.BAR
     shown = dict(re.findall(r"(\w+) (\d+)%", legend))
     assert sum(map(int, shown.values())) == 100

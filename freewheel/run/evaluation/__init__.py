@@ -1,0 +1,1 @@
+"""Evaluation beside training: who plays the episodes, and when."""
