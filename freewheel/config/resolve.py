@@ -53,7 +53,7 @@ class EvalOptions:
     """Number of evaluations, evenly spaced over the run; the last one is at its end, on fresh seeds. 0: none."""
     eval_share: float = 0.1
     """Part of the time that evaluations may take, where it is more than 2 seconds: those that do not fit are skipped. The last
-    one may take a minute, and with --minutes as much of them as it needs, up to 40 %."""
+    one may take a minute, and with --minutes as much of them as it needs, up to half."""
     eval_episodes: int = 20
     """Episodes of each evaluation."""
     eval_max_steps: int = 10_000

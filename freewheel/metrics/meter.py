@@ -124,8 +124,8 @@ class Meter:
 
     @property
     def longest(self) -> int | None:
-        """Steps of the longest of the latest episodes; None: none has ended."""
-        return int(max(lengths)) if (lengths := self._newest(self._lengths)) else None
+        """Steps of the longest of the last 100 episodes; None: none has ended."""
+        return int(max(self._lengths)) if self._lengths else None
 
     def span(self, kind: str) -> Span:
         """`with meter.span("update"): ...` for a kind of LEARNER_TIME."""

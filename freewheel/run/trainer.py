@@ -221,10 +221,10 @@ class _Trainer:
         return now >= limit or self._turn > left  # another turn would end too late
 
     def _longest(self) -> int:
-        """Steps of a long episode, by those that have ended of late. Before every lane has ended some, these were the short
-        ones: then twice as many as a lane has made."""
+        """Steps of a long episode, by those that have ended of late. As long as they are fewer than the lanes, these were the
+        short ones: then twice as many as a lane has made."""
         lanes, known = self._plan.spec.lanes, self._meter.longest or 0
-        return known if self._meter.episodes >= 2 * lanes else max(known, 2 * self._steps // lanes)
+        return known if self._meter.episodes >= lanes else max(known, 2 * self._steps // lanes)
 
     def _weights(self) -> Snapshot:
         return replace(self._learner.snapshot(), context=self._options.contexts)

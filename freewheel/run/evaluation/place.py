@@ -32,7 +32,7 @@ def _cost(plan: Plan) -> Cost:
     cost = plan.cost
     if cost is None:
         return Cost()
-    return Cost(cost.own, cost.duty, WORKER_MEMORY + cost.memory)
+    return Cost(cost.usual, cost.duty, WORKER_MEMORY + cost.memory)
 
 
 def _in_processes(plan: Plan) -> bool:

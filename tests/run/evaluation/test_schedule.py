@@ -200,7 +200,7 @@ def test_the_closing_evaluation_has_a_bound_and_then_the_candidate_keeps_the_sco
 
 @pytest.mark.parametrize(
     ("step", "kept"),
-    [(0.0, 1.0), (0.2, 1.15 * 2.0 + 1.0), (1.0, 1.15 * 10.0 + 1.0), (2.3, 24.0), (5.0, 0.0)],  # 5: no episode would fit
+    [(0.0, 1.0), (0.2, 1.15 * 2.0 + 1.0), (1.0, 1.15 * 10.0 + 1.0), (2.7, 30.0), (5.0, 0.0)],  # 5: no episode would fit
 )
 def test_the_time_for_the_closing_evaluation_is_kept_up_to_a_bound(step: float, kept: float) -> None:
     world = World(step=step)
