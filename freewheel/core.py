@@ -226,7 +226,7 @@ class BatchSpec:
 
     steps: int  # of each lane
     lanes: int
-    episodes: int | None = None  # this many chunks, each a whole episode, instead of S rows
+    episodes: int | None = None  # this many whole episodes, one in every lane of a chunk, instead of S rows
     max_lag: int | None = None  # rows older than this are never learned from; None: no bound
 
     @property

@@ -57,10 +57,10 @@ class EnvError(FreewheelError):
         return self.report
 
 
-def nearest(name: str, valid: Iterable[str], otherwise: str | None = None) -> str:
+def nearest(name: str, valid: Iterable[str], otherwise: str | None = None, *, cutoff: float = 0.6) -> str:
     """`; did you mean 'x'?` for a misspelt name; else the text `otherwise`, or the list of valid names."""
     names = sorted(valid)
-    match = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    match = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     if match:
         return f"; did you mean '{match[0]}'?"
     return f"; choose from {', '.join(names)}" if otherwise is None else otherwise

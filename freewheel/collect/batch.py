@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from freewheel.collect.mode import MOST_WAITING, Mode, WorkersConfig
-from freewheel.core import Collector
+from freewheel.core import BatchSpec, Collector
 from freewheel.errors import require_positive
 from freewheel.pacing.one_ahead import OneAhead
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -25,7 +25,7 @@ class BatchConfig(WorkersConfig):
     """Batch k + 1 from all envs while the learner trains on batch k."""
 
     collection_batch_size: int | None = None
-    """Steps of a fragment (default: all of --num-steps-per-env)."""
+    """Steps of each env in a fragment, the part that a worker sends at once (default, and at most: --num-steps-per-env)."""
     max_queue_size: int = 2
     """Batches that may be queued between workers and learner; more than 2 are never used."""
 
@@ -39,6 +39,17 @@ class BatchConfig(WorkersConfig):
         if cost.duty > WAITS:
             return max(1, cores - 1) if cores > 2 else cores
         return min(max(MOST_WAITING, cores), PER_CORE * cores)
+
+    def size_notes(self, batch: BatchSpec) -> list[str]:
+        found = []
+        if (self.collection_batch_size or 0) > batch.steps:
+            asked = f"--collection-batch-size {self.collection_batch_size} is more than a batch has"
+            found.append(f"{asked}: fragments have {batch.steps} steps (--num-steps-per-env)")
+        if self.max_queue_size > 2:
+            found.append(
+                f"--max-queue-size {self.max_queue_size} has no effect: no more than 2 batches ever wait in mode batch"
+            )
+        return found
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         size = self.size(spec)

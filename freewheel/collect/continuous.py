@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from freewheel.collect.mode import Mode, WorkersConfig
-from freewheel.core import Collector
+from freewheel.core import BatchSpec, Collector
 from freewheel.errors import UsageError, require_positive
 from freewheel.pacing.lag_bound import LagBound
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -20,9 +20,10 @@ class ContinuousConfig(WorkersConfig):
     """Free-running workers; the learner trains on their rows, which are at most max_lag versions old."""
 
     collection_batch_size: int | None = None
-    """Steps of a fragment (default: half of --num-steps-per-env, at most 32)."""
+    """Steps of each env in a fragment, the part that a worker sends to the learner at once: so many × envs of the worker rows
+    (default: half of --num-steps-per-env, at most 32). Never more than max_lag lets be under way."""
     max_queue_size: int | None = None
-    """Fragments that may wait for the learner, over all workers (default: as many as max_lag allows)."""
+    """Fragments that may wait for the learner, over all workers (default: as many as max_lag allows, and more have no effect)."""
     overflow: Literal["block", "drop-oldest"] = "block"
     """When the queue is full: workers wait, or the oldest fragment is dropped and counted."""
     max_lag: int = 2
@@ -50,10 +51,32 @@ class ContinuousConfig(WorkersConfig):
         return WorkerPool(SharedMemoryWire(factory, spec, pacing, size), AsTheyCome(), spec, self.patience)
 
     def size(self, spec: CollectSpec) -> Size:
-        steps = self.collection_batch_size or max(1, min(32, spec.batch.steps // 2))
-        allowed = -(-(self.max_lag + 1) * spec.batch.steps // steps) + 1
+        steps, allowed = self.fragment_steps(spec.batch), self._allowed(spec.batch)
         slots = allowed if self.max_queue_size is None else max(2, self.max_queue_size // self.worker_count)
         return Size(workers=self.worker_count, slots=slots, steps=steps, drop_oldest=self.overflow == "drop-oldest")
+
+    def _under_way(self, batch: BatchSpec) -> int:
+        """Steps of each env that the bound on the lag lets be under way."""
+        return (self.max_lag + 1) * batch.steps
+
+    def fragment_steps(self, batch: BatchSpec) -> int:
+        """Steps of each env in a fragment."""
+        return min(self.collection_batch_size or max(1, min(32, batch.steps // 2)), self._under_way(batch))
+
+    def _allowed(self, batch: BatchSpec) -> int:
+        """Fragments of a worker that can ever wait."""
+        return -(-self._under_way(batch) // self.fragment_steps(batch)) + 1
+
+    def size_notes(self, batch: BatchSpec) -> list[str]:
+        found, most = [], self._allowed(batch) * self.worker_count
+        if (self.collection_batch_size or 0) > self._under_way(batch):
+            asked = f"--collection-batch-size {self.collection_batch_size} steps x {batch.lanes} envs"
+            bound = f"(--max-lag {self.max_lag} + 1) x --num-steps-per-env {batch.steps}"
+            found.append(f"{asked} would keep rows back: fragments have {self.fragment_steps(batch)} steps, {bound}")
+        if (self.max_queue_size or 0) > most:
+            reason = f"--max-lag {self.max_lag} lets no more than {most} fragments wait"
+            found.append(f"--max-queue-size {self.max_queue_size} has no effect: {reason}")
+        return found
 
     def _pacing(self, spec: CollectSpec, size: Size, workers: int) -> LagBound:
         return LagBound(

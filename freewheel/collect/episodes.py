@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
-from freewheel.collect.mode import Mode, WorkersConfig
+from freewheel.collect.mode import ENVS, Mode, WorkersConfig, count, divisor
 from freewheel.core import Auto, Collector, Transitions
-from freewheel.errors import UsageError, require_positive
+from freewheel.errors import SetupError, UsageError, require_positive
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.rollout.probe import EnvCost, usable_cores
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.channel import COLUMNS
 from freewheel.transport.shm.wire import SharedMemoryWire, Size
@@ -24,8 +26,9 @@ SLOTS = 4  # fragments of a worker that may wait; the learner's side joins them 
 class EpisodesConfig(WorkersConfig):
     """Workers play whole episodes on their own; the learner takes them as they end."""
 
-    envs_per_worker: int | Auto = 1
-    """A worker plays one episode at a time."""
+    envs_per_worker: int | Auto = "auto"
+    """Episodes that a worker plays side by side; they must begin and end together (auto: one at a time, except where an
+    environment steps many lanes at the cost of one)."""
     episodes_per_update: int | None = None
     """Learn from this many whole episodes at a time (default: from --num-steps-per-env × envs rows)."""
     wave: bool = False
@@ -43,35 +46,58 @@ class EpisodesConfig(WorkersConfig):
         require_positive(episodes_per_update=update, collection_batch_size=size, patience=self.patience)
         if (self.max_lag or 0) < 0:
             raise UsageError(f"--max-lag must not be negative, but is {self.max_lag}")
-        if self.envs_per_worker != 1:
-            raise UsageError("in mode episodes every worker plays one episode at a time; leave out --envs-per-worker")
+
+    def planned(self, cost: EnvCost) -> Self:
+        """One env a worker; lanes that cost nothing stand side by side in as few workers as keep the cores busy."""
+        workers, each, lanes = self._given()
+        if not cost.batched:
+            if each is None and workers and lanes and workers != lanes:
+                what = f"a worker plays one episode at a time here, so {lanes} envs need as many workers"
+                raise UsageError(
+                    f"{what}; leave out --workers or --num-envs, or use --envs-per-worker {lanes // workers}"
+                )
+            return super(EpisodesConfig, replace(self, envs_per_worker=each or 1)).planned(cost)
+        lanes = lanes or (workers or 1) * (each or (1 if workers else self.episodes_per_update or ENVS))
+        processes = divisor(lanes, min(workers or lanes, max(1, usable_cores() - 1)))
+        return replace(self, workers=processes, envs_per_worker=lanes // processes, num_envs=lanes)
+
+    def remarks(self, cost: EnvCost) -> list[str]:
+        if not cost.batched:
+            return super().remarks(cost)
+        planned = self.planned(cost)
+        if self.workers in ("auto", planned.workers):
+            return []
+        places = f"{planned.num_envs} envs stand side by side in {count(planned.worker_count, 'worker')}, not in {self.workers}"
+        return [f"{places}: many of them cost little more than one"]
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         if spec.env.batched_on_device:
             raise UsageError(f"{spec.env.name} steps all its lanes at once: use --mode continuous instead of episodes")
         workers, each = self.worker_count, self.episodes_per_update
+        side_by_side = spec.env.lanes // workers
         pacing = EpisodeQueue(
             order=EpisodeOrder(factory.seed, spec.env.lanes),
+            side_by_side=side_by_side,
             workers=workers,
             steps=self.collection_batch_size,
             batch_rows=spec.batch.rows,
             batch_episodes=each,
             max_lag=self.max_lag,
-            wave=(each or workers) if self.wave else 0,
+            wave=-(-(each or spec.env.lanes) // side_by_side) if self.wave else 0,
         )
         size = Size(workers=workers, slots=SLOTS, steps=self.collection_batch_size)
         wire = SharedMemoryWire(factory, spec, pacing, size)
-        return WorkerPool(wire, WholeEpisodes(pacing), spec, self.patience)
+        return WorkerPool(wire, WholeEpisodes(pacing, spec.env.name), spec, self.patience)
 
 
 class WholeEpisodes:
-    """Joins fragments to episodes. Implements Assembly."""
+    """Joins fragments to episodes, those of a worker's envs side by side. Implements Assembly."""
 
     takes_parts, gathers = False, True
     oldest = None  # a worker announces the version of its episode until the end is here
 
-    def __init__(self, queue: EpisodeQueue) -> None:
-        self._queue = queue
+    def __init__(self, queue: EpisodeQueue, env: str) -> None:
+        self._queue, self._env = queue, env
         self._parts: list[list[Fragment]] = [[] for _ in range(queue.workers)]  # of each worker's current episode
         self._ready: list[Fragment] = []
         self.hurried = bool(queue.wave)
@@ -88,6 +114,11 @@ class WholeEpisodes:
             self._queue.cut += 1
             yield from self._drop(parts, "stale")
         elif fragment.episodes:
+            if len(fragment.episodes) != self._queue.side_by_side:
+                remedy = "use --envs-per-worker 1, or --mode continuous"
+                raise SetupError(
+                    f"episodes of {self._env} do not all end together, as those side by side must; {remedy}"
+                )
             whole = self._joined(parts)
             parts.clear()
             self._queue.finished += 1
@@ -101,13 +132,14 @@ class WholeEpisodes:
         yield from ((part, cause) for part in dropped)
 
     def _joined(self, parts: Sequence[Fragment]) -> Fragment:
-        lane, number = self._queue.order.episode(parts[-1].episodes[0].number)
+        order, ended = self._queue.order, parts[-1].episodes
+        episodes = [(episode, *order.episode(episode.number)) for episode in ended]
         data = parts[0].data if len(parts) == 1 else Transitions(
             *(np.concatenate([getattr(part.data, name) for part in parts]) for name in COLUMNS)
         )  # fmt: skip
         return parts[0]._replace(
             data=data,
-            episodes=(replace(parts[-1].episodes[0], lane=lane, number=number),),
+            episodes=tuple(replace(episode, lane=lane, number=number) for episode, lane, number in episodes),
             rows=sum(part.rows for part in parts),
             time=np.sum([part.time for part in parts], axis=0),
         )

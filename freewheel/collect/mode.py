@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from freewheel.core import Auto, Collector
+from freewheel.core import Auto, BatchSpec, Collector
 from freewheel.errors import SetupError, UsageError, require_positive
 from freewheel.registry import Registry
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -24,6 +25,10 @@ class ModeConfig(Protocol):
 
     def planned(self, cost: EnvCost) -> Self: ...  # the same with every number that was "auto" chosen
     def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector: ...
+
+    def size_notes(self, batch: BatchSpec) -> Sequence[str]:
+        """What to tell the user about options that have another effect than they seem to ask for; after `planned`."""
+        return ()
 
     def plan_line(self) -> str:
         """What acts, in one line for the user."""
@@ -102,7 +107,7 @@ class WorkersConfig(ModeConfig):
             room = memory_room(cost)
             useful = min(self.useful_workers(cost), room)
             lanes = lanes or useful * (each or -(-min(ENVS, room) // useful))
-            workers = lanes // each if each else _divisor(lanes, useful)
+            workers = lanes // each if each else divisor(lanes, useful)
         each = each or (lanes // workers if lanes else max(1, ENVS // workers))
         return replace(self, workers=workers, envs_per_worker=each, num_envs=workers * each)
 
@@ -166,6 +171,6 @@ def _rounded(value: float) -> str:
     return f"{round(value, -digits):,.0f}"
 
 
-def _divisor(lanes: int, wanted: int) -> int:
+def divisor(lanes: int, wanted: int) -> int:
     """The largest number of workers up to `wanted` that divides the lanes evenly."""
     return next(workers for workers in range(min(lanes, wanted), 0, -1) if lanes % workers == 0)

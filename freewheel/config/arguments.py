@@ -123,9 +123,10 @@ class TrainOptions(TypedDict, total=False):
     runs_dir: str | Path
     log_every: float
     console: Literal["live", "classic"]
-    device: Literal["auto", "cpu", "cuda"]
+    device: str
     threads: int
     compile: Literal["off", "graphs"]
+    substitute: bool
     workers: int | Literal["auto"]
     envs_per_worker: int | Literal["auto"]
     num_envs: int | Literal["auto"]

@@ -26,6 +26,7 @@ Flags = dict[str, Tokens]  # "ppo.lr" -> ("0.001",)
 #: Marks a dataclass in a dataclass of options: its options have no prefix.
 FLAT: Any = tyro.conf.OmitArgPrefixes
 _CONFIG = (tyro.conf.FlagConversionOff,)
+NONE: Mapping[str, str] = types.MappingProxyType({})
 _RULES = tyro.constructors.ConstructorRegistry()
 
 
@@ -63,6 +64,15 @@ class Layer:
 
     source: str
     flags: Flags
+    words: dict[str, str] = dataclasses.field(default_factory=dict)  # words of other libraries, and what they stand for
+
+    def add(self, option: str, value: Tokens, word: str = "") -> None:
+        """Add an option that was written as `word`; UsageError if it is there already under another name."""
+        if option in self.flags:
+            raise UsageError(f"{as_flag(option)} is given twice, once under another name; leave one out")
+        self.flags[option] = value
+        if word not in ("", option):
+            self.words[as_flag(word)] = as_flag(option)
 
 
 def _options(kind: type[Any], prefix: str, flat: bool) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
@@ -114,12 +124,14 @@ def _renamed(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Struct
     return tyro.constructors.StructConstructorSpec(typing.cast(type[Any], kind), tuple(fields))
 
 
-def read_argv(argv: Sequence[str], known: Mapping[str, Any], free: str = "") -> tuple[list[str], Flags]:
+def read_argv(
+    argv: Sequence[str], known: Mapping[str, Any], free: str = "", answers: Mapping[str, str] = NONE
+) -> tuple[list[str], Flags]:
     """Positional arguments and flags. Names under `free` (e.g. "env.") are open: each takes one value."""
     others, flags = split_argv(argv, known, free)
     for word in others:
         if word.startswith("--"):
-            check_names([canonical(word[2:].partition("=")[0])], known)
+            check_names([canonical(word[2:].partition("=")[0])], known, answers=answers)
         elif word.startswith("-"):
             raise UsageError(f"unknown option {word}: options start with two dashes; see --help")
     return others, flags
@@ -153,12 +165,17 @@ def canonical(name: str) -> str:
     return name.replace("-", "_")
 
 
-def check_names(names: Iterable[str], known: Mapping[str, Any], where: str = "") -> None:
-    """UsageError about the first name that is no option; `where` names the file it is in, if it is in one."""
+def check_names(
+    names: Iterable[str], known: Mapping[str, Any], where: str = "", answers: Mapping[str, str] = NONE
+) -> None:
+    """UsageError about the first name that is no option; `where` names the file it is in, if it is in one, and `answers` has
+    what to do in place of names that other libraries use."""
     for name in names:
         if name not in known:
-            written, place = (str, f" in {where}") if where else (_flag, "")
-            hint = nearest(written(name), map(written, known), "; see --help")
+            written, place = (str, f" in {where}") if where else (as_flag, "")
+            if name in answers:
+                raise UsageError(f"there is no {written(name)}{place}: {answers[name]}")
+            hint = nearest(written(name), map(written, known), "; see --help", cutoff=0.75)
             raise UsageError(f"unknown option {written(name)}{place}{hint}")
 
 
@@ -213,7 +230,7 @@ def build(options: type[T], flags: Flags) -> T:
                 _parse(options, {name: words})
             except SystemExit:
                 given, wanted = " ".join(flags[name]) or "nothing", _describe(types_of[name])
-                raise UsageError(f"{_flag(name)} must be {wanted}, not {given}") from None
+                raise UsageError(f"{as_flag(name)} must be {wanted}, not {given}") from None
         raise UsageError(f"these options cannot be used together: {' '.join(_argv(normalised))}") from None
 
 
@@ -234,7 +251,8 @@ def _argv(flags: Flags) -> list[str]:
     return [part for flag, words in pairs for part in ([f"{flag}={words[0]}"] if len(words) == 1 else [flag, *words])]
 
 
-def _flag(name: str) -> str:
+def as_flag(name: str) -> str:
+    """An option as it is written on a command line."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from freewheel.collect.mode import MODES, ModeConfig
-from freewheel.config import flags
+from freewheel.config import flags, vocabulary, words
+from freewheel.config.vocabulary import FREE, Chosen
 from freewheel.core import NO_CONTEXT, Auto, Compile, NDArray
-from freewheel.envs.family import WORLDS, EnvConfig, WorldFamily, family_of, read_presets
+from freewheel.envs.family import WORLDS, EnvConfig, WorldFamily, family_of, find_stand_in, read_presets
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError, nearest, require_positive
 from freewheel.learn.spec import ALGORITHMS, AlgorithmConfig
@@ -25,9 +27,6 @@ from freewheel.policies.spec import PolicyConfig
 
 DEFAULT_STEPS = 100_000
 DEFAULTS = {"algo": "ppo", "mode": "lockstep"}
-FREE = "env."  # --env.KEY VALUE is a keyword argument of the environment
-#: Names that options have in other libraries.
-ALIASES = {"num_collectors": "workers", "n_workers": "workers", "task": "env"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +80,8 @@ class OutputOptions:
     log_every: float = 1.0
     """Seconds between two rows of metrics."""
     console: Literal["live", "classic"] = "live"
-    """live: a panel that is updated on a terminal, plain lines elsewhere; classic: one line of counters per row of metrics
-    ([AsyncMBPO] step=1000 ...)."""
+    """live: a panel that is updated on a terminal, plain lines elsewhere; classic: counters per row of metrics ([AsyncMBPO]
+    step=1000 ...), with --episodes their progress (10/100 episodes (15.2 eps/sec), update 3 complete (0.3 s))."""
     sinks: tuple[str, ...] = ()
     """Sinks to write metrics to in addition to the usual ones, by name (those of installed packages)."""
 
@@ -96,15 +95,19 @@ class OutputOptions:
 class MachineOptions:
     """The hardware that the learner uses."""
 
-    device: Literal["auto", "cpu", "cuda"] = "cpu"
-    """Where the learner computes; auto: on a GPU if there is one."""
+    device: str = "cpu"
+    """Where the learner computes: cpu, cuda, or cuda:1 for the second GPU; auto: on a GPU if there is one."""
     threads: int = 1
     """CPU threads of the learner; small networks are fastest with one."""
     compile: Compile = "graphs"
     """graphs: on a GPU, record operations of fixed shape as CUDA graphs and replay them; off: launch every operation."""
+    substitute: bool = False
+    """Where this machine has no GPU or no Isaac Lab, use the CPU or a similar environment instead, and say so."""
 
     def __post_init__(self) -> None:
         require_positive(threads=self.threads)
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise UsageError(f"--device must be auto, cpu, cuda or cuda:N, not {self.device}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +167,22 @@ class Config:
     policy: PolicyConfig
     collector: ModeConfig
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what was understood in another way than it was written
 
     def __post_init__(self) -> None:
         fading = self.learner.schedules_need_steps
-        if fading and self.run.budget.steps is None:
+        if fading and self.horizon is None:
             raise UsageError(f"{self.algo}.{fading[0]} linear needs --steps; add it, or set the schedule to constant")
         if not self.learner.on_policy and self.collector.episodes_per_update:
             raise UsageError(f"{self.algo} learns from single rows of a replay buffer; leave out --episodes-per-update")
+
+    @property
+    def horizon(self) -> int | None:
+        """Steps over which schedules fall: --steps, or what --episodes take at most; None: not known."""
+        budget, limit = self.run.budget, self.env.episode_limit
+        if budget.steps is not None or budget.episodes is None or limit is None:
+            return budget.steps
+        return budget.episodes * limit
 
     def to_json(self) -> dict[str, Any]:
         """Every option by name, in the form that `--config` reads."""
@@ -194,24 +206,28 @@ def from_argv(argv: Sequence[str]) -> Config:
     positional, given = read_options(argv)
     if len(positional) > 1:
         raise UsageError(f"give one environment, not {' '.join(positional)}")
-    if positional and "env" in given:
-        raise UsageError(f"which environment, {positional[0]} or {given['env'][0]}? leave out one of them")
+    if positional and "env" in given.flags:
+        raise UsageError(f"which environment, {positional[0]} or {given.flags['env'][0]}? leave out one of them")
     if positional:
-        given["env"] = (positional[0],)
-    return _resolve(flags.Layer("flag", given))
+        given.flags["env"] = (positional[0],)
+    return _resolve(given)
 
 
 def from_options(env: str | Callable[..., Any], options: Mapping[str, Any]) -> Config:
     """The run that Python arguments describe; nested mappings and dotted names both work."""
-    return _of(env, _flags(options, "train()"))
+    return _of(env, _layer("argument", options, "train()"))
 
 
 def from_file(path: Path, env: str | Callable[..., Any] | None = None) -> Config:
     """The run that a config.json describes, perhaps with another environment."""
-    return _resolve(flags.Layer("file", {}), _file(path)) if env is None else _of(env, {}, _file(path))
+    return (
+        _resolve(flags.Layer("file", {}), _file(path))
+        if env is None
+        else _of(env, flags.Layer("argument", {}), _file(path))
+    )
 
 
-def _of(env: str | Callable[..., Any], given: flags.Flags, *files: flags.Layer) -> Config:
+def _of(env: str | Callable[..., Any], given: flags.Layer, *files: flags.Layer) -> Config:
     """With an environment from Python: its name, or what makes it."""
     if not isinstance(env, str) and (not callable(env) or hasattr(type(env), "step")):
         made = type(getattr(env, "unwrapped", env)).__name__
@@ -219,28 +235,30 @@ def _of(env: str | Callable[..., Any], given: flags.Flags, *files: flags.Layer) 
         remedy = f"pass the class or a function that makes one, e.g. lambda: {made}(...)"
         raise UsageError(f"train() was given an instance of {made}, which {what}: {remedy}")
     name = env if isinstance(env, str) else f"{env.__module__}:{getattr(env, '__qualname__', type(env).__qualname__)}"
-    layer = flags.Layer("argument", {"env": (name,), **given})
+    given.flags["env"] = (name,)
     if isinstance(env, str):
-        return _resolve(layer, *files)
-    config = _resolve(layer, *files, family=WORLDS["gym"])
+        return _resolve(given, *files)
+    config = _resolve(given, *files, family=WORLDS["gym"])
     assert isinstance(config.env, GymConfig), "the gym family builds these"
     return dataclasses.replace(config, env=dataclasses.replace(config.env, factory=env))
 
 
-def read_options(argv: Sequence[str]) -> tuple[list[str], flags.Flags]:
+def read_options(argv: Sequence[str]) -> tuple[list[str], flags.Layer]:
     """The positional arguments of a command line, and its options of any world, algorithm and mode."""
-    return flags.read_argv([_unaliased(word) for word in argv], _all_options(), FREE)
+    positional, given = flags.read_argv(argv, _vocabulary(), FREE, words.ANSWERS)
+    return positional, vocabulary.renamed("flag", given, _all_options())
 
 
 def options_type(argv: Sequence[str]) -> type[Any]:
     """The dataclass of all options, for the environment, algorithm and mode that a command line names."""
-    words = [part for word in argv for part in word.split("=", 1)]
-    named = dict(itertools.pairwise(words))
+    parts = [part for word in argv for part in word.split("=", 1)]
+    named = dict(itertools.pairwise(parts))
+    wanted = {"algo": named.get("--algo"), "mode": words.MODES.get(named.get("--mode", ""), named.get("--mode"))}
     algo, mode = (
-        named[f"--{kind}"] if named.get(f"--{kind}") in table else DEFAULTS[kind]
+        str(wanted[kind]) if wanted[kind] in table else DEFAULTS[kind]
         for kind, table in (("algo", ALGORITHMS), ("mode", MODES))
     )
-    others = [word for word, before in zip(words, ["", *words], strict=False) if not before.startswith("--")]
+    others = [word for word, before in zip(parts, ["", *parts], strict=False) if not before.startswith("--")]
     name = next((word for word in [named.get("--env", ""), *others] if word and not word.startswith("-")), "")
     family = family_of(name)
     options = options_of(algo, mode, family)
@@ -267,34 +285,36 @@ def _resolve(given: flags.Layer, *files: flags.Layer, family: WorldFamily | None
     if name := _last(layers, "preset"):
         if name not in (known := presets()):
             raise UsageError(f"unknown preset '{name}'{nearest(name, known)}")
-        layers.insert(0, flags.Layer(f"preset {name}", _flags(known[name], f"preset {name}")))
+        layers.insert(0, _layer(f"preset {name}", known[name]))
+    notes = _substitute(layers)
     algorithm = ALGORITHMS[_last(layers, "algo")]
     family = family or family_of(_last(layers, "env"))
     for kind, chosen, usual in ("world", family, family.flags.defaults), ("algorithm", algorithm, algorithm.defaults):
-        source = f"{kind} {chosen.name}"
-        layers.insert(0, flags.Layer(source, _flags(usual, source)))
+        layers.insert(0, _layer(f"{kind} {chosen.name}", usual))
+    layers = [vocabulary.for_algorithm(one, algorithm.name, _all_options(), strict=one is given) for one in layers]
     mode = MODES[_last(layers, "mode")]
     options = options_of(algorithm.name, mode.name, family)
     types = flags.option_types(options)
     merged, sources = flags.merge(layers)
     if not merged.get("env", ("",))[0]:
         raise UsageError("which environment? e.g. freewheel train CartPole-v1")
-    _check_given(given, types, algorithm.name, mode.name, merged["env"][0])
-    args = {name.removeprefix(FREE): literal(words[0]) for name, words in merged.items() if name.startswith(FREE)}
-    built: Any = flags.build(options, {name: words for name, words in merged.items() if name in types})
+    names = Chosen(algorithm.name, mode.name, merged["env"][0])
+    idle = vocabulary.check_given(layers[-1], types, names, _all_options())
+    args = {name.removeprefix(FREE): literal(value[0]) for name, value in merged.items() if name.startswith(FREE)}
+    built: Any = flags.build(options, {name: value for name, value in merged.items() if name in types})
     env = family.build(built.choices.env, args, built.world, built.run.machine.device)
     kept = {name: source for name, source in sources.items() if name in types or name.startswith(FREE)}
     learner = getattr(built, algorithm.name)
-    return Config(algorithm.name, mode.name, env, built.run, learner, built.policy, built.collector, kept)
+    notes += [*vocabulary.words_read(layers), *idle]
+    return Config(algorithm.name, mode.name, env, built.run, learner, built.policy, built.collector, kept, tuple(notes))
 
 
-def _check_given(given: flags.Layer, known: Mapping[str, Any], algo: str, mode: str, env: str) -> None:
-    """Refuse options that belong to another world, algorithm or mode. In files they are ignored: one file may serve many."""
-    of_worlds = {name for one in WORLDS.values() for name in flags.option_types(one.options, flat=True)}
-    for name in given.flags:
-        if name not in known and not name.startswith(FREE):
-            where = env if name in of_worlds else f"{algo} in mode {mode}"
-            raise UsageError(f"--{name.replace('_', '-')} does not belong to {where}; leave it out")
+def _substitute(layers: Sequence[flags.Layer]) -> list[str]:
+    """Replace an environment that cannot run here, where that is asked for; returns what was done."""
+    if _last(layers, "substitute").lower() != "true" or (found := find_stand_in(_last(layers, "env"))) is None:
+        return []
+    layers[-1].flags["env"] = (found[0],)
+    return [f"{found[1]}: this run uses {found[0]}"]
 
 
 @functools.cache
@@ -304,10 +324,11 @@ def _choices() -> type[Any]:
     worlds = "; ".join(family.flags.env_help for family in families if family.flags.env_help)
     algorithms = "; ".join(f"{name}: {str(ALGORITHMS[name].config.__doc__).rstrip('.')}" for name in ALGORITHMS)
     modes = "; ".join(f"{mode.name}: {mode.summary}" for mode in MODES.values())
+    others = ", ".join(f"{word} ({mode})" for word, mode in words.MODES.items())
     texts = {
         "env": f"The environment, also as the first or last word: {worlds}.",
         "algo": f"The algorithm. {algorithms}.",
-        "mode": f"How experience is collected. {modes}.",
+        "mode": f"How experience is collected. {modes}. Also understood: {others}.",
         "preset": f"Named options to start from: {', '.join(presets())}.",
         "config": "A JSON or TOML file with options, for example the config.json of another run.",
     }
@@ -334,33 +355,29 @@ def _all_options() -> Mapping[str, Any]:
     return {name: kind for choice in choices for name, kind in flags.option_types(options_of(*choice)).items()}
 
 
+@functools.cache
+def _vocabulary() -> Mapping[str, Any]:
+    return vocabulary.types_of_all(_all_options())
+
+
 def _file(path: Path) -> flags.Layer:
-    return flags.Layer(f"file {path}", _flags(flags.read_file(path), str(path)))
+    return _layer(f"file {path}", flags.read_file(path), str(path))
 
 
-def _flags(data: Mapping[str, Any], where: str) -> flags.Flags:
+def _layer(source: str, data: Mapping[str, Any], where: str = "") -> flags.Layer:
     """Options from a file or from Python: nested or dotted, keyword arguments of the environment under env_args."""
+    where = where or source
     args = data.get("env_args", {})
     if not isinstance(args, Mapping):
         raise UsageError(f"env_args in {where} must be a table of the environment's arguments, not {args!r}")
-    aliases, other = _aliases(), data.keys() - {"sources", "env_args"}
-    plain = {aliases.get(flags.canonical(key), key): value for key, value in data.items() if key in other}
+    plain = {key: value for key, value in data.items() if key not in ("sources", "env_args")}
     flat = flags.flatten(plain | {f"{FREE}{key}": value for key, value in args.items()}, FREE)
-    flags.check_names((name for name in flat if not name.startswith(FREE)), _all_options(), where)
-    return {name: _tokens(name, value) for name, value in flat.items()}
-
-
-@functools.cache
-def _aliases() -> Mapping[str, str]:
-    own = [family.flags.aliases for family in WORLDS.values()]
-    return ALIASES | {name: option for aliases in own for name, option in aliases.items()}
-
-
-def _unaliased(word: str) -> str:
-    """A flag with an alias replaced by the name of the option."""
-    name, equals, value = word.removeprefix("--").partition("=")
-    option = _aliases().get(flags.canonical(name)) if word.startswith("--") else None
-    return word if option is None else f"--{option}{equals}{value}"
+    flags.check_names((name for name in flat if not name.startswith(FREE)), _vocabulary(), where, words.ANSWERS)
+    return vocabulary.renamed(
+        source,
+        {name: _tokens(vocabulary.aliases().get(name, name), value) for name, value in flat.items()},
+        _all_options(),
+    )
 
 
 def _tokens(name: str, value: Any) -> flags.Tokens:

@@ -62,6 +62,7 @@ class Simulator(SimulatorOptions, ABC):
 
     on_device: ClassVar[bool] = True
     batched: ClassVar[bool] = True
+    episode_limit: ClassVar[int | None] = None
     timeouts: ClassVar[Timeouts] = Timeouts()  # never used: it runs in the process of the trainer
     modules: ClassVar[tuple[str, ...]] = ()
 
@@ -228,7 +229,23 @@ def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvC
     return BatchedConfig(name, args, device=device, **vars(options))
 
 
+def is_isaac_task(name: str) -> bool:
+    """Whether this names a task of Isaac Lab, with isaaclab: before it or without."""
+    return name.startswith(ISAAC) or (name.startswith("Isaac-") and name not in gymnasium.registry)
+
+
+def has_isaaclab() -> bool:
+    return importlib.util.find_spec("isaaclab") is not None
+
+
+def _with_prefix(name: str) -> tuple[str, str] | None:
+    bare = is_isaac_task(name) and not name.startswith(ISAAC) and has_isaaclab()
+    return (ISAAC + name, f"{name} is a task of Isaac Lab") if bare else None
+
+
 def _build_task(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:
+    if not name.startswith(ISAAC):
+        raise UsageError(f"{name} is a task of Isaac Lab: write {ISAAC}{name}")
     if args:
         raise UsageError(f"{name} does not accept --env.{next(iter(args))}: change the configuration of the task")
     return IsaacConfig(name, device="cuda:0" if device == "cuda" else device, **vars(options))
@@ -246,9 +263,10 @@ FAMILY = (
     ),
     WorldFamily(
         name="isaaclab",
-        serves=lambda name: name.startswith(ISAAC),
+        serves=is_isaac_task,
         options=IsaacOptions,
         build=_build_task,
         flags=FamilyFlags(defaults=DEFAULTS, env_help="isaaclab:TASK for a task of Isaac Lab"),
+        stand_in=_with_prefix,
     ),
 )

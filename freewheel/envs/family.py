@@ -39,6 +39,8 @@ class EnvConfig(Protocol):
     @property
     def batched(self) -> bool: ...  # many lanes cost little more than one
     @property
+    def episode_limit(self) -> int | None: ...  # steps after which an episode is cut short, where that is known
+    @property
     def main_thread(self) -> bool: ...  # it must be built and stepped in the main thread of the process
     def to(self, device: str) -> Self: ...  # the same on this device; without effect where on_device is false
     def make(
@@ -95,6 +97,8 @@ class WorldFamily:
     ids: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # arguments of gymnasium.register by id
     flags: FamilyFlags = FamilyFlags()
     evaluation: FamilyEvaluation = FamilyEvaluation()
+    #: An environment of this family to use in place of one that cannot run on this machine, and why; None: there is none.
+    stand_in: Callable[[str], tuple[str, str] | None] = lambda _: None
 
 
 #: Every family; `gym` serves the names that no other family serves.
@@ -105,6 +109,11 @@ def family_of(name: str) -> WorldFamily:
     """The family that an environment belongs to; Gymnasium knows the ids of all families after this."""
     register_ids()
     return next((family for family in WORLDS.values() if family.serves(name)), WORLDS["gym"])
+
+
+def find_stand_in(name: str) -> tuple[str, str] | None:
+    """What to use in place of an environment that cannot run on this machine, and why; None: nothing, or it can run."""
+    return next((found for family in WORLDS.values() if (found := family.stand_in(name)) is not None), None)
 
 
 def register_ids() -> None:

@@ -155,6 +155,12 @@ class GymConfig(GymOptions):
         return factory
 
     @property
+    def episode_limit(self) -> int | None:
+        """Steps after which an episode is truncated, as far as that is known without making the environment."""
+        registered = gymnasium.registry.get(self.id.rpartition(":")[2]) if self.factory is None else None
+        return self.max_episode_steps or (registered.max_episode_steps if registered is not None else None)
+
+    @property
     def batched(self) -> bool:
         """Whether the id has a vector env of its own that is used: many lanes cost little more than one."""
         return self._vector_spec() is not None

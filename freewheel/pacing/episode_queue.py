@@ -1,8 +1,9 @@
 """Episode collection: which worker plays which episode. Each is played to its end, once, under one version, by a free worker.
 
-Ticket t is episode t div lanes of lane t mod lanes, so an episode is the same in every worker. A worker may begin one while
-less is under way than the limit allows. The limit counts episodes, or rows; an episode that has not ended counts as the mean
-length of episodes.
+Episode e is number e div lanes of lane e mod lanes, so it is the same in every worker. A worker with B envs plays B episodes
+side by side, which begin and end together: ticket t is episodes t × B .. t × B + B - 1. A worker may begin a ticket while less
+is under way than the limit allows. The limit counts episodes, or rows; a ticket that has not ended counts as the mean of those
+that have.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ NO_END = 2**62
 
 @dataclass(frozen=True)
 class EpisodeOrder:
-    """Which episode a ticket is."""
+    """Which lane and number an episode has."""
 
     seed: int
     lanes: int
 
-    def episode(self, ticket: int) -> tuple[int, int]:
+    def episode(self, index: int) -> tuple[int, int]:
         """(lane, number)."""
-        return ticket % self.lanes, ticket // self.lanes
+        return index % self.lanes, index // self.lanes
 
-    def episode_seed(self, ticket: int) -> int:
-        lane, number = self.episode(ticket)
+    def episode_seed(self, index: int) -> int:
+        lane, number = self.episode(index)
         return training_episodes(self.seed, lane).seed(number)
 
 
@@ -52,15 +53,16 @@ class EpisodeQueue(CreditPacing):
     """Issues tickets."""
 
     order: EpisodeOrder
+    side_by_side: int = 1  # B: envs of a worker, and episodes of a ticket
     batch_episodes: int | None = None  # an update learns from this many episodes instead of S rows
-    wave: int = 0  # begin this many episodes together, and the next ones when all have ended; 0: no waves
-    finished: int = 0  # episodes that ended, ...
+    wave: int = 0  # begin this many tickets together, and the next ones when all have ended; 0: no waves
+    finished: int = 0  # tickets that ended, ...
     finished_rows: int = 0  # ... their rows, ...
-    cut: int = 0  # ... and episodes that were dropped
+    cut: int = 0  # ... and tickets that were dropped
 
     @property
     def layout(self) -> dict[str, int]:
-        """expected: the count of an episode that has not ended; issued: tickets 0 .. issued - 1; released: tickets below it may
+        """expected: the count of a ticket that has not ended; issued: tickets 0 .. issued - 1; released: tickets below it may
         be played; again: tickets to issue once more, plus one; ticket: what a worker plays now or next; base: rows it had
         produced when it began that ticket; deaths: workers that died during it."""
         each = dict.fromkeys(("again", "ticket", "base", "deaths"), self.workers)
@@ -69,7 +71,7 @@ class EpisodeQueue(CreditPacing):
     def attach(self, cells: Cells) -> None:
         super().attach(cells)
         fill(cells, NO_TICKET, "ticket")
-        cells["expected"][0] = 1
+        cells["expected"][0] = self.side_by_side
         cells["released"][0] = self.wave or NO_END
 
     def state(self) -> dict[str, list[int]]:
@@ -94,7 +96,9 @@ class EpisodeQueue(CreditPacing):
         return super().publish(version, done)
 
     def _expected(self) -> int:
-        return 1 if self.batch_episodes else max(1, self.finished_rows // max(1, self.finished))
+        if self.batch_episodes or not self.finished:
+            return self.side_by_side
+        return max(1, self.finished_rows // self.finished)
 
     def _limit(self, done: int) -> int:
         """One batch in training and `ahead` more. Without a bound on the lag, episodes under way are added, so that workers wait
@@ -102,7 +106,7 @@ class EpisodeQueue(CreditPacing):
         unbounded = self.workers * self._expected() if self.max_lag is None else 0
         ahead = AHEAD if self.max_lag is None else self.max_lag
         if self.batch_episodes:
-            return (ahead + 1 + max(self.version, 0)) * self.batch_episodes + self.cut + unbounded
+            return (ahead + 1 + max(self.version, 0)) * self.batch_episodes + self.cut * self.side_by_side + unbounded
         return (ahead + 1) * self.batch_rows + done + unbounded
 
     def wave_is_over(self) -> bool:
@@ -123,7 +127,7 @@ class EpisodeQueue(CreditPacing):
         if begun and tally.ended and tally.produced > cells["base"][worker]:
             cells["ticket"][worker] = NO_TICKET
         elif begun and self.batch_episodes:
-            cells["reserved"][worker] -= 1
+            cells["reserved"][worker] -= self.side_by_side
         if for_good or cells["deaths"][worker] >= DEATHS:
             cells["ticket"][worker] = NO_TICKET
         self._end(worker, tally)
@@ -177,26 +181,37 @@ class EpisodeQueue(CreditPacing):
         self.cells["revoked"][worker] = 0
 
     def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]:
-        return [TicketStream(self, worker, locked)]
+        tickets = Tickets(self, worker, locked)
+        return [TicketStream(tickets, place) for place in range(self.side_by_side)]
 
     def closes(self, worker: int, version: int, *, ended: bool) -> bool:
         return ended
 
 
-class TicketStream:
-    """A worker's episodes: its k-th reset takes its k-th ticket. Implements core.SeedStream."""
+class Tickets:
+    """A worker's tickets: its k-th reset takes its k-th ticket."""
 
     def __init__(self, queue: EpisodeQueue, worker: int, locked: Locked) -> None:
-        self._queue, self._worker, self._locked = queue, worker, locked
+        self.queue, self._worker, self._locked = queue, worker, locked
         self._tickets: dict[int, int] = {}
         if (left := queue.held(worker)) != NO_TICKET:
             self._tickets[0] = left
 
     def number(self, k: int) -> int:
         if k not in self._tickets:
-            ticket = self._locked(self._queue.issue, self._worker)
+            ticket = self._locked(self.queue.issue, self._worker)
             self._tickets = {k - 1: self._tickets.get(k - 1, NO_TICKET), k: ticket}
         return self._tickets[k]
 
+
+class TicketStream:
+    """The episodes of one of a worker's envs. Implements core.SeedStream."""
+
+    def __init__(self, tickets: Tickets, place: int) -> None:
+        self._tickets, self._place = tickets, place
+
+    def number(self, k: int) -> int:
+        return self._tickets.number(k) * self._tickets.queue.side_by_side + self._place
+
     def seed(self, k: int) -> int:
-        return self._queue.order.episode_seed(self.number(k))
+        return self._tickets.queue.order.episode_seed(self.number(k))

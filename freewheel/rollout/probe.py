@@ -61,6 +61,7 @@ class EnvCost:
     failure: str = ""  # the report of the last of them
     closed: bool = True  # whether close() returned in time
     portable: bool = True  # whether it can be sent to other processes
+    batched: bool = False  # whether many lanes in one process cost little more than one
 
     @property
     def own(self) -> float:

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from freewheel.collect.mode import MODES, WorkersConfig, require_room
 from freewheel.config.auto import kind_of, settle
-from freewheel.config.resolve import Config
+from freewheel.config.resolve import Config, MachineOptions
 from freewheel.core import BatchSpec, EnvSpec, Snapshot
 from freewheel.errors import SetupError, UsageError
 from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts
@@ -82,7 +82,7 @@ class Plan:
             policy=self.policy,
             batch=self.batch,
             seed=run.seed,
-            total_steps=run.budget.steps,
+            total_steps=self.config.horizon,
             compute=Compute(device=self.device, compile=run.machine.compile),
             world=WorldFacts(name=name, batched_on_device=spec.batched_on_device, has_final_obs=spec.has_final_obs),
             start=None if self.init is None else Start(self.init.params, self.init.step),
@@ -197,7 +197,7 @@ class Plan:
         lines += [f"note     {remark}" for remark in self.remarks]
         if budget.steps and self.batch.episodes is None and config.learner.on_policy:
             lines.insert(-1, f"updates  {-(-budget.steps // self.batch.rows):,}")
-        return lines
+        return [*lines, *(f"note     {note}" for note in config.notes)]
 
 
 def plan(config: Config, report: Report = silent, meanwhile: Callable[[], None] = nothing) -> Plan:
@@ -205,10 +205,10 @@ def plan(config: Config, report: Report = silent, meanwhile: Callable[[], None] 
 
     `report` is given a line for the user about what is going on; `meanwhile` is called while the environment is measured.
     """
-    name, device = name_run(config), find_device(config.run.machine.device)
-    config = replace(config, env=config.env.to(device))
+    name, (device, notes) = name_run(config), _device(config.run.machine)
+    config = replace(config, env=config.env.to(device), notes=(*config.notes, *notes))
     report(f"measuring {config.env.label} ...")
-    cost = survey_env(config, meanwhile)
+    cost = replace(survey_env(config, meanwhile), batched=config.env.batched)
     remarks = config.collector.remarks(cost)
     config = replace(config, collector=config.collector.planned(cost))
     spec = replace(cost.spec, lanes=config.collector.lanes)
@@ -222,6 +222,7 @@ def plan(config: Config, report: Report = silent, meanwhile: Callable[[], None] 
     planned = Plan(config, spec, policy, name, device, init, cost, tuple(remarks))
     require_room(cost, spec.lanes, planned.workers)
     _check_weights(config, policy, init)
+    planned = replace(planned, remarks=(*remarks, *config.collector.size_notes(planned.batch)))
     _check_publications(config, planned.batch.rows)
     return planned
 
@@ -310,13 +311,27 @@ def _check_publications(config: Config, rows: int) -> None:
         raise UsageError(f"{config.algo}.publish_every {every} {most} {size} in mode {config.mode}; leave it out")
 
 
-def find_device(wanted: str) -> str:
-    """cpu or cuda; auto becomes cuda if there is a GPU."""
-    if wanted != "cpu":
-        import torch
+def _device(machine: MachineOptions) -> tuple[str, list[str]]:
+    """The device of the run, and what to say about it."""
+    try:
+        return find_device(machine.device), []
+    except SetupError as error:
+        if not machine.substitute:
+            raise
+        return "cpu", [f"{str(error).partition(';')[0]}: this run uses the CPU"]
 
-        if torch.cuda.is_available():
-            return "cuda"
-        if wanted == "cuda":
-            raise SetupError("--device cuda: torch sees no GPU here; use --device cpu")
-    return "cpu"
+
+def find_device(wanted: str) -> str:
+    """cpu, cuda or cuda:N; auto becomes cuda if there is a GPU."""
+    if wanted == "cpu":
+        return wanted
+    import torch
+
+    number, count = int(wanted.partition(":")[2] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if number >= count:
+        if wanted == "auto":
+            return "cpu"
+        seen = "no GPU" if not count else f"only {count}, which is numbered from 0"
+        raise SetupError(f"--device {wanted}: torch sees {seen} here; use --device {'cuda' if count else 'cpu'}")
+    torch.cuda.set_device(number)
+    return "cuda" if wanted == "auto" else wanted

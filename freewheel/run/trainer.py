@@ -138,6 +138,7 @@ class _Trainer:
         """Train until the budget is spent; returns why it ended."""
         planned = self._plan
         self._hooks.start()
+        self._note(*planned.config.notes)
         self._note(*(planned.init.warnings if planned.init is not None else ()))
         self._note(*filter(None, [planned.defaults_line]))
         self._note(*planned.remarks, f"starting {planned.actors}")

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freewheel.metrics.meter import Budget
-from freewheel.metrics.names import COUNTS
+from freewheel.sinks.classic import ClassicLines
 from freewheel.sinks.sink import RunInfo, SinkEntry
 
 WIDTH = 88  # of the panel, where the terminal is wider
@@ -29,10 +29,12 @@ ENDINGS = {"steps": "all steps taken", "minutes": "time is up", "episodes": "all
 class ConsoleSink:
     """Prints a run. Implements core.Sink.
 
-    `classic`: instead of the panel or plain lines, one line of counters per row: [CLASSIC] step=1000 real_data=5000 ...
+    `classic`: these lines instead of the panel or plain lines.
     """
 
-    def __init__(self, title: str, budget: Budget, out: Console | None = None, classic: str = "") -> None:
+    def __init__(
+        self, title: str, budget: Budget, out: Console | None = None, classic: ClassicLines | None = None
+    ) -> None:
         self._title, self._budget, self._out, self._classic = title, budget, out or Console(), classic
         self._live: Live | None = None
         self._best: float | None = None
@@ -42,7 +44,8 @@ class ConsoleSink:
         if evaluated is not None:
             self._best = evaluated if self._best is None else max(self._best, evaluated)
         if self._classic:
-            self._print(Text(_counters(self._classic, row)))
+            for line in self._classic.of(row):
+                self._print(Text(line))
         elif self._out.is_terminal and not self._out.is_dumb_terminal:
             self._show(row)
         else:
@@ -76,17 +79,12 @@ class ConsoleSink:
 
 def _open(run: RunInfo) -> ConsoleSink | None:
     name = ("Async" if run.mode in FREE_RUNNING else "") + run.algorithm.upper()
-    return None if run.quiet else ConsoleSink(run.title, run.budget, classic=name if run.console == "classic" else "")
+    episodes = run.budget.episodes
+    classic = ClassicLines("" if episodes else name, episodes=episodes) if run.console == "classic" else None
+    return None if run.quiet else ConsoleSink(run.title, run.budget, classic=classic)
 
 
 SINK = SinkEntry("console", _open, default=True)
-
-
-def _counters(name: str, row: Mapping[str, Any]) -> str:
-    """A step is an update of the agent; the counters of the model are 0 where there is none."""
-    counts = dict.fromkeys(COUNTS, 0) | {"real_data": row["env_steps"], "agent_updates": row["updates"]}
-    counts |= {count: row[count] for count in COUNTS if count in row}
-    return " ".join([f"[{name}] step={row['updates']}", *(f"{count}={value}" for count, value in counts.items())])
 
 
 def _line(budget: Budget, row: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from freewheel.collect.continuous import ContinuousConfig
-from freewheel.core import Collector, Snapshot
+from freewheel.core import BatchSpec, Collector, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError
 from freewheel.policies.numpy_actor import make_actor
@@ -189,3 +189,25 @@ def test_fragments_and_slots(
 ) -> None:
     size = ContinuousConfig(workers=4, envs_per_worker=1, num_envs=4, **config).size(spec(steps, lanes=4))  # type: ignore[arg-type]
     assert (size.workers, size.steps, size.slots) == (4, fragment, slots)
+
+
+ASKED = "--collection-batch-size 512 steps x 128 envs"
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "notes"),
+    [
+        ({"collection_batch_size": 12}, 12, []),
+        (
+            {"collection_batch_size": 512}, 12,
+            [f"{ASKED} would keep rows back: fragments have 12 steps, (--max-lag 2 + 1) x --num-steps-per-env 4"],
+        ),
+        ({"max_queue_size": 20}, 2, []),
+        ({"max_queue_size": 2000}, 2, ["--max-queue-size 2000 has no effect: --max-lag 2 lets no more than 56 fragments wait"]),
+    ],
+)  # fmt: skip
+def test_sizes_that_cannot_be_as_asked_say_so(given: dict[str, Any], steps: int, notes: list[str]) -> None:
+    config = ContinuousConfig(workers=8, num_envs=128, **given)
+    batch = BatchSpec(4, 128)
+    assert config.size_notes(batch) == notes
+    assert config.fragment_steps(batch) == steps

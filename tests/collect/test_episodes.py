@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import freewheel
 from freewheel.collect.episodes import SLOTS, EpisodesConfig
 from freewheel.core import BatchSpec, Chunk, Snapshot
-from freewheel.errors import UsageError
+from freewheel.errors import SetupError, UsageError
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.spec import LearnerSpec
 from freewheel.loop import loop
@@ -20,6 +23,7 @@ from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
 from freewheel.transport.shm.heartbeats import WAIT
+from tests.support.costs import cost
 from tests.support.pools import wire_of
 
 Weights = Callable[[int], Snapshot]
@@ -106,6 +110,77 @@ def test_an_update_can_be_a_number_of_episodes(
         assert begun <= (3 + 10) * 4, "credits are episodes: three batches ahead"
 
 
+@pytest.mark.parametrize("fragment", [2, 128])
+def test_the_envs_of_a_worker_play_their_episodes_side_by_side(
+    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec], fragment: int
+) -> None:
+    config = EpisodesConfig(workers=2, envs_per_worker=2, num_envs=4, collection_batch_size=fragment)
+    played = []
+    with config.build(factory, spec(7, lanes=4)) as collector:
+        done = 0
+        for version in range(4):
+            collector.publish(snapshot(version), done)
+            while done < 28 * (version + 1):
+                for chunk in collector.collect(wait=True):
+                    done += chunk.rows
+                    assert chunk.data.valid.shape == (5, 2)
+                    assert chunk.data.truncated.tolist() == [[False] * 2] * 4 + [[True] * 2]
+                    for lane, episode in enumerate(chunk.episodes):
+                        assert episode.seed == training_episodes(3, episode.lane).seed(episode.number)
+                        assert chunk.data.obs[0, lane, :4].argmax() == episode.seed % 4
+                        played.append((episode.lane, episode.number))
+    assert len(set(played)) == len(played)
+    assert {lane for lane, _ in played} == {0, 1, 2, 3}
+
+
+def test_updates_take_so_many_of_the_episodes_side_by_side(
+    factory: RunnerFactory, policy: PolicySpec, spec: Callable[..., CollectSpec]
+) -> None:
+    config = EpisodesConfig(workers=1, envs_per_worker=3, num_envs=3, episodes_per_update=4)
+    task = LearnerSpec(policy=policy, batch=BatchSpec(7, 3, episodes=4), seed=0)
+    learner = PPOConfig(epochs=1).build(task)
+    with config.build(factory, spec(7, lanes=3)) as collector:
+        for tick in loop(collector, learner, Meter(workers=1)):
+            assert learner.rows().trained == 20 * learner.version
+            if tick.version == 6:
+                break
+        begun = sum(wire_of(collector).permits.pacing.cells["reserved"])
+        assert begun <= (2 + 6) * 4 + 3 + 2, "credits are episodes"
+
+
+def test_episodes_that_end_apart_cannot_be_played_side_by_side(tmp_path: Path) -> None:
+    options = {"workers": 1, "envs_per_worker": 2, "num_envs": 2, "steps": 2000, "evals": 0, "policy.hidden": [4]}
+    with pytest.raises(
+        SetupError, match=r"^episodes of CartPole-v1 do not all end together, .*; use --envs-per-worker 1"
+    ):
+        freewheel.train("CartPole-v1", mode="episodes", quiet=True, runs_dir=tmp_path, options=options)
+
+
+BATCHED = replace(cost(1e-4, 1e-4), batched=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers", "each"),
+    [
+        ({"workers": 100}, 1, 100),
+        ({"num_envs": 100}, 1, 100),
+        ({"workers": 1, "num_envs": 256}, 1, 256),
+        ({"episodes_per_update": 50}, 1, 50),
+        ({}, 1, 8),
+    ],
+)
+def test_lanes_that_cost_little_share_a_worker(
+    asked: dict[str, Any], workers: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freewheel.collect.episodes.usable_cores", lambda: 2)
+    planned = EpisodesConfig(**asked).planned(BATCHED)
+    assert (planned.workers, planned.envs_per_worker, planned.num_envs) == (workers, each, workers * each)
+    other = EpisodesConfig(workers=3).planned(cost(1e-4, 1e-4))
+    assert (other.workers, other.envs_per_worker) == (3, 1)
+    with pytest.raises(UsageError, match="so 256 envs need as many workers; leave out --workers or --num-envs"):
+        EpisodesConfig(workers=1, num_envs=256).planned(cost(1e-4, 1e-4))
+
+
 def test_max_lag_is_kept(factory: RunnerFactory, policy: PolicySpec, spec: Callable[..., CollectSpec]) -> None:
     config = EpisodesConfig(workers=4, num_envs=4, max_lag=1, collection_batch_size=2)
     task = LearnerSpec(policy=policy, batch=BatchSpec(7, 4, max_lag=1), seed=0)
@@ -121,9 +196,5 @@ def test_max_lag_is_kept(factory: RunnerFactory, policy: PolicySpec, spec: Calla
 
 
 def test_invalid_options_are_refused() -> None:
-    with pytest.raises(UsageError, match="leave out --envs-per-worker"):
-        EpisodesConfig(envs_per_worker=2)
     with pytest.raises(UsageError, match="--episodes-per-update must be positive"):
         EpisodesConfig(episodes_per_update=0)
-    with pytest.raises(UsageError):
-        EpisodesConfig(workers=4, num_envs=8)

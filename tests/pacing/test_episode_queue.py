@@ -95,6 +95,15 @@ def test_a_stream_takes_the_next_ticket_at_every_episode(in_rows: Queue) -> None
     assert in_rows.queue.cells["issued"][0] == 3
 
 
+def test_a_ticket_is_an_episode_of_every_env_of_a_worker(place: Place) -> None:
+    queue = Queue(place).queue
+    queue.side_by_side = 3
+    left, middle, right = queue.streams(1, lambda decide, *words: decide(*words))
+    assert [left.number(0), right.number(0), middle.number(0), middle.number(1)] == [0, 2, 1, 4]
+    assert right.seed(1) == ORDER.episode_seed(5)
+    assert queue.cells["issued"][0] == 2
+
+
 def test_a_worker_that_dies_in_issue_does_not_share_its_ticket(in_rows: Queue) -> None:
     assert in_rows.stream().number(0) == 0
     in_rows.queue.cells["ticket"][0] = 1  # killed before `issued` was incremented

@@ -18,6 +18,7 @@ from rich.text import Text
 from freewheel.core import Sink
 from freewheel.metrics.meter import Budget
 from freewheel.sinks import console
+from freewheel.sinks.classic import ClassicLines, ClassicSink
 from freewheel.sinks.console import ConsoleSink
 from freewheel.sinks.sink import RunInfo
 
@@ -147,7 +148,7 @@ MODEL |= {"agent_updates": 1000, "dynamics_updates": 500}
 def test_the_classic_line(on_terminal: bool) -> None:
     file = io.StringIO()
     out = Console(file=file, force_terminal=on_terminal, width=40, _environ={})
-    sink: Sink = ConsoleSink(TITLE, Budget(steps=100000), out, "AsyncMBPO")
+    sink: Sink = ConsoleSink(TITLE, Budget(steps=100000), out, ClassicLines("AsyncMBPO"))
     sink.write(ROW | MODEL)
     sink.write(ROW | MODEL | {"updates": 1001, "agent_updates": 1001, "eval_return": 3.0})
     assert file.getvalue().splitlines() == [
@@ -160,7 +161,7 @@ def test_the_classic_line(on_terminal: bool) -> None:
 
 def test_the_classic_line_without_a_model_or_before_there_is_one() -> None:
     file = io.StringIO()
-    ConsoleSink(TITLE, Budget(), Console(file=file), "MBPO").write(ROW)
+    ConsoleSink(TITLE, Budget(), Console(file=file), ClassicLines("MBPO")).write(ROW)
     assert file.getvalue() == ("[MBPO] step=100 real_data=51200 model_data=0 agent_updates=100 dynamics_updates=0\n")
 
 
@@ -171,6 +172,22 @@ def test_the_classic_name_says_whether_acting_waits_for_learning(mode: str, capf
     sink.write({"env_steps": 7, "updates": 3})
     name = "AsyncMBPO" if mode in ("continuous", "episodes") else "MBPO"
     assert capfd.readouterr().out.startswith(f"[{name}] step=3 real_data=7 ")
+
+
+def test_classic_progress_counts_episodes_and_tells_what_an_update_takes(capfd: pytest.CaptureFixture[str]) -> None:
+    sink: Sink = ClassicSink(ClassicLines(episodes=100))
+    row = {"env_steps": 7, "updates": 0, "episodes": 10, "episodes_per_s": 15.23, "wall_s": 1.0}
+    sink.write(row)
+    sink.write(row | {"episodes": 30, "updates": 1, "wall_s": 2.0, "time/learner_update": 0.3})
+    sink.write(row | {"episodes": 90, "updates": 3, "wall_s": 3.0, "time/learner_update": 0.5, "episodes_per_s": None})
+    sink.close({})
+    assert capfd.readouterr().out.splitlines() == [
+        "10/100 episodes (15.2 eps/sec)",
+        "30/100 episodes (15.2 eps/sec)",
+        "update 1 complete (0.3 s)",
+        "90/100 episodes (0.0 eps/sec)",
+        "updates 2 to 3 complete (0.25 s each)",
+    ]
 
 
 def test_a_quiet_run_has_no_console() -> None:

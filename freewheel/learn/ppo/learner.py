@@ -71,7 +71,7 @@ class PPO:
     def _filled(self) -> float:
         batch = self.spec.batch
         if batch.episodes is not None:
-            return self._buffer.chunks / batch.episodes
+            return self._buffer.episodes / batch.episodes
         return self._buffer.available / batch.rows
 
     def observe(self, chunk: Chunk[Any]) -> None:
@@ -90,7 +90,9 @@ class PPO:
     def update(self) -> Metrics:
         """All epochs over one batch; if a number stops being finite, weights and optimiser are as before."""
         wanted = self.spec.batch
-        batch = self._buffer.take(wanted.rows) if wanted.episodes is None else self._buffer.take_chunks(wanted.episodes)
+        batch = (
+            self._buffer.take(wanted.rows) if wanted.episodes is None else self._buffer.take_episodes(wanted.episodes)
+        )
         self._in_use = batch.rows
         lag = self.version - batch.flatten(batch.version)
         about = {"lag_mean": float(lag.mean()), "lag_max": float(lag.max())}

@@ -81,13 +81,25 @@ class RolloutBuffer(Generic[A]):
         return join(taken)
 
     @property
-    def chunks(self) -> int:
-        return len(self._chunks)
+    def episodes(self) -> int:
+        """Of chunks that hold a whole episode in every lane."""
+        return sum(chunk.data.valid.shape[1] for chunk in self._chunks)
 
-    def take_chunks(self, count: int) -> RolloutBatch[A]:
-        """This many whole chunks."""
+    def take_episodes(self, count: int) -> RolloutBatch[A]:
+        """This many whole episodes, of chunks that hold one in every lane; the other lanes of the last chunk stay."""
         self._chunks.sort(key=lambda chunk: chunk.version)
-        return self.take(sum(chunk.rows for chunk in self._chunks[:count]))
+        taken, missing = list[Chunk[A]](), count
+        while missing:
+            chunk = self._chunks.pop(0)
+            if chunk.data.valid.shape[1] > missing:
+                chunk, rest = first_lanes(chunk, missing)
+                self._chunks.insert(0, rest)
+            taken.append(chunk)
+            missing -= chunk.data.valid.shape[1]
+        rows = sum(chunk.rows for chunk in taken)
+        self.rows -= rows
+        self.available -= rows
+        return join(taken)
 
     def expire(self, oldest: int) -> int:
         """Remove rows that a version older than this chose; returns how many."""
@@ -121,15 +133,27 @@ def cut(chunk: Chunk[A], rows: int) -> tuple[Chunk[A], Chunk[A]]:
     return part(slice(0, end), first, rows), part(slice(begin, None), rest, chunk.rows - rows)
 
 
+def first_lanes(chunk: Chunk[A], lanes: int) -> tuple[Chunk[A], Chunk[A]]:
+    """Its first lanes, and the others."""
+
+    def part(columns: slice) -> Chunk[A]:
+        data: Transitions[A] = _map(lambda name: getattr(chunk.data, name)[:, columns])
+        origin = replace(chunk.origin, lane0=chunk.origin.lane0 + (columns.start or 0))
+        state: Any = chunk.state[columns]
+        return replace(chunk, data=data, origin=origin, state=state, rows=int(data.valid.sum()))
+
+    return part(slice(0, lanes)), part(slice(lanes, None))
+
+
 def join(chunks: Sequence[Chunk[A]]) -> RolloutBatch[A]:
     """Consecutive chunks of one author follow each other in the same columns; authors stand side by side."""
     if len(chunks) == 1:
         data = chunks[0].data
         return RolloutBatch(data, np.full(tuple(data.valid.shape), chunks[0].version), chunks[0].rows)
     threads: list[list[Chunk[A]]] = []
-    latest: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, lane0) -> its latest thread
+    latest: dict[tuple[int, ...], int] = {}  # (worker, incarnation, lane0, lanes) -> its latest thread
     for chunk in sorted(chunks, key=lambda one: (one.origin.worker, one.origin.incarnation, one.origin.sequence)):
-        author = (chunk.origin.worker, chunk.origin.incarnation, chunk.origin.lane0)
+        author = (chunk.origin.worker, chunk.origin.incarnation, chunk.origin.lane0, chunk.data.valid.shape[1])
         at = latest.get(author)
         if at is not None and chunk.origin.sequence - threads[at][-1].origin.sequence == 1:
             threads[at].append(chunk)

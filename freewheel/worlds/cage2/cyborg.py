@@ -14,7 +14,7 @@ from freewheel.core import NDArray
 from freewheel.envs.legacy import GlobalRandom
 from freewheel.errors import SetupError, UsageError
 from freewheel.worlds.cage2.env import COLUMNS, Memory
-from freewheel.worlds.cage2.scenario import ACTIONS, FOOTHOLD, HOSTS, MIXTURE, RED_AGENTS, STEPS, check_red
+from freewheel.worlds.cage2.scenario import ACTIONS, FOOTHOLD, HOSTS, MIXTURE, RED_AGENTS, STEPS, find_red
 
 if TYPE_CHECKING:
     from freewheel.worlds.cage2.cyborg_package import Package
@@ -53,7 +53,7 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
         memory: bool = False,
         stream: GlobalRandom | None = None,
     ) -> None:
-        check_red(red_agent)
+        red_agent = find_red(red_agent)
         if max_episode_steps is not None and max_episode_steps < 1:
             raise UsageError(f"max_episode_steps is {max_episode_steps}: give at least 1, or None for no limit")
         source = package()

@@ -103,7 +103,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         green: bool = False,
         memory: bool = False,
     ) -> None:
-        s2.check_red(red_agent)
+        red_agent = s2.find_red(red_agent)
         self.num_envs, self._limit, self._green = num_envs, max_episode_steps, green
         self._red = s2.REDS.index(red_agent)
         self.nets = Networks(num_envs)

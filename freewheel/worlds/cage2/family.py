@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from freewheel.envs import gym
 from freewheel.envs.family import EnvConfig, EvalProtocol, FamilyEvaluation, FamilyFlags, WorldFamily
 from freewheel.errors import UsageError, nearest
-from freewheel.worlds.cage2.scenario import RED_AGENTS, REDS, STEPS, check_red
+from freewheel.worlds.cage2.scenario import RED_AGENTS, REDS, STEPS, find_red
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -30,7 +30,7 @@ def serves(name: str) -> bool:
 
 def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:
     """The environment; on the real simulator an episode has 100 steps unless the options say otherwise."""
-    check_red(args.get("red_agent", RED_AGENTS[0]))
+    args = {**args, "red_agent": find_red(args["red_agent"])} if "red_agent" in args else args
     if name == FAST:
         return gym.build(name, args, options, device)
     if name != REAL:
@@ -75,7 +75,8 @@ FAMILY = WorldFamily(
         aliases={"red_agent": "env.red_agent"},
         presets="freewheel.worlds.cage2",
         env_help=f"{FAST} or {REAL} for CAGE Challenge 2",
-        help=f"--red-agent NAME chooses the attacker in CAGE Challenge 2 ({', '.join(REDS)}).",
+        help=f"--red-agent NAME chooses the attacker in CAGE Challenge 2 ({', '.join(REDS)}; "
+        "short names such as bline and meander do).",
     ),
     evaluation=FamilyEvaluation(protocols=[OFFICIAL], compare=_compare),
 )

@@ -43,10 +43,16 @@ SQL, WEB = PORTS.index(3390), (PORTS.index(80), PORTS.index(443))
 NOTHING, USER, ROOT, REFUSED = range(4)
 
 
-def check_red(name: str) -> None:
-    """UsageError if there is no such red agent."""
-    if name not in REDS:
+def find_red(name: str) -> str:
+    """The red agent of this name, which may be short (bline, B_line, meander); UsageError if there is none."""
+    found = next((red for red in REDS if _short(red) == _short(str(name))), None)
+    if found is None:
         raise UsageError(f"unknown red agent '{name}'{nearest(str(name), REDS)}")
+    return found
+
+
+def _short(red: str) -> str:
+    return red.lower().replace("_", "").replace("-", "").removeprefix("red").removesuffix("agent")
 
 
 @dataclass(frozen=True)

@@ -218,10 +218,22 @@ def test_whole_chunks_are_taken_oldest_version_first() -> None:
     buffer: RolloutBuffer = RolloutBuffer()
     for sequence, (version, steps) in enumerate([(2, 3), (1, 5), (1, 2)]):
         buffer.add(sign(numbered(100 * sequence, steps, 1), version=version, worker=sequence))
-    assert buffer.chunks == 3
-    batch = buffer.take_chunks(2)
+    assert buffer.episodes == 3
+    batch = buffer.take_episodes(2)
     assert columns(batch) == [[100, 101, 102, 103, 104], [200, 201, -1, -1, -1]]
-    assert (buffer.chunks, buffer.rows) == (1, 3)
+    assert (buffer.episodes, buffer.rows) == (1, 3)
+
+
+def test_episodes_that_stood_side_by_side_are_taken_by_lanes() -> None:
+    """Two chunks of three episodes of two steps: four are taken, the two others are left for the next update."""
+    buffer: RolloutBuffer = RolloutBuffer()
+    for sequence in range(2):
+        buffer.add(sign(numbered(100 * sequence, 2, 3), sequence=sequence))
+    batch = buffer.take_episodes(4)
+    assert columns(batch) == [[0, 3], [1, 4], [2, 5], [100, 103]]
+    check_fields(batch.data)
+    assert (buffer.episodes, buffer.rows, buffer.available) == (2, 4, 4)
+    assert columns(buffer.take_episodes(2)) == [[101, 104], [102, 105]]
 
 
 def test_tensors_are_cut_and_joined_like_arrays() -> None:

@@ -235,8 +235,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Se
 
 
 def test_a_red_agent_that_nobody_knows_is_named() -> None:
-    with pytest.raises(UsageError, match=r"unknown red agent 'B_line'; did you mean 'B_lineAgent'\?"):
-        Scenario2("B_line")
+    with pytest.raises(UsageError, match=r"unknown red agent 'B_lien'; did you mean 'B_lineAgent'\?"):
+        Scenario2("B_lien")
     with pytest.raises(UsageError, match="max_episode_steps is 0"):
         Scenario2(max_episode_steps=0)
 

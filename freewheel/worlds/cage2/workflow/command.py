@@ -10,16 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from freewheel.config import flags, resolve
+from freewheel.config import flags, resolve, words
+from freewheel.config.vocabulary import FREE
 from freewheel.errors import SetupError, UsageError, nearest, require_positive
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, plan
 from freewheel.worlds.cage2 import family
+from freewheel.worlds.cage2.scenario import RED_AGENTS, find_red
 from freewheel.worlds.cage2.workflow import search
 from freewheel.worlds.cage2.workflow.envs import FAST, REAL, WEIGHT
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy
@@ -29,6 +31,7 @@ from freewheel.worlds.cage2.workflow.trials import SIGNALLED, TRIALS, Book, Inte
 WORLDS = {family.FAST: FAST, family.REAL: REAL}
 PRESET = "cage2"
 REAL_EVAL = 10  # evaluation episodes after a trial on the real simulator, where 100 take half a minute
+MODE_WORDS = {**words.MODES, "async": "episodes"}  # the asynchronous trainers of CAGE 2 played whole episodes
 EPISODES = 100  # per update, by default, in a mode that counts episodes
 
 
@@ -39,8 +42,9 @@ class SearchOptions:
 
     env: str = "freewheel/Cage2-v0"
     """The environment: freewheel/Cage2-v0, or cyborg:Scenario2 for the real simulator. Also the first word."""
-    red_agent: Literal["B_lineAgent", "RedMeanderAgent", "SleepAgent", "mixture"] = "B_lineAgent"
-    """The attacker; mixture: one of the first two, drawn for every episode."""
+    red_agent: str = RED_AGENTS[0]
+    """The attacker: B_lineAgent, RedMeanderAgent, SleepAgent, or mixture (one of the first two, drawn for every episode); short
+    names such as bline and meander do."""
     max_episode_steps: int = 100
     """Steps of an episode."""
     strategy: Strategy = "gp"
@@ -94,6 +98,7 @@ class SearchOptions:
             raise UsageError(f"--compliance-threshold must lie in 0..1, not {self.compliance_threshold}")
         if "/" in self.run or self.run.startswith("."):
             raise UsageError(f"--run '{self.run}' must be a plain name; --runs-dir chooses the directory")
+        find_red(self.red_agent)
         if self.resume and not self.run:
             raise UsageError("--resume needs the name of the search: add --run")
 
@@ -113,13 +118,13 @@ class SearchOptions:
 
     def training(self, passed: Mapping[str, Any]) -> dict[str, Any]:
         """The options of `freewheel.train` for every trial; those that were passed on override ours."""
-        world: dict[str, Any] = {"red_agent": self.red_agent, "alignment_lambda": self.alignment_lambda}
+        world: dict[str, Any] = {"red_agent": find_red(self.red_agent), "alignment_lambda": self.alignment_lambda}
         options: dict[str, Any] = {"preset": PRESET, "evals": 1}
         real = WORLDS[self.env] == REAL
         (world if real else options)["max_episode_steps"] = self.max_episode_steps
         if real:
             options["eval_episodes"] = REAL_EVAL
-        mode = "episodes" if real and self.mode == "auto" else self.mode
+        mode = "episodes" if real and self.mode == "auto" else MODE_WORDS.get(self.mode, self.mode)
         if mode != "auto":
             options["mode"] = mode
         if mode == "episodes":
@@ -133,12 +138,13 @@ class SearchOptions:
 def read(argv: Sequence[str]) -> tuple[SearchOptions, dict[str, Any], list[str]]:
     """The options of the search, those that it passes on to `train`, and the names of all options that are given."""
     others, given = flags.split_argv(argv, flags.option_types(SearchOptions))
-    positional, passed = resolve.read_options(others)
+    positional, layer = resolve.read_options(others)
+    passed = layer.flags
     if len(positional) + ("env" in given) > 1:
         raise UsageError(f"give one world, not {' '.join([*positional, *given.get('env', ())])}")
     if positional:
         given["env"] = (positional[0],)
-    free = {name: resolve.literal(words[0]) for name, words in passed.items() if name.startswith(resolve.FREE)}
+    free = {name: resolve.literal(value[0]) for name, value in passed.items() if name.startswith(FREE)}
     return flags.build(SearchOptions, given), {**passed, **free}, [*given, *passed]
 
 

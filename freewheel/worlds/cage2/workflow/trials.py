@@ -22,6 +22,7 @@ from freewheel.run.checkpoint import make_private
 from freewheel.run.hooks import Hook, Run
 from freewheel.run.trainer import run
 from freewheel.seeding import tree
+from freewheel.sinks.classic import ClassicLines, ClassicSink
 from freewheel.worlds.cage2.workflow.envs import MEASURES, Order, encode, parse, spelt
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Search, Trial
 
@@ -226,7 +227,9 @@ class Training:
         name = resolved.run.output.name
         shutil.rmtree(self._folder / TRIALS / name, ignore_errors=True)  # of a trial that was interrupted
         watch = _Watch(Progress(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
-        result = run(resolved, quiet=True, hooks=[watch])
+        classic = resolved.run.output.console == "classic"
+        sinks = [ClassicSink(ClassicLines(episodes=proposal.episodes))] if classic else []
+        result = run(resolved, quiet=True, hooks=[watch], sinks=sinks)
         if result.exit_code > SIGNALLED:
             raise InterruptedSearch(result.exit_code)
         watch.write()

@@ -187,7 +187,10 @@ WRONG = [
     ("search --run none --resume", "no search 'none' in runs to resume; leave out --resume"),
     ("search --run ../up", "--run '../up' must be a plain name"),
     ("search --ppo.lrr 1", "unknown option --ppo.lrr; did you mean '--ppo.lr'?"),
-    ("search --mode lockstep --n-workers 2", "--workers does not belong to ppo in mode lockstep"),
+    (
+        "search --mode lockstep --n-workers 2",
+        "--workers is an option of mode batch, continuous or episodes, not of lockstep",
+    ),
     ("search A B", "give one world, not A B"),
 ]
 

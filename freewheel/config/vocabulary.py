@@ -1,0 +1,115 @@
+"""Reading words of other libraries as options, and telling where an option belongs; the words themselves are in `words`.
+
+`known` has every option of any algorithm, mode and world, with its type.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from freewheel.collect.mode import MODES
+from freewheel.config import flags, words
+from freewheel.envs.family import WORLDS
+from freewheel.errors import UsageError
+from freewheel.learn.spec import ALGORITHMS
+
+FREE = "env."  # --env.KEY VALUE is a keyword argument of the environment
+
+
+def types_of_all(known: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The type of everything that may be given: every option, and every word for one."""
+    bare = {name.rpartition(".")[2] for name in known if "." in name} | words.LEARNER.keys()
+    found = dict(aliases())
+    for algo, word in itertools.product(ALGORITHMS, bare):
+        if option := words.learner_option(word, algo, known):
+            found |= {f"{algo}.{word}": option} | ({} if word in found else {word: option})
+    return {word: known.get(option, str) for word, option in found.items()} | dict(known)
+
+
+@functools.cache
+def aliases() -> Mapping[str, str]:
+    """Words that do not depend on the algorithm: those of other libraries, and those that worlds have for their arguments."""
+    own = [family.flags.aliases for family in WORLDS.values()]
+    return words.OPTIONS | {name: option for aliases in own for name, option in aliases.items()}
+
+
+def renamed(source: str, given: flags.Flags, known: Mapping[str, Any]) -> flags.Layer:
+    """The layer in which words that do not depend on the algorithm are replaced by what they stand for."""
+    layer = flags.Layer(source, {})
+    for name, value in given.items():
+        option = name if name in known else aliases().get(name, name)
+        layer.add(option, value, word=name if name in words.OPTIONS else option)
+    if "mode" in layer.flags and (mode := words.MODES.get(layer.flags["mode"][0])):
+        layer.words[f"--mode {layer.flags['mode'][0]}"] = f"--mode {mode}"
+        layer.flags["mode"] = (mode,)
+    return layer
+
+
+def for_algorithm(layer: flags.Layer, algo: str, known: Mapping[str, Any], *, strict: bool) -> flags.Layer:
+    """The layer in which words for options of the algorithm and of the policy are replaced by these options.
+
+    strict: a word that this algorithm has no option for is refused, not ignored.
+    """
+    found = flags.Layer(layer.source, {}, dict(layer.words))
+    for name, value in layer.flags.items():
+        owner, _, word = name.rpartition(".")
+        if name in known or name.startswith(FREE):
+            found.add(name, value)
+        elif option := words.learner_option(word, owner or algo, known):
+            found.add(option, value, word=name)
+        elif strict:
+            owners = [other for other in ALGORITHMS if words.learner_option(word, other, known)]
+            raise UsageError(f"{flags.as_flag(name)} is an option of {_either(owners)}, not of {algo}; leave it out")
+    return found
+
+
+class Chosen(NamedTuple):
+    """What a run was made of, for messages."""
+
+    algo: str
+    mode: str
+    env: str
+
+
+def check_given(given: flags.Layer, has: Mapping[str, Any], chosen: Chosen, known: Mapping[str, Any]) -> list[str]:
+    """Refuse options that this run does not have, but another world, algorithm or mode. In files they are ignored: one file may
+    serve many.
+
+    Returns notes about options that ask for what is so anyway.
+    """
+    notes = []
+    for name, value in given.flags.items():
+        if name in has or name.startswith(FREE):
+            continue
+        if name not in words.IDLE or value not in (("True",), ("true",)):
+            raise UsageError(f"{flags.as_flag(name)} {_where_it_belongs(name, chosen, known)}")
+        notes.append(f"{flags.as_flag(name)} changes nothing on {chosen.env}: {words.IDLE[name]} there anyway")
+    return notes
+
+
+def _where_it_belongs(name: str, chosen: Chosen, known: Mapping[str, Any]) -> str:
+    """Who has an option that this run does not have, and what to do."""
+    owner, _, last = name.rpartition(".")
+    if owner:
+        instead = words.learner_option(last, chosen.algo, known)
+        remedy = f"write {flags.as_flag(instead)}" if instead else f"add --algo {owner} or leave it out"
+        return f"is an option of {owner}, and this run learns with {chosen.algo}; {remedy}"
+    modes = [one.name for one in MODES.values() if name in flags.option_types(one.config, flat=True)]
+    if modes:
+        mode = "continuous" if "continuous" in modes else modes[0]
+        return f"is an option of mode {_either(modes)}, not of {chosen.mode}; add --mode {mode} or leave it out"
+    worlds = [one.name for one in WORLDS.values() if name in flags.option_types(one.options, flat=True)]
+    return f"is an option of {_either(worlds)} environments, and {chosen.env} is none of them; leave it out"
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def words_read(layers: Sequence[flags.Layer]) -> list[str]:
+    """One note for all words that stood for options of ours."""
+    read = [f"{word} as {option}" for layer in layers for word, option in layer.words.items()]
+    return [f"read {', '.join(read)}"] if read else []

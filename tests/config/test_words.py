@@ -1,0 +1,126 @@
+"""Words of other libraries: each stands for an option of ours, alike on a command line, in Python and in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freewheel.collect.mode import MODES
+from freewheel.config import flags, words
+from freewheel.config.resolve import RunConfig, from_argv, from_file, from_options
+from freewheel.errors import UsageError
+from freewheel.learn.spec import ALGORITHMS
+from freewheel.policies.spec import PolicyConfig
+
+#: A valid value of every option that a word stands for, other than its default.
+VALUES = {
+    "algo": "sac",
+    "env": "Pendulum-v1",
+    "run": "mine",
+    "runs_dir": "there",
+    "steps": 7,
+    "episodes": 7,
+    "eval_episodes": 7,
+    "num_envs": 4,
+    "num_steps_per_env": 7,
+    "collection_batch_size": 7,
+    "workers": 4,
+    "envs_per_worker": 3,
+}
+LEARNED: dict[str, object] = {
+    "lr": 0.5,
+    "gae_lambda": 0.5,
+    "clip": 0.5,
+    "entropy": 0.5,
+    "temperature": 0.5,
+    "value": 0.25,
+    "max_grad_norm": 2.0,
+}
+LEARNED |= {"epochs": 3, "minibatch": 32, "batch": 32, "buffer": 5000, "normalize_advantage": False, "hidden": (5, 6)}
+LEARNED |= {
+    "activation": "relu",
+    "normalize_obs": True,
+    "gamma": 0.5,
+    "tau": 0.5,
+    "learning_starts": 77,
+    "target_kl": 0.5,
+}
+
+OWNERS: dict[str, type[Any]] = {"policy": PolicyConfig, **{algo.name: algo.config for algo in ALGORITHMS.values()}}
+KNOWN = {f"{owner}.{name}" for owner, kind in OWNERS.items() for name in flags.option_types(kind)}
+RUN: list[type[Any]] = [RunConfig, *(mode.config for mode in MODES.values())]
+KNOWN |= {name for kind in RUN for name in flags.option_types(kind, flat=True)}
+
+
+def written(**options: object) -> dict[str, object]:
+    return flags.flatten(from_options("Pendulum-v1", {"mode": "continuous", **options}).to_json())
+
+
+@pytest.mark.parametrize(("word", "option"), words.OPTIONS.items())
+def test_a_word_for_an_option_of_the_run(word: str, option: str) -> None:
+    value = VALUES[option]
+    assert written(**{word: value})[option] == value
+    argv = [f"--{word.replace('_', '-')}", str(value), "--mode", "continuous"]
+    config = from_argv(argv if option == "env" else ["Pendulum-v1", *argv])
+    assert flags.flatten(config.to_json())[option] == value
+    assert config.sources[option] == "flag"
+    assert config.notes == (f"read --{word.replace('_', '-')} as --{option.replace('_', '-')}",)
+
+
+BARE = ("lr", "gamma", "gae_lambda", "target_kl", "tau", "learning_starts", "hidden")  # the last part of an option
+
+
+@pytest.mark.parametrize("word", [*words.LEARNER, *BARE])
+def test_a_word_for_an_option_of_the_learner(word: str) -> None:
+    names = words.LEARNER.get(word, (word,))
+    options = [*(f"{algo}.{name}" for algo in ("ppo", "sac") for name in names), *(f"policy.{name}" for name in names)]
+    found = [option for option in options if option in KNOWN]
+    assert found
+    for option in found:
+        owner, _, name = option.rpartition(".")
+        algo = "ppo" if owner == "policy" else owner
+        value = LEARNED[name]
+        assert written(algo=algo, **{word: value})[option] == value
+        assert written(algo=algo, **{algo: {word: value}})[option] == value
+
+
+def test_words_are_the_same_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps({"env_id": "Pendulum-v1", "mode": "v2", "learning_rate": 0.5, "n_envs": 4, "tau": 0.5}))
+    config = from_file(file)
+    options = flags.flatten(config.to_json())
+    assert (config.mode, options["ppo.lr"], options["num_envs"]) == ("batch", 0.5, 4)
+    assert config.sources["ppo.lr"] == f"file {file}"
+    assert config == from_options("Pendulum-v1", {"mode": "batch", "ppo.lr": 0.5, "num_envs": 4})
+
+
+@pytest.mark.parametrize(("word", "mode"), words.MODES.items())
+def test_modes_have_other_names(word: str, mode: str) -> None:
+    config = from_argv(["Pendulum-v1", "--mode", word])
+    assert (config.mode, config.notes) == (mode, (f"read --mode {word} as --mode {mode}",))
+    assert from_options("Pendulum-v1", {"mode": word}).mode == mode in MODES
+
+
+def test_a_preset_may_say_which_algorithm_a_word_is_for() -> None:
+    config = from_argv(["Pendulum-v1", "--preset", "drone-sac", "--learning-rate", "0.5"])
+    assert flags.flatten(config.to_json())["sac.lr"] == 0.5
+
+
+@pytest.mark.parametrize("word", words.ANSWERS)
+def test_what_is_done_in_another_way_is_answered(word: str) -> None:
+    flag = f"--{word.replace('_', '-')}"
+    with pytest.raises(UsageError) as caught:
+        from_argv(["Pendulum-v1", flag, "3"])
+    assert str(caught.value) == f"there is no {flag}: {words.ANSWERS[word]}"
+    with pytest.raises(UsageError, match=rf"^there is no {word} in train\(\): "):
+        from_options("Pendulum-v1", {word: 3})
+
+
+def test_no_word_hides_an_option() -> None:
+    assert not (words.OPTIONS.keys() | words.LEARNER.keys() | words.ANSWERS.keys()) & KNOWN
+    assert not words.OPTIONS.keys() & words.LEARNER.keys()
+    assert not words.ANSWERS.keys() & (words.OPTIONS.keys() | words.LEARNER.keys())
+    assert not words.MODES.keys() & MODES.keys()

@@ -1,0 +1,54 @@
+"""docs/migrate.md: every option of ours in it exists, and every word that the code knows is in it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from freewheel.config import flags, words
+from freewheel.config.resolve import options_type
+from freewheel.worlds.cage2.workflow.command import SearchOptions
+from tests.support.places import ROOT
+
+PAGE = (ROOT / "docs" / "migrate.md").read_text()
+ROWS = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| ") and "theirs" not in line]
+
+
+def ours() -> set[str]:
+    """Every option that there is in `train` and `workflow search`."""
+    argv = ["--algo ppo --mode continuous", "--algo sac --mode episodes", "--algo mbpo --mode lockstep"]
+    found = {name for line in argv for name in flags.option_types(options_type(["isaaclab:X", *line.split()]))}
+    return found | flags.option_types(SearchOptions).keys()
+
+
+def test_every_option_of_ours_exists() -> None:
+    named = {flags.canonical(name) for row in ROWS for name in re.findall(r"`--([a-z.-]+)", row[1])}
+    assert len(named) > 40
+    assert named - {"red_agent"} <= ours()  # a keyword argument of the environment
+
+
+def test_no_row_is_empty_and_all_have_three_columns() -> None:
+    assert len(ROWS) > 50
+    for row in ROWS:
+        assert len(row) == 3
+        assert row[0].strip()
+        assert row[1].strip() or row[2].strip()
+
+
+@pytest.mark.parametrize("word", [*words.OPTIONS, *words.LEARNER, *words.ANSWERS])
+def test_every_word_is_listed_beside_what_it_became(word: str) -> None:
+    rows = [row for row in ROWS if word in re.findall(r"`-*([a-z_]+)", row[0].replace("-", "_").replace("`__", "`"))]
+    assert rows, f"docs/migrate.md has no {word}"
+    if word in words.ANSWERS:
+        assert any("answered" in row[2] for row in rows)
+        return
+    options = [words.OPTIONS[word]] if word in words.OPTIONS else words.LEARNER[word]
+    for option in options:
+        written = option.replace("_", "-")
+        assert any(re.search(rf"`--(\w+\.)?{written}`", row[1] + row[2]) for row in rows), (word, option)
+
+
+@pytest.mark.parametrize(("word", "mode"), words.MODES.items())
+def test_every_name_of_a_mode_is_listed(word: str, mode: str) -> None:
+    assert any(f"`--mode {word}`" in row[0] and f"`--mode {mode}`" in row[1] for row in ROWS)
