@@ -49,6 +49,12 @@ demo: .venv/.ready ## train a cyber-defender for about a minute, tell the story 
 	$(BIN)/freewheel play demo-$$n --render ansi; \
 	$(BIN)/freewheel eval demo-$$n --episodes 500
 
+# What the extra brings is in .venv already; this repairs it, and shows that the simulator starts.
+cyborg: .venv/.ready ## install the real CAGE 2 simulator (PyPI's fork of CybORG) into .venv, and try it
+	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt $(CYBORG)
+	$(BIN)/python -m pip install $(PIP_FLAGS) $(SCENARIO)
+	$(BIN)/freewheel train cyborg:Scenario2 --mode episodes --dry-run
+
 # One thread a process: the same sums in the same order, and no fight for the cores.
 test test312 test-isaac soak chaos: export OMP_NUM_THREADS := 1
 test test312 test-isaac soak chaos: export OPENBLAS_NUM_THREADS := 1
