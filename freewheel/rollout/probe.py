@@ -122,7 +122,8 @@ def measured(
     Steps and resets that raise are counted, and a new episode begins; an env that does little else is refused with its error.
     With `most_steps`, it ends after so many steps even if time is left.
     """
-    memory, construct = _memory(), perf_counter()
+    others = frozenset(child.pid for child in psutil.Process().children())  # that are not the env's
+    memory, construct = _memory(others), perf_counter()
     watch("constructor", 0, 0)
     token = _watching.set(watch)
     try:
@@ -132,9 +133,9 @@ def measured(
     construct = perf_counter() - construct
     with ExitStack() as stack:
         stack.push(partial(_close, env, watch))
-        trial = _Trial(env, seed, watch)
+        trial = _Trial(env, seed, watch, others)
         used = trial.play(budget, most_steps)
-        yield trial.cost(used, construct=construct, memory=max(0, _memory() - memory))
+        yield trial.cost(used, construct=construct, memory=max(0, _memory(others) - memory))
 
 
 def _close(env: Env, watch: Watch, kind: type[BaseException] | None, *_: object) -> None:
@@ -162,9 +163,19 @@ def _by_process() -> _Used:
     return _Used(perf_counter(), process_time(), _stolen("thread-self"))
 
 
-def _by_children() -> _Used:
-    """Of child processes, also of those that have ended. Looking for them takes milliseconds."""
-    ended, children = resource.getrusage(resource.RUSAGE_CHILDREN), psutil.Process().children(recursive=True)
+def _children(others: frozenset[int]) -> list[psutil.Process]:
+    """The child processes and theirs, except these others and theirs. Looking for them takes milliseconds."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        if child.pid not in others:
+            with suppress(psutil.Error):
+                found += [child, *child.children(recursive=True)]
+    return found
+
+
+def _by_children(others: frozenset[int]) -> _Used:
+    """Of child processes, also of those that have ended."""
+    ended, children = resource.getrusage(resource.RUSAGE_CHILDREN), _children(others)
     cpu = ended.ru_utime + ended.ru_stime + sum(_cpu(child.pid) for child in children)
     return _Used(0.0, cpu, sum(_stolen(str(child.pid)) for child in children))
 
@@ -172,7 +183,8 @@ def _by_children() -> _Used:
 class _Trial:
     """Plays random actions in an env, and keeps the time of every call."""
 
-    def __init__(self, env: Env, seed: int, watch: Watch) -> None:
+    def __init__(self, env: Env, seed: int, watch: Watch, others: frozenset[int]) -> None:
+        self._others = others  # child processes that are not the env's
         self._env, self._seed, self._watch, self._rng = env, seed, watch, generator(seed, "probe")
         self._episode, self._taken = -1, 0  # the number of the episode, and the steps in it
         self._steps, self._resets = list[float](), list[float]()  # seconds
@@ -182,14 +194,14 @@ class _Trial:
 
     def play(self, budget: float, most_steps: int) -> _Used:
         obs = self._begin()
-        self._extra, others, own = len(self._resets), _by_children(), _by_process()
+        self._extra, others, own = len(self._resets), _by_children(self._others), _by_process()
         obs = self._advance(obs)
         if sum(self._steps) < LONG * budget and most_steps != 1:  # a warm-up: simulators may start in their first step
             self._steps.clear()
-            self._extra, others, own = len(self._resets), _by_children(), _by_process()
+            self._extra, others, own = len(self._resets), _by_children(self._others), _by_process()
         while not self._enough(perf_counter() - own.wall, budget, most_steps):
             obs = self._advance(obs)
-        return _by_process() - own + (_by_children() - others)
+        return _by_process() - own + (_by_children(self._others) - others)
 
     def _enough(self, elapsed: float, budget: float, most_steps: int) -> bool:
         count = len(self._steps)
@@ -260,7 +272,7 @@ class _Trial:
             reset=sum(self._resets) / len(self._resets),
             construct=construct,
             memory=memory,
-            children=len(psutil.Process().children(recursive=True)),
+            children=len(_children(self._others)),
             steps=count,
             resets=len(self._resets),
             failures=self._failures,
@@ -283,10 +295,10 @@ def _stolen(process: str) -> float:
     return 0.0
 
 
-def _memory() -> int:
+def _memory(others: frozenset[int]) -> int:
     """Bytes of this process and its children, with their share of what they share with others."""
     total = 0
-    for process in (own := psutil.Process(), *own.children(recursive=True)):
+    for process in (psutil.Process(), *_children(others)):
         with suppress(psutil.Error):
             used = process.memory_full_info()
             total += getattr(used, "pss", used.uss)

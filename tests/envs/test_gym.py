@@ -343,8 +343,8 @@ BOX = ModuleNotFoundError("No module named 'box'", name="box")
         (GymConfig("Taxi-v3"), "unknown environment 'Taxi-v3'; did you mean 'Taxi-v4'"),  # outdated, and no warning
         (GymConfig("qqqqqqqq"), f"unknown environment 'qqqqqqqq'; {LISTING}"),
         (GymConfig("not an id!"), "cannot make 'not an id!': Malformed environment ID: not an id!."),
-        (GymConfig("no.way:Env"), "cannot import 'no.way' of 'no.way:Env' (ModuleNotFoundError: No module named 'no')"),
-        (GymConfig("nowhere:Env-v0"), "cannot import 'nowhere' of 'nowhere:Env-v0' (ModuleNotFoundError: No module"),
+        (GymConfig("no.way:Env"), "cannot import 'no.way': there is no module 'no': install it"),
+        (GymConfig("nowhere:Env-v0"), "cannot import 'nowhere': there is no module 'nowhere'"),
         (GymConfig(f"{TOYS}:Countr"), f"'{TOYS}' has no factory 'Countr'; did you mean 'Counter'?"),
         (GymConfig(f"{TOYS}:zzzzzz"), f"'{TOYS}' has no factory 'zzzzzz'"),
         (GymConfig("CartPole-v1", {"x": 1}), "CartPole-v1 does not accept the arguments {'x': 1}: CartPoleEnv.__init"),

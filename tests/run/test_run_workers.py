@@ -70,14 +70,7 @@ def test_the_saved_config_has_the_planned_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world", ["CartPole-v1", "tests.support.worlds:Crawls"])
 def test_batch_with_automatic_workers_is_repeatable(tmp_path: Path, world: str) -> None:
     args = {"seconds": 0.003, "at": 0} if world.endswith("Crawls") else {}
-    small: dict[str, Any] = {
-        "mode": "batch",
-        "steps": 1024,
-        "num_steps_per_env": 16,
-        "evals": 0,
-        "env_args": args,
-        "policy": {"hidden": [8]},
-    }
+    small: dict[str, Any] = {"mode": "batch", "steps": 1024, "num_steps_per_env": 16, "evals": 0, "policy.hidden": [8]}
     results = [freewheel.train(world, quiet=True, runs_dir=tmp_path / str(n), env_args=args, **small) for n in range(2)]
     assert results[0].summary["weights_sha256"] == results[1].summary["weights_sha256"]
     assert results[0].summary["updates"] > 1
