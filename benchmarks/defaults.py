@@ -93,7 +93,9 @@ def judge(task: Task, ours: Sequence[Row], theirs: Sequence[Row]) -> Verdict:
         else 0.0
     )
     margin = max(CLEARLY * (max(mine.mean(), other.mean()) - task.random), 2 * error)
-    text = f"{task}: {number(mine.mean())} against {number(other.mean())}, clearly below from {number(other.mean() - margin)} on"
+    figures, limit = f"{number(mine.mean())} against {number(other.mean())}", number(other.mean() - margin)
+    seeds = f"{len(mine)} and {len(other)} seeds"
+    text = f"{task}: {figures} ({seeds}), clearly below from {limit} on"
     return Verdict(text, bool(behind <= margin))
 
 
