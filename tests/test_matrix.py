@@ -275,7 +275,7 @@ def test_another_process_with_other_hashes_gives_the_same_weights(tmp_path: Path
     assert one["discrete inline"] == weights(tmp_path, WORLDS["discrete"])
 
 
-LENGTH, UPDATES = 4, 5
+LENGTH, UPDATES = 4, 2  # 8 episodes: measures are over the newest 10
 
 
 class LookedAt(Toy):
