@@ -58,7 +58,8 @@ class EpisodesConfig(WorkersConfig):
                 )
             return super(EpisodesConfig, replace(self, envs_per_worker=each or 1)).planned(cost)
         lanes = lanes or (workers or 1) * (each or (1 if workers else self.episodes_per_update or ENVS))
-        processes = divisor(lanes, min(workers or lanes, max(1, usable_cores() - 1)))
+        cores = usable_cores()
+        processes = divisor(lanes, workers if workers and workers <= cores else max(1, cores - 1))
         return replace(self, workers=processes, envs_per_worker=lanes // processes, num_envs=lanes)
 
     def remarks(self, cost: EnvCost) -> list[str]:

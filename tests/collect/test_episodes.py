@@ -163,6 +163,7 @@ BATCHED = replace(cost(1e-4, 1e-4), batched=True)
     ("asked", "workers", "each"),
     [
         ({"workers": 100}, 1, 100),
+        ({"workers": 2, "num_envs": 100}, 2, 50),
         ({"num_envs": 100}, 1, 100),
         ({"workers": 1, "num_envs": 256}, 1, 256),
         ({"episodes_per_update": 50}, 1, 50),
