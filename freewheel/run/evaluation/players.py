@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
@@ -102,7 +103,7 @@ class Rounds:
 
 
 class InlinePlayer:
-    """Plays in this process, while it is polled."""
+    """Plays in this process, while it is polled. Its environment is excluded from garbage collection, as in workers."""
 
     def __init__(self, build: Callable[[], Rounds]) -> None:
         self._build = build
@@ -110,7 +111,9 @@ class InlinePlayer:
         self._playing: Generator[Call, None, list[Played]] | None = None
 
     def begin(self, part: Part) -> None:
-        self._rounds = self._rounds or self._build()
+        if self._rounds is None or not gc.get_freeze_count():  # the collector's end includes everything again
+            self._rounds = self._rounds or self._build()
+            gc.freeze()
         self._playing = self._rounds(part)
 
     def poll(self, wait: float) -> list[Played] | FreewheelError | None:
@@ -130,6 +133,7 @@ class InlinePlayer:
 
     def close(self) -> None:
         if self._rounds is not None:
+            gc.unfreeze()
             self._rounds.close()
 
 
