@@ -25,7 +25,9 @@ from freewheel.seeding import generator, training_episodes
 
 BUDGET = 0.3  # seconds of stepping, by default
 LONG = 10  # budgets that a first step must take to be the only one
-ENOUGH_STEPS, ENOUGH_SHARE = 100, 1 / 15  # so many steps end it when this share of the budget is spent
+ENOUGH_STEPS, ENOUGH_SHARE = 100, 1 / 15  # so many steps end it when this share of the budget is spent ...
+CERTAIN = 0.05  # ... and the standard error of their mean is at most this share of it
+KEPT_TIMES = 200  # of steps
 FAILURES, GOOD_STEPS = (
     3,
     10,
@@ -51,6 +53,8 @@ class EnvCost:
     median: float = 0.0  # of the seconds of a step; with the others it shows how uneven steps are
     slow: float = 0.0  # seconds that 95 of 100 steps were faster than
     longest: float = 0.0
+    times: tuple[float, ...] = ()  # of steps in rising order, evenly taken from all that were measured
+    lengths: tuple[int, ...] = ()  # steps of the episodes that ended
     reset: float = 0.0  # mean seconds of a reset
     construct: float = 0.0  # seconds of the constructor and of what reading its spaces took
     memory: int = 0  # bytes that the env added to its process and holds in child processes
@@ -188,6 +192,8 @@ class _Trial:
         self._env, self._seed, self._watch, self._rng = env, seed, watch, generator(seed, "probe")
         self._episode, self._taken = -1, 0  # the number of the episode, and the steps in it
         self._steps, self._resets = list[float](), list[float]()  # seconds
+        self._total = self._squares = 0.0  # of the seconds of steps
+        self._lengths: list[int] = []
         self._extra = 0  # resets before the first step that counts
         self._failures, self._in_a_row, self._good = 0, 0, 0
         self._failure = ""
@@ -198,6 +204,7 @@ class _Trial:
         obs = self._advance(obs)
         if sum(self._steps) < LONG * budget and most_steps != 1:  # a warm-up: simulators may start in their first step
             self._steps.clear()
+            self._total = self._squares = 0.0
             self._extra, others, own = len(self._resets), _by_children(self._others), _by_process()
         while not self._enough(perf_counter() - own.wall, budget, most_steps):
             obs = self._advance(obs)
@@ -205,8 +212,14 @@ class _Trial:
 
     def _enough(self, elapsed: float, budget: float, most_steps: int) -> bool:
         count = len(self._steps)
-        long = elapsed >= budget or (count >= ENOUGH_STEPS and elapsed >= ENOUGH_SHARE * budget)
+        many = count >= ENOUGH_STEPS and elapsed >= ENOUGH_SHARE * budget
+        long = elapsed >= budget or (many and self._mean_is_certain())
         return count > 0 and (long or 0 < most_steps <= count)
+
+    def _mean_is_certain(self) -> bool:
+        """Whether more steps would hardly change the mean of their times."""
+        total, squares, count = self._total, self._squares, len(self._steps)
+        return squares / count - (total / count) ** 2 <= (CERTAIN * total) ** 2 / count
 
     def _advance(self, obs: NDArray) -> NDArray:
         """One step and, where the episode has ended, a reset; returns what to act on."""
@@ -219,10 +232,12 @@ class _Trial:
         except EnvError as error:
             self._fail(error)
             return self._begin()
-        self._steps.append(perf_counter() - began)
+        self._steps.append(took := perf_counter() - began)
+        self._total, self._squares = self._total + took, self._squares + took * took
         self._good += 1
         if not (step.terminated | step.truncated).any():
             return self._env.autoreset()
+        self._lengths.append(self._taken)
         self._episode, self._taken = self._episode + 1, 0
         answer = self._timed_reset(self._env.autoreset)
         return self._begin() if answer is None else answer
@@ -269,6 +284,8 @@ class _Trial:
             median=float(np.median(steps)),
             slow=float(np.quantile(steps, 0.95)),
             longest=float(steps.max()),
+            times=_thinned(steps),
+            lengths=tuple(self._lengths),
             reset=sum(self._resets) / len(self._resets),
             construct=construct,
             memory=memory,
@@ -278,6 +295,13 @@ class _Trial:
             failures=self._failures,
             failure=self._failure,
         )
+
+
+def _thinned(times: NDArray) -> tuple[float, ...]:
+    """At most KEPT_TIMES of these numbers, spread over them as they are, with their mean."""
+    count = min(len(times), KEPT_TIMES)
+    kept = np.quantile(times, (np.arange(count) + 0.5) / count)
+    return tuple((kept * (times.mean() / kept.mean())).tolist()) if kept.any() else tuple(kept.tolist())
 
 
 def _cpu(pid: int) -> float:

@@ -116,6 +116,30 @@ def test_an_env_of_many_short_steps_takes_a_fifteenth_of_the_budget(monkeypatch:
     assert found.steps == pytest.approx(1000, abs=1)
 
 
+class UnevenClock(Clock):
+    """One step in a hundred takes a hundred times as long."""
+
+    def judge(self, action: Any) -> float:
+        self.seconds += 0.99 if self.taken % 100 == 0 else 0.0
+        return super().judge(action)
+
+
+def test_uneven_steps_are_measured_until_their_mean_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured_by(UnevenClock(0.01, length=10**6), monkeypatch, 150.0)
+    assert 3000 < found.steps < 10_000, (
+        "100 times 1 second in 20 seconds' worth of steps are 5 % certain after 10,000 steps"
+    )
+    assert found.wall == pytest.approx(0.02, rel=0.05)
+
+
+def test_the_times_that_are_kept_are_spread_as_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured_by(UnevenClock(0.01, length=2), monkeypatch, 9e9, 1000)
+    assert len(found.times) == 200
+    assert sum(found.times) / 200 == pytest.approx(found.wall)
+    assert sum(time > 0.5 for time in found.times) == 2
+    assert set(found.lengths) == {2}
+
+
 def test_a_hiccup_is_not_usual() -> None:
     cost = EnvCost(spec=spec(ActionSpec("box", 1)), wall=0.02, row=0.03, cpu=0.0, longest=1.01, steps=100)
     assert cost.usual == pytest.approx(0.02), "steps of 0.01 s and resets"
