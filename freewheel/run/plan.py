@@ -208,7 +208,12 @@ def plan(config: Config, report: Report = silent, meanwhile: Callable[[], None] 
     name, (device, notes) = name_run(config), _device(config.run.machine)
     config = replace(config, env=config.env.to(device), notes=(*config.notes, *notes))
     report(f"measuring {config.env.label} ...")
-    cost = replace(survey_env(config, meanwhile), batched=config.env.batched)
+    return arrange(config, survey_env(config, meanwhile), name, device)
+
+
+def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
+    """The plan for an environment that has been measured."""
+    cost = replace(cost, batched=config.env.batched)
     remarks = config.collector.remarks(cost)
     config = replace(config, collector=config.collector.planned(cost))
     spec = replace(cost.spec, lanes=config.collector.lanes)

@@ -18,6 +18,7 @@ from freewheel.ledger import balance, settle
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.run import process
+from freewheel.run.advice.prospects import closing
 from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.hooks import Hooks, Run, find_hooks
@@ -301,6 +302,7 @@ class _Trainer:
             "weights_sha256": sha256,
             "path": str(self._plan.path),
         }
+        summary["advice"] = closing(self._plan, summary)
         self._directory.write("summary.json", summary)
         if self._collector is not None:
             self._note(*self._collector.messages())

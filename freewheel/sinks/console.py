@@ -167,7 +167,7 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
     colour = {0: "green", 3: "yellow"}.get(summary["exit_code"], "red")
     lines = [Text.assemble((title, "bold"), ": ", (ENDINGS.get(ended, ended), colour))]
 
-    def add(label: str, *parts: Text | str) -> None:
+    def add(label: str, *parts: Text | str | tuple[str, str]) -> None:
         lines.append(Text.assemble((f"  {label:<9}", "dim"), *parts))
 
     counts = ", ".join(f"{summary[key]:,} {key.replace('env_', '')}" for key in ("env_steps", "updates", "episodes"))
@@ -182,13 +182,13 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
         add(party, bar)
         for line in _fill(legend, room):
             add("", line)
-    if width is not None:
-        add("", Text("what these are: freewheel help shares", "dim", no_wrap=True, overflow="ellipsis"))
     for label, text in zip(("rows", ""), _ledger(summary), strict=False):
         add(label, text)
     if summary["worker_restarts"]:
         add("restarts", f"{summary['worker_restarts']:,} workers replaced")
     add("saved in", summary["path"])
+    if summary.get("advice"):
+        add("advice", (summary["advice"], "cyan"))
     return lines
 
 

@@ -285,6 +285,12 @@ def test_the_summary() -> None:
     ]
 
 
+def test_advice_is_the_last_line() -> None:
+    sink, file = plain(Budget(steps=100000))
+    sink.close(SUMMARY | {"advice": "envs were 97% of the time: try something else"})
+    assert file.getvalue().splitlines()[-1] == "  advice   envs were 97% of the time: try something else"
+
+
 @pytest.mark.parametrize(
     ("summary", "first", "colour"),
     [

@@ -1,0 +1,1 @@
+"""Advice: what an environment is like, and what every mode would make of it here."""

@@ -1,0 +1,278 @@
+"""Advice: what every mode would make of an environment here, and what to change about a run that has ended.
+
+Predictions come from throughput.py. Advice is only given where at least GAIN is to be had.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, TypeAlias
+
+from freewheel.collect.mode import MODES, WORKER_MEMORY, WorkersConfig
+from freewheel.collect.serial import SerialConfig
+from freewheel.config import flags, resolve, vocabulary
+from freewheel.config.resolve import Config
+from freewheel.errors import FreewheelError
+from freewheel.rollout.probe import usable_cores
+from freewheel.run.advice.throughput import Forecast, Limit, PolicyTimes, StepTimes, Way, forecast, measure_policy
+from freewheel.run.plan import Plan, arrange
+
+Measure: TypeAlias = Callable[[Plan], PolicyTimes | None]
+
+GAIN = 1.3  # times as many env steps/s: less is not worth another command
+AS_GOOD = 0.9  # of the best mode's env steps/s: of those that reach it, the one with the least lag is advised
+BY_LAG = ("sequential", "lockstep", "batch", "continuous", "episodes")  # from no lag to the most
+SHORT_S, FEW_UPDATES = 10.0, 5  # runs with less say too little about themselves
+BUSY, IDLE, LOST, EVALUATING = 0.9, 0.3, 0.1, 0.3  # shares that are worth a word
+WAITS_FOR: Mapping[Limit, str] = {
+    "envs": "the envs",
+    "barrier": "the slowest env",
+    "cores": "the cores",
+    "learner": "the learner",
+}
+GIVEN = ("flag", "argument")  # the sources of options that a person has written
+LAYERS = {"preset": "--preset", "file": "--config"}  # sources that are named in turn
+OTHER_RUN = ("run", "preset", "config", "env", "mode")  # not repeated, or written apart
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What one mode would do."""
+
+    mode: str
+    plan: Plan | None = None
+    forecast: Forecast | None = None  # None: it cannot be predicted
+    refused: str = ""  # why this mode does not take the run
+
+    @property
+    def rate(self) -> float:
+        """Env steps/s; 0 where they are not known."""
+        return self.forecast.rate if self.forecast is not None else 0.0
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all environments and workers."""
+        if self.plan is None or self.plan.cost is None:
+            return 0
+        workers = self.plan.workers if self.plan.worker_config is not None else 0
+        return self.plan.spec.lanes * self.plan.cost.memory + workers * WORKER_MEMORY
+
+
+def way_of(planned: Plan) -> Way | None:
+    """How a plan collects; None where the model has no place for it."""
+    config, mode = planned.config, MODES[planned.config.mode]
+    lanes, steps = planned.spec.lanes, planned.batch.steps
+    if planned.spec.batched_on_device or config.env.batched:
+        return None
+    if isinstance(config.collector, SerialConfig):
+        apart = getattr(config.collector, "placement", "inline") == "processes"
+        return Way(kind="barrier" if apart else "serial", workers=1, lanes=lanes, steps=steps)
+    if not isinstance(config.collector, WorkersConfig) or not (mode.whole_batches or mode.free_running):
+        return None
+    return Way(kind="batch" if mode.whole_batches else "free", workers=planned.workers, lanes=lanes, steps=steps)
+
+
+def prospects(planned: Plan, env: StepTimes, policy: PolicyTimes | None = None) -> list[Prospect]:
+    """What every mode would do with this run by default, that with the least lag first; the policy is measured unless given."""
+    measure = _remembering() if policy is None else lambda _: policy
+    return [_prospect(planned, mode, env, measure) for mode in sorted(MODES, key=_lag)]
+
+
+def _remembering() -> Measure:
+    """Measures the policy once for all modes in which it does the same."""
+    known: dict[tuple[object, ...], PolicyTimes | None] = {}
+
+    def measure(planned: Plan) -> PolicyTimes | None:
+        same = (planned.batch, planned.spec.lanes // planned.workers)
+        if same not in known:
+            known[same] = measure_policy(planned)
+        return known[same]
+
+    return measure
+
+
+def _lag(mode: str) -> int:
+    return BY_LAG.index(mode) if mode in BY_LAG else len(BY_LAG)
+
+
+def _prospect(planned: Plan, mode: str, env: StepTimes, measure: Measure) -> Prospect:
+    assert planned.cost is not None, "the environment has been measured"
+    try:
+        config = in_mode(planned.config, mode)
+        there = arrange(config, planned.cost, planned.name, planned.device)
+    except FreewheelError as error:
+        return Prospect(mode, refused=str(error))
+    return predicted(there, env, measure)
+
+
+def predicted(planned: Plan, env: StepTimes, measure: Measure = measure_policy) -> Prospect:
+    """What this plan would do."""
+    way = way_of(planned)
+    policy = None if way is None else measure(planned)
+    if way is None or policy is None:
+        return Prospect(planned.config.mode, planned)
+    return Prospect(planned.config.mode, planned, forecast(way, env, policy, usable_cores()))
+
+
+def best_of(found: Sequence[Prospect], own: str = "") -> Prospect | None:
+    """Of the modes that are about as fast as the fastest, one's own, or the one with the least lag."""
+    fastest = max((one.rate for one in found), default=0.0)
+    good = [one for one in found if one.rate > 0 and one.rate >= AS_GOOD * fastest]
+    return next((one for one in good if one.mode == own), good[0] if good else None)
+
+
+def times(gain: float) -> str:
+    """1.4x, 12x."""
+    return f"{gain:.0f}x" if gain >= 9.5 else f"{gain:.1f}x"
+
+
+# ----------------------------------------------------------------------------------------------------------- what to type
+
+
+def in_mode(config: Config, mode: str) -> Config:
+    """The same run in another mode, or in its own, with the default options of that mode."""
+    return replace(resolve.from_argv(words(config, mode)), env=config.env)
+
+
+def words(config: Config, mode: str = "") -> list[str]:
+    """What follows `freewheel train` for this run; with a mode: for the same run in that mode, with its default options."""
+    layers = (source.partition(" ") for source in dict.fromkeys(config.sources.values()))
+    files = [(LAYERS[kind], name) for kind, _, name in layers if kind in LAYERS]
+    line = [config.env.name, *(word for pair in files for word in pair)]
+    if (mode and mode != config.mode) or config.sources.get("mode") in GIVEN:
+        line += ["--mode", mode or config.mode]
+    for name, value in _given(config, mode).items():
+        line += [f"--{name.replace('_', '-')}", *_tokens(name, value)]
+    return line
+
+
+def typed(config: Config, mode: str = "") -> str:
+    """What to type for this run, or for the same run in that mode: a command line, or a call of `freewheel.train` for a run
+    that was started so."""
+    if config.sources.get("env") != "argument":
+        return shlex.join(["freewheel", "train", *words(config, mode)])
+    made = getattr(config.env, "factory", None) is not None
+    name = config.env.name.rpartition(":")[2] if made else repr(config.env.name)
+    options: dict[str, Any] = {"mode": mode or config.mode}
+    for option, value in _given(config, mode).items():
+        group, dot, key = option.partition(".")
+        group = "env_args" if dot and group == "env" else group
+        options[group] = {**options.get(group, {}), key: value} if dot else value
+    return f"freewheel.train({', '.join([name, *(f'{key}={value!r}' for key, value in options.items())])})"
+
+
+def _given(config: Config, mode: str) -> dict[str, Any]:
+    """The options that a person has written, by their dotted names; with a mode: without those of the mode of this run."""
+    own = flags.option_types(MODES[config.mode].config) if mode else {}
+    data = {name: value for name, value in config.to_json().items() if name not in ("sources", "env_args")}
+    values = flags.flatten(data) | {f"{vocabulary.FREE}{key}": value for key, value in config.env.args.items()}
+    written = (name for name, source in config.sources.items() if source in GIVEN)
+    return {name: values[name] for name in written if name in values and name not in (*OTHER_RUN, *own)}
+
+
+def _tokens(name: str, value: Any) -> flags.Tokens:
+    """A value as it would be typed."""
+    rows = isinstance(value, (list, tuple)) and any(isinstance(part, (list, tuple)) for part in value)
+    if rows or (name.startswith(vocabulary.FREE) and not isinstance(value, str)):
+        return (json.dumps(value),)
+    return flags.tokens(value)
+
+
+# --------------------------------------------------------------------------------------------------- a run that has ended
+
+
+def closing(planned: Plan, summary: Mapping[str, Any]) -> str | None:
+    """One line about what would make this run faster, from its own measured shares; None: nothing worth a word."""
+    ended_well = summary["exit_code"] == 0 and summary["wall_s"] >= SHORT_S and summary["updates"] >= FEW_UPDATES
+    if not ended_well:
+        return None
+    return next(_remarks(planned, summary), None)
+
+
+def _remarks(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
+    """What there is to say, the most helpful first."""
+    yield from _another_mode(planned, summary)
+    yield from _lost_rows(summary)
+    yield from _too_many_workers(planned, summary)
+    learner = summary["shares"]["learner"]
+    if learner["eval"] >= EVALUATING:
+        share = f"evaluations were {learner['eval']:.0%} of the time"
+        yield f"{share}: fewer of them (--evals, --eval-episodes) leave up to {times(1 / (1 - learner['eval']))} for training"
+
+
+def _another_mode(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Another mode that would make clearly more of what this run has measured."""
+    learner, rows = summary["shares"]["learner"], summary["env_steps"]
+    training = summary["wall_s"] * (1.0 - learner["eval"] - learner["save"])
+    learning = sum(learner[kind] for kind in ("observe", "update", "publish")) * summary["wall_s"]
+    acting = {kind: share * planned.workers * summary["wall_s"] for kind, share in summary["shares"]["worker"].items()}
+    policy = PolicyTimes(act=acting["infer"] / rows, learn=learning / rows)
+    rate, way = rows / training, way_of(planned)
+    if way is None or planned.cost is None or GAIN * rate * policy.learn >= 1:  # no mode is faster than its learner
+        return
+    env = StepTimes.of(planned.cost)
+    if way.kind == "barrier":
+        env = _calibrated(way, env, policy, rate)
+    else:
+        env = env.scaled((acting["step"] + acting["reset"]) / rows / env.row)
+    config = planned.config
+    best = best_of(prospects(planned, env, policy), config.mode)
+    if best is None or best.rate < GAIN * rate:
+        return
+    what = f"--mode {best.mode}" if best.mode != config.mode else f"--mode {best.mode} with the default numbers of envs"
+    would = f"{what} would make about {times(best.rate / rate)}"
+    yield f"{_why(planned, summary)}: {would}; try: {typed(config, best.mode)}"
+
+
+def _calibrated(way: Way, env: StepTimes, policy: PolicyTimes, rate: float) -> StepTimes:
+    """The environment's times, stretched until the model explains the rate that was measured: behind a barrier only the slowest
+    of the lanes is seen."""
+    least, most, factor = 0.1, 10.0, 1.0
+    for _ in range(20):
+        if forecast(way, env.scaled(factor), policy, usable_cores()).rate > rate:
+            least = factor
+        else:
+            most = factor
+        factor = (least * most) ** 0.5
+    return env.scaled(factor)
+
+
+def _why(planned: Plan, summary: Mapping[str, Any]) -> str:
+    """What the run spent its time on."""
+    learner, worker = summary["shares"]["learner"], summary["shares"]["worker"]
+    envs, learning = worker["step"] + worker["reset"], learner["update"] + learner["observe"]
+    waiting = sum(share for kind, share in worker.items() if kind.startswith("wait"))
+    if planned.worker_config is not None and waiting >= IDLE:
+        return f"workers waited {waiting:.0%} of the time"
+    if planned.worker_config is None and learning > envs:
+        return f"learning was {learning:.0%} of the time, while no env stepped"
+    return f"envs were {envs:.0%} of the time"
+
+
+def _lost_rows(summary: Mapping[str, Any]) -> Iterator[str]:
+    lost = {cause: count / max(1, summary["produced"]) for cause, count in summary["dropped"].items()}
+    if lost.get("overflow", 0.0) >= LOST:
+        yield f"{lost['overflow']:.0%} of the rows were dropped because the queue was full: --overflow block keeps them"
+    if lost.get("stale", 0.0) >= LOST:
+        yield f"{lost['stale']:.0%} of the rows came too late to be learned from: a higher --patience or --max-lag keeps them"
+
+
+def _too_many_workers(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Workers that only wait for the learner, or that take the cores from it."""
+    config, cores, workers = planned.worker_config, usable_cores(), planned.workers
+    if config is None or planned.cost is None:
+        return
+    learner, worker = summary["shares"]["learner"], summary["shares"]["worker"]
+    busy = learner["observe"] + learner["update"] + learner["publish"]
+    waiting = sum(share for kind, share in worker.items() if kind.startswith("wait"))
+    enough = max(1, ceil(workers * (1 - waiting)))
+    if planned.cost.computes and workers > cores:
+        yield f"{workers} workers that compute share {cores} cores with the learner: --workers {cores} would do as much"
+    elif busy >= BUSY and waiting >= IDLE and enough < workers:
+        yield f"the learner was busy {busy:.0%} of the time: more workers bring nothing, --workers {enough} would do"
+    elif busy >= BUSY:
+        yield f"the learner was busy {busy:.0%} of the time and sets the speed: more workers bring nothing"
