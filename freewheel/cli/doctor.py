@@ -21,7 +21,6 @@ OPTIONAL = {
     "mujoco": "MuJoCo environments (HalfCheetah-v5): pip install 'freewheel[mujoco]'",
     "pygame": "windows and pictures of classic-control environments: pip install 'freewheel[classic]'",
     "PIL": "animated pictures from `freewheel play`: pip install 'freewheel[video]'",
-    "imageio_ffmpeg": "films (mp4) from `freewheel play`: pip install 'freewheel[video]'",
     "onnx": "`freewheel export` to ONNX: pip install onnx",
     "sklearn": "`freewheel workflow search`: pip install 'freewheel[workflow]' (scikit-learn)",
     "CybORG": "the real simulator of CAGE Challenge 2 (cyborg:Scenario2): make cyborg",

@@ -1,0 +1,326 @@
+"""The checkup of an environment: what it is, whether it keeps its contract, what it costs, and what each mode makes of it.
+
+The environment's code runs in other processes: first it is measured, then `inspect_env` tries out what training relies on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from hashlib import sha256
+from time import perf_counter
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_step_passive_checker
+
+from freewheel.collect.mode import MODES
+from freewheel.config.resolve import Config
+from freewheel.core import Env, EnvSpec, Step
+from freewheel.envs.family import EnvConfig
+from freewheel.envs.gym import GymConfig
+from freewheel.envs.legacy import OldGym
+from freewheel.errors import FreewheelError
+from freewheel.rollout.probe import EnvCost, random_actions, usable_cores
+from freewheel.run.advice.prospects import GAIN, WAITS_FOR, Prospect, best_of, predicted, prospects, typed
+from freewheel.run.advice.throughput import StepTimes
+from freewheel.run.naming import name_run
+from freewheel.run.plan import MODULES, arrange, find_device, survey_env
+from freewheel.run.process import learner_threads
+from freewheel.seeding import generator, training_episodes
+from freewheel.transport.executors import call_in_process
+
+BUDGET = 2.5  # seconds of stepping for the measurement
+COSTS = ("wall", "own", "cpu", "duty", "median", "slow", "longest", "lengths", "reset", "memory", "children", "steps")
+STEPS, SECONDS = 200, 0.7  # of one trial, at most
+FEW_STEPS = 10  # of one trial, at least
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was tried, what came out, and what to do about it."""
+
+    level: Literal["ok", "note", "problem"]  # problem: training would fail
+    about: str
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """All that was found out."""
+
+    config: Config
+    findings: Sequence[Finding]
+    spec: EnvSpec | None = None
+    cost: EnvCost | None = None
+    usual: Prospect | None = None  # what the command does as it was given
+    modes: Sequence[Prospect] = ()  # what each mode would do by default
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing was found that stops training."""
+        return not any(finding.level == "problem" for finding in self.findings)
+
+    @property
+    def better(self) -> Prospect | None:
+        """A mode that is clearly faster than that, if there is one."""
+        best, usual = best_of(self.modes, self.config.mode), self.usual
+        if not self.fine or best is None or usual is None or best.rate < GAIN * usual.rate:
+            return None
+        return best
+
+    def to_json(self) -> dict[str, Any]:
+        better, usual = self.better, self.usual
+        given = None if usual is None else _mode_json(self.config, usual) | {"command": typed(self.config)}
+        advice = None
+        if better is not None and usual is not None:
+            advice = {**_mode_json(self.config, better), "gain": better.rate / usual.rate}
+        return {
+            "env": self.config.env.name,
+            "fine": self.fine,
+            "cores": usable_cores(),
+            "spaces": None if self.spec is None else asdict(self.spec),
+            "cost": None if self.cost is None else {name: getattr(self.cost, name) for name in COSTS},
+            "findings": [vars(finding) for finding in self.findings],
+            "default": given,
+            "modes": [_mode_json(self.config, one) for one in self.modes],
+            "advice": advice,
+        }
+
+
+def _mode_json(config: Config, one: Prospect) -> dict[str, Any]:
+    if one.plan is None:
+        return {"mode": one.mode, "refused": one.refused}
+    limit = None if one.forecast is None else WAITS_FOR[one.forecast.limit]
+    return {
+        "mode": one.mode,
+        "workers": one.plan.workers,
+        "envs": one.plan.spec.lanes,
+        "rows_per_update": one.plan.batch.rows,
+        "steps_per_s": one.rate or None,
+        "waits_for": limit,
+        "memory": one.memory,
+        "command": typed(config, one.mode),
+    }
+
+
+def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
+    """Try the environment in other processes, measure the policy here; `report` is told what is going on."""
+    device = find_device(config.run.machine.device)
+    config = replace(config, env=config.env.to(device))
+    report(f"measuring {config.env.label} ...")
+    try:
+        cost = survey_env(config, budget=BUDGET)
+    except FreewheelError as error:
+        return Checkup(config, [Finding("problem", "start", str(error))])
+    if config.env.on_device:
+        return _simulator(config, cost.spec)
+    report(f"trying out {config.env.label} ...")
+    findings = [*_about(cost), *_tried(config, cost)]
+    try:
+        planned = arrange(config, cost, name_run(config), device)
+    except FreewheelError as error:
+        return Checkup(config, [*findings, Finding("problem", config.algo, str(error))], cost.spec, cost)
+    if any(finding.level == "problem" for finding in findings):
+        return Checkup(config, findings, cost.spec, cost)
+    report("measuring the policy and its learner ...")
+    with learner_threads(config.run.machine.threads):
+        modes = prospects(planned, StepTimes.of(cost))
+        usual = next((one for one in modes if one.plan is not None and one.plan.config == planned.config), None)
+        usual = usual or predicted(planned, StepTimes.of(cost))
+    if config.env.batched:
+        findings.append(Finding("ok", "lanes", "all lanes of a process step as one: their speed is not predicted"))
+    elif all(one.forecast is None for one in modes):
+        findings.append(Finding("ok", config.algo, "its learner is not measured: speeds are not predicted"))
+    return Checkup(config, findings, cost.spec, cost, usual, modes)
+
+
+def _simulator(config: Config, spec: EnvSpec) -> Checkup:
+    """A simulator of all lanes is built to see its spaces, and not measured: its speed depends on the number of lanes."""
+    modes = ", ".join(name for name, mode in MODES.items() if mode.simulators)
+    text = f"all lanes are one simulation on {spec.device}: cost, seeds and speeds are not measured; modes: {modes}"
+    return Checkup(config, [Finding("ok", "simulator", text)], spec)
+
+
+def _about(cost: EnvCost) -> list[Finding]:
+    """What the measurement itself has shown."""
+    found = []
+    if not cost.portable:
+        remedy = "use --mode sequential, or make it with a function that can be imported"
+        found.append(Finding("note", "workers", "it cannot be sent to other processes", remedy))
+    if cost.failures:
+        text = f"{cost.failures} of {cost.steps + cost.failures} calls raised: {cost.failure.splitlines()[0]}"
+        found.append(Finding("note", "failures", text, "each costs its episode, and in lockstep the run"))
+    if not cost.closed:
+        found.append(Finding("note", "close", "close() did not return within 5 s", "every run would end late"))
+    return found
+
+
+def _tried(config: Config, cost: EnvCost) -> list[Finding]:
+    """The contract, in two processes one after the other."""
+    if not cost.portable:
+        return []
+    env, limits = config.env, config.env.timeouts
+    modules, seconds = (*MODULES, *env.modules), limits.construct + limits.reset + limits.step
+    call = partial(call_in_process, what=env.name, limit=seconds, modules=modules)
+    try:
+        seen: Inspection = call(partial(inspect_env, env, cost))
+        found = list(seen.findings)
+        if seen.digest:
+            found.append(_elsewhere(call(partial(digest, env)) == seen.digest))
+    except FreewheelError as error:
+        return [Finding("problem", "contract", str(error))]
+    return found
+
+
+def _elsewhere(same: bool) -> Finding:
+    if same:
+        return Finding("ok", "processes", "another process gives the same steps under the same seed")
+    remedy = "look for state outside of the env: files, the time, a global generator, the order of a set"
+    return Finding("note", "processes", "another process gives other steps under the same seed", remedy)
+
+
+# ------------------------------------------------------------------------------- the contract, tried in another process
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found in one process."""
+
+    findings: tuple[Finding, ...]
+    digest: str  # of the first steps under a fixed seed; empty where the same seed gives other steps
+
+
+@dataclass(frozen=True)
+class _Played:
+    """What one lane went through under one seed."""
+
+    digests: list[str]  # of every number up to the first observation, and up to each step
+    lengths: list[int]  # of episodes that ended
+    bad: str  # what was not finite, if anything
+    changes: bool  # whether the observation ever changed
+
+    @property
+    def steps(self) -> int:
+        return len(self.digests) - 1
+
+    def same(self, other: _Played) -> int:
+        """How many steps are the same; -1: not even the first observation."""
+        pairs = zip(self.digests, other.digests, strict=False)
+        all_of_them = min(self.steps, other.steps)
+        return next((step - 1 for step, (here, there) in enumerate(pairs) if here != there), all_of_them)
+
+
+def inspect_env(env: EnvConfig, cost: EnvCost) -> Inspection:
+    """Everything that is tried in one process."""
+    with closing(env.make(range(1))) as one:
+        played = [_play(one, seed, STEPS) for seed in (1, 1, 2)]
+    found = [_seeds(*played), _numbers(played[0]), _episodes(played[0], cost)]
+    if isinstance(env, GymConfig) and not env.batched:
+        found += _answers(env)
+    repeats = played[0].same(played[1]) >= FEW_STEPS
+    return Inspection(tuple(found), played[0].digests[FEW_STEPS] if repeats else "")
+
+
+def digest(env: EnvConfig) -> str:
+    """The same first steps in another process."""
+    with closing(env.make(range(1))) as one:
+        return _play(one, 1, FEW_STEPS).digests[-1]
+
+
+def _play(env: Env, seed: int, steps: int) -> _Played:
+    """The same random actions under a seed, for so many steps or SECONDS; where these are few, for a few steps."""
+    spec, rng, hashed = env.spec, generator(0, "contract"), sha256()
+    obs = env.reset([training_episodes(seed, lane) for lane in range(spec.lanes)]).copy()
+    first, length, bad, changes, end = obs.tobytes(), 0, "", False, perf_counter() + SECONDS
+    hashed.update(first)
+    digests, lengths = [hashed.hexdigest()], list[int]()
+    while len(digests) <= FEW_STEPS or (len(digests) <= steps and perf_counter() < end):
+        step = env.step(random_actions(spec, obs, rng))
+        for values in (step.reward, step.next_obs, step.terminated, step.truncated):
+            hashed.update(np.ascontiguousarray(values).tobytes())
+        bad = bad or _not_finite(step)
+        changes, length = changes or step.next_obs.tobytes() != first, length + 1
+        obs = env.autoreset().copy()
+        if step.terminated[0] or step.truncated[0]:
+            lengths.append(length)
+            length = 0
+            hashed.update(obs.tobytes())
+        digests.append(hashed.hexdigest())
+    return _Played(digests, lengths, bad, changes)
+
+
+def _not_finite(step: Step) -> str:
+    if not np.isfinite(step.reward).all():
+        return f"a reward was {step.reward[0]}"
+    return "" if np.isfinite(step.next_obs).all() else "an observation had NaN or inf"
+
+
+def _seeds(one: _Played, again: _Played, other: _Played) -> Finding:
+    """Twice the same seed, and another one."""
+    same = one.same(again)
+    if same < min(one.steps, again.steps):
+        what = "begins another episode" if same < 0 else f"goes on differently after {same} steps"
+        remedy = "call super().reset(seed=seed) in reset() and draw from self.np_random only"
+        return Finding("note", "seeds", f"the same seed {what}: runs cannot be repeated", remedy)
+    if one.same(other) >= min(one.steps, other.steps):
+        remedy = "fine if nothing is random; else draw from self.np_random, which super().reset(seed=seed) seeds"
+        return Finding("note", "seeds", f"other seeds give the same {same} steps under the same actions", remedy)
+    return Finding("ok", "seeds", f"the same seed gives the same {same} steps, another seed gives others")
+
+
+def _numbers(one: _Played) -> Finding:
+    if one.bad:
+        return Finding(
+            "problem", "numbers", one.bad, "find out where it comes from: training stops, or drops such rows"
+        )
+    if not one.changes:
+        text = f"the observation never changed in {one.steps} steps"
+        return Finding("note", "numbers", text, "is it updated in step()?")
+    return Finding("ok", "numbers", "observations and rewards are finite")
+
+
+def _episodes(one: _Played, cost: EnvCost) -> Finding:
+    lengths, steps = (*one.lengths, *cost.lengths), one.steps + cost.steps
+    if not lengths:
+        remedy = "if it has no limit of time, give it one: --max-episode-steps N"
+        return Finding("note", "episodes", f"none ended in {steps} random steps", remedy)
+    if max(lengths) == 1:
+        return Finding("note", "episodes", "every episode has one step", "does step() return terminated too early?")
+    return Finding("ok", "episodes", f"{len(lengths)} ended in {steps} random steps, and the next ones began")
+
+
+def _answers(config: GymConfig) -> Iterator[Finding]:
+    """What Gymnasium's own checks say about a reset and a step."""
+    with closing(config.open(0)) as env, warnings.catch_warnings(record=True, action="always") as caught:
+        if isinstance(env.unwrapped, OldGym):
+            return
+        failure = ""
+        try:
+            _, info = env_reset_passive_checker(env.unwrapped, seed=1)
+            env_step_passive_checker(env.unwrapped, _action(env, info))
+        except Exception as error:  # noqa: BLE001 - training works with it, as was seen: this is a remark
+            failure = str(error)
+    said = dict.fromkeys(" ".join(str(one.message).split()) for one in caught)
+    texts = [_plain(text) for text in [*said, *([failure] if failure else [])]]
+    for text in texts:
+        yield Finding("note", "answers", text, "training copes with it; mend it for other libraries")
+    if not texts:
+        yield Finding("ok", "answers", "reset() and step() return what Gymnasium says")
+
+
+def _action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:
+    env.action_space.seed(1)
+    if (mask := info.get("action_mask")) is None:
+        return env.action_space.sample()
+    return env.action_space.sample(mask=np.asarray(mask).astype(np.int8))
+
+
+def _plain(text: str) -> str:
+    """Without the colours and the word in front."""
+    return text.replace("\x1b[33m", "").replace("\x1b[0m", "").removeprefix("WARN: ")

@@ -1,0 +1,68 @@
+"""What `freewheel check` finds in environments that break the contract in one way each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from freewheel.envs.gym import GymConfig
+from freewheel.run.advice.checkup import Finding, digest, inspect_env
+from tests.support import uneasy_worlds as worlds
+from tests.support.costs import cost
+
+
+def inspected(env: type[worlds.Sound]) -> list[Finding]:
+    return list(inspect_env(GymConfig(env.__name__, factory=env), cost(1e-5)).findings)
+
+
+def test_an_env_that_keeps_the_contract_is_sound_in_every_point() -> None:
+    found = inspected(worlds.Sound)
+    assert {finding.level for finding in found} == {"ok"}
+    assert [finding.about for finding in found] == ["seeds", "numbers", "episodes", "answers"]
+    assert found[0].text == "the same seed gives the same 200 steps, another seed gives others"
+
+
+@pytest.mark.parametrize(
+    ("env", "level", "about", "text", "remedy"),
+    [
+        (worlds.IgnoresSeed, "note", "seeds", "the same seed begins another episode", "super().reset(seed=seed)"),
+        (worlds.OneEpisode, "note", "seeds", "other seeds give the same 200 steps", "fine if nothing is random"),
+        (worlds.NotANumber, "problem", "numbers", "a reward was nan", "training stops"),
+        (worlds.Doubles, "note", "answers", "dtype", "training copes"),
+        (worlds.Endless, "note", "episodes", "none ended in 300 random steps", "--max-episode-steps"),
+        (worlds.Frozen, "note", "numbers", "the observation never changed", "updated in step()"),
+        (
+            worlds.Integers,
+            "note",
+            "answers",
+            "Expects `truncated` signal to be a boolean",
+            "training copes",
+        ),
+    ],
+)
+def test_each_fault_is_named_with_its_remedy(
+    env: type[worlds.Sound], level: str, about: str, text: str, remedy: str
+) -> None:
+    found = [one for one in inspected(env) if one.level != "ok" and one.about == about and text in one.text]
+    assert [one.level for one in found][:1] == [level], inspected(env)
+    assert remedy in found[0].remedy
+
+
+def test_steps_of_two_processes_are_compared_by_their_first_few() -> None:
+    sound = GymConfig("Sound", factory=worlds.Sound)
+    assert digest(sound) == inspect_env(sound, cost(1.0)).digest
+    assert inspect_env(GymConfig("Other", factory=worlds.IgnoresSeed), cost(1.0)).digest == ""
+
+
+def test_episodes_that_ended_while_it_was_measured_count() -> None:
+    measured = replace(cost(1e-5), lengths=(500,))
+    found = inspect_env(GymConfig("Endless", factory=worlds.Endless), measured).findings
+    assert Finding("ok", "episodes", "1 ended in 300 random steps, and the next ones began") in found
+
+
+def test_a_vector_env_is_tried_through_its_adapter() -> None:
+    from freewheel.config.resolve import from_argv
+
+    found = inspect_env(from_argv(["freewheel/Cage2-v0"]).env, cost(1e-4)).findings
+    assert [(one.level, one.about) for one in found] == [("ok", "seeds"), ("ok", "numbers"), ("ok", "episodes")]
