@@ -10,6 +10,7 @@ QUICK = (
     "beside --only start-up CartPole",
     "beside --only training",
     "cage2_rates",
+    "first_day",
     "defaults --only freewheel/CartPole-v1/ppo",
 )
 
