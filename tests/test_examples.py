@@ -1,0 +1,63 @@
+"""The examples, run as a person would run them: from another directory, with their own defaults."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT
+
+FOLDER = ROOT / "examples"
+#: What each script says at its end.
+SAID = {
+    "own_env.py": r"to the door in \d+ steps",
+    "compare_modes.py": r"continuous +\d+ env steps/s",
+    "masks.py": r"packed in the order",
+    "curriculum.py": r"every corridor is walked after \d+ steps",
+    "continuous_actions.py": r"-?\d+ ± \d+ over 20 episodes",
+    "export_policy.py": r"with Freewheel (\[.*\]) without \1",
+}
+
+
+def run(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_script_is_short_and_tested() -> None:
+    scripts = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in FOLDER.glob("*.py")}
+    assert scripts.keys() == SAID.keys()
+    assert len(scripts) == 6
+    assert max(scripts.values()) < 60
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", SAID)
+def test_a_script_does_what_it_says(name: str, tmp_path: Path) -> None:
+    assert re.search(SAID[name], run(tmp_path, str(FOLDER / name)))
+
+
+@pytest.mark.timeout(120)
+def test_the_notebook_runs_in_a_real_kernel(tmp_path: Path) -> None:
+    out = tmp_path / "first_day.ipynb"
+    shutil.copy(FOLDER / out.name, out)
+    run(tmp_path, "-W", "ignore", "-m", "nbclient.cli", "--inplace", str(out))
+    cells = json.loads(out.read_text(encoding="utf-8"))["cells"]
+    assert not [output for cell in cells for output in cell.get("outputs", ()) if output["output_type"] == "error"]
+    assert "[0.0, 0.0]]" in str(cells[-1]["outputs"]), "the last line of the path is the door"
