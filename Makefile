@@ -4,7 +4,8 @@
 PYTHON ?= python3
 PYTHON312 ?= python3.12
 BIN := .venv/bin
-PIP_FLAGS := --quiet --quiet --disable-pip-version-check --config-settings editable_mode=compat
+PIP_QUIET := --quiet --quiet --disable-pip-version-check
+PIP_FLAGS := $(PIP_QUIET) --config-settings editable_mode=compat
 # Exactly one version: an open range may pull several GB of GPU libraries.
 TORCH := $(shell grep '^torch==' constraints.txt)
 # Of the second only a constant is needed; its dependencies are an emulation platform.
@@ -15,7 +16,7 @@ ONE_BENCH := bench-straggler bench-burn bench-lag bench-startup bench-versus ben
 	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2 bench-first-day
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cyborg test test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
+.PHONY: help demo cyborg wheel walk readme test test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -59,8 +60,20 @@ cyborg: .venv/.ready ## install the real CAGE 2 simulator (PyPI's fork of CybORG
 test test312 test-isaac soak chaos: export OMP_NUM_THREADS := 1
 test test312 test-isaac soak chaos: export OPENBLAS_NUM_THREADS := 1
 
-test: .venv/.ready ## every test
+test: .venv/.ready ## every test, and a new user's first five minutes
 	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory walk
+
+wheel: .venv/.ready ## the package as a file that pip installs, in dist/
+	@rm -rf dist build
+	@$(BIN)/python -m pip wheel $(PIP_QUIET) --no-deps --wheel-dir dist .
+	@ls dist/freewheel-*.whl
+
+walk: wheel ## what the README tells a new user, in an empty virtual environment elsewhere
+	$(BIN)/python scripts/walk.py dist/freewheel-*.whl
+
+readme: .venv/.ready ## the table of the README from the rows of the benchmarks
+	$(BIN)/python -m benchmarks.headlines
 
 test312: .venv312/.ready ## every test under Python 3.12 (PYTHON312 says where it is)
 	.venv312/bin/python -m pytest

@@ -1,0 +1,39 @@
+"""The README is made of what is executed or made again: its table and its picture are held to the benchmarks' rows, its first
+steps are walked by scripts/walk.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.headlines import BEGIN, END, headlines, latest
+from benchmarks.timeline import PICTURE, draw
+from scripts.walk import blocks, commands
+from tests.support.places import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_table_is_the_one_that_the_rows_give() -> None:
+    assert README.partition(BEGIN)[2].partition(END)[0].strip() == headlines()
+
+
+def test_the_picture_is_the_one_that_the_rows_give() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == draw(latest("timeline"))
+
+
+def test_the_first_steps_are_short_and_whole() -> None:
+    written = {block.split()[1] for language, block in blocks() if language == "python"}
+    ran = [words for language, block in blocks() if language == "sh" for words in commands(block)]
+    assert written == {"warehouse.py", "drive.py"}
+    assert [words[0] for words in ran] == ["make", "freewheel", "freewheel", "freewheel", "python"]
+    assert max(len(block.splitlines()) for _, block in blocks()) <= 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
