@@ -277,6 +277,7 @@ def test_a_signal_at_any_line_loses_no_row() -> None:
 
     def run_until(line: int) -> tuple[bool, int, RowCounts]:
         stop = Stop()
+        stop.begin()
         env = WrappedEnv(world.make(range(2)), stop.guard, stop.guard)
         factory = RunnerFactory(lambda lanes, processes=False, fault_tolerant=False: env, make_actor(policy), 0)
         collector, learner = (
