@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--picture", type=Path, default=None, help="where to draw (default: docs/timeline.svg)")
     given = parser.parse_args(argv)
     notebook = Notebook(NAME, "Who works when", quick=given.quick)
-    rows = [measured(notebook, way, 6 if given.quick else 20) for way in WAYS]
+    rows = [measured(notebook, way, 4 if given.quick else 20) for way in WAYS]
     header = ("way", "env busy", "env steps/s")
     notebook.write(table(header, [[row["way"], number(row["env_busy"]), number(row["steps_per_s"])] for row in rows]))
     lockstep, continuous = (row["env_busy"] for row in rows)

@@ -11,6 +11,7 @@ QUICK = (
     "beside --only training",
     "cage2_rates",
     "first_day",
+    "timeline",
     "defaults --only freewheel/CartPole-v1/ppo",
 )
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,8 +62,9 @@ def save(
     If the process is killed at any moment, the disk holds the old checkpoint or the new one. The newest `keep` stay, and those
     that a link points to.
     """
+    files = _encoded(params, about)
     folder = make_private(root) / str(step)
-    write(folder, params, about)
+    _place(folder, files)
     for link in ("latest", "best") if best else ("latest",):
         _point(root, link, step)
     _prune(root, keep)
@@ -78,11 +80,21 @@ def write(
     mode: int = 0o700,
 ) -> None:
     """Write or replace one checkpoint, perhaps with files that are not its own."""
+    _place(folder, _encoded(params, about, others or {}), mode)
+
+
+def _encoded(
+    params: Mapping[str, NDArray], about: Mapping[str, Any], others: Mapping[str, bytes] = types.MappingProxyType({})
+) -> dict[str, bytes]:
+    """The files of a checkpoint; the manifest is the last."""
     # In C order: safetensors copies the memory of an array and ignores its strides.
     arrays = {name: np.asarray(array, order="C") for name, array in params.items()}
     files = {WEIGHTS: safetensors.numpy.save(arrays), POLICY: _json(about)}
     listed = {name: _entry(data) for name, data in files.items()}
-    files |= {**(others or {}), MANIFEST: _json({"format": FORMAT, "files": listed})}  # the manifest last
+    return {**files, **others, MANIFEST: _json({"format": FORMAT, "files": listed})}
+
+
+def _place(folder: Path, files: Mapping[str, bytes], mode: int = 0o700) -> None:
     if not _holds(folder, files):
         _publish(folder, files, mode)
 
@@ -123,7 +135,8 @@ def _publish(folder: Path, files: Mapping[str, bytes], mode: int) -> None:
             os.rename(old, folder)
         _remove(part)
     _sync(folder.parent)
-    _remove(old)
+    if old.exists():
+        _remove(old)
 
 
 def _point(root: Path, link: str, step: int) -> None:

@@ -179,7 +179,8 @@ JSON = st.recursive(
 )
 CHOICES = st.fixed_dictionaries(
     {"steps": st.integers(1)},
-    optional={name: values_of(kind) for name, kind in OPTIONS.items() if name != "steps"},
+    optional={name: values_of(kind) for name, kind in OPTIONS.items() if name not in ("steps", "device")}
+    | {"device": st.sampled_from(["auto", "cpu", "cuda", "cuda:1"])},
 )
 ARGUMENTS = st.dictionaries(st.text("ab_.", min_size=1, max_size=4), JSON, max_size=2)
 

@@ -77,7 +77,7 @@ def test_a_run_takes_sink_objects(tmp_path: Path) -> None:
     result = train(tmp_path, mode="batch", workers=1, steps=128, evals=0, sinks=[record, "jsonl"])
     assert record.rows[-1]["env_steps"] == result.summary["env_steps"]
     assert record.summary == result.summary
-    assert any("workers x" in note for note in record.notes)
+    assert any("1 worker x" in note for note in record.notes)
     assert (result.path / "metrics.jsonl").read_text().count("\n") == len(record.rows)
 
 
