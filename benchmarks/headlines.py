@@ -33,7 +33,7 @@ def ratio_by_seed(part: Rows, who: str, figure: str) -> float:
     ours, theirs = (
         {row["seed"]: row[figure] for row in part if row[who] == name} for name in ("freewheel", "stable-baselines3")
     )
-    return median(ours[seed] / theirs[seed] for seed in ours)
+    return float(median(ours[seed] / theirs[seed] for seed in ours))
 
 
 def of(part: Rows, figure: str, **wanted: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 
@@ -12,8 +13,7 @@ import freewheel
 if __name__ == "__main__":
     result = freewheel.train("CartPole-v1", steps=30_000, seed=1)
     subprocess.run([sys.executable, "-m", "freewheel", "export", str(result.path), "--out", "cartpole"], check=True)
-    sys.path.insert(0, "cartpole")
-    from predict import predict  # the exported loader: numpy and safetensors alone
+    predict = runpy.run_path("cartpole/predict.py")["predict"]  # it needs numpy and safetensors alone
 
     observations = np.random.default_rng(0).uniform(-0.2, 0.2, (5, 4)).astype(np.float32)
     ours, _ = freewheel.load(result).predict(observations)

@@ -52,5 +52,5 @@ if __name__ == "__main__":
     for _ in range(ITEMS):
         action, _ = policy.predict(obs, mask=info["action_mask"])
         order.append(int(action))
-        obs, _, _, _, info = env.step(action)
+        obs, _reward, _terminated, _truncated, info = env.step(action)
     print(f"values {np.round(env.values, 2)}, packed in the order {order}")
