@@ -16,15 +16,12 @@ from freewheel.errors import UsageError
 from freewheel.registry import Command
 
 REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "psutil", "cloudpickle", "threadpoolctl")
-#: Modules that some things need: what for, and how to get them.
+#: Modules that some things need: what for, and how to get them. Families of worlds add theirs.
 OPTIONAL = {
     "mujoco": "MuJoCo environments (HalfCheetah-v5): pip install 'freewheel[mujoco]'",
     "pygame": "windows and pictures of classic-control environments: pip install 'freewheel[classic]'",
     "PIL": "animated pictures from `freewheel play`: pip install 'freewheel[video]'",
     "onnx": "`freewheel export` to ONNX: pip install onnx",
-    "sklearn": "`freewheel workflow search`: pip install 'freewheel[workflow]' (scikit-learn)",
-    "CybORG": "the real simulator of CAGE Challenge 2 (cyborg:Scenario2): make cyborg",
-    "isaaclab": "Isaac Lab's tasks (isaaclab:TASK): pip install isaaclab==3.0.0 in Python 3.12, docs/isaaclab.md",
     "stable_baselines3": "the comparison in `make bench`: pip install 'freewheel[bench]'",
 }
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
@@ -64,9 +61,17 @@ def findings() -> Iterator[tuple[bool, str, str]]:
     hint = "not compiled, so steps of single environments cost more: install gcc and Python's headers, then reinstall"
     yield True, "kernel", "compiled" if compiled else hint
     yield from _machine()
-    for module, purpose in OPTIONAL.items():
+    for module, purpose in {**OPTIONAL, **_of_worlds()}.items():
         found = importlib.util.find_spec(module) is not None
         yield True, module, "installed" if found else f"not installed; for {purpose}"
+
+
+def _of_worlds() -> dict[str, str]:
+    if importlib.util.find_spec("gymnasium") is None:  # it has been named as missing
+        return {}
+    from freewheel.envs.family import WORLDS
+
+    return {module: purpose for family in WORLDS.values() for module, purpose in family.packages.items()}
 
 
 def _machine() -> Iterator[tuple[bool, str, str]]:

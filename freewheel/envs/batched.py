@@ -266,6 +266,9 @@ FAMILY = (
         serves=is_isaac_task,
         options=IsaacOptions,
         build=_build_task,
+        packages={
+            "isaaclab": f"Isaac Lab's tasks ({ISAAC}TASK): pip install isaaclab==3.0.0 in Python 3.12, docs/isaaclab.md"
+        },
         flags=FamilyFlags(defaults=DEFAULTS, env_help="isaaclab:TASK for a task of Isaac Lab"),
         stand_in=_with_prefix,
     ),

@@ -97,6 +97,7 @@ class WorldFamily:
     ids: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # arguments of gymnasium.register by id
     flags: FamilyFlags = FamilyFlags()
     evaluation: FamilyEvaluation = FamilyEvaluation()
+    packages: Mapping[str, str] = field(default_factory=dict)  # optional modules: what for, and how to get them
     #: An environment of this family to use in place of one that cannot run on this machine, and why; None: there is none.
     stand_in: Callable[[str], tuple[str, str] | None] = lambda _: None
 

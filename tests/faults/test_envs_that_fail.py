@@ -138,7 +138,7 @@ def test_a_bug_of_ours_is_in_the_summary_too(tmp_path: Path, monkeypatch: pytest
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("freewheel.run.evaluate.evaluate", broken)
+    monkeypatch.setattr("freewheel.run.evaluation.players.scored", broken)
     with pytest.raises(ZeroDivisionError):
         freewheel.train("tests.support.worlds:Counter", quiet=True, steps=64, runs_dir=tmp_path, run="x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())
@@ -150,8 +150,9 @@ def test_the_rows_of_an_update_that_fails_are_counted(tmp_path: Path, monkeypatc
         raise MemoryError("too large")
 
     monkeypatch.setattr("freewheel.learn.ppo.numpy_engine.NumpyEngine.improve", broken)
+    few = {"num_envs": 2, "num_steps_per_env": 64}
     with pytest.raises(MemoryError):
-        freewheel.train("tests.support.worlds:Counter", quiet=True, num_envs=2, evals=0, runs_dir=tmp_path, run="x")
+        freewheel.train("tests.support.worlds:Counter", quiet=True, evals=0, runs_dir=tmp_path, run="x", options=few)
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())
     assert (summary["produced"], summary["trained"], summary["dropped"]) == (128, 0, {"shutdown": 128})
 

@@ -79,4 +79,8 @@ FAMILY = WorldFamily(
         "short names such as bline and meander do).",
     ),
     evaluation=FamilyEvaluation(protocols=[OFFICIAL], compare=_compare),
+    packages={
+        "csle_cyborg": f"CybORG, the real simulator of CAGE Challenge 2 ({REAL}): make cyborg",
+        "sklearn": "`freewheel workflow search`: pip install 'freewheel[workflow]' (scikit-learn)",
+    },
 )

@@ -165,7 +165,7 @@ def test_gymnasium_accepts_it() -> None:
 
 def test_an_unknown_red_agent_gets_a_hint() -> None:
     with pytest.raises(UsageError, match="B_lineAgent"):
-        Cage2Vector(1, "B_line")
+        Cage2Vector(1, "B_lion")
 
 
 def test_the_mixture_is_half_of_each() -> None:
