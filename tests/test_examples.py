@@ -57,7 +57,7 @@ def test_a_script_does_what_it_says(name: str, tmp_path: Path) -> None:
 def test_the_notebook_runs_in_a_real_kernel(tmp_path: Path) -> None:
     out = tmp_path / "first_day.ipynb"
     shutil.copy(FOLDER / out.name, out)
-    run(tmp_path, "-W", "ignore", "-m", "nbclient.cli", "--inplace", str(out))
+    run(tmp_path, "-W", "ignore", "-c", "from nbclient.cli import main; main()", "--inplace", str(out))
     cells = json.loads(out.read_text(encoding="utf-8"))["cells"]
     assert not [output for cell in cells for output in cell.get("outputs", ()) if output["output_type"] == "error"]
     assert "[0.0, 0.0]]" in str(cells[-1]["outputs"]), "the last line of the path is the door"

@@ -207,7 +207,7 @@ def plan(config: Config, report: Report = silent, meanwhile: Callable[[], None] 
     """
     name, (device, notes) = name_run(config), _device(config.run.machine)
     config = replace(config, env=config.env.to(device), notes=(*config.notes, *notes))
-    report(f"measuring {config.env.label} ...")
+    report(f"{'opening' if config.env.on_device else 'measuring'} {config.env.label} ...")
     return arrange(config, survey_env(config, meanwhile), name, device)
 
 

@@ -36,7 +36,8 @@ def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
     longer than `limit` seconds are left out."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
-    resource_tracker.ensure_running()  # first, because starting it unblocks interrupts
+    with signals_blocked(signal.SIGHUP):  # which it inherits: a lost terminal must not end it
+        resource_tracker.ensure_running()  # before the rest, because starting it unblocks interrupts
     with (
         _starting,
         _environment(_for_server() | {PRELOADED: json.dumps([min(limit, PRELOAD_LIMIT), *modules])}),
