@@ -187,10 +187,22 @@ def _tokens(name: str, value: Any) -> flags.Tokens:
 
 def closing(planned: Plan, summary: Mapping[str, Any]) -> str | None:
     """One line about what would make this run faster, from its own measured shares; None: nothing worth a word."""
+    if summary["exit_code"] == 0 and not summary["updates"] and planned.config.learner.on_policy:
+        return _never_learned(planned, summary)
     ended_well = summary["exit_code"] == 0 and summary["wall_s"] >= SHORT_S and summary["updates"] >= FEW_UPDATES
     if not ended_well:
         return None
     return next(_remarks(planned, summary), None)
+
+
+def _never_learned(planned: Plan, summary: Mapping[str, Any]) -> str:
+    """For a run that ended before its first update."""
+    if planned.batch.episodes is not None:
+        return f"nothing was learned: an update takes {planned.batch.episodes:,} episodes; --episodes-per-update makes it smaller"
+    fewer = max(1, min(planned.batch.steps // 4, summary["produced"] // (8 * planned.batch.lanes)))
+    came = f"an update takes {planned.batch.rows:,} rows, and {summary['produced']:,} came"
+    smaller = f"--num-steps-per-env {fewer} makes it smaller"
+    return f"nothing was learned: {came}; {smaller}, and freewheel check tells the mode with the most rows"
 
 
 def _remarks(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:

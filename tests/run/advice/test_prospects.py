@@ -72,6 +72,18 @@ def test_a_run_behind_a_barrier_is_told_what_workers_would_make(tmp_path: Path) 
     assert fast > 5 * slow
 
 
+def test_a_run_without_an_update_is_told_why(tmp_path: Path) -> None:
+    plan = planned("--minutes 0.5", UNEVEN, tmp_path)
+    text = closing(plan, as_predicted(plan, UNEVEN, updates=0, produced=1024))
+    assert text is not None
+    assert text.startswith(
+        "nothing was learned: an update takes 2,048 rows, and 1,024 came; --num-steps-per-env 16 makes"
+    )
+    plan = planned("--mode episodes --workers 2 --episodes-per-update 50", UNEVEN, tmp_path)
+    text = closing(plan, summary({}, {}, updates=0, produced=1024))
+    assert text == "nothing was learned: an update takes 50 episodes; --episodes-per-update makes it smaller"
+
+
 def test_the_advice_follows_what_the_run_has_measured_not_the_first_look(tmp_path: Path) -> None:
     plan = planned("--placement processes", UNEVEN, tmp_path)
     slower = as_predicted(plan, UNEVEN)
