@@ -59,6 +59,13 @@ def lines() -> Iterator[tuple[str, str, str]]:
         f"{ratio:.1f}×",
         beside,
     )
+    uneven = [row for row in latest("first_day") if row["simulator"] == "uneven"]
+    gain, mode = of(uneven, "gain"), uneven[-1]["mode"]
+    yield (
+        f"an uneven 5 ms simulator on 2 cores, `{mode}`, as `freewheel check` advises",
+        f"{gain:.1f}×",
+        "the default command",
+    )
     fast = of(
         [{**row, "rate": median(row["episodes_per_s"])} for row in latest("cage2_rates")],
         "rate", red_agent="B_lineAgent", games=4096,
