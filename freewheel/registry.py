@@ -58,6 +58,7 @@ class Command:
     options: Callable[[Sequence[str]], type[Any]]  # the dataclass whose fields its --help shows, for these words
     run: Callable[[Sequence[str]], int]  # takes the words after the name, returns the exit code
     order: int = 100  # its place in `freewheel --help`
+    help: Callable[[Sequence[str]], int] | None = None  # prints its help, where `options` alone do not say it all
 
 
 class Registry(Mapping[str, Entry]):

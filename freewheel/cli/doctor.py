@@ -21,6 +21,7 @@ OPTIONAL = {
     "mujoco": "MuJoCo environments (HalfCheetah-v5): pip install 'freewheel[mujoco]'",
     "pygame": "windows and pictures of classic-control environments: pip install 'freewheel[classic]'",
     "PIL": "animated pictures from `freewheel play`: pip install 'freewheel[video]'",
+    "imageio_ffmpeg": "films (mp4) from `freewheel play`: pip install 'freewheel[video]'",
     "onnx": "`freewheel export` to ONNX: pip install onnx",
     "stable_baselines3": "the comparison in `make bench`: pip install 'freewheel[bench]'",
 }

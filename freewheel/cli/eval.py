@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -47,16 +49,21 @@ T = TypeVar("T", bound=RunOptions)
 
 def parse(options: type[T], argv: Sequence[str], command: str) -> T:
     """The options of a command whose first or last word is a run."""
+    found = parse_runs(options, argv, command)
+    if len(found) > 1:
+        raise UsageError(f"give one run, not {' '.join(one.run for one in found)}")
+    return found[0]
+
+
+def parse_runs(options: type[T], argv: Sequence[str], command: str) -> list[T]:
+    """The options of a command that takes runs, once for each run."""
     from freewheel.config import flags
 
     positional, given = flags.read_argv(argv, flags.option_types(options))
-    if len(positional) > 1:
-        raise UsageError(f"give one run, not {' '.join(positional)}")
-    if positional:
-        given["run"] = (positional[0],)
-    if not given.get("run", ("",))[0]:
+    runs = positional or [name for name in given.get("run", ()) if name]
+    if not runs:
         raise UsageError(f"which run? freewheel {command} NAME, a directory under runs/")
-    return flags.build(options, given)
+    return [flags.build(options, {**given, "run": (name,)}) for name in runs]
 
 
 def open_policy(options: RunOptions, console: Console) -> tuple[SavedRun, Actor]:
@@ -72,7 +79,10 @@ def open_policy(options: RunOptions, console: Console) -> tuple[SavedRun, Actor]
 
 @dataclass(frozen=True)
 class EvalOptions(RunOptions):
-    """Score the greedy policy of a run."""
+    """Score the greedy policy of one or several runs."""
+
+    json: bool = False
+    """Print the scores as JSON, a list with one object a run, and nothing else."""
 
 
 def _protocols() -> Mapping[str, EvalProtocol]:
@@ -96,14 +106,44 @@ def _options() -> type[Any]:
 def _run(argv: Sequence[str]) -> int:
     from rich.console import Console
 
-    options, console = parse(_options(), argv, "eval"), Console(highlight=False)
+    asked = parse_runs(_options(), argv, "eval")
+    console = Console(highlight=False, stderr=asked[0].json)  # what environments and warnings print is no JSON
+    with redirect_stdout(sys.stderr) if asked[0].json else nullcontext():
+        results = [_evaluate(options, console, alone=len(asked) == 1) for options in asked]
+    if asked[0].json:
+        sys.stdout.write(json.dumps(results, indent=2, allow_nan=False) + "\n")
+    elif len(asked) > 1 and "mean" in results[0]:
+        _print_table(results, console)
+    return 0
+
+
+def _evaluate(options: EvalOptions, console: Console, *, alone: bool) -> dict[str, Any]:
+    """The result of one run; printed unless it becomes part of a table or of JSON."""
     run, actor = open_policy(options, console)
+    about = {"run": run.path.name, "path": str(run.path), "env": run.config.env.name, "which": options.which}
     chosen = [protocol for name, protocol in _protocols().items() if getattr(options, name)]
     if chosen:
-        _run_protocol(chosen[0], options, run, actor, console)
-    else:
+        return {**about, **_run_protocol(chosen[0], options, run, actor, console)}
+    if alone and not options.json:
         _score(options, run, actor, console)
-    return 0
+        return about
+    score = run.score(actor, options.episodes or EPISODES, options.seed)
+    figures = {"mean": score.mean, "std": score.spread, "min": min(score.returns), "max": max(score.returns)}
+    numbers = {"episodes": len(score.returns), "length": sum(score.lengths) / len(score.lengths), "cut": score.cut}
+    return {**about, **figures, **numbers, "returns": list(score.returns), "lengths": list(score.lengths)}
+
+
+def _print_table(results: Sequence[Mapping[str, Any]], console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("run", overflow="fold")
+    for name in ("mean", "±", "min", "max", "length", "episodes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in results:
+        figures = [f"{one[name]:.1f}" for name in ("mean", "std", "min", "max")]
+        table.add_row(one["run"], *figures, f"{one['length']:.0f}", str(one["episodes"]))
+    console.print(table)
 
 
 def _score(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) -> None:
@@ -120,20 +160,24 @@ def _score(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) 
         compare(run, score.mean, console)
 
 
-def _run_protocol(protocol: EvalProtocol, options: EvalOptions, run: SavedRun, actor: Actor, console: Console) -> None:
-    """The protocol's table, and its result in a file of its name."""
+def _run_protocol(
+    protocol: EvalProtocol, options: EvalOptions, run: SavedRun, actor: Actor, console: Console
+) -> dict[str, Any]:
+    """The protocol's table, and its result, also in a file of its name."""
     seed = protocol.seed if options.seed is None else options.seed
     data, table = protocol.run(run, actor, options.episodes or protocol.episodes, seed)
     path = run.path / f"{protocol.name}.json"
     path.write_text(json.dumps({"run": run.path.name, "which": options.which, **data}, indent=2) + "\n")
-    console.print(table)
-    console.print(f"  {path}", markup=False, soft_wrap=True)
+    if not options.json:
+        console.print(table)
+        console.print(f"  {path}", markup=False, soft_wrap=True)
+    return dict(data)
 
 
 COMMAND = Command(
     name="eval",
-    argument="RUN",
-    summary="score the greedy policy of a run",
+    argument="RUN ...",
+    summary="score the greedy policy of runs",
     options=lambda _: _options(),
     run=_run,
     order=1,

@@ -38,17 +38,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(argv: list[str]) -> int:
     name, *rest = argv or ["--help"]
     if name in (*HELP, "help"):
-        sys.stdout.write(overview())
-        return 0
+        return _help(rest)
     if name in ("-V", "--version"):
         sys.stdout.write(f"freewheel {__version__}\n")
         return 0
     command = COMMANDS[name]
     if not any(word in HELP for word in rest):
         return command.run(rest)
+    if command.help is not None:
+        return command.help(rest)
     from freewheel.config import flags
 
     flags.show_help(command.options(rest), f"freewheel {name} {command.argument}".rstrip())
+    return 0
+
+
+def _help(words: list[str]) -> int:
+    """`freewheel help`, `freewheel help shares`, or the help of a command."""
+    if words and words[0] != "shares":
+        return _dispatch([words[0], "--help", *words[1:]])
+    from freewheel.metrics.names import glossary
+
+    sys.stdout.write(glossary() if words else overview())
     return 0
 
 
@@ -63,5 +74,6 @@ Train reinforcement-learning agents with acting and learning uncoupled.
 
 {"".join(lines)}
 ENV is a Gymnasium id (CartPole-v1), package.module:Factory or path/to/file.py:Factory. RUN is a name under runs/ or a path.
-freewheel COMMAND --help lists the options of a command.
+freewheel COMMAND --help lists the options of a command, freewheel train --help WORD those about a word,
+freewheel help shares explains the bars at the end of a run.
 """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +45,25 @@ def _options(argv: Sequence[str]) -> type[Any]:
     shown = dataclasses.make_dataclass("Options", own, bases=(options,))
     shown.__doc__ = options.__doc__
     return shown
+
+
+def _help(argv: Sequence[str]) -> int:
+    """The options that a word after --help finds in any mode, algorithm and world; else those of this command line."""
+    from freewheel.config import find, flags
+
+    known = find.all_options(CommandOptions)
+    word = next((after for flag, after in itertools.pairwise(argv) if flag in ("-h", "--help")), "-")
+    if not word.startswith("-") and (found := find.matching(word, known)):
+        sys.stdout.write("\n".join(line for option in found for line in option.lines()) + "\n")
+        return 0
+    options = _options(argv)
+    flags.show_help(options, "freewheel train ENV")
+    shown = {f"--{name.replace('_', '-')}" for name in flags.option_types(options)}
+    others = " ".join(option.flag for option in known if option.flag not in shown)
+    told = f"Options of other modes, algorithms and environments: {others}"
+    sys.stdout.write(textwrap.fill(told, find.WIDTH, break_on_hyphens=False, subsequent_indent="  ") + "\n\n")
+    sys.stdout.write("freewheel train --help WORD tells of options by name or subject, e.g. --help max-lag\n")
+    return 0
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -107,4 +128,5 @@ COMMAND = Command(
     options=_options,
     run=_run,
     order=0,
+    help=_help,
 )

@@ -121,6 +121,41 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
 }  # fmt: skip
 
 
+#: What the shares of time mean, those of core.WORKER_TIME and core.LEARNER_TIME: the bars at the end of a run and time/...
+SHARES: Mapping[str, Mapping[str, str]] = {
+    "worker": {
+        "step": "The environments' step().",
+        "reset": "The environments' reset().",
+        "infer": "The policy chooses actions.",
+        "write": "Rows are written to where the learner reads them.",
+        "wait-credit": "Waits because enough rows are under way: the learner is the slower one, or (lockstep) it is its turn.",
+        "wait-slot": "Waits for a free place in its queue: the learner has not read what is there.",
+        "wait-gate": "Waits at a barrier or for the others: their steps take longer.",
+        "load": "Takes over new weights.",
+        "down": "Is not there: it died and is being replaced, or still starts.",
+        "other": "The rest: Python between these, and time that other processes took away.",
+    },
+    "learner": {
+        "observe": "Takes rows in: copies, statistics, replay buffer.",
+        "update": "Gradient steps.",
+        "publish": "Hands new weights to the workers.",
+        "wait-data": "Waits for rows: the environments are the slower ones. In lockstep they are stepped meanwhile.",
+        "eval": "Evaluation that the learner waits for or plays itself.",
+        "save": "Writes checkpoints.",
+        "other": "The rest: logging, the loop itself.",
+    },
+}
+
+
+def glossary() -> str:
+    """The text of `freewheel help shares`."""
+    parts = ["Shares of time, as in the bars at the end of a run and in metrics.jsonl (time/...).\n"]
+    for party, kinds in SHARES.items():
+        parts.append(f"\nEvery second of a {party} is one of\n")
+        parts += [f"  {kind:<12} {text}\n" for kind, text in kinds.items()]
+    return "".join(parts)
+
+
 @functools.cache
 def describe(name: str) -> Metric | None:
     """What a metric of this name is; None: it is not described."""
@@ -134,6 +169,12 @@ def markdown() -> str:
     for group, metrics in GROUPS.items():
         rows = [f"| `{one.name}` | {one.unit} | {one.aggregate} | {one.text} |\n" for one in metrics]
         parts.append(f"\n## {group}\n\n| name | unit | interval | meaning |\n|---|---|---|---|\n{''.join(rows)}")
+    parts.append(
+        "\n## Shares of time\n\nThe bars at the end of a run and `time/...` cut time like this (`freewheel help shares`).\n"
+    )
+    for party, kinds in SHARES.items():
+        rows = [f"| `{kind}` | {text} |\n" for kind, text in kinds.items()]
+        parts.append(f"\n| a second of a {party} | meaning |\n|---|---|\n{''.join(rows)}")
     return "".join(parts)
 
 

@@ -182,6 +182,8 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
         add(party, bar)
         for line in _fill(legend, room):
             add("", line)
+    if width is not None:
+        add("", Text("what these are: freewheel help shares", "dim", no_wrap=True, overflow="ellipsis"))
     for label, text in zip(("rows", ""), _ledger(summary), strict=False):
         add(label, text)
     if summary["worker_restarts"]:

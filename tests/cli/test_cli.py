@@ -18,8 +18,9 @@ from freewheel.cli.eval import EvalOptions
 from freewheel.cli.play import PlayOptions
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import MODES
-from freewheel.config import flags
+from freewheel.config import find, flags, resolve
 from freewheel.config.resolve import RunConfig, presets
+from freewheel.core import LEARNER_TIME, WORKER_TIME
 from freewheel.envs.family import WORLDS as FAMILIES
 from freewheel.envs.gym import GymOptions
 from freewheel.learn.ppo.config import PPOConfig
@@ -89,9 +90,9 @@ USAGE = [
     ("train CartPole-v1 --config nosuch.json", "--config nosuch.json: No such file or directory; "),
     ("eval", "which run? freewheel eval NAME, a directory under runs/"),
     ("eval nosuch", "no run 'nosuch' in runs; train one first"),
-    ("eval a b", "give one run, not a b"),
+    ("play a b", "give one run, not a b"),
     ("eval a --episodes 0", "--episodes must be positive, not 0"),
-    ("play nosuch --render film", "--render must be one of auto, human, ansi, gif, none, not film"),
+    ("play nosuch --render film", "--render must be one of auto, human, ansi, gif, mp4, none, not film"),
     ("doctor --all", "freewheel doctor takes no arguments, not --all"),
 ]
 SETUP = [
@@ -221,7 +222,38 @@ def test_help_is_for_the_environment_algorithm_and_mode_that_are_named(capfd: Ca
     for name in ("--mbpo.rollout-schedule", "--max-lag", "--clip-actions"):
         assert f" {name} " in text
     for name in ("--ppo.", "--placement", "--step-timeout"):
-        assert name not in text
+        assert name not in text.partition("Options of other modes")[0]
+
+
+def test_help_names_the_options_of_other_modes_and_finds_any_by_a_word(capfd: Capture) -> None:
+    others = help_of(capfd, "train").partition("Options of other modes, algorithms and environments:")[2]
+    for name in ("--max-lag", "--sac.tau", "--overflow", "--clip-actions"):
+        assert f" {name} " in others
+    assert "--placement" not in others
+    assert cli.main(["train", "--help", "max-lag"]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith("--max-lag")
+    assert "--mode continuous" in out
+    assert max(map(len, out.splitlines())) <= 80
+    for word, found in {"publish-every": "--sac.publish-every", "seeds": "--seeds", "preset": "--preset"}.items():
+        assert cli.main(["train", "--help", word]) == 0
+        assert f"{found}" in capfd.readouterr().out
+    assert "usage: freewheel train" in help_of(capfd, "train", "CartPole-v1")
+
+
+def test_every_option_can_be_found_and_is_described() -> None:
+    known = {one.flag.lstrip("-").replace("-", "_"): one for one in find.all_options()}
+    assert {*known} >= {*resolve._all_options()}
+    assert [name for name, one in known.items() if not one.text] == []
+
+
+def test_help_of_shares_and_of_commands(capfd: Capture) -> None:
+    assert cli.main(["help", "shares"]) == 0
+    text = capfd.readouterr().out
+    for kind in (*WORKER_TIME, *LEARNER_TIME):
+        assert f"\n  {kind} " in text
+    assert cli.main(["help", "doctor"]) == 0
+    assert capfd.readouterr().out.startswith("usage: freewheel doctor")
 
 
 @pytest.mark.parametrize(("command", "options"), [("eval", EvalOptions), ("play", PlayOptions)])

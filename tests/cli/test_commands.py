@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -15,8 +16,9 @@ import psutil
 import pytest
 
 import freewheel
-from freewheel.cli import doctor
+from freewheel.cli import doctor, play
 from freewheel.cli import main as cli
+from freewheel.errors import EnvError
 from freewheel.run.trainer import Result
 from tests.support.places import ROOT
 
@@ -57,6 +59,66 @@ def test_eval_finds_a_run_by_name(cartpole: Result, capfd: Capture) -> None:
     argv = ["eval", "--runs_dir", str(cartpole.path.parent), "--which=latest", "--seed", "3", "it"]
     assert cli.main(argv) == 0
     assert "over 20 greedy episodes" in capfd.readouterr().out
+
+
+def test_eval_as_json_prints_nothing_else(cartpole: Result, capfd: Capture) -> None:
+    assert cli.main(["eval", str(cartpole.path), "--json", "--episodes", "3"]) == 0
+    (score,) = json.loads(capfd.readouterr().out)
+    assert (score["run"], score["env"], score["which"], score["episodes"]) == ("it", "CartPole-v1", "best", 3)
+    assert score["mean"] == pytest.approx(sum(score["returns"]) / 3)
+    assert len(score["lengths"]) == 3
+
+
+def test_eval_of_several_runs_is_a_table(cartpole: Result, capfd: Capture) -> None:
+    assert cli.main(["eval", str(cartpole.path), str(cartpole.path), "--episodes", "2"]) == 0
+    head, *rows = (line.split() for line in capfd.readouterr().out.splitlines())
+    assert head == ["run", "mean", "±", "min", "max", "length", "episodes"]
+    assert [(row[0], row[-1]) for row in rows] == [("it", "2"), ("it", "2")]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "told"),
+    [
+        ("--out it.avi", 2, "--out it.avi: write a .gif or an .mp4"),
+        ("--render ansi --out it.gif", 2, "--render ansi does not write it.gif; leave out one of them"),
+        ("--render mp4", 1, "films need ffmpeg: pip install imageio-ffmpeg, or use --render none"),
+        ("--render gif", 1, "animated pictures need Pillow: pip install pillow, or use --render none"),
+    ],
+)
+def test_play_says_what_is_missing(
+    cartpole: Result, capfd: Capture, monkeypatch: pytest.MonkeyPatch, argv: str, code: int, told: str
+) -> None:
+    find_spec = importlib.util.find_spec
+    lacking = ("PIL", "imageio_ffmpeg")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in lacking else find_spec(name))
+    assert cli.main(["play", str(cartpole.path), *argv.split()]) == code
+    assert capfd.readouterr().err == f"freewheel: {told}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        (
+            "DependencyNotInstalled: pygame is not installed",
+            "it draws with pygame: pip install 'gymnasium[classic-control]'",
+        ),
+        (
+            "FatalError: an OpenGL platform library has not been loaded",
+            "MuJoCo finds no OpenGL here: set MUJOCO_GL=egl",
+        ),
+        ("ImportError: cannot initialize a EGL device display", "MuJoCo finds no OpenGL here: set MUJOCO_GL=egl"),
+    ],
+)
+def test_failures_to_draw_are_explained(text: str, remedy: str) -> None:
+    assert str(play._explained(EnvError(text), "rgb_array")).startswith(f"cannot show it: {remedy}")
+    assert str(play._explained(EnvError(text), None)) == text
+
+
+def test_play_writes_the_file_that_was_asked_for(cartpole: Result, tmp_path: Path, capfd: Capture) -> None:
+    argv = ["play", str(cartpole.path), "--out", str(tmp_path / "films" / "it.gif"), "--episodes", "2"]
+    assert cli.main(argv) == 0
+    assert sorted(path.name for path in (tmp_path / "films").iterdir()) == ["it-1.gif", "it-2.gif"]
 
 
 def test_play_without_pictures_tells_the_score(cartpole: Result, capfd: Capture) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from freewheel.metrics.names import GROUPS, describe, markdown
+from freewheel.core import LEARNER_TIME, WORKER_TIME
+from freewheel.metrics.names import GROUPS, SHARES, describe, markdown
 from tests.support.places import PACKAGE
 from tests.support.runs import IDENTITY, rows_of, train
 
@@ -29,6 +30,10 @@ def test_no_name_is_described_twice() -> None:
         assert not fnmatchcase(one.name, other.name), f"{one.name} is also described as {other.name}"
     assert describe("lag/share_3") is describe("lag/share_0") is not None
     assert describe("lag/shares") is None
+
+
+def test_every_share_of_time_is_described_once() -> None:
+    assert {party: tuple(kinds) for party, kinds in SHARES.items()} == {"worker": WORKER_TIME, "learner": LEARNER_TIME}
 
 
 def test_the_page_lists_them() -> None:
