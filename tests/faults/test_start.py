@@ -18,6 +18,7 @@ from tests.support.runs import IDENTITY
 #: The command line, interrupted when it begins to import a module.
 IMPORTS = """
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background has it ignored
 wanted = sys.argv.pop(1)
 
 class Finder:
