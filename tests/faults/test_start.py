@@ -18,7 +18,6 @@ from tests.support.runs import IDENTITY
 #: The command line, interrupted when it begins to import a module.
 IMPORTS = """
 import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background has it ignored
 wanted = sys.argv.pop(1)
 
 class Finder:
@@ -68,9 +67,9 @@ class Env(gymnasium.Env):
 
 
 def freewheel(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Python in a session of its own, in this folder."""
+    """Python in a session of its own, in this folder, with the usual signals: a job in the background has some ignored."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), **variables}
-    command = [sys.executable, *words]
+    command = ["env", "--default-signal=INT,HUP", sys.executable, *words]
     return subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=40, check=False, start_new_session=True
     )
