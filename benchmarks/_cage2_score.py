@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from freewheel.envs.gym import GymConfig
-from freewheel.run.evaluate import evaluate
+from freewheel.run.evaluation.episodes import evaluate
 from freewheel.run.saved import open_run
 from freewheel.worlds.cage2 import family
 from freewheel.worlds.cage2.scenario import STEPS

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from freewheel.config.arguments import TrainOptions
     from freewheel.core import Sink
-    from freewheel.run.evaluate import Score
+    from freewheel.run.evaluation.episodes import Score
     from freewheel.run.hooks import Hook, Run
     from freewheel.run.policy import Policy
     from freewheel.run.trainer import Result

@@ -24,8 +24,8 @@ EPISODES = 20
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """Which run, and which episodes."""
+class PolicyOptions:
+    """Which run, and which weights of it."""
 
     run: str = ""
     """The run: a name under --runs-dir or a path. Also the first or last word."""
@@ -33,6 +33,12 @@ class RunOptions:
     """The directory that contains all runs."""
     which: str = "best"
     """Which weights: best, latest, or the number of a step."""
+
+
+@dataclass(frozen=True)
+class RunOptions(PolicyOptions):
+    """Which run, and which episodes."""
+
     env: str = ""
     """An environment to use instead of the run's own, which a script or a notebook may have defined (./file.py:Toy)."""
     episodes: int | None = None
@@ -44,7 +50,7 @@ class RunOptions:
         require_positive(episodes=self.episodes)
 
 
-T = TypeVar("T", bound=RunOptions)
+T = TypeVar("T", bound=PolicyOptions)
 
 
 def parse(options: type[T], argv: Sequence[str], command: str) -> T:

@@ -7,20 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from freewheel.cli.eval import PolicyOptions, parse
 from freewheel.errors import UsageError
 from freewheel.registry import Command
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(PolicyOptions):
     """Write the policy of a run as files that need no Freewheel: weights, JSON, and a loader in numpy or an ONNX graph."""
 
-    run: str = ""
-    """The run: a name under --runs-dir or a path. Also the first or last word."""
-    runs_dir: str = "runs"
-    """The directory that contains all runs."""
-    which: str = "best"
-    """Which weights: best, latest, or the number of a step."""
     out: str = ""
     """The folder to write (default: `export` in the run's directory)."""
     format: Literal["numpy", "onnx"] = "numpy"
@@ -30,18 +25,10 @@ class ExportOptions:
 def _run(argv: Sequence[str]) -> int:
     import sys
 
-    from freewheel.config import flags
     from freewheel.run.export import export
     from freewheel.run.policy import load
 
-    positional, given = flags.read_argv(argv, flags.option_types(ExportOptions))
-    if len(positional) > 1:
-        raise UsageError(f"give one run, not {' '.join(positional)}")
-    if positional:
-        given["run"] = (positional[0],)
-    options = flags.build(ExportOptions, given)
-    if not options.run:
-        raise UsageError("which run? freewheel export NAME, a directory under runs/")
+    options = parse(ExportOptions, argv, "export")
     policy = load(options.run, options.which, runs_dir=options.runs_dir)
     if not options.out and policy.path.parent.name != "checkpoints":
         raise UsageError(f"{options.run} is no run: say where to write with --out")

@@ -17,7 +17,7 @@ from freewheel.core import MOST_CONTEXTS, AdjustableLearner, Episode, Learner, M
 from freewheel.errors import UsageError, nearest
 from freewheel.metrics.meter import Meter
 from freewheel.registry import own_module
-from freewheel.run.evaluate import Score
+from freewheel.run.evaluation.episodes import Score
 from freewheel.run.plan import Plan
 from freewheel.run.process import Interrupted, Stop
 from freewheel.run.saved import RunDirectory

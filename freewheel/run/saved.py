@@ -17,7 +17,7 @@ from freewheel.policies.layout import Layout
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.run import checkpoint
-from freewheel.run.evaluate import Score, Show, eval_lanes, evaluate, play, playable
+from freewheel.run.evaluation.episodes import Score, Show, eval_lanes, evaluate, play, playable
 from freewheel.run.naming import find_run
 from freewheel.run.plan import find_device
 from freewheel.seeding import scoring_seed

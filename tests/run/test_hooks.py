@@ -19,7 +19,7 @@ from freewheel import Hook, Run
 from freewheel.core import Episode, Metrics, NDArray, to_numpy
 from freewheel.errors import UsageError
 from freewheel.run import checkpoint
-from freewheel.run.evaluate import Score
+from freewheel.run.evaluation.episodes import Score
 from freewheel.run.hooks import EVENTS, find_hooks
 from freewheel.run.trainer import Result
 from tests.support.runs import assert_balanced, python, rows_of, train

@@ -12,7 +12,7 @@ from freewheel.core import Collector, Env, EvaluatingCollector
 from freewheel.errors import SetupError
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout.factory import RunnerFactory
-from freewheel.run.evaluate import eval_lanes, playable
+from freewheel.run.evaluation.episodes import eval_lanes, playable
 from freewheel.run.evaluation.players import (
     Cost,
     Evaluator,

@@ -17,7 +17,7 @@ from freewheel.core import Actor, Env, EnvSpec, Episode, EvaluatingCollector, Sn
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.rollout.factory import MakeActor, WorkerSpec
 from freewheel.rollout.probe import free_memory, usable_cores
-from freewheel.run.evaluate import Call, Played, Score, play_round, scored
+from freewheel.run.evaluation.episodes import Call, Played, Score, play_round, scored
 from freewheel.transport.executors import ProcessExecutor, wait_for_any
 
 MOST = 64  # processes that play side by side

@@ -10,7 +10,7 @@ from freewheel.config.resolve import EvalOptions
 from freewheel.core import Snapshot
 from freewheel.errors import FreewheelError
 from freewheel.metrics.meter import Budget
-from freewheel.run.evaluate import Score
+from freewheel.run.evaluation.episodes import Score
 from freewheel.run.evaluation.players import Evaluator, Order
 from freewheel.seeding import closing_seed
 

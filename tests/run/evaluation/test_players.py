@@ -20,8 +20,8 @@ from freewheel.core import ActionSpec, Decision, EnvSpec, Episode, NDArray, Slic
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.rollout.factory import Timeouts, WorkerSpec
-from freewheel.run.evaluate import Played, Score, evaluate
 from freewheel.run.evaluation import players as module
+from freewheel.run.evaluation.episodes import Played, Score, evaluate
 from freewheel.run.evaluation.players import (
     MOST,
     Cost,

@@ -11,7 +11,7 @@ from freewheel.config.resolve import EvalOptions
 from freewheel.core import Snapshot
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.metrics.meter import Budget
-from freewheel.run.evaluate import Score
+from freewheel.run.evaluation.episodes import Score
 from freewheel.run.evaluation.players import Order
 from freewheel.run.evaluation.schedule import CLOSING, Around, Evaluation, EvaluationSchedule
 from freewheel.seeding import closing_seed

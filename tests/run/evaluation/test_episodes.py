@@ -23,7 +23,7 @@ from freewheel.envs.device import DeviceEnv
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
 from freewheel.run import checkpoint
-from freewheel.run.evaluate import Score, evaluate, play
+from freewheel.run.evaluation.episodes import Score, evaluate, play
 from freewheel.seeding import drawn, tree
 from tests.support.runs import train
 from tests.support.worlds import Conditioned
