@@ -146,7 +146,7 @@ def _animation(frames: Sequence[NDArray], path: Path) -> None:
 
 
 def _film(frames: Sequence[NDArray], path: Path) -> None:
-    import imageio_ffmpeg  # type: ignore[import-not-found, unused-ignore]
+    import imageio_ffmpeg
 
     height, width = (size // 2 * 2 for size in frames[0].shape[:2])  # the codec wants even sizes
     film = imageio_ffmpeg.write_frames(str(path), (width, height), fps=FRAMES_PER_S, macro_block_size=1)
