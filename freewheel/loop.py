@@ -23,7 +23,8 @@ def loop(
     max_lag None: no gate (modes that act in turn have no lag, off-policy learners are held by their pace).
     contexts: the present table [K, C] that episodes draw their context from, published with the weights.
     """
-    env_steps = 0
+    rows = learner.rows()
+    env_steps = rows.trained + rows.queued + sum(rows.dropped.values())  # of the run that this one continues
 
     def may_update() -> bool:
         """Update v waits until nothing of version ≤ v - max_lag is open or queued."""

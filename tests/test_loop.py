@@ -209,3 +209,11 @@ def test_the_kinds_of_learner_time(tape: Tape) -> None:
         ("publish", "publish"),
     }
     assert tape.doing == "other"
+
+
+def test_a_loop_that_goes_on_counts_from_the_rows_that_were_delivered(tape: Tape) -> None:
+    pupil = Pupil(tape, needed=4)
+    pupil.held, pupil.version = 3, 2
+    first = next(loop(Source(tape, 5), pupil, tape))
+    assert first.env_steps == 8 + 3 + 2 + 5, "trained, held, dropped, and new"
+    assert first.version == 3

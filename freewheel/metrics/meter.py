@@ -78,7 +78,8 @@ class _Interval:
     """The counters when the last row was closed, and what was reported since."""
 
     began: float
-    cpu_s: float  # CPU seconds of all our processes
+    cpu_s: float  # CPU seconds of all our processes, ...
+    cpu_since: float  # ... at this time: later than `began` in the first interval of a run that goes on
     learner: Mapping[str, float]  # learner seconds by kind
     done: Mapping[str, int]  # steps, episodes, updates
     worker: NDArray = field(default_factory=lambda: np.zeros(len(WORKER_TIME), np.int64))  # ns by kind
@@ -111,7 +112,7 @@ class Meter:
         self._eval: dict[str, float | None] = {}
         self._logged: dict[str, float | None] = {}  # the newest value of everything that hooks have logged
         self._taken: set[str] = set()  # names of rows so far, but for those that hooks have logged
-        self._interval = _Interval(self._began, usage().cpu_s, dict(self._learner.seconds), dict(self.done))
+        self._interval = self._next_interval(self._began)
 
     @property
     def wall_s(self) -> float:
@@ -188,7 +189,7 @@ class Meter:
         """Close the interval: one line of metrics.jsonl."""
         now, used = self._learner.cut(), usage()
         interval = self._interval
-        self._interval = _Interval(now, used.cpu_s, dict(self._learner.seconds), dict(self.done))
+        self._interval = self._next_interval(now, used.cpu_s)
         self._worker += interval.worker
         wall = now - interval.began
         learner = {kind: seconds - interval.learner[kind] for kind, seconds in self._learner.seconds.items()}
@@ -203,7 +204,7 @@ class Meter:
             "queue_util": None,
             "buffer_util": _finite(buffer_util),
             # Where the time of a child ends with it, the sum may shrink.
-            "cpu_util": _ratio(max(used.cpu_s - interval.cpu_s, 0.0), wall * usable_cores()),
+            "cpu_util": _ratio(max(used.cpu_s - interval.cpu_s, 0.0), (now - interval.cpu_since) * usable_cores()),
             "gpu_util": gpu_util(),
             "env_busy": _ratio(worker["step"] + worker["reset"], sum(worker.values())),
             "learner_busy": _ratio(learner["observe"] + learner["update"] + learner["publish"], wall),
@@ -223,6 +224,68 @@ class Meter:
         own = interval.logged_means()
         self._logged |= own
         return row | own
+
+    def _next_interval(self, now: float, cpu_s: float | None = None) -> _Interval:
+        used = usage().cpu_s if cpu_s is None else cpu_s
+        return _Interval(now, used, now, dict(self._learner.seconds), dict(self.done))
+
+    def state(self) -> dict[str, Any]:
+        """All that a later run goes on from, for JSON."""
+        wall, interval = self._learner.cut() - self._began, self._interval
+        return {
+            "wall_s": wall,
+            "learner_s": dict(self._learner.seconds),
+            "worker_ns": self._worker.tolist(),
+            "done": dict(self.done),
+            "played": self._played.tolist(),
+            "returns": [_number(value) for value in self._returns],
+            "lengths": list(self._lengths),
+            "measures": {name: [_number(value) for value in window] for name, window in self._measures.items()},
+            "lag_max": self._lag_max,
+            "latest": dict(self._latest),
+            "eval": dict(self._eval),
+            "logged": dict(self._logged),
+            "taken": sorted(self._taken),
+            "interval": {
+                "began_s": interval.began - self._began,
+                "learner_s": dict(interval.learner),
+                "done": dict(interval.done),
+                "worker_ns": interval.worker.tolist(),
+                "sums": {name: _number(total) for name, total in interval.sums.items()},
+                "counts": dict(interval.counts),
+                "greatest": {name: _number(value) for name, value in interval.greatest.items()},
+                "logged": {name: [_number(total), count] for name, (total, count) in interval.logged.items()},
+            },
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of an earlier run, as if no time had passed since. Call it before the first tick."""
+        line, interval = self._learner, state["interval"]
+        now = line.cut()
+        self._began = now - state["wall_s"]
+        line.seconds |= state["learner_s"]
+        self._worker[:] = state["worker_ns"]
+        self.done |= state["done"]
+        self._played[:] = state["played"]
+        self._returns.extend(map(float, state["returns"]))
+        self._lengths.extend(state["lengths"])
+        for name, window in state["measures"].items():
+            if name in self._measures:
+                self._measures[name].extend(map(float, window))
+        self._lag_max, self._latest, self._eval = state["lag_max"], dict(state["latest"]), dict(state["eval"])
+        self._logged, self._taken = dict(state["logged"]), set(state["taken"])
+        self._interval = _Interval(
+            began=self._began + interval["began_s"],
+            cpu_s=usage().cpu_s,
+            cpu_since=now,
+            learner=dict(interval["learner_s"]),
+            done=dict(interval["done"]),
+            worker=np.array(interval["worker_ns"], np.int64),
+            sums={name: float(total) for name, total in interval["sums"].items()},
+            counts=dict(interval["counts"]),
+            greatest={name: float(value) for name, value in interval["greatest"].items()},
+            logged={name: [float(total), count] for name, (total, count) in interval["logged"].items()},
+        )
 
     def _newest(self, window: deque[float]) -> list[float]:
         """The part of a window that is shown; a measure that is NaN was not taken."""
@@ -277,6 +340,12 @@ def _finite(value: float | None) -> float | None:
 
 def _ratio(part: float, whole: float) -> float | None:
     return _finite(part / whole) if whole > 0 else None
+
+
+def _number(value: SupportsFloat) -> float | str:
+    """For JSON, which has no name for what is not finite."""
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
 
 
 def _mean(values: Collection[float]) -> float | None:

@@ -399,3 +399,63 @@ def test_gpu_util_is_unknown_without_torch_or_cuda_and_a_share_with_it(monkeypat
     assert gpu_util() is None
     assert "torch" not in sys.modules
     assert [fake(False, lambda: 50), fake(True, lambda: 42), fake(True, unknown)] == [None, 0.42, None]
+
+
+def activity(meter: Meter, clock: Clock, kinds: Sequence[int]) -> list[dict[str, object]]:
+    """Turns of a run, each of one kind; the rows that were closed."""
+    rows = []
+    for number, kind in enumerate(kinds):
+        with meter.span("update" if kind % 2 else "wait-data"):
+            clock.pass_by(0.25)
+        ends = [(float(number), 3)] * (kind % 3)
+        metrics = {"loss/policy": 0.1 * number, "lag_max": float(kind), "clip": 0.2, "alien": np.float32(number / 3)}
+        meter.take(tick(chunk(7, *ends, step=1000), metrics=metrics if kind % 2 else None))
+        meter.log("mine", number)
+        if kind == 4:
+            meter.eval_result(number, {"wins": 0.5})
+        if kind == 5:
+            rows.append(row(meter))
+    return rows
+
+
+@given(st.lists(st.integers(0, 5), max_size=12), st.integers(0, 12), st.integers(0, 10**6))
+def test_a_meter_goes_on_from_its_state_as_if_no_time_had_passed(kinds: list[int], cut: int, away: int) -> None:
+    one, other = Clock(), Clock()
+    straight, first = Meter(2, ("wins",), one), Meter(2, ("wins",), other)
+    expected = [*activity(straight, one, kinds[:cut]), *activity(straight, one, kinds[cut:]), row(straight)]
+    found = activity(first, other, kinds[:cut])
+    state = json.loads(json.dumps(first.state(), allow_nan=False))
+    other.pass_by(away)
+    second = Meter(2, ("wins",), other)
+    other.pass_by(1.0)  # a start takes time, which is not the run's
+    second.restore(state)
+    found += [*activity(second, other, kinds[cut:]), row(second)]
+    measured = ("cpu_util", "gpu_util", "memory/trainer_mb", "memory/workers_mb")
+    for ours, theirs in zip(found, expected, strict=True):
+        assert list(ours) == list(theirs)
+        assert {k: v for k, v in ours.items() if k not in measured} == {
+            k: v for k, v in theirs.items() if k not in measured
+        }
+    assert (second.totals(), second.shares()) == (straight.totals(), straight.shares())
+
+
+def test_the_state_of_a_meter_keeps_numbers_that_json_does_not_have(meter: Meter, clock: Clock) -> None:
+    meter.take(tick(chunk(1, (math.inf, 3)), metrics={"loss/policy": math.nan, "lag_max": 3.0}))
+    meter.log("mine", math.inf)
+    state = json.loads(json.dumps(meter.state(), allow_nan=False))
+    again = Meter(2, now=clock)
+    again.restore(state)
+    assert json.dumps(again.state()) == json.dumps(state)
+
+
+def test_the_load_of_the_processors_is_counted_from_the_restart_on(
+    monkeypatch: pytest.MonkeyPatch, meter: Meter, clock: Clock
+) -> None:
+    clock.pass_by(10.0)
+    state = meter.state()
+    monkeypatch.setattr(meter_module, "usage", lambda: Usage(clock.seconds, 0.0, 0.0))
+    monkeypatch.setattr(meter_module, "usable_cores", lambda: 2)
+    again = Meter(2, now=clock)
+    again.restore(state)
+    clock.pass_by(4.0)
+    assert row(again)["cpu_util"] == 0.5

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from freewheel.config.resolve import EvalOptions
@@ -169,6 +169,39 @@ class EvaluationSchedule:
     def without_closing(self) -> Verdict:
         """The candidate with the score that chose it, for a run that did not come to its end."""
         return self._verdict or Verdict(self.candidate, why="the run did not come to its closing evaluation")
+
+    def state(self) -> dict[str, Any]:
+        """What a later run goes on from, for JSON; the candidate's weights are saved as the best ones. An evaluation under way is
+        begun anew there, with the weights of that moment."""
+        found = self.candidate
+        return {
+            "skipped": self.skipped,
+            "taken": self._taken - (self._running is not None),
+            "spent_s": self._spent,
+            "next_s": self._next,
+            "takes_s": self._takes,
+            "told": self._told,
+            "candidate": None if found is None else {"step": found.step, "score": asdict(found.score)},
+        }
+
+    def restore(self, state: Mapping[str, Any], best: Snapshot | None) -> None:
+        """Go on from the state of an earlier run. best: the candidate's weights; without them the next evaluation chooses."""
+        self.skipped, self._taken, self._told = state["skipped"], state["taken"], state["told"]
+        self._spent, self._next, self._takes = state["spent_s"], state["next_s"], state["takes_s"]
+        found = state["candidate"]
+        if found is not None and best is not None:
+            score = found["score"]
+            self.candidate = Evaluation(
+                found["step"],
+                best,
+                Score(
+                    tuple(score["returns"]),
+                    tuple(score["lengths"]),
+                    score["cut"],
+                    dict(score["measures"]),
+                    tuple(map(tuple, score["contexts"])),
+                ),
+            )
 
     # ------------------------------------------------------------------------------------------------------ one evaluation
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import pytest
 
@@ -262,3 +263,45 @@ def test_a_run_that_was_cut_keeps_its_candidate_and_says_so() -> None:
     verdict = schedule.without_closing()
     assert (verdict.best, verdict.fresh) == (schedule.candidate, False)
     assert verdict.summary()["eval_note"] == "the run did not come to its closing evaluation"
+
+
+@pytest.mark.parametrize("cut", [10.0, 45.0, 99.5])
+def test_a_schedule_goes_on_from_its_state(cut: float) -> None:
+    straight = World(means=[1.0, 4.0, 3.0, 2.0])
+    schedule = straight.schedule()
+    expected = straight.run(schedule)
+    world = World(means=[1.0, 4.0, 3.0, 2.0])
+    first = world.schedule()
+    found: list[Evaluation] = []
+    while world.now < cut:
+        world.now += 0.5
+        step = int(10 * world.now)
+        found += first.turn(step, world.now / 100, lambda step=step: weights(step))  # type: ignore[misc]
+    state = json.loads(json.dumps(first.state(), allow_nan=False))
+    best = None if first.candidate is None else first.candidate.snapshot
+    second = world.schedule()
+    second.restore(state, best)
+    assert second.candidate == first.candidate
+    found += world.run(second)
+    assert found == expected
+    assert [began for began, _ in world.orders] == [began for began, _ in straight.orders]
+    assert (second.skipped, second.candidate) == (schedule.skipped, schedule.candidate)
+
+
+def test_an_evaluation_under_way_is_begun_anew_and_a_candidate_without_weights_is_forgotten() -> None:
+    world = World(takes=5.0)
+    first = world.schedule()
+    world.now = 20.0
+    first.turn(200, 0.2, lambda: weights(200))
+    assert first.progress, "it runs"
+    again = World(takes=5.0, now=21.0)
+    second = again.schedule()
+    second.restore(first.state(), None)
+    second.turn(210, 0.21, lambda: weights(210))
+    assert [order.weights[0].version for _, order in again.orders] == [210]
+    scored = first.state() | {"candidate": {"step": 3, "score": asdict(Score((1.0,), (2,)))}}
+    third = again.schedule()
+    third.restore(scored, None)
+    assert third.candidate is None
+    third.restore(scored, weights(3))
+    assert third.candidate == Evaluation(3, weights(3), Score((1.0,), (2,)))
