@@ -5,7 +5,8 @@
     ├── SetupError                exit 1   a valid request that this machine cannot serve: nothing was started
     ├── EnvError                  exit 1   the user's environment failed; holds the lane, the place and its own traceback
     ├── LedgerError               exit 1   rows were lost or counted twice: a bug in Freewheel
-    ├── CheckpointError           exit 1   no valid checkpoint file on disk
+    ├── FileError                 exit 1   a file is missing, damaged, or holds something else than it should
+    │   └── CheckpointError       exit 1   no valid checkpoint on disk
     └── ObservationError          exit 1   what predict() was given does not fit the policy; also a ValueError
 
 The first line of every message says what is wrong and what to do about it.
@@ -38,8 +39,12 @@ class LedgerError(FreewheelError):
     """produced = trained + queued + open + dropped did not hold."""
 
 
-class CheckpointError(FreewheelError):
-    """No valid checkpoint file on disk."""
+class FileError(FreewheelError):
+    """A file is missing, damaged, or holds something else than it should."""
+
+
+class CheckpointError(FileError):
+    """No valid checkpoint on disk."""
 
 
 class ObservationError(FreewheelError, ValueError):

@@ -9,9 +9,10 @@ from typing import Protocol, Self
 
 from freewheel.core import Auto, BatchSpec, Collector
 from freewheel.errors import SetupError, UsageError, require_positive
+from freewheel.files.memory import free_memory
 from freewheel.registry import Registry
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
-from freewheel.rollout.probe import EnvCost, free_memory, usable_cores
+from freewheel.rollout.probe import EnvCost, usable_cores
 
 
 class ModeConfig(Protocol):

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from freewheel.core import ActionSpec, EnvSpec, NDArray, Slice
+from freewheel.errors import FileError
+from freewheel.files.read import record, show
 
 Write: TypeAlias = Callable[[Any], None]
 Key: TypeAlias = str | int
@@ -246,18 +248,24 @@ class Layout:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Layout:
-        """What `to_json` returned, also after a walk through a file."""
-        columns, action = data["observation"], data["action"]
-        mask = None if columns["mask"] is None else _part(columns["mask"])
-        inside = [1.0 if scaled else math.inf for scaled in action["scaled"]]
-        spec = ActionSpec(action["kind"], action["size"], tuple(-bound for bound in inside), tuple(inside))
-        low = tuple(-math.inf if bound is None else bound for bound in action["low"])
-        high = tuple(math.inf if bound is None else bound for bound in action["high"])
-        return cls(
-            Observations(columns["dtype"], tuple(map(_part, columns["parts"])), mask),
-            Actions(spec, tuple(action["shape"]), action["dtype"], low, high),
+    def from_json(cls, data: object, where: str = "layout") -> Layout:
+        """What `to_json` returned, also after a walk through a file (`where`); FileError about what cannot be."""
+        kept = record(_LayoutData, data, where)
+        columns, action = kept.observation, kept.action
+        _check_columns(columns, where)
+        inside = [1.0 if scaled else math.inf for scaled in action.scaled]
+        spec = ActionSpec(action.kind, action.size, tuple(-bound for bound in inside), tuple(inside))
+        low = tuple(-math.inf if bound is None else bound for bound in action.low)
+        high = tuple(math.inf if bound is None else bound for bound in action.high)
+        bounds = (1, 1, 0) if action.kind == "discrete" else (action.size,) * 3
+        fits = action.kind == "discrete" or (
+            all(side >= 0 for side in action.shape) and math.prod(action.shape) == action.size
         )
+        if action.size < 1 or (len(low), len(high), len(inside)) != bounds or not fits or not _is_numeric(action.dtype):
+            raise FileError(
+                f"action of {where} is no space: {show(data['action'] if isinstance(data, Mapping) else data)}"
+            )
+        return cls(columns, Actions(spec, action.shape, action.dtype, low, high))
 
     def misfit(self, env: Layout) -> str:
         """The first thing in which an environment differs from what the policy was trained on; empty: it fits."""
@@ -288,6 +296,43 @@ def _finite(bounds: Iterable[float]) -> list[float | None]:
     return [bound if math.isfinite(bound) else None for bound in bounds]
 
 
-def _part(data: Mapping[str, Any]) -> Part:
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return Part(**fields)
+@dataclass(frozen=True)
+class _ActionData:
+    """Actions as they are written."""
+
+    kind: Literal["discrete", "box"]
+    size: int
+    shape: tuple[int, ...]
+    dtype: str
+    low: tuple[float | None, ...]  # JSON has no infinity
+    high: tuple[float | None, ...]
+    scaled: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class _LayoutData:
+    """A layout as it is written."""
+
+    observation: Observations
+    action: _ActionData
+
+
+def _check_columns(columns: Observations, where: str) -> None:
+    """FileError unless the parts fill their columns, one after the other."""
+    end = 0
+    for part in (*columns.parts, *([columns.mask] if columns.mask else [])):
+        ahead = min(part.shape, default=1) >= 0 and part.start == end and _is_numeric(part.dtype)
+        one_hot = part.kind == "one-hot"
+        labels = len(part.sizes) == len(part.first) == math.prod(part.shape) and min(part.sizes, default=1) > 0
+        width = sum(part.sizes) if one_hot else math.prod(part.shape)
+        if not ahead or (one_hot and not labels) or part.stop - part.start != width:
+            raise FileError(f"observation of {where} is no space: its part {show(part.name)} does not fill its columns")
+        end = part.stop
+
+
+def _is_numeric(dtype: str) -> bool:
+    """Whether a word of a file names a type of numbers."""
+    try:
+        return np.dtype(dtype).kind in "biuf"
+    except TypeError:
+        return False

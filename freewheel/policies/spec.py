@@ -17,7 +17,8 @@ import numpy as np
 from numpy.random import Generator
 
 from freewheel.core import A, ActionSpec, Array, Auto, EnvSpec, NDArray, Slice, to_numpy
-from freewheel.errors import SetupError
+from freewheel.errors import FileError, SetupError, nearest
+from freewheel.files.read import record, show
 from freewheel.registry import Registry
 
 if TYPE_CHECKING:
@@ -196,8 +197,17 @@ class PolicySpec:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PolicySpec:
-        return cls(**{key: _tuples(value) for key, value in data.items()})
+    def from_json(cls, data: object, where: str = "policy") -> PolicySpec:
+        """What `to_json` returned, also after a walk through a file (`where`); FileError about what cannot be."""
+        spec = record(cls, data, where)
+        runs = [*spec.actor_columns, *spec.critic_columns, *spec.normalised, *([spec.mask] if spec.mask else [])]
+        if spec.head not in HEADS:
+            raise FileError(f"head of {where} is unknown: {show(spec.head)}{nearest(spec.head, HEADS, '')}")
+        if wrong := next((run for run in runs if not 0 <= run[0] < run[1] <= spec.obs_size), None):
+            raise FileError(f"{where} reads columns {wrong[0]} to {wrong[1]} of {spec.obs_size}")
+        if min(spec.obs_size, spec.action_size, *spec.hidden) < 1 or not (spec.actor_columns and spec.critic_columns):
+            raise FileError(f"{where} has an empty layer, no observation or no action")
+        return spec
 
 
 @dataclass(frozen=True)
@@ -227,6 +237,20 @@ def head_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
 def full_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
     """The actor's, then the critic's."""
     return actor_layout(spec) | _mlp("critic", _width(spec.critic_columns), spec.hidden, 1)
+
+
+def check_weights(layout: Layout, weights: Mapping[str, NDArray], where: str) -> None:
+    """FileError unless these weights of a file are, among others, finite numbers of these names and shapes."""
+    for name, shape in layout.items():
+        if name not in weights:
+            raise FileError(f"{where} has no weights '{name}'")
+        array = weights[name]
+        if array.shape != shape:
+            raise FileError(f"'{name}' of {where} has the shape {array.shape}, and its policy.json says {shape}")
+        if array.dtype != np.float32:
+            raise FileError(f"'{name}' of {where} should be float32, not {array.dtype}")
+        if not np.isfinite(array).all():
+            raise FileError(f"'{name}' of {where} has values that are not finite: the run had diverged")
 
 
 def views(vector: A, layout: Layout) -> dict[str, A]:
@@ -334,7 +358,3 @@ def _orthogonal(shape: tuple[int, ...], rng: Generator) -> NDArray:
     q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
     q *= np.sign(np.diag(r))
     return np.asarray(q if rows >= columns else q.T)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -332,13 +331,3 @@ def _memory(others: frozenset[int]) -> int:
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can still be used: of the machine, or of the container if it has less."""
-    free = int(psutil.virtual_memory().available)
-    with suppress(OSError, ValueError):  # no limit reads "max"
-        cached = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.MULTILINE)
-        used = int((cgroup / "memory.current").read_text()) - int(cached[1] if cached else 0)
-        free = min(free, max(0, int((cgroup / "memory.max").read_text()) - used))
-    return free

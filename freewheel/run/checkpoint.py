@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from safetensors import SafetensorError
 
 from freewheel.core import NDArray
-from freewheel.errors import CheckpointError, UsageError
+from freewheel.errors import CheckpointError, FileError, UsageError
+from freewheel.files.read import content, header, json_object, parse_arrays, parse_json, record, show, value_of
 
 WEIGHTS, POLICY, MANIFEST = "weights.safetensors", "policy.json", "manifest.json"
 FORMAT = 1
@@ -110,8 +110,8 @@ def _entry(data: bytes) -> dict[str, Any]:
 def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
     """Whether exactly these files are there already, undamaged."""
     try:
-        return all(_bytes(folder / name) == data for name, data in files.items())
-    except CheckpointError:
+        return all(content(folder / name, len(data)) == data for name, data in files.items())
+    except FileError:
         return False
 
 
@@ -185,7 +185,7 @@ def load(root: Path, which: str = "latest") -> Checkpoint:
     for step in others if wanted is None else [wanted, *others]:
         try:
             found = read(root / str(step))
-        except CheckpointError as error:
+        except FileError as error:
             problems.append(str(error))
         else:
             fallback = [f"using step {step} instead of '{which}'"] if problems else []
@@ -195,50 +195,50 @@ def load(root: Path, which: str = "latest") -> Checkpoint:
 
 
 def read(folder: Path) -> Checkpoint:
-    """One checkpoint, or a CheckpointError that names the file that does not match the manifest."""
+    """One checkpoint, or a FileError that names the file that is damaged or does not match the manifest."""
     listed = _listed(folder / MANIFEST)
-    files = {name: _bytes(folder / name) for name in (WEIGHTS, POLICY)}
-    for name, data in files.items():
-        if _entry(data) != listed[name]:
-            raise CheckpointError(f"{folder / name} is damaged: its size or hash is not the manifest's")
-    try:
-        params = safetensors.numpy.load(files[WEIGHTS])
-    except (SafetensorError, KeyError) as error:  # KeyError: a type that numpy does not have
-        raise CheckpointError(f"{folder / WEIGHTS} cannot be read: {error}") from error
-    about = _parse(folder / POLICY, files[POLICY])
-    step = int(folder.name) if _is_step(folder.name) else int(about.get("step", 0))  # an export has a name of its own
+    files = {name: _verified(folder / name, entry) for name, entry in listed.items()}
+    params = parse_arrays(files[WEIGHTS], str(folder / WEIGHTS))
+    about = parse_json(files[POLICY], str(folder / POLICY))
+    # An export has a name of its own.
+    step = (
+        int(folder.name) if _is_step(folder.name) else value_of(int, about.get("step", 0), f"step of {folder / POLICY}")
+    )
     return Checkpoint(step, params, about, folder)
 
 
-def _listed(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Entry:
+    """What the manifest says about a file."""
+
+    size: int
+    sha256: str
+
+
+def _listed(path: Path) -> dict[str, _Entry]:
     """The entries of the manifest: exactly the two files of a checkpoint, and no other name or path."""
-    manifest = _parse(path, _bytes(path))
-    files = manifest.get("files")
-    if manifest.get("format") != FORMAT or not isinstance(files, dict):
+    manifest = json_object(path)
+    number, files = manifest.get("format"), manifest.get("files")
+    if isinstance(number, int) and number > FORMAT:
+        raise CheckpointError(f"{path} has the newer format {number}; this Freewheel reads {FORMAT}: update it")
+    if number != FORMAT or not isinstance(files, dict):
         raise CheckpointError(f"{path} is not a manifest of format {FORMAT}")
     if files.keys() != {WEIGHTS, POLICY}:
-        raise CheckpointError(f"{path} should list {WEIGHTS} and {POLICY}, but it lists {sorted(files)}")
-    return files
+        raise CheckpointError(f"{path} should list {WEIGHTS} and {POLICY}, but it lists {show(sorted(files))}")
+    return {name: record(_Entry, entry, f"{show(name)} in {path}") for name, entry in files.items()}
 
 
-def _bytes(path: Path) -> bytes:
-    """The content of a regular file; links and pipes are not read."""
-    if path.is_symlink() or not path.is_file():
-        raise CheckpointError(f"{path} is missing")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _parse(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: it is not JSON") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
-    return value
+def _verified(path: Path, entry: _Entry) -> bytearray:
+    """The content of a file of this size and hash. Nothing is read of one with another size."""
+    damaged = f"{path} is damaged: its size or hash is not the manifest's"
+    if not path.is_symlink() and path.is_file() and path.stat().st_size != entry.size:
+        raise CheckpointError(damaged)
+    if path.name.endswith(".safetensors"):
+        header(path)  # before all of it is read: its arrays are as large as it is
+    data = content(path)
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise CheckpointError(damaged)
+    return data
 
 
 def _is_step(name: str) -> bool:

@@ -23,6 +23,7 @@ from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
 from freewheel.run import checkpoint
 from freewheel.run.checkpoint import Checkpoint
 from freewheel.run.naming import RunName, find_run, name_run
+from freewheel.run.policy import read_spec
 from freewheel.seeding import tree
 from freewheel.transport.survey import Survey
 
@@ -288,7 +289,7 @@ def _as_in(config: Config, init: Checkpoint) -> Config:
     """The same, normalising observations as the weights to start with do, unless the user has decided."""
     if config.policy.normalize_obs != "auto":
         return config
-    normalised = bool(PolicySpec.from_json(init.about["policy"]).normalised)
+    normalised = bool(read_spec(init).normalised)
     sources = {**config.sources, "policy.normalize_obs": f"init {config.run.init}"}
     return replace(config, policy=replace(config.policy, normalize_obs=normalised), sources=sources)
 
@@ -297,7 +298,7 @@ def _check_weights(config: Config, policy: PolicySpec, init: Checkpoint | None) 
     """SetupError if the weights to start with belong to another network."""
     if init is None:
         return
-    here, there = asdict(policy), asdict(PolicySpec.from_json(init.about["policy"]))
+    here, there = asdict(policy), asdict(read_spec(init))
     for what in here:
         if here[what] != there[what] and what != "log_std":  # only an initial value
             differs = f"{what} is {there[what]} there and {here[what]} here"

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from freewheel.core import NDArray, Snapshot
-from freewheel.errors import ObservationError, SetupError
+from freewheel.core import Actor, NDArray, Snapshot
+from freewheel.errors import FileError, ObservationError, SetupError
+from freewheel.files.read import value_of
 from freewheel.policies.layout import MASK, BadObservationError, Layout, Part, short
 from freewheel.policies.numpy_actor import make_actor
-from freewheel.policies.spec import PolicySpec
+from freewheel.policies.spec import PolicySpec, actor_layout, check_weights, head_layout, statistics_layout
 from freewheel.run import checkpoint
 from freewheel.run.checkpoint import Checkpoint
 from freewheel.run.naming import find_run
@@ -31,9 +32,10 @@ class Policy:
 
     def __init__(self, saved: Checkpoint, layout: Layout) -> None:
         self._saved, self.layout = saved, layout
-        self.spec = spec = PolicySpec.from_json(saved.about["policy"])
-        self._actor = make_actor(spec)()
-        self._actor.load(Snapshot(int(saved.about["version"]), saved.params))
+        self.spec = spec = read_spec(saved)
+        self._actor = actor_of(saved)
+        if (spec.obs_size, spec.action_size) != (layout.observation.size, layout.action.spec.size):
+            raise FileError(f"{saved.path / checkpoint.POLICY} has a policy and a layout of different sizes")
         self._encode = layout.action.encoder()
         self._rng = np.random.default_rng()
         self._lock = threading.Lock()
@@ -195,14 +197,14 @@ def load(
     for text in saved.warnings:
         warnings.warn(text, stacklevel=3)
     if layout := saved.about.get("layout"):
-        return Policy(saved, Layout.from_json(layout))
+        return Policy(saved, Layout.from_json(layout, f"layout of {saved.path / checkpoint.POLICY}"))
     if env is None:
         name = saved.about.get("env") or "the environment"
         remedy = f"pass the environment it was trained on: freewheel.load(run, env={name!r})"
         raise SetupError(f"{saved.path} was saved without its spaces; {remedy}")
     from freewheel.run.saved import layout_of_env
 
-    return Policy(saved, layout_of_env(env, saved.about))
+    return Policy(saved, layout_of_env(env, saved))
 
 
 def find(run: str | os.PathLike[str] | Result, which: str | int = "best", runs_dir: str = "runs") -> Checkpoint:
@@ -212,6 +214,33 @@ def find(run: str | os.PathLike[str] | Result, which: str | int = "best", runs_d
     if (folder / checkpoint.MANIFEST).is_file():
         return checkpoint.read(folder)
     return checkpoint.load(find_run(str(path), runs_dir) / "checkpoints", str(which))
+
+
+def read_spec(saved: Checkpoint) -> PolicySpec:
+    """The network of a checkpoint; FileError about what cannot be one."""
+    return PolicySpec.from_json(saved.about.get("policy"), f"policy of {saved.path / checkpoint.POLICY}")
+
+
+def actor_of(saved: Checkpoint) -> Actor:
+    """The policy of a checkpoint, ready to act; FileError unless its weights are finite and those of its network."""
+    spec = read_spec(saved)
+    version = value_of(int, saved.about.get("version"), f"version of {saved.path / checkpoint.POLICY}")
+    weights = str(saved.path / checkpoint.WEIGHTS)
+    layout = statistics_layout(spec) | head_layout(spec) if spec.module else actor_layout(spec)
+    check_weights(layout, saved.params, weights)  # before anything of its sizes is made
+    actor = make_actor(spec)()
+    if spec.module:
+        check_weights(own_layout(actor), saved.params, weights)
+    actor.load(Snapshot(version, saved.params))
+    return actor
+
+
+def own_layout(actor: Actor) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the weights of a user's module."""
+    from freewheel.policies.nets import TorchActor
+
+    assert isinstance(actor, TorchActor), "only these have modules"
+    return {name: view.shape for name, view in actor.policy.net.params.views.items()}
 
 
 def _inputs(spec: PolicySpec, layout: Layout) -> tuple[tuple[Part, ...], Part | None]:

@@ -14,12 +14,13 @@ from freewheel.config.resolve import Config, from_file, from_options
 from freewheel.core import Actor, Env, EnvSpec, Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
 from freewheel.policies.layout import Layout
-from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.run import checkpoint
+from freewheel.run.checkpoint import Checkpoint
 from freewheel.run.evaluation.episodes import Score, Show, eval_lanes, evaluate, play, playable
 from freewheel.run.naming import find_run
 from freewheel.run.plan import find_device
+from freewheel.run.policy import actor_of, read_spec
 from freewheel.seeding import scoring_seed
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ class SavedRun:
     def actor(self, which: str = "best") -> tuple[Actor, list[str]]:
         """The policy of a checkpoint (best, latest or a step), and warnings about checkpoints that could not be used."""
         found = checkpoint.load(self.path / "checkpoints", which)
-        actor = make_actor(PolicySpec.from_json(found.about["policy"]))()
-        actor.load(Snapshot(int(found.about["version"]), found.params))
-        return actor, list(found.warnings)
+        return actor_of(found), list(found.warnings)
 
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
         """Score greedy episodes; by default fresh ones, which no evaluation of the run has played."""
@@ -79,7 +78,7 @@ class SavedRun:
         with ExitStack() as undo:
             env = playable(self.config.env.make(lanes, render_mode=render_mode))
             undo.callback(env.close)
-            check_fit(checkpoint.load(self.path / "checkpoints").about, env.spec)
+            check_fit(checkpoint.load(self.path / "checkpoints"), env.spec)
             undo.pop_all()
         return env
 
@@ -106,12 +105,13 @@ def open_run(
     return SavedRun(path, resolved)
 
 
-def check_fit(about: Mapping[str, Any], spec: EnvSpec) -> None:
+def check_fit(saved: Checkpoint, spec: EnvSpec) -> None:
     """SetupError if a policy was not trained on spaces like these."""
-    if about.get("layout") and spec.layout:
-        reason = Layout.from_json(about["layout"]).misfit(Layout.from_json(spec.layout))
+    if (layout := saved.about.get("layout")) and spec.layout:
+        where = f"layout of {saved.path / checkpoint.POLICY}"
+        reason = Layout.from_json(layout, where).misfit(Layout.from_json(spec.layout))
     else:  # it was saved before checkpoints had the spaces
-        policy = PolicySpec.from_json(about["policy"])
+        policy = read_spec(saved)
         ours, theirs = (policy.obs_size, policy.action_size), (spec.obs_size, spec.action.size)
         words = "{} observation columns and {} actions"
         reason = (
@@ -121,8 +121,8 @@ def check_fit(about: Mapping[str, Any], spec: EnvSpec) -> None:
         raise SetupError(f"{spec.name} does not fit the policy: {reason}")
 
 
-def layout_of_env(env: str | Callable[..., Any], about: Mapping[str, Any]) -> Layout:
+def layout_of_env(env: str | Callable[..., Any], saved: Checkpoint) -> Layout:
     """The spaces of an environment, for a policy that was saved without them."""
     with closing(from_options(env, {}).env.make(range(1))) as made:
-        check_fit(about, made.spec)
+        check_fit(saved, made.spec)
         return Layout.from_json(made.spec.layout)

@@ -15,8 +15,9 @@ from typing_extensions import override
 
 from freewheel.core import Actor, Env, EnvSpec, Episode, EvaluatingCollector, Snapshot
 from freewheel.errors import EnvError, FreewheelError
+from freewheel.files.memory import free_memory
 from freewheel.rollout.factory import MakeActor, WorkerSpec
-from freewheel.rollout.probe import free_memory, usable_cores
+from freewheel.rollout.probe import usable_cores
 from freewheel.run.evaluation.episodes import Call, Played, Score, play_round, scored
 from freewheel.transport.executors import ProcessExecutor, wait_for_any
 

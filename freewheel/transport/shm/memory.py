@@ -14,7 +14,7 @@ import numpy as np
 
 from freewheel.core import NDArray, Snapshot, to_numpy
 from freewheel.errors import SetupError
-from freewheel.rollout.probe import free_memory
+from freewheel.files.memory import free_memory
 
 LINE = 64  # bytes of a cache line; arrays written by different processes must not share one
 Fields = Mapping[str, tuple[tuple[int, ...], str]]  # name -> (shape, dtype)

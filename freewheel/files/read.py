@@ -1,0 +1,329 @@
+"""Files that others may have written, read as data: with limits on size, depth and numbers, and types that are checked.
+
+Whatever is wrong becomes a FileError of one line that names the file and the field. Only regular files are read, nothing is
+allocated before it is known to fit, and nothing that a file names is imported here.
+
+    content       the bytes of a regular file
+    json_object   an object of a JSON file             parse_json    the same of bytes that have been read (and verified)
+    header        what a safetensors file holds        parse_arrays  its arrays, of bytes that have been read (and verified)
+    record        a dataclass from an object of JSON, every value checked against the type of its field
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import itertools
+import json
+import math
+import os
+import stat
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NoReturn, TypeVar
+
+import numpy as np
+
+from freewheel.core import NDArray
+from freewheel.errors import FileError
+from freewheel.files.memory import free_memory, gigabytes
+
+T = TypeVar("T")
+
+JSON_SIZE = 16 << 20  # bytes of a JSON file
+DEPTH = 40  # objects and arrays in each other
+DIGITS = 39  # of a whole number: 128 bits, as random generators have
+HEADER_SIZE = 16 << 20  # bytes of a safetensors header
+MOST_ARRAYS = 100_000
+#: Types of arrays, as safetensors calls them.
+DTYPES: Mapping[str, str] = {
+    "BOOL": "bool", "U8": "<u1", "I8": "<i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8", "I64": "<i8",
+    "F16": "<f2", "F32": "<f4", "F64": "<f8",
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------------- bytes
+
+
+def content(path: Path, most: int | None = None) -> bytearray:
+    """The bytes of a regular file: no link, pipe or device; at most so many, by default as many as fit into free memory."""
+    with _regular(path) as file:
+        size = _size(file, path, most)
+        try:
+            data = bytearray(size)
+            count = file.readinto(data)  # type: ignore[attr-defined] # it is a buffered file
+            more = file.read(1)
+        except OSError as error:
+            raise FileError(f"{path} cannot be read: {error.strerror}") from None
+        except MemoryError:
+            raise FileError(f"{path} has {gigabytes(size)}, more than fit into memory") from None
+    if count != size or more:
+        raise FileError(f"{path} changed while it was read; try again")
+    return data
+
+
+def _regular(path: Path) -> BinaryIO:
+    """The open file; a link or a pipe of this name is not followed, and nobody waits for one."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        code = error.errno if isinstance(error, OSError) else None
+        if code == errno.ENOENT:
+            raise FileError(f"{path} is missing") from None
+        if code in (errno.ELOOP, errno.ENXIO):
+            raise FileError(f"{path} is not a regular file, but a link or a pipe; it is not read") from None
+        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileError(f"{path} is not a regular file; it is not read")
+    return os.fdopen(descriptor, "rb")
+
+
+def _size(file: BinaryIO, path: Path, most: int | None) -> int:
+    size, free = os.fstat(file.fileno()).st_size, free_memory() if most is None else 0
+    if most is not None and size > most:
+        raise FileError(f"{path} has {size:,} bytes; such a file has at most {most:,}")
+    if most is None and size > free:
+        raise FileError(f"{path} has {gigabytes(size)}, but {gigabytes(free)} of memory are free")
+    return size
+
+
+# -------------------------------------------------------------------------------------------------------------------- JSON
+
+
+def json_object(path: Path, most: int = JSON_SIZE) -> dict[str, Any]:
+    """The object that a JSON file holds."""
+    return parse_json(content(path, most), str(path))
+
+
+def parse_json(data: bytes | bytearray, name: str) -> dict[str, Any]:
+    """An object of JSON in UTF-8: no key twice, no NaN or infinity, no number beyond 128 bits, not nested too deeply. `name` is
+    the file, for messages."""
+    try:
+        value = json.loads(
+            data.decode(),
+            object_pairs_hook=functools.partial(_pairs, name),
+            parse_constant=functools.partial(_constant, name),
+            parse_float=functools.partial(_real, name),
+            parse_int=functools.partial(_whole, name),
+        )
+    except RecursionError:
+        raise FileError(f"{name} is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise FileError(f"{name} is damaged: it is not text in UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise FileError(f"{name} is damaged: it is not JSON ({error.msg}, line {error.lineno})") from None
+    if not isinstance(value, dict):
+        raise FileError(f"{name} is damaged: it should hold a JSON object, not {show(value)}")
+    _check_depth(value, name)
+    return value
+
+
+def _pairs(name: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise FileError(f"{name} is damaged: it has {show(next(key for key in keys if keys.count(key) > 1))} twice")
+    return found
+
+
+def _constant(name: str, word: str) -> NoReturn:
+    raise FileError(f"{name} is damaged: it has the number {word}, which is not JSON")
+
+
+def _real(name: str, word: str) -> float:
+    value = float(word)
+    if not math.isfinite(value):
+        raise FileError(f"{name} is damaged: it has the number {show(word)}, which is too large")
+    return value
+
+
+def _whole(name: str, word: str) -> int:
+    if len(word) > DIGITS + word.startswith("-"):
+        raise FileError(f"{name} is damaged: it has a whole number of {len(word)} digits")
+    return int(word)
+
+
+def _check_depth(value: Any, name: str) -> None:
+    """Also looks for text that is none: half of a surrogate pair cannot be printed or encoded."""
+    level: list[Any] = [value]
+    for _ in range(DEPTH):
+        for text in (item for item in level if isinstance(item, str)):
+            if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise FileError(f"{name} is damaged: {show(text)} is not valid text")
+        objects = [item for item in level if isinstance(item, dict)]
+        lists = [item for item in level if isinstance(item, list)]
+        level = [*itertools.chain.from_iterable(lists), *itertools.chain.from_iterable(one.values() for one in objects)]
+        level += itertools.chain.from_iterable(objects)  # their keys
+        if not level:
+            return
+    raise FileError(f"{name} is nested too deeply")
+
+
+def show(value: object) -> str:
+    """A value of a file for a message: short, on one line, printable."""
+    text = ascii(value) if isinstance(value, str) else " ".join(repr(value).split())
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ------------------------------------------------------------------------------------------------------------- safetensors
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of a safetensors file: its type, its shape, and where its bytes are (from the end of the header)."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def header(path: Path) -> dict[str, Entry]:
+    """What a safetensors file holds, checked against its size; its arrays are not read."""
+    with _regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            begin = file.read(8)
+            length = _header_length(begin, size, str(path))
+            return _entries(file.read(length), size - 8 - length, str(path))
+        except OSError as error:
+            raise FileError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def parse_arrays(data: bytes | bytearray, name: str) -> dict[str, NDArray]:
+    """The arrays of a safetensors file, as views of its bytes: nothing is copied, and those of a bytearray can be changed."""
+    length = _header_length(data[:8], len(data), name)
+    entries = _entries(data[8 : 8 + length], len(data) - 8 - length, name)
+    body = memoryview(data)[8 + length :]
+    found = dict[str, NDArray]()
+    for key, entry in entries.items():
+        part = body[entry.start : entry.stop]
+        if entry.dtype.kind == "b" and not (np.frombuffer(part, np.uint8) <= 1).all():
+            raise FileError(f"{name} is damaged: {show(key)} has values that are neither true nor false")
+        found[key] = np.frombuffer(part, entry.dtype).reshape(entry.shape)
+    return found
+
+
+def _header_length(begin: bytes | bytearray, size: int, name: str) -> int:
+    if len(begin) < 8:
+        raise FileError(f"{name} is damaged: {size} bytes are too few for safetensors")
+    length = int.from_bytes(begin, "little")
+    if not 2 <= length <= min(HEADER_SIZE, size - 8):
+        raise FileError(f"{name} is not a whole safetensors file: its header should have {length:,} bytes")
+    return length
+
+
+def _entries(text: bytes | bytearray, size: int, name: str) -> dict[str, Entry]:
+    """The entries of a header in the order of the file: they fill its `size` bytes without a gap."""
+    listed = parse_json(text, f"the header of {name}")
+    listed.pop("__metadata__", None)
+    if len(listed) > MOST_ARRAYS:
+        raise FileError(f"{name} is damaged: it lists {len(listed):,} arrays")
+    found = {key: _entry(value, f"{show(key)} in {name}") for key, value in listed.items()}
+    end = 0
+    for key, entry in sorted(found.items(), key=lambda pair: (pair[1].start, pair[1].stop)):
+        if entry.start != end:
+            raise FileError(f"{name} is damaged: {show(key)} begins at byte {entry.start:,}, not at {end:,}")
+        end = entry.stop
+    if end != size:
+        raise FileError(f"{name} is damaged: its arrays need {end:,} bytes, and it has {size:,}")
+    return found
+
+
+def _entry(value: Any, where: str) -> Entry:
+    fields = record(_Listed, value, where)
+    start, stop = fields.data_offsets
+    if fields.dtype not in DTYPES:
+        raise FileError(f"{where} has the type {show(fields.dtype)}; choose from {', '.join(DTYPES)}")
+    dtype = np.dtype(DTYPES[fields.dtype])
+    if len(fields.shape) > 32 or any(side < 0 for side in fields.shape):
+        raise FileError(f"{where} has the shape {show(fields.shape)}")
+    if not 0 <= start <= stop or stop - start != math.prod(fields.shape) * dtype.itemsize:
+        need = f"{show(fields.shape)} of {fields.dtype} are {math.prod(fields.shape) * dtype.itemsize:,} bytes"
+        raise FileError(f"{where} has {stop - start:,} bytes, but {need}")
+    return Entry(dtype, fields.shape, start, stop)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """An array as the header of a safetensors file lists it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+# ----------------------------------------------------------------------------------------------------------------- records
+
+
+def record(kind: type[T], data: object, where: str) -> T:
+    """A dataclass from an object of JSON: every field that has no default is there, no other is, and all have their types."""
+    if not isinstance(data, Mapping):
+        raise FileError(f"{where} should be an object, not {show(data)}")
+    hints, fields = _hints(typing.cast(Any, kind)), dataclasses.fields(typing.cast(Any, kind))
+    names = [field.name for field in fields if field.init]
+    if extra := [key for key in data if key not in names]:
+        raise FileError(f"{where} has {show(extra[0])}, which is not known here")
+    needed = (dataclasses.MISSING, dataclasses.MISSING)
+    for field in fields:
+        if field.name not in data and (field.default, field.default_factory) == needed:
+            raise FileError(f"{where} has no '{field.name}'")
+    values = {key: value_of(hints[key], value, f"{key} of {where}") for key, value in data.items()}
+    return kind(**values)
+
+
+_hints = functools.cache(typing.get_type_hints)
+
+
+def value_of(kind: Any, value: object, where: str) -> Any:
+    """A value of JSON as this type (a class of plain values, a dataclass, a tuple, a union or a Literal of them)."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and types.NoneType in inner:
+            return None
+        others = [one for one in inner if one is not types.NoneType]
+        fitting = [one for one in others if _plausible(one, value)]
+        return value_of((fitting or others)[0], value, where)
+    if origin is tuple:
+        return _tuple(inner, value, where)
+    if dataclasses.is_dataclass(kind):
+        return record(typing.cast(type[Any], kind), value, where)
+    if not _plausible(kind, value):
+        raise FileError(f"{where} should be {_described(kind)}, not {show(value)}")
+    return float(typing.cast(float, value)) if kind is float else value
+
+
+def _tuple(inner: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise FileError(f"{where} should be a list, not {show(value)}")
+    kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+    if len(kinds) != len(value):
+        raise FileError(f"{where} should have {len(kinds)} values, not {show(value)}")
+    return tuple(value_of(one, item, f"{where} ({i})") for i, (one, item) in enumerate(zip(kinds, value, strict=True)))
+
+
+def _plausible(kind: Any, value: object) -> bool:
+    if typing.get_origin(kind) is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in typing.get_args(kind))
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, list | tuple)
+    if dataclasses.is_dataclass(kind):
+        return isinstance(value, Mapping)
+    return isinstance(value, kind)
+
+
+def _described(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(show, typing.get_args(kind)))
+    known = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return known.get(kind, getattr(kind, "__name__", str(kind)))
