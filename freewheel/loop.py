@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
-from freewheel.core import NO_CONTEXT, Chunk, Collector, Learner, Metrics, NDArray, Tick
+from freewheel.core import NO_CONTEXT, Chunk, Learner, Metrics, NDArray, Snapshot, Tick
 from freewheel.metrics.meter import Meter
 
 
+class Source(Protocol):
+    """What the loop needs of a core.Collector."""
+
+    def publish(self, snapshot: Snapshot, done: int) -> None: ...
+    def collect(self, wait: bool) -> Sequence[Chunk[Any]]: ...
+    def oldest(self) -> int | None: ...
+
+
 def loop(
-    collector: Collector,
+    collector: Source,
     learner: Learner,
     meter: Meter,
     *,

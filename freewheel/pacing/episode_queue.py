@@ -8,8 +8,10 @@ that have.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 from freewheel.core import SeedStream
 from freewheel.pacing.pacing import (
@@ -29,6 +31,7 @@ from freewheel.seeding import training_episodes
 
 DEATHS = 2  # workers that may die during one episode before it is given up
 AHEAD = 1  # batches of finished episodes that may wait for the learner, where the lag is not bounded
+RECENT = 16  # tickets of a worker that its fragments name: more than one that resets until it is given up can take
 NO_END = 2**62
 
 
@@ -52,6 +55,7 @@ class EpisodeOrder:
 class EpisodeQueue(CreditPacing):
     """Issues tickets."""
 
+    ticket_columns: ClassVar[int] = 1 + RECENT
     order: EpisodeOrder
     side_by_side: int = 1  # B: envs of a worker, and episodes of a ticket
     batch_episodes: int | None = None  # an update learns from this many episodes instead of S rows
@@ -188,30 +192,52 @@ class EpisodeQueue(CreditPacing):
         return ended
 
 
+class TicketSource(Protocol):
+    """Where tickets come from: the queue, or a record of what it issued."""
+
+    order: EpisodeOrder
+    side_by_side: int
+
+    def held(self, worker: int) -> int: ...
+    def issue(self, worker: int) -> int: ...
+
+
 class Tickets:
     """A worker's tickets: its k-th reset takes its k-th ticket."""
 
-    def __init__(self, queue: EpisodeQueue, worker: int, locked: Locked) -> None:
+    def __init__(self, queue: TicketSource, worker: int, locked: Locked) -> None:
         self.queue, self._worker, self._locked = queue, worker, locked
         self._tickets: dict[int, int] = {}
+        self._count, self._recent = 0, deque([NO_TICKET] * RECENT, RECENT)
         if (left := queue.held(worker)) != NO_TICKET:
             self._tickets[0] = left
+            self._note(left)
 
     def number(self, k: int) -> int:
         if k not in self._tickets:
             ticket = self._locked(self.queue.issue, self._worker)
             self._tickets = {k - 1: self._tickets.get(k - 1, NO_TICKET), k: ticket}
+            self._note(ticket)
         return self._tickets[k]
+
+    def _note(self, ticket: int) -> None:
+        self._count += 1
+        self._recent.append(ticket)
+
+    @property
+    def history(self) -> list[int]:
+        """How many tickets the worker's process has had, and the last RECENT of them."""
+        return [self._count, *self._recent]
 
 
 class TicketStream:
     """The episodes of one of a worker's envs. Implements core.SeedStream."""
 
     def __init__(self, tickets: Tickets, place: int) -> None:
-        self._tickets, self._place = tickets, place
+        self.tickets, self._place = tickets, place
 
     def number(self, k: int) -> int:
-        return self._tickets.number(k) * self._tickets.queue.side_by_side + self._place
+        return self.tickets.number(k) * self.tickets.queue.side_by_side + self._place
 
     def seed(self, k: int) -> int:
-        return self._tickets.queue.order.episode_seed(self.number(k))
+        return self.tickets.queue.order.episode_seed(self.number(k))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from freewheel.core import SeedStream
 
@@ -55,6 +55,7 @@ class Pacing(ABC):
 
     workers: int
     steps: int  # of a fragment at most
+    ticket_columns: ClassVar[int] = 0  # numbers that tell which episodes were issued to a worker, where they are
     max_lag: int | None = None  # the bound on the lag that is kept by waiting; None: no bound
     cells: Cells = field(init=False, repr=False)
 

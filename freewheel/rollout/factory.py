@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from freewheel.core import NO_CONTEXT, Actor, BatchSpec, Compile, Env, EnvSpec, NDArray
+from freewheel.core import NO_CONTEXT, Actor, BatchSpec, Compile, Env, EnvSpec, NDArray, Transitions
 from freewheel.errors import require_positive
 
 
@@ -69,6 +69,18 @@ class SimulationSpec:
     main_thread: bool = False  # the simulator works only there
 
 
+class Recorder(Protocol):
+    """Is told what worker processes do, in the order in which the learner's side finds it, so that it can be played again."""
+
+    # A process begins, with these episodes of its lanes; version: the newest posted then, -1 if there was none.
+    def started(self, worker: int, incarnation: int, first: Sequence[int], version: int) -> None: ...
+    # These rows have come; tickets: see pacing.episode_queue.Tickets.history.
+    def acted(
+        self, worker: int, incarnation: int, version: int, data: Transitions[Any], tickets: Sequence[int]
+    ) -> None: ...
+    def dropped(self, worker: int, data: Transitions[Any], cause: str) -> None: ...  # rows that have come
+
+
 def _keep_waiting() -> None:
     """Do not end the wait."""
 
@@ -85,3 +97,4 @@ class CollectSpec:
     workers: WorkerSpec = WorkerSpec()
     simulation: SimulationSpec = SimulationSpec()
     while_waiting: Callable[[], None] = _keep_waiting  # called repeatedly during a wait; an exception ends the wait
+    recorder: Recorder | None = None

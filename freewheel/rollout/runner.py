@@ -122,6 +122,10 @@ class Runner:
         """[B, H] the actor's memory before the next step, as a copy."""
         return self._state.copy()
 
+    def places(self) -> list[tuple[int, int]]:
+        """Of each lane: which episode of its stream is under way, and how many steps it has made."""
+        return list(zip(self._played, self._length.tolist(), strict=True))
+
     def spend(self, kind: int, ns: int) -> None:
         """Add time that passed outside the Runner (waits) to the next chunk."""
         self._time[kind] += ns

@@ -70,6 +70,9 @@ class SingleEnvRunner(Runner):
         super().autoreset()
         self._locate_obs()
 
+    def places(self) -> list[tuple[int, int]]:
+        return [(self._played[0], self._steps)]
+
     def step(self, data: Transitions, t: int) -> Sequence[Episode]:
         writer = (self._writers.get(id(data)) or self._writer_for(data))[0]
         time = self._time

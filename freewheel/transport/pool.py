@@ -47,6 +47,7 @@ class WorkerPool:
         self.wire, self._assembly, self._patience = wire, assembly, patience
         self._pacing, self._permits = wire.permits.pacing, wire.permits
         self._while_waiting, self._batch_steps = spec.while_waiting, spec.batch.steps
+        self._recorder = spec.recorder
         self._late: set[int] = set()  # workers that the learner does not wait for: their open fragment will be too late
         self._dropped: Counter[str] = Counter()
         self._done = 0  # rows of this run that were trained or dropped by the learner, ...
@@ -155,6 +156,9 @@ class WorkerPool:
         return list(self._ready())
 
     def _put(self, fragment: Fragment, *, part: bool = False) -> None:
+        if self._recorder is not None:
+            origin = fragment.worker, fragment.incarnation, fragment.version
+            self._recorder.acted(*origin, fragment.data, fragment.tickets)
         self._dropped.update(fragment.lost)
         self.wire.note_episodes(fragment)
         worker = fragment.worker
@@ -203,6 +207,8 @@ class WorkerPool:
 
     def _drop(self, fragment: Fragment, cause: str) -> None:
         """Drop a fragment and count its rows; the sequence number shows the gap."""
+        if self._recorder is not None:
+            self._recorder.dropped(fragment.worker, fragment.data, cause)
         self._unsigned[fragment.worker] += fragment.time
         if fragment.rows:
             self._dropped[cause] += fragment.rows

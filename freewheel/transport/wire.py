@@ -28,6 +28,7 @@ class Fragment(NamedTuple):
     lost: dict[str, int]  # rows lost to environment failures, by cause
     gap: bool  # the fragments before it were dropped
     time: NDArray  # [len(WORKER_TIME)] ns
+    tickets: Sequence[int] = ()  # of episodes, where they are issued; see pacing.episode_queue.Tickets.history
 
 
 class Permits:

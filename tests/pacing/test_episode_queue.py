@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from freewheel.core import SeedStream
-from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
-from freewheel.pacing.pacing import KEEP, NO_VERSION, Grant, Tally
+from freewheel.pacing.episode_queue import RECENT, EpisodeOrder, EpisodeQueue, TicketStream
+from freewheel.pacing.pacing import KEEP, NO_TICKET, NO_VERSION, Grant, Tally
 from freewheel.seeding import training_episodes
 from freewheel.transport.wire import Permits
 from tests.pacing.conftest import Place, woken
@@ -93,6 +93,17 @@ def test_a_stream_takes_the_next_ticket_at_every_episode(in_rows: Queue) -> None
     assert [first.number(0), first.number(1)] == [0, 2], "asking again issues nothing"
     assert [first.seed(1), second.seed(0)] == [ORDER.episode_seed(2), ORDER.episode_seed(1)]
     assert in_rows.queue.cells["issued"][0] == 3
+
+
+def test_a_worker_tells_which_tickets_its_process_has_had(in_rows: Queue) -> None:
+    dead = in_rows.stream(0)
+    assert isinstance(dead, TicketStream)
+    assert [dead.number(k) for k in range(RECENT + 3)] == list(range(RECENT + 3))
+    assert dead.tickets.history == [RECENT + 3, *range(3, RECENT + 3)]
+    replacement = in_rows.stream(0)
+    assert isinstance(replacement, TicketStream)
+    assert [replacement.number(0), replacement.number(1)] == [RECENT + 2, RECENT + 3]
+    assert replacement.tickets.history == [2, *[NO_TICKET] * (RECENT - 2), RECENT + 2, RECENT + 3]
 
 
 def test_a_ticket_is_an_episode_of_every_env_of_a_worker(place: Place) -> None:

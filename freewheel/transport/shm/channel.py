@@ -49,6 +49,7 @@ class Shape:
     steps: int  # of a slot at most
     context: int = 0  # numbers in an episode's context
     state: int = 0  # numbers in an actor's memory for each lane
+    tickets: int = 0  # numbers that say which episodes were issued to the worker
 
     def fields(self) -> Fields:
         spec, worker, slot = self.spec, (self.workers,), (self.workers, self.slots)
@@ -68,6 +69,7 @@ class Shape:
             # before each step, and after the last: rows produced, of these lost to failures, episodes ended in this slot
             "tally": ((*slot, self.steps + 1, 3), "i8"),
             "state": ((*slot, spec.lanes, self.state), "f4"),  # the actor's memory before the first step
+            "tickets": ((*slot, self.tickets), "i8"),
             "version": (slot, "i8"),
             "incarnation": (slot, "i8"),
             "count": (slot, "i8"),  # finished steps
@@ -123,7 +125,7 @@ class _Ring:
         self.version, self.incarnation, self.count = map(cells, ("version", "incarnation", "count"))
         self.tally, self.clocks = cells("tally"), cells("time")
         self.lost, self.episodes, self.time = (memory[name][worker] for name in ("lost", "episodes", "time"))
-        self.state = memory["state"][worker]
+        self.state, self.tickets = memory["state"][worker], memory["tickets"][worker]
 
     def closed(self) -> int:
         return self.committed[0] - self.taken[0]
@@ -174,7 +176,7 @@ class Writer:
                 ring.taken[0] += 1
         return ring.closed() >= ring.size
 
-    def begin(self, version: int, state: NDArray | None = None) -> Transitions:
+    def begin(self, version: int, state: NDArray | None = None, tickets: Sequence[int] = ()) -> Transitions:
         """Open the next slot and return its arrays. state [B, H]: the actor's memory."""
         ring, number = self._ring, self._ring.committed[0]
         self.slot = slot = number % ring.size
@@ -183,6 +185,8 @@ class Writer:
         ring.count[slot] = 0
         if state is not None and state.size:
             ring.state[slot] = state
+        if tickets:
+            ring.tickets[slot] = tickets
         ring.version[slot], ring.incarnation[slot] = version, self._incarnation
         ring.opened[0] = number
         return self._data[slot]
@@ -334,10 +338,8 @@ class Reader:
         gap, self._gap[worker] = self._gap[worker], False
         now = ring.time.copy()
         time, self._time[worker] = now - self._time[worker], now
-        state = ring.state[slot].copy()
-        return Fragment(
-            worker, ring.incarnation[slot], ring.version[slot], data, state, episodes, rows, lost, gap, time
-        )
+        author, state, tickets = (worker, ring.incarnation[slot]), ring.state[slot].copy(), ring.tickets[slot].tolist()
+        return Fragment(*author, ring.version[slot], data, state, episodes, rows, lost, gap, time, tickets)
 
 
 def _lost(ring: _Ring, slot: int, begin: int, end: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from freewheel.core import MOST_CONTEXTS, NDArray, RowCounts, Snapshot
 from freewheel.errors import EnvError
-from freewheel.pacing.pacing import Pacing
+from freewheel.pacing.pacing import NO_VERSION, Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport import forkserver
 from freewheel.transport.shm.channel import Channel, Reader, Shape
@@ -43,7 +43,8 @@ class SharedMemoryWire(Wire):
     def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size) -> None:
         self.authors, self.lanes = size.workers, spec.env.lanes // size.workers
         self._modules, self._nice = spec.workers.modules, spec.workers.nice
-        self._context = spec.context  # the newest contexts posted
+        self._newest = NO_VERSION, spec.context  # version and contexts posted last
+        self._recorder = spec.recorder
         actor = factory.actor()
         shape = Shape(
             replace(spec.env, lanes=self.lanes),
@@ -52,6 +53,7 @@ class SharedMemoryWire(Wire):
             size.steps,
             spec.context.shape[1],
             actor.state_size,
+            pacing.ticket_columns,
         )
         with ExitStack() as undo:
             require_memory(shape.size, f"a queue of {size.workers} x {size.slots} fragments")
@@ -87,7 +89,7 @@ class SharedMemoryWire(Wire):
 
     def post(self, snapshot: Snapshot) -> None:
         self.mailbox.post(snapshot)
-        self._context = snapshot.context
+        self._newest = snapshot.version, snapshot.context
 
     def take(self) -> Iterator[Fragment]:
         committed, taken = self.channel.memory["committed"], self.channel.memory["taken"]
@@ -182,10 +184,10 @@ class SharedMemoryWire(Wire):
     def _spawn(self, worker: int, incarnation: int) -> ForkServerProcess:
         first = worker * self.lanes
         who = WorkerId(worker, incarnation, range(first, first + self.lanes))
-        port = self.channel.ports[worker]
-        shared = WorkerResources(
-            self._factory, port, self.mailbox, self.heartbeats, self.permits, self._context, self._nice
-        )
+        port, (version, context) = self.channel.ports[worker], self._newest
+        if self._recorder is not None:
+            self._recorder.started(worker, incarnation, self.heartbeats.memory["begun"][worker].tolist(), version)
+        shared = WorkerResources(self._factory, port, self.mailbox, self.heartbeats, self.permits, context, self._nice)
         return self._lifeline.process(work, shared, who, name=f"freewheel-worker-{worker}")
 
     def _settle(self, worker: int, for_good: bool) -> None:

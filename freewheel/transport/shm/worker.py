@@ -13,6 +13,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.core import WORKER_TIME, Failure, NDArray, Transitions
 from freewheel.errors import EnvError, FreewheelError
+from freewheel.pacing.episode_queue import TicketStream
 from freewheel.pacing.pacing import KEEP, Grant
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.runner import Author
@@ -76,6 +77,7 @@ class _Worker:
         streams = shared.permits.streams(worker) or [
             training_episodes(factory.seed, lane, start=start) for lane, start in zip(who.lanes, begun, strict=True)
         ]
+        self._tickets = next((one.tickets for one in streams if isinstance(one, TicketStream)), None)
         author = Author(factory.seed, who.lanes, worker=worker, incarnation=who.incarnation, streams=streams)
         self._begun = memory["begun"][worker]
         self._steps, self._since = memory.cells("steps", worker), memory.cells("since", worker)
@@ -112,7 +114,8 @@ class _Worker:
         if grant is None:
             return False
         self._load(grant)
-        data = self._writer.begin(self._runner.version, self._runner.state)
+        tickets = () if self._tickets is None else self._tickets.history
+        data = self._writer.begin(self._runner.version, self._runner.state, tickets)
         self._act(data, grant.steps)
         self._commit()
         if self._runner.over:
