@@ -7,9 +7,8 @@ import select
 import signal
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -25,6 +24,7 @@ from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.layout import Layout
 from freewheel.rollout.factory import Timeouts
+from freewheel.transport.clock import LOOK, Limit, clock
 from freewheel.transport.forkserver import (
     freeze_heap,
     ignore_interrupts,
@@ -74,6 +74,8 @@ class GymProcesses(_Workers):
         self._actions: NDArray | None = None
         self.parent_pipes, self.processes, self._polls = [], [], []
         self._lifeline = os.pipe()
+        self._held = ExitStack()
+        self._held.enter_context(clock)
         try:
             prepare()
             # Processes that are half started cannot be ended: signals wait.
@@ -129,10 +131,14 @@ class GymProcesses(_Workers):
         return observations, rewards, terminated, truncated, info
 
     def _exchange(self, send: Callable[[], None], receive: Callable[[], Any], seconds: float) -> Any:
-        deadline = monotonic() + seconds
+        limit, usual = Limit(seconds), min(seconds, LOOK) * 1000
         try:
             send()
-            late = [lane for lane, poll in enumerate(self._polls) if not poll(max(0.0, deadline - monotonic()) * 1000)]
+            late = [
+                lane
+                for lane, poll in enumerate(self._polls)
+                if not poll(usual) and not limit.wait(partial(_answered, poll))
+            ]
             if not late:
                 return receive()
         except (EOFError, ConnectionError):
@@ -175,6 +181,7 @@ class GymProcesses(_Workers):
             pipe.close()
         for end in self._lifeline:
             os.close(end)
+        self._held.close()
         self.processes, self.parent_pipes, self._polls = [], [], []
         vars(self).pop("error_queue", None)  # its descriptors go with it
 
@@ -196,9 +203,13 @@ class _Lanes(GymVector):
 
 
 def _join(processes: Sequence[Any], seconds: float) -> None:
-    deadline = monotonic() + seconds
+    limit = Limit(seconds)
     for process in processes:
-        process.join(max(0.0, deadline - monotonic()))
+        limit.join(process)
+
+
+def _answered(poll: Callable[[float], object], seconds: float) -> object:
+    return poll(seconds * 1000)
 
 
 def _raise_reported(info: dict[str, Any]) -> None:

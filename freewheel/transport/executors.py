@@ -20,6 +20,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from freewheel.core import Executor
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.transport import forkserver
+from freewheel.transport.clock import Limit, clock
 
 Argument = TypeVar("Argument")
 Value = TypeVar("Value")
@@ -260,9 +261,10 @@ def wait_for_any(executors: Sequence[ProcessExecutor[Any, Any]], seconds: float)
 
 def call_in_process(call: Callable[[], Value], what: str, limit: float, modules: Sequence[str] = ()) -> Value:
     """What `call` returns in a separate process, within `limit` seconds; `what` names it in errors."""
-    with ProcessExecutor[None, tuple[Value]](lambda: lambda _: (call(),), what, nice=0, modules=modules) as executor:
+    executor = ProcessExecutor[None, tuple[Value]](lambda: lambda _: (call(),), what, nice=0, modules=modules)
+    with clock, executor:
         executor.submit(None)
-        result = executor.result(limit)
+        result = Limit(limit).wait(executor.result)
         if result is None:
             raise EnvError(f"{what} did not return within {limit:g} s; is it waiting for something?")
         if isinstance(result, FreewheelError):

@@ -13,14 +13,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.errors import SetupError
+from freewheel.transport.clock import Limit, clock
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 PRELOAD = ("freewheel.transport.shm.worker", "freewheel.transport.preload")
@@ -71,15 +73,26 @@ class Lifeline:
 
 def start(process: ForkServerProcess) -> None:
     """Start a process without running the caller's script again; starts the server if `prepare` was not called."""
-    deadline = time.monotonic() + RESTART_LIMIT
+    limit = Limit(RESTART_LIMIT)
     with _starting, _environment(_for_server()), without_main(), signals_blocked(*TERMINAL):
         while True:
             try:
                 return process.start()
             except (ConnectionError, EOFError):  # a killed server is replaced only when it is dead
-                if time.monotonic() > deadline:
+                if not limit.left:
                     raise
                 time.sleep(0.01)
+
+
+def _continue_server() -> None:
+    """Let the server go on if it alone was stopped: without it no process starts, and nobody learns that one has ended."""
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    with suppress(OSError):
+        if pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            os.kill(pid, signal.SIGCONT)
+
+
+clock.chores.append(_continue_server)
 
 
 def _tied(end: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:

@@ -15,6 +15,7 @@ from multiprocessing.context import ForkServerProcess
 from freewheel.errors import SetupError
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
+from freewheel.transport.clock import Limit, clock
 from freewheel.transport.shm.heartbeats import CONSTRUCT, NO_LANES_LEFT, PHASES, TURN, WAIT, Heartbeats
 from freewheel.transport.shm.sync import ProcessLock
 
@@ -75,10 +76,11 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="freewheel-supervisor", daemon=True)
         self._holders: dict[ProcessLock, tuple[int | None, float]] = {}  # the last known holder, and since when
-        self._looked = self._returned = time.monotonic()  # the last check, and the first one after a pause
+        self._held = ExitStack()
         self.error: BaseException | None = None  # of the thread itself
 
     def start(self) -> None:
+        self._held.enter_context(clock)
         for slot in self.slots:
             self._start(slot)
         self._thread.start()
@@ -96,6 +98,7 @@ class Supervisor:
         _end([slot.process for slot in self.slots if slot.process is not None])
         os.close(self._wake_read)
         os.close(self._wake_write)
+        self._held.close()
 
     def _start(self, slot: WorkerSlot) -> None:
         slot.incarnation += 1
@@ -118,21 +121,17 @@ class Supervisor:
             if isinstance(ready, int) and ready in running:
                 self._handle_exit(running[ready], "")
         now = time.monotonic()
-        if now - self._looked > STUCK:  # this process was stopped, and perhaps the workers with it
-            self._returned = now
-            self._holders.clear()
-        self._looked = now
-        self._kill_silent(now - self._returned)
+        self._kill_silent()
         self._free_locks()
         for slot in self.slots:
             if slot.process is None and not slot.given_up and now >= slot.due and not self.heartbeats.stopping:
                 self.restarts += 1
                 self._start(slot)
 
-    def _kill_silent(self, watched: float) -> None:
-        """Kill workers that exceed a time limit; only the last `watched` seconds count, before that this process slept."""
+    def _kill_silent(self) -> None:
+        """Kill workers that exceed a time limit."""
         limits = (self.limits.construct, self.limits.reset, self.limits.step, max(self.limits.step, 2 * TURN))
-        phases, ages = self.heartbeats.memory["phase"].tolist(), self.heartbeats.age().clip(max=watched).tolist()
+        phases, ages = self.heartbeats.memory["phase"].tolist(), self.heartbeats.age().tolist()
         for slot in self.slots:
             phase = phases[slot.worker]
             if slot.process is not None and ages[slot.worker] > (limit := limits[phase]):
@@ -146,7 +145,7 @@ class Supervisor:
             before, since = self._holders.get(lock, (None, now))
             if holder is None or holder != before:
                 self._holders[lock] = holder, now
-            elif now - since > STUCK:
+            elif clock.age(since) > STUCK:
                 self._kill_holder(lock)
 
     def _kill_holder(self, lock: ProcessLock) -> None:
@@ -173,10 +172,9 @@ class Supervisor:
     def _handle_exit(self, slot: WorkerSlot, reason: str) -> None:
         process = slot.process
         assert process is not None, "the worker runs"
-        process.join(JOIN)
-        if process.exitcode is None:
+        if not Limit(JOIN).join(process):
             raise SetupError(f"worker {slot.worker} (process {process.pid}) cannot be killed; check the machine")
-        code = process.exitcode
+        code = process.exitcode or 0
         _close(process)
         slot.process = None
         self.heartbeats.enter(slot.worker, WAIT)
@@ -207,12 +205,15 @@ class Supervisor:
 
 def _end(processes: list[ForkServerProcess]) -> None:
     for send in (None, ForkServerProcess.terminate, ForkServerProcess.kill):
-        deadline = time.monotonic() + GRACE
+        limit = Limit(GRACE)
         for process in processes:
             if send is not None:
                 send(process)
         for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()) if send is not ForkServerProcess.kill else None)
+            if send is ForkServerProcess.kill:
+                process.join()
+            else:
+                limit.join(process)
     for process in processes:
         _close(process)
 

@@ -7,7 +7,7 @@ import signal
 import time
 import traceback
 import warnings
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
@@ -22,6 +22,7 @@ from freewheel.rollout.factory import MakeEnv, WorkerSpec
 from freewheel.rollout.probe import BUDGET, GOOD_STEPS, PHASES, SURVEYED, EnvCost, Phase, measured
 from freewheel.seeding import training_episodes
 from freewheel.transport import forkserver
+from freewheel.transport.clock import Limit, clock
 from freewheel.transport.shm.memory import SharedArrays
 
 CLOSE_LIMIT = 5.0  # seconds for close(), at most
@@ -50,8 +51,10 @@ class Survey:
         self._make, self._name, self._workers = forkserver.pickled(make, name), name, workers
         self._seed, self._budget, self._tries = seed, budget, TRIES if patient else 1
         self._running: _Running | None = None
+        self._held = ExitStack()
 
     def __enter__(self) -> Self:
+        self._held.enter_context(clock)
         forkserver.prepare(self._workers.modules, self._workers.timeouts.construct)
         self._start(0)
         return self
@@ -60,19 +63,25 @@ class Survey:
         if self._running is not None:
             self._running.end()
             self._running = None
+        self._held.close()
 
     def result(self) -> EnvCost:
-        """The measurement; EnvError or SetupError if the environment failed, hung or died."""
-        for tries in range(1, self._tries + 1):
+        """The measurement; EnvError or SetupError if the environment failed, hung or died. It begins anew if this process was
+        stopped meanwhile, because a sleep would count as time of the environment."""
+        tries, most_steps = 1, 0
+        while True:
             assert self._running is not None, "enter it first"
             try:
-                return self._running.result()
+                cost = self._running.result()
             except _LostError as error:
                 if tries == self._tries or error.good < GOOD_STEPS:
                     raise EnvError(error.report, "worker_death") from None
-                self._running.end()
-                self._start(max(GOOD_STEPS, error.good // 2))
-        raise AssertionError("the last try returns or raises")
+                tries, most_steps = tries + 1, max(GOOD_STEPS, error.good // 2)
+            else:
+                if not clock.slept_since(self._running.began):
+                    return cost
+            self._running.end()
+            self._start(most_steps)
 
     def _start(self, most_steps: int) -> None:
         self._running = _Running(self._make, self._name, self._workers, self._seed, self._budget, most_steps)
@@ -98,7 +107,7 @@ class _Running:
     """The process, and where it is."""
 
     def __init__(self, make: bytes, name: str, workers: WorkerSpec, seed: int, budget: float, most_steps: int) -> None:
-        self._name, self._seed, self._limits = name, seed, workers.timeouts
+        self._name, self._seed, self._limits, self.began = name, seed, workers.timeouts, time.monotonic()
         self._place = Place()
         self._lifeline = forkserver.Lifeline()
         self._pipe, theirs = get_context("forkserver").Pipe(duplex=False)
@@ -129,9 +138,8 @@ class _Running:
         if isinstance(outcome, FreewheelError):
             raise outcome
         assert self._process is not None, "it runs until `end`"
-        self._process.join(CLOSE_LIMIT)
         cost: EnvCost = outcome
-        return replace(cost, closed=self._process.exitcode is not None)
+        return replace(cost, closed=Limit(CLOSE_LIMIT).join(self._process))
 
     def _left(self) -> float:
         """Seconds until the present call is late."""
@@ -192,8 +200,7 @@ class Place:
     def read(self) -> tuple[Phase, float, int, int, int]:
         """The phase, its age in seconds, the episode, its step, and the number of steps before."""
         cells = {name: cell[0] for name, cell in self._memory.numbers.items()}
-        age = (time.monotonic_ns() - cells["since"]) * 1e-9
-        return PHASES[cells["phase"]], age, cells["episode"], cells["step"], cells["good"]
+        return PHASES[cells["phase"]], clock.age(cells["since"] * 1e-9), cells["episode"], cells["step"], cells["good"]
 
     def close(self) -> None:
         self._memory.close()

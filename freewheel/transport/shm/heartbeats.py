@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from freewheel.core import WORKER_TIME, Episode, NDArray
+from freewheel.transport.clock import TICK, clock
 from freewheel.transport.shm.memory import SharedArrays
 
 PHASES = ("construct", "reset", "step", "wait")
@@ -69,8 +70,12 @@ class Heartbeats:
         return "".join(self.reports(worker, int(self.memory["reported"][worker]) // 2 - 1))
 
     def age(self) -> NDArray:
-        """[W] seconds since each worker entered its phase."""
-        return np.asarray((time.monotonic_ns() - self.memory["since"]) * 1e-9)
+        """[W] seconds since each worker entered its phase, without those in which this process was stopped."""
+        now, since = time.monotonic_ns() * 1e-9, self.memory["since"] * 1e-9
+        age = now - since
+        for began, ended in clock.not_counted(now):
+            age -= (min(ended, now) - np.maximum(began, since)).clip(min=0.0)
+        return np.asarray(age)
 
     @property
     def stopping(self) -> bool:
@@ -86,6 +91,7 @@ class Heartbeats:
 WINDOW = 5.0  # seconds over which steps are averaged
 SLOW = 10.0  # times the median of the others
 NOTICE = 1.0  # seconds: a running step counts only when it has lasted this long; the worker may have lost the processor
+PAUSE_ERROR = int(2 * TICK * 1e9)  # ns: how exactly the length of a pause is known
 BUSY = [WORKER_TIME.index("step"), WORKER_TIME.index("reset")]
 
 
@@ -99,6 +105,11 @@ class Stragglers:
         self._named: set[int] = set()
         self._episodes = np.zeros((workers, 3))  # count, steps, seconds
         self._steps, self._busy = np.zeros(workers, np.int64), np.zeros(workers, np.int64)  # ns
+        self._counted = np.zeros(
+            workers, np.int64
+        )  # ns of step and reset as the workers have counted them, sleep included
+        self._pauses = len(clock.pauses)  # those that are dealt with
+        self._asleep = np.zeros(workers, np.int64)  # ns of pauses that may be in what a worker counts next
         self._look()
 
     def take(self, worker: int, episodes: Sequence[Episode]) -> None:
@@ -148,10 +159,22 @@ class Stragglers:
         return float(self._busy.sum() * 1e-9 / max(1, int(self._steps.sum())))
 
     def _align(self) -> None:
-        """Workers add their time when they close a fragment; read their step counts only then, so that both match."""
-        busy = self._times[:, BUSY].sum(axis=1)
-        changed = busy != self._busy
-        self._busy[changed], self._steps[changed] = busy[changed], self._heartbeats.memory["steps"][changed]
+        """Workers add their time when they close a fragment; read their step counts only then, so that both match.
+
+        A step during which all were stopped is as long as that for the worker: it is counted without.
+        """
+        if clock.behind(time.monotonic()):
+            return
+        for pause in clock.pauses[self._pauses :]:
+            self._asleep += int(pause.seconds * 1e9)
+            self._pauses += 1
+        counted = self._times[:, BUSY].sum(axis=1)
+        added = counted - self._counted
+        changed = added > 0
+        slept = np.where(added > self._asleep - PAUSE_ERROR, np.minimum(added, self._asleep), 0)
+        self._asleep[slept > 0] = 0
+        self._counted, self._busy = counted, self._busy + added - slept
+        self._steps[changed] = self._heartbeats.memory["steps"][changed]
 
     def _look(self) -> None:
         self._align()

@@ -13,6 +13,8 @@ from multiprocessing import reduction
 from types import TracebackType
 from typing import Any
 
+from freewheel.transport.clock import Limit
+
 FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
@@ -37,14 +39,14 @@ class ProcessLock:
 
     def acquire(self, seconds: float) -> bool:
         """Try for this many seconds; the holder may have been stopped."""
-        deadline = time.monotonic() + seconds
+        limit = Limit(seconds)
         if not self._here.acquire(timeout=seconds):
             return False
         while True:
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                if time.monotonic() > deadline:
+                if not limit.left:
                     self._here.release()
                     return False
                 time.sleep(50e-6)

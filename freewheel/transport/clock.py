@@ -1,0 +1,143 @@
+"""The clock of all time-outs: it stands still while this process is stopped or the machine sleeps.
+
+A child that was stopped together with this process cannot have answered meanwhile, so such a time counts against nobody. If only
+the child was stopped, this clock goes on and the child's time is over, as if it hung.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+Answer = TypeVar("Answer")
+
+TICK = 0.1  # seconds between two ticks
+GAP = 0.5  # seconds without a tick: this process was stopped
+RETURN = 0.5  # seconds after that which do not count either, because others may wake up later than this process
+LOOK = 0.2  # seconds that a wait under a limit may last before it asks how much is left
+NOTABLE = 1.0  # seconds of a pause that the user is told about
+
+
+class Pause(NamedTuple):
+    """A time in which this process did not run, by time.monotonic()."""
+
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    def __str__(self) -> str:
+        what = f"the machine or this run was stopped for {self.seconds:.{self.seconds < 10:d}f} s"
+        return f"{what}; time-outs did not count that time"
+
+
+class Clock:
+    """Notices pauses from a thread, which runs in `with` blocks. There is one for the process, `clock`."""
+
+    def __init__(self) -> None:
+        self.pauses: list[Pause] = []  # that `with` blocks of this process have noticed
+        self.chores: list[Callable[[], None]] = []  # also done at every tick
+        self._users, self._lock = 0, threading.Lock()
+        self._ticked = 0.0
+        self._thread: threading.Thread | None = None
+        self._end = -1  # an eventfd that ends the thread
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            self._users += 1
+            if self._thread is None:
+                self._ticked = monotonic()
+                self._end = os.eventfd(0, os.EFD_CLOEXEC)
+                self._thread = threading.Thread(target=self._tick, name="freewheel-clock", daemon=True)
+                self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._thread is not None:
+                os.eventfd_write(self._end, 1)
+                self._thread.join()
+                os.close(self._end)
+                self._thread = None
+
+    def not_counted(self, now: float) -> Sequence[tuple[float, float]]:
+        """Times that do not count, from and until. The present one may turn out to have been none: until the thread has run
+        again, it is not known why it has not."""
+        return [(began, ended + RETURN) for began, ended in self._pauses_until(now)]
+
+    def age(self, moment: float) -> float:
+        """Seconds since this moment of time.monotonic() that count."""
+        now = monotonic()
+        return now - moment - _overlap(self.not_counted(now), moment, now)
+
+    def slept_since(self, moment: float) -> float:
+        """Seconds since this moment in which this process did not run."""
+        now = monotonic()
+        return _overlap(self._pauses_until(now), moment, now)
+
+    def behind(self, now: float) -> bool:
+        """Whether the thread has yet to find out if there was a pause until now."""
+        return self._thread is not None and now - self._ticked > GAP
+
+    def _pauses_until(self, now: float) -> Sequence[tuple[float, float]]:
+        return [*self.pauses, (self._ticked, now)] if self.behind(now) else self.pauses
+
+    def _tick(self) -> None:
+        poller, switches = select.poll(), 0  # poll does not depend on the time of day
+        poller.register(self._end, select.POLLIN)
+        while not poller.poll(TICK * 1000):
+            now, before = monotonic(), switches
+            switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+            # A thread that waits for the interpreter wakes up at every switch interval: then this process does run.
+            waits = (switches - before) * sys.getswitchinterval()
+            if now - self._ticked > GAP and waits < (now - self._ticked) / 4:
+                self.pauses.append(Pause(self._ticked, now))
+            self._ticked = now
+            for chore in self.chores:
+                chore()
+
+
+def _overlap(times: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    return sum(max(0.0, min(ended, end) - max(began, begin)) for began, ended in times)
+
+
+clock = Clock()
+
+
+class Limit:
+    """So many seconds of `clock` from now on, which must be running."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._began = seconds, monotonic()
+
+    @property
+    def left(self) -> float:
+        """Never below 0."""
+        return max(0.0, self._seconds - clock.age(self._began))
+
+    def wait(self, ask: Callable[[float], Answer]) -> Answer:
+        """The first true answer of `ask(seconds)`, which waits so long at most; the last one when the time is over."""
+        while True:
+            left = self.left
+            if (answer := ask(min(left, LOOK))) or not left:
+                return answer
+
+    def join(self, process: BaseProcess) -> bool:
+        """Whether the process ends before the time is over."""
+
+        def ended(seconds: float) -> bool:
+            process.join(seconds)
+            return process.exitcode is not None
+
+        return self.wait(ended)
