@@ -7,9 +7,14 @@
     ├── LedgerError               exit 1   rows were lost or counted twice: a bug in Freewheel
     ├── FileError                 exit 1   a file is missing, damaged, or holds something else than it should
     │   └── CheckpointError       exit 1   no valid checkpoint on disk
+    ├── DiskError                 exit 1   the last weights or the summary could not be written
+    ├── DivergedError             exit 1   the learner's numbers are not finite: it learns nothing
     └── ObservationError          exit 1   what predict() was given does not fit the policy; also a ValueError
 
 The first line of every message says what is wrong and what to do about it.
+
+Exit codes of a run: 0 done; 1 failed; 2 the command is wrong, nothing was started; 3 done, but workers were lost for good;
+128 + the number of a signal that ended it in good order (130 SIGINT, 143 SIGTERM, 129 SIGHUP).
 """
 
 from __future__ import annotations
@@ -18,17 +23,19 @@ import difflib
 import math
 from collections.abc import Iterable
 
+DONE, FAILED, USAGE, DEGRADED, SIGNALLED = 0, 1, 2, 3, 128  # exit codes; the last is added to a signal's number
+
 
 class FreewheelError(Exception):
     """The base class of all exceptions of this package."""
 
-    exit_code = 1
+    exit_code = FAILED
 
 
 class UsageError(FreewheelError):
     """The command line, a config file or an argument asks for something that does not exist."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 class SetupError(FreewheelError):
@@ -45,6 +52,14 @@ class FileError(FreewheelError):
 
 class CheckpointError(FileError):
     """No valid checkpoint on disk."""
+
+
+class DiskError(FreewheelError):
+    """What a run has to leave behind could not be written."""
+
+
+class DivergedError(FreewheelError):
+    """A learner whose updates are skipped, because a number in them is not finite, or whose weights are not."""
 
 
 class ObservationError(FreewheelError, ValueError):

@@ -28,20 +28,25 @@ class Drops:
         return {cause: self._rows[cause] for cause in CAUSES if cause in self._rows}
 
 
-def balance(*accounts: RowCounts) -> RowCounts:
-    """The sum of the accounts; raises unless every row produced is found in exactly one place."""
+def total(*accounts: RowCounts) -> RowCounts:
+    """The sum of the accounts, whether or not they balance."""
     drops = Drops()
     for account in accounts:
         for cause, rows in account.dropped.items():
             drops.add(cause, rows)
     counts = [(account.produced, account.trained, account.queued, account.open) for account in accounts]
     produced, trained, queued, still_open = (sum(int(terms[term]) for terms in counts) for term in range(4))
-    total = RowCounts(produced, trained, queued, still_open, drops.by_cause)
-    found = total.trained + total.queued + total.open + sum(total.dropped.values())
-    negative = any(min(terms) < 0 for terms in counts)
-    if negative or total.produced != found:
-        raise LedgerError(_report(total, found, accounts))
-    return total
+    return RowCounts(produced, trained, queued, still_open, drops.by_cause)
+
+
+def balance(*accounts: RowCounts) -> RowCounts:
+    """The sum of the accounts; raises unless every row produced is found in exactly one place."""
+    rows = total(*accounts)
+    found = rows.trained + rows.queued + rows.open + sum(rows.dropped.values())
+    negative = any(min(one.produced, one.trained, one.queued, one.open) < 0 for one in accounts)
+    if negative or rows.produced != found:
+        raise LedgerError(_report(rows, found, accounts))
+    return rows
 
 
 def settle(*accounts: RowCounts) -> RowCounts:

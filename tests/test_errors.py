@@ -9,7 +9,10 @@ import pytest
 from freewheel import errors
 from freewheel.errors import (
     CheckpointError,
+    DiskError,
+    DivergedError,
     EnvError,
+    FileError,
     FreewheelError,
     LedgerError,
     ObservationError,
@@ -19,6 +22,7 @@ from freewheel.errors import (
 )
 
 CODES = {UsageError: 2, SetupError: 1, EnvError: 1, LedgerError: 1, CheckpointError: 1, ObservationError: 1}
+CODES |= {DiskError: 1, DivergedError: 1, FileError: 1}
 
 
 def test_the_docstring_has_the_whole_tree() -> None:

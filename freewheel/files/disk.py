@@ -20,10 +20,22 @@ def write(path: Path, data: bytes | memoryview) -> None:
         os.fsync(file.fileno())
 
 
+def open_end(path: Path) -> BinaryIO:
+    """A file to append to and to read, made if there is none; it has no buffer of its own."""
+    return path.open("a+b", buffering=0)
+
+
 def append(file: BinaryIO, data: bytes) -> None:
     """To the end of an open file, for readers to see; a failure may leave a part of it there."""
-    file.write(data)
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]  # a disk that is nearly full takes a part
     file.flush()
+
+
+def cut(file: BinaryIO, size: int) -> None:
+    """An open file, back to its first so many bytes."""
+    file.truncate(size)
 
 
 def make_folder(path: Path) -> None:

@@ -120,6 +120,11 @@ class Meter:
         return self._learner.now() - self._began
 
     @property
+    def doing(self) -> str:
+        """The kind of LEARNER_TIME that goes on now."""
+        return self._learner.kind
+
+    @property
     def episodes(self) -> int:
         return self.done["episodes"]
 

@@ -17,9 +17,10 @@ from freewheel.core import MOST_CONTEXTS, AdjustableLearner, Episode, Learner, M
 from freewheel.errors import UsageError, nearest
 from freewheel.metrics.meter import Meter
 from freewheel.registry import own_module
+from freewheel.run.ending import Ending
 from freewheel.run.evaluation.episodes import Score
 from freewheel.run.plan import Plan
-from freewheel.run.process import Interrupted, Stop
+from freewheel.run.process import Stop
 from freewheel.run.saved import RunDirectory
 
 
@@ -114,11 +115,12 @@ class Run:
         this name since the last row. Rows without a new value do not have it."""
         self._meter.log(name, value)
 
-    def save(self) -> Path:
-        """Save the present weights as a checkpoint, which becomes the latest, and return its folder. The newest two are kept,
-        and the best. on_checkpoint is not called."""
+    def save(self) -> Path | None:
+        """Save the present weights as a checkpoint, which becomes the latest, and return its folder; None if the disk does not
+        take it, which a note has said. The newest two are kept, and the best. on_checkpoint is not called."""
         with self._meter.span("save"):
-            return self._directory.save(self.env_steps, self._learner.snapshot())[0]
+            saved = self._directory.save(self.env_steps, self._learner.snapshot())
+        return None if saved is None else saved.folder
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in good order after this turn of the loop. The reason becomes summary["ended"]; the first one counts."""
@@ -199,25 +201,16 @@ class Hooks:
         for call in self._checkpoint if saved is not None else ():
             call(self.run, saved)
 
-    def end(
-        self, saved: Path, ended: str, failure: BaseException | None, stop: Stop
-    ) -> tuple[str, BaseException | None]:
-        """After the last weights were saved. Every hook is told, whatever others raise: returns why the run ended, and the first
-        failure. A second signal may interrupt a hook."""
-        calls = [partial(call, self.run, saved) for call in self._checkpoint]
-        for tell in (*calls, *(partial(call, self.run, ended) for call in self._stop)):
+    def end(self, saved: Path | None, ending: Ending, stop: Stop) -> None:
+        """After the last weights were saved, if they could be. Every hook is told, whatever others raise. A second signal may
+        interrupt a hook."""
+        calls = [partial(call, self.run, saved) for call in self._checkpoint if saved is not None]
+        for tell in (*calls, *(partial(call, self.run, ending.reason) for call in self._stop)):
             stop.over = False
             try:
-                tell()
-            except Interrupted:
-                ended = "interrupted"
-            except BaseException as error:  # noqa: BLE001 - raised by the caller
-                if failure is not None:
-                    failure.add_note(f"A hook failed after that: {error!r}")
-                ended, failure = "failed", failure or error
+                ending.attempt("a hook", tell, None)
             finally:
                 stop.over = True
-        return ended, failure
 
 
 def find_hooks(given: Sequence[object]) -> list[object]:

@@ -8,44 +8,87 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from freewheel.config.resolve import Config, from_file, from_options
 from freewheel.core import Actor, Env, EnvSpec, Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
+from freewheel.files import disk
+from freewheel.files.outage import Outage, twice
 from freewheel.policies.layout import Layout
-from freewheel.policies.spec import PolicySpec
 from freewheel.run import checkpoint
 from freewheel.run.checkpoint import Checkpoint
 from freewheel.run.evaluation.episodes import Score, Show, eval_lanes, evaluate, play, playable
 from freewheel.run.naming import find_run
-from freewheel.run.plan import find_device
+from freewheel.run.plan import Plan, find_device
 from freewheel.run.policy import actor_of, read_spec
 from freewheel.seeding import scoring_seed
 
 if TYPE_CHECKING:
     from freewheel.run.trainer import Result
 
+FILES = CONFIG, SUMMARY = "config.json", "summary.json"
+CHECKPOINTS = "checkpoints"
+
+
+class Saved(NamedTuple):
+    """Weights on the disk."""
+
+    folder: Path
+    sha256: str
+
 
 class RunDirectory:
-    """The directory of a new run, which this process alone writes to."""
+    """The directory of a run, which this process alone writes to. No failure of the disk is raised: `say` tells of it once,
+    and what could not be written is tried again by `keep`."""
 
-    def __init__(self, path: Path, policy: PolicySpec, spec: EnvSpec) -> None:
-        self.path = path
-        self._about = {"policy": policy.to_json(), "env": spec.name, "layout": dict(spec.layout)}
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self.path, self._say = plan.path.absolute(), say
+        self._config = plan.config.to_json()
+        self._about = {
+            "policy": plan.policy.to_json(),
+            "env": plan.spec.name,
+            "layout": dict(plan.spec.layout),
+        }
+        self._outages = {what: Outage(str(self.path / what), say) for what in (*FILES, CHECKPOINTS)}
+        self._unsaved: tuple[int, Snapshot] | None = None  # the best weights, which could not be saved yet
 
-    def write(self, name: str, data: Mapping[str, Any]) -> None:
-        """A JSON file, whole or absent."""
-        part = self.path / f".{name}.part"
-        part.write_text(json.dumps(data, indent=2) + "\n")
-        os.replace(part, self.path / name)
+    @property
+    def problems(self) -> list[str]:
+        """What could not be written at the last attempt, a line each."""
+        return [outage.problem for outage in self._outages.values() if outage.problem]
 
-    def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> tuple[Path, str]:
-        """A checkpoint of these weights; returns its folder and their fingerprint."""
+    def keep(self) -> None:
+        """Make again what has been removed or could not be made, and save what could not be saved."""
+        if not (self.path / CONFIG).is_file():
+            if not self.path.is_dir():
+                self._say(f"{self.path} was removed while the run writes to it; it is made again")
+            self.write(CONFIG, self._config)
+        if self._unsaved is not None:
+            self.save(*self._unsaved, best=True)
+
+    def write(self, name: str, data: Mapping[str, Any]) -> bool:
+        """A JSON file, whole or absent; whether it could be written."""
+        encoded = (json.dumps(data, indent=2) + "\n").encode()
+
+        def write() -> None:
+            checkpoint.make_private(self.path)
+            disk.replace(self.path / name, encoded)
+
+        with self._outages[name].noted():
+            twice(write)
+        return self._outages[name].error is None
+
+    def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> Saved | None:
+        """A checkpoint of these weights; None if it could not be written."""
         params = {name: to_numpy(value) for name, value in snapshot.params.items()}
         about = {**self._about, "version": snapshot.version}
-        folder = checkpoint.save(self.path / "checkpoints", step, params, about, best=best)
-        return folder, checkpoint.fingerprint(params)
+        folder: Path | None = None
+        with self._outages[CHECKPOINTS].noted():
+            folder = twice(lambda: checkpoint.save(self.path / CHECKPOINTS, step, params, about, best=best))
+        if best:
+            self._unsaved = (step, snapshot) if folder is None else None
+        return None if folder is None else Saved(folder, checkpoint.fingerprint(params))
 
 
 @dataclass(frozen=True)
@@ -57,7 +100,7 @@ class SavedRun:
 
     def actor(self, which: str = "best") -> tuple[Actor, list[str]]:
         """The policy of a checkpoint (best, latest or a step), and warnings about checkpoints that could not be used."""
-        found = checkpoint.load(self.path / "checkpoints", which)
+        found = checkpoint.load(self.path / CHECKPOINTS, which)
         return actor_of(found), list(found.warnings)
 
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
@@ -78,7 +121,7 @@ class SavedRun:
         with ExitStack() as undo:
             env = playable(self.config.env.make(lanes, render_mode=render_mode))
             undo.callback(env.close)
-            check_fit(checkpoint.load(self.path / "checkpoints"), env.spec)
+            check_fit(checkpoint.load(self.path / CHECKPOINTS), env.spec)
             undo.pop_all()
         return env
 
@@ -89,11 +132,11 @@ def open_run(
     """Open a run, given by its name under runs_dir, by its path or as what train() returned; `env` replaces its environment."""
     path = find_run(run if isinstance(run, str) else str(getattr(run, "path", run)), runs_dir)
     try:
-        resolved = from_file(path / "config.json")
+        resolved = from_file(path / CONFIG)
     except UsageError as error:
-        raise SetupError(f"{path / 'config.json'} is damaged ({error}); restore it from a copy") from None
+        raise SetupError(f"{path / CONFIG} is damaged ({error}); restore it from a copy") from None
     if env is not None:
-        resolved = from_file(path / "config.json", env)
+        resolved = from_file(path / CONFIG, env)
     elif (name := resolved.env.id).startswith("__main__:") or "<" in name:  # <lambda>, <locals>
         kind = name.rpartition(":")[2].rpartition(".")[2]
         own = kind if kind.isidentifier() else "Env"

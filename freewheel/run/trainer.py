@@ -12,23 +12,25 @@ from typing import Any
 
 from freewheel.config.resolve import Config
 from freewheel.core import Collector, GraphedLearner, Learner, RowCounts, Sink, Snapshot, Tick
-from freewheel.errors import FreewheelError
+from freewheel.errors import SIGNALLED, DiskError, FreewheelError
 from freewheel.learn.spec import Services
-from freewheel.ledger import balance, settle
+from freewheel.ledger import balance, settle, total
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.run import process
 from freewheel.run.advice.prospects import closing
+from freewheel.run.ending import Ending
 from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.hooks import Hooks, Run, find_hooks
 from freewheel.run.plan import Plan, plan, print_line, silent
 from freewheel.run.process import Interrupted, Stop, TimeUp, WrappedEnv, import_torch
-from freewheel.run.saved import RunDirectory
+from freewheel.run.saved import SUMMARY, RunDirectory, Saved
+from freewheel.sinks.outlets import PATIENCE, Outlets
 from freewheel.sinks.sink import RunInfo, chosen
 from freewheel.transport.executors import SerialExecutor
 
-DEGRADED = 3  # exit code: finished, but workers were lost for good
+QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,21 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], *, quiet: bool, si
         learner = config.learner.build(replace(planned.learner_spec, services=services))
         stop.begin()
         planned = replace(planned, name=planned.name.claim())
-        directory = RunDirectory(planned.path, planned.policy, planned.spec)
-        directory.write("config.json", config.to_json())
+        outlets = Outlets()
+        directory = RunDirectory(planned, outlets.note)
         info = RunInfo(
-            path=planned.path,
+            path=directory.path,
             title=f"{config.env.label}  {config.algo}  {config.mode}",
             budget=config.run.budget,
             algorithm=config.algo,
             mode=config.mode,
             quiet=quiet,
             console=config.run.output.console,
+            say=outlets.note,
         )
-        opened = [sink for entry in entries if (sink := entry.open(info)) is not None]
-        return _Trainer(planned, learner, directory, [*opened, *sinks], stop, hooks).train()
+        outlets.open(entries, info, sinks)
+        directory.keep()
+        return _Trainer(planned, learner, directory, outlets, stop, hooks).train()
 
 
 class _Trainer:
@@ -99,12 +103,12 @@ class _Trainer:
         planned: Plan,
         learner: Learner,
         folder: RunDirectory,
-        sinks: list[Sink],
+        outlets: Outlets,
         stop: Stop,
         hooks: Sequence[object],
     ) -> None:
-        self._plan, self._learner, self._directory, self._sinks = planned, learner, folder, sinks
-        self._stop = stop
+        self._plan, self._learner, self._directory, self._outlets = planned, learner, folder, outlets
+        self._stop, self._ending = stop, Ending()
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._meter = Meter(planned.workers, planned.spec.measures)
         self._hooks = Hooks(hooks, Run(planned, learner, self._meter, folder))
@@ -115,24 +119,23 @@ class _Trainer:
         self._verdict: Verdict | None = None
         self._steps, self._stats = 0, dict[str, float | None]()  # delivered rows, and the collector's last figures
         self._turn = 0.0  # seconds of the loop's last turn
+        self._rows = RowCounts()  # when they were last logged
 
     def train(self) -> Result:
-        failure: BaseException | None = None
+        ending = self._ending
         with self._stop.listening():
             try:
                 with process.learner_stream(self._plan.device):
-                    ended = self._run()
+                    ending.reason = self._run()
             except Interrupted:
-                ended = "interrupted"
+                ending.reason = "interrupted"
             except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
-                ended, failure = "failed", error
+                ending.fail(error, "training")
             self._stop.over = True
-            with self._meter.span("save"):
-                folder, sha256 = self._directory.save(self._meter.done["env_steps"], self._learner.snapshot())
-            ended, failure = self._hooks.end(folder, ended, failure, self._stop)
-            summary = self._finish(ended, failure, sha256)
-        if failure is not None:
-            raise failure
+            ending.begin()
+            summary = self._finish()
+        if ending.failure is not None:
+            raise ending.failure
         return Result(self._plan.path, summary)
 
     def _run(self) -> str:
@@ -152,7 +155,8 @@ class _Trainer:
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
         spec = replace(spec, context=self._hooks.run.contexts)
         with open_evaluator(planned, factory) as evaluator:
-            with planned.config.collector.build(factory, spec) as collector:
+            building = planned.config.collector.build(factory, spec)
+            with self._ending.leaving(building, "closing the environments") as collector:
                 self._collector = collector
                 around = Around(lambda: self._meter.wall_s, self._longest, self._note, self._while_evaluating)
                 evaluator = evaluator or reserved_lanes(planned, collector)
@@ -239,22 +243,21 @@ class _Trainer:
     def _log(self) -> None:
         assert self._collector is not None, "it is open, or was"
         collector = self._collector
-        rows = balance(collector.rows(), self._learner.rows())
-        row = self._meter.row(rows, self._stats or collector.stats(), self._learner.buffer_util)
+        self._rows = balance(collector.rows(), self._learner.rows())
+        row = self._meter.row(self._rows, self._stats or collector.stats(), self._learner.buffer_util)
         row |= {} if self._schedule is None else self._schedule.progress
         self._note(*collector.messages())
         if self._plan.device != "cpu" and isinstance(self._learner, GraphedLearner) and not self._fallback:
             self._fallback = self._learner.fallback
             if self._fallback:
                 self._note(f"no CUDA graph for the updates, they are launched one by one: {self._fallback}")
-        for sink in self._sinks:
-            sink.write(row)
+        self._directory.keep()
+        self._outlets.write(row)
         self._next_log = self._meter.wall_s + self._options.output.log_every
 
     def _note(self, *texts: str) -> None:
         for text in texts:
-            for sink in self._sinks:
-                sink.note(text)
+            self._outlets.note(text)
 
     def _take_score(self, found: Evaluation, *, best: bool) -> None:
         """A finished evaluation; the best weights are saved at once."""
@@ -263,11 +266,11 @@ class _Trainer:
         if score.cut:
             limit = self._options.evaluation.eval_max_steps
             self._note(f"{score.cut} evaluation episodes were cut at {limit} steps (--eval-max-steps)")
-        folder = None
+        saved = None
         if best:
             with self._meter.span("save"):
-                folder, _ = self._directory.save(found.step, found.snapshot, best=True)
-        self._hooks.evaluated(found.step, score, folder)
+                saved = self._directory.save(found.step, found.snapshot, best=True)
+        self._hooks.evaluated(found.step, score, None if saved is None else saved.folder)
 
     def _evaluated(self) -> dict[str, Any]:
         """What is known of the best weights and of the last, also if the run was interrupted."""
@@ -276,36 +279,77 @@ class _Trainer:
             verdict = Verdict() if schedule is None else schedule.without_closing()
         return verdict.summary() | {"evals_skipped": 0 if schedule is None else schedule.skipped}
 
-    def _finish(self, ended: str, failure: BaseException | None, sha256: str) -> dict[str, Any]:
-        """Close the accounts and write the summary."""
-        totals, signal = self._meter.totals(), self._stop.signal
-        report, rows = dict[str, Any](), RowCounts()
-        if self._collector is not None:
-            report, rows = dict(self._collector.summary()), settle(self._collector.rows(), self._learner.rows())
-        exit_code = DEGRADED if report.get("workers_lost") else 0
-        if failure is not None:
-            exit_code = failure.exit_code if isinstance(failure, FreewheelError) else 1
-        elif signal is not None:
-            exit_code = 128 + signal
+    def emergency_end(self, reason: str, exit_code: int) -> bool:
+        """For a thread, when the training is stuck for good and the process is about to be ended with this exit code: the last
+        weights, unless an update is under way, and the summary. Collector and hooks are not touched. False: the run is ending
+        by itself."""
+        ending = self._ending
+        if not ending.begin():
+            return False
+        if exit_code > SIGNALLED:
+            ending.reason = "interrupted"
+            ending.problems.append(reason)
+        else:
+            stuck = FreewheelError(reason)
+            stuck.exit_code = exit_code
+            ending.fail(stuck, "training")
+        whole = self._meter.doing not in ("observe", "update")
+        self._close_down(self._rows, {}, ending.attempt("saving", self._save, None) if whole else None)
+        return True
+
+    def _finish(self) -> dict[str, Any]:
+        """Settle the accounts, save the last weights, tell hooks, write the summary, close the sinks."""
+        ending, collector = self._ending, self._collector
+        report: Mapping[str, Any] = {}
+        messages: Sequence[str] = ()
+        rows = RowCounts()
+        if collector is not None:
+            accounts = collector.rows(), self._learner.rows()
+            rows = ending.attempt("closing the accounts", lambda: settle(*accounts), total(*accounts))
+            report = ending.attempt("the collector's report", collector.summary, report)
+        saved = ending.attempt("saving", self._save, None)
+        self._hooks.end(None if saved is None else saved.folder, ending, self._stop)
+        if collector is not None:
+            self._note(*ending.attempt("the collector's report", collector.messages, messages))
+        return self._close_down(rows, report, saved)
+
+    def _save(self) -> Saved:
+        """The last weights."""
+        with self._meter.span("save"):
+            self._directory.keep()
+            saved = self._directory.save(self._meter.done["env_steps"], self._learner.snapshot())
+        if saved is None:
+            raise DiskError(f"the last weights are not saved: {self._directory.problems[-1]}")
+        return saved
+
+    def _close_down(self, rows: RowCounts, report: Mapping[str, Any], saved: Saved | None) -> dict[str, Any]:
+        """Write the summary and close the sinks. What is not written is on the screen."""
+        ending, directory = self._ending, self._directory
+        ending.problems += [*directory.problems, *self._outlets.problems]
+        summary = self._summary(rows, report, saved)
+        if not directory.write(SUMMARY, summary):
+            ending.fail(DiskError(f"the summary is not written: {directory.problems[-1]}"), "the summary")
+            summary = self._summary(rows, report, saved)
+        self._outlets.close(summary, PATIENCE if self._stop.signal is None else QUICK)
+        return summary
+
+    def _summary(self, rows: RowCounts, report: Mapping[str, Any], saved: Saved | None) -> dict[str, Any]:
+        ending, signal = self._ending, self._stop.signal
+        evaluated = ending.attempt("the last evaluation", self._evaluated, Verdict().summary() | {"evals_skipped": 0})
         summary = {
             "run": self._plan.path.name,
-            "ended": ended if signal is None else f"{ended} ({signal.name})",
-            "exit_code": exit_code,
-            "error": None if failure is None else str(failure) or repr(failure),
-            **totals,
-            **self._evaluated(),
+            "ended": ending.reason if signal is None else f"{ending.reason} ({signal.name})",
+            "exit_code": ending.exit_code(signal, degraded=bool(report.get("workers_lost"))),
+            "error": None if ending.failure is None else str(ending.failure) or repr(ending.failure),
+            **self._meter.totals(),
+            **evaluated,
             **asdict(rows),
             "shares": self._meter.shares(),
             "worker_restarts": 0,
             "graphs_fallback": self._fallback or None,
             **report,
-            "weights_sha256": sha256,
+            "weights_sha256": None if saved is None else saved.sha256,
             "path": str(self._plan.path),
+            "problems": list(ending.problems),
         }
-        summary["advice"] = closing(self._plan, summary)
-        self._directory.write("summary.json", summary)
-        if self._collector is not None:
-            self._note(*self._collector.messages())
-        for sink in self._sinks:
-            sink.close(summary)
-        return summary
+        return summary | {"advice": ending.attempt("the advice", lambda: closing(self._plan, summary), None)}

@@ -46,6 +46,8 @@ def _counters(name: str, row: Mapping[str, Any]) -> str:
 class ClassicSink:
     """Prints these lines and nothing else, for runs that are part of something larger. Implements core.Sink."""
 
+    direct = True
+
     def __init__(self, lines: ClassicLines) -> None:
         self._lines = lines
 

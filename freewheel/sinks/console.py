@@ -32,6 +32,8 @@ class ConsoleSink:
     `classic`: these lines instead of the panel or plain lines.
     """
 
+    direct = True
+
     def __init__(
         self, title: str, budget: Budget, out: Console | None = None, classic: ClassicLines | None = None
     ) -> None:
@@ -189,6 +191,8 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
     if summary["worker_restarts"]:
         add("restarts", f"{summary['worker_restarts']:,} workers replaced")
     add("saved in", summary["path"])
+    for number, problem in enumerate(summary.get("problems", ())):
+        add("" if number else "problems", (problem, "yellow"))
     if summary.get("advice"):
         add("advice", (summary["advice"], "cyan"))
     return lines

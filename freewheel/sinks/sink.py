@@ -1,12 +1,11 @@
-"""Sinks: where a run is written to, chosen by name (ours and those of installed packages), and metrics.jsonl."""
+"""Sinks: where a run is written to, chosen by name: ours and those of installed packages."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from freewheel.core import Sink
 from freewheel.metrics.meter import Budget
@@ -24,6 +23,7 @@ class RunInfo:
     mode: str
     quiet: bool = False  # nothing is to be printed
     console: Literal["live", "classic"] = "live"
+    say: Callable[[str], None] = lambda _: None  # tells the user something, through all sinks
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,6 @@ class SinkEntry:
 
 
 SINKS: Registry[SinkEntry] = Registry("sink", "SINK", "freewheel.sinks")
-
-
-class JsonlSink:
-    """metrics.jsonl: one row of metrics per line, readable while the run goes on. Implements core.Sink."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._file.flush()
-
-    def note(self, text: str) -> None:
-        """Notes are not rows."""
-
-    def close(self, summary: Mapping[str, Any]) -> None:
-        self._file.close()
-
-
-SINK = SinkEntry("jsonl", lambda run: JsonlSink(run.path / "metrics.jsonl"), default=True)
 
 
 def chosen(names: Sequence[str]) -> list[SinkEntry]:

@@ -14,7 +14,8 @@ from freewheel.core import Sink
 from freewheel.errors import UsageError
 from freewheel.registry import Registry
 from freewheel.sinks import sink as sinks
-from freewheel.sinks.sink import SINKS, JsonlSink, RunInfo, SinkEntry, chosen
+from freewheel.sinks.jsonl import JsonlSink
+from freewheel.sinks.sink import SINKS, RunInfo, SinkEntry, chosen
 from tests.support.runs import train
 
 

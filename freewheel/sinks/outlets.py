@@ -1,0 +1,148 @@
+"""All sinks of a run, kept from ending it or slowing it down, whatever one of them raises and however long it takes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from freewheel.core import Sink
+from freewheel.errors import FreewheelError, SetupError
+from freewheel.sinks.sink import RunInfo, SinkEntry
+from freewheel.transport.background import BackgroundCalls
+
+FAILURES = 3  # in a row, after which a sink gets nothing more
+WAITING = 1_000  # rows and notes that wait at most for a sink that is slow
+PATIENCE = 30.0  # seconds for slow sinks to finish at the end of a run
+
+
+class Outlet:
+    """One sink. Its calls are made in a thread of its own, unless it is `direct`; what it misses is counted."""
+
+    def __init__(self, sink: Sink, name: str) -> None:
+        self.name, self._sink = name, sink
+        self.direct = bool(getattr(sink, "direct", False))
+        self._thread = None if self.direct else BackgroundCalls(name, WAITING)
+        self._given = self._written = self._failures = 0  # rows, rows, calls in a row
+        self._slow = self._off = False
+        self.news: deque[str] = deque()  # for the user; added to by either thread
+
+    @property
+    def problem(self) -> str:
+        """What it has missed; empty: nothing."""
+        own: str = getattr(self._sink, "problem", "")
+        missed = self._given - self._written
+        return own or (f"the sink {self.name} has missed {missed} of {self._given} rows" if missed else "")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._given += 1
+        self._call(partial(self._write, row))
+
+    def note(self, text: str) -> None:
+        self._call(partial(self._sink.note, text))
+
+    def close(self, summary: Mapping[str, Any], patience: float) -> None:
+        last = partial(self._try, partial(self._sink.close, summary), always=True)
+        if self._thread is None:
+            last()
+        elif not self._thread.close(last, patience):
+            self.news.append(f"the sink {self.name} has not finished within {patience:g} s and is left behind")
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self._sink.write(row)
+        self._written += 1
+
+    def _call(self, call: Callable[[], object]) -> None:
+        if self._off:
+            return
+        if self._thread is None:
+            self._try(call)
+        elif not self._thread.submit(partial(self._try, call)) and not self._slow:
+            self._slow = True
+            self.news.append(f"the sink {self.name} is too slow: it misses rows, which are counted; training goes on")
+
+    def _try(self, call: Callable[[], object], *, always: bool = False) -> None:
+        if self._off and not always:
+            return
+        try:
+            call()
+            self._failures = 0
+        except Exception as error:  # noqa: BLE001 - a sink is somebody else's code
+            self._failures += 1
+            if self._failures == FAILURES:
+                self._off = True
+                what = f"the sink {self.name} has failed {FAILURES} times in a row, the last time with {_shown(error)}"
+                self.news.append(f"{what}; it gets nothing more, training goes on")
+            elif always:
+                self.news.append(f"the sink {self.name} could not be closed: {_shown(error)}")
+
+
+class Outlets:
+    """The sinks of a run as one. Implements core.Sink."""
+
+    def __init__(self) -> None:
+        self._outlets: list[Outlet] = []
+        self._early: list[str] | None = []  # notes until all are open
+
+    def open(self, entries: Sequence[SinkEntry], info: RunInfo, others: Sequence[Sink] = ()) -> None:
+        """Open these, and take others that are open."""
+        for entry in entries:
+            try:
+                sink = entry.open(info)
+            except FreewheelError:
+                raise
+            except Exception as error:
+                raise SetupError(f"the sink {entry.name} cannot be opened: {_shown(error)}") from error
+            if sink is not None:
+                self._outlets.append(Outlet(sink, entry.name))
+        self._outlets += [Outlet(sink, type(sink).__name__) for sink in others]
+        early, self._early = self._early or [], None
+        for text in early:
+            self.note(text)
+
+    @property
+    def problems(self) -> list[str]:
+        """What sinks have missed so far, a line each."""
+        return [outlet.problem for outlet in self._outlets if outlet.problem]
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        for outlet in self._outlets:
+            outlet.write(row)
+        self._tell()
+
+    def note(self, text: str) -> None:
+        if self._early is not None:
+            self._early.append(text)
+            return
+        for outlet in self._outlets:
+            outlet.note(text)
+
+    def close(self, summary: Mapping[str, Any], patience: float = PATIENCE) -> None:
+        """Those that may fail or be slow first, so that those on the screen can tell of it."""
+        screens = [outlet for outlet in self._outlets if outlet.direct]
+        for outlet in self._outlets:
+            if not outlet.direct:
+                outlet.close(summary, patience)
+        self._tell(screens)
+        for outlet in screens:
+            outlet.close({**summary, "problems": [*summary.get("problems", ()), *self._new(summary)]}, patience)
+
+    def _new(self, summary: Mapping[str, Any]) -> list[str]:
+        return [problem for problem in self.problems if problem not in summary.get("problems", ())]
+
+    def _tell(self, listeners: Sequence[Outlet] | None = None) -> None:
+        for outlet in self._outlets:
+            while outlet.news:
+                text = outlet.news.popleft()
+                for listener in self._outlets if listeners is None else listeners:
+                    listener.note(text)
+
+
+def _shown(error: Exception) -> str:
+    """One line about an exception whose own text may be of any length, or fail."""
+    try:
+        text = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
+    except Exception:  # noqa: BLE001 - a __str__ of somebody else's
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,42 @@
+"""Calls in a thread of their own, for code that may be slow or never return: whoever asks for them does not wait."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+
+class BackgroundCalls:
+    """Makes calls one after the other. At most `limit` wait; one more is refused."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._calls: queue.Queue[Callable[[], object] | None] = queue.Queue(limit)
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._serve, name=f"freewheel-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], object]) -> bool:
+        """Whether there was room for it. A call must not raise."""
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            return False
+        return True
+
+    def close(self, last: Callable[[], object], patience: float) -> bool:
+        """Make this the last call; whether all are made before the patience ends. Else the thread is left behind, and ends when
+        the call that it is in returns."""
+        until = monotonic() + patience
+        with suppress(queue.Full):
+            for call in (last, None):
+                self._calls.put(call, timeout=max(0.0, until - monotonic()))
+            self._thread.join(max(0.0, until - monotonic()))
+        self._abandoned = self._thread.is_alive()
+        return not self._abandoned
+
+    def _serve(self) -> None:
+        while not self._abandoned and (call := self._calls.get()) is not None:
+            call()

@@ -1,0 +1,130 @@
+"""metrics.jsonl on a disk that fails, and in a directory that is removed: no row is lost, none is torn, one warning an outage."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from freewheel.sinks import jsonl
+from freewheel.sinks.jsonl import JsonlSink
+from tests.support.failing_disk import FailingDisk
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
+    return FailingDisk(monkeypatch)
+
+
+def rows(path: Path) -> list[int]:
+    """The numbers of the rows; every line has to be whole."""
+    text = path.read_text()
+    assert not text or text.endswith("\n")
+    return [json.loads(line)["n"] for line in text.splitlines()]
+
+
+def write(sink: JsonlSink, *numbers: int) -> None:
+    for number in numbers:
+        sink.write({"n": number, "text": "x" * 50})
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+def test_rows_wait_while_the_disk_is_full_and_are_written_in_order(
+    tmp_path: Path, failing: FailingDisk, error: int
+) -> None:
+    said: list[str] = []
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path, said.append)
+    write(sink, 0, 1)
+    failing.failing, failing.error = range(1000), error
+    write(sink, 2, 3, 4)
+    reason = os.strerror(error)
+    assert said == [f"cannot write to {path}: {reason}; training goes on, 1 rows wait"]
+    assert sink.problem == f"{path}: 3 rows are not written (cannot write to {path}: {reason})"
+    failing.failing = ()
+    write(sink, 5)
+    assert rows(path) == [0, 1, 2, 3, 4, 5]
+    assert said[1:] == [f"{path} can be written to again, 4 rows that waited are written"]
+    sink.close({})
+    assert sink.problem == ""
+
+
+def test_every_single_call_may_fail(tmp_path: Path, failing: FailingDisk) -> None:
+    """One fault is made good at once and is not worth a word."""
+    said: list[str] = []
+    for number in range(8):
+        path = tmp_path / f"{number}.jsonl"
+        failing.calls, failing.failing = 0, {number}
+        sink = JsonlSink(path, said.append)
+        write(sink, *range(5))
+        sink.close({})
+        assert (rows(path), sink.problem) == ([0, 1, 2, 3, 4], "")
+    assert said == []
+
+
+def test_beyond_the_limit_the_oldest_rows_are_lost_and_counted(
+    tmp_path: Path, failing: FailingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "KEPT", 3)
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    failing.failing = range(1000)
+    write(sink, *range(10))
+    failing.failing = ()
+    write(sink, 10)
+    assert rows(tmp_path / "metrics.jsonl") == [8, 9, 10]
+    assert "8 rows are lost" in sink.problem
+    sink.close({})
+
+
+def test_a_torn_line_of_an_earlier_process_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for text, kept in (('{"n": 1}\n{"n": 2}\n{"n"', [1, 2]), ('{"n', []), ("", [])):
+        for block in (2, 1 << 20):
+            monkeypatch.setattr(jsonl, "BLOCK", block)
+            path.write_text(text)
+            sink = JsonlSink(path)
+            write(sink, 7)
+            sink.close({})
+            assert rows(path) == [*kept, 7]
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_the_file_is_made_again_with_all_its_rows(tmp_path: Path, how: str) -> None:
+    folder, said = tmp_path / "run", list[str]()
+    folder.mkdir()
+    sink = JsonlSink(folder / "metrics.jsonl", said.append)
+    write(sink, 0, 1, 2)
+    if how == "replaced":  # by an editor, say
+        (tmp_path / "new").write_text('{"n": 0}\n')
+        (tmp_path / "new").rename(folder / "metrics.jsonl")
+    elif how == "moved":
+        folder.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(folder)
+    if how != "replaced":
+        write(sink, 3)  # it is the run directory's affair to be there
+        assert said == [
+            f"cannot write to {folder / 'metrics.jsonl'}: No such file or directory; training goes on, 1 rows wait"
+        ]
+        folder.mkdir()
+    write(sink, 4)
+    sink.close({})
+    assert rows(folder / "metrics.jsonl") == ([0, 4] if how == "replaced" else [0, 1, 2, 3, 4])
+
+
+def test_making_it_again_may_fail_as_well(tmp_path: Path, failing: FailingDisk) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    write(sink, 0, 1, 2)
+    path.unlink()
+    first = failing.calls
+    failing.failing = {first + 1, first + 4}  # both copies are torn
+    write(sink, 3)
+    failing.failing = ()
+    write(sink, 4)
+    sink.close({})
+    assert rows(path) == [0, 1, 2, 3, 4]
