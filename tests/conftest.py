@@ -106,6 +106,8 @@ def command_of(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.ZombieProcess:  # ended, but nobody has asked how
         return "(zombie)"
+    except psutil.NoSuchProcess:
+        return "(ended)"
 
 
 def open_descriptors() -> Counter[str]:

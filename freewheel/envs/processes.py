@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from multiprocessing import Pipe, context
+from multiprocessing.context import ForkServerContext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -16,6 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import _async_worker
 from typing_extensions import override
 
 from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, SeedStream
@@ -26,12 +29,13 @@ from freewheel.policies.layout import Layout
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport.clock import LOOK, Limit, clock
 from freewheel.transport.forkserver import (
+    end,
     freeze_heap,
-    ignore_interrupts,
+    lead_group,
     pickled,
     prepare,
     signals_blocked,
-    tie,
+    wait_until_it_serves,
     without_main,
 )
 
@@ -43,6 +47,7 @@ else:
 Open: TypeAlias = Callable[[int], gymnasium.Env[Any, Any]]  # lane number in, env out
 
 GRACE = 3.0  # seconds for envs to close when all is well
+LONGEST = 1500  # characters of a part of a report: in all fewer than a pipe takes at once
 SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, the same time again, then SIGKILL
 
 
@@ -51,11 +56,11 @@ def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, .
     factory = pickled(open_env, name)
     who = [f"lane {lane} of {name}" for lane in lanes]
     with closing(GymProcesses([partial(_Probe, factory, lanes[0], who[0])], who[:1], timeouts)) as probe:
-        layout: Layout = probe.ask("survey", probe.lifeline)[0]
+        layout: Layout = probe.ask("survey")[0]
     makers = [partial(_Worker, factory, lane, own, layout, measures) for lane, own in zip(lanes, who, strict=True)]
     workers = GymProcesses([partial(maker, index) for index, maker in enumerate(makers)], who, timeouts)
     try:
-        workers.ask("build", workers.lifeline)
+        workers.ask("build")
     except BaseException:
         workers.close(terminate=True)
         raise
@@ -78,9 +83,16 @@ class GymProcesses(_Workers):
         self._held.enter_context(clock)
         try:
             prepare()
-            # Processes that are half started cannot be ended: signals wait.
+            wait_until_it_serves()
+            # Processes that are half started would complain: signals wait.
             with without_main(), signals_blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                super().__init__(makers, copy=False, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
+                super().__init__(
+                    makers,
+                    copy=False,
+                    context=NAMELESS,
+                    worker=partial(_serve, f"/proc/{os.getpid()}/fd/{self._lifeline[0]}"),
+                    autoreset_mode=AutoresetMode.SAME_STEP,
+                )
         except (EOFError, ConnectionError):
             raise self._ended([], timeouts.construct) from None
         except BaseException as error:
@@ -94,14 +106,9 @@ class GymProcesses(_Workers):
             poller.register(pipe.fileno(), select.POLLIN)
         self._polls = [poller.poll for poller in pollers]
 
-    @property
-    def lifeline(self) -> str:
-        """The path that a child passes to forkserver.tie."""
-        return f"/proc/{os.getpid()}/fd/{self._lifeline[0]}"
-
-    def ask(self, method: str, argument: Any) -> tuple[Any, ...]:
+    def ask(self, method: str, *arguments: Any) -> tuple[Any, ...]:
         """Call a method in every process; raises the first error among the answers."""
-        call = partial(self.call_async, method, argument)
+        call = partial(self.call_async, method, *arguments)
         answers: tuple[Any, ...] = self._exchange(call, self.call_wait, self._timeouts.construct)
         for answer in answers:
             if isinstance(answer, FreewheelError):
@@ -169,18 +176,11 @@ class GymProcesses(_Workers):
         for pipe in self.parent_pipes:
             with suppress(OSError):
                 pipe.send(("close", None))
-        _join(started, SHORT_GRACE if terminate else timeout or GRACE)
-        for process in started:
-            process.terminate()
-        _join(started, SHORT_GRACE)
-        for process in started:
-            process.kill()
-            process.join()
-            process.close()
+        end(started, SHORT_GRACE if terminate else timeout or GRACE, SHORT_GRACE)
         for pipe in self.parent_pipes:
             pipe.close()
-        for end in self._lifeline:
-            os.close(end)
+        for descriptor in self._lifeline:
+            os.close(descriptor)
         self._held.close()
         self.processes, self.parent_pipes, self._polls = [], [], []
         vars(self).pop("error_queue", None)  # its descriptors go with it
@@ -202,12 +202,6 @@ class _Lanes(GymVector):
             self._contexts = context
 
 
-def _join(processes: Sequence[Any], seconds: float) -> None:
-    limit = Limit(seconds)
-    for process in processes:
-        limit.join(process)
-
-
 def _answered(poll: Callable[[float], object], seconds: float) -> object:
     return poll(seconds * 1000)
 
@@ -218,10 +212,51 @@ def _raise_reported(info: dict[str, Any]) -> None:
             raise error
 
 
-def _opened(factory: bytes, lane: int, who: str, lifeline: str) -> gymnasium.Env[Any, Any]:
-    ignore_interrupts()
-    with suppress(OSError):  # there is no /proc
-        tie(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK))
+def _serve(lifeline: str, *arguments: Any) -> None:
+    """What runs in a process."""
+    if lead_group(lifeline):
+        _async_worker(*arguments)
+
+
+class _Errors:
+    """A queue of reports without a lock: each is written at once, because it is short."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = Pipe(duplex=False)
+
+    def put(self, error: tuple[int, Any, Any, str]) -> None:
+        lane, kind, value, trace = error
+        self._writer.send((lane, kind, str(value)[:LONGEST], trace[-LONGEST:]))
+
+    def get(self) -> Any:
+        return self._reader.recv()
+
+
+class _Unlocked:
+    """An array that only one process at a time uses."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def get_obj(self) -> Any:
+        return self._array
+
+
+class _Nameless(ForkServerContext):
+    """What AsyncVectorEnv uses of multiprocessing, without semaphores: their names would stay in /dev/shm if all is killed."""
+
+    def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802 - the name in multiprocessing
+        return _Errors()
+
+    def Array(self, typecode_or_type: Any, size_or_initializer: Any, *, lock: Any = True) -> Any:  # noqa: N802
+        return _Unlocked(self.RawArray(typecode_or_type, size_or_initializer))
+
+
+NAMELESS = "freewheel-nameless"  # AsyncVectorEnv takes a context by its name
+vars(context)["_concrete_contexts"][NAMELESS] = _Nameless()
+
+
+def _opened(factory: bytes, lane: int, who: str) -> gymnasium.Env[Any, Any]:
     try:
         open_env: Open = cloudpickle.loads(factory)
     except Exception as error:
@@ -237,9 +272,9 @@ class _Probe(gymnasium.Env[Any, Any]):
     def __init__(self, factory: bytes, lane: int, who: str) -> None:
         self._factory, self._lane, self._who = factory, lane, who
 
-    def survey(self, lifeline: str) -> Layout | FreewheelError:
+    def survey(self) -> Layout | FreewheelError:
         try:
-            with closing(_opened(self._factory, self._lane, self._who, lifeline)) as env:
+            with closing(_opened(self._factory, self._lane, self._who)) as env:
                 return survey(env, self._who)
         except FreewheelError as error:
             return error
@@ -263,10 +298,10 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         self.observation_space = spaces.Box(low, high, (columns.size,), np.dtype(columns.dtype).type)
         self.action_space = spaces.Box(-np.inf, np.inf, layout.action.shape)  # only the shape is used
 
-    def build(self, lifeline: str) -> FreewheelError | None:
+    def build(self) -> FreewheelError | None:
         try:
             with warnings.catch_warnings(action="ignore"):  # the probe has shown them
-                env = _opened(self._factory, self._number, self._who, lifeline)
+                env = _opened(self._factory, self._number, self._who)
             self._lane = Lane(env, self._who, self._layout, self._names, self._rows)
         except FreewheelError as error:
             return error

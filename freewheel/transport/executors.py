@@ -214,12 +214,8 @@ class ProcessExecutor(Generic[Argument, Value]):
         if process is None:
             return "never started"
         self._pipe.close()
-        process.join(0.0 if self._running else GRACE)
-        process.kill()
-        process.join()
-        how = f"exit code {process.exitcode}"
-        process.close()
-        return how
+        (code,) = forkserver.end([process], 0.0 if self._running else GRACE)
+        return f"exit code {code}"
 
 
 def _serve(build: bytes, pipe: Any, nice: int) -> None:

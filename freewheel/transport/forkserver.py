@@ -1,7 +1,9 @@
-"""Child processes: forked from a server that has imported their modules, with one thread each, killed if this process dies."""
+"""Child processes: forked from a server that has imported their modules, with one thread each. Each leads a group, and is killed
+with all that it has started, also if this process dies or the server is stopped."""
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import gc
 import json
@@ -14,12 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import psutil
 
 from freewheel.errors import SetupError
 from freewheel.transport.clock import Limit, clock
@@ -30,22 +34,21 @@ PRELOADED = "FREEWHEEL_PRELOAD"  # the variable that tells preload.py what to im
 PRELOAD_LIMIT = 20.0
 TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what a terminal sends to all its processes
 RESTART_LIMIT = 5.0  # seconds to replace a server that was killed
+SERVES_LIMIT = PRELOAD_LIMIT + 40.0  # seconds for its own imports and those that it was told to make
+ORPHANED = 255  # the exit code if the forkserver has died: the process may still run
+TOLD = 1.0  # seconds within which a forkserver says that a process has ended; one that does not has been stopped
+KILLED = 10.0  # seconds within which the kernel ends a process that was killed, on a busy machine
 _starting = threading.Lock()  # only one thread at a time may hide the caller's script
 
 
 def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
     """Start the server unless it runs; children need not import again what it has imported. Modules that fail there or take
     longer than `limit` seconds are left out."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
     with signals_blocked(signal.SIGHUP):  # which it inherits: a lost terminal must not end it
         resource_tracker.ensure_running()  # before the rest, because starting it unblocks interrupts
-    with (
-        _starting,
-        _environment(_for_server() | {PRELOADED: json.dumps([min(limit, PRELOAD_LIMIT), *modules])}),
-        without_main(),
-        signals_blocked(*TERMINAL),
-    ):
+    preload = {PRELOADED: json.dumps([min(limit, PRELOAD_LIMIT), *modules])}
+    with _starting, _environment(_for_server() | preload), without_main(), signals_blocked(*TERMINAL):
         forkserver.ensure_running()  # it inherits the block, and its children do until `ignore_interrupts`
 
 
@@ -73,20 +76,61 @@ class Lifeline:
 
 def start(process: ForkServerProcess) -> None:
     """Start a process without running the caller's script again; starts the server if `prepare` was not called."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
     limit = Limit(RESTART_LIMIT)
-    with _starting, _environment(_for_server()), without_main(), signals_blocked(*TERMINAL):
+    with _starting, _environment(_for_server()), without_main():
         while True:
+            with signals_blocked(*TERMINAL):
+                forkserver.ensure_running()
+            wait_until_it_serves()
             try:
-                return process.start()
+                with signals_blocked(*TERMINAL):  # half a process would complain
+                    return process.start()
             except (ConnectionError, EOFError):  # a killed server is replaced only when it is dead
                 if not limit.left:
                     raise
                 time.sleep(0.01)
 
 
+def wait_until_it_serves() -> None:
+    """Wait until the server has imported what it was told to; a signal may end that. It handles SIGCHLD from then on."""
+    limit = Limit(SERVES_LIMIT)
+    while True:
+        try:
+            status = Path(f"/proc/{_server()}/status").read_text()
+        except OSError:  # it has ended, or there is no /proc
+            return
+        words = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        if int(words["SigCgt"], 16) >> (signal.SIGCHLD - 1) & 1 or words["State"].startswith("Z"):
+            return
+        if not limit.left:
+            kill()
+            raise SetupError("the server of child processes does not answer: does an import hang?")
+        time.sleep(0.005)
+
+
+def kill() -> None:
+    """Kill the server; the next start of a process starts another."""
+    pid = _server()
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def helpers() -> set[int]:
+    """The server, and the process that multiprocessing starts beside it."""
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return {pid for pid in (_server(), tracker) if pid is not None}
+
+
+def _server() -> int | None:
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return pid
+
+
 def _continue_server() -> None:
     """Let the server go on if it alone was stopped: without it no process starts, and nobody learns that one has ended."""
-    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    pid = _server()
     with suppress(OSError):
         if pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
             os.kill(pid, signal.SIGCONT)
@@ -96,12 +140,22 @@ clock.chores.append(_continue_server)
 
 
 def _tied(end: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+    if lead_group(end):
+        target(*args)
+
+
+def lead_group(end: str) -> bool:
+    """The beginning of a child process: it gets a group of its own, which dies with the process that holds this end of a pipe.
+    False: that has ended already."""
     ignore_interrupts()
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may use the terminal as if it were in the group of its parent
+    faulthandler.enable()
     try:
         tie(os.open(end, os.O_RDONLY | os.O_NONBLOCK))
-    except FileNotFoundError:  # the process that started this one has ended
-        return
-    target(*args)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def pickled(value: Any, what: str) -> bytes:
@@ -165,15 +219,134 @@ def freeze_heap() -> None:
 
 
 def tie(descriptor: int) -> None:
-    """Let the kernel kill this process when the other end of a pipe is closed, for example because its owner died.
+    """Let the kernel kill this process, and the group that it leads, when the other end of a pipe is closed, for example because
+    its owner died.
 
     This works even if the process hangs. The descriptor is a read end that is never read. No other process may share the open
     file (open it again from /proc), because the kernel stores with the open file which process to kill.
     """
-    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    pid = os.getpid()
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, -pid if os.getpgrp() == pid else pid)
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
     poller = select.poll()
     poller.register(descriptor, 0)
     if poller.poll(0):  # it was closed before the kernel began to watch it
         signal.raise_signal(signal.SIGKILL)
+
+
+# ------------------------------------------------------------------------------------------------------------------ the end
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process that leads a group, and all in its group, also after it has ended itself."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process that leads a group, its group, and its descendants in other groups."""
+    descendants: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        descendants = psutil.Process(pid).children(recursive=True)
+    kill_group(pid)
+    with suppress(ProcessLookupError):  # it has not come to lead a group yet
+        os.kill(pid, signal.SIGKILL)
+    for process in descendants:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def has_ended(process: BaseProcess, seconds: float) -> bool:
+    """Whether a process has ended within this time. Its forkserver, which has to tell how, is killed if it does not: others
+    that it would tell of are then said to be orphaned."""
+    if process.exitcode not in (None, ORPHANED):
+        return True
+    try:
+        handle = os.pidfd_open(process.pid or 0)
+    except ProcessLookupError:
+        pass
+    else:
+        try:
+            if not connection.wait([handle], seconds):
+                return False
+        finally:
+            os.close(handle)
+    if not connection.wait([process.sentinel], TOLD):
+        kill()
+    process.join(TOLD)
+    return True
+
+
+def end(processes: Sequence[BaseProcess], grace: float, after_term: float | None = None) -> list[int | None]:
+    """Wait for processes to end by themselves, then send SIGTERM (unless after_term is None), then kill what is left of their
+    groups; returns the exit codes."""
+    left = _left(processes, grace)
+    if after_term is not None:
+        for process in left:
+            process.terminate()
+        left = _left(left, after_term)
+    for process in processes:
+        kill_group(process.pid or 0)
+    for process in left:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid or 0, signal.SIGKILL)
+    _left(left, KILLED)
+    codes = [process.exitcode for process in processes]
+    for process, code in zip(processes, codes, strict=True):
+        if code is not None:  # else the kernel cannot end it, because it waits for a device
+            process.close()
+    return codes
+
+
+def _left(processes: Sequence[BaseProcess], seconds: float) -> list[BaseProcess]:
+    """Those that have not ended after so many seconds."""
+    limit = Limit(seconds)
+    return [process for process in processes if not has_ended(process, limit.left)]
+
+
+class Leftovers:
+    """Finds the processes that environments have started in this process (from this thread) or in workers and not ended."""
+
+    def __init__(self) -> None:
+        self._others = _own_children()  # which have nothing to do with environments
+
+    @contextmanager
+    def spared(self) -> Iterator[None]:
+        """What is started in this block is not an environment's."""
+        before = _own_children()
+        yield
+        self._others |= _own_children() - before
+
+    def kill(self) -> None:
+        """Kill all that is left."""
+        ours = helpers()
+        started = _own_children() - self._others - ours
+        for pid in started:
+            with suppress(psutil.Error):
+                for process in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid)):
+                    process.kill()
+        for pid in ours:  # the forkserver is the parent of what workers have left behind, in groups of their own
+            with suppress(psutil.Error, ProcessLookupError):
+                for process in psutil.Process(pid).children(recursive=True):
+                    if os.getpgid(process.pid) != os.getpgid(pid):
+                        process.kill()
+        deadline = time.monotonic() + TOLD
+        while started and time.monotonic() < deadline:
+            started = {pid for pid in started if not _reaped(pid)}
+            time.sleep(0.001)
+
+
+def _own_children() -> set[int]:
+    """Processes that this thread has started, and those whose parents have ended where this process adopts such."""
+    try:
+        return set(map(int, Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()))
+    except OSError:  # the kernel does not list them
+        return {process.pid for process in psutil.Process().children()}
+
+
+def _reaped(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True

@@ -1,21 +1,47 @@
 """Imported last by the forkserver: imports what workers will need, and freezes all objects, so that workers share their memory.
 
+What an env has started outlives its worker only as a child of the forkserver, which kills it when it ends itself.
+
 A module that raises, ends or takes too long is left out: a worker will meet it again, where it is supervised.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
 import os
 import signal
+import sys
+import warnings
 
 import numpy as np
+import psutil
 
 from freewheel.policies.spec import HEADS
 from freewheel.transport.forkserver import PRELOADED
+
+PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
+
+
+def _adopt() -> None:
+    """Become the parent of processes whose own parent has ended, and kill them at the end. Children of this process do not
+    inherit that; they have only a copy of the list of what is called at exit."""
+    server = os.getpid()
+
+    def kill_all() -> None:
+        if os.getpid() == server:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    atexit.register(kill_all)
+    warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 
 
 def _late(*_: object) -> None:
@@ -34,6 +60,8 @@ def _import(limit: float, *modules: str) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+if "multiprocessing.forkserver" in " ".join(sys.orig_argv):
+    _adopt()
 if PRELOADED in os.environ:
     _import(*json.loads(os.environ.pop(PRELOADED)))
 HEADS.ours  # noqa: B018 - found once here instead of in every worker

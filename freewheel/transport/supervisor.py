@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
@@ -15,7 +15,7 @@ from multiprocessing.context import ForkServerProcess
 from freewheel.errors import SetupError
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
-from freewheel.transport.clock import Limit, clock
+from freewheel.transport.clock import clock
 from freewheel.transport.shm.heartbeats import CONSTRUCT, NO_LANES_LEFT, PHASES, TURN, WAIT, Heartbeats
 from freewheel.transport.shm.sync import ProcessLock
 
@@ -23,8 +23,6 @@ GOOD_STEPS, FAILURES = 10, 3  # a worker is given up after three failures with f
 BACKOFF = (0.0, 0.1, 0.5)  # seconds before a restart, by number of failures in a row
 LOOK = 0.2  # seconds between two looks at the heartbeats
 STUCK = 1.0  # seconds after which the holder of a lock must have been stopped
-JOIN = 30.0  # seconds within which the kernel ends a process that was killed
-ORPHANED = 255  # the exit code if the forkserver has died: the worker may still run
 GRACE = 1.0  # seconds for workers to end by themselves, and again after SIGTERM
 
 
@@ -95,7 +93,7 @@ class Supervisor:
         os.write(self._wake_write, b"x")
         if self._thread.ident is not None:
             self._thread.join()
-        _end([slot.process for slot in self.slots if slot.process is not None])
+        forkserver.end([slot.process for slot in self.slots if slot.process is not None], GRACE, GRACE)
         os.close(self._wake_read)
         os.close(self._wake_write)
         self._held.close()
@@ -156,7 +154,6 @@ class Supervisor:
 
     def _kill(self, slot: WorkerSlot, reason: str) -> None:
         assert slot.process is not None, "the worker runs"
-        slot.process.kill()
         self._handle_exit(slot, reason)
 
     @contextmanager
@@ -172,10 +169,9 @@ class Supervisor:
     def _handle_exit(self, slot: WorkerSlot, reason: str) -> None:
         process = slot.process
         assert process is not None, "the worker runs"
-        if not Limit(JOIN).join(process):
-            raise SetupError(f"worker {slot.worker} (process {process.pid}) cannot be killed; check the machine")
-        code = process.exitcode or 0
-        _close(process)
+        pid, (code,) = process.pid, forkserver.end([process], 0.0)
+        if code is None:
+            raise SetupError(f"worker {slot.worker} (process {pid}) cannot be killed; check the machine")
         slot.process = None
         self.heartbeats.enter(slot.worker, WAIT)
         self.heartbeats.memory["died"][slot.worker] = time.monotonic_ns()
@@ -193,7 +189,7 @@ class Supervisor:
         slot.given_up = given_up  # last, so that the reason is known when every worker is given up
 
     def _cause(self, worker: int, code: int) -> str:
-        if code == ORPHANED:
+        if code == forkserver.ORPHANED:
             return "lost its forkserver"
         if code >= 0:
             return f"ended (exit code {code})"
@@ -201,31 +197,3 @@ class Supervisor:
         hint = f"; out of memory? its peak was {peak} MB" if -code == signal.SIGKILL and peak else ""
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         return f"was killed ({name}{hint})"
-
-
-def _end(processes: list[ForkServerProcess]) -> None:
-    for send in (None, ForkServerProcess.terminate, ForkServerProcess.kill):
-        limit = Limit(GRACE)
-        for process in processes:
-            if send is not None:
-                send(process)
-        for process in processes:
-            if send is ForkServerProcess.kill:
-                process.join()
-            else:
-                limit.join(process)
-    for process in processes:
-        _close(process)
-
-
-def _close(process: ForkServerProcess) -> None:
-    """Release a process that has ended; kill it first if only its forkserver ended, so that a worker never runs twice."""
-    if process.exitcode == ORPHANED:
-        with suppress(ProcessLookupError):
-            handle = os.pidfd_open(process.pid or 0)
-            try:
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-                connection.wait([handle], JOIN)
-            finally:
-                os.close(handle)
-    process.close()

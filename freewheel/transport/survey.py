@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 import traceback
 import warnings
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
@@ -15,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import cloudpickle  # type: ignore[import-untyped]
-import psutil
 
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.rollout.factory import MakeEnv, WorkerSpec
@@ -177,9 +175,8 @@ class _Running:
         """Kill the process and those that the env has started."""
         process, self._process = self._process, None
         if process is not None and process.pid is not None:
-            _kill_tree(process.pid)
-            process.join()
-            process.close()
+            forkserver.kill_tree(process.pid)
+            forkserver.end([process], 0.0)
         self._pipe.close()
         self._lifeline.close()
         self._place.close()
@@ -206,23 +203,8 @@ class Place:
         self._memory.close()
 
 
-def _kill_tree(pid: int) -> None:
-    """Kill a process that leads a group, its group, and its descendants in other groups."""
-    descendants: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        descendants = psutil.Process(pid).children(recursive=True)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    for process in descendants:
-        with suppress(psutil.Error):
-            process.kill()
-
-
 def _measure(make: bytes, name: str, place: Place, pipe: Any, how: tuple[int, float, int]) -> None:
-    """The survey's process, which leads a group so that it can be ended with the processes that the env starts."""
-    os.setpgid(0, 0)
+    """The survey's process."""
     seed, budget, most_steps = how
     with warnings.catch_warnings(record=True, action="default") as caught:
 

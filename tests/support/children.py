@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -106,6 +107,14 @@ def hang_on(answer: Connection) -> None:
     signal.sigtimedwait([], 0.2)
     answer.send("still here")
     hang()
+
+
+def start_others(answer: Connection, stays: bool) -> None:
+    """Start a process in the group of this one, and one in a session of its own; then hang, or end."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    answer.send([subprocess.Popen(sleep, start_new_session=alone).pid for alone in (False, True)])
+    if stays:
+        hang()
 
 
 # ------------------------------------------------------------------------------------------------------------------ channel

@@ -1,4 +1,5 @@
-"""The forkserver: children have one thread and the workers' modules, never run the caller's script, and die with it."""
+"""The forkserver: children have one thread and the workers' modules, never run the caller's script, and die with it; and with
+them all that they have started."""
 
 from __future__ import annotations
 
@@ -6,17 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from freewheel.transport import forkserver
-from freewheel.transport.forkserver import ignore_interrupts, without_main
+from freewheel.transport.forkserver import Leftovers, end, ignore_interrupts, without_main
 from tests.support import children
 from tests.support.places import ROOT
+from tests.support.trainers import alive, wait_until
 
 if TYPE_CHECKING:
     from tests.transport.conftest import Pipe, Start
@@ -134,8 +138,8 @@ def ends() -> Iterator[list[int]]:
     """The read end and the write end, closed after the test unless removed from the list."""
     pair = list(os.pipe())
     yield pair
-    for end in pair:
-        os.close(end)
+    for descriptor in pair:
+        os.close(descriptor)
 
 
 def test_a_tied_process_is_killed_when_the_other_end_is_closed(ends: list[int]) -> None:
@@ -178,3 +182,100 @@ def test_interrupts_are_ignored() -> None:
         signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+# ------------------------------------------------------------------------------------------------------------------ the end
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def lifeline(prepared: None) -> Iterator[forkserver.Lifeline]:
+    made = forkserver.Lifeline()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_a_process_has_started_ends_with_it(lifeline: forkserver.Lifeline, pipe: Pipe, stays: bool) -> None:
+    """Also if it has ended before; what has a session of its own is found by `Leftovers`."""
+    leftovers = Leftovers()
+    process = lifeline.process(children.start_others, pipe[1], stays, name="child")
+    forkserver.start(process)
+    assert pipe[0].poll(20.0)
+    here, apart = map(psutil.Process, pipe[0].recv())
+    assert os.getpgid(here.pid) == process.pid != os.getpgid(apart.pid)
+    assert end([process], 0.0 if stays else 20.0) == [-signal.SIGKILL if stays else 0]
+    wait_until(lambda: not alive(here))
+    assert alive(apart)
+    leftovers.kill()
+    wait_until(lambda: not alive(apart))
+
+
+TRAINER = """
+import multiprocessing, sys
+from freewheel.transport import forkserver
+from tests.support import children
+from tests.support.places import ROOT
+
+ours, theirs = multiprocessing.Pipe(duplex=False)
+lifeline = forkserver.Lifeline()
+forkserver.start(lifeline.process(children.start_others, theirs, True, name="child"))
+print(*ours.recv(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_process_has_started_ends_when_the_trainer_is_killed() -> None:
+    """The forkserver ends with the trainer, and kills what has a session of its own."""
+    command = [sys.executable, "-c", TRAINER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as trainer:
+        assert trainer.stdout is not None
+        started = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
+        assert len(started) == 2
+        trainer.kill()
+        wait_until(lambda: not any(map(alive, started)), limit=2.0)
+
+
+def test_a_group_is_killed_with_its_lifeline(pipe: Pipe, start: Start) -> None:
+    lifeline = forkserver.Lifeline()
+    process = lifeline.process(children.start_others, pipe[1], True, name="child")
+    forkserver.start(process)
+    assert pipe[0].poll(20.0)
+    here, apart = map(psutil.Process, pipe[0].recv())
+    lifeline.close()
+    wait_until(lambda: not alive(here), limit=2.0)
+    end([process], 0.0)
+    Leftovers().kill()
+    wait_until(lambda: not alive(apart))
+
+
+def test_only_what_environments_have_started_is_killed() -> None:
+    with subprocess.Popen(SLEEP) as before:
+        leftovers = Leftovers()
+        with leftovers.spared():
+            spared = subprocess.Popen(SLEEP)
+        left = subprocess.Popen([sys.executable, "-c", f"import subprocess; subprocess.run({SLEEP})"])
+        wait_until(lambda: bool(psutil.Process(left.pid).children()))
+        (grandchild,) = psutil.Process(left.pid).children()
+        leftovers.kill()
+        assert left.poll() is not None
+        wait_until(lambda: not alive(grandchild))
+        assert (before.poll(), spared.poll()) == (None, None)
+        for process in (before, spared):
+            process.kill()
+            process.wait()
+
+
+def test_a_stopped_forkserver_does_not_delay_the_end_of_a_process(lifeline: forkserver.Lifeline, pipe: Pipe) -> None:
+    """Where nothing lets it go on (see clock.py)."""
+    process = lifeline.process(children.hang_on, pipe[1], name="child")
+    forkserver.start(process)
+    assert pipe[0].poll(20.0)
+    server = psutil.Process(psutil.Process(process.pid).ppid())
+    server.suspend()
+    began = time.monotonic()
+    assert end([process], 0.0) == [255]
+    assert time.monotonic() - began < 4.0
+    wait_until(lambda: not alive(server))
+    forkserver.prepare(["tests.support.children"])
