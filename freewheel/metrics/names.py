@@ -41,6 +41,7 @@ def _group(*rows: tuple[str, str, Literal["mean", "max", "last"], str]) -> tuple
 GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Progress": _group(
         ("wall_s", "s", "last", "Wall time since the run began."),
+        ("slept_s", "s", "last", "Part of it in which the run was stopped (SIGSTOP, a sleep of the machine)."),
         ("env_steps", "rows", "last", "Environment steps delivered to the learner."),
         ("episodes", "episodes", "last", "Episodes that have ended."),
         ("updates", "updates", "last", "Updates of the learner."),

@@ -28,6 +28,7 @@ from freewheel.run.process import Interrupted, Stop, TimeUp, WrappedEnv, import_
 from freewheel.run.saved import SUMMARY, RunDirectory, Saved
 from freewheel.sinks.outlets import PATIENCE, Outlets
 from freewheel.sinks.sink import RunInfo, chosen
+from freewheel.transport.clock import NOTABLE, clock
 from freewheel.transport.executors import SerialExecutor
 
 QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
@@ -60,7 +61,7 @@ def run(config: Config, *, quiet: bool = False, hooks: Sequence[object] = (), si
     `hooks` are called, and `sinks` written to, in addition to those that the config names.
     """
     own, stop = [*find_hooks(config.run.hooks), *find_hooks(hooks)], Stop()
-    with stop.listening():
+    with stop.listening(), clock:
         return _run(config, stop, own, quiet=quiet, sinks=sinks)
 
 
@@ -120,6 +121,7 @@ class _Trainer:
         self._steps, self._stats = 0, dict[str, float | None]()  # delivered rows, and the collector's last figures
         self._turn = 0.0  # seconds of the loop's last turn
         self._rows = RowCounts()  # when they were last logged
+        self._began, self._pauses = time.monotonic(), len(clock.pauses)  # those that the user has been told about
 
     def train(self) -> Result:
         ending = self._ending
@@ -158,7 +160,9 @@ class _Trainer:
             building = planned.config.collector.build(factory, spec)
             with self._ending.leaving(building, "closing the environments") as collector:
                 self._collector = collector
-                around = Around(lambda: self._meter.wall_s, self._longest, self._note, self._while_evaluating)
+                around = Around(
+                    lambda: self._meter.wall_s, self._ran_s, self._longest, self._note, self._while_evaluating
+                )
                 evaluator = evaluator or reserved_lanes(planned, collector)
                 self._schedule = EvaluationSchedule(evaluator, self._options.evaluation, self._budget, around)
                 work = partial(self._loop, collector, self._schedule)
@@ -169,12 +173,12 @@ class _Trainer:
     def _loop(self, collector: Collector, schedule: EvaluationSchedule) -> str:
         """Until the budget is spent; what is evaluated after that does not need the collector any more."""
         max_lag, run = self._plan.max_lag, self._hooks.run
-        ended, began = "", self._meter.wall_s
+        ended, began = "", self._ran_s()
         self._time_is_up()
         try:
             for tick in loop(collector, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts):
                 self._meter.take(tick)
-                self._steps, self._turn = tick.env_steps, self._meter.wall_s - began
+                self._steps, self._turn = tick.env_steps, self._ran_s() - began
                 self._hooks.turn(tick)
                 if ended := self._why_ended():
                     break
@@ -183,7 +187,7 @@ class _Trainer:
                     break
                 if self._meter.wall_s >= self._next_log:
                     self._log()
-                began = self._meter.wall_s
+                began = self._ran_s()
         except TimeUp:
             ended = "minutes"
         self._stop.time_up = math.inf
@@ -226,6 +230,13 @@ class _Trainer:
         self._stop.time_up = time.monotonic() + left
         return now >= limit or self._turn > left  # another turn would end too late
 
+    def _slept_s(self) -> float:
+        return clock.slept_since(self._began)
+
+    def _ran_s(self) -> float:
+        """Seconds since the run began in which it was not stopped."""
+        return self._meter.wall_s - self._slept_s()
+
     def _longest(self) -> int:
         """Steps of a long episode, by those that have ended of late. As long as they are fewer than the lanes, these were the
         short ones: then twice as many as a lane has made."""
@@ -245,8 +256,8 @@ class _Trainer:
         collector = self._collector
         self._rows = balance(collector.rows(), self._learner.rows())
         row = self._meter.row(self._rows, self._stats or collector.stats(), self._learner.buffer_util)
-        row |= {} if self._schedule is None else self._schedule.progress
-        self._note(*collector.messages())
+        row |= {"slept_s": self._slept_s()} | ({} if self._schedule is None else self._schedule.progress)
+        self._note(*self._new_pauses(), *collector.messages())
         if self._plan.device != "cpu" and isinstance(self._learner, GraphedLearner) and not self._fallback:
             self._fallback = self._learner.fallback
             if self._fallback:
@@ -254,6 +265,11 @@ class _Trainer:
         self._directory.keep()
         self._outlets.write(row)
         self._next_log = self._meter.wall_s + self._options.output.log_every
+
+    def _new_pauses(self) -> list[str]:
+        """What the user should know of times in which the run was stopped."""
+        told, self._pauses = self._pauses, len(clock.pauses)
+        return [str(pause) for pause in clock.pauses[told : self._pauses] if pause.seconds >= NOTABLE]
 
     def _note(self, *texts: str) -> None:
         for text in texts:
@@ -342,6 +358,7 @@ class _Trainer:
             "exit_code": ending.exit_code(signal, degraded=bool(report.get("workers_lost"))),
             "error": None if ending.failure is None else str(ending.failure) or repr(ending.failure),
             **self._meter.totals(),
+            "slept_s": self._slept_s(),
             **evaluated,
             **asdict(rows),
             "shares": self._meter.shares(),

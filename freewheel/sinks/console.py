@@ -131,8 +131,11 @@ def _progress_and_left(budget: Budget, row: Mapping[str, Any]) -> tuple[float | 
     """How far the run is, 0 to 1, and the seconds left; None for a run without a limit."""
     if budget == Budget():
         return None, None
-    progress = budget.progress(row["env_steps"], row["wall_s"], row["episodes"])
-    return progress, row["wall_s"] * (1 - progress) / progress if progress > 0 else None
+    wall, ran = row["wall_s"], row["wall_s"] - row.get("slept_s", 0.0)
+    spent = ((row["env_steps"], budget.steps), (row["episodes"], budget.episodes))
+    left = [ran * max(limit - used, 0) / used for used, limit in spent if limit is not None and used > 0]
+    left += [] if budget.minutes is None else [max(60 * budget.minutes - wall, 0.0)]
+    return budget.progress(row["env_steps"], wall, row["episodes"]), min(left, default=None)
 
 
 def _evaluating(row: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
@@ -22,6 +22,7 @@ Answer = TypeVar("Answer")
 TICK = 0.1  # seconds between two ticks
 GAP = 0.5  # seconds without a tick: this process was stopped
 RETURN = 0.5  # seconds after that which do not count either, because others may wake up later than this process
+SETTLED = 100  # milliseconds within which the thread runs after a pause
 LOOK = 0.2  # seconds that a wait under a limit may last before it asks how much is left
 NOTABLE = 1.0  # seconds of a pause that the user is told about
 
@@ -74,7 +75,8 @@ class Clock:
     def not_counted(self, now: float) -> Sequence[tuple[float, float]]:
         """Times that do not count, from and until. The present one may turn out to have been none: until the thread has run
         again, it is not known why it has not."""
-        return [(began, ended + RETURN) for began, ended in self._pauses_until(now)]
+        pauses = [*self.pauses, (self._ticked, now)] if self.behind(now) else self.pauses
+        return [(began, ended + RETURN) for began, ended in pauses]
 
     def age(self, moment: float) -> float:
         """Seconds since this moment of time.monotonic() that count."""
@@ -82,16 +84,15 @@ class Clock:
         return now - moment - _overlap(self.not_counted(now), moment, now)
 
     def slept_since(self, moment: float) -> float:
-        """Seconds since this moment in which this process did not run."""
-        now = monotonic()
-        return _overlap(self._pauses_until(now), moment, now)
+        """Seconds since this moment in which this process did not run. Where that is not known yet, it waits a little."""
+        tries = SETTLED
+        while self.behind(monotonic()) and (tries := tries - 1):
+            sleep(0.001)
+        return _overlap(self.pauses, moment, monotonic())
 
     def behind(self, now: float) -> bool:
         """Whether the thread has yet to find out if there was a pause until now."""
         return self._thread is not None and now - self._ticked > GAP
-
-    def _pauses_until(self, now: float) -> Sequence[tuple[float, float]]:
-        return [*self.pauses, (self._ticked, now)] if self.behind(now) else self.pauses
 
     def _tick(self) -> None:
         poller, switches = select.poll(), 0  # poll does not depend on the time of day

@@ -11,9 +11,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
-from time import monotonic
 from types import TracebackType
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -21,6 +20,7 @@ from freewheel.core import Executor
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.transport import forkserver
 from freewheel.transport.clock import Limit, clock
+from freewheel.transport.shm.place import Place
 
 Argument = TypeVar("Argument")
 Value = TypeVar("Value")
@@ -111,17 +111,12 @@ class ThreadExecutor:
                 self._results.put(result)
 
 
-class News(NamedTuple):
-    """Something that a call reports before it returns."""
-
-    value: Any
-
-
 class ProcessExecutor(Generic[Argument, Value]):
     """Calls in another process, which is started for the first call and replaced if it dies. Implements core.Executor.
 
-    A function may be a generator: what it yields is `news`, what it returns is the result. A function that has `close` is closed
-    when the executor ends in good order.
+    A function may be a generator: what it returns is the result, and what it yields says which call of an environment comes next,
+    which can be read from `place` until that has returned. A function that has `close` is closed when the executor ends in good
+    order.
     """
 
     def __init__(
@@ -139,8 +134,8 @@ class ProcessExecutor(Generic[Argument, Value]):
         self._pipe: Any = None
         self._waiting: deque[Argument] = deque()
         self._running = False
-        self.news: Any = None  # what the present call has yielded last, as far as `result` has read
-        self.heard = 0.0  # monotonic time when the process was last heard of, or its present call began
+        self._leaving: Limit | None = None  # how long the process may take to end, once it was told to
+        self.place = Place()
 
     def __enter__(self) -> Self:
         return self
@@ -148,6 +143,7 @@ class ProcessExecutor(Generic[Argument, Value]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._end()
         self._lifeline.close()
+        self.place.close()
 
     def submit(self, argument: Argument) -> None:
         self._waiting.append(argument)
@@ -164,21 +160,16 @@ class ProcessExecutor(Generic[Argument, Value]):
 
     def result(self, wait: float = 0.0) -> Value | FreewheelError | None:
         """The result of the oldest call, or its error; None: not yet."""
-        until = monotonic() + wait
-        while self._running and self._pipe.poll(max(0.0, until - monotonic())):
-            try:
-                result: Value | FreewheelError | News = cloudpickle.loads(self._pipe.recv_bytes())
-            except (EOFError, ConnectionResetError):
-                self._running = False
-                result = EnvError(f"{self._what} ended its process ({self._end()})")
-            self.heard = monotonic()
-            if isinstance(result, News):
-                self.news = result.value
-                continue
+        if not self._running or not self._pipe.poll(wait):
+            return None
+        try:
+            result: Value | FreewheelError = cloudpickle.loads(self._pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
             self._running = False
-            self._send()
-            return result
-        return None
+            result = EnvError(f"{self._what} ended its process ({self._end()})")
+        self._running = False
+        self._send()
+        return result
 
     def stop(self) -> None:
         """Kill the process and forget its calls; a later call starts another."""
@@ -190,6 +181,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         """Let the process end by itself, without waiting for it: to end many, hang up on all before the first is ended."""
         if self._process is not None and not self._running:
             self._pipe.close()
+            self._leaving = Limit(GRACE)
 
     def _send(self) -> None:
         if self._running or not self._waiting:
@@ -198,12 +190,12 @@ class ProcessExecutor(Generic[Argument, Value]):
             self._start()
         with suppress(BrokenPipeError):  # the process is dead: `result` will find the end of the pipe
             self._pipe.send_bytes(cloudpickle.dumps(self._waiting.popleft()))
-        self._running, self.news, self.heard = True, None, monotonic()
+        self._running = True
 
     def _start(self) -> None:
         forkserver.prepare(self._modules)
         self._pipe, theirs = multiprocessing.get_context("forkserver").Pipe()
-        process = self._lifeline.process(_serve, self._build, theirs, self._nice, name="freewheel-executor")
+        process = self._lifeline.process(_serve, self._build, theirs, self._nice, self.place, name="freewheel-executor")
         forkserver.start(process)
         self._process = process
         theirs.close()
@@ -214,11 +206,12 @@ class ProcessExecutor(Generic[Argument, Value]):
         if process is None:
             return "never started"
         self._pipe.close()
-        (code,) = forkserver.end([process], 0.0 if self._running else GRACE)
+        leaving, self._leaving = self._leaving or Limit(0.0 if self._running else GRACE), None
+        (code,) = forkserver.end([process], leaving.left)
         return f"exit code {code}"
 
 
-def _serve(build: bytes, pipe: Any, nice: int) -> None:
+def _serve(build: bytes, pipe: Any, nice: int, place: Place) -> None:
     os.nice(nice)
     function: Function[Any, Any] | None = None
     with suppress(EOFError):
@@ -230,7 +223,7 @@ def _serve(build: bytes, pipe: Any, nice: int) -> None:
                     forkserver.freeze_heap()
                 result: Any = function(argument)
                 if isinstance(result, Generator):
-                    result = _returned(result, pipe)
+                    result = _returned(result, place)
             except FreewheelError as error:
                 result = error
             pipe.send_bytes(cloudpickle.dumps(result))
@@ -239,17 +232,17 @@ def _serve(build: bytes, pipe: Any, nice: int) -> None:
         close()
 
 
-def _returned(steps: Generator[Any, None, Any], pipe: Any) -> Any:
-    """What a generator returns at its end; what it yields until then is sent as news."""
+def _returned(calls: Generator[Any, None, Any], place: Place) -> Any:
+    """What a generator returns at its end; what it yields until then is written down."""
     while True:
         try:
-            pipe.send_bytes(cloudpickle.dumps(News(next(steps))))
+            place(*next(calls))
         except StopIteration as end:
             return end.value
 
 
 def wait_for_any(executors: Sequence[ProcessExecutor[Any, Any]], seconds: float) -> None:
-    """Wait until one of these has a result or news, but not longer."""
+    """Wait until one of these has a result, but not longer."""
     pipes = [executor.pipe for executor in executors if executor.busy]
     if pipes:
         connection.wait(pipes, seconds)

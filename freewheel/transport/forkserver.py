@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
@@ -132,7 +133,7 @@ def _continue_server() -> None:
     """Let the server go on if it alone was stopped: without it no process starts, and nobody learns that one has ended."""
     pid = _server()
     with suppress(OSError):
-        if pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+        if pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1] == ["T"]:
             os.kill(pid, signal.SIGCONT)
 
 
@@ -272,7 +273,7 @@ def has_ended(process: BaseProcess, seconds: float) -> bool:
                 return False
         finally:
             os.close(handle)
-    if not connection.wait([process.sentinel], TOLD):
+    if not Limit(TOLD).wait(partial(connection.wait, [process.sentinel])):
         kill()
     process.join(TOLD)
     return True
@@ -302,7 +303,7 @@ def end(processes: Sequence[BaseProcess], grace: float, after_term: float | None
 def _left(processes: Sequence[BaseProcess], seconds: float) -> list[BaseProcess]:
     """Those that have not ended after so many seconds."""
     limit = Limit(seconds)
-    return [process for process in processes if not has_ended(process, limit.left)]
+    return [process for process in processes if not limit.wait(partial(has_ended, process))]
 
 
 class Leftovers:

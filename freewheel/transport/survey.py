@@ -17,16 +17,15 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.rollout.factory import MakeEnv, WorkerSpec
-from freewheel.rollout.probe import BUDGET, GOOD_STEPS, PHASES, SURVEYED, EnvCost, Phase, measured
+from freewheel.rollout.probe import BUDGET, GOOD_STEPS, SURVEYED, EnvCost, measured
 from freewheel.seeding import training_episodes
 from freewheel.transport import forkserver
 from freewheel.transport.clock import Limit, clock
-from freewheel.transport.shm.memory import SharedArrays
+from freewheel.transport.shm import place as places
+from freewheel.transport.shm.place import Place
 
-CLOSE_LIMIT = 5.0  # seconds for close(), at most
 LOOK = 0.1  # seconds between two looks at where the env is
 TRIES = 3  # of an env that dies or hangs after GOOD_STEPS, where a worker would be replaced
-CELLS = ("phase", "since", "episode", "step", "good")  # since: CLOCK_MONOTONIC ns; good: steps that returned
 
 
 class Survey:
@@ -125,7 +124,8 @@ class _Running:
 
     def result(self) -> EnvCost:
         while not self._pipe.poll(LOOK):
-            if self._left() <= 0:
+            at = self._place.read()
+            if at.age >= at.limit(self._limits):
                 raise self._lost(late=True)
         try:
             outcome, shown = cloudpickle.loads(self._pipe.recv_bytes())
@@ -137,39 +137,21 @@ class _Running:
             raise outcome
         assert self._process is not None, "it runs until `end`"
         cost: EnvCost = outcome
-        return replace(cost, closed=Limit(CLOSE_LIMIT).join(self._process))
-
-    def _left(self) -> float:
-        """Seconds until the present call is late."""
-        phase, age, *_ = self._place.read()
-        return self._limit(phase) - age
-
-    def _limit(self, phase: Phase) -> float:
-        limits = self._limits
-        return {"constructor": limits.construct, "reset": limits.reset, "step": limits.step, "close": CLOSE_LIMIT}[
-            phase
-        ]
+        return replace(cost, closed=Limit(places.CLOSE_LIMIT).join(self._process))
 
     def _lost(self, *, late: bool) -> _LostError:
         """What was being done when it hung or died, so that it can be repeated."""
-        phase, _, episode, step, good = self._place.read()
-        at = "its constructor" if phase == "constructor" else "close()"
-        if phase in ("reset", "step"):
-            seed = 0 if episode == SURVEYED else training_episodes(self._seed, 0).seed(episode)
-            at = f"step {step} of the episode with seed {seed}" if phase == "step" else f"reset() with seed {seed}"
+        at = self._place.read()
+        seed = 0 if at.episode == SURVEYED else training_episodes(self._seed, 0).seed(at.episode)
         if late:
-            flag = {"constructor": "--construct-timeout", "reset": "--reset-timeout", "step": "--step-timeout"}.get(
-                phase
-            )
-            remedy = f"; is it waiting for something? {flag} allows more" if flag else ""
-            return _LostError(f"{self._name} did not return within {self._limit(phase):g} s from {at}{remedy}", good)
+            return _LostError(f"{self._name} {at.overdue(self._limits, seed)}", at.good)
         assert self._process is not None, "it runs until `end`"
         self._process.join(1.0)
         code = self._process.exitcode
         how = f"ended its process (exit code {code})"
         if code is not None and code < 0:
             how = f"was killed ({signal.Signals(-code).name})"
-        return _LostError(f"{self._name} {how} in {at}", good)
+        return _LostError(f"{self._name} {how} in {at.called(seed)}", at.good)
 
     def end(self) -> None:
         """Kill the process and those that the env has started."""
@@ -180,27 +162,6 @@ class _Running:
         self._pipe.close()
         self._lifeline.close()
         self._place.close()
-
-
-class Place:
-    """Where the environment is, in shared memory: a call costs less than a microsecond. Implements rollout.probe.Watch."""
-
-    def __init__(self) -> None:
-        self._memory = SharedArrays(dict.fromkeys(CELLS, ((1,), "i8")))
-
-    def __call__(self, phase: Phase, episode: int, step: int) -> None:
-        cells = self._memory.numbers
-        cells["good"][0] += PHASES[cells["phase"][0]] == "step" and (phase != "step" or step > 1)
-        cells["since"][0] = time.monotonic_ns()
-        cells["episode"][0], cells["step"][0], cells["phase"][0] = episode, step, PHASES.index(phase)
-
-    def read(self) -> tuple[Phase, float, int, int, int]:
-        """The phase, its age in seconds, the episode, its step, and the number of steps before."""
-        cells = {name: cell[0] for name, cell in self._memory.numbers.items()}
-        return PHASES[cells["phase"]], clock.age(cells["since"] * 1e-9), cells["episode"], cells["step"], cells["good"]
-
-    def close(self) -> None:
-        self._memory.close()
 
 
 def _measure(make: bytes, name: str, place: Place, pipe: Any, how: tuple[int, float, int]) -> None:

@@ -48,4 +48,5 @@ def test_an_evaluation_that_hangs_does_not_delay_the_end(tmp_path: Path, capsys:
     finally:
         alarm.cancel()
         alarm.join()
-    assert "no closing evaluation: a step took longer than 1 s (--step-timeout)" in capsys.readouterr().out
+    told = f"Hangs did not return within 1 s from step 3 of the episode with seed {EVALUATED};"
+    assert f"no closing evaluation: tests.support.worlds:{told}" in capsys.readouterr().out

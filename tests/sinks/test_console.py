@@ -86,7 +86,7 @@ def test_a_plain_line_before_anything_is_known() -> None:
     sink.write(EMPTY | {"env_steps": 0, "wall_s": 0.0, "updates": 0})
     assert file.getvalue() == (
         "step 0   0%      - steps/s  return       - (last 0)  length     -  updates     0  "
-        "lag   -  learner  62% env    -  eta     -\n"
+        "lag   -  learner  62% env    -  eta  1:00\n"
     )
 
 
@@ -97,6 +97,20 @@ def test_a_plain_line_shows_evaluations_and_drops_and_no_eta_without_a_limit() -
     assert line.startswith("step 51200  12.4k steps/s")
     assert line.endswith("env  21%  eval 450.2  dropped 1213 (stale 12, worker_death 1,201)\n")
     assert "eta" not in line
+
+
+@pytest.mark.parametrize(
+    ("budget", "left"),
+    [
+        (Budget(steps=100000), "eta  0:04"),  # as fast as while it ran
+        (Budget(minutes=120.0), "eta 59:56"),  # of the time by the clock, in which it slept
+        (Budget(steps=100000, minutes=61.0), "eta  0:04"),
+    ],
+)
+def test_a_sleep_of_an_hour_does_not_count_as_work(budget: Budget, left: str) -> None:
+    sink, file = plain(budget)
+    sink.write(ROW | {"wall_s": ROW["wall_s"] + 3600.0, "slept_s": 3600.0})
+    assert file.getvalue().rstrip().endswith(left)
 
 
 UNDER_WAY = {"evaluating/ended": 7, "evaluating/episodes": 20}

@@ -33,9 +33,9 @@ SLEEPER = """
 import ctypes, time
 from freewheel.transport.clock import Limit, clock
 with clock:
+    began, limit = time.monotonic(), Limit(1.0)
     print("ready", flush=True)
-    began = time.monotonic()
-    Limit(1.0).wait(time.sleep)
+    limit.wait(time.sleep)
     print(time.monotonic() - began, [pause.seconds for pause in clock.pauses])
     ctypes.PyDLL(None).usleep(800_000)
     time.sleep(0.2)

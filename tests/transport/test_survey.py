@@ -18,7 +18,7 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, SetupError
 from freewheel.rollout.factory import Timeouts, WorkerSpec
 from freewheel.rollout.probe import EnvCost
-from freewheel.transport import survey as module
+from freewheel.transport.shm import place
 from freewheel.transport.survey import Survey, survey
 from tests.support.worlds import Counter, Crawls, Dies, Hangs, Raises
 
@@ -135,7 +135,7 @@ class ClosesSlowly(Counter):
 
 
 def test_an_env_that_does_not_close_is_measured_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLOSE_LIMIT", 0.1)
+    monkeypatch.setattr(place, "CLOSE_LIMIT", 0.1)
     cost = surveyed(ClosesSlowly)
     assert cost.steps > 0
     assert not cost.closed

@@ -18,7 +18,9 @@ if TYPE_CHECKING:  # a process that evaluates does not need it
 
 Out = TypeVar("Out")
 Show = Callable[["NDArray | str | None"], None]
-Call: TypeAlias = Literal["construct", "reset", "step"]  # of an environment, as in --step-timeout
+Call: TypeAlias = tuple[
+    Literal["reset", "step"], int, int
+]  # of an environment: number of the (first) episode, and step
 
 LIMIT = 10_000  # steps: in an environment without a time limit a greedy policy may never reach an end
 LANES = 8  # episodes played side by side where each lane costs as much as the first
@@ -96,13 +98,13 @@ def play_round(
 
     Says which call of the environment comes next, so that whoever drives it can stop, or see how long the call takes.
     """
-    lanes = env.spec.lanes
+    lanes, first = env.spec.lanes, start[1]
     total, length, playing = np.zeros(lanes), np.zeros(lanes, np.int64), np.ones(lanes, np.bool_)
     measures = np.zeros((lanes, len(env.spec.measures)), np.float32)
-    yield "reset"
-    for step in _greedy_steps(env, actor, start, limit):
+    yield "reset", first, 0
+    for taken, step in enumerate(_greedy_steps(env, actor, start, limit)):
         if step is None:
-            yield "step"
+            yield "step", first, 1
             continue
         counts = playing & step.valid
         np.add(total, step.reward, out=total, where=counts)
@@ -112,7 +114,7 @@ def play_round(
         playing &= ~over
         if not playing[:wanted].any():
             break
-        yield "step"
+        yield "step", first, taken + 1
     columns = total.tolist(), length.tolist(), (~playing).tolist(), map(tuple, measures.tolist())
     return [Played(*one) for one in zip(*columns, strict=True)][:wanted]
 

@@ -67,7 +67,7 @@ def open_evaluator(plan: Plan, factory: RunnerFactory) -> Iterator[Evaluator | N
     how = plan.worker_spec
     forkserver.prepare(how.modules)  # it imports them while training begins
     make_env: Callable[[], Env] = partial(plan.config.env.make, lanes)
-    make = partial(ProcessPlayer, partial(Rounds, make_env, actor, options.eval_max_steps), how)
+    make = partial(ProcessPlayer, partial(Rounds, make_env, actor, options.eval_max_steps), how, plan.spec.name)
     in_turn = plan.worker_config is None and not cost.waits
     with closing(ProcessPlayers(make, plan.spec, len(lanes), cost, in_turn=in_turn, busy=plan.workers)) as players:
         yield players

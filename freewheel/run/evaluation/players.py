@@ -6,7 +6,6 @@ import gc
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -19,15 +18,14 @@ from freewheel.files.memory import free_memory
 from freewheel.rollout.factory import MakeActor, WorkerSpec
 from freewheel.rollout.probe import usable_cores
 from freewheel.run.evaluation.episodes import Call, Played, Score, play_round, scored
+from freewheel.seeding import evaluation_episodes
 from freewheel.transport.executors import ProcessExecutor, wait_for_any
 
 MOST = 64  # processes that play side by side
 WAITS = 0.5  # an environment that computes for a smaller part of its time than this waits
 MEMORY = 200_000_000  # bytes that a process may need where the environment's own need is not known
 NICE = 5  # a lower priority than that of training, not so low that an evaluation would never end beside busy workers
-NEWS = 0.5  # seconds between two signs of life of a process that plays
-#: Seconds beyond the time-out: the start of a process, and the time between two signs of life.
-SLACK = {"construct": 5.0, "reset": NEWS, "step": NEWS}
+START = 5.0  # seconds beyond the time-out of a constructor: the start of a process
 ACT = 1e-4  # seconds of a step for the policy and for us
 SHARE_OF_MEMORY = 0.5  # of what is free
 
@@ -141,58 +139,32 @@ class InlinePlayer:
 class ProcessPlayer:
     """Plays in a process of its own, which is killed when a call of the environment takes too long."""
 
-    def __init__(self, build: Callable[[], Rounds], how: WorkerSpec) -> None:
-        telling = partial(_telling, build)
-        self.executor = ProcessExecutor[Part, list[Played]](telling, "evaluation", nice=NICE, modules=how.modules)
-        self._limits = how.timeouts
+    def __init__(self, build: Callable[[], Rounds], how: WorkerSpec, name: str) -> None:
+        self.executor = ProcessExecutor[Part, list[Played]](build, "evaluation", nice=NICE, modules=how.modules)
+        self._limits, self._name = how.timeouts, name
         self._loaded: Snapshot | None = None  # by the process; None: it has not been started
-        self._call: Call = "construct"
+        self._seed = 0
 
     def begin(self, part: Part) -> None:
-        self._call = "construct" if self._loaded is None else "reset"
+        self._seed = part.seed
+        self.executor.place("constructor" if self._loaded is None else "reset", part.first, 0)
         self.executor.submit(part._replace(snapshot=None) if part.snapshot is self._loaded else part)
         self._loaded = part.snapshot
 
     def poll(self, wait: float) -> list[Played] | FreewheelError | None:
         result = self.executor.result(wait)
-        self._call = self.executor.news or self._call
-        if result is None and monotonic() - self.executor.heard > self._limit() + SLACK[self._call]:
-            call = "constructor" if self._call == "construct" else self._call
-            result = EnvError(f"a {call} took longer than {self._limit():g} s (--{self._call}-timeout)")
+        if result is None:
+            at = self.executor.place.read()
+            if at.age > at.limit(self._limits) + (START if at.phase == "constructor" else 0.0):
+                seed = evaluation_episodes(self._seed, at.episode, 1).seed(0)
+                result = EnvError(f"{self._name} {at.overdue(self._limits, seed)}")
         if isinstance(result, FreewheelError):
             self.stop()
         return result
 
-    def _limit(self) -> float:
-        limit: float = getattr(self._limits, self._call)
-        return limit
-
     def stop(self) -> None:
         self.executor.stop()
         self._loaded = None
-
-
-def _telling(build: Callable[[], Rounds]) -> _Telling:
-    return _Telling(build())
-
-
-class _Telling:
-    """The same rounds, with a sign of life when another call of the environment comes, and now and then."""
-
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds, self.close = rounds, rounds.close
-
-    def __call__(self, part: Part) -> Generator[Call, None, list[Played]]:
-        playing, told, at = self._rounds(part), "", 0.0
-        while True:
-            try:
-                call = next(playing)
-            except StopIteration as end:
-                played: list[Played] = end.value
-                return played
-            if call != told or monotonic() - at > NEWS:
-                told, at = call, monotonic()
-                yield call
 
 
 class Players:

@@ -35,6 +35,7 @@ class Around:
     """What the schedule has to know of the run around it, and what it may do there."""
 
     wall_s: Callable[[], float]  # seconds since it began
+    ran_s: Callable[[], float]  # the same without the time in which it was stopped
     longest: Callable[[], int]  # steps of the longest of the latest training episodes
     note: Callable[[str], None]
     waiting: Callable[[], None]  # called again and again while an evaluation holds the run up; may raise to end that
@@ -128,7 +129,7 @@ class EvaluationSchedule:
         self._due = min(int(progress * planned), planned - 1)
         if self._running is not None or self._due <= self._taken:
             return found
-        now = self._run.wall_s()
+        now = self._run.ran_s()
         allowed = max(FREE, self._options.eval_share * now / progress) - self._spent
         if self._spent > FREE and now < self._next:
             return found
@@ -208,7 +209,7 @@ class EvaluationSchedule:
     def _begin(self, which: tuple[int, Snapshot], order: Order, allowed: float, *, alone: bool = False) -> None:
         assert self._evaluator is not None, "asked by the callers"
         self._taken = max(self._taken, self._due)
-        self._running, self._began = which, self._run.wall_s()
+        self._running, self._began = which, self._run.ran_s()
         self._deadline = self._began + allowed
         self._evaluator.start(order, alone=alone)
 
@@ -230,7 +231,7 @@ class EvaluationSchedule:
         assert self._running is not None, "asked by the callers"
         assert self._evaluator is not None, "asked by the callers"
         result = self._evaluator.poll(wait)
-        took = self._run.wall_s() - self._began
+        took = self._run.ran_s() - self._began
         if result is None:
             if self._began + took < self._deadline:
                 return None

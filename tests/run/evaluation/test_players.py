@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -86,7 +87,9 @@ def finished(evaluator: Evaluator, limit: float = 30.0) -> Sequence[Score] | Fre
 def in_processes() -> Iterator[ProcessPlayers]:
     spec = world(1).spec
     with closing(
-        ProcessPlayers(lambda: ProcessPlayer(rounds(1), WorkerSpec(modules=MODULES)), spec, 1, WAITING, in_turn=False)
+        ProcessPlayers(
+            lambda: ProcessPlayer(rounds(1), WorkerSpec(modules=MODULES), "World"), spec, 1, WAITING, in_turn=False
+        )
     ) as crew:
         yield crew
 
@@ -206,6 +209,13 @@ def test_what_fits_in_a_time_is_about_what_it_takes(monkeypatch: pytest.MonkeyPa
     assert waiting.games(100, 0.9) == 0
 
 
+def hang_in_c() -> None:
+    """Wait for ever without giving the interpreter back, whatever signals come."""
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)
+
+
 class Sleeps(Identity):
     """Hangs in the call of an episode with the first seed, and uses the alarm for itself, as an environment may."""
 
@@ -213,7 +223,7 @@ class Sleeps(Identity):
         signal.setitimer(signal.ITIMER_REAL, 0)
         self.where = where
         if where == "construct":
-            threading.Event().wait()
+            hang_in_c()
         super().__init__()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -224,24 +234,49 @@ class Sleeps(Identity):
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
-        if self.hangs and self.where == "step":
-            threading.Event().wait()
+        if self.hangs and self.where == "step" and self.count == 2:
+            hang_in_c()
         return super().step(action)
 
+    def close(self) -> None:
+        if self.where == "close":
+            hang_in_c()
 
-@pytest.mark.parametrize("where", ["construct", "reset", "step"])
-def test_a_call_that_hangs_is_ended_by_its_time_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SLACK", dict.fromkeys(module.SLACK, 0.6))
+
+FIRST = tree(SEED, "eval", 0)
+
+
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [
+        ("construct", "its constructor"),
+        ("reset", f"reset() with seed {FIRST}"),
+        ("step", f"step 3 of the episode with seed {FIRST}"),
+    ],
+)
+def test_a_call_that_hangs_is_ended_by_its_time_out(where: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START", 0.6)
     config = GymConfig(id="Sleeps", factory=Sleeps, args={"where": where})
     limits = Timeouts(**{"construct": 20.0, "reset": 20.0, "step": 20.0, where: 0.5})
     build = partial(Rounds, partial(config.make, range(1)), Constant, LIMIT)
-    make = partial(ProcessPlayer, build, WorkerSpec(timeouts=limits))
+    make = partial(ProcessPlayer, build, WorkerSpec(timeouts=limits), "Sleeps")
     with closing(ProcessPlayers(make, world(1).spec, 1, WAITING, in_turn=False)) as crew:
         crew.start(Order([Snapshot(0, {})], SEED, 1), alone=False)
-        error = finished(crew)
-        call = "constructor" if where == "construct" else where
-        assert str(error) == f"a {call} took longer than 0.5 s (--{where}-timeout)"
+        told = f"Sleeps did not return within 0.5 s from {call}; is it waiting for something? --{where}-timeout allows more"
+        assert str(finished(crew)) == told
         assert multiprocessing_children() == []
+
+
+def test_envs_that_do_not_close_are_ended_together() -> None:
+    config = GymConfig(id="Sleeps", factory=Sleeps, args={"where": "close"})
+    build = partial(Rounds, partial(config.make, range(1)), Constant, LIMIT)
+    make = partial(ProcessPlayer, build, WorkerSpec(), "Sleeps")
+    with closing(ProcessPlayers(make, world(1).spec, 1, WAITING, in_turn=False)) as crew:
+        crew.start(Order([Snapshot(0, {})], SEED, 4), alone=True)
+        assert finished(crew) == [expected(0, 4)]
+        assert len(multiprocessing_children()) == 4
+        began = time.monotonic()
+    assert time.monotonic() - began < 3.0, "as long as one of them takes"
 
 
 def test_a_process_that_dies_is_an_error_and_the_next_order_has_another(in_processes: ProcessPlayers) -> None:

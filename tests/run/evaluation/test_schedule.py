@@ -29,6 +29,7 @@ class World:
     in_turn: bool = False
     replays: bool = True
     now: float = 0.0
+    slept: float = 0.0
     longest: int = 10
     means: list[float] = field(default_factory=list)  # of scores to come, else 1
     notes: list[str] = field(default_factory=list)
@@ -67,7 +68,9 @@ class World:
         self.waits += 1
 
     def schedule(self, budget: Budget | None = None, **options: float) -> EvaluationSchedule:
-        around = Around(lambda: self.now, lambda: self.longest, self.notes.append, self.waiting)
+        around = Around(
+            lambda: self.now, lambda: self.now - self.slept, lambda: self.longest, self.notes.append, self.waiting
+        )
         return EvaluationSchedule(self, EvalOptions(**options), budget or Budget(steps=1000), around)  # type: ignore[arg-type]
 
     def run(self, schedule: EvaluationSchedule, seconds: float = 100.0, turn: float = 0.5) -> list[Evaluation]:
@@ -131,6 +134,18 @@ def test_one_that_takes_longer_than_all_may_is_given_up_and_is_no_candidate() ->
     assert (world.cancelled, schedule.candidate, schedule.skipped) == (1, None, 3)
     given_up = "no evaluation at step 200: 7 of 20 episodes had ended after 10.0 s, which is all the time it may take"
     assert world.notes[0].startswith(given_up)
+
+
+def test_one_is_not_given_up_because_the_run_was_stopped_meanwhile() -> None:
+    world = World(takes=3.0)
+    schedule = world.schedule(Budget(steps=1000))
+    assert schedule.turn(200, 0.2, lambda: weights(200)) == []
+    world.orders[-1] = (world.now + 1000.0, world.orders[-1][1])
+    world.now, world.slept = world.now + 1001.0, 1000.0  # 1 s of them it ran
+    assert schedule.turn(210, 0.21, lambda: weights(210)) == []
+    world.now += 2.5
+    assert [found.step for found in schedule.turn(220, 0.22, lambda: weights(220))] == [200]
+    assert (world.cancelled, world.notes) == (0, [])
 
 
 def test_one_that_is_known_to_take_too_long_is_not_begun() -> None:
