@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from freewheel.run.evaluation.episodes import Score
     from freewheel.run.hooks import Hook, Run
     from freewheel.run.policy import Policy
+    from freewheel.run.schedule.replay import Replay
     from freewheel.run.trainer import Result
 
 __version__ = "0.1.0"
-__all__ = ["Hook", "Policy", "Run", "load", "score", "train"]
+__all__ = ["Hook", "Policy", "Run", "load", "replay", "score", "train"]
 _HOMES = {  # what is imported when it is used
     "Hook": "freewheel.run.hooks",
     "Policy": "freewheel.run.policy",
@@ -114,3 +115,33 @@ def score(
     for text in problems:
         warnings.warn(text, stacklevel=2)
     return saved.score(actor, episodes, seed)
+
+
+def replay(
+    run: str | PathLike[str] | Result,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    until: int | None = None,
+    until_update: int | None = None,
+    out: str | PathLike[str] | None = None,
+    hooks: Sequence[object] = (),
+    inline: bool = False,
+) -> Replay:
+    """Let a run that was recorded (train(..., record_schedule=True)) learn again, bit for bit, up to this step or update.
+
+        result = freewheel.replay("runs/CartPole-v1-ppo-continuous")
+        print(result.identical, result.difference)
+
+    env      as for score()
+    out      a new directory for the weights at the end of the replay; nothing is written into the run
+    hooks    those that were given to train()
+    inline   environments run in this process, so that a debugger can step into them
+    """
+    from pathlib import Path
+
+    from freewheel.run.saved import open_run
+    from freewheel.run.schedule.replay import Until, replay
+
+    where = None if out is None else Path(out)
+    stop = Until(steps=until, updates=until_update)
+    return replay(open_run(run, env=env), until=stop, out=where, hooks=hooks, inline=inline)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 from freewheel.errors import UsageError, require_positive
 from freewheel.registry import Command
@@ -50,7 +50,14 @@ class RunOptions(PolicyOptions):
         require_positive(episodes=self.episodes)
 
 
-T = TypeVar("T", bound=PolicyOptions)
+class AboutRun(Protocol):
+    """Options of a command that takes a run."""
+
+    @property
+    def run(self) -> str: ...
+
+
+T = TypeVar("T", bound=AboutRun)
 
 
 def parse(options: type[T], argv: Sequence[str], command: str) -> T:

@@ -123,6 +123,7 @@ class TrainOptions(TypedDict, total=False):
     runs_dir: str | Path
     log_every: float
     console: Literal["live", "classic"]
+    record_schedule: bool
     device: str
     threads: int
     compile: Literal["off", "graphs"]

@@ -84,6 +84,9 @@ class OutputOptions:
     step=1000 ...), with --episodes their progress (10/100 episodes (15.2 eps/sec), update 3 complete (0.3 s))."""
     sinks: tuple[str, ...] = ()
     """Sinks to write metrics to in addition to the usual ones, by name (those of installed packages)."""
+    record_schedule: bool = False
+    """Record in which order workers acted and the learner got their rows, in schedule.jsonl of the run: freewheel replay RUN
+    then learns the same again, bit for bit."""
 
     def __post_init__(self) -> None:
         require_positive(log_every=self.log_every)

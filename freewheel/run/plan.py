@@ -230,6 +230,7 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     _check_weights(config, policy, init)
     planned = replace(planned, remarks=(*remarks, *config.collector.size_notes(planned.batch)))
     _check_publications(config, planned.batch.rows)
+    _check_recording(config, spec)
     return planned
 
 
@@ -315,6 +316,18 @@ def _check_publications(config: Config, rows: int) -> None:
         most = "has to be" if mode.whole_batches else "can be at most"
         size = f"--num-steps-per-env × envs = {rows}"
         raise UsageError(f"{config.algo}.publish_every {every} {most} {size} in mode {config.mode}; leave it out")
+
+
+def _check_recording(config: Config, spec: EnvSpec) -> None:
+    """What a schedule cannot hold."""
+    if not config.run.output.record_schedule:
+        return
+    if spec.batched_on_device:
+        raise UsageError(
+            f"--record-schedule is for environments that run on the CPU; {spec.name} steps all its lanes on a device"
+        )
+    if getattr(config.collector, "overflow", "block") != "block":
+        raise UsageError("--record-schedule cannot record fragments that a full queue drops; leave out --overflow")
 
 
 def _device(machine: MachineOptions) -> tuple[str, list[str]]:

@@ -26,6 +26,7 @@ from freewheel.run.hooks import Hooks, Run, find_hooks
 from freewheel.run.plan import Plan, plan, print_line, silent
 from freewheel.run.process import Interrupted, Stop, TimeUp, WrappedEnv, import_torch
 from freewheel.run.saved import SUMMARY, RunDirectory, Saved
+from freewheel.run.schedule.recorder import Recorder
 from freewheel.sinks.outlets import PATIENCE, Outlets
 from freewheel.sinks.sink import RunInfo, chosen
 from freewheel.transport.clock import NOTABLE, clock
@@ -75,6 +76,8 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], *, quiet: bool, si
         process.lower_priority(planned),
         process.executors(planned) as executors,
     ):
+        recorder = Recorder() if config.run.output.record_schedule else None
+        executors = executors if recorder is None else recorder.executors(executors)
         services = Services(executors=executors, while_waiting=stop.check)
         learner = config.learner.build(replace(planned.learner_spec, services=services))
         stop.begin()
@@ -93,7 +96,9 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], *, quiet: bool, si
         )
         outlets.open(entries, info, sinks)
         directory.keep()
-        return _Trainer(planned, learner, directory, outlets, stop, hooks).train()
+        if recorder is not None:
+            recorder.open(directory.path, outlets.note, hooks=len(hooks))
+        return _Trainer(planned, learner, directory, outlets, stop, hooks, recorder).train()
 
 
 class _Trainer:
@@ -107,9 +112,10 @@ class _Trainer:
         outlets: Outlets,
         stop: Stop,
         hooks: Sequence[object],
+        recorder: Recorder | None,
     ) -> None:
         self._plan, self._learner, self._directory, self._outlets = planned, learner, folder, outlets
-        self._stop, self._ending = stop, Ending()
+        self._stop, self._ending, self._recorder = stop, Ending(), recorder
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._meter = Meter(planned.workers, planned.spec.measures)
         self._hooks = Hooks(hooks, Run(planned, learner, self._meter, folder))
@@ -155,7 +161,7 @@ class _Trainer:
                 factory, make=lambda *lanes, **where: WrappedEnv(guard(make)(*lanes, **where), guard, guard)
             )
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
-        spec = replace(spec, context=self._hooks.run.contexts)
+        spec = replace(spec, context=self._hooks.run.contexts, recorder=self._recorder)
         with open_evaluator(planned, factory) as evaluator:
             building = planned.config.collector.build(factory, spec)
             with self._ending.leaving(building, "closing the environments") as collector:
@@ -173,13 +179,16 @@ class _Trainer:
     def _loop(self, collector: Collector, schedule: EvaluationSchedule) -> str:
         """Until the budget is spent; what is evaluated after that does not need the collector any more."""
         max_lag, run = self._plan.max_lag, self._hooks.run
-        ended, began = "", self._ran_s()
+        ended, began, recorder = "", self._ran_s(), self._recorder
+        source = collector if recorder is None else recorder.listen(collector, self._plan, self._learner)
         self._time_is_up()
         try:
-            for tick in loop(collector, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts):
+            for tick in loop(source, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts):
                 self._meter.take(tick)
                 self._steps, self._turn = tick.env_steps, self._ran_s() - began
                 self._hooks.turn(tick)
+                if recorder is not None:
+                    recorder.turn(tick)
                 if ended := self._why_ended():
                     break
                 self._evaluate(schedule, tick)
@@ -319,6 +328,8 @@ class _Trainer:
         report: Mapping[str, Any] = {}
         messages: Sequence[str] = ()
         rows = RowCounts()
+        if (recorder := self._recorder) is not None:
+            ending.attempt("the schedule", lambda: recorder.close(ending.reason), None)
         if collector is not None:
             accounts = collector.rows(), self._learner.rows()
             rows = ending.attempt("closing the accounts", lambda: settle(*accounts), total(*accounts))
@@ -342,6 +353,7 @@ class _Trainer:
         """Write the summary and close the sinks. What is not written is on the screen."""
         ending, directory = self._ending, self._directory
         ending.problems += [*directory.problems, *self._outlets.problems]
+        ending.problems += [] if self._recorder is None else self._recorder.problems
         summary = self._summary(rows, report, saved)
         if not directory.write(SUMMARY, summary):
             ending.fail(DiskError(f"the summary is not written: {directory.problems[-1]}"), "the summary")

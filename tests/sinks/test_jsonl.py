@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from freewheel.files import lines
 from freewheel.sinks import jsonl
 from freewheel.sinks.jsonl import JsonlSink
 from tests.support.failing_disk import FailingDisk
@@ -84,7 +85,7 @@ def test_a_torn_line_of_an_earlier_process_is_cut_off(tmp_path: Path, monkeypatc
     path = tmp_path / "metrics.jsonl"
     for text, kept in (('{"n": 1}\n{"n": 2}\n{"n"', [1, 2]), ('{"n', []), ("", [])):
         for block in (2, 1 << 20):
-            monkeypatch.setattr(jsonl, "BLOCK", block)
+            monkeypatch.setattr(lines, "BLOCK", block)
             path.write_text(text)
             sink = JsonlSink(path)
             write(sink, 7)

@@ -1,0 +1,61 @@
+"""The command `freewheel replay`: a recorded run learns the same again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from freewheel.cli.eval import parse
+from freewheel.errors import require_positive
+from freewheel.registry import Command
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Let a run that was recorded with --record-schedule learn again, bit for bit, and say where it differs if it does."""
+
+    run: str = ""
+    """The run: a name under --runs-dir or a path. Also the first or last word."""
+    runs_dir: str = "runs"
+    """The directory that contains all runs."""
+    env: str = ""
+    """An environment to use instead of the run's own, which a script or a notebook may have defined (./file.py:Toy)."""
+    until: int | None = None
+    """Stop after this many environment steps."""
+    until_update: int | None = None
+    """Stop after this many updates."""
+    out: str = ""
+    """A new directory for the weights at the end of the replay, to evaluate or play them. Nothing is written into the run."""
+    inline: bool = False
+    """Run environments in this process instead of one for each worker: slower, but a debugger can step into them."""
+
+    def __post_init__(self) -> None:
+        require_positive(until=self.until, until_update=self.until_update)
+
+
+def _run(argv: Sequence[str]) -> int:
+    """0: identical; 1: not."""
+    import sys
+    from pathlib import Path
+
+    options = parse(ReplayOptions, argv, "replay")
+    from freewheel.run.plan import print_line
+    from freewheel.run.saved import open_run
+    from freewheel.run.schedule.replay import Until, replay
+
+    saved = open_run(options.run, options.runs_dir, options.env or None)
+    until = Until(steps=options.until, updates=options.until_update)
+    out = Path(options.out) if options.out else None
+    result = replay(saved, until=until, out=out, inline=options.inline, report=print_line)
+    sys.stdout.write("\n".join(result.lines()) + "\n")
+    return 0 if result.identical else 1
+
+
+COMMAND = Command(
+    name="replay",
+    argument="RUN",
+    summary="let a run recorded with --record-schedule learn again, bit for bit",
+    options=lambda _: ReplayOptions,
+    run=_run,
+    order=5,
+)

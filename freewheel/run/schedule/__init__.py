@@ -1,0 +1,1 @@
+"""Recorded schedules: what an asynchronous run did in which order, written down, and done again."""

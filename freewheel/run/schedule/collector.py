@@ -1,0 +1,254 @@
+"""The collector of a replay: every worker process is played again, and the learner gets what it got."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from freewheel.core import WORKER_TIME, Chunk, Episode, NDArray, Origin, RowCounts, Snapshot, Transitions
+from freewheel.errors import FreewheelError
+from freewheel.loop import Source
+from freewheel.pacing.episode_queue import EpisodeOrder
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.run.schedule.answers import Answers
+from freewheel.run.schedule.log import Act, Author, Delivery, Drop, Line, Schedule, Start, checksums
+from freewheel.run.schedule.worker import Order, Part, Performed, ReplayedWorker
+from freewheel.transport.executors import ProcessExecutor, wait_for_any
+from freewheel.transport.shm.channel import COLUMNS
+
+LOOK = 0.2  # seconds between two looks at all processes, while one is waited for
+
+
+class DifferenceError(FreewheelError):
+    """The replay is not what was recorded."""
+
+
+class _Inline:
+    """A worker in this process, for a debugger; to be used like a ProcessExecutor."""
+
+    def __init__(self, build: Callable[[], ReplayedWorker]) -> None:
+        self._worker, self._done = build(), deque[Performed]()
+
+    def submit(self, order: Order) -> None:
+        self._done.append(self._worker(order))
+
+    def result(self) -> Performed | None:
+        return self._done.popleft() if self._done else None
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+class _Player:
+    """One worker process of the recorded run."""
+
+    def __init__(self, author: Author, acts: int) -> None:
+        self.author, self.left = author, acts  # fragments that it has not handed over yet
+        self.start: Start | None = None
+        self.orders: deque[Act] = deque()  # that wait for their version
+        self.done: deque[Performed | FreewheelError] = deque()
+        self.loaded: int | None = None  # the version it has
+        self.where: ProcessExecutor[Order, Performed] | _Inline | None = None
+        self.end = ExitStack()
+
+    def look(self) -> None:
+        while self.where is not None and (found := self.where.result()) is not None:
+            self.done.append(found)
+
+
+class ReplayCollector:
+    """Implements loop.Source. Workers act ahead of what the learner asks for, as far as their versions are there."""
+
+    def __init__(
+        self, schedule: Schedule, factory: RunnerFactory, lanes: int, context: NDArray, order: EpisodeOrder | None
+    ) -> None:
+        """lanes: of each worker; context: the first table; order: of episodes, where workers are issued tickets."""
+        self.inline = False
+        self.modules: Sequence[str] = ()
+        self.fragments = 0  # played again and found equal
+        self._factory, self._lanes, self._order = factory, lanes, order
+        self._loads = schedule.outline.loads.copy()
+        self._players = {author: _Player(author, acts) for author, acts in schedule.outline.acts.items()}
+        self._playing: dict[Author, _Player] = {}
+        self._snapshots: dict[int, Snapshot] = {}  # that workers have still to load
+        self._contexts = [(-1, context)]  # tables, by the version that they came with
+        self._waiting: dict[int, list[tuple[Act, Performed]]] = {}  # a worker's fragments
+        self._produced, self._dropped = 0, Counter[str]()
+        self.answers = Answers(schedule, self._foresee)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for player in self._playing.values():
+            player.end.close()
+
+    def publish(self, snapshot: Snapshot, done: int) -> None:
+        if snapshot.context is not self._contexts[-1][1]:
+            self._contexts.append((snapshot.version, snapshot.context))
+        if self._loads[snapshot.version]:
+            self._snapshots[snapshot.version] = snapshot
+            for player in self._players.values():
+                self._give_orders(player)
+
+    def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
+        line = self.answers.collect()
+        if line is None:
+            return ()
+        for player in self._playing.values():
+            player.look()
+        for event in line.events:
+            if isinstance(event, Act):
+                self._take(event)
+            else:
+                self._drop(event)
+        return [self._deliver(one) for one in line.deliveries or ()]
+
+    def oldest(self) -> int | None:
+        return self.answers.oldest()
+
+    def rows(self) -> RowCounts:
+        """Of what has come: rows that were still under way at the end are not known."""
+        queued = sum(done.rows for waiting in self._waiting.values() for _, done in waiting)
+        return RowCounts(produced=self._produced, queued=queued, dropped=dict(self._dropped))
+
+    def _foresee(self, line: Line) -> None:
+        """A line that will be needed soon."""
+        for start in line.starts:
+            if start.author in self._players:
+                self._players[start.author].start = start
+        for event in line.events:
+            if isinstance(event, Act):
+                player = self._players[event.author]
+                player.orders.append(event)
+                self._give_orders(player)
+
+    def _give_orders(self, player: _Player) -> None:
+        """As far as their versions are there."""
+        while player.orders:
+            version = player.orders[0].version
+            if version != player.loaded and version not in self._snapshots:
+                return
+            if player.where is None:
+                self._begin(player)
+            assert player.where is not None, "it has begun"
+            snapshot = None if version == player.loaded else self._snapshots[version]
+            player.where.submit(Order(player.orders.popleft(), snapshot))
+            if snapshot is not None:
+                player.loaded = version
+                self._loads[version] -= 1
+                if not self._loads[version]:
+                    del self._snapshots[version]
+
+    def _begin(self, player: _Player) -> None:
+        worker, incarnation = player.author
+        if player.start is None or len(player.start.first) != self._lanes:
+            raise DifferenceError(
+                f"the schedule is damaged: it does not say how process {incarnation} of worker {worker} began"
+            )
+        begun = player.start.version
+        context = next(table for version, table in reversed(self._contexts) if version <= begun)
+        lanes = range(worker * self._lanes, (worker + 1) * self._lanes)
+        part = Part(worker, incarnation, lanes, player.start.first, context, self._order)
+        factory = self._factory
+
+        def build() -> ReplayedWorker:
+            return ReplayedWorker(factory, part)
+
+        if self.inline:
+            player.where = _Inline(build)
+            player.end.callback(player.where.close)
+        else:
+            where = ProcessExecutor[Order, Performed](build, f"worker {worker}", nice=0, modules=self.modules)
+            player.where = player.end.enter_context(where)
+        self._playing[player.author] = player
+
+    def _take(self, act: Act) -> None:
+        """The worker's next fragment, compared with what was recorded."""
+        (worker, incarnation), player = act.author, self._players[act.author]
+        who = f"worker {worker}" + (f" (process {incarnation + 1})" if incarnation else "")
+        if player.orders and player.orders[0] is act:
+            raise DifferenceError(f"{who} acted with version {act.version}, which does not exist at this point")
+        while not player.done:
+            if isinstance(player.where, ProcessExecutor):
+                others = [one.where for one in self._playing.values() if isinstance(one.where, ProcessExecutor)]
+                wait_for_any(others, LOOK)
+            for one in self._playing.values():
+                one.look()
+        done = player.done.popleft()
+        if isinstance(done, FreewheelError):
+            raise DifferenceError(f"{who}: {done}") from done
+        if done.difference:
+            raise DifferenceError(f"{who}: {done.difference}")
+        player.left -= 1
+        if not player.left:
+            player.end.close()
+            del self._playing[player.author]
+        self.fragments += 1
+        self._produced += done.rows + done.lost.total()
+        self._dropped.update(done.lost)
+        self._waiting.setdefault(worker, []).append((act, done))
+
+    def _drop(self, drop: Drop) -> None:
+        waiting = self._waiting.get(drop.worker, [])
+        if drop.place >= len(waiting):
+            raise DifferenceError(
+                f"the schedule is damaged: worker {drop.worker} has no fragment that could be dropped"
+            )
+        _, done = waiting.pop(drop.place)
+        self._dropped[drop.cause] += done.rows
+
+    def _deliver(self, delivery: Delivery) -> Chunk[Any]:
+        waiting = self._waiting.get(delivery.worker, [])
+        parts, waiting[: delivery.parts] = waiting[: delivery.parts], []
+        if not 0 < len(parts) == delivery.parts:
+            raise DifferenceError(f"the schedule is damaged: worker {delivery.worker} has nothing to deliver")
+        (act, first), (_, last) = parts[0], parts[-1]
+        origin = Origin(*act.author, delivery.sequence, delivery.worker * self._lanes)
+        data = first.data if len(parts) == 1 else Transitions(
+            *(np.concatenate([getattr(done.data, name) for _, done in parts]) for name in COLUMNS)
+        )  # fmt: skip
+        rows = sum(done.rows for _, done in parts)
+        time = np.zeros(len(WORKER_TIME), np.int64)
+        return Chunk(data, act.version, origin, self._named(last.episodes), first.state, time, rows)
+
+    def _named(self, episodes: tuple[Episode, ...]) -> tuple[Episode, ...]:
+        """A ticket is an episode of a lane."""
+        if self._order is None:
+            return episodes
+        places = [(one, *self._order.episode(one.number)) for one in episodes]
+        return tuple(replace(one, lane=lane, number=number) for one, lane, number in places)
+
+
+class ComparedCollector:
+    """A collector that acts in this process, and so does the same by itself; what it delivers is compared. Implements
+    loop.Source."""
+
+    def __init__(self, collector: Source, answers: Answers) -> None:
+        self._collector, self._answers = collector, answers
+        self._steps = 0  # of each lane
+
+    def publish(self, snapshot: Snapshot, done: int) -> None:
+        self._collector.publish(snapshot, done)
+
+    def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
+        line = self._answers.collect()
+        if line is None:
+            return ()
+        chunks = self._collector.collect(wait=True)
+        found = [(len(chunk.data.valid), checksums(chunk.data)) for chunk in chunks]
+        end = self._steps + sum(steps for steps, _ in line.chunks)
+        if found != list(line.chunks):
+            where = f"within steps {self._steps + 1} to {end} of each lane"
+            raise DifferenceError(f"the environments, or before them the weights, are not the same {where}")
+        self._steps = end
+        return chunks
+
+    def oldest(self) -> int | None:
+        return self._answers.oldest()

@@ -1,0 +1,287 @@
+"""Recording: listens to the collector and the executors of a run and writes schedule.jsonl."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from freewheel import __version__
+from freewheel.core import Chunk, Executor, Learner, MakeExecutor, Snapshot, Tick, Transitions, to_numpy
+from freewheel.files.lines import Lines
+from freewheel.loop import Source
+from freewheel.pacing.episode_queue import RECENT
+from freewheel.run import checkpoint
+from freewheel.run.plan import Plan
+from freewheel.run.schedule.log import (
+    FILE,
+    FORMAT,
+    Act,
+    Author,
+    Check,
+    Checksums,
+    Delivery,
+    Drop,
+    Line,
+    Start,
+    as_json,
+    checksums,
+)
+
+WRITE_EVERY = 1.0  # seconds
+MOST_WAITING = 600  # times that a disk may fail to take what there is; then recording ends
+SHARE = 0.005  # of the time, for fingerprints of the weights
+
+
+def versions() -> dict[str, str]:
+    """What the bits of a run depend on, beside its config."""
+    import torch
+
+    packages = {"freewheel": __version__, "python": platform.python_version(), "numpy": np.__version__}
+    return packages | {"torch": torch.__version__, "machine": f"{platform.machine()} {platform.system()}"}
+
+
+class Recorder:
+    """Implements rollout.factory.Recorder. All is called by the learner's thread, except `started`."""
+
+    def __init__(self) -> None:
+        self._file: _File | None = None
+        self._weights: Callable[[], Snapshot] | None = None
+        self._starts: dict[Author, Start] = {}  # of processes that have not acted yet
+        self._tickets: Counter[Author] = Counter()
+        self._waiting: dict[int, list[tuple[Transitions[Any], int]]] = {}  # a worker's fragments, and their steps
+        self._began, self._events = list[Start](), list[Act | Drop]()
+        self._empty, self._oldest = 0, list[int | None]()
+        self._polls: Counter[int] = Counter()
+        self._got: dict[int, list[int]] = {}  # of executors that were polled since the last line
+        self._turn, self._env_steps = 0, 0
+        self._checked, self._next_check = -1, 0.0  # version, time
+
+    def open(self, folder: Path, say: Callable[[str], None], **about: Any) -> None:
+        """Begin to write; `say` tells the user of a disk that fails."""
+        self._file = _File(folder / FILE, say)
+        self._file.add(json.dumps({"schedule": FORMAT, **versions(), **about}) + "\n")
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the schedule is not whole."""
+        return [self._file.problem] if self._file is not None and self._file.problem else []
+
+    # What workers do.
+
+    def started(self, worker: int, incarnation: int, first: Sequence[int], version: int) -> None:
+        self._starts[worker, incarnation] = Start((worker, incarnation), version, tuple(first))
+
+    def acted(
+        self, worker: int, incarnation: int, version: int, data: Transitions[Any], tickets: Sequence[int]
+    ) -> None:
+        steps, author = len(data.valid), (worker, incarnation)
+        if not steps:
+            return
+        if (start := self._starts.pop(author, None)) is not None:
+            self._began.append(start)
+        self._events.append(Act(author, version, steps, checksums(data), self._issued(author, tickets)))
+        self._waiting.setdefault(worker, []).append((data, steps))
+
+    def _issued(self, author: Author, history: Sequence[int]) -> tuple[int, ...]:
+        """The tickets of a process since its last fragment."""
+        if not history:
+            return ()
+        count, *recent = history
+        new, self._tickets[author] = count - self._tickets[author], count
+        if new > RECENT:
+            self._give_up(f"worker {author[0]} was issued {new} episodes at once")
+        return tuple(recent[len(recent) - new :])
+
+    def dropped(self, worker: int, data: Transitions[Any], cause: str) -> None:
+        waiting = self._waiting.get(worker, [])
+        for place, (one, _) in enumerate(waiting):
+            if one is data:
+                self._events.append(Drop(worker, place, cause))
+                del waiting[place]
+                return
+
+    # What the learner gets.
+
+    def listen(self, collector: Source, planned: Plan, learner: Learner) -> Source:
+        """The same collector, recorded."""
+        self._weights = learner.snapshot
+        self._check()
+        return _Recorded(collector, self, serial=planned.worker_config is None)
+
+    def executors(self, make: MakeExecutor) -> MakeExecutor:
+        """The same executors, recorded."""
+
+        def made(build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
+            number = len(self._polls)
+            self._polls[number] = 0
+            return _RecordedExecutor(make(build, what), lambda found: self._polled(number, found))
+
+        return made
+
+    def saw_oldest(self, version: int | None) -> None:
+        self._oldest.append(version)
+
+    def collected(self, chunks: Sequence[Chunk[Any]], *, serial: bool) -> None:
+        if serial and chunks:
+            self._write(chunks=tuple((len(chunk.data.valid), checksums(chunk.data)) for chunk in chunks))
+        elif chunks or self._events:
+            self._write(deliveries=tuple(map(self._delivered, chunks)))
+        else:
+            self._empty += 1
+
+    def _delivered(self, chunk: Chunk[Any]) -> Delivery:
+        worker, steps, parts = chunk.origin.worker, len(chunk.data.valid), 0
+        waiting = self._waiting[worker]
+        while steps > 0:
+            steps -= waiting[parts][1]
+            parts += 1
+        del waiting[:parts]
+        return Delivery(worker, chunk.origin.sequence, parts)
+
+    def _polled(self, executor: int, found: bool) -> None:
+        self._polls[executor] += 1
+        got = self._got.setdefault(executor, [])
+        if found:
+            got.append(self._polls[executor])
+
+    def turn(self, tick: Tick) -> None:
+        """After every turn of the loop."""
+        self._turn += 1
+        self._env_steps = tick.env_steps
+        if tick.version != self._checked and perf_counter() >= self._next_check:
+            self._check()
+        if self._file is not None:
+            self._file.keep_up()
+
+    def _check(self, end: str = "") -> None:
+        """Write down a fingerprint of the present weights; the next one not before it has taken a small share of the time."""
+        if self._file is None or self._weights is None:
+            return
+        began = perf_counter()
+        snapshot = self._weights()
+        params = {name: to_numpy(value) for name, value in snapshot.params.items()}
+        check = Check(self._turn, snapshot.version, self._env_steps, checkpoint.fingerprint(params))
+        if end:
+            self._write(check=check, end=end)
+        else:
+            self._file.add(as_json(Line(check=check)))
+        now = perf_counter()
+        self._checked, self._next_check = snapshot.version, now + (now - began) / SHARE
+
+    def close(self, ended: str) -> None:
+        """The run has ended."""
+        self._check(end=ended)
+        if self._file is not None:
+            self._file.close()
+
+    def _write(
+        self,
+        deliveries: tuple[Delivery, ...] | None = None,
+        chunks: tuple[tuple[int, Checksums], ...] = (),
+        check: Check | None = None,
+        end: str = "",
+    ) -> None:
+        """A line with everything since the last one."""
+        polls = tuple((executor, self._polls[executor], tuple(got)) for executor, got in self._got.items())
+        line = Line(
+            self._empty,
+            tuple(self._oldest),
+            polls,
+            tuple(self._began),
+            tuple(self._events),
+            deliveries,
+            chunks,
+            check,
+            end,
+        )
+        self._empty, self._oldest, self._began, self._events, self._got = 0, [], [], [], {}
+        if self._file is not None:
+            self._file.add(as_json(line))
+
+    def _give_up(self, reason: str) -> None:
+        if self._file is not None:
+            self._file.give_up(reason)
+
+
+class _File:
+    """Writes every second. Nothing is lost while the disk fails, unless that lasts; then nothing more is recorded."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._lines, self._say = Lines(path, say, "parts of the schedule"), say
+        self._new: list[str] = []
+        self._next = 0.0
+        self.problem = ""  # why the schedule is not whole
+
+    def add(self, line: str) -> None:
+        if not self.problem:
+            self._new.append(line)
+
+    def keep_up(self) -> None:
+        if perf_counter() >= self._next and not self.problem:
+            self._next = perf_counter() + WRITE_EVERY
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._new:
+            self._lines.add("".join(self._new).encode())
+            self._new = []
+            self._lines.catch_up()
+        if len(self._lines) > MOST_WAITING:
+            self.give_up(self._lines.problem)
+
+    def give_up(self, reason: str) -> None:
+        """Record nothing after this."""
+        if not self.problem:
+            self.problem = f"the schedule ends before the run ({reason}): freewheel replay goes that far"
+            self._say(self.problem)
+
+    def close(self) -> None:
+        self._flush()
+        self._lines.close()
+        self.problem = self.problem or self._lines.problem
+
+
+class _Recorded:
+    """A collector whose answers are recorded. Implements loop.Source."""
+
+    def __init__(self, collector: Source, recorder: Recorder, *, serial: bool) -> None:
+        self._collector, self._recorder, self._serial = collector, recorder, serial
+
+    def publish(self, snapshot: Snapshot, done: int) -> None:
+        self._collector.publish(snapshot, done)
+
+    def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
+        chunks = self._collector.collect(wait)
+        self._recorder.collected(chunks, serial=self._serial)
+        return chunks
+
+    def oldest(self) -> int | None:
+        version = self._collector.oldest()
+        self._recorder.saw_oldest(version)
+        return version
+
+
+class _RecordedExecutor:
+    """Implements core.Executor."""
+
+    def __init__(self, executor: Executor, polled: Callable[[bool], None]) -> None:
+        self._executor, self._polled = executor, polled
+
+    @property
+    def busy(self) -> bool:
+        return self._executor.busy
+
+    def submit(self, argument: Any) -> None:
+        self._executor.submit(argument)
+
+    def result(self, wait: float = 0.0) -> Any:
+        found = self._executor.result(wait)
+        self._polled(found is not None)
+        return found

@@ -1,0 +1,309 @@
+"""Replay: a recorded run learns again, bit for bit, from its config and its schedule."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from freewheel.core import Executor, Learner, MakeExecutor, Tick, to_numpy
+from freewheel.errors import SetupError
+from freewheel.learn.spec import Services
+from freewheel.loop import Source, loop
+from freewheel.metrics.meter import Meter
+from freewheel.pacing.episode_queue import EpisodeOrder
+from freewheel.run import checkpoint, process
+from freewheel.run.hooks import Hooks, Run, find_hooks
+from freewheel.run.naming import RunName
+from freewheel.run.plan import Plan, Report, arrange, find_device, silent, survey_env
+from freewheel.run.saved import RunDirectory, SavedRun, open_run
+from freewheel.run.schedule.answers import Answers, EndOfSchedule
+from freewheel.run.schedule.collector import ComparedCollector, DifferenceError, ReplayCollector
+from freewheel.run.schedule.log import FILE, Check, Schedule
+from freewheel.run.schedule.recorder import versions
+
+if TYPE_CHECKING:
+    from freewheel.run.trainer import Result
+
+REPORT_EVERY = 2.0  # seconds
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How far a recorded run was done again, and whether it was the same."""
+
+    path: Path  # of the run
+    difference: str  # the first one; empty: all that was done again is identical
+    note: str  # why it did not go to the end of the run; empty: it did
+    env_steps: int
+    updates: int
+    fragments: int  # of workers, found equal
+    checks: int  # fingerprints of the weights, found equal
+    weights_sha256: str  # at the end of the replay
+    out: Path | None = None  # where the weights were written
+
+    @property
+    def identical(self) -> bool:
+        return not self.difference
+
+    def lines(self) -> list[str]:
+        """The result as text."""
+        reached = f"step {self.env_steps:,}, update {self.updates:,}"
+        fragments = f"{self.fragments:,} fragments and " * bool(self.fragments)
+        lines = [
+            f"identical up to {reached}: {fragments}{self.checks} fingerprints of the weights"
+            if self.identical
+            else f"DIFFERENT after {reached}: {self.difference}"
+        ]
+        lines += [self.note] if self.note else []
+        lines += [f"weights_sha256 {self.weights_sha256}"] if self.identical else []
+        return [*lines, *([f"weights in {self.out}"] if self.out is not None else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Until:
+    """Where to stop before the end."""
+
+    steps: int | None = None
+    updates: int | None = None
+
+    def reached(self, env_steps: int, updates: int) -> str:
+        """The reason to stop; empty: go on."""
+        if self.steps is not None and env_steps >= self.steps:
+            return f"stopped at step {env_steps:,} as asked"
+        return f"stopped at update {updates:,} as asked" if self.updates is not None and updates >= self.updates else ""
+
+
+def replay(
+    run: str | os.PathLike[str] | Result | SavedRun,
+    *,
+    until: Until | None = None,
+    out: Path | None = None,
+    inline: bool = False,
+    hooks: Sequence[object] = (),
+    report: Report = silent,
+) -> Replay:
+    """Let a recorded run learn again; nothing is written into its directory.
+
+    out: a new directory for the weights at the end of the replay. inline: environments run in this process, for a debugger.
+    hooks: those that the run was given in Python; those of its config are called anyway.
+    """
+    saved = run if isinstance(run, SavedRun) else open_run(run)
+    if not (saved.path / FILE).is_file():
+        raise SetupError(f"{saved.path} has no {FILE}; record one with freewheel train ... --record-schedule")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / saved.path.name if out is None else out
+        name = RunName(folder.parent, folder.name, exact=True).claim()
+        report(f"opening {saved.config.env.label} ...")
+        planned = _plan(saved, name)
+        machine = planned.config.run.machine
+        stack.enter_context(process.learner_threads(machine.threads))
+        return _Replay(
+            saved, planned, until or Until(), [*find_hooks(planned.config.run.hooks), *find_hooks(hooks)], report
+        ).run(inline=inline, keep=out is not None)
+
+
+def _plan(saved: SavedRun, name: RunName) -> Plan:
+    """As it was: all numbers are in the config."""
+    device = find_device(saved.config.run.machine.device)
+    config = replace(saved.config, env=saved.config.env.to(device))
+    return arrange(config, survey_env(config), name, device)
+
+
+class _Replay:
+    def __init__(self, saved: SavedRun, planned: Plan, until: Until, hooks: Sequence[object], report: Report) -> None:
+        self._saved, self._plan, self._until, self._report = saved, planned, until, report
+        collector, batch = planned.config.collector, planned.batch
+        longest = max(batch.steps, getattr(collector, "collection_batch_size", None) or 32)
+        self._schedule = Schedule(saved.path / FILE, workers=planned.workers, most_steps=longest)
+        self._hooks_given = hooks
+        self._meter = Meter(planned.workers, planned.spec.measures)
+        self._turn = self._checks = 0
+        self._collector: ReplayCollector | None = None
+
+    def run(self, *, inline: bool, keep: bool) -> Replay:
+        planned, about = self._plan, self._schedule.about
+        self._report(self._title())
+        if (missing := int(about.get("hooks", 0)) - len(self._hooks_given)) > 0:
+            self._report(f"note: the run had {missing} more hooks, given in Python: freewheel.replay(run, hooks=[...])")
+        with process.executors(planned) as executors, ExitStack() as stack:
+            answers = (
+                self._workers(inline, stack) if planned.worker_config is not None else Answers(self._schedule, _ignore)
+            )
+            services = Services(executors=_ReplayedExecutors(executors, answers))
+            learner = planned.config.learner.build(replace(planned.learner_spec, services=services))
+            source = self._collector or self._compared(learner, answers, stack)
+            difference = note = ""
+            try:
+                note = self._loop(source, learner, answers)
+            except DifferenceError as error:
+                difference = f"{error}\n{self._verdict_hint()}"
+            sha256 = _fingerprint(learner)
+            if keep:
+                self._keep(learner)
+        return Replay(
+            path=self._saved.path,
+            difference=difference,
+            note=note,
+            env_steps=self._meter.done["env_steps"],
+            updates=self._meter.done["updates"],
+            fragments=0 if self._collector is None else self._collector.fragments,
+            checks=self._checks,
+            weights_sha256=sha256,
+            out=planned.path if keep else None,
+        )
+
+    def _title(self) -> str:
+        config, outline = self._plan.config, self._schedule.outline
+        parts = [f"replaying {self._saved.path}: {config.env.label} {config.algo} {config.mode}"]
+        if outline.acts:
+            parts.append(f"{outline.acts.total():,} fragments of {len(outline.acts)} worker processes")
+        if outline.last is not None:
+            parts.append(f"{outline.last.env_steps:,} steps")
+        return ", ".join(parts)
+
+    def _workers(self, inline: bool, stack: ExitStack) -> Answers:
+        planned = self._plan
+        lanes, seed = planned.spec.lanes, planned.config.run.seed
+        order = EpisodeOrder(seed, lanes) if planned.config.mode == "episodes" else None
+        context = planned.config.run.contexts
+        made = ReplayCollector(self._schedule, planned.runner_factory, lanes // planned.workers, context, order)
+        made.inline, made.modules = inline, planned.worker_spec.modules
+        self._collector = stack.enter_context(made)
+        return made.answers
+
+    def _compared(self, learner: Learner, answers: Answers, stack: ExitStack) -> Source:
+        planned = self._plan
+        spec = planned.collect_spec(learner.snapshot(), _nothing)
+        collector = stack.enter_context(planned.config.collector.build(planned.runner_factory, spec))
+        return ComparedCollector(collector, answers)
+
+    def _loop(self, source: Source, learner: Learner, answers: Answers) -> str:
+        """Until the end of the run or where it is to stop; returns why it ended before the end of the run."""
+        planned = self._plan
+        directory = RunDirectory(planned, self._report)
+        hooks = Hooks(self._hooks_given, Run(planned, learner, self._meter, directory))
+        hooks.start()
+        self._compare(learner, answers)
+        told = monotonic()
+        try:
+            for tick in loop(
+                source, learner, self._meter, max_lag=planned.max_lag, contexts=lambda: hooks.run.contexts
+            ):
+                self._turn += 1
+                self._meter.take(tick)
+                hooks.turn(tick)
+                self._compare(learner, answers)
+                if reason := self._until.reached(tick.env_steps, self._meter.done["updates"]):
+                    return reason
+                if monotonic() > told + REPORT_EVERY:
+                    told = monotonic()
+                    self._report(self._progress(tick))
+                last = self._schedule.outline.last
+                if answers.end not in (None, "failed") and last is not None and self._turn >= last.turn:
+                    return ""
+        except EndOfSchedule:
+            return self._why_short()
+        raise AssertionError("the loop never ends by itself")
+
+    def _progress(self, tick: Tick) -> str:
+        last, updates = self._schedule.outline.last, self._meter.done["updates"]
+        of = f" of {last.env_steps:,}" if last is not None else ""
+        return f"  step {tick.env_steps:,}{of}, update {updates:,}: identical so far ({self._checks} fingerprints)"
+
+    def _compare(self, learner: Learner, answers: Answers) -> None:
+        """The weights with those recorded after this turn."""
+        for check in answers.checks(self._turn):
+            if check.turn != self._turn:
+                raise DifferenceError(f"the loop took another course before turn {self._turn}")
+            if check.version != learner.version or check.sha256 != _fingerprint(learner):
+                raise DifferenceError(self._other_weights(check))
+            self._checks += 1
+
+    def _other_weights(self, check: Check) -> str:
+        if not check.turn:
+            return "the weights differ before the first update"
+        since = f"{self._checks} fingerprints before it agree" if self._checks else "it is the first that was recorded"
+        return f"the weights differ at step {check.env_steps:,}, version {check.version} ({since})"
+
+    def _verdict_hint(self) -> str:
+        """What else is not the same."""
+        here, about = versions(), self._schedule.about
+        others = [f"{name} {about.get(name)} (here {here[name]})" for name in here if about.get(name) != here[name]]
+        return (
+            f"it was recorded with {', '.join(others)}"
+            if others
+            else (
+                f"up to there {self._checks} fingerprints of the weights"
+                + (f" and {self._collector.fragments:,} fragments" if self._collector is not None else "")
+                + " are identical"
+            )
+        )
+
+    def _why_short(self) -> str:
+        outline = self._schedule.outline
+        if outline.cut:
+            return f"the schedule ends here: {outline.cut}"
+        if outline.end == "failed":
+            return "the run failed after this"
+        return "the schedule ends here: the run was killed, or its disk failed"
+
+    def _keep(self, learner: Learner) -> None:
+        planned = self._plan
+        directory = RunDirectory(planned, self._report)
+        directory.keep()
+        directory.save(self._meter.done["env_steps"], learner.snapshot())
+
+
+class _ReplayedExecutors:
+    """Makes executors whose results come when they came. Implements core.MakeExecutor."""
+
+    def __init__(self, make: MakeExecutor, answers: Answers) -> None:
+        self._make, self._answers, self._made = make, answers, 0
+
+    def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
+        number, self._made = self._made, self._made + 1
+        return _ReplayedExecutor(self._make(build, what), lambda: self._answers.poll(number))
+
+
+class _ReplayedExecutor:
+    """Implements core.Executor."""
+
+    def __init__(self, executor: Executor, poll: Callable[[], bool]) -> None:
+        self._executor, self._poll = executor, poll
+        self._calls = 0
+
+    @property
+    def busy(self) -> bool:
+        """As an executor that runs elsewhere says it: until its result has been taken."""
+        return self._executor.busy
+
+    def submit(self, argument: Any) -> None:
+        self._executor.submit(argument)
+
+    def result(self, wait: float = 0.0) -> Any:
+        if not self._poll():
+            return None
+        while (found := self._executor.result(LOOK)) is None:
+            pass
+        return found
+
+
+LOOK = 0.2  # seconds between two looks, so that an interrupt is noticed
+
+
+def _fingerprint(learner: Learner) -> str:
+    return checkpoint.fingerprint({name: to_numpy(value) for name, value in learner.snapshot().params.items()})
+
+
+def _ignore(line: object) -> None:
+    """Nothing is to be prepared."""
+
+
+def _nothing() -> None:
+    """Go on waiting."""

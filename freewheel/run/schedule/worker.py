@@ -1,0 +1,140 @@
+"""A worker process done again: the same environment, policy, seeds and versions, step by step."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from freewheel.core import Episode, Failure, NDArray, SeedStream, Snapshot, Transitions
+from freewheel.errors import FreewheelError
+from freewheel.pacing.episode_queue import EpisodeOrder, Tickets, TicketStream
+from freewheel.pacing.pacing import NO_TICKET
+from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.runner import Author, empty_transitions
+from freewheel.rollout.single_env_runner import make_runner
+from freewheel.run.schedule.log import Act, Checksums, checksums
+from freewheel.seeding import training_episodes
+
+MOST_NAMED = 4  # lanes in a message
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which worker process is played, and how it began."""
+
+    worker: int
+    incarnation: int
+    lanes: range
+    first: Sequence[int]  # numbers of the lanes' first episodes
+    context: NDArray  # [K, C] the table of contexts then
+    order: EpisodeOrder | None  # of episodes that are issued as tickets; None: every lane plays its own
+
+
+@dataclass(frozen=True)
+class Order:
+    """The next fragment."""
+
+    act: Act
+    snapshot: Snapshot | None  # None: go on with the weights already loaded
+
+
+@dataclass(frozen=True)
+class Performed:
+    """A fragment that was done again."""
+
+    data: Transitions
+    state: NDArray  # [B, H] the actor's memory before row 0
+    episodes: tuple[Episode, ...]
+    rows: int  # valid ones
+    lost: Counter[str]  # rows lost to failures of the environment, by cause
+    difference: str = ""  # in what it differs from the recorded one
+
+
+class _Issued:
+    """Tickets as they were recorded. Implements pacing.episode_queue.TicketSource."""
+
+    def __init__(self, order: EpisodeOrder, side_by_side: int) -> None:
+        self.order, self.side_by_side = order, side_by_side
+        self.waiting: deque[int] = deque()
+
+    def held(self, worker: int) -> int:
+        return NO_TICKET
+
+    def issue(self, worker: int) -> int:
+        if not self.waiting:
+            raise FreewheelError("its environment began more episodes than when it was recorded")
+        return self.waiting.popleft()
+
+
+class ReplayedWorker:
+    """Plays one worker process. It does what transport/shm/worker.py does, with orders in place of grants."""
+
+    def __init__(self, factory: RunnerFactory, part: Part) -> None:
+        self._part, lanes = part, part.lanes
+        self._issued = None if part.order is None else _Issued(part.order, len(lanes))
+        self._streams = self._episodes(factory.seed)
+        author = Author(factory.seed, lanes, worker=part.worker, incarnation=part.incarnation, streams=self._streams)
+        env = factory.make(lanes, fault_tolerant=True)
+        self._runner = make_runner(factory, lanes, env, author)
+        self._begun = False
+
+    def _episodes(self, seed: int) -> Sequence[SeedStream]:
+        part = self._part
+        if self._issued is None:
+            return [
+                training_episodes(seed, lane, start=start) for lane, start in zip(part.lanes, part.first, strict=True)
+            ]
+        tickets = Tickets(self._issued, part.worker, lambda decide, *words: decide(*words))
+        return [TicketStream(tickets, place) for place in range(len(part.lanes))]
+
+    def __call__(self, order: Order) -> Performed:
+        runner, act = self._runner, order.act
+        if self._issued is not None:
+            self._issued.waiting.extend(act.tickets)
+        if not self._begun:
+            self._begun = True
+            runner.set_context(self._part.context)
+            runner.begin()
+        self._reset_if_over()
+        if order.snapshot is not None:
+            runner.load(order.snapshot)
+        places, state, data = runner.places(), runner.state, empty_transitions(act.steps, runner.env.spec)
+        episodes, lost, rows = list[Episode](), Counter[str](), 0
+        for t in range(act.steps):
+            self._reset_if_over()
+            episodes += runner.step(data, t)
+            rows += runner.rows
+            lost.update(_lost(runner.failures))
+        difference = self._difference(act, checksums(data), places)
+        return Performed(data, state, tuple(episodes), rows, lost, difference)
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _reset_if_over(self) -> None:
+        if self._runner.over:
+            self._runner.autoreset()
+            self._runner.over = False
+
+    def _difference(self, act: Act, found: Checksums, places: Sequence[tuple[int, int]]) -> str:
+        if found == act.sums:
+            return ""
+        if found.choices == act.sums.choices:
+            what = "its environment answered the same actions in another way"
+        elif found.answers == act.sums.answers:
+            what = "its policy chose otherwise"
+        else:
+            what = "its environment, or before it the weights, are not the same"
+        lanes = [
+            f"lane {lane}: episode {stream.number(k)}, seed {stream.seed(k)}, from step {steps + 1}"
+            for lane, stream, (k, steps) in zip(self._part.lanes, self._streams, places, strict=True)
+        ]
+        named = "; ".join(lanes[:MOST_NAMED]) + (" ..." if len(lanes) > MOST_NAMED else "")
+        return f"{what} within these {act.steps} steps of version {act.version} ({named})"
+
+
+def _lost(failures: Sequence[Failure]) -> list[str]:
+    """The cause of every row that was lost in a step."""
+    by_lane = {one.lane: one.cause for one in failures if not one.in_reset and one.cause != "quarantine"}
+    return list(by_lane.values())

@@ -1,0 +1,214 @@
+"""Recorded runs learn again, bit for bit: every mode and algorithm, with failures, kills and steps that come too late."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import freewheel
+from freewheel.cli.main import main
+from freewheel.errors import SetupError, UsageError
+from freewheel.run.schedule.log import Line, Schedule
+from freewheel.run.schedule.replay import Replay, Until, replay
+from freewheel.run.trainer import Result
+from tests.support.runs import train
+
+UNEVEN = "tests.support.replay_worlds:Uneven"
+SMALL_SAC = {"learning_starts": 32, "batch": 16, "updates_per_row": 0.5}
+SMALL_MODEL = {
+    "members": 2,
+    "elites": 1,
+    "model_hidden": [8],
+    "model_every": 24,
+    "rollouts_per_row": 4,
+    "max_epochs": 2,
+}
+OFF_POLICY = {"mode": "continuous", "workers": 2, "env_args": {"box": True}, "steps": 200, "num_steps_per_env": 2}
+
+
+def record(folder: Path, env: str = UNEVEN, **options: Any) -> Result:
+    small = {"evals": 0, "policy": {"hidden": [8]}, "log_every": 1.0}
+    return train(folder, env, record_schedule=True, **small | options)
+
+
+def lines(run: Path) -> list[Line]:
+    return list(Schedule(run / "schedule.jsonl", workers=64, most_steps=1000))
+
+
+def order(run: Path) -> list[int]:
+    """Whose chunks the learner got."""
+    return [delivery.worker for line in lines(run) for delivery in line.deliveries or ()]
+
+
+def assert_identical(result: Result, found: Replay) -> None:
+    assert (found.difference, found.note) == ("", "")
+    assert found.weights_sha256 == result.summary["weights_sha256"]
+    assert (found.env_steps, found.updates) == (result.summary["env_steps"], result.summary["updates"])
+    assert found.checks >= 2, "before the first update, and at the end"
+
+
+# ------------------------------------------------------------------------------------------------- all that can happen, at once
+
+
+@dataclass(frozen=True)
+class Recorded:
+    result: Result
+    files: dict[str, bytes]  # of the run directory, as the run has left it
+
+    @property
+    def path(self) -> Path:
+        return self.result.path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Steps that raise, a worker that is killed twice, steps that take too long."""
+    folder = tmp_path_factory.mktemp("story")
+    for name in ("slow", "kill-1", "kill-2"):
+        (folder / name).touch()
+    args = {"fails": 0.01, "folder": str(folder)}
+    result = record(folder, mode="continuous", workers=2, env_args=args, max_lag=0, patience=2.0, steps=1500)
+    (folder / "slow").unlink()
+    return Recorded(result, contents(result.path))
+
+
+def test_everything_that_can_happen_is_in_it(story: Recorded) -> None:
+    summary, events = story.result.summary, [event for line in lines(story.path) for event in line.events]
+    assert summary["worker_restarts"] == 2
+    assert summary["dropped"]["stale"] > 0
+    assert summary["dropped"]["env_error"] > 0
+    assert {start.author[1] for line in lines(story.path) for start in line.starts} > {0}, "later processes"
+    assert any(type(event).__name__ == "Drop" for event in events)
+
+
+def test_it_is_replayed_twice_and_nothing_is_written_into_the_run(story: Recorded) -> None:
+    first, second = replay(story.path), replay(story.path)
+    assert_identical(story.result, first)
+    assert first == second
+    assert contents(story.path) == story.files
+
+
+def test_it_stops_where_it_is_asked_to_and_keeps_the_weights(story: Recorded, tmp_path: Path) -> None:
+    half = replay(story.path, until=Until(updates=10), out=tmp_path / "half")
+    assert half.identical
+    assert half.updates == 10
+    assert "update 10" in half.note
+    assert half.weights_sha256 != story.result.summary["weights_sha256"]
+    whole = replay(story.path, until=Until(steps=10**9), out=tmp_path / "whole")
+    assert_identical(story.result, whole)
+    assert whole.out is not None
+    scores = [freewheel.score(run, episodes=2, which="latest") for run in (whole.path, whole.out)]
+    assert scores[0] == scores[1]
+    with pytest.raises(SetupError, match="exists"):
+        replay(story.path, out=tmp_path / "half")
+
+
+def copy_of(story: Recorded, folder: Path, schedule: bytes) -> Path:
+    run = folder / "copy"
+    shutil.copytree(story.path, run)
+    (run / "schedule.jsonl").write_bytes(schedule)
+    return run
+
+
+def test_a_run_that_was_killed_is_replayed_up_to_its_last_whole_line(story: Recorded, tmp_path: Path) -> None:
+    text = (story.path / "schedule.jsonl").read_bytes()
+    found = replay(copy_of(story, tmp_path, text[: len(text) * 2 // 3]))
+    assert found.identical
+    assert "not whole" in found.note
+    assert 0 < found.env_steps < story.result.summary["env_steps"]
+    assert found.checks >= 2
+
+
+def test_the_last_whole_line_may_be_the_end(story: Recorded, tmp_path: Path) -> None:
+    text = (story.path / "schedule.jsonl").read_bytes()
+    found = replay(copy_of(story, tmp_path, text[: text.rindex(b"\n", 0, -1) + 1]))
+    assert found.identical
+    assert "killed" in found.note
+
+
+def test_the_first_fragment_that_differs_is_named(story: Recorded, tmp_path: Path) -> None:
+    text = (story.path / "schedule.jsonl").read_text().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(text) if number > 20 and '"f"' in line)
+    line = json.loads(text[at])
+    worker, process, version, steps, answers, _ = line["f"][0][:6]
+    line["f"][0][4] = answers ^ 1
+    text[at] = json.dumps(line) + "\n"
+    found = replay(copy_of(story, tmp_path, "".join(text).encode()))
+    assert not found.identical
+    who = f"worker {worker}" + (f" (process {process + 1})" if process else "")
+    assert found.difference.startswith(f"{who}: its environment answered the same actions in another way")
+    assert f"{steps} steps of version {version} (lane" in found.difference
+
+
+def test_other_weights_are_noticed_at_the_first_fingerprint(story: Recorded, tmp_path: Path) -> None:
+    run = copy_of(story, tmp_path, (story.path / "schedule.jsonl").read_bytes())
+    config = json.loads((run / "config.json").read_text())
+    config["ppo"]["lr"] *= 1.5
+    (run / "config.json").write_text(json.dumps(config))
+    found = replay(run)
+    assert not found.identical
+    assert "weights" in found.difference
+    assert found.checks >= 1, "before the first update they are the same"
+
+
+def test_the_command_says_identical_or_where_it_differs(story: Recorded, tmp_path: Path, capsys: Any) -> None:
+    assert main(["replay", str(story.path), "--until-update", "3", "--inline"]) == 0
+    assert "identical up to" in capsys.readouterr().out
+    text = (story.path / "schedule.jsonl").read_bytes().replace(b'{"w":"', b'{"w":"0', 1)
+    assert main(["replay", str(copy_of(story, tmp_path, text))]) == 1
+    assert "the weights differ before the first update" in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------------------------- modes and algorithms
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "episodes": {"mode": "episodes", "workers": 4, "env_args": {"fails": 0.02}},
+    "episodes side by side": {"mode": "episodes", "workers": 2, "env": "tests.support.worlds:Identity", "envs_per_worker": 2},
+    "batch": {"mode": "batch", "workers": 2, "env_args": {"fails": 0.01}, "collection_batch_size": 5},
+    "continuous sac": OFF_POLICY | {"algo": "sac", "sac": SMALL_SAC},
+    "continuous mbpo": OFF_POLICY | {"algo": "mbpo", "mbpo": SMALL_SAC | SMALL_MODEL},
+    "lockstep": {"mode": "lockstep"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS.keys())
+def test_every_mode_and_algorithm_learns_the_same_again(tmp_path: Path, options: dict[str, Any]) -> None:
+    result = record(tmp_path, **options)
+    assert_identical(result, replay(result.path))
+
+
+def test_without_the_schedule_the_order_would_be_another(tmp_path: Path) -> None:
+    """Two runs of one command: the order differs, so do the weights; each is replayed as it was."""
+    runs = [record(tmp_path, mode="continuous", workers=4, steps=1000) for _ in range(2)]
+    assert order(runs[0].path) != order(runs[1].path)
+    assert runs[0].summary["weights_sha256"] != runs[1].summary["weights_sha256"]
+    for run in runs:
+        assert_identical(run, replay(run.path))
+
+
+def test_an_environment_that_is_not_reproducible_is_named(tmp_path: Path) -> None:
+    run = record(tmp_path, mode="continuous", workers=2, env_args={"drifts": True})
+    found = replay(run.path)
+    assert not found.identical
+    assert "its environment answered the same actions in another way" in found.difference
+
+
+# ---------------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_what_cannot_be_recorded_or_replayed_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--record-schedule cannot record fragments that a full queue drops"):
+        record(tmp_path, mode="continuous", workers=2, overflow="drop-oldest")
+    run = train(tmp_path, steps=64, evals=0)
+    with pytest.raises(SetupError, match="record one with freewheel train"):
+        replay(run.path)

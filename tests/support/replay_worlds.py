@@ -1,0 +1,56 @@
+"""Environments whose rows follow from their seeds, and whose times do not: to be recorded and replayed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from freewheel.core import NDArray
+from tests.support.faulty_worlds import worker
+from tests.support.worlds import Toy
+
+
+class Uneven(Toy):
+    """Episodes of 5 to 14 steps with random observations; steps take random times, which no seed sets, up to a millisecond.
+
+    fails: how often a step raises, decided by the episode's generator. A file `kill-*` in `folder` kills the worker that finds
+    it. While there is a file `slow`, a step of some episodes takes long. drifts: an episode whose seed divides by 5 gets another
+    reward at its third step each time.
+    """
+
+    def __init__(self, box: bool = False, fails: float = 0.0, folder: str = "", drifts: bool = False) -> None:
+        super().__init__(length=5)
+        self.observation_space = Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = Box(-1.0, 1.0, (2,), np.float32) if box else Discrete(3)
+        self.fails, self.drifts = fails, drifts
+        self.folder = Path(folder) if folder else None
+        self.times = np.random.default_rng()
+
+    def observe(self) -> NDArray:
+        self.length = 5 + self.seed % 10
+        return self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
+
+    def judge(self, action: Any) -> float:
+        if self.folder is not None and worker() is not None:
+            self._suffer(self.folder)
+        time.sleep(self.times.random() * 1e-3)
+        if self.np_random.random() < self.fails:
+            raise ValueError("boom")
+        unlike = time.perf_counter() % 1.0 if self.drifts and self.seed % 5 == 0 and self.count == 2 else 0.0
+        return float(np.sum(action)) / (1 + self.count) + unlike
+
+    def _suffer(self, folder: Path) -> None:
+        if self.seed % 16 == 0 and self.count == 2 and (folder / "slow").exists():
+            time.sleep(0.15)
+        for token in folder.glob("kill-*") if self.count == 4 else ():
+            try:
+                token.unlink()
+            except FileNotFoundError:  # another worker took it
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
