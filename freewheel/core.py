@@ -365,6 +365,16 @@ class GraphedLearner(Protocol):
 
 
 @runtime_checkable
+class SkippingLearner(Protocol):
+    """A Learner that skips updates in which a number is not finite, and puts back what they have changed."""
+
+    @property
+    def not_finite(self) -> str: ...  # what was not finite in the update behind the present version; empty: nothing
+    @property
+    def remedy(self) -> str: ...  # what to do about it
+
+
+@runtime_checkable
 class AdjustableLearner(Protocol):
     """A Learner whose step size can be changed; the next update uses it, and what is assigned ends a schedule."""
 

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from freewheel.core import NO_CONTEXT, Chunk, Learner, Metrics, NDArray, Snapshot, Tick
+import numpy as np
+
+from freewheel.core import NO_CONTEXT, Chunk, Learner, Metrics, NDArray, SkippingLearner, Snapshot, Tick, to_numpy
+from freewheel.errors import DivergedError
 from freewheel.metrics.meter import Meter
 
 
@@ -41,8 +44,13 @@ def loop(
         oldest = collector.oldest()
         return oldest is None or oldest > learner.version - max_lag
 
+    checks_itself = isinstance(learner, SkippingLearner)
+
     def publish() -> int:
-        collector.publish(replace(learner.snapshot(), context=contexts()), learner.rows().done)
+        snapshot = learner.snapshot()
+        if not checks_itself:
+            _require_finite(snapshot)
+        collector.publish(replace(snapshot, context=contexts()), learner.rows().done)
         return learner.version
 
     published = publish()
@@ -64,3 +72,10 @@ def loop(
                 with meter.span("publish"):
                     published = publish()
         yield Tick(chunks, env_steps, learner.version, metrics)
+
+
+def _require_finite(snapshot: Snapshot) -> None:
+    for name, value in snapshot.params.items():
+        if not np.isfinite(to_numpy(value)).all():
+            problem = f"the weights '{name}' of version {snapshot.version} are not finite"
+            raise DivergedError(f"{problem}: the learner has diverged; lower its learning rate, or scale rewards")

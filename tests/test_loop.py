@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from freewheel.core import Chunk, Metrics, Origin, RowCounts, Snapshot, Tick, Transitions
+from freewheel.errors import DivergedError
 from freewheel.loop import loop as training_loop
 
 
@@ -217,3 +218,21 @@ def test_a_loop_that_goes_on_counts_from_the_rows_that_were_delivered(tape: Tape
     first = next(loop(Source(tape, 5), pupil, tape))
     assert first.env_steps == 8 + 3 + 2 + 5, "trained, held, dropped, and new"
     assert first.version == 3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_never_published(tape: Tape, value: float) -> None:
+    """Whatever the learner: ours check themselves."""
+
+    class Diverging(Pupil):
+        def snapshot(self) -> Snapshot:
+            return Snapshot(
+                self.version, {"bias": np.zeros(2), "weight": np.array([1.0, value if self.version == 2 else 0.0])}
+            )
+
+    source = Source(tape, 64)
+    with pytest.raises(
+        DivergedError, match=r"^the weights 'weight' of version 2 are not finite: the learner has diverged;"
+    ):
+        list(itertools.islice(loop(source, Diverging(tape, 64), tape), 5))
+    assert [call for call in tape.calls if call.startswith("publish")] == ["publish 0", "publish 1"]

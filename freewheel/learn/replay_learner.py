@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -9,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from freewheel.core import Array, Chunk, Metrics, NDArray, RowCounts, Snapshot, Transitions
+from freewheel.core import AdjustableLearner, Array, Chunk, Metrics, NDArray, RowCounts, Snapshot, Transitions
 from freewheel.errors import FreewheelError
+from freewheel.learn.finite import STATISTICS, WEIGHTS, LastGood, first_not_finite, is_finite
 from freewheel.learn.moments import RunningMoments
 from freewheel.learn.replay import Batch, Columns, Replay
 from freewheel.learn.spec import LearnerSpec, ReplayConfig
@@ -18,6 +20,7 @@ from freewheel.policies.nets import TensorPolicy
 from freewheel.seeding import tree
 
 REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
+NO_METRICS: Metrics = types.MappingProxyType({})
 BURST = 32  # updates at most between two looks at what has arrived
 
 
@@ -64,9 +67,10 @@ class Update(Protocol):
 
 
 class ReplayLearner:
-    """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner and core.GraphedLearner."""
+    """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner, core.GraphedLearner and
+    core.SkippingLearner: if weights are not finite when they are to be published, the last good ones are put back."""
 
-    remedy = "lower its lr"  # what to do when it has diverged
+    remedy = "lower its lr, or scale rewards"
 
     def __init__(
         self, config: ReplayConfig, spec: LearnerSpec, make_update: Callable[[Callable[[], Batch]], Update]
@@ -82,6 +86,9 @@ class ReplayLearner:
         self.updater = make_update(self.draw)
         self._waiting: deque[Chunk[Any]] = deque()
         self._waiting_rows = self._stored = 0
+        self.not_finite = self._put_back = ""  # of the last publication; since then
+        self._good: LastGood | None = None  # None: nothing was updated yet
+        self._checked = 0  # updates when weights were last looked at
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
         self._moments = RunningMoments[NDArray](policy.obs_size, spec.start) if policy.normalised else None
 
@@ -110,6 +117,8 @@ class ReplayLearner:
     def update(self) -> Metrics:
         """As many updates as are due, up to a burst or the next publication."""
         count = min(self.pace.due, BURST, max(0, self.pace.updates_for(self._boundary) - self.pace.updates))
+        if self._good is None:
+            self._good = LastGood(self.updater.state_dict())
         for _ in range(count):
             self.updater.step()
         self.pace.updates += count
@@ -128,6 +137,7 @@ class ReplayLearner:
 
     def snapshot(self) -> Snapshot:
         """The weights stay on the GPU for a batched simulator there."""
+        self._keep_finite()
         return Snapshot(self.version, self.updater.policy.weights(on_device=self.spec.world.batched_on_device))
 
     def rows(self) -> RowCounts:
@@ -137,6 +147,7 @@ class ReplayLearner:
         return self.replay.columns.split(self.replay.sample(self.config.batch))
 
     def state_dict(self) -> dict[str, Array]:
+        self._keep_finite()
         pace = self.pace
         counts = np.array([self.version, self._stored, pace.rows, pace.updates, self._published], np.int64)
         state: dict[str, Array] = {"counts": counts}
@@ -174,15 +185,39 @@ class ReplayLearner:
         self.version += 1
         self._published = self._boundary
         about = self.updater.losses() if self.updater.unread >= REPORT else {}
-        if not all(np.isfinite(value) for value in about.values()):
-            raise FreewheelError(f"{self.config.name} has diverged ({about}): {self.remedy}")
+        self._keep_finite(about)
+        self.not_finite, self._put_back = self._put_back, ""
+        about = {} if self.not_finite else about
         if self._moments is not None:
-            self.updater.policy.normalise(self._moments.mean, 1.0 / self._moments.deviation)
+            mean, scale = self._moments.mean, 1.0 / self._moments.deviation
+            if is_finite(mean) and is_finite(scale):
+                self.updater.policy.normalise(mean, scale)
+            else:  # the network reads observations as before
+                self.not_finite = STATISTICS
         if self._lags:
             about["lag_mean"] = sum(lag * rows for lag, rows in self._lags) / sum(rows for _, rows in self._lags)
             about["lag_max"] = float(max(lag for lag, _ in self._lags))
             self._lags.clear()
-        return about | {"replay/updates_per_row": self.pace.achieved}
+        return about | {"replay/updates_per_row": self.pace.achieved, "update/skipped": float(bool(self.not_finite))}
+
+    def _keep_finite(self, losses: Metrics = NO_METRICS) -> None:
+        """Before weights leave: put the last good state back if these losses or the policy are not finite. Now and then all that
+        is trained is looked at, and remembered if it is good."""
+        updater, steps, good = self.updater, self.pace.updates, self._good
+        if good is None or steps == self._checked:
+            return
+        self._checked = steps
+        broken = first_not_finite(losses) or ("" if is_finite(updater.policy.net.vector) else WEIGHTS)
+        if not broken and good.is_old(steps):
+            broken = good.renew(updater.state_dict(), steps)
+        if broken:
+            self._put_back = first_not_finite({**losses, **updater.losses()}) or broken
+            learner: object = self
+            rate = learner.learning_rate if isinstance(learner, AdjustableLearner) else 0.0
+            updater.load_state_dict(good.state)
+            updater.losses()  # those of the state are told already
+            if isinstance(learner, AdjustableLearner):
+                learner.learning_rate = rate  # a hook may have changed it since
 
 
 def under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:

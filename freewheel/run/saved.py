@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from freewheel.config.resolve import Config, from_file, from_options
 from freewheel.core import Actor, Env, EnvSpec, Snapshot, to_numpy
-from freewheel.errors import SetupError, UsageError
+from freewheel.errors import DivergedError, SetupError, UsageError
 from freewheel.files import disk
 from freewheel.files.outage import Outage, twice
 from freewheel.policies.layout import Layout
@@ -80,8 +82,10 @@ class RunDirectory:
         return self._outages[name].error is None
 
     def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> Saved | None:
-        """A checkpoint of these weights; None if it could not be written."""
+        """A checkpoint of these weights, which are finite; None if it could not be written."""
         params = {name: to_numpy(value) for name, value in snapshot.params.items()}
+        if broken := next((name for name, value in params.items() if not np.isfinite(value).all()), ""):
+            raise DivergedError(f"the weights '{broken}' of step {step} are not finite and are not saved")
         about = {**self._about, "version": snapshot.version}
         folder: Path | None = None
         with self._outages[CHECKPOINTS].noted():

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.config.resolve import Config
-from freewheel.core import Collector, GraphedLearner, Learner, RowCounts, Sink, Snapshot, Tick
+from freewheel.core import Collector, GraphedLearner, Learner, RowCounts, Sink, SkippingLearner, Snapshot, Tick
 from freewheel.errors import SIGNALLED, DiskError, FreewheelError
+from freewheel.learn.finite import SkippedUpdates
 from freewheel.learn.spec import Services
 from freewheel.ledger import balance, settle, total
 from freewheel.loop import loop
@@ -128,6 +129,9 @@ class _Trainer:
         self._turn = 0.0  # seconds of the loop's last turn
         self._rows = RowCounts()  # when they were last logged
         self._began, self._pauses = time.monotonic(), len(clock.pauses)  # those that the user has been told about
+        self._judged, self._skipped = learner.version, None
+        if isinstance(learner, SkippingLearner):
+            self._skipped = SkippedUpdates(planned.config.algo, learner.remedy)
 
     def train(self) -> Result:
         ending = self._ending
@@ -185,6 +189,7 @@ class _Trainer:
         try:
             for tick in loop(source, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts):
                 self._meter.take(tick)
+                self._judge(tick)
                 self._steps, self._turn = tick.env_steps, self._ran_s() - began
                 self._hooks.turn(tick)
                 if recorder is not None:
@@ -202,7 +207,16 @@ class _Trainer:
         self._stop.time_up = math.inf
         self._stats = dict(collector.stats())
         schedule.stop(self._steps, self._weights())
+        if self._skipped is not None:
+            self._skipped.end()
         return ended
+
+    def _judge(self, tick: Tick) -> None:
+        """End a run whose updates are skipped, because it learns nothing."""
+        learner = self._learner
+        if self._skipped is not None and isinstance(learner, SkippingLearner) and tick.version != self._judged:
+            self._judged = tick.version
+            self._skipped.take(learner.not_finite)
 
     def _evaluate(self, schedule: EvaluationSchedule, tick: Tick) -> None:
         """Begin an evaluation if one is due, and take those that have ended."""

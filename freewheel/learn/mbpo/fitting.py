@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ class Fit:
     state: Mapping[str, Array]  # what `Ensemble.load` takes
     elites: Array  # [k] int64, the best first
     metrics: Metrics
+    not_finite: str = ""  # what was not: then the model is as before
 
 
 class Fitter:
@@ -55,9 +57,15 @@ class Fitter:
 
     def __call__(self, rows: Array) -> Fit:
         self._append(torch.as_tensor(rows, device=self.device))
+        before = self.ensemble.vector.clone(), {name: value.clone() for name, value in self._moments.items()}
         metrics, elites = self._train(*self._draw())
+        not_finite = "" if np.isfinite(metrics["model/holdout"]) else "error on held-out rows"
+        if not_finite:
+            self.ensemble.vector.copy_(before[0])
+        for name, value in self._moments.items():  # of members that have gone astray, or of all
+            value.copy_(before[1][name] if not_finite else torch.where(value.isfinite(), value, before[1][name]))
         state = {name: _export(value) for name, value in self.ensemble.state().items()}
-        return Fit(state, _export(elites), metrics)
+        return Fit(state, _export(elites), metrics, not_finite=not_finite)
 
     def _append(self, rows: Tensor) -> None:
         capacity = self.config.model_rows

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from freewheel.core import Array, Chunk, Metrics, Transitions, to_numpy
-from freewheel.errors import FreewheelError
+from freewheel.errors import DivergedError, FreewheelError
+from freewheel.learn.finite import SkippedUpdates
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Fit, Fitter
@@ -26,6 +27,7 @@ from freewheel.seeding import tree
 
 LOOK = 0.2  # seconds between two checks whether the run has to end, while a fit is waited for
 TRAIL, TRAIL_LANES = 64, 16  # steps and lanes of each author that multi-step predictions are checked on
+MODEL_REMEDY = "lower --mbpo.model-lr, or scale observations and rewards"
 HORIZON = 5  # steps ahead, or the length of rollouts where that is more
 
 
@@ -54,7 +56,9 @@ class MBPO(SAC):
         self._executor = spec.services.executors(fitter, "the model")
         self._requested_at: deque[int] = deque()  # rows there were when each fit under way was requested
         self._sent = self._model_rows = 0  # rows that the fitter has; rows that the present model was fitted to
+        self._tried = 0  # rows there were when the last fit that has ended was requested
         self._fits = self._model_steps = 0
+        self._fits_skipped = SkippedUpdates("the model of mbpo", MODEL_REMEDY, "fits")
         self._about: dict[str, float] = {}  # metrics for the next publication
         self._trail: dict[int, deque[Tensor]] = {}
 
@@ -103,7 +107,7 @@ class MBPO(SAC):
         if rows < self.config.learning_starts:
             return
         self._collect_fits()
-        newest = self._requested_at[-1] if self._requested_at else self._model_rows
+        newest = self._requested_at[-1] if self._requested_at else max(self._tried, self._model_rows)
         if not self._executor.busy and (not self._fits or rows - newest >= self.config.model_every):
             self._request(rows)
             self._collect_fits()  # a serial executor is done by now
@@ -126,10 +130,16 @@ class MBPO(SAC):
         if isinstance(fit, FreewheelError):
             self.spec.services.while_waiting()  # a signal that ends the run may have ended the fitter first
             raise fit
+        self._tried = self._requested_at.popleft()
+        if fit.not_finite and not self._fits:
+            raise DivergedError(f"mbpo: the {fit.not_finite} of the first model is not finite; {MODEL_REMEDY}")
+        self._fits_skipped.take(fit.not_finite)
+        if fit.not_finite:
+            return
         self.model.load(fit.state)
         self._model_env.elites.copy_(torch.as_tensor(fit.elites))
         self._fits += 1
-        self._model_rows = self._requested_at.popleft()
+        self._model_rows = self._tried
         self._model_steps += int(fit.metrics["model/steps"])
         self._about = dict(fit.metrics)
         self._roll_out()
@@ -137,6 +147,7 @@ class MBPO(SAC):
 
     def _roll_out(self) -> None:
         """Roll the present policy out from real states in the model; rows of older models expire."""
+        self._keep_finite()
         self.model_buffer.expire(self._fits - self.config.keep_models + 1)
         self._model_env.begin(self.replay.columns.split(self.replay.sample(self._starts)).obs)
         for _ in range(self.length):
@@ -147,7 +158,7 @@ class MBPO(SAC):
             self.model_buffer.add(rows[step.valid], self._fits)
         if not self.model_buffer.count:
             remedy = "give it more rows to start with (mbpo.learning_starts)"
-            raise FreewheelError(f"no prediction of the model is finite; {remedy}")
+            raise DivergedError(f"no prediction of the model is finite; {remedy}")
 
     @property
     def length(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from freewheel.core import Array, Chunk, Metrics, RowCounts, Snapshot
 from freewheel.errors import SetupError
+from freewheel.learn.finite import STATISTICS, is_finite
 from freewheel.learn.moments import ReturnScale, RunningMoments
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.numpy_engine import NumpyEngine, supports
@@ -23,8 +24,10 @@ from freewheel.seeding import generator, tree
 class PPO:
     """Learns from batches of exactly S rows, or of so many episodes.
 
-    Implements core.Learner, core.GraphedLearner and core.AdjustableLearner.
+    Implements core.Learner, core.GraphedLearner, core.SkippingLearner and core.AdjustableLearner.
     """
+
+    remedy = "lower --ppo.lr, or scale rewards (--ppo.reward-scale returns)"
 
     def __init__(self, config: PPOConfig, spec: LearnerSpec) -> None:
         self.config, self.spec, self.version = config, spec, 0
@@ -32,6 +35,7 @@ class PPO:
         self.engine = build_engine(config, spec)
         self._buffer: RolloutBuffer[Any] = RolloutBuffer(spec.batch.lanes if simulated else None)
         self._trained = self._skipped = self._stale = 0
+        self.not_finite = ""
         self._in_use = 0  # rows of an update that is under way, or was cut short
         self._lr: float | None = None  # assigned; None: by the schedule
         device = spec.compute.device if simulated else None
@@ -98,15 +102,21 @@ class PPO:
         about = {"lag_mean": float(lag.mean()), "lag_max": float(lag.max())}
         about |= {f"lag/share_{late}": float(share) for late, share in enumerate(np.bincount(lag) / len(lag))}
         found = self.engine.improve(batch, bool(lag.any()), self._coefficients())
-        self._skipped += batch.rows if found is None else 0
-        self._trained += 0 if found is None else batch.rows
+        self.not_finite, metrics = (found, {}) if isinstance(found, str) else ("", found)
+        skipped = bool(self.not_finite)
+        self._skipped += batch.rows if skipped else 0
+        self._trained += 0 if skipped else batch.rows
         self._in_use = 0
         if self._moments is not None:
-            self.engine.normalise(self._moments.mean, 1.0 / self._moments.deviation)
+            mean, scale = self._moments.mean, 1.0 / self._moments.deviation
+            if is_finite(mean) and is_finite(scale):
+                self.engine.normalise(mean, scale)
+            else:  # the network reads observations as before
+                self.not_finite = STATISTICS
         self.version += 1
         if wanted.max_lag is not None:
             self._stale += self._buffer.expire(self.version - wanted.max_lag)
-        return about | (found or {}) | {"update/skipped": float(found is None)}
+        return about | metrics | {"update/skipped": float(skipped)}
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self.version, self.engine.weights())

@@ -10,9 +10,10 @@ import torch
 
 from freewheel.core import Array, NDArray
 from freewheel.learn.adam import Adam
+from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
-from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, prepare
+from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, inspected, prepare
 from freewheel.policies.nets import PolicyNet
 from freewheel.policies.spec import ACTIVATIONS, HEADS, PolicySpec, Views, layers, network_inputs, select, views
 from freewheel.seeding import generator_state, restore_generator
@@ -85,8 +86,8 @@ class NumpyEngine:
         self._ones = np.ones(0, np.float32)
 
     @np.errstate(over="ignore", invalid="ignore")  # an overflow is found in the gradient; a warning would not help
-    def improve(self, batch: RolloutBatch, lagging: bool, coefficients: Coefficients) -> dict[str, float] | None:
-        """All gradient steps of an update: metrics, or None if a number was not finite and all weights are as before."""
+    def improve(self, batch: RolloutBatch, lagging: bool, coefficients: Coefficients) -> dict[str, float] | str:
+        """All gradient steps of an update: metrics; or what was not finite, and all weights are as before."""
         factor = None if coefficients.reward_factor is None else np.float32(coefficients.reward_factor)
         rows, effective, explained = prepare(self, batch, self.config, recompute=lagging, reward_factor=factor)
         before = self._adam.remember()
@@ -96,13 +97,16 @@ class NumpyEngine:
             norm = float(torch.linalg.vector_norm(self.grad))
             if not np.isfinite(norm):
                 self._adam.recall(*before)
-                return None
+                return first_not_finite({**inspected(rows), **dict(zip(LOSSES, losses, strict=True))}) or GRADIENT
             shown.append((*losses, norm))
             if self.config.target_kl is not None and losses[KL] > 1.5 * self.config.target_kl:
                 break
             if norm > self.config.max_grad_norm:
                 self.grad.mul_(self.config.max_grad_norm / (norm + 1e-6))
             self._adam.step(coefficients.lr)
+        if not np.isfinite(self.net.array).all():
+            self._adam.recall(*before)
+            return WEIGHTS
         means = np.mean(shown, axis=0)
         metrics = {name: float(value) for name, value in zip((*LOSSES, "gradient/norm"), means, strict=True)}
         return metrics | {"lag/effective_samples": float(effective), "value/explained_variance": float(explained)}

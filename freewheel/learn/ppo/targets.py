@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol
 import numpy as np
 
 from freewheel.core import A
+from freewheel.learn.finite import ADVANTAGE, LOG_PROB, STATISTICS, TARGET
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
 from freewheel.policies.spec import namespace
@@ -49,6 +50,11 @@ class Minibatch(NamedTuple, Generic[A]):
     def take(self, rows: Any) -> Minibatch[A]:
         parts: Any = (None if part is None else part[rows] for part in self)
         return Minibatch(*parts)
+
+
+def inspected(rows: Minibatch[A]) -> dict[str, Any]:
+    """What may not be finite before anything is computed from it, in the order in which one leads to another."""
+    return {STATISTICS: rows.inputs, LOG_PROB: rows.reference, TARGET: rows.value, ADVANTAGE: rows.advantage}
 
 
 class Network(Protocol):

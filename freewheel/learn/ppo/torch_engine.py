@@ -11,15 +11,16 @@ from torch import Tensor
 
 from freewheel.core import Array, Transitions
 from freewheel.learn.adam import FusedAdam
+from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import FIELDS, RolloutBatch
-from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, prepare
+from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, inspected, prepare
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.nets import TensorPolicy
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator_state, restore_generator
 
-NORM, EFFECTIVE, EXPLAINED = range(len(LOSSES), len(LOSSES) + 3)  # places among the sums, after the losses
+NORM, EFFECTIVE, EXPLAINED, FINITE = range(len(LOSSES), len(LOSSES) + 4)  # places among the sums, after the losses
 
 ADAM = ("adam.mean", "adam.square", "adam.steps")  # names of its state
 
@@ -36,7 +37,7 @@ class TorchEngine:
         self._adam = FusedAdam(self.net.parameters, config.lr, eps=1e-5)
         self._shape: tuple[tuple[int, ...], int] | None = None  # of the tensors that programs work on
         self._programs: list[Program] = []
-        self._sums = torch.zeros(EXPLAINED + 1, device=self._device)
+        self._sums = torch.zeros(FINITE + 1, device=self._device)
         self._at = torch.zeros(1, dtype=torch.int64, device=self._device)  # first row of the next minibatch
         self._kl, self._norm, self._clip, self._entropy, self._factor = torch.zeros(5, device=self._device).unbind()
         self._recompute = self._scaled = False
@@ -46,8 +47,8 @@ class TorchEngine:
         """Why there is no CUDA graph where one was requested."""
         return next((program.fallback for program in self._programs if program.fallback), "")
 
-    def improve(self, batch: RolloutBatch[Any], lagging: bool, coefficients: Coefficients) -> dict[str, float] | None:
-        """All gradient steps of an update: metrics, or None if a number was not finite and all weights are as before."""
+    def improve(self, batch: RolloutBatch[Any], lagging: bool, coefficients: Coefficients) -> dict[str, float] | str:
+        """All gradient steps of an update: metrics; or what was not finite, and all weights are as before."""
         self._recompute = lagging or self._simulated
         self._scaled = coefficients.reward_factor is not None
         self._load(batch)
@@ -61,14 +62,21 @@ class TorchEngine:
         self._programs = self._programs or self._make_programs()
         self._programs[0]()
         steps = self._epochs(*self._programs[1:])
+        self._sums[FINITE] = torch.isfinite(self.net.vector).all()
         sums = self._sums.tolist()
-        if not all(np.isfinite(sums[: NORM + 1])):
+        if not (all(np.isfinite(sums[: NORM + 1])) and sums[FINITE]):
             self.net.vector.copy_(before[0])
             for part, value in zip(self._adam.state, before[1], strict=True):
                 part.copy_(value)
-            return None
+            return self._not_finite(sums)
         metrics = {name: value / steps for name, value in zip((*LOSSES, "gradient/norm"), sums, strict=False)}
         return metrics | {"lag/effective_samples": sums[EFFECTIVE], "value/explained_variance": sums[EXPLAINED]}
+
+    def _not_finite(self, sums: list[float]) -> str:
+        reference, weight, advantage, value = self._scalars.unbind(-1)
+        rows = Minibatch(self._inputs, self._action, reference, weight, advantage, value)
+        losses = zip((*LOSSES, GRADIENT), sums, strict=False)
+        return first_not_finite({**inspected(rows), **dict(losses)}) or WEIGHTS
 
     def _load(self, batch: RolloutBatch[Any]) -> None:
         """Copy the rows to where programs read them."""

@@ -194,7 +194,7 @@ class SACUpdate:
 class SAC(ReplayLearner):
     """Soft actor-critic over a replay buffer. Implements core.AdjustableLearner."""
 
-    remedy = "lower its lr, or set critic_norm"
+    remedy = "lower its lr, set critic_norm, or scale rewards"
     updater: SACUpdate
 
     def __init__(self, config: SACConfig, spec: LearnerSpec) -> None:

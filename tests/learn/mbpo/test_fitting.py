@@ -246,3 +246,14 @@ def test_an_answer_is_a_value() -> None:
     assert all(np.array_equal(fit.state[name], value) for name, value in kept.items())
     assert all(isinstance(value, np.ndarray) for value in (*fit.state.values(), fit.elites))
     assert fit.elites.dtype == np.int64
+
+
+def test_a_fit_that_is_not_finite_changes_nothing_and_says_so() -> None:
+    fitter = Fitter(SPEC, replace(CONFIG, model_lr=1e30, max_epochs=2), 0, "cpu", "off")
+    before = fitter.ensemble.vector.clone()
+    fit = fitter(world(100))
+    assert fit.not_finite == "error on held-out rows"
+    assert torch.equal(fitter.ensemble.vector, before)
+    assert all(value.eq(0).all() for value in fitter._moments.values())
+    fitter._adam.param_groups[0]["lr"] = 1e-3
+    assert fitter(world(100)).not_finite == ""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from freewheel.core import BatchSpec, Executor, NDArray
 from freewheel.envs.device import DeviceEnv
-from freewheel.errors import EnvError
+from freewheel.errors import DivergedError, EnvError
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.fitting import Fit
+from freewheel.learn.mbpo.fitting import Fit, Fitter
 from freewheel.learn.mbpo.learner import MBPO
 from freewheel.learn.replay import Columns
 from freewheel.learn.spec import WorldFacts
@@ -396,3 +396,38 @@ class Recorder:
     def result(self, wait: float = 0.0) -> Any:
         self._open, answer = 0, EnvError("enough") if self._open else None
         return answer
+
+
+def fits(good: int) -> Callable[..., Callable[[Any], Fit]]:
+    """A fitter whose first so many fits are real, and all others not finite."""
+
+    def make(*args: Any) -> Callable[[Any], Fit]:
+        real, made = Fitter(*args), list[int]()
+
+        def fit(rows: Any) -> Fit:
+            made.append(len(rows))
+            found = real(rows)
+            return found if len(made) <= good else replace(found, not_finite="error on held-out rows")
+
+        return fit
+
+    return make
+
+
+def test_a_first_model_that_is_not_finite_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freewheel.learn.mbpo.learner.Fitter", fits(0))
+    with pytest.raises(
+        DivergedError, match=r"^mbpo: the error on held-out rows of the first model is not finite; lower"
+    ):
+        feed(mbpo_for(SMALL), 20)
+
+
+def test_fits_that_are_not_finite_are_skipped_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("freewheel.learn.mbpo.learner.Fitter", fits(2))
+    learner = mbpo_for(SMALL)
+    with pytest.raises(
+        DivergedError, match=r"^the model of mbpo learns nothing: 10 of the last 12 fits were skipped, since fit 3,"
+    ):
+        feed(learner, 200)
+    assert learner._fits == 2
+    assert learner.pace.rows >= 11 * EVERY  # a fit that failed is not repeated at once
