@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from textwrap import shorten
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -82,7 +83,7 @@ class Lane:
 
     __slots__ = (
         "_action", "_allowed", "_context", "_env_step", "_episode", "_mask_first", "_mask_successor", "_measures", "_names",
-        "_shown", "_steps", "_stream", "_write_first", "_write_successor", "env", "who",
+        "_shown", "_steps", "_stream", "_write_first", "_write_successor", "before_reset", "env", "who",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +104,7 @@ class Lane:
         self._stream: SeedStream | None = None
         self._action: object = None
         self._episode = self._steps = 0
+        self.before_reset: Callable[[int], None] | None = None  # called with the seed
 
     def follow(self, stream: SeedStream) -> None:
         """Play the episodes of this stream from its first."""
@@ -119,6 +121,8 @@ class Lane:
         self._episode += 1
         self._steps = 0
         seed = self._stream.seed(self._episode)
+        if self.before_reset is not None:
+            self.before_reset(seed)
         context = drawn(self._context, seed) if self._context.size else None
         options = None if context is None else {CONTEXT: context}
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ import numpy as np
 from freewheel.core import EnvSpec, NDArray, SeedStream, Step
 from freewheel.envs.fault_tolerant import FaultTolerantLane, FaultTolerantLanes, finite
 from freewheel.envs.lane import Lane, LaneBuffers, blank_step, survey
+from freewheel.rollout.probe import LaneWatch
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -46,7 +48,14 @@ class GymLoop:
         self._split: Callable[[NDArray], Sequence[Any]] = (
             list if layout.action.spec.kind == "box" else np.ndarray.tolist
         )
+        self._at = memoryview(bytearray(8)).cast("q")  # which lane is being stepped
         self._closed = False
+
+    def watch(self, watch: LaneWatch) -> None:
+        """Tell it which lane is called. Implements rollout.probe.WatchedLanes."""
+        self._at = watch.lane
+        for index, lane in enumerate(self._lanes):
+            lane.before_reset = partial(watch.reset, index)
 
     @property
     def spec(self) -> EnvSpec:
@@ -65,11 +74,12 @@ class GymLoop:
 
     def step(self, action: NDArray) -> Step:
         step = self._step
-        reward = step.reward
+        reward, at = step.reward, self._at
         ended: list[Lane | FaultTolerantLane] = []
         step.terminated.fill(False)
         step.truncated.fill(False)
         for lane, (advance, own) in enumerate(zip(self._advance, self._split(self._encode(action)), strict=True)):
+            at[0] = lane
             reward[lane], terminated, truncated = advance(own)
             if terminated or truncated:
                 step.terminated[lane], step.truncated[lane] = terminated, truncated

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import psutil
@@ -98,7 +98,37 @@ def _unwatched(phase: Phase, episode: int, step: int) -> None:
     """Nobody supervises this process."""
 
 
-_watching: ContextVar[Watch] = ContextVar("watching", default=_unwatched)  # while an env is made in order to measure it
+_watching: ContextVar[Watch] = ContextVar("watching", default=_unwatched)
+
+
+class LaneWatch(Protocol):
+    """Is told where the lanes of an environment are."""
+
+    lane: memoryview  # [1] written before every step of a lane: which one it is, from 0
+
+    def reset(self, lane: int, seed: int) -> None: ...  # called before every reset of a lane
+
+
+@runtime_checkable
+class WatchedLanes(Protocol):
+    """An Env that can say which of its lanes it is calling."""
+
+    def watch(self, watch: LaneWatch) -> None: ...
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Environments that are made in this block tell `watch` what they do."""
+    token = _watching.set(watch)
+    try:
+        yield
+    finally:
+        _watching.reset(token)
+
+
+def constructing(lane: int) -> None:
+    """Says that the environment of this lane is about to be made."""
+    _watching.get()("constructor", lane, 0)
 
 
 def surveying() -> None:
@@ -128,11 +158,8 @@ def measured(
     others = frozenset(child.pid for child in psutil.Process().children())  # that are not the env's
     memory, construct = _memory(others), perf_counter()
     watch("constructor", 0, 0)
-    token = _watching.set(watch)
-    try:
+    with watching(watch):
         env = make(range(1))
-    finally:
-        _watching.reset(token)
     construct = perf_counter() - construct
     with ExitStack() as stack:
         stack.push(partial(_close, env, watch))

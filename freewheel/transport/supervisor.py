@@ -129,11 +129,17 @@ class Supervisor:
     def _kill_silent(self) -> None:
         """Kill workers that exceed a time limit."""
         limits = (self.limits.construct, self.limits.reset, self.limits.step, max(self.limits.step, 2 * TURN))
-        phases, ages = self.heartbeats.memory["phase"].tolist(), self.heartbeats.age().tolist()
+        phases, ages = self.heartbeats.memory["phase"].tolist(), self.heartbeats.call_age().tolist()
         for slot in self.slots:
             phase = phases[slot.worker]
             if slot.process is not None and ages[slot.worker] > (limit := limits[phase]):
-                self._kill(slot, f"did not answer within {limit:g} s of {PHASES[phase]}")
+                call = self.heartbeats.call(slot.worker)
+                what = (
+                    f"return within {limit:g} s from {call}"
+                    if call
+                    else f"answer within {limit:g} s of {PHASES[phase]}"
+                )
+                self._kill(slot, f"did not {what}")
 
     def _free_locks(self) -> None:
         """Kill a worker that was stopped while holding a lock, because it blocks all others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -13,17 +14,18 @@ import numpy as np
 import psutil
 import pytest
 
+from freewheel.seeding import training_episodes
 from freewheel.transport.supervisor import WorkerLoss, WorkerSlot
 from tests.support.chaos import LONG, MODES, Trial, every, idle, kill, tokens, trial, used_tokens, world
-from tests.support.trainers import wait_until
+from tests.support.trainers import SEED, wait_until
 
 # A healthy step takes 1 ms, but the machine may be busy.
 STEP_S, RESET_S = (1.0, 1.5) if LONG else (0.7, 0.8)
 LIMITS = {"step_timeout": STEP_S, "reset_timeout": RESET_S, "construct_timeout": 20.0}
 
 
-@pytest.mark.parametrize(("mode", "at", "phase", "limit"), every((3, "step", STEP_S), (0, "reset", RESET_S)))
-def test_an_env_that_hangs_is_replaced_in_time(mode: str, at: int, phase: str, limit: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "at", "limit"), every((3, STEP_S), (0, RESET_S)))
+def test_an_env_that_hangs_is_replaced_in_time(mode: str, at: int, limit: float, tmp_path: Path) -> None:
     """Even if it ignores SIGTERM."""
     args = {"how": "hangs", "only": 1, "at": at, "folder": tokens(tmp_path, 0)}
     with trial(world("Faulty"), mode, workers=4, num_envs=4, env_args=args, **LIMITS) as on:
@@ -33,14 +35,20 @@ def test_an_env_that_hangs_is_replaced_in_time(mode: str, at: int, phase: str, l
         on.run(lambda: bool(losses(on, 1)))
         (loss,), (used,) = losses(on, 1), used_tokens(tmp_path)
         assert limit <= loss.seen - used.at < limit + 1.0
-        assert (loss.worker, loss.reason) == (1, f"did not answer within {limit:g} s of {phase}")
+        call = f"step {at} of the episode with seed" if at else "reset() with seed"
+        told = rf"did not return within {limit:g} s from {re.escape(call)} (\d+) \(lane 1 of {re.escape(world('Faulty'))}\)"
+        assert loss.worker == 1
+        assert (found := re.fullmatch(told, loss.reason)), loss.reason
+        assert int(found[1]) in {
+            training_episodes(SEED, lane).seed(number) for lane in range(4) for number in range(3000)
+        }
         on.run(lambda: on.audit.incarnations().get(1, 0) > 0)
         assert time.monotonic() - loss.seen < 3.0
         assert not psutil.pid_exists(used.pid)
         meanwhile = Counter(one.origin.worker for one in on.audit.deliveries if used.at + 0.2 < one.at < loss.seen)
         if mode != "batch":  # the next batch needs all workers
             assert meanwhile.keys() == {0, 2, 3}
-        on.run(lambda: f"worker 1 did not answer within {limit:g} s of {phase} and is replaced" in on.messages)
+        on.run(lambda: f"worker 1 {loss.reason} and is replaced" in on.messages)
 
 
 def losses(on: Trial, worker: int) -> list[WorkerLoss]:
@@ -139,3 +147,22 @@ def test_stopped_and_killed_workers_together(mode: str) -> None:
         for victim in victims:
             with pytest.raises(ProcessLookupError):
                 os.kill(victim.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("where", ["constructor", "reset", "step"])
+def test_each_env_of_a_worker_has_its_own_time(where: str, tmp_path: Path) -> None:
+    """Four envs in a worker, each of which takes half of a time-out."""
+    limits = {f"{call}_timeout": 20.0 for call in ("construct", "reset", "step")}
+    limits["construct_timeout" if where == "constructor" else f"{where}_timeout"] = 1.0
+    with trial(world("Leisurely"), "continuous", workers=1, num_envs=4, env_args={"where": where}, **limits) as on:
+        on.run(lambda: on.delivered > 0)
+        assert on.supervisor.losses == []
+
+
+def test_of_several_envs_the_one_that_hangs_is_named(tmp_path: Path) -> None:
+    args = {"how": "hangs", "at": 3, "lane": 2, "folder": tokens(tmp_path, 1)}
+    with trial(world("Faulty"), "continuous", workers=1, num_envs=4, env_args=args, **LIMITS) as on:
+        on.run(lambda: bool(on.supervisor.losses))
+        seed = training_episodes(SEED, 2).seed(0)
+        named = f"did not return within {STEP_S:g} s from step 3 of the episode with seed {seed} (lane 2 of {world('Faulty')})"
+        assert on.supervisor.losses[0].reason == named

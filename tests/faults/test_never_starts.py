@@ -56,7 +56,10 @@ def test_an_env_that_cannot_be_built_starts_nothing(
     every(
         ("raises", "it ended (exit code 1)\nlane {} of tests.support.faulty_worlds:Faulty raised ValueError: boom"),
         ("is killed", "it was killed (SIGKILL)"),
-        ("hangs", "it did not answer within 0.8 s of construct"),
+        (
+            "hangs",
+            "it did not return within 0.8 s from its constructor (lane {} of tests.support.faulty_worlds:Faulty)",
+        ),
     ),
 )
 def test_an_env_that_no_worker_can_build_fails_soon(

@@ -74,8 +74,27 @@ class Slow(Certified):
         super().__init__(seconds * (factor if worker() == only else 1.0))
 
 
+class Leisurely(Certified):
+    """Takes half a second for its constructor, its first reset after that of the survey, or its first step, in a worker."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where if worker() is not None else ""
+        self._pause("constructor")
+
+    def observe(self) -> NDArray:
+        if self.seed:
+            self._pause("step" if self.count else "reset")
+        return super().observe()
+
+    def _pause(self, where: str) -> None:
+        if self.where == where:
+            self.where = ""
+            time.sleep(0.5)
+
+
 class Faulty(Certified):
-    """Fails in a worker: in all of them or `only` in one, in all of its envs or only in the first `envs`.
+    """Fails in a worker: in all of them or `only` in one, in all of its envs, only in the first `envs` or only in `lane`.
 
     It fails at step `at` (0: in reset, -1: in its constructor) of every episode, of the one with seed `in_seed` or, given a
     `rate`, at any step with that probability. Given a `folder`, it fails as often as there are tokens (files named token-*) in
@@ -89,6 +108,7 @@ class Faulty(Certified):
         how: str = "raises",
         only: int | None = None,
         envs: int | None = None,
+        lane: int | None = None,
         at: int = 3,
         rate: float | None = None,
         folder: str | None = None,
@@ -99,7 +119,7 @@ class Faulty(Certified):
         self.in_seed = in_seed
         self.how: Callable[[Faulty, NDArray], Any] = HOW[how]
         self.at, self.rate, self.folder = at, rate, None if folder is None else Path(folder)
-        mine = envs is None or Faulty.made < envs
+        mine = (envs is None or Faulty.made < envs) and lane in (None, Faulty.made)
         Faulty.made += 1
         self.enabled = mine and worker() is not None and only in (None, worker())
         self.infinite_reward = False  # the reward of this step

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from freewheel.core import WORKER_TIME, Episode, NDArray
+from freewheel.rollout.probe import Phase
 from freewheel.transport.clock import TICK, clock
 from freewheel.transport.shm.memory import SharedArrays
+from freewheel.transport.shm.place import call_of
 
 PHASES = ("construct", "reset", "step", "wait")
 CONSTRUCT, RESET, STEP, WAIT = range(4)
 TURN = 0.5  # seconds: the longest wait of a worker before it updates its heartbeat
+UNKNOWN = -1  # a seed
 NO_LANES_LEFT = 4  # exit code of a worker that has given up all its lanes
 REPORT_BYTES = 16384  # of a report, which is often an environment's traceback; longer ones are cut
 REPORTS = 8  # unread reports of a worker; then the oldest is lost
@@ -31,7 +34,9 @@ def kind(report: str) -> str:
 class Heartbeats:
     """Each value is written only by its worker while it runs."""
 
-    def __init__(self, workers: int, lanes: int) -> None:
+    def __init__(self, workers: int, lanes: int, name: str = "") -> None:
+        """`lanes` of each worker; `name` of the environment, for messages."""
+        self._name, self._lanes = name, lanes
         each = ((workers,), "i8")
         self.memory = SharedArrays(
             {
@@ -40,12 +45,17 @@ class Heartbeats:
                 "steps": each,  # of all incarnations
                 "died": each,  # ns, when the previous incarnation died
                 "peak": each,  # kB, the largest use of memory
+                "lane": each,  # of those of the worker, from 0: which one is being called
+                "seed": ((workers, lanes), "i8"),  # of each lane's present episode
+                "before": ((workers, lanes), "i8"),  # steps of the worker before that episode
                 "begun": ((workers, lanes), "i8"),  # episodes begun by each lane, over all incarnations
                 "reported": each,  # twice the number of reports; odd while one is being written
                 "reports": ((workers, REPORTS, REPORT_BYTES), "u1"),
                 "stop": ((1,), "i8"),
             }
         )
+        self.memory["seed"][:] = UNKNOWN
+        self._stepped, self._seen = np.zeros(workers, np.int64), np.zeros(workers)  # for `call_age`
 
     def enter(self, worker: int, phase: int) -> None:
         self.memory.numbers["since"][worker] = time.monotonic_ns()
@@ -71,7 +81,27 @@ class Heartbeats:
 
     def age(self) -> NDArray:
         """[W] seconds since each worker entered its phase, without those in which this process was stopped."""
-        now, since = time.monotonic_ns() * 1e-9, self.memory["since"] * 1e-9
+        return self._age(self.memory["since"] * 1e-9)
+
+    def call_age(self) -> NDArray:
+        """[W] the same, but from when a worker with several lanes was first seen to step the present one. One reader only."""
+        stepped = self.memory["steps"] * self._lanes + self.memory["lane"]
+        moved = stepped != self._stepped
+        self._stepped[moved], self._seen[moved] = stepped[moved], time.monotonic()
+        since = self.memory["since"] * 1e-9
+        return self._age(np.maximum(since, self._seen) if self._lanes > 1 else since)
+
+    def call(self, worker: int) -> str:
+        """What a worker is doing, so that it can be repeated; empty where that is not known."""
+        memory, lane = self.memory, int(self.memory["lane"][worker])
+        phase, seed = PHASES[memory["phase"][worker]], int(memory["seed"][worker, lane])
+        if phase == "wait" or (seed == UNKNOWN and phase != "construct") or not self._name:
+            return ""
+        step = int(memory["steps"][worker] - memory["before"][worker, lane]) + 1
+        return f"{call_of(phase, seed, step)} (lane {worker * self._lanes + lane} of {self._name})"
+
+    def _age(self, since: NDArray) -> NDArray:
+        now = time.monotonic_ns() * 1e-9
         age = now - since
         for began, ended in clock.not_counted(now):
             age -= (min(ended, now) - np.maximum(began, since)).clip(min=0.0)
@@ -86,6 +116,28 @@ class Heartbeats:
 
     def close(self) -> None:
         self.memory.close()
+
+
+class LaneCalls:
+    """Writes down which call of which lane a worker makes. Implements rollout.probe.Watch, for lanes that are made, and
+    rollout.probe.LaneWatch."""
+
+    def __init__(self, heartbeats: Heartbeats, worker: int, lanes: range) -> None:
+        self._heartbeats, self._worker, self._first, memory = heartbeats, worker, lanes.start, heartbeats.memory
+        self.lane, self._steps = memory.cells("lane", worker), memory.cells("steps", worker)
+        self._seeds, self._before = memory.cells("seed", worker), memory.cells("before", worker)
+
+    def __call__(self, phase: Phase, episode: int, step: int) -> None:
+        """A lane is being made: `episode` is its number. The first one is reset, with seed 0, to see what it returns."""
+        if phase == "reset":
+            self.reset(0, 0)
+            return
+        self.lane[0] = episode - self._first
+        self._heartbeats.enter(self._worker, CONSTRUCT)
+
+    def reset(self, lane: int, seed: int) -> None:
+        self.lane[0], self._seeds[lane], self._before[lane] = lane, seed, self._steps[0]
+        self._heartbeats.enter(self._worker, RESET)
 
 
 WINDOW = 5.0  # seconds over which steps are averaged

@@ -62,7 +62,7 @@ class SharedMemoryWire(Wire):
             self.channel = _kept(undo, Channel(shape, drop_oldest=size.drop_oldest))
             rows, columns = spec.context.shape
             self.mailbox = _kept(undo, Mailbox(spec.weights, (max(rows, MOST_CONTEXTS) if rows else 0, columns)))
-            self.heartbeats = _kept(undo, Heartbeats(size.workers, self.lanes))
+            self.heartbeats = _kept(undo, Heartbeats(size.workers, self.lanes, spec.env.name))
             self._lifeline = _kept(undo, forkserver.Lifeline())
             self._resources = undo.pop_all()
         self.reader = Reader(self.channel)

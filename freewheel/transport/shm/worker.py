@@ -16,13 +16,14 @@ from freewheel.errors import EnvError, FreewheelError
 from freewheel.pacing.episode_queue import TicketStream
 from freewheel.pacing.pacing import KEEP, Grant
 from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.probe import WatchedLanes, watching
 from freewheel.rollout.runner import Author
 from freewheel.rollout.single_env_runner import make_runner
 from freewheel.seeding import training_episodes
 from freewheel.transport.forkserver import freeze_heap
 from freewheel.transport.shm import heartbeats as phase
 from freewheel.transport.shm.channel import Port, Writer
-from freewheel.transport.shm.heartbeats import Heartbeats
+from freewheel.transport.shm.heartbeats import Heartbeats, LaneCalls
 from freewheel.transport.shm.memory import NEVER, Mailbox
 from freewheel.transport.shm.permits import SharedPermits
 
@@ -86,7 +87,11 @@ class _Worker:
         self._memory_checked = 0  # ns, when the memory was measured last
         self._unnotified = False  # a slot was closed and the learner was not woken yet
         self._heartbeats.enter(worker, phase.CONSTRUCT)
-        env = factory.make(who.lanes, fault_tolerant=True)
+        calls = LaneCalls(self._heartbeats, worker, who.lanes)
+        with watching(calls):
+            env = factory.make(who.lanes, fault_tolerant=True)
+        if isinstance(env, WatchedLanes):
+            env.watch(calls)
         self._runner = make_runner(factory, who.lanes, env, author)
         self._writer = Writer(shared.port, worker, who.incarnation)
 
