@@ -13,10 +13,7 @@ from freewheel.core import Failure, NDArray, Step
 from freewheel.envs.lane import Lane
 from freewheel.errors import EnvError
 from freewheel.rollout.kernel import compiled
-
-FAILURES = 3  # a lane is given up after this many failures in a row, with fewer than ...
-GOOD_STEPS = 10  # ... this many good steps between them
-TRUSTED_FAILURES = 10  # the limit for a lane that once had GOOD_STEPS: rare random failures must not add up
+from freewheel.rollout.tolerance import Tolerance
 
 NO_ANSWER = 0.0, False, False  # of a lane that has failed
 
@@ -33,13 +30,12 @@ finite = compiled("finite", numpy_finite)
 class FaultTolerantLane:
     """A Lane that appends its failures to a list instead of raising them."""
 
-    __slots__ = ("_failed", "_failures", "_first", "_index", "_limit", "_step", "_taken", "down", "given_up", "lane")
+    __slots__ = ("_failures", "_first", "_index", "_step", "_taken", "_tolerance", "down", "given_up", "lane")
 
     def __init__(self, lane: Lane, index: int, first: NDArray, failures: list[Failure]) -> None:
         self.lane, self._index, self._first, self._failures = lane, index, first, failures
         self._step = lane.step
-        self._failed = 0  # failures in a row
-        self._limit = FAILURES
+        self._tolerance = Tolerance()
         self._taken = 0  # steps since the last failure
         self.down = True  # no episode is being played ...
         self.given_up = False  # ... and none will be
@@ -71,12 +67,11 @@ class FaultTolerantLane:
     def fail(self, error: EnvError, *, in_reset: bool = False) -> None:
         """The episode is cut short; give the lane up if it failed too often in a row."""
         good = self._taken if in_reset else self._taken - 1
-        self._failed, self._limit = (1, TRUSTED_FAILURES) if good >= GOOD_STEPS else (self._failed + 1, self._limit)
         self._taken, self.down = 0, True
         self._failures.append(Failure(self._index, error.cause, error.report, in_reset))
-        if self._failed == self._limit:
+        if self._tolerance.exhausted(good):
             self.given_up = True
-            report = f"{self.lane.who} was given up after {self._limit} failures in a row; the last: {error.report}"
+            report = f"{self.lane.who} was given up after {self._tolerance.limit} failures in a row; the last: {error.report}"
             self._failures.append(Failure(self._index, "quarantine", report, in_reset))
 
 

@@ -20,6 +20,7 @@ import psutil
 from freewheel.core import Env, EnvSpec, NDArray
 from freewheel.errors import EnvError
 from freewheel.rollout.factory import MakeEnv
+from freewheel.rollout.tolerance import Tolerance
 from freewheel.seeding import generator, training_episodes
 
 BUDGET = 0.3  # seconds of stepping, by default
@@ -27,10 +28,6 @@ LONG = 10  # budgets that a first step must take to be the only one
 ENOUGH_STEPS, ENOUGH_SHARE = 100, 1 / 15  # so many steps end it when this share of the budget is spent ...
 CERTAIN = 0.05  # ... and the standard error of their mean is at most this share of it
 KEPT_TIMES = 200  # of steps
-FAILURES, GOOD_STEPS = (
-    3,
-    10,
-)  # an env that fails so often with fewer good steps between is refused, as a lane is given up
 COMPUTES = 0.5  # cores that an env must keep busy to be called computing
 MOST_STOLEN = 0.9  # share of the time; beyond it nothing can be said
 
@@ -221,7 +218,10 @@ class _Trial:
         self._total = self._squares = 0.0  # of the seconds of steps
         self._lengths: list[int] = []
         self._extra = 0  # resets before the first step that counts
-        self._failures, self._in_a_row, self._good = 0, 0, 0
+        self._failures, self._good = 0, 0
+        self._tolerance = Tolerance(
+            trusted_after=1
+        )  # an env that fails now and then, as workers bear it, is not refused
         self._failure = ""
 
     def play(self, budget: float, most_steps: int) -> _Used:
@@ -292,9 +292,8 @@ class _Trial:
 
     def _fail(self, error: EnvError) -> None:
         self._failures, self._failure = self._failures + 1, error.report
-        self._in_a_row = 1 if self._good >= GOOD_STEPS else self._in_a_row + 1
-        self._good = 0
-        if self._in_a_row == FAILURES:
+        good, self._good = self._good, 0
+        if self._tolerance.exhausted(good):
             raise error
 
     def cost(self, used: _Used, *, construct: float, memory: int) -> EnvCost:

@@ -17,7 +17,8 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.rollout.factory import MakeEnv, WorkerSpec
-from freewheel.rollout.probe import BUDGET, GOOD_STEPS, SURVEYED, EnvCost, measured
+from freewheel.rollout.probe import BUDGET, SURVEYED, EnvCost, measured
+from freewheel.rollout.tolerance import GOOD_STEPS
 from freewheel.seeding import training_episodes
 from freewheel.transport import forkserver
 from freewheel.transport.clock import Limit, clock

@@ -10,9 +10,9 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from freewheel.core import Env, NDArray
-from freewheel.envs.fault_tolerant import FAILURES, GOOD_STEPS, TRUSTED_FAILURES
 from freewheel.envs.gym import GymConfig, GymLoop
 from freewheel.errors import EnvError
+from freewheel.rollout.tolerance import FAILURES, GOOD_STEPS, TRUSTED_FAILURES
 from freewheel.seeding import training_episodes
 from freewheel.testing.conformance import check_env
 from tests.support.worlds import Raises, Toy

@@ -201,7 +201,7 @@ def test_it_says_what_it_is_about_to_do() -> None:
     watch: Watch = lambda *where: said.append(where)  # noqa: E731
     with measured(GymConfig("Counter", factory=lambda: Counter(2)).make, 0, most_steps=3, budget=100.0, watch=watch):
         assert said == [
-            ("constructor", 0, 0),
+            ("constructor", 0, 0), ("constructor", 0, 0),  # what comes before the first env, and the env
             ("reset", SURVEYED, 0),
             ("reset", 0, 0), ("step", 0, 1), ("step", 0, 2),
             ("reset", 1, 0), ("step", 1, 1), ("step", 1, 2),
