@@ -23,7 +23,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv312/.ready: PYTHON := $(PYTHON312)
-.venv/.ready .venv312/.ready: %/.ready: pyproject.toml constraints.txt freewheel/rollout/_kernel.c
+.venv/.ready .venv312/.ready: %/.ready: pyproject.toml constraints.txt freewheel/rollout/_kernel.c freewheel/rollout/_watch.c
 	@echo "setting up $* (once; a few minutes)"
 	@$(PYTHON) -m venv $*
 	@$*/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt $(TORCH)

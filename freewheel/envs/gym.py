@@ -25,7 +25,7 @@ from freewheel.envs.processes import GymProcesses, in_processes
 from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, SetupError, UsageError, nearest, require_positive
 from freewheel.registry import importable, is_file, own_file, own_module
-from freewheel.rollout import probe
+from freewheel.rollout import probe, whereabouts
 from freewheel.rollout.factory import Timeouts
 
 __all__ = ["GymConfig", "GymLoop", "GymProcesses", "GymSingle", "GymVector"]
@@ -112,6 +112,7 @@ class GymConfig(GymOptions):
         with ExitStack() as undo:
             envs = []
             for lane in lanes:
+                whereabouts.cells[whereabouts.LANE] = lane
                 probe.constructing(lane)
                 envs.append(self.open(lane, render_mode if lane == lanes[0] else None))
                 undo.callback(envs[-1].close)

@@ -17,6 +17,8 @@ from freewheel.envs.spaces import layout_of
 from freewheel.errors import EnvError, SetupError
 from freewheel.policies.layout import CONTEXT, MASK, BadObservationError, Layout
 from freewheel.rollout import probe
+from freewheel.rollout.whereabouts import LANE, LANES, SEEDS, STEP
+from freewheel.rollout.whereabouts import cells as here
 from freewheel.seeding import drawn
 
 
@@ -83,11 +85,17 @@ class Lane:
 
     __slots__ = (
         "_action", "_allowed", "_context", "_env_step", "_episode", "_mask_first", "_mask_successor", "_measures", "_names",
-        "_shown", "_steps", "_stream", "_write_first", "_write_successor", "before_reset", "env", "who",
+        "_number", "_shown", "_steps", "_stream", "_write_first", "_write_successor", "before_reset", "env", "who",
     )  # fmt: skip
 
     def __init__(
-        self, env: gymnasium.Env[Any, Any], who: str, layout: Layout, measures: tuple[str, ...], rows: LaneBuffers
+        self,
+        env: gymnasium.Env[Any, Any],
+        who: str,
+        layout: Layout,
+        measures: tuple[str, ...],
+        rows: LaneBuffers,
+        number: int = 0,
     ) -> None:
         columns, mask = layout.observation, layout.observation.mask
         if layout_of(*_spaces(env, who), info_mask=mask is not None) != layout:
@@ -105,6 +113,7 @@ class Lane:
         self._action: object = None
         self._episode = self._steps = 0
         self.before_reset: Callable[[int], None] | None = None  # called with the seed
+        self._number = number % LANES
 
     def follow(self, stream: SeedStream) -> None:
         """Play the episodes of this stream from its first."""
@@ -125,10 +134,11 @@ class Lane:
             self.before_reset(seed)
         context = drawn(self._context, seed) if self._context.size else None
         options = None if context is None else {CONTEXT: context}
+        here[LANE], here[STEP], here[SEEDS + self._number] = self._number, 0, seed
         try:
             answer = self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
         except Exception as error:
-            raise raised(self.who, error, self._where()) from error
+            raise raised(self.who, error, self.where) from error
         try:
             observation, info = answer
             self._write_first(observation)
@@ -144,10 +154,11 @@ class Lane:
         """Reward, terminated, truncated; the next observation and an ended episode's measures are in the buffers."""
         self._action = action
         self._steps += 1
+        here[LANE], here[STEP] = self._number, self._steps
         try:
             answer = self._env_step(action)
         except Exception as error:
-            raise raised(self.who, error, self._where()) from error
+            raise raised(self.who, error, self.where) from error
         try:
             observation, reward, terminated, truncated, info = answer
             self._write_successor(observation)
@@ -166,16 +177,16 @@ class Lane:
             if not np.array_equal(shown, context):
                 raise BadObservationError(f"{CONTEXT}: reset() was given {context} but the observation has {shown}")
 
-    def _where(self) -> str:
+    @property
+    def where(self) -> str:
+        """Its episode, seed, step and action."""
         return position(self._stream, self._episode, self._steps, self._action)
 
     def _invalid(self, method: str, error: Exception) -> EnvError:
         reason = f"no {error} in info" if isinstance(error, KeyError) else str(error)
         what = "observation" if isinstance(error, BadObservationError) else "answer"
-        return EnvError(f"{self.who} gave a wrong {what} in {method}(): {reason} ({self._where()})", "shape")
+        return EnvError(f"{self.who} gave a wrong {what} in {method}(): {reason} ({self.where})", "shape")
 
     def not_finite(self, what: str, values: NDArray) -> EnvError:
         """The error for an observation or a reward that is NaN or infinite."""
-        return EnvError(
-            f"{self.who} gave {what} that is not finite: {shorten(str(values), 80)} ({self._where()})", "nan"
-        )
+        return EnvError(f"{self.who} gave {what} that is not finite: {shorten(str(values), 80)} ({self.where})", "nan")

@@ -39,7 +39,8 @@ class GymLoop:
         self._first = np.zeros_like(step.next_obs)  # [B, D] first observations, written by `autoreset`
         self._obs = self._first  # what to act on: `_first` or step.next_obs
         rows = map(LaneBuffers, self._first, step.next_obs, step.measures)
-        self._lanes = [Lane(env, own, layout, measures, row) for env, own, row in zip(envs, who, rows, strict=True)]
+        parts = zip(envs, who, rows, lanes, strict=True)
+        self._lanes = [Lane(env, own, layout, measures, row, number) for env, own, row, number in parts]
         self._tolerant = FaultTolerantLanes(name, self._lanes, step, self._first) if fault_tolerant else None
         self._steppers: Sequence[Lane | FaultTolerantLane] = self._tolerant.lanes if self._tolerant else self._lanes
         self._ended: Sequence[Lane | FaultTolerantLane] = self._steppers  # whose next episode has not begun

@@ -337,7 +337,15 @@ static PyType_Slot single_slots[] = {{Py_tp_init, single_init},
                                      {Py_tp_methods, single_methods},
                                      {0}};
 static PyType_Spec single_spec = {"freewheel.rollout._kernel.FastCategorical", sizeof(Single), 0, Py_TPFLAGS_DEFAULT, single_slots};
-static PyMethodDef functions[] = {{"finite", all_finite, METH_O, finite_doc}, {0}};
+/* _watch.c */
+extern const char watch_doc[], prepare_doc[], unwatch_doc[];
+extern PyObject *watch_begin(PyObject *, PyObject *), *watch_prepare(PyObject *, PyObject *), *watch_end(PyObject *, PyObject *);
+
+static PyMethodDef functions[] = {{"finite", all_finite, METH_O, finite_doc},
+                                  {"watch", watch_begin, METH_VARARGS, watch_doc},
+                                  {"prepare", watch_prepare, METH_VARARGS, prepare_doc},
+                                  {"unwatch", watch_end, METH_NOARGS, unwatch_doc},
+                                  {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 static int add_type(PyObject *made, const char *name, PyType_Spec *spec)

@@ -3,6 +3,7 @@
     FastCategorical   policies/                a choice among K actions
     RowWriter         here                     rows of one lane
     finite            envs/fault_tolerant.py   whether all numbers are finite
+    watch             run/watchdog.py          a thread that looks where no Python thread can; it has no equivalent
 
 A worker with one slow env calls these at every step. A process that has slept has cold caches, so the amount of code and memory
 that it touches matters more than the amount of computation: with 100 such workers on 2 cores, choosing an action and writing it
@@ -26,7 +27,7 @@ def compiled(name: str, otherwise: Part) -> Part:
         module = importlib.import_module("freewheel.rollout._kernel")
     except ImportError:
         return otherwise
-    part: Part = getattr(module, name)
+    part: Part = getattr(module, name, otherwise)  # it may have been built before this function was written
     return part
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -172,12 +172,20 @@ class Hook:
 EVENTS = ("on_start", "on_episode", "on_update", "on_eval", "on_checkpoint", "on_stop")
 
 
+Listener: TypeAlias = Callable[..., Any]
+
+
+def _unchanged(listener: Listener) -> Listener:
+    return listener
+
+
 class Hooks:
     """All hooks of a run; events without a listener cost nothing."""
 
-    def __init__(self, hooks: Sequence[object], run: Run) -> None:
+    def __init__(self, hooks: Sequence[object], run: Run, wrap: Callable[[Listener], Listener] = _unchanged) -> None:
+        """`wrap`: what to make of each method."""
         self.run = run
-        listeners = {event: [method for hook in hooks if (method := _method(hook, event))] for event in EVENTS}
+        listeners = {event: [wrap(method) for hook in hooks if (method := _method(hook, event))] for event in EVENTS}
         self._start, self._episode, self._update, self._eval, self._checkpoint, self._stop = listeners.values()
 
     def start(self) -> None:

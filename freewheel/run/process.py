@@ -8,9 +8,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -18,7 +20,12 @@ from threadpoolctl import threadpool_limits
 
 from freewheel.collect.mode import WorkersConfig
 from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor
+from freewheel.envs.lane import Lane
+from freewheel.errors import EnvError
+from freewheel.rollout.factory import MakeEnv
+from freewheel.rollout.whereabouts import CALL, CONSTRUCT, ELSEWHERE, PHASE, RESET, SINCE, cells
 from freewheel.transport.executors import Executors, SerialExecutor
+from freewheel.transport.forkserver import Leftovers
 
 if TYPE_CHECKING:  # a process that evaluates does not need it
     from freewheel.run.plan import Plan
@@ -120,6 +127,26 @@ class TimeUp(Interrupted):
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class ExitCalled(SystemExit):
+    """An environment in this process called os._exit."""
+
+    def __str__(self) -> str:
+        return f"os._exit({self.code})"
+
+
+class Endable(Protocol):
+    """What the watchdog can do with a run that is stuck, from its own thread."""
+
+    @property
+    def saving(self) -> bool: ...  # a checkpoint is being written, and is waited for
+    def emergency_end(self, reason: str, exit_code: int, *, save: bool) -> bool: ...
+    def last_known(self) -> tuple[Path, Mapping[str, Any]]: ...  # where the summary will be, and what it would be now
+
+
+def _nothing() -> None:
+    """Nobody watches."""
+
+
 class Stop:
     """The signal that asked the run to end. Until `begin` it ends everything at once, as nothing is worth keeping; from then on
     it interrupts calls of environments, where every row is counted, and nothing else."""
@@ -129,17 +156,24 @@ class Stop:
         self._begun = False
         self.time_up = math.inf  # when the time is over, as time.monotonic counts it
         self.over = False  # the summary is being written, which must not be interrupted
-        self._in_env = False
+        self.run: Endable | None = None
+        self.prepare: Callable[[], None] = _nothing  # set by a watchdog
+        self.leftovers = Leftovers()
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """The signal handler: the first signal ends the run in good order, the second at once."""
         first, self.signal = self.signal is None, self.signal or signal.Signals(number)
-        if not self.over and (self._in_env or not first or not self._begun):
+        if not self.over and (cells[SINCE] or not first or not self._begun):
             raise Interrupted
 
     def begin(self) -> None:
         """The run directory is about to be made: from now on the run has to end in good order."""
         self._begun = True
+
+    def attend(self, run: Endable) -> None:
+        """From now on this run is ended if it is stuck."""
+        self.run = run
+        self.prepare()
 
     def check(self) -> None:
         if self.signal is not None:
@@ -147,16 +181,35 @@ class Stop:
         if time.monotonic() > self.time_up:
             raise TimeUp
 
-    def guard(self, call: Callable[In, Out]) -> Callable[In, Out]:
-        def guarded(*args: In.args, **kwargs: In.kwargs) -> Out:
-            self._in_env = True
-            try:
-                self.check()
-                return call(*args, **kwargs)
-            finally:
-                self._in_env = False
+    def guard(self, phase: int) -> Wrap:
+        """For calls of this kind of environments in this process: they are watched over, signals interrupt them, and none of them
+        can end the process."""
 
-        return guarded
+        def wrap(call: Callable[In, Out]) -> Callable[In, Out]:
+            def guarded(*args: In.args, **kwargs: In.kwargs) -> Out:
+                try:
+                    cells[SINCE] = now = time.monotonic_ns()
+                    cells[PHASE] = phase
+                    if self.signal is not None or now > self.time_up * 1e9:
+                        self.check()
+                    return call(*args, **kwargs)
+                except (SystemExit, KeyboardInterrupt) as error:
+                    raise left(error) from None
+                finally:
+                    cells[SINCE] = 0
+
+            return guarded
+
+        return wrap
+
+    def spare(self, call: Callable[In, Out]) -> Callable[In, Out]:
+        """The same; processes that it starts are not taken for an environment's."""
+
+        def spared(*args: In.args, **kwargs: In.kwargs) -> Out:
+            with self.leftovers.spared():
+                return call(*args, **kwargs)
+
+        return spared
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -192,3 +245,40 @@ class WrappedEnv:
     def __init__(self, env: Env[Any], step: Wrap, reset: Wrap) -> None:
         self.step, self.reset, self.autoreset = step(env.step), reset(env.reset), reset(env.autoreset)
         self.spec, self.set_context, self.render, self.close = env.spec, env.set_context, env.render, env.close
+
+
+def watched(make: MakeEnv, stop: Stop) -> MakeEnv:
+    """Makes environments that run in this process and are watched over."""
+
+    def make_watched(lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]:
+        construct, reset, step = (stop.guard(ELSEWHERE if processes else phase) for phase in (CONSTRUCT, RESET, CALL))
+        return WrappedEnv(construct(make)(lanes, processes=processes, fault_tolerant=fault_tolerant), step, reset)
+
+    return make_watched
+
+
+def lane_of(frame: FrameType | None) -> Lane | None:
+    """The lane whose env is being called in this frame or below."""
+    while frame is not None:
+        own = frame.f_locals.get("self")
+        if isinstance(own, Lane):
+            return own
+        frame = frame.f_back
+    return None
+
+
+def left(error: SystemExit | KeyboardInterrupt) -> EnvError:
+    """The error for an environment in this process that wanted to end it."""
+    tb, lane = error.__traceback__, None
+    while tb is not None and lane is None:
+        lane, tb = lane_of(tb.tb_frame), tb.tb_next
+    who, where = ("the environment", "in a call") if lane is None else (lane.who, lane.where)
+    where = "in its constructor" if cells[PHASE] == CONSTRUCT else where
+    did = "raised KeyboardInterrupt"
+    if isinstance(error, SystemExit):
+        did = f"called {error if isinstance(error, ExitCalled) else f'sys.exit({error.code!r})'}"
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_globals.get("__name__", "").startswith("freewheel."):
+        tb = tb.tb_next
+    trace = "".join(traceback.format_exception(type(error), error, tb)).rstrip()
+    return EnvError(f"{who} {did}, which would have ended the run ({where})\n{trace}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +27,10 @@ from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.hooks import Hooks, Run, find_hooks
 from freewheel.run.plan import Plan, plan, print_line, silent
-from freewheel.run.process import Interrupted, Stop, TimeUp, WrappedEnv, import_torch
+from freewheel.run.process import Interrupted, Stop, TimeUp, import_torch
 from freewheel.run.saved import SUMMARY, RunDirectory, Saved
 from freewheel.run.schedule.recorder import Recorder
+from freewheel.run.watchdog import Watchdog
 from freewheel.sinks.outlets import PATIENCE, Outlets
 from freewheel.sinks.sink import RunInfo, chosen
 from freewheel.transport.clock import NOTABLE, clock
@@ -63,7 +66,7 @@ def run(config: Config, *, quiet: bool = False, hooks: Sequence[object] = (), si
     `hooks` are called, and `sinks` written to, in addition to those that the config names.
     """
     own, stop = [*find_hooks(config.run.hooks), *find_hooks(hooks)], Stop()
-    with stop.listening(), clock:
+    with stop.listening(), clock, Watchdog(stop, config.env.label, config.env.timeouts):
         return _run(config, stop, own, quiet=quiet, sinks=sinks)
 
 
@@ -119,7 +122,7 @@ class _Trainer:
         self._stop, self._ending, self._recorder = stop, Ending(), recorder
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._meter = Meter(planned.workers, planned.spec.measures)
-        self._hooks = Hooks(hooks, Run(planned, learner, self._meter, folder))
+        self._hooks = Hooks(hooks, Run(planned, learner, self._meter, folder), stop.spare)
         self._collector: Collector | None = None
         self._next_log = self._options.output.log_every
         self._fallback = ""  # why updates are not replayed from CUDA graphs
@@ -132,6 +135,7 @@ class _Trainer:
         self._judged, self._skipped = learner.version, None
         if isinstance(learner, SkippingLearner):
             self._skipped = SkippedUpdates(planned.config.algo, learner.remedy)
+        stop.attend(self)
 
     def train(self) -> Result:
         ending = self._ending
@@ -144,6 +148,7 @@ class _Trainer:
             except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
                 ending.fail(error, "training")
             self._stop.over = True
+            ending.attempt("ending what environments have started", self._stop.leftovers.kill, None)
             ending.begin()
             summary = self._finish()
         if ending.failure is not None:
@@ -160,10 +165,7 @@ class _Trainer:
         self._note(*planned.remarks, f"starting {planned.actors}")
         factory = planned.runner_factory
         if planned.worker_config is None and not planned.spec.batched_on_device:
-            make, guard = planned.config.env.make, self._stop.guard
-            factory = replace(
-                factory, make=lambda *lanes, **where: WrappedEnv(guard(make)(*lanes, **where), guard, guard)
-            )
+            factory = replace(factory, make=process.watched(planned.config.env.make, self._stop))
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
         spec = replace(spec, context=self._hooks.run.contexts, recorder=self._recorder)
         with open_evaluator(planned, factory) as evaluator:
@@ -318,7 +320,12 @@ class _Trainer:
             verdict = Verdict() if schedule is None else schedule.without_closing()
         return verdict.summary() | {"evals_skipped": 0 if schedule is None else schedule.skipped}
 
-    def emergency_end(self, reason: str, exit_code: int) -> bool:
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written, and is waited for."""
+        return self._meter.doing == "save"
+
+    def emergency_end(self, reason: str, exit_code: int, *, save: bool = True) -> bool:
         """For a thread, when the training is stuck for good and the process is about to be ended with this exit code: the last
         weights, unless an update is under way, and the summary. Collector and hooks are not touched. False: the run is ending
         by itself."""
@@ -328,13 +335,27 @@ class _Trainer:
         if exit_code > SIGNALLED:
             ending.reason = "interrupted"
             ending.problems.append(reason)
+            self._stop.signal = self._stop.signal or signal.Signals(exit_code - SIGNALLED)
         else:
             stuck = FreewheelError(reason)
             stuck.exit_code = exit_code
             ending.fail(stuck, "training")
-        whole = self._meter.doing not in ("observe", "update")
-        self._close_down(self._rows, {}, ending.attempt("saving", self._save, None) if whole else None)
+        whole = save and self._meter.doing not in ("observe", "update")
+        self._close_down(self._rows_now(), {}, ending.attempt("saving", self._save, None) if whole else None)
         return True
+
+    def last_known(self) -> tuple[Path, Mapping[str, Any]]:
+        """Where the summary will be, and what is known for it now. For a thread."""
+        meter = self._meter
+        known = {"wall_s": meter.wall_s, **meter.done, **self._evaluated(), **asdict(self._rows_now())}
+        return self._directory.path / SUMMARY, {"run": self._plan.path.name, **known, "path": str(self._plan.path)}
+
+    def _rows_now(self) -> RowCounts:
+        """All rows, so far as the accounts balance while the training goes on."""
+        if self._collector is not None:
+            with suppress(Exception):
+                return settle(self._collector.rows(), self._learner.rows())
+        return self._rows
 
     def _finish(self) -> dict[str, Any]:
         """Settle the accounts, save the last weights, tell hooks, write the summary, close the sinks."""
@@ -376,12 +397,12 @@ class _Trainer:
         return summary
 
     def _summary(self, rows: RowCounts, report: Mapping[str, Any], saved: Saved | None) -> dict[str, Any]:
-        ending, signal = self._ending, self._stop.signal
+        ending, asked = self._ending, self._stop.signal
         evaluated = ending.attempt("the last evaluation", self._evaluated, Verdict().summary() | {"evals_skipped": 0})
         summary = {
             "run": self._plan.path.name,
-            "ended": ending.reason if signal is None else f"{ending.reason} ({signal.name})",
-            "exit_code": ending.exit_code(signal, degraded=bool(report.get("workers_lost"))),
+            "ended": ending.reason if asked is None else f"{ending.reason} ({asked.name})",
+            "exit_code": ending.exit_code(asked, degraded=bool(report.get("workers_lost"))),
             "error": None if ending.failure is None else str(ending.failure) or repr(ending.failure),
             **self._meter.totals(),
             "slept_s": self._slept_s(),

@@ -310,19 +310,22 @@ class Leftovers:
     """Finds the processes that environments have started in this process (from this thread) or in workers and not ended."""
 
     def __init__(self) -> None:
-        self._others = _own_children()  # which have nothing to do with environments
+        self._thread = threading.get_native_id()
+        self._others = self._children()  # which have nothing to do with environments
 
     @contextmanager
     def spared(self) -> Iterator[None]:
         """What is started in this block is not an environment's."""
-        before = _own_children()
-        yield
-        self._others |= _own_children() - before
+        before = self._children()
+        try:
+            yield
+        finally:
+            self._others |= self._children() - before
 
     def kill(self) -> None:
         """Kill all that is left."""
         ours = helpers()
-        started = _own_children() - self._others - ours
+        started = self._children() - self._others - ours
         for pid in started:
             with suppress(psutil.Error):
                 for process in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid)):
@@ -337,13 +340,12 @@ class Leftovers:
             started = {pid for pid in started if not _reaped(pid)}
             time.sleep(0.001)
 
-
-def _own_children() -> set[int]:
-    """Processes that this thread has started, and those whose parents have ended where this process adopts such."""
-    try:
-        return set(map(int, Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()))
-    except OSError:  # the kernel does not list them
-        return {process.pid for process in psutil.Process().children()}
+    def _children(self) -> set[int]:
+        """Processes that this thread has started."""
+        try:
+            return set(map(int, Path(f"/proc/self/task/{self._thread}/children").read_text().split()))
+        except OSError:  # the kernel does not list them
+            return {process.pid for process in psutil.Process().children()}
 
 
 def _reaped(pid: int) -> bool:

@@ -30,6 +30,7 @@ from freewheel.metrics.meter import Meter
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.rollout.whereabouts import CALL, RESET
 from freewheel.run.process import Interrupted, Stop, WrappedEnv
 from freewheel.run.saved import open_run
 from tests.support.chaos import LONG, MODES, Trial, hang_a_worker_of_each, idle, kill, tokens, trial, world
@@ -278,7 +279,7 @@ def test_a_signal_at_any_line_loses_no_row() -> None:
     def run_until(line: int) -> tuple[bool, int, RowCounts]:
         stop = Stop()
         stop.begin()
-        env = WrappedEnv(world.make(range(2)), stop.guard, stop.guard)
+        env = WrappedEnv(world.make(range(2)), stop.guard(CALL), stop.guard(RESET))
         factory = RunnerFactory(lambda lanes, processes=False, fault_tolerant=False: env, make_actor(policy), 0)
         collector, learner = (
             SequentialConfig(2).build(factory, CollectSpec(env=env.spec, batch=BatchSpec(2, env.spec.lanes))),

@@ -1,0 +1,210 @@
+"""The watchdog: does what the main thread of a run cannot do while it is stuck.
+
+It holds the time-outs of environments that run in this process, and ends a run that does not end soon after a signal. What can be
+saved is saved, the summary is written, and an environment that does not return is named with its seed, its step and its stack.
+
+A thread looks every TICK. Where code in C holds the interpreter lock no Python thread runs: then a thread without Python ends the
+process (_watch.c), if that was compiled.
+"""
+
+from __future__ import annotations
+
+import _thread
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from contextlib import ExitStack, suppress
+from time import monotonic
+from types import TracebackType
+from typing import NoReturn, Self
+
+from freewheel.errors import FAILED, SIGNALLED
+from freewheel.rollout.factory import Timeouts
+from freewheel.rollout.kernel import compiled
+from freewheel.rollout.whereabouts import (
+    ALL,
+    BEAT,
+    CODE,
+    ENDING,
+    LANE,
+    LIMITS,
+    PHASE,
+    SIGNAL,
+    SIGNALS,
+    SINCE,
+    STEP,
+    cells,
+)  # fmt: skip
+from freewheel.run import process
+from freewheel.run.process import ExitCalled, Stop, lane_of
+from freewheel.transport.clock import clock
+
+TICK = 0.1  # seconds between two looks
+PREPARE = 1.0  # seconds between two summaries for the thread without Python
+GRACE = 3.0  # seconds after a signal within which an environment has to return, and an update to end; then it is cut
+LAST = 4.4  # seconds after a signal within which all has to end, ...
+SAVING = 15.0  # ... apart from a save that is under way
+SECOND = 0.3  # seconds after a second signal
+EMERGENCY, HURRIED = 20.0, 0.3  # seconds to save and write the summary, and to write it only
+PHASES = ("construct", "reset", "step")  # in the order of whereabouts.py; also in --step-timeout
+
+_watch, _prepare, _unwatch = compiled("watch", None), compiled("prepare", None), compiled("unwatch", None)
+
+
+class Watchdog:
+    """Watches over a run in this block."""
+
+    def __init__(self, stop: Stop, name: str, limits: Timeouts) -> None:
+        self._stop, self._name, self._limits = stop, name, limits
+        self._pid, self._runs_in = os.getpid(), threading.get_ident()
+        self._held = ExitStack()
+        self._over = False
+        self._exit = os._exit
+        self._asked: list[float] = []  # when signals came, by time.monotonic()
+        self._cut = False  # the update was, because it took too long after a signal
+        self._own = 0  # signals that are our own
+        self._call: tuple[int, ...] = ()  # the present call of an environment, ...
+        self._seen = self._prepared = 0.0  # ... since when, and when a summary was prepared last
+
+    def __enter__(self) -> Self:
+        cells[SINCE] = cells[SIGNAL] = cells[SIGNALS] = cells[ENDING] = cells[STEP] = 0
+        cells[LANE] = ALL
+        for phase, what in enumerate(PHASES):
+            cells[LIMITS + phase] = int(1000 * getattr(self._limits, what))
+        self._held.enter_context(clock)
+        if not faulthandler.is_enabled() and sys.__stderr__ is not None:
+            faulthandler.enable(sys.__stderr__)
+            self._held.callback(faulthandler.disable)
+        self._socket, theirs = socket.socketpair()
+        self._held.enter_context(self._socket)
+        self._held.enter_context(theirs)
+        theirs.setblocking(False)
+        self._socket.setblocking(False)
+        self._wake = theirs
+        if threading.current_thread() is threading.main_thread():
+            before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+            self._held.callback(signal.set_wakeup_fd, before)
+        os._exit = self._exit_called
+        self._held.callback(setattr, os, "_exit", self._exit)
+        if _watch is not None and not Watchdog._watched:
+            _watch(cells, self._socket.fileno(), json.dumps(self._name)[1:-1])
+            Watchdog._watched = self._compiled = True
+        self._stop.prepare = self._prepare
+        self._thread = threading.Thread(target=self._watch, name="freewheel-watchdog", daemon=True)
+        self._thread.start()
+        return self
+
+    _watched = False  # by the thread without Python, of which there is one
+    _compiled = False
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._over = True
+        with suppress(OSError):
+            self._wake.send(b"\0")
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+        if self._compiled and _unwatch is not None:
+            _unwatch()
+            Watchdog._watched = False
+        self._held.close()
+
+    def _exit_called(self, status: int) -> NoReturn:
+        """Instead of os._exit while a run is watched: an environment must not end it without a word."""
+        if os.getpid() == self._pid and threading.get_ident() == self._runs_in and cells[SINCE]:
+            raise ExitCalled(status)
+        self._exit(status)
+
+    # ------------------------------------------------------------------------------------------------------------ the thread
+
+    def _watch(self) -> None:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        while not self._over:
+            poller.poll(TICK * 1000)
+            self._take_signals()
+            cells[BEAT] += 1
+            self._look()
+            self._prepare()
+
+    def _take_signals(self) -> None:
+        with suppress(BlockingIOError):
+            for number in self._socket.recv(64):
+                if number in process.SIGNALS and self._own:
+                    self._own -= 1
+                elif number in process.SIGNALS:
+                    cells[SIGNAL] = cells[SIGNAL] or number
+                    cells[SIGNALS] += 1
+                    self._asked.append(monotonic())
+
+    def _look(self) -> None:
+        stop, phase = self._stop, cells[PHASE]
+        call = () if stop.over or not cells[SINCE] else (cells[SINCE], cells[LANE], cells[STEP])
+        if call != self._call:
+            self._call, self._seen = call, monotonic()
+        stuck, limit = clock.age(self._seen) if call else 0.0, cells[LIMITS + phase] / 1000
+        if limit and stuck > limit:
+            self._end(self._where(f"within {limit:g} s", stack=True), FAILED, EMERGENCY)
+        if not self._asked:
+            return
+        name, code, asked = signal.Signals(cells[SIGNAL]).name, SIGNALLED + cells[SIGNAL], clock.age(self._asked[0])
+        if len(self._asked) > 1 and clock.age(self._asked[1]) > SECOND:
+            self._end(f"ended at once by a second signal ({name})", code, HURRIED)
+        elif call and min(stuck, asked) > GRACE:
+            self._end(self._where(f"within {GRACE:g} s after {name}"), code, EMERGENCY)
+        elif asked > LAST and not (stop.run is not None and stop.run.saving and asked < SAVING):
+            self._end(f"the run did not end within {LAST:g} s after {name}", code, HURRIED)
+        elif asked > GRACE and not call and not stop.over and not self._cut:
+            self._cut, self._own = True, 1
+            _thread.interrupt_main(signal.Signals(cells[SIGNAL]))
+
+    def _where(self, when: str, *, stack: bool = False) -> str:
+        """Which environment does not return, and from where."""
+        frame = sys._current_frames().get(self._runs_in)
+        lane = lane_of(frame)
+        who, where = (self._name, "in a call") if lane is None else (lane.who, lane.where)
+        where = "in its constructor" if cells[PHASE] == 0 else where
+        told = f"{who} did not return {when} ({where})"
+        if not stack or frame is None:
+            return told
+        lines = traceback.extract_stack(frame)
+        ours = [index for index, line in enumerate(lines) if f"{os.sep}freewheel{os.sep}envs{os.sep}" in line.filename]
+        theirs = "".join(traceback.format_list(lines[max(ours, default=-1) + 1 :])).rstrip()
+        return f"{told}; --{PHASES[cells[PHASE]]}-timeout allows more. It was here:\n{theirs}"
+
+    def _end(self, reason: str, code: int, patience: float) -> NoReturn:
+        """Save what can be saved, write the summary, end the process."""
+        cells[CODE], cells[ENDING] = code, int(1000 * patience) + 1
+        if not self._compiled:
+            faulthandler.dump_traceback_later(patience, exit=True)
+        run = self._stop.run
+        with suppress(BaseException):
+            os.write(2, f"freewheel: {reason}\n".encode(errors="backslashreplace"))
+        with suppress(BaseException):
+            if run is not None:
+                run.emergency_end(reason, code, save=patience == EMERGENCY)
+        with suppress(BaseException):
+            self._stop.leftovers.kill()
+        with suppress(BaseException):
+            sys.stdout.flush()
+        self._exit(code)
+
+    def _prepare(self) -> None:
+        """For the case that the interpreter lock is never free again."""
+        run = self._stop.run
+        if not self._compiled or _prepare is None or run is None or self._stop.over:
+            return
+        if monotonic() - self._prepared < PREPARE:
+            return
+        self._prepared = monotonic()
+        with suppress(Exception):  # the run goes on meanwhile
+            path, summary = run.last_known()
+            rest = json.dumps(
+                {key: value for key, value in summary.items() if key not in ("exit_code", "ended", "error")}
+            )
+            _prepare(str(path), f"{path}.partial", rest[1:] + "\n")
