@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from freewheel import __version__
 from freewheel.errors import FreewheelError
+from freewheel.files.output import complain, fill_standard_streams
 from freewheel.registry import Command, Registry
 
 COMMANDS: Registry[Command] = Registry("command", "COMMAND", "freewheel.cli", "freewheel.worlds", leaf="command")
@@ -16,6 +17,7 @@ HELP = ("-h", "--help")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    fill_standard_streams()
     # One BLAS thread is fastest for small networks. It has to be set before numpy is imported.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
@@ -26,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except FreewheelError as error:
-        sys.stderr.write(f"freewheel: {error}\n")
+        complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 130

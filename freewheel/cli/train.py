@@ -84,7 +84,7 @@ def _run(argv: Sequence[str]) -> int:
 
         sys.stdout.write("\n".join(check(config).lines()) + "\n")
         return 0
-    from freewheel.cli.output import lasting_output
+    from freewheel.files.output import lasting_output
     from freewheel.run.trainer import run
 
     with lasting_output():
@@ -108,7 +108,7 @@ def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
         group = seeds.group_of(planned, numbers, own.jobs)
         sys.stdout.write("\n".join(seeds.plan_lines(planned, group)) + "\n")
         return 0
-    from freewheel.cli.output import lasting_output
+    from freewheel.files.output import lasting_output
 
     with lasting_output():
         return seeds.claim(planned, numbers, own.jobs).start(argv, config.run.output.log_every)

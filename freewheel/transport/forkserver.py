@@ -27,6 +27,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import psutil
 
 from freewheel.errors import SetupError
+from freewheel.files.output import keep_printing_harmless
 from freewheel.transport.clock import Limit, clock
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
@@ -152,6 +153,7 @@ def lead_group(end: str) -> bool:
     os.setpgid(0, 0)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may use the terminal as if it were in the group of its parent
     faulthandler.enable()
+    keep_printing_harmless()
     try:
         tie(os.open(end, os.O_RDONLY | os.O_NONBLOCK))
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from freewheel.cli.output import Output
+from freewheel.files.output import Output
 from tests.support.places import ROOT
 from tests.support.runs import IDENTITY
 
@@ -121,6 +121,8 @@ SMALL = f"{IDENTITY} --num-envs 2 --num-steps-per-env 8 --steps 640 --log-every 
     [
         ("| head -3", ""),
         ("> /dev/full", "freewheel: cannot print any more (No space left on device); the run goes on without it\n"),
+        ("> /dev/full 2> /dev/full", ""),
+        ("<&- >&- 2>&-", ""),
     ],
 )
 def test_a_run_goes_on_without_its_output(tmp_path: Path, redirected: str, told: str) -> None:
@@ -132,6 +134,31 @@ def test_a_run_goes_on_without_its_output(tmp_path: Path, redirected: str, told:
     assert (ended.returncode, ended.stderr) == (0, told)
     assert ended.stdout.count("\n") == (3 if "head" in redirected else 0)
     assert json.loads((tmp_path / "runs" / "it" / "summary.json").read_text())["env_steps"] == 640
+    for line in (tmp_path / "runs" / "it" / "metrics.jsonl").read_text().splitlines():
+        assert json.loads(line)["env_steps"]  # nothing that is printed ends up in a file of the run
+
+
+LOUD = """
+from tests.support.worlds import Identity
+class Loud(Identity):
+    def judge(self, action):
+        print("a step", flush=True)
+        return super().judge(action)
+"""
+
+
+@pytest.mark.parametrize("mode", ["continuous --workers 1", "lockstep --placement processes"])
+def test_an_environment_that_prints_to_nobody_does_not_fail(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    command = f"-m freewheel train {SMALL.replace(IDENTITY, './loud.py:Loud')} --mode {mode}"
+    script = f"{sys.executable} {command} | head -1; exit ${{PIPESTATUS[0]}}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=40, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    summary = json.loads((tmp_path / "runs" / "it" / "summary.json").read_text())
+    assert set(summary["dropped"]) <= {"shutdown"}
 
 
 def test_output_passes_everything_on_while_it_works(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""Standard output that cannot end a run: if nobody reads it any more, or the disk is full, the run goes on without it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+
+class Output:
+    """A text stream that gives up after the first error; then what is written to it is lost. `told`: standard error says so."""
+
+    def __init__(self, stream: Any, *, told: bool = True) -> None:
+        self._stream, self._lost, self._told = stream, False, told
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        if self._lost:
+            return
+        try:
+            action()
+        except (OSError, ValueError) as error:  # ValueError: somebody has closed it
+            self._lost = True
+            _give_up(error, self._told)
+
+
+def _give_up(error: OSError | ValueError, told: bool) -> None:
+    with suppress(OSError):  # what is still buffered goes nowhere, instead of failing again at the end
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+    if told and not isinstance(error, BrokenPipeError):  # a reader who leaves (| head) has seen enough
+        complain(f"cannot print any more ({getattr(error, 'strerror', None) or error}); the run goes on without it")
+
+
+def complain(text: str) -> None:
+    """A line on standard error, if it can be written there."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"freewheel: {text}\n")
+        sys.stderr.flush()
+
+
+def fill_standard_streams() -> None:
+    """Streams that were closed when the command was started (>&-) lead nowhere: else Python has none of them, and the next file
+    that is opened takes their place and everything that is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.close(number)
+            opened = os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, "w" if number else "r", encoding="utf-8", closefd=False))
+
+
+def keep_printing_harmless() -> None:
+    """In a child process: what an environment prints cannot be its failure. The parent tells that nothing is printed any more."""
+    sys.stdout = Output(sys.stdout, told=False)
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """In this block errors of standard output end nothing."""
+    before, sys.stdout = sys.stdout, Output(sys.stdout)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stdout = before
