@@ -128,6 +128,10 @@ def constructing(lane: int) -> None:
     _watching.get()("constructor", lane, 0)
 
 
+def _nothing(cost: EnvCost) -> None:
+    """Nobody is told."""
+
+
 def surveying() -> None:
     """Says that an env is about to be reset to see what it returns, which is part of making it."""
     _watching.get()("reset", SURVEYED, 0)
@@ -145,12 +149,19 @@ def random_actions(spec: EnvSpec, obs: NDArray, rng: np.random.Generator) -> NDA
 
 @contextmanager
 def measured(
-    make: MakeEnv, seed: int, *, budget: float = BUDGET, most_steps: int = 0, watch: Watch = _unwatched
+    make: MakeEnv,
+    seed: int,
+    *,
+    budget: float = BUDGET,
+    most_steps: int = 0,
+    watch: Watch = _unwatched,
+    begun: Callable[[EnvCost], None] = _nothing,
 ) -> Iterator[EnvCost]:
     """Make an env of one lane and play random actions for about `budget` seconds but at least one step; close it on exit.
 
     Steps and resets that raise are counted, and a new episode begins; an env that does little else is refused with its error.
-    With `most_steps`, it ends after so many steps even if time is left.
+    With `most_steps`, it ends after so many steps even if time is left. `begun` is told what is known before the first step, with
+    the processor seconds used until then.
     """
     others = frozenset(child.pid for child in psutil.Process().children())  # that are not the env's
     memory, construct = _memory(others), perf_counter()
@@ -161,7 +172,18 @@ def measured(
     with ExitStack() as stack:
         stack.push(partial(_close, env, watch))
         trial = _Trial(env, seed, watch, others)
-        used = trial.play(budget, most_steps)
+        obs = trial.begin()
+        begun(
+            EnvCost(
+                spec=env.spec,
+                wall=0.0,
+                row=0.0,
+                cpu=process_time(),
+                construct=construct,
+                memory=_memory(others) - memory,
+            )
+        )
+        used = trial.play(obs, budget, most_steps)
         yield trial.cost(used, construct=construct, memory=max(0, _memory(others) - memory))
 
 
@@ -203,7 +225,7 @@ def _children(others: frozenset[int]) -> list[psutil.Process]:
 def _by_children(others: frozenset[int]) -> _Used:
     """Of child processes, also of those that have ended."""
     ended, children = resource.getrusage(resource.RUSAGE_CHILDREN), _children(others)
-    cpu = ended.ru_utime + ended.ru_stime + sum(_cpu(child.pid) for child in children)
+    cpu = ended.ru_utime + ended.ru_stime + sum(cpu_of(child.pid) for child in children)
     return _Used(0.0, cpu, sum(_stolen(str(child.pid)) for child in children))
 
 
@@ -224,8 +246,7 @@ class _Trial:
         )  # an env that fails now and then, as workers bear it, is not refused
         self._failure = ""
 
-    def play(self, budget: float, most_steps: int) -> _Used:
-        obs = self._begin()
+    def play(self, obs: NDArray, budget: float, most_steps: int) -> _Used:
         self._extra, others, own = len(self._resets), _by_children(self._others), _by_process()
         obs = self._advance(obs)
         if sum(self._steps) < LONG * budget and most_steps != 1:  # a warm-up: simulators may start in their first step
@@ -257,7 +278,7 @@ class _Trial:
             step = self._env.step(action)
         except EnvError as error:
             self._fail(error)
-            return self._begin()
+            return self.begin()
         self._steps.append(took := perf_counter() - began)
         self._total, self._squares = self._total + took, self._squares + took * took
         self._good += 1
@@ -266,9 +287,9 @@ class _Trial:
         self._lengths.append(self._taken)
         self._episode, self._taken = self._episode + 1, 0
         answer = self._timed_reset(self._env.autoreset)
-        return self._begin() if answer is None else answer
+        return self.begin() if answer is None else answer
 
-    def _begin(self) -> NDArray:
+    def begin(self) -> NDArray:
         """Begin the next episode that can be begun."""
         answer = None
         while answer is None:
@@ -329,7 +350,7 @@ def _thinned(times: NDArray) -> tuple[float, ...]:
     return tuple((kept * (times.mean() / kept.mean())).tolist()) if kept.any() else tuple(kept.tolist())
 
 
-def _cpu(pid: int) -> float:
+def cpu_of(pid: int) -> float:
     """Processor seconds of a process, by its clock (Linux numbers it so); 0 if it has ended."""
     try:
         return time.clock_gettime((~pid << 3) | 2)

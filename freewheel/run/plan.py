@@ -244,7 +244,11 @@ def survey_env(config: Config, meanwhile: Callable[[], None] = nothing, budget: 
     env, workers = config.env, isinstance(config.collector, WorkersConfig)
     where = WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules))
     try:
-        survey = Survey(env.make, env.label, where, budget=budget, patient=workers)
+        mode = config.collector
+        chosen = (
+            isinstance(mode, WorkersConfig) and mode.workers != "auto"
+        )  # then no number depends on the time of a step
+        survey = Survey(env.make, env.label, where, budget=budget, patient=workers, hurried=chosen)
     except SetupError:
         if workers:
             raise

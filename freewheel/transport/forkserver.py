@@ -79,7 +79,7 @@ class Lifeline:
 def start(process: ForkServerProcess) -> None:
     """Start a process without running the caller's script again; starts the server if `prepare` was not called."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
-    limit = Limit(RESTART_LIMIT)
+    limit: Limit | None = None
     with _starting, _environment(_for_server()), without_main():
         while True:
             with signals_blocked(*TERMINAL):
@@ -89,6 +89,7 @@ def start(process: ForkServerProcess) -> None:
                 with signals_blocked(*TERMINAL):  # half a process would complain
                     return process.start()
             except (ConnectionError, EOFError):  # a killed server is replaced only when it is dead
+                limit = limit or Limit(RESTART_LIMIT)
                 if not limit.left:
                     raise
                 time.sleep(0.01)

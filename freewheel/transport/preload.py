@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -24,6 +25,7 @@ import psutil
 from freewheel.policies.spec import HEADS
 from freewheel.transport.forkserver import PRELOADED
 
+HARD = 1.0  # seconds beyond the limit
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
 
@@ -49,13 +51,17 @@ def _late(*_: object) -> None:
 
 
 def _import(limit: float, *modules: str) -> None:
-    before = signal.signal(signal.SIGALRM, _late)
+    """Within `limit` seconds. Where C code hangs, which no signal interrupts, the server ends and another starts without them."""
+    before, nowhere = signal.signal(signal.SIGALRM, _late), open(os.devnull, "w")  # noqa: SIM115 - used by a thread of faulthandler
     signal.setitimer(signal.ITIMER_REAL, limit)
+    faulthandler.dump_traceback_later(limit + HARD, exit=True, file=nowhere)
     try:
         for module in modules:
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(module)
     finally:
+        faulthandler.cancel_dump_traceback_later()
+        nowhere.close()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 

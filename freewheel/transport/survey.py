@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 import traceback
@@ -17,7 +18,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.rollout.factory import MakeEnv, WorkerSpec
-from freewheel.rollout.probe import BUDGET, SURVEYED, EnvCost, measured
+from freewheel.rollout.probe import BUDGET, SURVEYED, EnvCost, cpu_of, measured
 from freewheel.rollout.tolerance import GOOD_STEPS
 from freewheel.seeding import training_episodes
 from freewheel.transport import forkserver
@@ -26,6 +27,7 @@ from freewheel.transport.shm import place as places
 from freewheel.transport.shm.place import Place
 
 LOOK = 0.1  # seconds between two looks at where the env is
+HURRY = 1.0  # seconds of a step that is not waited for where nothing depends on how long it takes
 TRIES = 3  # of an env that dies or hangs after GOOD_STEPS, where a worker would be replaced
 
 
@@ -44,8 +46,11 @@ class Survey:
         seed: int = 0,
         budget: float = BUDGET,
         patient: bool = False,
+        hurried: bool = False,
     ) -> None:
-        """`patient`: an env that dies or hangs after a few good steps is tried again, with fewer steps."""
+        """`patient`: an env that dies or hangs after a few good steps is tried again, with fewer steps. `hurried`: a step that
+        takes long is not waited for; the cost is then what is known by that time."""
+        self._hurried = hurried
         self._make, self._name, self._workers = forkserver.pickled(make, name), name, workers
         self._seed, self._budget, self._tries = seed, budget, TRIES if patient else 1
         self._running: _Running | None = None
@@ -70,7 +75,7 @@ class Survey:
         while True:
             assert self._running is not None, "enter it first"
             try:
-                cost = self._running.result()
+                cost = self._running.result(hurried=self._hurried)
             except _LostError as error:
                 if tries == self._tries or error.good < GOOD_STEPS:
                     raise EnvError(error.report, "worker_death") from None
@@ -123,11 +128,25 @@ class _Running:
         finally:
             theirs.close()
 
-    def result(self) -> EnvCost:
+    def result(self, *, hurried: bool) -> EnvCost:
+        begun = self._answer(math.inf)
+        assert begun is not None, "all time was given"
+        cost = self._answer(HURRY if hurried else math.inf)
+        assert self._process is not None, "it runs until `end`"
+        if cost is not None:
+            return replace(cost, closed=Limit(places.CLOSE_LIMIT).join(self._process))
+        took = self._place.read().age  # so far
+        cpu = max(0.0, cpu_of(self._process.pid or 0) - begun.cpu)
+        return replace(begun, wall=took, row=took, cpu=cpu, median=took, longest=took, times=(took,), steps=1)
+
+    def _answer(self, longest_step: float) -> EnvCost | None:
+        """What the process says next; None if it is in a step that takes longer than that."""
         while not self._pipe.poll(LOOK):
             at = self._place.read()
             if at.age >= at.limit(self._limits):
                 raise self._lost(late=True)
+            if at.phase == "step" and at.age > longest_step:
+                return None
         try:
             outcome, shown = cloudpickle.loads(self._pipe.recv_bytes())
         except EOFError:
@@ -136,9 +155,8 @@ class _Running:
             warnings.warn_explicit(*warning)
         if isinstance(outcome, FreewheelError):
             raise outcome
-        assert self._process is not None, "it runs until `end`"
         cost: EnvCost = outcome
-        return replace(cost, closed=Limit(places.CLOSE_LIMIT).join(self._process))
+        return cost
 
     def _lost(self, *, late: bool) -> _LostError:
         """What was being done when it hung or died, so that it can be repeated."""
@@ -170,13 +188,17 @@ def _measure(make: bytes, name: str, place: Place, pipe: Any, how: tuple[int, fl
     seed, budget, most_steps = how
     with warnings.catch_warnings(record=True, action="default") as caught:
 
+        def begun(cost: EnvCost) -> None:
+            pipe.send_bytes(cloudpickle.dumps((cost, [])))
+
         def answer(outcome: EnvCost | FreewheelError) -> None:
             shown = [(str(one.message), one.category, one.filename, one.lineno) for one in caught]
             pipe.send_bytes(cloudpickle.dumps((outcome, shown)))
             pipe.close()
 
         try:
-            with measured(_loaded(make, name), seed, budget=budget, most_steps=most_steps, watch=place) as cost:
+            own = _loaded(make, name)
+            with measured(own, seed, budget=budget, most_steps=most_steps, watch=place, begun=begun) as cost:
                 answer(cost)
         except FreewheelError as error:
             if not pipe.closed:

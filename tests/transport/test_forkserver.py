@@ -76,6 +76,15 @@ def test_children_have_one_thread_and_never_run_the_callers_script(tmp_path: Pat
     assert environment == "['7', None, None, None]", "the caller's own settings are unchanged"
 
 
+def test_a_module_that_hangs_in_c_when_it_is_imported_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(
+        "import ctypes\nlibrary, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)\n"
+        "for _ in range(2): library.pthread_mutex_lock(mutex)  # no signal ends that\n"
+    )
+    child = run(tmp_path, "forkserver.prepare(['stuck'], 0.2)")[1]
+    assert child == "['1'] False False None 0"
+
+
 def test_a_child_has_the_modules_of_a_worker_and_not_torch(start: Start, pipe: Pipe) -> None:
     ours, theirs = pipe
     start(children.describe, theirs)

@@ -18,6 +18,8 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, SetupError
 from freewheel.rollout.factory import Timeouts, WorkerSpec
 from freewheel.rollout.probe import EnvCost
+from freewheel.transport import survey as survey_module
+from freewheel.transport.clock import clock
 from freewheel.transport.shm import place
 from freewheel.transport.survey import Survey, survey
 from tests.support.worlds import Counter, Crawls, Dies, Hangs, Raises
@@ -27,7 +29,8 @@ MARGIN = 2.0  # seconds that the answer may take beyond the time-out
 
 
 def surveyed(world: Any, *, limits: WorkerSpec = LONG, budget: float = 0.05, **options: Any) -> EnvCost:
-    return survey(GymConfig("World", factory=world).make, "World", limits, budget=budget, **options)
+    with Survey(GymConfig("World", factory=world).make, "World", limits, budget=budget, **options) as running:
+        return running.result()
 
 
 class Ends(Dies):
@@ -159,3 +162,64 @@ def test_what_cannot_be_sent_is_refused_at_once() -> None:
     lock = __import__("threading").Lock()
     with pytest.raises(SetupError, match="World cannot be pickled for another process"):
         surveyed(lambda: lock)
+
+
+@pytest.mark.parametrize(("spins", "computes"), [(False, False), (True, True)])
+def test_where_nothing_depends_on_it_a_long_step_is_not_waited_for(spins: bool, computes: bool) -> None:
+    class Slow(Counter):
+        def judge(self, action: Any) -> float:
+            until = time.monotonic() + 60.0
+            while time.monotonic() < until:
+                if not spins:
+                    time.sleep(60.0)
+            return 0.0
+
+    began = time.monotonic()
+    cost = surveyed(Slow, patient=True, hurried=True)
+    assert time.monotonic() - began < survey_module.HURRY + MARGIN
+    assert cost.spec.obs_size == 2
+    assert survey_module.HURRY < cost.wall == cost.usual < survey_module.HURRY + MARGIN
+    assert (cost.duty > 0.2) == computes, "another process may have had the processor"
+    with pytest.raises(EnvError, match="step 1 of"):
+        surveyed(Slow, limits=WorkerSpec(timeouts=replace(LONG.timeouts, step=0.3)), hurried=True)
+
+
+class Noted(Counter):
+    """Leaves a file for every time it was made."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        (folder / str(os.getpid())).touch()
+
+
+def test_a_survey_during_which_all_slept_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = iter([8.0, 0.0])
+    monkeypatch.setattr(clock, "slept_since", lambda moment: next(slept))
+    assert surveyed(lambda: Noted(tmp_path)).wall < 1.0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+STUCK = """
+import ctypes
+library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+for _ in range(2):
+    library.pthread_mutex_lock(mutex)  # holds the interpreter, and no signal ends it
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("import time; time.sleep(60.0)", r"^it:Env did not return within 1 s from its constructor; .*--construct-timeout"),
+        (STUCK, r"^it:Env did not return within 1 s from its constructor; .*--construct-timeout allows more$"),
+        ("def deep(): raise RuntimeError('no licence')\ndeep()", r"it raised RuntimeError: no licence\nTraceback(.|\n)*in deep"),
+    ],
+)  # fmt: skip
+def test_a_module_that_hangs_or_raises_at_import_is_named(source: str, text: str, tmp_path: Path) -> None:
+    """Whatever was started for it is gone, as the fixture of all tests sees."""
+    (tmp_path / "it.py").write_text(source)
+    config, began = GymConfig(f"{tmp_path}/it.py:Env"), time.monotonic()
+    limits = WorkerSpec(timeouts=replace(LONG.timeouts, construct=1.0), modules=config.modules)
+    with pytest.raises((EnvError, SetupError), match=text):
+        survey(config.make, config.label, limits)
+    assert time.monotonic() - began < 1.0 + MARGIN + 2.0
