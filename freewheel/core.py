@@ -266,6 +266,16 @@ def to_numpy(array: Array) -> NDArray:
     return np.asarray(array if isinstance(array, np.ndarray) else array.cpu())
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An episode under way: by its seed, its context and its actions it can be brought to this point again."""
+
+    action: NDArray  # [n] or [n, A], n > 0
+    obs: NDArray  # [D] what the last of them led to
+    ret: float  # the sum of the rewards
+    context: NDArray  # [K, C] the table of contexts when it began
+
+
 # -------------------------------------------------------------------------------------------------------------- protocols
 
 
@@ -291,6 +301,17 @@ class Env(Protocol[A]):
     def autoreset(self) -> A: ...  # begin the next episode of lanes that ended; [B, D] what to act on next
     def render(self) -> NDArray | str | None: ...  # lane 0: RGB [H, W, 3], text, or nothing
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ReplayingEnv(Protocol):
+    """An Env that can bring episodes to where they were."""
+
+    # Like `reset`, and plays again what is given, lane by lane. A lane whose episode does not come to the same point begins the
+    # next one. What to act on [B, D], and why not, for each lane. `calling` is told each "reset" and "step" in advance.
+    def replay(
+        self, seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+    ) -> tuple[NDArray, list[str]]: ...
 
 
 class Actor(Protocol[A]):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from freewheel.core import NDArray
 
 Path = tuple[int | str, ...]
+RNG_WORDS = 6  # of the state of a generator
 
 
 def _digest(path: Path) -> int:
@@ -42,6 +45,20 @@ def generator_state(rng: np.random.Generator) -> NDArray:
     """The state of a generator made by `generator`, as an array."""
     state = rng.bit_generator.state
     return np.array([*state["state"]["state"], state["has_uint32"], state["uinteger"]], np.uint64)
+
+
+class Position(NamedTuple):
+    """Where somebody is who draws from a generator made by `generator`, in blocks, and has not used all of the last one."""
+
+    state: Mapping[str, Any]  # of the bit generator, as numpy gives it, before the block
+    used: int = 0  # numbers of random() that were used since
+
+    def words(self) -> NDArray:
+        """The state of a generator that has drawn just what was used, as an array."""
+        rng = np.random.Generator(np.random.SFC64(0))
+        rng.bit_generator.state = self.state
+        rng.random(self.used)
+        return generator_state(rng)
 
 
 def restore_generator(rng: np.random.Generator, saved: NDArray) -> None:

@@ -73,6 +73,7 @@ class WholeBatches:
     """Delivers the next batch when it is complete, in the order of lanes. Implements Assembly."""
 
     takes_parts = gathers = hurried = False
+    only_waited_for = True
     oldest = None  # there is no gate
 
     def __init__(self, pacing: OneAhead, *, authors: int, quota: int) -> None:
@@ -93,6 +94,7 @@ class WholeBatches:
         if min(self._received) < end:
             return ()
         self._batch += 1
+        self._pacing.delivered += 1
         return [fragment for author in range(len(self._waiting)) for fragment in self._up_to(author, end)]
 
     def _up_to(self, author: int, end: int) -> Iterator[Fragment]:

@@ -94,7 +94,7 @@ class EpisodesConfig(WorkersConfig):
 class WholeEpisodes:
     """Joins fragments to episodes, those of a worker's envs side by side. Implements Assembly."""
 
-    takes_parts, gathers = False, True
+    takes_parts, gathers, only_waited_for = False, True, False
     oldest = None  # a worker announces the version of its episode until the end is here
 
     def __init__(self, queue: EpisodeQueue, env: str) -> None:

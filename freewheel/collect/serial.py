@@ -9,9 +9,12 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import numpy as np
+
 from freewheel.collect.mode import ModeConfig, count
 from freewheel.core import WORKER_TIME, Array, Chunk, Collector, Env, Episode, RowCounts, Snapshot
 from freewheel.errors import require_positive
+from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
 from freewheel.rollout.probe import EnvCost
 from freewheel.rollout.runner import Runner
@@ -79,6 +82,7 @@ class SerialCollector:
     def __init__(self, runner: SerialRunner, steps: int, longest: int | None = None) -> None:
         self._runner, self._steps = runner, steps
         self._longest, self._done = longest or steps, 0  # steps of the present update
+        self._posted = Posted()
         self._idle_since = perf_counter_ns()
         self._warm = False
 
@@ -92,7 +96,7 @@ class SerialCollector:
 
     def publish(self, snapshot: Snapshot, done: int) -> None:
         self._waited()
-        self._runner.load(snapshot)
+        self._runner.load(self._posted.post(snapshot)[-1])
         self._idle_since = perf_counter_ns()
 
     def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
@@ -128,11 +132,13 @@ class SerialCollector:
         return {}
 
     def state_dict(self) -> dict[str, Array]:
-        return self._runner.state_dict()
+        """As of the last chunk that was delivered."""
+        return self._runner.state_dict() | self._posted.state() | {"done": np.array(self._done)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         self._runner.load_state_dict(state)
-        self._done = 0
+        self._posted.restore(state)
+        self._done = int(state["done"])
 
     def _waited(self) -> None:
         self._runner.spend(WAIT_CREDIT, perf_counter_ns() - self._idle_since)

@@ -123,6 +123,10 @@ class Lane:
         """Use this table of contexts for episodes that begin from now on."""
         self._context = context
 
+    @property
+    def context(self) -> NDArray:
+        return self._context
+
     def reset(self) -> int:
         """Start the next episode; returns the ns it took."""
         begun = perf_counter_ns()

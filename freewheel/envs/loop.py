@@ -10,10 +10,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from freewheel.core import EnvSpec, NDArray, SeedStream, Step
+from freewheel.core import EnvSpec, NDArray, Played, SeedStream, Step
 from freewheel.envs.fault_tolerant import FaultTolerantLane, FaultTolerantLanes, finite
 from freewheel.envs.lane import Lane, LaneBuffers, blank_step, survey
 from freewheel.rollout.probe import LaneWatch
+from freewheel.rollout.replay import Clock, play_again
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -72,6 +73,26 @@ class GymLoop:
             lane.follow(stream)
         self._ended = self._steppers
         return self.autoreset()
+
+    def replay(
+        self, seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+    ) -> tuple[NDArray, list[str]]:
+        clock, reasons = Clock(), []
+        lanes = zip(self._lanes, seeds, played, self._step.next_obs, strict=True)
+        for self._at[0], (lane, stream, own, successor) in enumerate(lanes):
+            lane.follow(stream)
+            context = lane.context
+            actions = () if own is None else self._split(self._encode(own.action))
+            reasons.append("" if own is None else play_again(lane, own, actions, successor, clock, calling))
+            lane.set_context(context)
+        found = zip(self._steppers, played, reasons, strict=True)
+        self._ended = [stepper for stepper, own, reason in found if own is None or reason]
+        for stepper in self._steppers:
+            if isinstance(stepper, FaultTolerantLane) and stepper not in self._ended:
+                stepper.down = False
+        self._obs = self._step.next_obs
+        calling("reset")
+        return self.autoreset(), reasons
 
     def step(self, action: NDArray) -> Step:
         step = self._step

@@ -21,12 +21,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import _async_worker
 from typing_extensions import override
 
-from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, SeedStream
+from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, Played, SeedStream
 from freewheel.envs.lane import Lane, LaneBuffers, position, survey
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.layout import Layout
 from freewheel.rollout.factory import Timeouts
+from freewheel.rollout.replay import LIMIT, Clock, play_again
 from freewheel.transport.clock import LOOK, Limit, clock
 from freewheel.transport.forkserver import (
     end,
@@ -125,6 +126,15 @@ class GymProcesses(_Workers):
         _raise_reported(info)
         return observations, info
 
+    def replay(self, seeds: Sequence[SeedStream], played: Sequence[Played | None]) -> tuple[tuple[NDArray, str], ...]:
+        """What every lane acts on next, and why its episode is not where it was."""
+        self._streams = seeds
+        self._episodes[:] = 0
+        self._steps[:] = [0 if own is None else len(own.action) for own in played]
+        answers = self.ask("replay", (seeds, played, min(LIMIT, self._timeouts.construct / 2)))
+        self._episodes[:] = [bool(reason) for _, reason in answers]
+        return answers
+
     @override
     def step(self, actions: NDArray) -> tuple[NDArray, NDArray, NDArray, NDArray, dict[str, Any]]:
         self._actions = actions
@@ -194,6 +204,18 @@ class _Lanes(GymVector):
 
     def _with_contexts(self, spec: EnvSpec) -> EnvSpec:
         return spec
+
+    def replay(
+        self, seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+    ) -> tuple[NDArray, list[str]]:
+        """Each lane in its own process, so they do not wait for each other."""
+        calling("reset")
+        reasons = []
+        for lane, answer in enumerate(self._vector.replay(seeds, played)):
+            self._obs[lane], reason = answer
+            reasons.append(reason)
+        self._ended[:] = False
+        return self._obs, reasons
 
     def set_context(self, context: NDArray) -> None:
         self._spec.check_context(context)
@@ -293,6 +315,7 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         columns = layout.observation
         first, successor = np.zeros((2, columns.size), columns.dtype)
         self._rows = LaneBuffers(first, successor, np.zeros(len(measures), np.float32))
+        self._encode = layout.action.encoder()
         self._plain: Callable[[Any], Any] = int if layout.action.spec.kind == "discrete" else lambda action: action
         low, high = (0, 255) if columns.dtype == "uint8" else (-np.inf, np.inf)
         self.observation_space = spaces.Box(low, high, (columns.size,), np.dtype(columns.dtype).type)
@@ -311,6 +334,26 @@ class _Worker(gymnasium.Env[NDArray, Any]):
     def set_context(self, context: NDArray) -> None:
         assert self._lane is not None, "call build() first"
         self._lane.set_context(context)
+
+    def replay(
+        self, given: tuple[Sequence[SeedStream], Sequence[Played | None], float]
+    ) -> tuple[NDArray, str] | FreewheelError:
+        assert self._lane is not None, "call build() first"
+        seeds, all_played, seconds = given
+        self._lane.follow(seeds[self._index])
+        played, reason, context = all_played[self._index], "", self._lane.context
+        if played is not None:
+            actions = [self._plain(action) for action in self._encode(played.action)]
+            clock, successor = Clock(seconds), self._rows.successor
+            reason = play_again(self._lane, played, actions, successor, clock, lambda _: None)
+            self._lane.set_context(context)
+            if not reason:
+                return successor.copy(), ""
+        try:
+            self._lane.reset()
+        except EnvError as error:
+            return error
+        return self._rows.first.copy(), reason
 
     @override
     def reset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,11 +11,12 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from freewheel.core import EnvSpec, NDArray, SeedStream, Step
+from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, Played, SeedStream, Step
 from freewheel.envs.lane import blank_step, raised
 from freewheel.envs.spaces import layout_of
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.layout import MASK, BadObservationError, Layout
+from freewheel.rollout.replay import OTHERWISE, Clock, HeldStream, after_what_was_played, differs
 
 
 class GymVector:
@@ -69,6 +70,16 @@ class GymVector:
         self._spec.check_context(context)
         self._context = {"contexts": context} if context.size else {}
 
+    @property
+    def contexts(self) -> NDArray:
+        """The table that episodes draw their context from."""
+        return self._context.get("contexts", NO_CONTEXT)
+
+    @property
+    def acting_on(self) -> NDArray:
+        """[B, D] what to act on next."""
+        return self._obs
+
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
         with self._errors_in("reset"):
             if self._vector.metadata.get("lane_seeds"):
@@ -77,6 +88,26 @@ class GymVector:
                 self._rows.put(*self._vector.reset(seed=seeds[0].seed(0)))
         self._ended[:] = False
         return self._obs
+
+    def replay(
+        self, seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+    ) -> tuple[NDArray, list[str]]:
+        """Lanes are stepped together: those that have played less wait, and begin when the others are that far."""
+        why = f"{self._name} is not seeded anew for each episode"
+        if self._vector.metadata.get("lane_seeds") and self._mode is AutoresetMode.DISABLED:
+            try:
+                return _Replay(self, seeds, played).run(calling)
+            except EnvError as error:
+                why = f"it failed: {error.report.splitlines()[0]}"
+        calling("reset")
+        return self.reset(after_what_was_played(seeds, played)), ["" if own is None else why for own in played]
+
+    def restart(self, lanes: NDArray, context: NDArray) -> None:
+        """Begin the next episode of these lanes [B] with a row of this table, whether or not theirs has ended."""
+        before, self._context = self._context, {"contexts": context} if context.size else {}
+        self._ended[:] = lanes
+        self.autoreset()
+        self._context = before
 
     def step(self, action: NDArray) -> Step:
         with self._errors_in("step"):
@@ -146,6 +177,68 @@ class GymVector:
 
     def close(self) -> None:
         self._vector.close()
+
+
+class _Replay:
+    """Episodes of a vector env that are brought to where they were."""
+
+    def __init__(self, env: GymVector, seeds: Sequence[SeedStream], played: Sequence[Played | None]) -> None:
+        self._env, self._played = env, played
+        self._streams = [HeldStream(stream) for stream in seeds]
+        self._steps = np.array([0 if own is None else len(own.action) for own in played])
+        self._total = np.zeros(len(played))
+        self._reasons = [""] * len(played)
+
+    def run(self, calling: Callable[[str], None]) -> tuple[NDArray, list[str]]:
+        env, most, clock = self._env, int(self._steps.max()), Clock()
+        calling("reset")
+        env.reset(self._streams)
+        for stream in self._streams:
+            stream.resets = 1
+        reason = ""
+        for left in range(most, 0, -1):
+            calling("step")
+            self._begin(self._steps == left)
+            self._step(left)
+            if left > 1 and (reason := clock.too_slow(left - 1)):
+                break
+        for lane, own in enumerate(self._played):
+            if own is not None:
+                here = differs(own, env.acting_on[lane], float(self._total[lane]))
+                self._reasons[lane] = self._reasons[lane] or reason or here
+        calling("reset")
+        self._begin(self._steps == 0)
+        for lane in (lane for lane, why in enumerate(self._reasons) if why):
+            self._begin(np.arange(len(self._played)) == lane, skip=1)
+        return env.acting_on, self._reasons
+
+    def _begin(self, lanes: NDArray, skip: int = 0) -> None:
+        """The turn of these lanes has come: they begin their first episode, or one after it."""
+        for lane in np.flatnonzero(lanes).tolist():
+            stream, own = self._streams[lane], self._played[lane]
+            stream.waited = stream.resets - skip
+            context = self._env.contexts if own is None or skip else own.context
+            self._env.restart(np.arange(len(lanes)) == lane, context)
+            stream.resets += 1
+
+    def _step(self, left: int) -> None:
+        """One step: of lanes whose turn it is, with their next action. What the others do does not matter."""
+        begun = self._steps >= left
+        example = next(own.action for own in self._played if own is not None)
+        action = np.zeros((len(begun), *example.shape[1:]), example.dtype)
+        for lane, own in enumerate(self._played):
+            if own is not None:
+                action[lane] = own.action[max(0, len(own.action) - left)]
+        step = self._env.step(action)
+        np.add(self._total, step.reward, out=self._total, where=begun)
+        over = step.terminated | step.truncated
+        for lane in np.flatnonzero(over).tolist():
+            if begun[lane]:
+                self._reasons[lane] = OTHERWISE
+            stream = self._streams[lane]
+            stream.waited = stream.resets
+            stream.resets += 1
+        self._env.autoreset()
 
 
 class _Rows:

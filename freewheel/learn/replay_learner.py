@@ -12,6 +12,7 @@ from torch import Tensor
 
 from freewheel.core import AdjustableLearner, Array, Chunk, Metrics, NDArray, RowCounts, Snapshot, Transitions
 from freewheel.errors import FreewheelError
+from freewheel.learn.chunks import from_arrays, to_arrays, under
 from freewheel.learn.finite import STATISTICS, WEIGHTS, LastGood, first_not_finite, is_finite
 from freewheel.learn.moments import RunningMoments
 from freewheel.learn.replay import Batch, Columns, Replay
@@ -153,12 +154,18 @@ class ReplayLearner:
         state: dict[str, Array] = {"counts": counts}
         state |= {f"replay.{name}": value for name, value in self.replay.state_dict().items()}
         state |= {f"update.{name}": value for name, value in self.updater.state_dict().items()}
+        state |= {f"waiting.{name}": value for name, value in to_arrays(self._waiting).items()}
+        state["lags"] = np.array(self._lags, np.int64).reshape(-1, 2)
         return state if self._moments is None else state | {"obs_moments": self._moments.state()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         self.version, self._stored, self.pace.rows, self.pace.updates, self._published = map(int, state["counts"])
         self.replay.load_state_dict(under("replay.", state))
         self.updater.load_state_dict(under("update.", state))
+        device = self.spec.compute.device if self.spec.world.batched_on_device else None
+        self._waiting = deque(from_arrays(under("waiting.", state), device))
+        self._waiting_rows = sum(chunk.rows for chunk in self._waiting)
+        self._lags = [(int(lag), int(rows)) for lag, rows in np.asarray(state["lags"])]
         if self._moments is not None:
             self._moments.restore(np.asarray(state["obs_moments"]))
 
@@ -218,7 +225,3 @@ class ReplayLearner:
             updater.losses()  # those of the state are told already
             if isinstance(learner, AdjustableLearner):
                 learner.learning_rate = rate  # a hook may have changed it since
-
-
-def under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -63,6 +63,9 @@ class EpisodeQueue(CreditPacing):
     finished: int = 0  # tickets that ended, ...
     finished_rows: int = 0  # ... their rows, ...
     cut: int = 0  # ... and tickets that were dropped
+    before: int = 0  # tickets that ended in the run that this one continues
+
+    own_episodes: ClassVar[bool] = False
 
     @property
     def layout(self) -> dict[str, int]:
@@ -92,6 +95,7 @@ class EpisodeQueue(CreditPacing):
         self.cells["issued"][0] = issued = state["issued"][0]
         self.cells["released"][0] = issued + self.wave if self.wave else NO_END
         self.finished, self.finished_rows = state["episodes"]
+        self.before = self.finished
         for place, ticket in zip(range(self.workers), state["again"], strict=False):
             self.cells["again"][place] = ticket + 1
 
@@ -110,7 +114,8 @@ class EpisodeQueue(CreditPacing):
         unbounded = self.workers * self._expected() if self.max_lag is None else 0
         ahead = AHEAD if self.max_lag is None else self.max_lag
         if self.batch_episodes:
-            return (ahead + 1 + max(self.version, 0)) * self.batch_episodes + self.cut * self.side_by_side + unbounded
+            counted = (self.cut - self.before) * self.side_by_side  # tickets of this run are counted from 0
+            return (ahead + 1 + max(self.version, 0)) * self.batch_episodes + counted + unbounded
         return (ahead + 1) * self.batch_rows + done + unbounded
 
     def wave_is_over(self) -> bool:

@@ -17,6 +17,7 @@ class OneAhead(Pacing):
 
     lanes: int  # of each worker
     batch_steps: int  # of each lane
+    delivered: int = 0  # batches that the learner has got, with those of the run that this one continues
 
     @property
     def quota(self) -> int:
@@ -25,14 +26,16 @@ class OneAhead(Pacing):
 
     @property
     def layout(self) -> dict[str, int]:
-        """target: rows that a worker may write in total; gone: it is not replaced; first: the version of batches 0 and 1."""
-        return {"posted": 1, "first": 1, "target": self.workers, "waiting": self.workers, "gone": self.workers}
+        """target: rows that a worker may write in total; gone: it is not replaced; before: batches of the run that this one
+        continues."""
+        return {"posted": 1, "before": 1, "target": self.workers, "waiting": self.workers, "gone": self.workers}
 
     def state(self) -> dict[str, list[int]]:
-        return {"first": [max(0, self.cells["posted"][0])]}
+        """The next batch is the one after those delivered; where versions are not exact, the newest version counts them."""
+        return {"batches": [max(0, self.cells["posted"][0]) if self.broken else self.delivered]}
 
     def restore(self, state: Mapping[str, Sequence[int]]) -> None:
-        self.cells["first"][0] = state["first"][0]
+        self.cells["before"][0] = self.delivered = state["batches"][0]
 
     @property
     def broken(self) -> bool:
@@ -55,7 +58,7 @@ class OneAhead(Pacing):
         """Distribute all batches up to one after the newest version over the workers that are left."""
         target = self.cells["target"]
         here = [worker for worker, gone in enumerate(self.cells["gone"]) if not gone]
-        batches = self.cells["posted"][0] - self.cells["first"][0] + 2
+        batches = self.cells["posted"][0] + 2 - self.cells["before"][0]
         steps = -(-(batches * self.quota * self.workers - sum(target)) // self.lanes)
         share, extra = divmod(steps, max(1, len(here)))
         for place, worker in enumerate(here):
@@ -72,7 +75,7 @@ class OneAhead(Pacing):
             return Grant(self._fit(cells["target"][worker] - rows), cells["posted"][0]), []
         batch = rows // self.quota
         steps = self._fit((batch + 1) * self.quota - rows)
-        return Grant(steps, cells["first"][0] + max(batch - 1, 0), exact=True), []
+        return Grant(steps, max(cells["before"][0] + batch - 1, 0), exact=True), []
 
     def _fit(self, rows: int) -> int:
         return min(self.steps, -(-rows // self.lanes))

@@ -57,6 +57,7 @@ class Pacing(ABC):
     steps: int  # of a fragment at most
     ticket_columns: ClassVar[int] = 0  # numbers that tell which episodes were issued to a worker, where they are
     max_lag: int | None = None  # the bound on the lag that is kept by waiting; None: no bound
+    own_episodes: ClassVar[bool] = True  # each lane plays its own, which a later run can bring back to where they were
     cells: Cells = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,8 @@ from freewheel.policies.spec import (
     select,
 )
 from freewheel.rollout.factory import MakeActor
+from freewheel.rollout.restoring import DrawsInBlocks
+from freewheel.seeding import Position
 
 
 def make_actor(policy: PolicySpec) -> MakeActor:
@@ -77,6 +79,11 @@ class NumpyActor:
             return self._one_lane.choose_one(self._inputs(obs), obs, rng)
         decision = self.act(obs[None], rng)
         return decision.action[0], decision.log_prob.item()
+
+    def position(self, rng: Generator) -> Position:
+        """Where this actor is that draws from this generator."""
+        head = self._head
+        return head.position(rng) if isinstance(head, DrawsInBlocks) else Position(rng.bit_generator.state)
 
     def _inputs(self, obs: NDArray) -> NDArray:
         if self._plain:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 
 import numpy as np
@@ -27,7 +27,16 @@ from freewheel.core import (
 )
 from freewheel.errors import EnvError
 from freewheel.rollout.factory import RunnerFactory
-from freewheel.seeding import drawn, generator, generator_state, restore_generator, training_episodes
+from freewheel.rollout.recording import Recording
+from freewheel.rollout.restoring import Boundary, LaneStates, bring_back, position
+from freewheel.seeding import (
+    Position,
+    drawn,
+    generator,
+    generator_state,
+    restore_generator,
+    training_episodes,
+)
 
 STEP, RESET, INFER, WRITE, LOAD, OTHER = (
     WORKER_TIME.index(kind) for kind in ("step", "reset", "infer", "write", "load", "other")
@@ -102,6 +111,11 @@ class Runner:
         self._context = NO_CONTEXT
         self._contexts = [NO_CONTEXT] * len(lanes)  # the table of contexts when each lane's episode began
         self._obs: NDArray | None = None
+        self.calling: Callable[[str], None] = lambda _: None  # told each "reset" and "step" that brings an episode back
+        self._recording = Recording(len(lanes))
+        self._returning: LaneStates | None = None  # what `begin` brings the lanes back to
+        self._boundary: Boundary | None = None  # where a chunk began that was not finished
+        self._notes: list[str] = []
         self._state = np.zeros((len(lanes), self._actor.state_size), np.float32)  # the actor's memory
 
     def load(self, snapshot: Snapshot) -> None:
@@ -126,6 +140,11 @@ class Runner:
         """Of each lane: which episode of its stream is under way, and how many steps it has made."""
         return list(zip(self._played, self._length.tolist(), strict=True))
 
+    @property
+    def position(self) -> Position:
+        """Where the actor is in the numbers of its generator."""
+        return position(self._actor, self._rng)
+
     def spend(self, kind: int, ns: int) -> None:
         """Add time that passed outside the Runner (waits) to the next chunk."""
         self._time[kind] += ns
@@ -142,6 +161,7 @@ class Runner:
             self.begin()
         data = empty_transitions(steps, self.env.spec)
         self._carried, state = self._length.copy(), self.state
+        self._boundary = Boundary(self.position, state, self._played.copy(), self._contexts.copy())
         episodes: list[Episode] = []
         for t in range(steps):
             episodes += self.step(data, t)
@@ -149,6 +169,8 @@ class Runner:
                 self.autoreset()
         self._check(data)
         rows, self.open = self.open, 0
+        self._recording.add(data, ends=bool(episodes) or rows < data.valid.size)
+        self._boundary = None
         elapsed = perf_counter_ns() - began
         time = self.spent()
         time[OTHER] += max(0, elapsed - sum(time[kind] for kind in (STEP, RESET, INFER, WRITE)))
@@ -157,40 +179,75 @@ class Runner:
         return Chunk(data, self.version, origin, tuple(episodes), state, np.array(time), rows)
 
     def messages(self) -> Sequence[str]:
-        return ()
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def take_eval_episodes(self) -> list[Episode]:
         return []
 
+    @property
+    def numbers(self) -> list[int]:
+        """Of each lane: the number of the episode under way, or of the one that it begins next."""
+        return [stream.number(k) for stream, k in zip(self._streams, self._played, strict=True)]
+
     def state_dict(self) -> dict[str, Array]:
-        """The progress of the lanes. Episodes under way are not saved: a resumed run begins the next ones."""
-        begun = [
-            stream.number(k) + (self._obs is not None) for stream, k in zip(self._streams, self._played, strict=True)
-        ]
-        return {
-            "begun": np.array(begun, np.int64),
-            "counts": np.array([self.produced, self._sequence], np.int64),
-            "rng": generator_state(self._rng),
-        }
+        """As of the last chunk that was finished: what was begun after it is played again."""
+        counts, returning = np.array([self.produced - self.open, self._sequence], np.int64), self._returning
+        if returning is not None:
+            return returning.to_arrays() | {"counts": counts, "rng": generator_state(self._rng)}
+        at = self._boundary or Boundary(self.position, self.state, self._played, self._contexts)
+        now = perf_counter_ns()
+        lanes = LaneStates(
+            numbers=[stream.number(k) for stream, k in zip(self._streams, at.played, strict=True)],
+            memory=at.memory,
+            contexts=at.contexts,
+            recording=self._recording.state(),
+            seconds=[(now - began) * 1e-9 if began else 0.0 for began in self._began],
+        )
+        return lanes.to_arrays() | {"counts": counts, "rng": at.rng.words()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Call it before the first step, and only where every lane plays its own episodes."""
-        begun = np.asarray(state["begun"]).tolist()
-        lanes = zip(self._lanes, begun, strict=True)
+        if "counts" in state:
+            self.produced, self._sequence = (int(count) for count in np.asarray(state["counts"]))
+        if "rng" in state:
+            restore_generator(self._rng, np.asarray(state["rng"]))
+        self._returning = LaneStates.from_arrays(state)
+        lanes = zip(self._lanes, self._returning.numbers, strict=True)
         self._streams = [training_episodes(self._seed, lane, start=number) for lane, number in lanes]
-        self.produced, self._sequence = (int(count) for count in np.asarray(state["counts"]))
-        restore_generator(self._rng, np.asarray(state["rng"]))
+        self._recording.restore(self._returning.recording)
 
     def close(self) -> None:
         self.env.close()
 
     def begin(self) -> None:
-        """Start the first episode of every lane."""
+        """Start the first episode of every lane, or bring back those of the run that this one continues."""
         began = perf_counter_ns()
-        self._obs = self.env.reset(self._streams)
+        self._began, self._contexts = [began] * len(self._lanes), [self._context] * len(self._lanes)
+        self._obs = self.env.reset(self._streams) if self._returning is None else self._bring_back(self._returning)
         self._time[RESET] += perf_counter_ns() - began
-        self._began = [began] * len(self._lanes)
-        self._contexts = [self._context] * len(self._lanes)
+
+    def _bring_back(self, states: LaneStates) -> NDArray:
+        obs, played, reasons = bring_back(self.env, self._streams, states, self._recording, self.calling)
+        self._state = np.array(states.memory)
+        for lane, (own, reason) in enumerate(zip(played, reasons, strict=True)):
+            if reason:
+                self._played[lane] += 1
+                self._state[lane] = 0
+                self._recording.restart(lane, 0)
+            elif own is not None:
+                self._return[lane], self._length[lane] = own.ret, len(own.action)
+                self._began[lane] = perf_counter_ns() - int(1e9 * states.seconds[lane])
+                self._contexts[lane] = own.context
+        self._note_lost([reason for reason in reasons if reason])
+        self._returning = None
+        return obs
+
+    def _note_lost(self, reasons: Sequence[str]) -> None:
+        if reasons:
+            count = "an episode" if len(reasons) == 1 else f"{len(reasons)} episodes"
+            what = f"{count} of {self.env.spec.name} could not be brought back, the next ones begin"
+            self._notes.append(f"{what}: {' / '.join(dict.fromkeys(reasons))}")
 
     def step(self, data: Transitions, t: int) -> Sequence[Episode]:
         """Act once in every lane and write row t; returns the episodes that ended. Call `autoreset` next if `over` is set."""

@@ -64,6 +64,7 @@ class SingleEnvRunner(Runner):
 
     def begin(self) -> None:
         super().begin()
+        self._ret, self._steps = float(self._return[0]), int(self._length[0])
         self._locate_obs()
 
     def autoreset(self) -> None:

@@ -9,17 +9,17 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from threadpoolctl import threadpool_limits
 
 from freewheel.collect.mode import WorkersConfig
-from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor
+from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor, NDArray, Played, ReplayingEnv, SeedStream
 from freewheel.envs.lane import Lane
 from freewheel.errors import EnvError
 from freewheel.rollout.factory import MakeEnv
@@ -239,12 +239,36 @@ class Wrap(Protocol):
     def __call__(self, call: Callable[In, Out]) -> Callable[In, Out]: ...
 
 
+Replay: TypeAlias = Callable[
+    [Sequence[SeedStream], Sequence[Played | None], Callable[[str], None]], tuple[NDArray, list[str]]
+]
+
+
 class WrappedEnv:
     """An Env whose steps and resets are wrapped."""
 
     def __init__(self, env: Env[Any], step: Wrap, reset: Wrap) -> None:
         self.step, self.reset, self.autoreset = step(env.step), reset(env.reset), reset(env.autoreset)
         self.spec, self.set_context, self.render, self.close = env.spec, env.set_context, env.render, env.close
+        if isinstance(env, ReplayingEnv):
+            self.replay = self._watched_replay(reset(env.replay))
+
+    @staticmethod
+    def _watched_replay(again: Replay) -> Replay:
+        """Each call of the environment has its own time."""
+
+        def replay(
+            seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+        ) -> tuple[NDArray, list[str]]:
+            def called(what: str) -> None:
+                calling(what)
+                cells[SINCE] = time.monotonic_ns()
+                if cells[PHASE] != ELSEWHERE:
+                    cells[PHASE] = RESET if what == "reset" else CALL
+
+            return again(seeds, played, called)
+
+        return replay
 
 
 def watched(make: MakeEnv, stop: Stop) -> MakeEnv:

@@ -13,6 +13,7 @@ import numpy as np
 
 from freewheel.core import CAUSES, WORKER_TIME, Array, Chunk, Origin, RowCounts, Snapshot
 from freewheel.pacing.pacing import NO_VERSION
+from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec
 from freewheel.transport.wire import Fragment, Wire
 
@@ -27,6 +28,7 @@ class Assembly(Protocol):
 
     takes_parts: bool  # the finished rows of an open fragment can be used
     gathers: bool  # wait for several fragments, because waking up for each one costs too much
+    only_waited_for: bool  # nothing is delivered in passing: what a run learns must not depend on when rows arrive
 
     # What to drop, and why
     def put(self, fragment: Fragment, *, late: bool) -> Iterable[tuple[Fragment, str]]: ...
@@ -51,7 +53,8 @@ class WorkerPool:
         self._late: set[int] = set()  # workers that the learner does not wait for: their open fragment will be too late
         self._dropped: Counter[str] = Counter()
         self._done = 0  # rows of this run that were trained or dropped by the learner, ...
-        self._done_before: int | None = 0  # ... and of the run it continues; None: known at the first publication
+        self._done_before = 0  # ... and rows that were delivered to it in the run that this one continues
+        self._posted = Posted()
         self._signed = [(0, 0)] * wire.authors  # incarnation and next sequence number
         self._unsigned = np.zeros((wire.authors, len(WORKER_TIME)), np.int64)  # time of fragments without rows
         self._before = RowCounts()  # of the run that this one continues
@@ -64,15 +67,16 @@ class WorkerPool:
         self.wire.__exit__(kind, error, tb)
 
     def publish(self, snapshot: Snapshot, done: int) -> None:
-        self.wire.post(snapshot)
-        if self._done_before is None:
-            self._done_before = done
-        self._done = done - self._done_before
+        for posted in self._posted.post(snapshot):
+            self.wire.post(posted)
+        self._done = done - self._done_before  # below 0 while it has rows of the earlier run left
         self._permits.publish(snapshot.version, self._rows_done())
 
     def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
         """Waiting ends with a chunk; with a bound on the lag also when `oldest` changes, because the learner stops waiting for a
         step that takes too long."""
+        if not wait and self._assembly.only_waited_for:
+            return []
         bounded = self._pacing.max_lag is not None
         oldest, chunks = self.oldest(), self._take()  # in this order: dropping a fragment in `_take` changes `oldest`
         while wait and not chunks and not (bounded and self.oldest() != oldest):
@@ -114,12 +118,15 @@ class WorkerPool:
         return self.wire.summary()
 
     def state_dict(self) -> dict[str, Array]:
-        """What a resumed run continues from. Rows under way are not saved; they count as dropped at shutdown."""
+        """As of what was delivered. Lanes are brought back there, so that rows under way are played again and do not count; where
+        episodes are handed out, those under way are begun anew, and their rows count as dropped at shutdown."""
         rows = self.rows()
-        lost = rows.queued + rows.open
-        dropped = Counter(rows.dropped) + Counter({"shutdown": lost} if lost else {})
-        counts = [rows.produced, *(dropped[cause] for cause in CAUSES)]
-        state: dict[str, Array] = {"rows": np.array(counts, np.int64)}
+        under_way, dropped = rows.queued + rows.open, Counter(rows.dropped)
+        if not self._pacing.own_episodes:
+            dropped["shutdown"] += under_way
+            under_way = 0
+        counts = [rows.produced - under_way, *(dropped[cause] for cause in CAUSES)]
+        state: dict[str, Array] = {"rows": np.array(counts, np.int64), **self._posted.state()}
         state |= {f"wire.{name}": value for name, value in self.wire.state().items()}
         pacing = self._pacing.state()
         return state | {f"pacing.{name}": np.array(value, np.int64) for name, value in pacing.items()}
@@ -128,8 +135,10 @@ class WorkerPool:
         """Call it before entering the collector."""
         produced, *dropped = (int(count) for count in np.asarray(state["rows"]))
         causes = dict(zip(CAUSES, dropped, strict=True))
-        self._before, self._done_before = RowCounts(produced=produced, dropped=causes), None
-        self.wire.restore({name.removeprefix("wire."): np.asarray(value) for name, value in state.items()})
+        self._before, self._done_before = RowCounts(produced=produced, dropped=causes), produced - sum(dropped)
+        self._posted.restore(state)
+        arrays = {name: np.asarray(value) for name, value in state.items()}
+        self.wire.restore({name.removeprefix("wire."): own for name, own in arrays.items() if name.startswith("wire.")})
         numbers = {name.removeprefix("pacing."): np.asarray(value).tolist() for name, value in state.items()}
         self._pacing.restore(numbers)
 
@@ -192,6 +201,7 @@ class WorkerPool:
     def _sign(self, fragment: Fragment) -> Chunk[Any] | None:
         """The fragment as a chunk of its author; None if it has no steps."""
         worker = fragment.worker
+        self.wire.note_delivered(fragment)
         self._unsigned[worker] += fragment.time
         if not len(fragment.data.valid):
             return None
@@ -209,6 +219,7 @@ class WorkerPool:
         """Drop a fragment and count its rows; the sequence number shows the gap."""
         if self._recorder is not None:
             self._recorder.dropped(fragment.worker, fragment.data, cause)
+        self.wire.note_delivered(fragment)
         self._unsigned[fragment.worker] += fragment.time
         if fragment.rows:
             self._dropped[cause] += fragment.rows
@@ -220,7 +231,7 @@ class AsTheyCome:
     """Delivers every fragment as soon as it arrives, and drops those that arrive too late. Implements Assembly."""
 
     takes_parts = gathers = True
-    hurried = False
+    hurried = only_waited_for = False
 
     def __init__(self) -> None:
         self.waiting: list[Fragment] = []

@@ -15,6 +15,14 @@ from freewheel.pacing.pacing import Grant, Pacing, Tally, Woken
 Value = TypeVar("Value")
 
 
+class After(NamedTuple):
+    """An author after the last row of a fragment."""
+
+    numbers: list[int]  # [M] of the episode that each lane is in, or begins next
+    memory: NDArray  # [M, H] of the actor
+    rng: NDArray | None  # the state of its generator, where a later run has to draw the same numbers
+
+
 class Fragment(NamedTuple):
     """Up to T steps of an author's lanes, received from a wire."""
 
@@ -29,6 +37,7 @@ class Fragment(NamedTuple):
     gap: bool  # the fragments before it were dropped
     time: NDArray  # [len(WORKER_TIME)] ns
     tickets: Sequence[int] = ()  # of episodes, where they are issued; see pacing.episode_queue.Tickets.history
+    after: After | None = None  # None: not known
 
 
 class Permits:
@@ -125,6 +134,9 @@ class Wire(AbstractContextManager["Wire"]):
 
     def note_episodes(self, fragment: Fragment) -> None:
         """For the statistics of each worker."""
+
+    def note_delivered(self, fragment: Fragment) -> None:
+        """The learner has it, or it was dropped: `state` goes on from there. In the order in which they were written."""
 
     def summary(self) -> Mapping[str, Any]:
         return {}

@@ -61,13 +61,16 @@ def test_a_collector_continues(
     later = Run(first.version, first.trained)
     again = MODES[mode](factory, spec(STEPS, lanes=LANES))
     again.load_state_dict(state)
-    lost = first.held  # rows that the learner had not used
-    again_rows = again.rows()
-    assert again_rows.produced == collector.rows().produced
+    later.held = first.held  # rows that the learner had not used
+    delivered = RowCounts(trained=first.trained, queued=first.held)
+    assert balance(again.rows(), delivered).queued == first.held, "what was not delivered does not count"
     with again as collector:
-        later.held = lost
         later.go(collector, snapshot, UPDATES)
     played = [(episode.lane, episode.number) for episode in (*first.episodes, *later.episodes)]
     assert len(set(played)) == len(played), "an episode was played twice"
     assert {episode.seed for episode in first.episodes}.isdisjoint(episode.seed for episode in later.episodes)
+    if mode != "episodes":  # whose workers take what comes next
+        for lane in range(LANES):
+            numbers = [number for own, number in played if own == lane]
+            assert numbers == list(range(len(numbers))), "what was under way went on"
     assert min(later.versions) >= first.version - 1

@@ -92,6 +92,39 @@ class Drifting(Toy):
         return float(action == (self.seed + self.count) % self.n)
 
 
+class Wandering(gymnasium.Env[Any, Any]):
+    """A point that drifts with the actions and by chance; episodes end by chance, or after `length` steps. Not determined by
+    its seed if it is `fickle`."""
+
+    def __init__(
+        self, n: int = 2, length: int = 12, *, fickle: bool = False, discrete: int = 0, ends: float = 0.1
+    ) -> None:
+        self.observation_space = Box(-np.inf, np.inf, (n,), np.float32)
+        self.action_space = Discrete(discrete) if discrete else Box(-1.0, 1.0, (n,), np.float32)
+        self.length, self.fickle, self.discrete = length, fickle, discrete
+        self.ends = ends  # how probable the end is after each step
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=None if self.fickle else seed, options=options)
+        self.point, self.count = self.np_random.normal(size=self.observation_space.shape), 0
+        return self.point.astype(np.float32), self._info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        moved = (action / self.discrete - 0.5) if self.discrete else np.asarray(action, np.float64)
+        self.point = 0.9 * self.point + moved + 0.1 * self.np_random.normal(size=self.point.shape)
+        over = bool(self.np_random.random() < self.ends)
+        reward = -float(np.abs(self.point).sum())
+        return self.point.astype(np.float32), reward, over, self.count >= self.length, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        if not self.discrete:
+            return {}
+        mask = np.ones(self.discrete, np.int8)
+        mask[int(abs(self.point[0]) * 10) % self.discrete] = 0
+        return {"action_mask": mask}
+
+
 class Counter(Toy):
     """Rows that can be predicted: observation (seed mod 1000, steps so far), reward the number of the step."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -28,6 +28,17 @@ class Fit:
     elites: Array  # [k] int64, the best first
     metrics: Metrics
     not_finite: str = ""  # what was not: then the model is as before
+    fitter: Mapping[str, Array] = field(default_factory=dict)  # with `state` and its rows, all that another one needs
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The first call of a Fitter that continues the work of another one, by what its last Fit says."""
+
+    new: Array  # rows, as in any call
+    kept: Array  # rows that the other one had; where it had more, they are forgotten
+    state: Mapping[str, Array]
+    fitter: Mapping[str, Array]
 
 
 class Fitter:
@@ -55,7 +66,10 @@ class Fitter:
         """Rows to fit to."""
         return min(self.seen, self.config.model_rows)
 
-    def __call__(self, rows: Array) -> Fit:
+    def __call__(self, rows: Array | Continuation) -> Fit:
+        if isinstance(rows, Continuation):
+            self._continue(rows)
+            rows = rows.new
         self._append(torch.as_tensor(rows, device=self.device))
         before = self.ensemble.vector.clone(), {name: value.clone() for name, value in self._moments.items()}
         metrics, elites = self._train(*self._draw())
@@ -65,7 +79,20 @@ class Fitter:
         for name, value in self._moments.items():  # of members that have gone astray, or of all
             value.copy_(before[1][name] if not_finite else torch.where(value.isfinite(), value, before[1][name]))
         state = {name: _export(value) for name, value in self.ensemble.state().items()}
-        return Fit(state, _export(elites), metrics, not_finite=not_finite)
+        fitter = {name: _export(value.clone()) for name, value in self._moments.items()}
+        fitter |= {"rng": self._rng.get_state().numpy(), "seen": np.array(self.seen)}
+        return Fit(state, _export(elites), metrics, not_finite, fitter)
+
+    def _continue(self, other: Continuation) -> None:
+        kept = torch.as_tensor(other.kept, device=self.device)
+        seen = int(other.fitter["seen"])
+        # Rows stand where they stood, so that the same draw takes the same rows; not possible where some are missing.
+        self.seen = seen - len(kept) if len(kept) == min(seen, self.config.model_rows) else 0
+        self._append(kept)
+        self.ensemble.load(other.state)
+        for name, value in self._moments.items():
+            value.copy_(torch.as_tensor(other.fitter[name]))
+        self._rng.set_state(torch.as_tensor(np.array(other.fitter["rng"])))
 
     def _append(self, rows: Tensor) -> None:
         capacity = self.config.model_rows

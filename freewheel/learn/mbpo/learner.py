@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -14,13 +15,13 @@ from torch import Tensor
 
 from freewheel.core import Array, Chunk, Metrics, Transitions, to_numpy
 from freewheel.errors import DivergedError, FreewheelError
+from freewheel.learn.chunks import under
 from freewheel.learn.finite import SkippedUpdates
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.fitting import Fit, Fitter
+from freewheel.learn.mbpo.fitting import Continuation, Fit, Fitter
 from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error, rule, task_function
 from freewheel.learn.replay import Batch, Replay, pack
-from freewheel.learn.replay_learner import under
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
 from freewheel.seeding import tree
@@ -59,6 +60,8 @@ class MBPO(SAC):
         self._tried = 0  # rows there were when the last fit that has ended was requested
         self._fits = self._model_steps = 0
         self._fits_skipped = SkippedUpdates("the model of mbpo", MODEL_REMEDY, "fits")
+        self._fitter: Mapping[str, Array] = {}  # of the last fit: what another fitter continues from
+        self._continues = False  # the fitter of this run has nothing yet, and continues the work of another one
         self._about: dict[str, float] = {}  # metrics for the next publication
         self._trail: dict[int, deque[Tensor]] = {}
 
@@ -84,12 +87,17 @@ class MBPO(SAC):
         return about
 
     def state_dict(self) -> dict[str, Array]:
-        """The fitter's own state stays where it runs: after a restart it gets all stored rows again."""
+        """With what the fitter continues from, as of the model that is here: a fit under way is begun anew."""
         counts = np.array([self._fits, self._model_steps, self._model_rows], np.int64)
         state: dict[str, Array] = {"model.counts": counts, "model.elites": to_numpy(self._model_env.elites).copy()}
         state |= {f"model.{name}": to_numpy(value) for name, value in self.model.state().items()}
+        state |= {f"fitter.{name}": to_numpy(value) for name, value in self._fitter.items()}
         state |= {f"model_buffer.{name}": value for name, value in self.model_buffer.state_dict().items()}
         state["model_env"] = self._model_env.generator.get_state().numpy()
+        state["about"] = np.frombuffer(json.dumps(self._about).encode(), np.uint8)
+        for worker, trail in self._trail.items():
+            state[f"trail.{worker}"] = to_numpy(torch.cat(list(trail)))
+            state[f"trail.{worker}.steps"] = np.array([len(part) for part in trail])
         return state | {f"sac.{name}": value for name, value in super().state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -99,7 +107,13 @@ class MBPO(SAC):
         self._model_env.elites.copy_(torch.as_tensor(state["model.elites"]))
         self._model_env.generator.set_state(torch.as_tensor(state["model_env"]))
         self._fits, self._model_steps, self._model_rows = (int(count) for count in state["model.counts"])
-        self._sent = max(0, self.pace.rows - self.replay.count)
+        self._fitter, self._continues = under("fitter.", state), True
+        self._sent = self._model_rows if self._fitter else max(0, self.pace.rows - self.replay.count)
+        self._about = json.loads(np.asarray(state["about"]).tobytes())
+        for name, steps in under("trail.", state).items():
+            if (worker := name.removesuffix(".steps")) != name:
+                rows = torch.tensor(np.asarray(state[f"trail.{worker}"]), device=self.spec.compute.device)
+                self._trail[int(worker)] = deque(rows.split(np.asarray(steps).tolist()))
 
     def _manage_fits(self) -> None:
         """The model is never more than two fits' worth of rows behind: then updates wait for it."""
@@ -121,10 +135,22 @@ class MBPO(SAC):
             self._adopt(fit)
 
     def _request(self, rows: int) -> None:
-        new = self.replay.newest(min(rows - self._sent, self.replay.count))
-        self._executor.submit(new if new.is_cuda else new.numpy())
-        self._sent = rows
+        new = self._export(self.replay.newest(min(rows - self._sent, self.replay.count)))
+        self._executor.submit(self._continuation(new) if self._continues and self._fitter else new)
+        self._sent, self._continues = rows, False
         self._requested_at.append(rows)
+
+    def _continuation(self, new: Array) -> Continuation:
+        """For a fitter that has nothing yet: the rows, the model and the optimiser of the one that the run had before."""
+        had = min(int(self._fitter["seen"]), self.config.model_rows)
+        kept = min(had, self.replay.count - len(new))
+        rows = self._export(self.replay.newest(kept + len(new))[:kept])
+        state = {name: self._export(value) for name, value in self.model.state().items()}
+        return Continuation(new, rows, state, self._fitter)
+
+    @staticmethod
+    def _export(rows: Tensor) -> Array:
+        return rows if rows.is_cuda else rows.numpy()
 
     def _adopt(self, fit: Fit | FreewheelError) -> None:
         if isinstance(fit, FreewheelError):
@@ -137,6 +163,7 @@ class MBPO(SAC):
         if fit.not_finite:
             return
         self.model.load(fit.state)
+        self._fitter = fit.fitter
         self._model_env.elites.copy_(torch.as_tensor(fit.elites))
         self._fits += 1
         self._model_rows = self._tried

@@ -9,6 +9,7 @@ import numpy as np
 
 from freewheel.core import Array, Chunk, Metrics, RowCounts, Snapshot
 from freewheel.errors import SetupError
+from freewheel.learn.chunks import under
 from freewheel.learn.finite import STATISTICS, is_finite
 from freewheel.learn.moments import ReturnScale, RunningMoments
 from freewheel.learn.ppo.config import PPOConfig
@@ -132,6 +133,7 @@ class PPO:
             state["learning_rate"] = np.array(self._lr)
         if self._moments is not None:
             state["obs_moments"] = self._moments.state()
+        state |= {f"held.{name}": value for name, value in self._buffer.state().items()}
         return state if self._scale is None else state | self._scale.state()
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -139,6 +141,8 @@ class PPO:
         self.version, self._trained, self._skipped, self._stale = map(int, state["counts"])
         arrays = {name: np.asarray(value) for name, value in state.items()}
         self._lr = float(arrays["learning_rate"]) if "learning_rate" in arrays else None
+        device = self.spec.compute.device if self.spec.world.batched_on_device else None
+        self._buffer.restore(under("held.", state), device)
         if self._moments is not None:
             self._moments.restore(arrays["obs_moments"])
         if self._scale is not None:

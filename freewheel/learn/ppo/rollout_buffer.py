@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 import numpy as np
 
-from freewheel.core import A, Chunk, NDArray, Transitions
+from freewheel.core import A, Array, Chunk, NDArray, Transitions
+from freewheel.learn.chunks import FIELDS, from_arrays, to_arrays
 from freewheel.policies.spec import namespace
-
-FIELDS = tuple(field.name for field in fields(Transitions))
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,18 @@ class RolloutBuffer(Generic[A]):
         self.rows -= rows
         self.available -= rows
         return join(taken)
+
+    def state(self) -> dict[str, Array]:
+        """The chunks that wait, in order."""
+        parts = to_arrays(self._parts)
+        return to_arrays(self._chunks) | {f"part.{name}": value for name, value in parts.items()}
+
+    def restore(self, state: Mapping[str, Array], device: str | None) -> None:
+        """Have the chunks of another buffer instead of those here: numpy arrays, or tensors on this device."""
+        parts = {name.removeprefix("part."): value for name, value in state.items() if name.startswith("part.")}
+        self._chunks, self._parts = from_arrays(state, device), from_arrays(parts, device)
+        self.available = sum(chunk.rows for chunk in self._chunks)
+        self.rows = self.available + sum(chunk.rows for chunk in self._parts)
 
     def expire(self, oldest: int) -> int:
         """Remove rows that a version older than this chose; returns how many."""

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from freewheel.core import Array, Transitions
 from freewheel.learn.adam import FusedAdam
+from freewheel.learn.chunks import FIELDS
 from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite
 from freewheel.learn.ppo.config import PPOConfig
-from freewheel.learn.ppo.rollout_buffer import FIELDS, RolloutBatch
+from freewheel.learn.ppo.rollout_buffer import RolloutBatch
 from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, inspected, prepare
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.nets import TensorPolicy

@@ -138,14 +138,17 @@ class SACUpdate:
 
     def state_dict(self) -> dict[str, Array]:
         tensors = self._state | {"params": self.policy.flat, "noise": self.policy.generator.get_state()}
+        tensors |= {"losses": self._losses}
         state: dict[str, Array] = {name: value.cpu().numpy().copy() for name, value in tensors.items()}
-        return state | {"learning_rate": np.array(self._lr)}
+        return state | {"learning_rate": np.array(self._lr), "unread": np.array(self.unread)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         tensors = {name: torch.as_tensor(np.array(value)) for name, value in state.items()}
         self.policy.load_flat(tensors["params"])
         self.learning_rate = float(state["learning_rate"])
         self.policy.generator.set_state(tensors["noise"])
+        self._losses.copy_(tensors["losses"])
+        self.unread = int(state["unread"])
         for name, value in self._state.items():
             value.copy_(tensors[name])
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from freewheel.core import ActionSpec, NDArray
 from freewheel.policies.spec import ACTIVATIONS, FlatParams, Head, PolicySpec, Views, layers, statistics_layout
 from freewheel.rollout.kernel import compiled
+from freewheel.seeding import Position
 
 if TYPE_CHECKING:
     import torch
@@ -97,6 +98,7 @@ class CategoricalActor:
         self._lanes = np.arange(0)
         self._rng: np.random.Generator | None = None
         self._numbers: list[float] = []  # drawn, and not yet used; the next is the last
+        self._before: Mapping[str, Any] = {}  # the generator's state before they were drawn
 
     def choose_one(self, inputs: NDArray, obs: NDArray, rng: np.random.Generator | None) -> tuple[int, float]:
         mask = None if self._mask is None else np.asarray(obs[slice(*self._mask)], np.float32)
@@ -119,8 +121,14 @@ class CategoricalActor:
 
     def _draw(self, rng: np.random.Generator) -> float:
         if rng is not self._rng or not self._numbers:
+            self._before = rng.bit_generator.state
             self._rng, self._numbers = rng, np.minimum(rng.random(BLOCK), BELOW_ONE)[::-1].tolist()
         return self._numbers.pop()
+
+    def position(self, rng: np.random.Generator) -> Position:
+        if rng is not self._rng:
+            return Position(rng.bit_generator.state)
+        return Position(self._before, BLOCK - len(self._numbers))
 
 
 def _masked(logits: NDArray, obs: NDArray, mask: tuple[int, int] | None) -> NDArray:

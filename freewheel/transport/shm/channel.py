@@ -21,11 +21,13 @@ import numpy as np
 
 from freewheel.core import CAUSES, WORKER_TIME, EnvSpec, Episode, Failure, NDArray, Transitions
 from freewheel.pacing.pacing import Tally
+from freewheel.seeding import RNG_WORDS
 from freewheel.transport.shm.memory import Fields, SharedArrays, bytes_of
 from freewheel.transport.shm.sync import ProcessLock, Wakeup
-from freewheel.transport.wire import Fragment
+from freewheel.transport.wire import After, Fragment
 
 NO_SLOT = -1
+NOTHING, LANES, LANES_AND_RNG = range(3)
 EPISODE = ("lane", "number", "seed", "ret", "length", "seconds")  # columns of an episode; context and measures follow
 COLUMNS = tuple(field.name for field in fields(Transitions))
 FAILED, ENDED = 1, 2  # columns of `tally`; column 0 is the number of rows produced
@@ -70,6 +72,10 @@ class Shape:
             "tally": ((*slot, self.steps + 1, 3), "i8"),
             "state": ((*slot, spec.lanes, self.state), "f4"),  # the actor's memory before the first step
             "tickets": ((*slot, self.tickets), "i8"),
+            "known": (slot, "i8"),  # what follows here: NOTHING, LANES, or LANES_AND_RNG
+            "numbers": ((*slot, spec.lanes), "i8"),  # core.Episode.number of each lane after the last step
+            "memory": ((*slot, spec.lanes, self.state), "f4"),  # the actor's memory then
+            "rng": ((*slot, RNG_WORDS), "i8"),  # the state of its generator then
             "version": (slot, "i8"),
             "incarnation": (slot, "i8"),
             "count": (slot, "i8"),  # finished steps
@@ -126,6 +132,8 @@ class _Ring:
         self.tally, self.clocks = cells("tally"), cells("time")
         self.lost, self.episodes, self.time = (memory[name][worker] for name in ("lost", "episodes", "time"))
         self.state, self.tickets = memory["state"][worker], memory["tickets"][worker]
+        self.known, self.numbers = cells("known"), memory["numbers"][worker]
+        self.memory, self.rng = memory["memory"][worker], memory["rng"][worker]
 
     def closed(self) -> int:
         return self.committed[0] - self.taken[0]
@@ -183,6 +191,7 @@ class Writer:
         self._at = at = ring.at(number, 0)
         ring.tally[at], ring.tally[at + FAILED], ring.tally[at + ENDED] = *ring.reached()[:2], 0
         ring.count[slot] = 0
+        ring.known[slot] = NOTHING
         if state is not None and state.size:
             ring.state[slot] = state
         if tickets:
@@ -206,13 +215,24 @@ class Writer:
         tally[at + 3 + ENDED] = ended
         ring.count[slot] = t + 1
 
-    def commit(self, time: Sequence[int]) -> None:
+    def commit(self, time: Sequence[int], after: After | None = None) -> None:
         """Close the slot. Call `notify` after the grant has been given back."""
         clocks = self._ring.clocks
+        if after is not None:
+            self._describe(after)
         for kind, ns in enumerate(time):
             if ns:
                 clocks[kind] += ns
         self._ring.committed[0] += 1
+
+    def _describe(self, after: After) -> None:
+        ring, slot = self._ring, self.slot
+        ring.numbers[slot] = after.numbers
+        if after.memory.size:
+            ring.memory[slot] = after.memory
+        if after.rng is not None:
+            ring.rng[slot] = after.rng.view(np.int64)
+        ring.known[slot] = LANES if after.rng is None else LANES_AND_RNG
 
     def notify(self) -> None:
         """Wake the learner."""
@@ -339,7 +359,15 @@ class Reader:
         now = ring.time.copy()
         time, self._time[worker] = now - self._time[worker], now
         author, state, tickets = (worker, ring.incarnation[slot]), ring.state[slot].copy(), ring.tickets[slot].tolist()
-        return Fragment(*author, ring.version[slot], data, state, episodes, rows, lost, gap, time, tickets)
+        after = self._after(ring, slot)
+        return Fragment(*author, ring.version[slot], data, state, episodes, rows, lost, gap, time, tickets, after)
+
+    @staticmethod
+    def _after(ring: _Ring, slot: int) -> After | None:
+        if (known := ring.known[slot]) == NOTHING:
+            return None
+        rng = ring.rng[slot].copy().view(np.uint64) if known == LANES_AND_RNG else None
+        return After(ring.numbers[slot].tolist(), ring.memory[slot].copy(), rng)
 
 
 def _lost(ring: _Ring, slot: int, begin: int, end: int) -> dict[str, int]:

@@ -15,14 +15,19 @@ from freewheel.core import MOST_CONTEXTS, NDArray, RowCounts, Snapshot
 from freewheel.errors import EnvError
 from freewheel.pacing.pacing import NO_VERSION, Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.rollout.runner import Author
+from freewheel.seeding import generator_state
 from freewheel.transport import forkserver
 from freewheel.transport.shm.channel import Channel, Reader, Shape
 from freewheel.transport.shm.heartbeats import Heartbeats, Stragglers, kind
-from freewheel.transport.shm.memory import Mailbox, require_memory
+from freewheel.transport.shm.memory import NEVER, Mailbox, require_memory
 from freewheel.transport.shm.permits import SharedPermits
+from freewheel.transport.shm.progress import Progress
 from freewheel.transport.shm.worker import WorkerId, WorkerResources, work
 from freewheel.transport.supervisor import Supervisor
 from freewheel.transport.wire import Fragment, Wire
+
+TABLES = 64  # of contexts that are kept: where each episode's came from is found by the version that it began under
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,18 @@ class SharedMemoryWire(Wire):
         self.stragglers = Stragglers(self.heartbeats, self.channel.memory["time"])
         self._losses_shown, self._reports_shown = 0, [0] * size.workers  # reports: of each worker
         self._reported: set[str] = set()
+        self._progress = [
+            Progress(
+                self.lanes,
+                actor.state_size,
+                generator_state(Author(factory.seed, range(0), worker=worker).rng()),
+                spec.context,
+                workers=size.workers,
+            )
+            for worker in range(size.workers if pacing.own_episodes else 0)
+        ]
+        self._tables = {NEVER: spec.context}  # contexts by the first version that was posted with them
+        self._resume: dict[int, dict[str, NDArray]] = {}  # by worker: where it begins
         self._final: _FinalState | None = None
 
     def __enter__(self) -> Self:
@@ -90,6 +107,8 @@ class SharedMemoryWire(Wire):
     def post(self, snapshot: Snapshot) -> None:
         self.mailbox.post(snapshot)
         self._newest = snapshot.version, snapshot.context
+        if snapshot.context is not self._tables[max(self._tables)]:
+            self._tables = dict([*self._tables.items(), (snapshot.version, snapshot.context)][-TABLES:])
 
     def take(self) -> Iterator[Fragment]:
         committed, taken = self.channel.memory["committed"], self.channel.memory["taken"]
@@ -141,6 +160,11 @@ class SharedMemoryWire(Wire):
     def note_episodes(self, fragment: Fragment) -> None:
         self.stragglers.take(fragment.worker, fragment.episodes)
 
+    def note_delivered(self, fragment: Fragment) -> None:
+        if self._progress:
+            known = max((version for version in self._tables if version <= fragment.version), default=min(self._tables))
+            self._progress[fragment.worker].add(fragment, self._tables[known])
+
     def stats(self) -> Mapping[str, float | None]:
         memory, shape = self.channel.memory, self.channel.shape
         waiting = int((memory["committed"] - memory["taken"]).sum())
@@ -170,16 +194,22 @@ class SharedMemoryWire(Wire):
         }  # fmt: skip
 
     def state(self) -> dict[str, NDArray]:
-        """Episodes begun by each lane, so that none is played twice, and the next incarnation number."""
-        if self._final is not None:
-            return self._final.state
-        next_incarnation = 1 + max(slot.incarnation for slot in self.supervisor.slots)
-        return {"begun": self.heartbeats.memory["begun"].copy(), "incarnation": np.array([next_incarnation])}
+        """Where each worker's lanes are, by what was delivered, and the next incarnation number."""
+        state = {"incarnation": np.array([1 + max(slot.incarnation for slot in self.supervisor.slots)])}
+        for worker, progress in enumerate(self._progress):
+            state |= {f"{worker}.{name}": np.asarray(value) for name, value in progress.state().items()}
+        return state
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
-        self.heartbeats.memory["begun"][:] = state["begun"]
         for slot in self.supervisor.slots:
             slot.incarnation = int(state["incarnation"][0]) - 1
+        for worker, progress in enumerate(self._progress):
+            own = f"{worker}."
+            found = {name.removeprefix(own): value for name, value in state.items() if name.startswith(own)}
+            progress.restore(found)
+            self._resume[worker] = found
+            # Where the worker dies before it is back, another one begins the episodes after these.
+            self.heartbeats.memory["begun"][worker] = progress.numbers + progress.under_way
 
     def _spawn(self, worker: int, incarnation: int) -> ForkServerProcess:
         first = worker * self.lanes
@@ -187,7 +217,16 @@ class SharedMemoryWire(Wire):
         port, (version, context) = self.channel.ports[worker], self._newest
         if self._recorder is not None:
             self._recorder.started(worker, incarnation, self.heartbeats.memory["begun"][worker].tolist(), version)
-        shared = WorkerResources(self._factory, port, self.mailbox, self.heartbeats, self.permits, context, self._nice)
+        shared = WorkerResources(
+            self._factory,
+            port,
+            self.mailbox,
+            self.heartbeats,
+            self.permits,
+            context,
+            self._nice,
+            self._resume.pop(worker, None),
+        )
         return self._lifeline.process(work, shared, who, name=f"freewheel-worker-{worker}")
 
     def _settle(self, worker: int, for_good: bool) -> None:
@@ -206,7 +245,7 @@ class SharedMemoryWire(Wire):
         """Keep the final counts and reports of the workers, because their shared memory is about to be freed."""
         for worker in range(self.authors):
             self.reader.settle(worker)
-        self._final = _FinalState(self.rows(), self.summary(), self.state(), self.messages())
+        self._final = _FinalState(self.rows(), self.summary(), self.messages())
 
 
 @dataclass
@@ -215,7 +254,6 @@ class _FinalState:
 
     rows: RowCounts
     summary: Mapping[str, Any]
-    state: dict[str, NDArray]
     unread: list[str]
 
     def messages(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -26,6 +26,7 @@ from freewheel.transport.shm.channel import Port, Writer
 from freewheel.transport.shm.heartbeats import Heartbeats, LaneCalls
 from freewheel.transport.shm.memory import NEVER, Mailbox
 from freewheel.transport.shm.permits import SharedPermits
+from freewheel.transport.wire import After
 
 WAIT_CREDIT, WAIT_SLOT, WAIT_GATE, DOWN, OTHER = (
     WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "wait-gate", "down", "other")
@@ -45,6 +46,7 @@ class WorkerResources:
     permits: SharedPermits
     context: NDArray  # [K, C] for episodes that begin before the first weights are loaded
     nice: int = 0  # how much to lower the priority
+    resume: Mapping[str, NDArray] | None = None  # for Runner.load_state_dict: where an earlier run's worker was
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class _Worker:
         self._tickets = next((one.tickets for one in streams if isinstance(one, TicketStream)), None)
         author = Author(factory.seed, who.lanes, worker=worker, incarnation=who.incarnation, streams=streams)
         self._begun = memory["begun"][worker]
+        self._own_episodes = shared.permits.pacing.own_episodes
         self._steps, self._since = memory.cells("steps", worker), memory.cells("since", worker)
         self._reported: set[str] = set()
         self._loaded, self._weights = NEVER, shared.mailbox.buffer()
@@ -93,13 +96,18 @@ class _Worker:
         if isinstance(env, WatchedLanes):
             env.watch(calls)
         self._runner = make_runner(factory, who.lanes, env, author)
+        self._runner.calling = self._calling
+        if shared.resume is not None:
+            self._runner.load_state_dict(shared.resume)
         self._writer = Writer(shared.port, worker, who.incarnation)
 
     def run(self) -> None:
         self._heartbeats.enter(self._who.worker, phase.RESET)
         self._runner.set_context(self._shared.context)
         self._runner.begin()
-        self._begun += 1
+        self._begun[:] = [number + 1 for number in self._runner.numbers] if self._own_episodes else self._begun + 1
+        for note in self._runner.messages():
+            self._heartbeats.report(self._who.worker, note)
         freeze_heap()
         self._report_ready()
         self._mark = perf_counter_ns()
@@ -122,7 +130,7 @@ class _Worker:
         tickets = () if self._tickets is None else self._tickets.history
         data = self._writer.begin(self._runner.version, self._runner.state, tickets)
         self._act(data, grant.steps)
-        self._commit()
+        self._commit(exact=grant.exact)
         if self._runner.over:
             self._give_back()  # a reset may take long
             self._autoreset()
@@ -174,7 +182,11 @@ class _Worker:
         self._runner.autoreset()
         self._runner.over = False
 
-    def _commit(self) -> None:
+    def _calling(self, what: str) -> None:
+        """An episode of an earlier run is played again: each call of the environment has its own time limit."""
+        self._heartbeats.enter(self._who.worker, phase.RESET if what == "reset" else phase.STEP)
+
+    def _commit(self, *, exact: bool) -> None:
         now = perf_counter_ns()
         time = self._runner.spent()
         time[OTHER] += max(0, now - self._mark - sum(time))
@@ -182,7 +194,11 @@ class _Worker:
         if now > self._memory_checked + MEMORY_CHECK:
             self._memory_checked = now
             self._heartbeats.memory["peak"][self._who.worker] = _peak()
-        self._writer.commit(time)
+        after = None
+        if self._own_episodes:
+            rng = self._runner.position.words() if exact else None
+            after = After((self._begun - 1).tolist(), self._runner.state, rng)
+        self._writer.commit(time, after)
         self._unnotified = True
 
     def _await_grant(self) -> Grant | None:

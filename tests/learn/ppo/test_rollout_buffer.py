@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freewheel.core import Chunk, NDArray, Transitions
-from freewheel.learn.ppo.rollout_buffer import FIELDS, RolloutBatch, RolloutBuffer, cut, join
+from freewheel.learn.chunks import FIELDS
+from freewheel.learn.ppo.rollout_buffer import RolloutBatch, RolloutBuffer, cut, join
 from tests.support.learning import sign, to_tensors
 
 

@@ -1,0 +1,54 @@
+"""Chunks that a learner holds as arrays, and back: a run that goes on has them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from freewheel.core import WORKER_TIME, Array, Chunk, NDArray, Origin, Transitions, to_numpy
+
+FIELDS = tuple(field.name for field in fields(Transitions))
+
+
+def to_arrays(chunks: Sequence[Chunk[Any]]) -> dict[str, Array]:
+    """All rows behind each other, and what each chunk is; copies. Finished episodes and times are left out: they are counted
+    when a chunk is delivered. Nothing where there are no chunks."""
+    if not chunks:
+        return {}
+    about = [(*map(int, one.data.valid.shape), one.version, one.rows, *astuple(one.origin)) for one in chunks]
+    state: dict[str, Array] = {"about": np.array(about, np.int64)}
+    state["memory"] = np.concatenate([to_numpy(one.state) for one in chunks])
+    for name in FIELDS:
+        parts = [to_numpy(getattr(one.data, name)) for one in chunks]
+        state[name] = np.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts])
+    return state
+
+
+def from_arrays(state: Mapping[str, Array], device: str | None) -> list[Chunk[Any]]:
+    """The chunks that `to_arrays` took apart: of numpy arrays, or of tensors on this device."""
+    if "about" not in state:
+        return []
+    arrays = {name: np.asarray(value) for name, value in state.items()}
+    chunks: list[Chunk[Any]] = []
+    row = lane = 0
+    for steps, lanes, version, rows, *origin in arrays["about"].tolist():
+        data = {name: arrays[name][row : row + steps * lanes] for name in FIELDS}
+        grid = {name: _placed(part.reshape(steps, lanes, *part.shape[1:]), device) for name, part in data.items()}
+        memory = _placed(arrays["memory"][lane : lane + lanes], device)
+        time = np.zeros(len(WORKER_TIME), np.int64)
+        chunks.append(Chunk(Transitions(**grid), version, Origin(*origin), (), memory, time, rows))
+        row, lane = row + steps * lanes, lane + lanes
+    return chunks
+
+
+def under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:
+    """The part of a state whose names begin so, without that beginning."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _placed(array: NDArray, device: str | None) -> Any:
+    return array.copy() if device is None else torch.as_tensor(array.copy(), device=device)

@@ -1,0 +1,117 @@
+"""Where an author's lanes are, as arrays: what a run that goes on brings them back to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from freewheel.core import Actor, Array, Env, NDArray, Played, ReplayingEnv, SeedStream
+from freewheel.rollout.recording import UNKNOWN, Recording
+from freewheel.seeding import Position
+
+RECORDING = "recording."
+
+
+@runtime_checkable
+class DrawsInBlocks(Protocol):
+    """An Actor that draws more random numbers at a time than it needs at once."""
+
+    def position(self, rng: np.random.Generator) -> Position: ...
+
+
+def position(actor: Actor, rng: np.random.Generator) -> Position:
+    """Where an actor is that draws from this generator."""
+    return actor.position(rng) if isinstance(actor, DrawsInBlocks) else Position(rng.bit_generator.state)
+
+
+class Boundary(NamedTuple):
+    """An author between two chunks."""
+
+    rng: Position
+    memory: NDArray  # [B, H] of the actor
+    played: Sequence[int]  # [B] episodes of each lane's stream that have ended
+    contexts: Sequence[NDArray]  # [B] the table of contexts when each lane's episode began
+
+
+@dataclass(frozen=True)
+class LaneStates:
+    """The lanes of one author."""
+
+    numbers: Sequence[int]  # [B] of the episode under way, or of the one that begins next
+    memory: NDArray  # [B, H] of the actor
+    contexts: Sequence[NDArray]  # [B] the table of contexts when the episode began
+    recording: Mapping[str, Array] = field(default_factory=dict)  # what was played of the episodes
+    seconds: Sequence[float] = ()  # [B] that the episodes have lasted, where it is known
+
+    def to_arrays(self) -> dict[str, Array]:
+        by_id = {id(table): table for table in self.contexts}
+        different = {(table.shape, table.tobytes()): table for table in by_id.values()}
+        tables, where = list(different.values()), {key: place for place, key in enumerate(different)}
+        place = {number: where[table.shape, table.tobytes()] for number, table in by_id.items()}
+        return {
+            "numbers": np.array(self.numbers, np.int64),
+            "memory": np.array(self.memory),
+            "seconds": np.array(self.seconds or [0.0] * len(self.numbers)),
+            "context.of": np.array([place[id(table)] for table in self.contexts], np.int64),
+            "context.rows": np.array([table.shape for table in tables], np.int64).reshape(-1, 2),
+            "context.tables": np.concatenate([np.asarray(table, np.float32).reshape(-1) for table in tables]),
+            **{f"{RECORDING}{name}": value for name, value in self.recording.items()},
+        }
+
+    @classmethod
+    def from_arrays(cls, state: Mapping[str, Array]) -> LaneStates:
+        arrays = {name: np.asarray(value) for name, value in state.items()}
+        tables, at = [], 0
+        for rows, columns in arrays["context.rows"].tolist():
+            tables.append(arrays["context.tables"][at : at + rows * columns].reshape(rows, columns))
+            at += rows * columns
+        recorded = {name.removeprefix(RECORDING): value for name, value in arrays.items() if name.startswith(RECORDING)}
+        return cls(
+            numbers=arrays["numbers"].tolist(),
+            memory=arrays["memory"],
+            contexts=[tables[place] for place in arrays["context.of"].tolist()],
+            recording=recorded,
+            seconds=arrays["seconds"].tolist(),
+        )
+
+
+class Return(NamedTuple):
+    """Lanes that have been brought back."""
+
+    obs: NDArray  # [B, D] what to act on
+    played: Sequence[Played | None]  # what was played again
+    reasons: Sequence[str]  # [B] why a lane has begun its next episode instead; empty: it has not
+
+
+def bring_back(
+    env: Env, streams: Sequence[SeedStream], states: LaneStates, recording: Recording, calling: Callable[[str], None]
+) -> Return:
+    """Begin the episodes of these streams, and bring those under way to where they were."""
+    steps, played = recording.steps.tolist(), recording.played(list(states.contexts))
+    lost = {lane: "it had been played for too long" for lane, count in enumerate(steps) if count == UNKNOWN}
+    if not isinstance(env, ReplayingEnv):
+        lost |= {lane: "its environment cannot be brought back" for lane, own in enumerate(played) if own is not None}
+        played = [None] * len(steps)
+    begun = [NextEpisodes(stream) if lane in lost else stream for lane, stream in enumerate(streams)]
+    if isinstance(env, ReplayingEnv) and any(own is not None for own in played):
+        obs, reasons = env.replay(begun, played, calling)
+    else:
+        calling("reset")
+        obs, reasons = env.reset(begun), [""] * len(steps)
+    return Return(obs, played, [lost.get(lane) or reason for lane, reason in enumerate(reasons)])
+
+
+@dataclass(frozen=True, slots=True)
+class NextEpisodes:
+    """The episodes of a stream after its first. Implements core.SeedStream."""
+
+    stream: SeedStream
+
+    def number(self, k: int) -> int:
+        return self.stream.number(int(k) + 1)
+
+    def seed(self, k: int) -> int:
+        return self.stream.seed(int(k) + 1)

@@ -1,0 +1,65 @@
+"""How far a worker's lanes have come, by what was delivered: a run that goes on brings them back there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from freewheel.core import Array, NDArray
+from freewheel.rollout.recording import MOST_BYTES, Recording
+from freewheel.rollout.restoring import LaneStates
+from freewheel.transport.wire import Fragment
+
+ALL_BYTES = 4 * MOST_BYTES  # of the recordings of all workers
+
+
+class Progress:
+    """One worker. Fragments come in the order in which they were written; those that were not delivered will be written again."""
+
+    def __init__(self, lanes: int, state_size: int, rng: NDArray, context: NDArray, *, workers: int) -> None:
+        self.numbers = [0] * lanes  # of the episode under way, or of the one that begins next
+        self._memory = np.zeros((lanes, state_size), np.float32)
+        self._rng: NDArray | None = rng  # None: not known
+        self._contexts = [context] * lanes
+        self._recording = Recording(lanes, min(MOST_BYTES, ALL_BYTES // workers))
+
+    @property
+    def under_way(self) -> NDArray:
+        """[B] whether the lane is inside an episode."""
+        return np.asarray(self._recording.steps != 0)
+
+    def add(self, fragment: Fragment, context: NDArray) -> None:
+        """The next fragment; context: the table of its version."""
+        data, after = fragment.data, fragment.after
+        if fragment.gap or (after is None and self._memory.size):
+            self._recording.forget()
+        steps = len(data.valid)
+        ended = np.zeros(len(self.numbers), np.bool_)
+        if steps:
+            if fragment.episodes or fragment.rows < data.valid.size:
+                ended = (data.terminated | data.truncated | ~data.valid).any(axis=0)
+            self._recording.add(data, ends=bool(ended.any()))
+        if after is None:  # the first rows of a fragment that is still open, or whose writer has died
+            self._rng = None
+            numbers = self.numbers.copy()
+            for episode in fragment.episodes:
+                numbers[episode.lane % len(numbers)] = episode.number + 1
+        else:
+            numbers, self._memory, self._rng = after.numbers, after.memory, after.rng
+        for lane, number in enumerate(numbers):
+            if ended[lane]:
+                self._contexts[lane] = context
+            elif number != self.numbers[lane]:  # a new episode, since the last fragment
+                self._contexts[lane] = context
+                self._recording.restart(lane, steps)
+        self.numbers = numbers
+
+    def state(self) -> dict[str, Array]:
+        """For Runner.load_state_dict."""
+        states = LaneStates(self.numbers, self._memory, self._contexts, self._recording.state())
+        return states.to_arrays() | ({} if self._rng is None else {"rng": self._rng})
+
+    def restore(self, state: dict[str, NDArray]) -> None:
+        states = LaneStates.from_arrays(state)
+        self.numbers, self._memory, self._contexts = list(states.numbers), states.memory, list(states.contexts)
+        self._recording.restore(states.recording)
+        self._rng = state.get("rng")
