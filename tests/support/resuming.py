@@ -151,8 +151,7 @@ class Session:
         """A hash of everything that has to be the same: weights, optimiser, rows, generators, lanes, metrics."""
         saved = self.save()
         found = {f"learner.{name}": _hash(value) for name, value in _arrays(saved.learner).items()}
-        lanes = _arrays(saved.collector)
-        found |= {f"collector.{name}": _hash(value) for name, value in lanes.items() if _repeatable(name)}
+        found |= {f"collector.{name}": value for name, value in lanes(saved).items()}
         found |= {f"buffer.{name}": hashlib.sha256(rows).hexdigest() for name, (_, rows) in saved.buffers.items()}
         row = self.meter.row(balance(self.collector.rows(), self.learner.rows()), {}, self.learner.buffer_util)
         told = {name: value for name, value in row.items() if not any(part in name for part in MEASURED)}
@@ -160,8 +159,10 @@ class Session:
         return found | {f"metrics.{name}": repr(value) for name, value in told.items() if name not in undelivered}
 
 
-def _repeatable(name: str) -> bool:
-    return not name.endswith(("seconds", "incarnation"))
+def lanes(saved: Saved) -> dict[str, str]:
+    """Hashes of the collector's state, without what differs from process to process."""
+    state = _arrays(saved.collector)
+    return {name: _hash(value) for name, value in state.items() if not name.endswith(("seconds", "incarnation"))}
 
 
 def _bytes(state: Mapping[str, Array]) -> bytes:
