@@ -14,7 +14,7 @@ from freewheel.core import EnvSpec, NDArray, Played, SeedStream, Step
 from freewheel.envs.fault_tolerant import FaultTolerantLane, FaultTolerantLanes, finite
 from freewheel.envs.lane import Lane, LaneBuffers, blank_step, survey
 from freewheel.rollout.probe import LaneWatch
-from freewheel.rollout.replay import Clock, play_again
+from freewheel.rollout.restoring import Clock, play_again
 
 LARGEST = float(np.finfo(np.float32).max)
 

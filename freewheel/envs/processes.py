@@ -27,7 +27,7 @@ from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.layout import Layout
 from freewheel.rollout.factory import Timeouts
-from freewheel.rollout.replay import LIMIT, Clock, play_again
+from freewheel.rollout.restoring import LIMIT, Clock, play_again
 from freewheel.transport.clock import LOOK, Limit, clock
 from freewheel.transport.forkserver import (
     end,

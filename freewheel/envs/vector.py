@@ -16,7 +16,7 @@ from freewheel.envs.lane import blank_step, raised
 from freewheel.envs.spaces import layout_of
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.layout import MASK, BadObservationError, Layout
-from freewheel.rollout.replay import OTHERWISE, Clock, HeldStream, after_what_was_played, differs
+from freewheel.rollout.restoring import OTHERWISE, Clock, HeldStream, after_what_was_played, differs
 
 
 class GymVector:

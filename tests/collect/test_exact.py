@@ -16,7 +16,7 @@ from freewheel.core import NO_CONTEXT, Episode
 from freewheel.envs.gym import GymConfig
 from freewheel.learn import replay_learner
 from freewheel.ledger import balance
-from freewheel.rollout import replay
+from freewheel.rollout import restoring
 from tests.support.resuming import ALGORITHMS, LANES, MODES, PPO, Session, Story, lanes, played, stop_at
 from tests.support.worlds import Wandering
 
@@ -145,7 +145,7 @@ def test_what_was_restored_can_be_saved_again_at_once_and_after_more() -> None:
 
 
 def test_episodes_that_would_take_too_long_to_bring_back_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay.Clock, "__init__", partialmethod(replay.Clock.__init__, 1e-9))
+    monkeypatch.setattr(restoring.Clock, "__init__", partialmethod(restoring.Clock.__init__, 1e-9))
     straight, run, told = continued(Story(PPO, MODES["lockstep"], LONG), at=5, turns=10)
     assert len(told) == 1
     assert told[0].endswith("would take more than 1e-09 s")
