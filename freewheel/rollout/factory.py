@@ -79,6 +79,8 @@ class Recorder(Protocol):
         self, worker: int, incarnation: int, version: int, data: Transitions[Any], tickets: Sequence[int]
     ) -> None: ...
     def dropped(self, worker: int, data: Transitions[Any], cause: str) -> None: ...  # rows that have come
+    # A full queue has dropped so many steps before they came; None: it is not known how many.
+    def skipped(self, worker: int, incarnation: int, version: int, steps: int | None) -> None: ...
 
 
 def _keep_waiting() -> None:

@@ -330,8 +330,6 @@ def _check_recording(config: Config, spec: EnvSpec) -> None:
         raise UsageError(
             f"--record-schedule is for environments that run on the CPU; {spec.name} steps all its lanes on a device"
         )
-    if getattr(config.collector, "overflow", "block") != "block":
-        raise UsageError("--record-schedule cannot record fragments that a full queue drops; leave out --overflow")
 
 
 def _device(machine: MachineOptions) -> tuple[str, list[str]]:

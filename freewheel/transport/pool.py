@@ -166,6 +166,8 @@ class WorkerPool:
 
     def _put(self, fragment: Fragment, *, part: bool = False) -> None:
         if self._recorder is not None:
+            for skipped in fragment.skipped:
+                self._recorder.skipped(fragment.worker, *skipped)
             origin = fragment.worker, fragment.incarnation, fragment.version
             self._recorder.acted(*origin, fragment.data, fragment.tickets)
         self._dropped.update(fragment.lost)

@@ -23,6 +23,14 @@ class After(NamedTuple):
     rng: NDArray | None  # the state of its generator, where a later run has to draw the same numbers
 
 
+class Skipped(NamedTuple):
+    """A fragment that a full queue dropped before it was read."""
+
+    incarnation: int
+    version: int
+    steps: int | None  # that had not been read; None: not known
+
+
 class Fragment(NamedTuple):
     """Up to T steps of an author's lanes, received from a wire."""
 
@@ -38,6 +46,7 @@ class Fragment(NamedTuple):
     time: NDArray  # [len(WORKER_TIME)] ns
     tickets: Sequence[int] = ()  # of episodes, where they are issued; see pacing.episode_queue.Tickets.history
     after: After | None = None  # None: not known
+    skipped: Sequence[Skipped] = ()  # of the same worker, before it; where they are recorded
 
 
 class Permits:

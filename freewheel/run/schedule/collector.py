@@ -193,7 +193,10 @@ class ReplayCollector:
         self.fragments += 1
         self._produced += done.rows + done.lost.total()
         self._dropped.update(done.lost)
-        self._waiting.setdefault(worker, []).append((act, done))
+        if act.sums is None:
+            self._dropped["overflow"] += done.rows
+        else:
+            self._waiting.setdefault(worker, []).append((act, done))
 
     def _drop(self, drop: Drop) -> None:
         waiting = self._waiting.get(drop.worker, [])

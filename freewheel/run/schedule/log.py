@@ -70,7 +70,7 @@ class Act:
     author: Author
     version: int
     steps: int
-    sums: Checksums
+    sums: Checksums | None  # None: a full queue dropped it, and nobody has seen its rows
     tickets: tuple[int, ...]  # issued to it since its last fragment
 
 
@@ -147,7 +147,7 @@ def as_json(line: Line) -> str:
 def _event_as_list(event: Act | Drop) -> list[int]:
     if isinstance(event, Drop):
         return [event.worker, event.place, CAUSES.index(event.cause)]
-    return [*event.author, event.version, event.steps, *event.sums, *event.tickets]
+    return [*event.author, event.version, event.steps, *(event.sums or ()), *event.tickets]
 
 
 def _from_json(text: bytes) -> Line:
@@ -195,6 +195,8 @@ def _start(values: list[int]) -> Start:
 def _event(values: tuple[int, ...]) -> Act | Drop:
     if len(values) == 3:
         return Drop(values[0], values[1], CAUSES[values[2]])
+    if len(values) == 4:
+        return Act(values[:2], values[2], values[3], None, ())
     worker, incarnation, version, steps, answers, choices, *tickets = values
     return Act((worker, incarnation), version, steps, Checksums(answers, choices), tuple(tickets))
 

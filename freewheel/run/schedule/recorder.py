@@ -84,10 +84,21 @@ class Recorder:
         steps, author = len(data.valid), (worker, incarnation)
         if not steps:
             return
-        if (start := self._starts.pop(author, None)) is not None:
-            self._began.append(start)
+        self._note_start(author)
         self._events.append(Act(author, version, steps, checksums(data), self._issued(author, tickets)))
         self._waiting.setdefault(worker, []).append((data, steps))
+
+    def skipped(self, worker: int, incarnation: int, version: int, steps: int | None) -> None:
+        author = worker, incarnation
+        if steps is None:
+            self._give_up(f"the queue of worker {worker} has dropped too many fragments at once")
+        else:
+            self._note_start(author)
+            self._events.append(Act(author, version, steps, None, ()))
+
+    def _note_start(self, author: Author) -> None:
+        if (start := self._starts.pop(author, None)) is not None:
+            self._began.append(start)
 
     def _issued(self, author: Author, history: Sequence[int]) -> tuple[int, ...]:
         """The tickets of a process since its last fragment."""

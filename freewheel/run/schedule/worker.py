@@ -118,7 +118,7 @@ class ReplayedWorker:
             self._runner.over = False
 
     def _difference(self, act: Act, found: Checksums, places: Sequence[tuple[int, int]]) -> str:
-        if found == act.sums:
+        if act.sums is None or found == act.sums:
             return ""
         if found.choices == act.sums.choices:
             what = "its environment answered the same actions in another way"

@@ -24,12 +24,13 @@ from freewheel.pacing.pacing import Tally
 from freewheel.seeding import RNG_WORDS
 from freewheel.transport.shm.memory import Fields, SharedArrays, bytes_of
 from freewheel.transport.shm.sync import ProcessLock, Wakeup
-from freewheel.transport.wire import After, Fragment
+from freewheel.transport.wire import After, Fragment, Skipped
 
 NO_SLOT = -1
 NOTHING, LANES, LANES_AND_RNG = range(3)
 EPISODE = ("lane", "number", "seed", "ret", "length", "seconds")  # columns of an episode; context and measures follow
 COLUMNS = tuple(field.name for field in fields(Transitions))
+SKIPS = 256  # for Shape.skips
 FAILED, ENDED = 1, 2  # columns of `tally`; column 0 is the number of rows produced
 
 
@@ -52,6 +53,7 @@ class Shape:
     context: int = 0  # numbers in an episode's context
     state: int = 0  # numbers in an actor's memory for each lane
     tickets: int = 0  # numbers that say which episodes were issued to the worker
+    skips: int = 0  # the last slots dropped by a full ring, of which is known what they held
 
     def fields(self) -> Fields:
         spec, worker, slot = self.spec, (self.workers,), (self.workers, self.slots)
@@ -76,6 +78,8 @@ class Shape:
             "numbers": ((*slot, spec.lanes), "i8"),  # core.Episode.number of each lane after the last step
             "memory": ((*slot, spec.lanes, self.state), "f4"),  # the actor's memory then
             "rng": ((*slot, RNG_WORDS), "i8"),  # the state of its generator then
+            # incarnation, version and steps of a dropped slot, by its number
+            "skipped": ((*worker, self.skips, 3), "i8"),
             "version": (slot, "i8"),
             "incarnation": (slot, "i8"),
             "count": (slot, "i8"),  # finished steps
@@ -124,16 +128,16 @@ class _Ring:
     """One worker's slots and counters."""
 
     def __init__(self, memory: SharedArrays, shape: Shape, worker: int) -> None:
-        self.size, self._stride = shape.slots, 3 * (shape.steps + 1)
+        self.size, self._stride, self.skips = shape.slots, 3 * (shape.steps + 1), shape.skips
         self.slots = [[memory[name][worker, slot] for name in COLUMNS] for slot in range(shape.slots)]
         cells = partial(memory.cells, worker=worker)
         self.committed, self.opened, self.taken, self.reading = map(cells, ("committed", "opened", "taken", "reading"))
         self.version, self.incarnation, self.count = map(cells, ("version", "incarnation", "count"))
         self.tally, self.clocks = cells("tally"), cells("time")
         self.lost, self.episodes, self.time = (memory[name][worker] for name in ("lost", "episodes", "time"))
-        self.state, self.tickets = memory["state"][worker], memory["tickets"][worker]
         self.known, self.numbers = cells("known"), memory["numbers"][worker]
         self.memory, self.rng = memory["memory"][worker], memory["rng"][worker]
+        self.state, self.tickets, self.skipped = (memory[name][worker] for name in ("state", "tickets", "skipped"))
 
     def closed(self) -> int:
         return self.committed[0] - self.taken[0]
@@ -180,7 +184,12 @@ class Writer:
         if self._overflow is None:
             return True
         with self._overflow:  # drop the oldest slot, unless the learner is reading it; the learner counts the rows
-            if ring.closed() == ring.size and ring.reading[0] != ring.taken[0]:
+            number = ring.taken[0]
+            if ring.closed() == ring.size and ring.reading[0] != number:
+                if ring.skips:
+                    slot = number % ring.size
+                    about = ring.incarnation[slot], ring.version[slot], ring.count[slot]
+                    ring.skipped[number % ring.skips] = about
                 ring.taken[0] += 1
         return ring.closed() >= ring.size
 
@@ -258,6 +267,8 @@ class Reader:
         self._begun = [0] * shape.workers  # steps read of it
         self._read = [0] * shape.workers  # rows read or known to be dropped, lost ones included
         self._gap = [False] * shape.workers
+        self._passed = [0] * shape.workers  # the first slot that is neither read to its end nor known to be dropped
+        self._skipped: list[list[Skipped]] = [[] for _ in range(shape.workers)]  # since the last fragment
         self._time = [np.zeros(len(WORKER_TIME), np.int64) for _ in range(shape.workers)]
         self._episode = partial(_episode, shape.context)
         self._lock: AbstractContextManager[None] = channel.overflow or nullcontext()
@@ -282,7 +293,7 @@ class Reader:
         fragment = self._copy(worker, number)
         with self._lock:
             ring.reading[0] = NO_SLOT
-            ring.taken[0] = number + 1
+            ring.taken[0] = self._passed[worker] = number + 1
         self._channel.ports[worker].slot_freed.notify()
         return fragment
 
@@ -341,6 +352,19 @@ class Reader:
             self._read[worker] += dropped
             self.overflowed += dropped
             self._gap[worker] = True
+        self._look_up_skipped(worker, ring)
+
+    def _look_up_skipped(self, worker: int, ring: _Ring) -> None:
+        """What the dropped slots held."""
+        begin, end = self._passed[worker], ring.taken[0]
+        self._passed[worker] = max(begin, end)
+        for number in range(begin, end if ring.skips else begin):
+            incarnation, version, steps = ring.skipped[number % ring.skips].tolist()
+            steps -= self._begun[worker] if self._number[worker] == number else 0
+            if end - number > ring.skips:
+                self._skipped[worker].append(Skipped(incarnation, version, None))
+            elif steps:
+                self._skipped[worker].append(Skipped(incarnation, version, steps))
 
     def _copy(self, worker: int, number: int) -> Fragment:
         ring, slot = self._rings[worker], number % self._rings[worker].size
@@ -358,9 +382,10 @@ class Reader:
         gap, self._gap[worker] = self._gap[worker], False
         now = ring.time.copy()
         time, self._time[worker] = now - self._time[worker], now
-        author, state, tickets = (worker, ring.incarnation[slot]), ring.state[slot].copy(), ring.tickets[slot].tolist()
-        after = self._after(ring, slot)
-        return Fragment(*author, ring.version[slot], data, state, episodes, rows, lost, gap, time, tickets, after)
+        state, tickets = ring.state[slot].copy(), ring.tickets[slot].tolist()
+        after, skipped, self._skipped[worker] = self._after(ring, slot), self._skipped[worker], []
+        author = worker, ring.incarnation[slot], ring.version[slot]
+        return Fragment(*author, data, state, episodes, rows, lost, gap, time, tickets, after, skipped)
 
     @staticmethod
     def _after(ring: _Ring, slot: int) -> After | None:

@@ -18,7 +18,7 @@ from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.runner import Author
 from freewheel.seeding import generator_state
 from freewheel.transport import forkserver
-from freewheel.transport.shm.channel import Channel, Reader, Shape
+from freewheel.transport.shm.channel import SKIPS, Channel, Reader, Shape
 from freewheel.transport.shm.heartbeats import Heartbeats, Stragglers, kind
 from freewheel.transport.shm.memory import NEVER, Mailbox, require_memory
 from freewheel.transport.shm.permits import SharedPermits
@@ -59,6 +59,7 @@ class SharedMemoryWire(Wire):
             spec.context.shape[1],
             actor.state_size,
             pacing.ticket_columns,
+            SKIPS if spec.recorder is not None and size.drop_oldest else 0,
         )
         with ExitStack() as undo:
             require_memory(shape.size, f"a queue of {size.workers} x {size.slots} fragments")

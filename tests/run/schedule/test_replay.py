@@ -12,8 +12,8 @@ import pytest
 
 import freewheel
 from freewheel.cli.main import main
-from freewheel.errors import SetupError, UsageError
-from freewheel.run.schedule.log import Line, Schedule
+from freewheel.errors import SetupError
+from freewheel.run.schedule.log import Act, Line, Schedule
 from freewheel.run.schedule.replay import Replay, Until, replay
 from freewheel.run.trainer import Result
 from tests.support.runs import train
@@ -196,6 +196,20 @@ def test_without_the_schedule_the_order_would_be_another(tmp_path: Path) -> None
         assert_identical(run, replay(run.path))
 
 
+def test_fragments_that_a_full_queue_dropped_are_acted_again(tmp_path: Path) -> None:
+    options = {
+        "mode": "continuous",
+        "workers": 2,
+        "overflow": "drop-oldest",
+        "max_queue_size": 2,
+        "collection_batch_size": 3,
+    }
+    result = record(tmp_path, "tests.support.worlds:Identity", **options)
+    assert result.summary["dropped"]["overflow"] > 0
+    assert any(event.sums is None for line in lines(result.path) for event in line.events if isinstance(event, Act))
+    assert_identical(result, replay(result.path))
+
+
 def test_an_environment_that_is_not_reproducible_is_named(tmp_path: Path) -> None:
     run = record(tmp_path, mode="continuous", workers=2, env_args={"drifts": True})
     found = replay(run.path)
@@ -207,8 +221,6 @@ def test_an_environment_that_is_not_reproducible_is_named(tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_recorded_or_replayed_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--record-schedule cannot record fragments that a full queue drops"):
-        record(tmp_path, mode="continuous", workers=2, overflow="drop-oldest")
     run = train(tmp_path, steps=64, evals=0)
     with pytest.raises(SetupError, match="record one with freewheel train"):
         replay(run.path)
