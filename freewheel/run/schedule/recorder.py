@@ -168,6 +168,10 @@ class Recorder:
         self._env_steps = tick.env_steps
         if tick.version != self._checked and perf_counter() >= self._next_check:
             self._check()
+        self.keep_up()
+
+    def keep_up(self) -> None:
+        """Write what there is, every now and then."""
         if self._file is not None:
             self._file.keep_up()
 
