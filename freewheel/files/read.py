@@ -4,6 +4,7 @@ Whatever is wrong becomes a FileError of one line that names the file and the fi
 allocated before it is known to fit, and nothing that a file names is imported here.
 
     content       the bytes of a regular file
+    lines         the lines of a regular file
     json_object   an object of a JSON file             parse_json    the same of bytes that have been read (and verified)
     header        what a safetensors file holds        parse_arrays  its arrays, of bytes that have been read (and verified)
     record        a dataclass from an object of JSON, every value checked against the type of its field
@@ -21,7 +22,7 @@ import os
 import stat
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NoReturn, TypeVar
@@ -64,6 +65,19 @@ def content(path: Path, most: int | None = None) -> bytearray:
     if count != size or more:
         raise FileError(f"{path} changed while it was read; try again")
     return data
+
+
+def lines(path: Path, longest: int) -> Iterator[bytes]:
+    """The lines of a regular file with their ends, one by one; of a longer line only its beginning comes, without an end."""
+    with _regular(path) as file:
+        while True:
+            try:
+                line = file.readline(longest)
+            except OSError as error:
+                raise FileError(f"{path} cannot be read: {error.strerror}") from None
+            if not line:
+                return
+            yield line
 
 
 def _regular(path: Path) -> BinaryIO:

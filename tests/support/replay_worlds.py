@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from freewheel.core import NDArray
+import freewheel
+from freewheel.core import Metrics, NDArray
 from tests.support.faulty_worlds import worker
 from tests.support.worlds import Toy
 
@@ -54,3 +55,17 @@ class Uneven(Toy):
             except FileNotFoundError:  # another worker took it
                 continue
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Curriculum:
+    """A hook that changes the contexts and the learning rate as the run goes on, and fails it at the update `fails`."""
+
+    def __init__(self, fails: int | None = None) -> None:
+        self.fails = fails
+
+    def on_update(self, run: freewheel.Run, metrics: Metrics) -> None:
+        run.learning_rate = 1e-3 / (1 + run.version)
+        if len(run.contexts):
+            run.contexts = [[run.version, 1.0], [0.5, run.version]]
+        if run.version == self.fails:
+            raise ArithmeticError("enough")

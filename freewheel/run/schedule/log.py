@@ -12,10 +12,11 @@ else in a run follows from its config, its seed and these answers, so they are w
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from freewheel.core import CAUSES, NDArray, Transitions
-from freewheel.errors import SetupError
+from freewheel.errors import FileError
+from freewheel.files import read
 
 FILE = "schedule.jsonl"
 FORMAT = 1
@@ -201,6 +203,29 @@ def _event(values: tuple[int, ...]) -> Act | Drop:
     return Act((worker, incarnation), version, steps, Checksums(answers, choices), tuple(tickets))
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Of the run when it was recorded: it may have been given more since."""
+
+    steps: int | None = None
+    minutes: float | None = None
+    episodes: int | None = None
+
+
+@dataclass(frozen=True)
+class About:
+    """The first line: the format, what the bits of a run depend on beside its config, and the number of its hooks."""
+
+    schedule: int
+    freewheel: str
+    python: str
+    numpy: str
+    torch: str
+    machine: str
+    limits: Limits
+    hooks: int = 0
+
+
 @dataclass
 class Outline:
     """What a schedule holds, found by reading it once."""
@@ -218,8 +243,7 @@ class Schedule:
 
     def __init__(self, path: Path, *, workers: int, most_steps: int) -> None:
         self._path, self._workers, self._most_steps = path, workers, most_steps
-        with self._open() as file:
-            self.about = _about(file.readline(LONGEST_LINE), path)
+        self.about = describe(path)
         self.outline = Outline()
         loaded: dict[Author, int] = {}
         for line in self._read(self.outline):
@@ -228,27 +252,19 @@ class Schedule:
     def __iter__(self) -> Iterator[Line]:
         return self._read(Outline())
 
-    def _open(self) -> Any:
-        try:
-            return self._path.open("rb")
-        except OSError as error:
-            raise SetupError(f"cannot read {self._path}: {error.strerror}") from None
-
     def _read(self, outline: Outline) -> Iterator[Line]:
-        with self._open() as file:
-            file.readline(LONGEST_LINE)
-            for text in iter(lambda: file.readline(LONGEST_LINE), b""):
-                if not text.endswith(b"\n"):
-                    outline.cut = "its last line is not whole"
-                    return
-                try:
-                    line = _from_json(text)
-                    self._check(line)
-                except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-                    outline.cut = f"line {outline.lines + 2} is damaged ({error})"
-                    return
-                outline.lines += 1
-                yield line
+        for text in itertools.islice(read.lines(self._path, LONGEST_LINE), 1, None):
+            if not text.endswith(b"\n"):
+                outline.cut = "its last line is not whole"
+                return
+            try:
+                line = _from_json(text)
+                self._check(line)
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+                outline.cut = f"line {outline.lines + 2} is damaged ({error})"
+                return
+            outline.lines += 1
+            yield line
 
     def _check(self, line: Line) -> None:
         """ValueError about numbers that no run of this config can have."""
@@ -272,14 +288,10 @@ class Schedule:
         self.outline.end = line.end
 
 
-def _about(text: bytes, path: Path) -> Mapping[str, Any]:
-    try:
-        about = json.loads(text)
-        version = about["schedule"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise SetupError(f"{path} is no recorded schedule") from None
-    if version != FORMAT:
-        raise SetupError(
-            f"{path} has format {version!r:.20} and this is a Freewheel that reads {FORMAT}; use another version"
-        )
-    return dict(about)
+def describe(path: Path) -> About:
+    """What a schedule says about itself."""
+    text = next(read.lines(path, LONGEST_LINE), b"")
+    about = read.parse_json(text, f"the first line of {path}")
+    if about.get("schedule") != FORMAT:
+        raise FileError(f"{path} has the format {read.show(about.get('schedule'))}; this Freewheel reads {FORMAT}")
+    return read.record(About, about, f"the first line of {path}")

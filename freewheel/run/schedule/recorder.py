@@ -6,6 +6,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -51,7 +52,8 @@ class Recorder:
     """Implements rollout.factory.Recorder. All is called by the learner's thread, except `started`."""
 
     def __init__(self) -> None:
-        self._file: _File | None = None
+        self.file: ScheduleFile | None = None
+        self._about: dict[str, Any] = {}
         self._weights: Callable[[], Snapshot] | None = None
         self._starts: dict[Author, Start] = {}  # of processes that have not acted yet
         self._tickets: Counter[Author] = Counter()
@@ -60,18 +62,18 @@ class Recorder:
         self._empty, self._oldest = 0, list[int | None]()
         self._polls: Counter[int] = Counter()
         self._got: dict[int, list[int]] = {}  # of executors that were polled since the last line
-        self._turn, self._env_steps = 0, 0
+        self._turn = self._env_steps = self._version = 0
+        self._turning = False  # a turn of the loop is under way
         self._checked, self._next_check = -1, 0.0  # version, time
 
     def open(self, folder: Path, say: Callable[[str], None], **about: Any) -> None:
         """Begin to write; `say` tells the user of a disk that fails."""
-        self._file = _File(folder / FILE, say)
-        self._file.add(json.dumps({"schedule": FORMAT, **versions(), **about}) + "\n")
+        self.file, self._about = ScheduleFile(folder / FILE, say), about
 
     @property
     def problems(self) -> list[str]:
         """Why the schedule is not whole."""
-        return [self._file.problem] if self._file is not None and self._file.problem else []
+        return [self.file.problem] if self.file is not None and self.file.problem else []
 
     # What workers do.
 
@@ -121,8 +123,10 @@ class Recorder:
     # What the learner gets.
 
     def listen(self, collector: Source, planned: Plan, learner: Learner) -> Source:
-        """The same collector, recorded."""
-        self._weights = learner.snapshot
+        """The same collector, recorded; the loop begins."""
+        self._weights, limits = learner.snapshot, asdict(planned.config.run.limits)
+        if self.file is not None:
+            self.file.add(json.dumps({"schedule": FORMAT, **versions(), **self._about, "limits": limits}) + "\n")
         self._check()
         return _Recorded(collector, self, serial=planned.worker_config is None)
 
@@ -137,9 +141,11 @@ class Recorder:
         return made
 
     def saw_oldest(self, version: int | None) -> None:
+        self._turning = True
         self._oldest.append(version)
 
     def collected(self, chunks: Sequence[Chunk[Any]], *, serial: bool) -> None:
+        self._turning = True
         if serial and chunks:
             self._write(chunks=tuple((len(chunk.data.valid), checksums(chunk.data)) for chunk in chunks))
         elif chunks or self._events:
@@ -164,37 +170,38 @@ class Recorder:
 
     def turn(self, tick: Tick) -> None:
         """After every turn of the loop."""
-        self._turn += 1
-        self._env_steps = tick.env_steps
+        self._turn, self._turning = self._turn + 1, False
+        self._env_steps, self._version = tick.env_steps, tick.version
         if tick.version != self._checked and perf_counter() >= self._next_check:
             self._check()
         self.keep_up()
 
     def keep_up(self) -> None:
         """Write what there is, every now and then."""
-        if self._file is not None:
-            self._file.keep_up()
+        if self.file is not None:
+            self.file.keep_up()
 
     def _check(self, end: str = "") -> None:
         """Write down a fingerprint of the present weights; the next one not before it has taken a small share of the time."""
-        if self._file is None or self._weights is None:
+        if self.file is None or self._weights is None:
             return
         began = perf_counter()
         snapshot = self._weights()
         params = {name: to_numpy(value) for name, value in snapshot.params.items()}
         check = Check(self._turn, snapshot.version, self._env_steps, checkpoint.fingerprint(params))
-        if end:
-            self._write(check=check, end=end)
-        else:
-            self._file.add(as_json(Line(check=check)))
+        self._write(check=check, end=end)
         now = perf_counter()
         self._checked, self._next_check = snapshot.version, now + (now - began) / SHARE
 
     def close(self, ended: str) -> None:
-        """The run has ended."""
-        self._check(end=ended)
-        if self._file is not None:
-            self._file.close()
+        """The run has ended. Weights that an unfinished turn has changed, or may have, are not those of any turn."""
+        changed = self._weights is not None and (ended == "failed" or self._weights().version != self._version)
+        if self._turning and changed:
+            self._write(end=ended)
+        else:
+            self._check(end=ended)
+        if self.file is not None:
+            self.file.close()
 
     def _write(
         self,
@@ -217,15 +224,15 @@ class Recorder:
             end,
         )
         self._empty, self._oldest, self._began, self._events, self._got = 0, [], [], [], {}
-        if self._file is not None:
-            self._file.add(as_json(line))
+        if self.file is not None:
+            self.file.add(as_json(line))
 
     def _give_up(self, reason: str) -> None:
-        if self._file is not None:
-            self._file.give_up(reason)
+        if self.file is not None:
+            self.file.give_up(reason)
 
 
-class _File:
+class ScheduleFile:
     """Writes every second. Nothing is lost while the disk fails, unless that lasts; then nothing more is recorded."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from freewheel.config.resolve import LimitOptions
 from freewheel.core import Executor, Learner, MakeExecutor, Tick, to_numpy
 from freewheel.errors import SetupError
 from freewheel.learn.spec import Services
@@ -24,7 +25,7 @@ from freewheel.run.plan import Plan, Report, arrange, find_device, silent, surve
 from freewheel.run.saved import RunDirectory, SavedRun, open_run
 from freewheel.run.schedule.answers import Answers, EndOfSchedule
 from freewheel.run.schedule.collector import ComparedCollector, DifferenceError, ReplayCollector
-from freewheel.run.schedule.log import FILE, Check, Schedule
+from freewheel.run.schedule.log import FILE, Check, Schedule, describe
 from freewheel.run.schedule.recorder import versions
 
 if TYPE_CHECKING:
@@ -109,9 +110,10 @@ def replay(
 
 
 def _plan(saved: SavedRun, name: RunName) -> Plan:
-    """As it was: all numbers are in the config."""
+    """As it was: all numbers are in the config, but for limits, which may have been raised since."""
     device = find_device(saved.config.run.machine.device)
-    config = replace(saved.config, env=saved.config.env.to(device))
+    limits = LimitOptions(**vars(describe(saved.path / FILE).limits))
+    config = replace(saved.config, env=saved.config.env.to(device), run=replace(saved.config.run, limits=limits))
     return arrange(config, survey_env(config), name, device)
 
 
@@ -127,10 +129,8 @@ class _Replay:
         self._collector: ReplayCollector | None = None
 
     def run(self, *, inline: bool, keep: bool) -> Replay:
-        planned, about = self._plan, self._schedule.about
+        planned = self._plan
         self._report(self._title())
-        if (missing := int(about.get("hooks", 0)) - len(self._hooks_given)) > 0:
-            self._report(f"note: the run had {missing} more hooks, given in Python: freewheel.replay(run, hooks=[...])")
         with process.executors(planned) as executors, ExitStack() as stack:
             answers = (
                 self._workers(inline, stack) if planned.worker_config is not None else Answers(self._schedule, _ignore)
@@ -142,7 +142,7 @@ class _Replay:
             try:
                 note = self._loop(source, learner, answers)
             except DifferenceError as error:
-                difference = f"{error}\n{self._verdict_hint()}"
+                difference = f"{error}\n{self._suspects()}"
             sha256 = _fingerprint(learner)
             if keep:
                 self._keep(learner)
@@ -231,19 +231,16 @@ class _Replay:
         since = f"{self._checks} fingerprints before it agree" if self._checks else "it is the first that was recorded"
         return f"the weights differ at step {check.env_steps:,}, version {check.version} ({since})"
 
-    def _verdict_hint(self) -> str:
-        """What else is not the same."""
+    def _suspects(self) -> str:
+        """What may be the reason for a difference."""
         here, about = versions(), self._schedule.about
-        others = [f"{name} {about.get(name)} (here {here[name]})" for name in here if about.get(name) != here[name]]
-        return (
-            f"it was recorded with {', '.join(others)}"
-            if others
-            else (
-                f"up to there {self._checks} fingerprints of the weights"
-                + (f" and {self._collector.fragments:,} fragments" if self._collector is not None else "")
-                + " are identical"
-            )
-        )
+        there = vars(about)
+        others = [f"{name} {there[name]} (here {here[name]})" for name in here if there[name] != here[name]]
+        if (missing := about.hooks - len(self._hooks_given)) > 0:
+            others.append(f"{missing} more hooks, given in Python: freewheel.replay(run, hooks=[...])")
+        equal = f"{self._checks} fingerprints of the weights"
+        equal += f" and {self._collector.fragments:,} fragments" if self._collector is not None else ""
+        return f"it was recorded with {', '.join(others)}" if others else f"before that {equal} are identical"
 
     def _why_short(self) -> str:
         outline = self._schedule.outline

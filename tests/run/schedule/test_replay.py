@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from freewheel.errors import SetupError
 from freewheel.run.schedule.log import Act, Line, Schedule
 from freewheel.run.schedule.replay import Replay, Until, replay
 from freewheel.run.trainer import Result
+from freewheel.seeding import training_episodes
+from tests.support.replay_worlds import Curriculum
 from tests.support.runs import train
 
 UNEVEN = "tests.support.replay_worlds:Uneven"
@@ -126,13 +129,13 @@ def test_a_run_that_was_killed_is_replayed_up_to_its_last_whole_line(story: Reco
     assert "not whole" in found.note
     assert 0 < found.env_steps < story.result.summary["env_steps"]
     assert found.checks >= 2
-
-
-def test_the_last_whole_line_may_be_the_end(story: Recorded, tmp_path: Path) -> None:
-    text = (story.path / "schedule.jsonl").read_bytes()
-    found = replay(copy_of(story, tmp_path, text[: text.rindex(b"\n", 0, -1) + 1]))
+    lost = text[: text.rindex(b"\n", 0, -1) + 1]  # all but the end
+    shutil.rmtree(tmp_path / "copy")
+    found = replay(copy_of(story, tmp_path, lost))
     assert found.identical
     assert "killed" in found.note
+    last = [line.check for line in lines(tmp_path / "copy") if line.check is not None][-1]
+    assert found.env_steps >= last.env_steps, "everything that was written is used"
 
 
 def test_the_first_fragment_that_differs_is_named(story: Recorded, tmp_path: Path) -> None:
@@ -177,6 +180,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "batch": {"mode": "batch", "workers": 2, "env_args": {"fails": 0.01}, "collection_batch_size": 5},
     "continuous sac": OFF_POLICY | {"algo": "sac", "sac": SMALL_SAC},
     "continuous mbpo": OFF_POLICY | {"algo": "mbpo", "mbpo": SMALL_SAC | SMALL_MODEL},
+    "contexts and learning rates of a hook": {
+        "mode": "continuous", "workers": 2, "env": "tests.support.worlds:Conditioned", "context": [[1, 2], [3, 4]],
+        "options": {"hooks": ["tests.support.replay_worlds:Curriculum"]},
+    },
     "lockstep": {"mode": "lockstep"},
 }  # fmt: skip
 
@@ -211,10 +218,39 @@ def test_fragments_that_a_full_queue_dropped_are_acted_again(tmp_path: Path) -> 
 
 
 def test_an_environment_that_is_not_reproducible_is_named(tmp_path: Path) -> None:
-    run = record(tmp_path, mode="continuous", workers=2, env_args={"drifts": True})
+    """Episodes whose seed divides by 5 differ at their third step; one lane a worker, so that it is certain which was it."""
+    run = record(tmp_path, mode="continuous", workers=4, env_args={"drifts": True})
     found = replay(run.path)
     assert not found.identical
-    assert "its environment answered the same actions in another way" in found.difference
+    named = re.match(
+        r"worker (\d): its environment answered the same actions in another way within these (\d+) steps of version \d+ "
+        r"\(lane (\d): episode (\d+), seed (\d+), from step (\d+)\)",
+        found.difference,
+    )
+    assert named is not None, found.difference
+    worker, steps, lane, number, seed, first = map(int, named.groups())
+    assert lane == worker
+    stream = training_episodes(0, lane)
+    assert stream.seed(number) == seed
+    at = 0  # the step, counted from the first of the fragment, at which the first such episode has its third step
+    while seed % 5 or first > 3:
+        at += 6 + seed % 10 - first
+        number, first, seed = number + 1, 1, stream.seed(number + 1)
+    assert at + 3 - first < steps
+
+
+def test_a_failure_happens_again(tmp_path: Path) -> None:
+    """After the update in which it happened, with the hook that was given in Python."""
+    with pytest.raises(ArithmeticError):
+        record(tmp_path, mode="continuous", workers=2, hooks=[Curriculum(fails=4)], run="fails")
+    with pytest.raises(ArithmeticError, match="enough"):
+        freewheel.replay(tmp_path / "fails", hooks=[Curriculum(fails=4)])
+    found = freewheel.replay(tmp_path / "fails", hooks=[Curriculum()])
+    assert found.identical
+    assert "failed" in found.note
+    without = freewheel.replay(tmp_path / "fails")
+    assert not without.identical, "the learning rate was another"
+    assert "1 more hooks" in without.difference
 
 
 # ---------------------------------------------------------------------------------------------------------------------- refusals
