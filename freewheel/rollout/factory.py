@@ -35,13 +35,13 @@ class RunnerFactory:
 
 
 def _seconds(default: float, action: str, what: str) -> Any:
-    description = f"Seconds that {what} may take, where an environment runs in another process."
+    description = f"Seconds that {what} may take; one in the run's own process ends the run then, a worker is replaced."
     return field(default=default, metadata={"flag": f"{action}_timeout", "help": description})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Seconds that an environment in a process of its own may take; on the command line --construct-timeout and so on."""
+    """Seconds that an environment may take; on the command line --construct-timeout and so on."""
 
     construct: float = _seconds(120.0, "construct", "the constructor of an environment")
     reset: float = _seconds(60.0, "reset", "a reset")

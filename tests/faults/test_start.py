@@ -18,13 +18,13 @@ from tests.support.runs import IDENTITY
 #: The command line, interrupted when it begins to import a module.
 IMPORTS = """
 import signal, sys
-wanted = sys.argv.pop(1)
+wanted, number = sys.argv.pop(1), int(sys.argv.pop(1))
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == wanted:
             sys.meta_path.remove(self)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
 sys.meta_path.insert(0, Finder())
 from freewheel.__main__ import main
@@ -75,11 +75,20 @@ def freewheel(folder: Path, *words: str, **variables: str) -> subprocess.Complet
     )
 
 
-@pytest.mark.parametrize("module", ["importlib.metadata", "numpy", "tyro", "torch"])
-def test_an_interrupt_while_modules_are_imported_is_quiet(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        ("importlib.metadata", signal.SIGINT),
+        ("importlib.metadata", signal.SIGHUP),
+        ("numpy", signal.SIGINT),
+        ("tyro", signal.SIGTERM),
+        ("torch", signal.SIGINT),
+    ],
+)
+def test_a_signal_while_modules_are_imported_is_quiet(tmp_path: Path, module: str, number: signal.Signals) -> None:
     argv = ["train", "CartPole-v1", "--steps", "64", "--evals", "0", "--runs-dir", "runs"]
-    told = freewheel(tmp_path, "-c", IMPORTS, module, *argv)
-    assert (told.returncode, told.stderr) == (130, "")
+    told = freewheel(tmp_path, "-c", IMPORTS, module, str(int(number)), *argv)
+    assert (told.returncode, told.stderr) == (128 + number, "")
     assert not (tmp_path / "runs").exists()
 
 

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from tests.support.worlds import Counter
 
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
 
 class Stuck(Counter):
     """Once, in the `at`-th call of this kind by the instance number `only` of this process, counted from 0, or a later one."""
@@ -72,7 +74,7 @@ def interrupt() -> None:
 
 
 def start() -> None:
-    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    started = subprocess.Popen(SLEEP, start_new_session=True)
     Path("started").write_text(str(started.pid))
 
 
@@ -88,3 +90,14 @@ ACTS: dict[str, Callable[[], object]] = {
     "chdir": lambda: os.chdir("/"),
     "starts": start,
 }
+
+
+class Parent(Counter):
+    """Starts two processes, one of them in a session of its own, and never ends them."""
+
+    def __init__(self) -> None:
+        super().__init__(length=8)
+        Path("started").mkdir(exist_ok=True)
+        for alone in (False, True):
+            started = subprocess.Popen(SLEEP, start_new_session=alone)
+            Path("started", str(started.pid)).touch()
