@@ -13,6 +13,7 @@ from freewheel.core import NDArray
 
 Path = tuple[int | str, ...]
 RNG_WORDS = 6  # of the state of a generator
+POSITION_WORDS = RNG_WORDS + 1  # and of a position in its numbers
 
 
 def _digest(path: Path) -> int:
@@ -53,12 +54,18 @@ class Position(NamedTuple):
     state: Mapping[str, Any]  # of the bit generator, as numpy gives it, before the block
     used: int = 0  # numbers of random() that were used since
 
-    def words(self) -> NDArray:
-        """The state of a generator that has drawn just what was used, as an array."""
-        rng = np.random.Generator(np.random.SFC64(0))
-        rng.bit_generator.state = self.state
-        rng.random(self.used)
-        return generator_state(rng)
+    def packed(self) -> NDArray:
+        """[POSITION_WORDS], for `words_at`."""
+        state = self.state
+        return np.array([*state["state"]["state"], state["has_uint32"], state["uinteger"], self.used], np.uint64)
+
+
+def words_at(packed: NDArray) -> NDArray:
+    """The state of a generator that has drawn just what was used there, as `generator_state` gives it."""
+    rng = generator()
+    restore_generator(rng, packed[:RNG_WORDS])
+    rng.random(int(packed[RNG_WORDS]))
+    return generator_state(rng)
 
 
 def restore_generator(rng: np.random.Generator, saved: NDArray) -> None:

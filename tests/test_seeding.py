@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from freewheel.core import SeedStream
 from freewheel.seeding import (
     EpisodeSeeds,
+    Position,
     drawn,
     evaluation_episodes,
     generator,
@@ -18,6 +19,7 @@ from freewheel.seeding import (
     restore_generator,
     training_episodes,
     tree,
+    words_at,
 )
 from tests.support.runs import python
 
@@ -128,3 +130,13 @@ def test_a_stream_is_a_value_and_takes_a_count_from_an_array() -> None:
     assert stream.seed(k) == stream.seed(4)
     assert EpisodeSeeds((1, "x"), 2, 3) == EpisodeSeeds((1, "x"), 2, 3)
     assert [EpisodeSeeds((1, "x"), 2, 3).number(k) for k in range(3)] == [2, 5, 8]
+
+
+@pytest.mark.parametrize("used", [0, 1, 17, 256])
+def test_a_position_in_a_block_is_a_state_that_goes_on_with_the_next_number(used: int) -> None:
+    rng, other = generator(3, "actor"), generator(9)
+    rng.random(5)
+    before = rng.bit_generator.state
+    block = rng.random(300)
+    restore_generator(other, words_at(Position(before, used).packed()))
+    assert other.random(300 - used).tolist() == block[used:].tolist()

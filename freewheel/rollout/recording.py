@@ -32,7 +32,7 @@ class Recording:
         self._pieces: deque[_Piece] = deque()
         self._end = self._bytes = 0
         self._small = 0  # pieces at the end that are not joined
-        self._start = np.zeros(lanes, np.int64)  # the first step of each lane's episode, or UNKNOWN
+        self._start = [0] * lanes  # the first step of each lane's episode, or UNKNOWN
         self._obs: NDArray | None = None  # [B, D] after the last step
 
     def add(self, data: Transitions, *, ends: bool) -> None:
@@ -43,8 +43,10 @@ class Recording:
         self._obs = data.next_obs[-1].copy()
         if ends:
             over = data.terminated | data.truncated | ~data.valid
-            last = len(over) - np.argmax(over[::-1], axis=0)
-            self._start = np.where(over.any(axis=0), begin + last, self._start)
+            lanes = (0,) if len(self._start) == 1 else np.flatnonzero(over.any(axis=0)).tolist()
+            for lane in lanes:
+                if (last := over[:, lane].tobytes().rfind(1)) >= 0:
+                    self._start[lane] = begin + last + 1
         if ends or self._bytes > self._most_bytes or self._end - self._pieces[0].end > 2 * MOST_STEPS:
             self._trim()
 
@@ -54,14 +56,16 @@ class Recording:
 
     def forget(self) -> None:
         """Rows are missing: what is under way cannot be played again."""
-        self._start[:] = UNKNOWN
+        self._start = [UNKNOWN] * len(self._start)
         self._trim()
 
     @property
     def steps(self) -> NDArray:
         """[B] of each lane's episode, or UNKNOWN."""
-        steps: NDArray = np.where(self._start == UNKNOWN, UNKNOWN, self._end - self._start)
-        return np.where(steps > MOST_STEPS, UNKNOWN, steps)
+        most = min(self._end, MOST_STEPS)
+        return np.array(
+            [self._end - start if start >= self._end - most else UNKNOWN for start in self._start], np.int64
+        )
 
     def played(self, contexts: list[NDArray]) -> list[Played | None]:
         """The episode of each lane; None: there is nothing to play again."""
@@ -93,7 +97,7 @@ class Recording:
         """Go on from another recording. Before anything is added."""
         steps = np.asarray(state["steps"])
         most = max(0, int(steps.max()))
-        self._end, self._start = most, np.where(steps == UNKNOWN, UNKNOWN, most - steps)
+        self._end, self._start = most, [UNKNOWN if own == UNKNOWN else most - own for own in steps.tolist()]
         if not most:
             return
         flat, rewards = np.asarray(state["action"]), np.asarray(state["reward"])
@@ -126,14 +130,14 @@ class Recording:
 
     def _trim(self) -> None:
         """Drop what no lane needs; while it is too much, give up the longest episode."""
-        self._start[self._start < self._end - MOST_STEPS] = UNKNOWN
         while True:
-            known = self._start[self._start != UNKNOWN]
-            first = int(known.min()) if len(known) else self._end
+            oldest = max(0, self._end - MOST_STEPS)
+            known = [start for start in self._start if start >= oldest]
+            first = min(known, default=self._end)
             while self._pieces and self._pieces[0].end <= first:
                 dropped = self._pieces.popleft()
                 self._bytes -= dropped.action.nbytes + dropped.reward.nbytes
                 self._small = min(self._small, len(self._pieces))
-            if self._bytes <= self._most_bytes or not len(known):
+            if self._bytes <= self._most_bytes or not known:
                 return
-            self._start[self._start == first] = UNKNOWN
+            self._start = [UNKNOWN if start == first else start for start in self._start]

@@ -36,6 +36,7 @@ from freewheel.seeding import (
     generator_state,
     restore_generator,
     training_episodes,
+    words_at,
 )
 
 STEP, RESET, INFER, WRITE, LOAD, OTHER = (
@@ -204,7 +205,7 @@ class Runner:
             recording=self._recording.state(),
             seconds=[(now - began) * 1e-9 if began else 0.0 for began in self._began],
         )
-        return lanes.to_arrays() | {"counts": counts, "rng": at.rng.words()}
+        return lanes.to_arrays() | {"counts": counts, "rng": words_at(at.rng.packed())}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Call it before the first step, and only where every lane plays its own episodes."""

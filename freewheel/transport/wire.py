@@ -20,7 +20,7 @@ class After(NamedTuple):
 
     numbers: list[int]  # [M] of the episode that each lane is in, or begins next
     memory: NDArray  # [M, H] of the actor
-    rng: NDArray | None  # the state of its generator, where a later run has to draw the same numbers
+    rng: NDArray | None  # seeding.Position.packed, where a later run has to draw the same numbers
 
 
 class Skipped(NamedTuple):

@@ -299,3 +299,28 @@ def test_a_restored_queue_plays_what_was_not_played_to_its_end(place: Place, mom
     later.queue.restore(first.queue.state())
     expected = first.stream().number(0)
     assert [later.stream(worker).number(0) for worker in range(2)] == [expected, expected + 1]
+
+
+def test_a_restored_queue_lets_no_more_episodes_be_under_way_than_before(place: Place) -> None:
+    """Counted in episodes: those of the run before are done, and those that the learner holds are not."""
+
+    def begun(queue: EpisodeQueue, version: int, most: int) -> int:
+        permits = place(queue)
+        if queue is not first:
+            queue.restore(first.state())
+        permits.publish(version, 0)
+        count = 0
+        while count < most and permits.take(0, tally(STEPS * count, ended=True)) is not None:
+            queue.finished += 1  # the learner has got it
+            queue.finished_rows += STEPS
+            count += 1
+            permits.give_back(0, tally(STEPS * count, ended=True))
+        return count
+
+    def made() -> EpisodeQueue:
+        return EpisodeQueue(order=ORDER, workers=1, steps=STEPS, batch_rows=0, batch_episodes=4, max_lag=1)
+
+    first = made()
+    assert begun(first, 0, most=99) == 8, "two updates' worth"
+    assert begun(made(), 2, most=99) == 8, "both have been trained on"
+    assert begun(made(), 1, most=99) == 4, "the learner still holds four"

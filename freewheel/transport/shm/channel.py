@@ -21,7 +21,7 @@ import numpy as np
 
 from freewheel.core import CAUSES, WORKER_TIME, EnvSpec, Episode, Failure, NDArray, Transitions
 from freewheel.pacing.pacing import Tally
-from freewheel.seeding import RNG_WORDS
+from freewheel.seeding import POSITION_WORDS
 from freewheel.transport.shm.memory import Fields, SharedArrays, bytes_of
 from freewheel.transport.shm.sync import ProcessLock, Wakeup
 from freewheel.transport.wire import After, Fragment, Skipped
@@ -77,7 +77,7 @@ class Shape:
             "known": (slot, "i8"),  # what follows here: NOTHING, LANES, or LANES_AND_RNG
             "numbers": ((*slot, spec.lanes), "i8"),  # core.Episode.number of each lane after the last step
             "memory": ((*slot, spec.lanes, self.state), "f4"),  # the actor's memory then
-            "rng": ((*slot, RNG_WORDS), "i8"),  # the state of its generator then
+            "rng": ((*slot, POSITION_WORDS), "i8"),  # where it was in the numbers of its generator
             # incarnation, version and steps of a dropped slot, by its number
             "skipped": ((*worker, self.skips, 3), "i8"),
             "version": (slot, "i8"),

@@ -7,6 +7,7 @@ import numpy as np
 from freewheel.core import Array, NDArray
 from freewheel.rollout.recording import MOST_BYTES, Recording
 from freewheel.rollout.restoring import LaneStates
+from freewheel.seeding import words_at
 from freewheel.transport.wire import Fragment
 
 ALL_BYTES = 4 * MOST_BYTES  # of the recordings of all workers
@@ -18,7 +19,7 @@ class Progress:
     def __init__(self, lanes: int, state_size: int, rng: NDArray, context: NDArray, *, workers: int) -> None:
         self.numbers = [0] * lanes  # of the episode under way, or of the one that begins next
         self._memory = np.zeros((lanes, state_size), np.float32)
-        self._rng: NDArray | None = rng  # None: not known
+        self._rng: NDArray | None = rng  # as in After; None: not known
         self._contexts = [context] * lanes
         self._recording = Recording(lanes, min(MOST_BYTES, ALL_BYTES // workers))
 
@@ -48,7 +49,7 @@ class Progress:
         for lane, number in enumerate(numbers):
             if ended[lane]:
                 self._contexts[lane] = context
-            elif number != self.numbers[lane]:  # a new episode, since the last fragment
+            elif number != self.numbers[lane] and not fragment.gap:  # it began between the last fragment and this one
                 self._contexts[lane] = context
                 self._recording.restart(lane, steps)
         self.numbers = numbers
@@ -56,10 +57,10 @@ class Progress:
     def state(self) -> dict[str, Array]:
         """For Runner.load_state_dict."""
         states = LaneStates(self.numbers, self._memory, self._contexts, self._recording.state())
-        return states.to_arrays() | ({} if self._rng is None else {"rng": self._rng})
+        return states.to_arrays() | ({} if self._rng is None else {"rng": words_at(self._rng)})
 
     def restore(self, state: dict[str, NDArray]) -> None:
         states = LaneStates.from_arrays(state)
         self.numbers, self._memory, self._contexts = list(states.numbers), states.memory, list(states.contexts)
         self._recording.restore(states.recording)
-        self._rng = state.get("rng")
+        self._rng = np.append(state["rng"], np.uint64(0)) if "rng" in state else None

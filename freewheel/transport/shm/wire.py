@@ -16,7 +16,7 @@ from freewheel.errors import EnvError
 from freewheel.pacing.pacing import NO_VERSION, Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.runner import Author
-from freewheel.seeding import generator_state
+from freewheel.seeding import Position
 from freewheel.transport import forkserver
 from freewheel.transport.shm.channel import SKIPS, Channel, Reader, Shape
 from freewheel.transport.shm.heartbeats import Heartbeats, Stragglers, kind
@@ -82,7 +82,7 @@ class SharedMemoryWire(Wire):
             Progress(
                 self.lanes,
                 actor.state_size,
-                generator_state(Author(factory.seed, range(0), worker=worker).rng()),
+                Position(Author(factory.seed, range(0), worker=worker).rng().bit_generator.state).packed(),
                 spec.context,
                 workers=size.workers,
             )

@@ -196,7 +196,7 @@ class _Worker:
             self._heartbeats.memory["peak"][self._who.worker] = _peak()
         after = None
         if self._own_episodes:
-            rng = self._runner.position.words() if exact else None
+            rng = self._runner.position.packed() if exact else None
             after = After((self._begun - 1).tolist(), self._runner.state, rng)
         self._writer.commit(time, after)
         self._unnotified = True

@@ -13,7 +13,7 @@ from torch import Tensor
 from freewheel.learn.mbpo import fitting
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import ModelSpec
-from freewheel.learn.mbpo.fitting import Fit, Fitter
+from freewheel.learn.mbpo.fitting import Continuation, Fit, Fitter
 from freewheel.learn.replay import Columns, pack
 
 SPEC = ModelSpec(Columns(2, 1), 3, (16,), "delta", True, False)
@@ -257,3 +257,30 @@ def test_a_fit_that_is_not_finite_changes_nothing_and_says_so() -> None:
     assert all(value.eq(0).all() for value in fitter._moments.values())
     fitter._adam.param_groups[0]["lr"] = 1e-3
     assert fitter(world(100)).not_finite == ""
+
+
+@pytest.mark.parametrize("model_rows", [1000, 70])
+def test_another_fitter_continues_bit_for_bit_with_the_rows_and_the_last_fit(model_rows: int) -> None:
+    config, rows = replace(CONFIG, model_rows=model_rows, max_epochs=2), world(130).numpy()
+    first = Fitter(SPEC, config, 0, "cpu", "off")
+    first(rows[:50])
+    fit = first(rows[50:90])
+    expected = first(rows[90:])
+    kept = rows[max(0, 90 - model_rows) : 90]
+    second = Fitter(SPEC, config, 99, "cpu", "off")
+    found = second(Continuation(rows[90:], kept, fit.state, fit.fitter))
+    assert found.metrics == expected.metrics
+    assert found.fitter.keys() == expected.fitter.keys() == {"exp_avg", "exp_avg_sq", "step", "rng", "seen"}
+    for ours, theirs in ((found.state, expected.state), (found.fitter, expected.fitter)):
+        for name, value in theirs.items():
+            np.testing.assert_array_equal(np.asarray(ours[name]), np.asarray(value), err_msg=name)
+
+
+def test_where_rows_are_missing_it_continues_with_those_that_are_there() -> None:
+    config, rows = replace(CONFIG, max_epochs=1), world(130).numpy()
+    first = Fitter(SPEC, config, 0, "cpu", "off")
+    fit = first(rows[:90])
+    second = Fitter(SPEC, config, 0, "cpu", "off")
+    found = second(Continuation(rows[90:], rows[30:90], fit.state, fit.fitter))
+    assert second.rows == found.metrics["model/rows"] == 100
+    np.testing.assert_array_equal(second._data[:100].numpy(), rows[30:])
