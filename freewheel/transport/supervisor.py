@@ -139,7 +139,7 @@ class Supervisor:
                     if call
                     else f"answer within {limit:g} s of {PHASES[phase]}"
                 )
-                self._kill(slot, f"did not {what}")
+                self._handle_exit(slot, f"did not {what}")
 
     def _free_locks(self) -> None:
         """Kill a worker that was stopped while holding a lock, because it blocks all others."""
@@ -156,11 +156,7 @@ class Supervisor:
         holder = lock.holder()
         for slot in self.slots:
             if slot.process is not None and slot.process.pid == holder:
-                self._kill(slot, "was stopped while holding a lock")
-
-    def _kill(self, slot: WorkerSlot, reason: str) -> None:
-        assert slot.process is not None, "the worker runs"
-        self._handle_exit(slot, reason)
+                self._handle_exit(slot, "was stopped while holding a lock")
 
     @contextmanager
     def _holding_locks(self) -> Iterator[None]:
@@ -178,7 +174,7 @@ class Supervisor:
         pid, (code,) = process.pid, forkserver.end([process], 0.0)
         if code is None:
             raise SetupError(f"worker {slot.worker} (process {pid}) cannot be killed; check the machine")
-        slot.process = None
+        slot.process, call = None, self.heartbeats.call(slot.worker)
         self.heartbeats.enter(slot.worker, WAIT)
         self.heartbeats.memory["died"][slot.worker] = time.monotonic_ns()
         if self.heartbeats.stopping:
@@ -190,16 +186,18 @@ class Supervisor:
         with self._holding_locks():
             self.settle(slot.worker, given_up)
         report = self.heartbeats.last_report(slot.worker) if code > 0 else ""
-        why = reason or self._cause(slot.worker, code)
+        why = reason or self._cause(slot.worker, code, "" if report else call)
         self.losses.append(WorkerLoss(slot.worker, slot.incarnation, why, report, given_up, time.monotonic()))
         slot.given_up = given_up  # last, so that the reason is known when every worker is given up
 
-    def _cause(self, worker: int, code: int) -> str:
+    def _cause(self, worker: int, code: int, call: str) -> str:
+        """How a worker ended; `call`: of its env, which was the cause unless somebody else killed it."""
         if code == forkserver.ORPHANED:
             return "lost its forkserver"
+        at = f" in {call}" if call else ""
         if code >= 0:
-            return f"ended (exit code {code})"
+            return f"ended (exit code {code}){at}"
         peak = int(self.heartbeats.memory["peak"][worker]) // 1024
         hint = f"; out of memory? its peak was {peak} MB" if -code == signal.SIGKILL and peak else ""
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return f"was killed ({name}{hint})"
+        return f"was killed ({name}{hint}){'' if -code in (signal.SIGKILL, signal.SIGTERM) else at}"

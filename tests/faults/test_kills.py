@@ -91,7 +91,11 @@ def test_workers_are_replaced_if_the_forkserver_dies(mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "how", "reason"),
-    every(("is killed", "was killed (SIGKILL"), ("crashes", "was killed (SIGSEGV)"), ("exits", "ended (exit code 7)")),
+    every(
+        ("is killed", "was killed (SIGKILL"),
+        ("crashes", "was killed (SIGSEGV) in step"),
+        ("exits", "ended (exit code 7) in step"),
+    ),
 )
 def test_an_env_that_ends_its_process_is_reported_and_replaced(
     mode: str, how: str, reason: str, tmp_path: Path
