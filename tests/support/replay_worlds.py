@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 import freewheel
 from freewheel.core import Metrics, NDArray
 from tests.support.faulty_worlds import worker
-from tests.support.worlds import Toy
+from tests.support.worlds import Conditioned, Toy
 
 
 class Uneven(Toy):
@@ -49,19 +49,38 @@ class Uneven(Toy):
     def _suffer(self, folder: Path) -> None:
         if self.seed % 16 == 0 and self.count == 2 and (folder / "slow").exists():
             time.sleep(0.15)
-        for token in folder.glob("kill-*") if self.count == 4 else ():
-            try:
-                token.unlink()
-            except FileNotFoundError:  # another worker took it
-                continue
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.count == 4:
+            be_killed(folder)
+
+
+class Told(Conditioned):
+    """Is told contexts, and killed as Uneven is."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+
+    def judge(self, action: Any) -> float:
+        if worker() is not None:
+            be_killed(self.folder)
+        return super().judge(action)
+
+
+def be_killed(folder: Path) -> None:
+    for token in folder.glob("kill-*"):
+        try:
+            token.unlink()
+        except FileNotFoundError:  # another worker took it
+            continue
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Curriculum:
-    """A hook that changes the contexts and the learning rate as the run goes on, and fails it at the update `fails`."""
+    """A hook that changes the contexts and the learning rate as the run goes on. It fails the run at the update `fails`, and
+    lets a worker be killed at the update `kills`."""
 
-    def __init__(self, fails: int | None = None) -> None:
-        self.fails = fails
+    def __init__(self, fails: int | None = None, kills: int | None = None, folder: Path = Path()) -> None:
+        self.fails, self.kills, self.folder = fails, kills, folder
 
     def on_update(self, run: freewheel.Run, metrics: Metrics) -> None:
         run.learning_rate = 1e-3 / (1 + run.version)
@@ -69,3 +88,5 @@ class Curriculum:
             run.contexts = [[run.version, 1.0], [0.5, run.version]]
         if run.version == self.fails:
             raise ArithmeticError("enough")
+        if run.version == self.kills:
+            (self.folder / "kill-1").touch()
