@@ -207,6 +207,8 @@ class ProcessExecutor(Generic[Argument, Value]):
             return "never started"
         self._pipe.close()
         leaving, self._leaving = self._leaving or Limit(0.0 if self._running else GRACE), None
+        if self._running and process.pid is not None:
+            forkserver.kill_tree(process.pid)
         (code,) = forkserver.end([process], leaving.left)
         return f"exit code {code}"
 

@@ -12,11 +12,11 @@ import pytest
 
 from freewheel.cli import main as cli
 from freewheel.seeding import closing_seed, tree
-from tests.support.chaos import every
-from tests.support.trainers import SMALL_ARGV
+from tests.support.chaos import LONG, MODES, every
+from tests.support.trainers import SMALL_ARGV, command
 
-EVALUATED = str(
-    tree(closing_seed(1000), "eval", 0)
+EVALUATED = tree(
+    closing_seed(1000), "eval", 0
 )  # the seed of the closing evaluation's first episode; it is not trained on
 
 
@@ -30,7 +30,7 @@ EVALUATED = str(
 def test_an_evaluation_that_fails_is_reported_and_training_continues(
     mode: str, name: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [f"tests.support.worlds:{name}", "--env.only_seed", EVALUATED, "--mode", mode, "--workers", "2"]
+    argv = [f"tests.support.worlds:{name}", "--env.only_seed", str(EVALUATED), "--mode", mode, "--workers", "2"]
     argv += ["--num-envs", "2", "--steps", "640", *SMALL_ARGV, "--evals", "1", "--eval-episodes", "2"]
     assert cli.main(["train", *argv, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
     assert capsys.readouterr().out.count(": " + what) == 1
@@ -38,15 +38,72 @@ def test_an_evaluation_that_fails_is_reported_and_training_continues(
     assert (summary["ended"], summary["best_eval"], summary["trained"] >= 600) == ("steps", None, True)
 
 
-def test_an_evaluation_that_hangs_does_not_delay_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["tests.support.worlds:Hangs", "--env.only_seed", EVALUATED, "--mode", "continuous", "--workers", "2"]
-    argv += ["--num-envs", "2", "--steps", "640", "--step-timeout", "1", *SMALL_ARGV, "--evals", "1"]
-    alarm = threading.Timer(20.0, os.kill, (os.getpid(), signal.SIGTERM))
+DURING = tree(1000, "eval", 0)  # the seed of the first episode of the evaluations while it trains
+LIMIT = 40.0  # seconds, on a busy machine
+LOCKSTEP = ("--mode", "lockstep", "--placement", "processes")
+HANGING = [
+    (LOCKSTEP, DURING, 3),
+    (LOCKSTEP, EVALUATED, 0),
+    *(
+        (("--mode", mode, "--workers", "2"), seed, at)
+        for mode, seed, at in every((DURING, 0), (DURING, 3), (EVALUATED, 3))
+    ),
+]
+
+
+@pytest.mark.parametrize(("mode", "seed", "at"), HANGING)
+def test_an_evaluation_that_hangs_does_not_delay_the_end(
+    mode: tuple[str, ...], seed: int, at: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a reset or a step, while it trains or at the end, where environments have processes of their own."""
+    argv = [
+        "tests.support.worlds:Hangs",
+        "--env.only_seed",
+        str(seed),
+        "--env.at",
+        str(at),
+        "--env.deaf",
+        "true",
+        *mode,
+    ]
+    limits = ["--step-timeout", "1", "--reset-timeout", "1"]
+    argv += ["--num-envs", "2", "--steps", "640", *limits, *SMALL_ARGV, "--evals", "3", "--eval-episodes", "2"]
+    alarm = threading.Timer(LIMIT, os.kill, (os.getpid(), signal.SIGTERM))
     alarm.start()
     try:
         assert cli.main(["train", *argv, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
     finally:
         alarm.cancel()
         alarm.join()
-    told = f"Hangs did not return within 1 s from step 3 of the episode with seed {EVALUATED};"
-    assert f"no closing evaluation: tests.support.worlds:{told}" in capsys.readouterr().out
+    call = f"step {at} of the episode with seed {seed};" if at else f"reset() with seed {seed};"
+    told, summary = capsys.readouterr().out, json.loads((tmp_path / "x" / "summary.json").read_text())
+    assert (summary["ended"], summary["eval_fresh"]) == ("steps", seed == DURING)
+    named = f": tests.support.worlds:Hangs did not return within 1 s from {call}"
+    # An evaluation that still runs when training ends is not waited for.
+    assert named in told or (seed == DURING and summary["evals_skipped"]), told
+
+
+@pytest.mark.parametrize(("mode", "how"), [("sequential", "Hangs"), *[("lockstep", "Hangs")] * LONG])
+def test_an_evaluation_that_hangs_in_the_runs_own_process_ends_the_run(mode: str, how: str, tmp_path: Path) -> None:
+    """It cannot be interrupted there; what was learned is saved, and the call is named."""
+    argv = [f"tests.support.worlds:{how}", "--env.only_seed", str(DURING), "--mode", mode, "--num-envs", "1"]
+    argv += ["--steps", "100000000", "--step-timeout", "1", "--evals", "1000000", "--eval-episodes", "2"]
+    with command(tmp_path, *SMALL_ARGV, *argv) as process:
+        _, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1
+    assert f"did not return within 1 s (episode 0, seed {DURING}, step 3" in errors
+    summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
+    assert (summary["ended"], summary["exit_code"]) == ("failed", 1)
+    assert list((tmp_path / "cut" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("mode", ["sequential", *["lockstep", *MODES] * LONG])
+def test_evaluations_do_not_outrun_the_minutes(mode: str, tmp_path: Path) -> None:
+    """Many evaluations are due, each of which would take longer than the whole run."""
+    argv = ["tests.support.worlds:Crawls", "--env.seconds", "0.02", "--env.length", "100", "--mode", mode]
+    argv += ["--num-envs", "2", "--minutes", "0.05", *SMALL_ARGV, "--evals", "100", "--eval-episodes", "50"]
+    argv += ["--eval-share", "1"]
+    assert cli.main(["train", *argv, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
+    summary = json.loads((tmp_path / "x" / "summary.json").read_text())
+    assert summary["ended"] == "minutes"
+    assert summary["wall_s"] < 3.0 * 1.05 + 2.0

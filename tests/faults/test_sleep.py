@@ -1,8 +1,9 @@
-"""A run that is stopped, in whole or in part, and goes on later: nothing is lost but the time."""
+"""A run that is stopped, in whole or in part, and goes on later while the time of day jumps: nothing is lost but the time."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -52,10 +53,12 @@ def stop_for_a_while(processes: Sequence[psutil.Process]) -> None:
 def run_and_stop(folder: Path, argv: Sequence[str]) -> Ended:
     """Train; stop all processes for a while, and later the trainer alone."""
     runs, limits = folder / "runs", [f"--{call}-timeout={LIMIT}" for call in ("step", "reset")]
-    args = [world("Certified"), *argv, "--steps", "6000" if LONG else "2500", "--log-every", "0.05", *limits]
+    args = [world("Timewarped"), "--hooks", "tests.support.faulty_worlds:StepTheClock", *argv, *limits]
+    args += ["--steps", "6000" if LONG else "2500", "--log-every", "0.05"]
     log = runs / "cut" / "metrics.jsonl"
     with command(runs, *SMALL_ARGV, *args, "--evals", "20", "--eval-episodes", "3", "--eval-share", "0.5") as process:
-        wait_until(lambda: has_logged(runs), limit=60.0)
+        wait_until(lambda: has_logged(runs) or process.poll() is not None, limit=60.0)
+        assert process.poll() is None, process.communicate()[1]
         trainer = psutil.Process(process.pid)
         for stopped in ([trainer, *family(process.pid)], [trainer]):
             logged = log.stat().st_size
@@ -76,6 +79,7 @@ def stopped_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[E
         return {kind: pool.submit(run_and_stop, tmp_path_factory.mktemp("run"), argv) for kind, argv in KINDS.items()}
 
 
+@pytest.mark.timeout(240)  # for all of them, on a busy machine
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_stopped_twice_ends_as_if_nothing_had_been(
     kind: str, stopped_runs: dict[str, Future[Ended]]
@@ -90,6 +94,9 @@ def test_a_run_that_was_stopped_twice_ends_as_if_nothing_had_been(
     assert not any(
         told in ended.output for told in ("is slow", "did not answer", "did not return", "no evaluation", "no closing")
     ), ended.output
+    assert ended.summary["wall_s"] < 120.0
+    assert all(row["steps_per_s"] is None or row["steps_per_s"] >= 0.0 for row in ended.rows)
+    assert not re.search(r"eta +-|eta +\d+:\d+:\d+", ended.output), "no hour more or less"
     slept = [row["slept_s"] for row in ended.rows]
     assert slept[0] == 0.0
     assert 2 * STOPPED - 0.3 < slept[-1] <= ended.summary["slept_s"] < 2 * STOPPED + 6.0

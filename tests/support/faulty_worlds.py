@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from itertools import cycle
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,6 +73,27 @@ class Slow(Certified):
 
     def __init__(self, seconds: float = 0.001, only: int = 0, factor: float = 100.0) -> None:
         super().__init__(seconds * (factor if worker() == only else 1.0))
+
+
+def step_the_clock() -> None:
+    """From now on the time of day of this process is an hour late or early, in turn."""
+    real, hours = time.time, cycle([3600.0, -3600.0])
+    time.time = lambda: real() + next(hours)
+
+
+class Timewarped(Certified):
+    """The time of day jumps in every process that has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        step_the_clock()
+
+
+class StepTheClock:
+    """A hook: the time of day jumps in the process of the run too."""
+
+    def on_start(self, run: Any) -> None:
+        step_the_clock()
 
 
 class Leisurely(Certified):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -265,6 +267,29 @@ def test_a_call_that_hangs_is_ended_by_its_time_out(where: str, call: str, monke
         told = f"Sleeps did not return within 0.5 s from {call}; is it waiting for something? --{where}-timeout allows more"
         assert str(finished(crew)) == told
         assert multiprocessing_children() == []
+
+
+class Spawns(Sleeps):
+    """Starts two processes, one in a session of its own."""
+
+    def __init__(self, where: str, folder: str) -> None:
+        super().__init__(where)
+        started = [subprocess.Popen(["sleep", "60"], start_new_session=new) for new in (False, True)]
+        (Path(folder) / "pids").write_text(" ".join(str(process.pid) for process in started))
+
+
+def test_what_an_env_has_started_ends_with_its_player(tmp_path: Path) -> None:
+    config = GymConfig(id="Spawns", factory=Spawns, args={"where": "step", "folder": str(tmp_path)})
+    build = partial(Rounds, partial(config.make, range(1)), Constant, LIMIT)
+    make = partial(ProcessPlayer, build, WorkerSpec(timeouts=Timeouts(step=0.5)), "Spawns")
+    with closing(ProcessPlayers(make, world(1).spec, 1, WAITING, in_turn=False)) as crew:
+        crew.start(Order([Snapshot(0, {})], SEED, 1), alone=False)
+        assert "from step 3 of" in str(finished(crew))
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        deadline = time.monotonic() + 5.0
+        while any(map(psutil.pid_exists, pids)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_envs_that_do_not_close_are_ended_together() -> None:
