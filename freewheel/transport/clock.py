@@ -24,7 +24,7 @@ GAP = 0.5  # seconds without a tick: this process was stopped
 RETURN = 0.5  # seconds after that which do not count either, because others may wake up later than this process
 SETTLED = 100  # milliseconds within which the thread runs after a pause
 LOOK = 0.2  # seconds that a wait under a limit may last before it asks how much is left
-NOTABLE = 1.0  # seconds of a pause that the user is told about
+NOTABLE = 2.0  # seconds of a pause that the user is told about; on a busy machine shorter ones may be nobody's doing
 
 
 class Pause(NamedTuple):

@@ -21,7 +21,7 @@ from tests.support.chaos import LONG, MODES, kill, trial, world
 from tests.support.trainers import SMALL_ARGV, command, family, has_logged, wait_until
 
 LIMIT = 1.5  # seconds of every time-out
-STOPPED = 8.0 if LONG else 2.2  # seconds: longer than that
+STOPPED = 8.0 if LONG else 2.5  # seconds: longer than that
 WORKERS = ("--workers", "3", "--num-envs", "3")
 KINDS = {
     "sequential": ("--mode", "sequential", "--num-envs", "2"),
@@ -98,7 +98,7 @@ def test_a_run_that_was_stopped_twice_ends_as_if_nothing_had_been(
     assert all(row["steps_per_s"] is None or row["steps_per_s"] >= 0.0 for row in ended.rows)
     assert not re.search(r"eta +-|eta +\d+:\d+:\d+", ended.output), "no hour more or less"
     slept = [row["slept_s"] for row in ended.rows]
-    assert slept[0] == 0.0
+    assert slept[0] < 1.0
     assert 2 * STOPPED - 0.3 < slept[-1] <= ended.summary["slept_s"] < 2 * STOPPED + 6.0
 
 
