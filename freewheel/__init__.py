@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Unpack
 
     from freewheel.config.arguments import TrainOptions
+    from freewheel.config.resolve import Limits
     from freewheel.core import Sink
     from freewheel.run.evaluation.episodes import Score
     from freewheel.run.hooks import Hook, Run
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from freewheel.run.trainer import Result
 
 __version__ = "0.1.0"
-__all__ = ["Hook", "Policy", "Run", "load", "replay", "score", "train"]
+__all__ = ["Hook", "Policy", "Run", "load", "replay", "resume", "score", "train"]
 _HOMES = {  # what is imported when it is used
     "Hook": "freewheel.run.hooks",
     "Policy": "freewheel.run.policy",
@@ -82,11 +83,45 @@ def train(
     return result
 
 
-def load(run: str | PathLike[str] | Result, which: str | int = "best", *, env: Any = None) -> Policy:
+def resume(
+    run: str | PathLike[str] | Result,
+    *,
+    checkpoint: str | int = "",
+    env: str | Callable[..., Any] | None = None,
+    quiet: bool = False,
+    hooks: Sequence[object] = (),
+    sinks: Sequence[Sink] = (),
+    **limits: Unpack[Limits],
+) -> Result:
+    """Go on with a run in its own directory, from its newest checkpoint, with the options it has.
+
+        freewheel.resume("CartPole-v1-ppo-lockstep", steps=200_000)
+
+    run         a name under runs/, a path, what train() returned, or the path of a checkpoint
+    limits      steps, minutes, episodes: new limits of all its sessions together (default: those it has)
+    checkpoint  the step to go back to (default: the newest)
+    env         the environment, where it was defined in a script or a notebook and cannot be found by its name
+    quiet, hooks, sinks   as in train(); hooks and sinks that were given as objects have to be given again
+
+    A run that has nothing left to do is not started; the result is that of its end.
+    """
+    from freewheel.config.resolve import LimitOptions
+    from freewheel.run.checkpoints.resume import ResumeSettings
+    from freewheel.run.checkpoints.resume import resume as go_on
+
+    settings = ResumeSettings(limits=LimitOptions(**limits), which=str(checkpoint), env=env)
+    again = go_on(run, settings, quiet=quiet, hooks=hooks, sinks=sinks)
+    if again.exit_code == 130:
+        raise KeyboardInterrupt
+    return again
+
+
+def load(run: str | PathLike[str] | Result, which: str | int = "", *, env: Any = None) -> Policy:
     """The trained policy of a run, with `predict`. It needs no environment.
 
-    `run` is a name under runs/, a path, what train() returned, or a folder that `freewheel export` wrote; `which` weights:
-    best, latest or a step. `env` is the environment it was trained on, needed only for runs saved without their spaces.
+    `run` is a name under runs/, a path, what train() returned, a checkpoint (RUN@STEP or its path), or a folder that
+    `freewheel export` wrote; `which` weights: best (the usual ones), latest or a step. `env` is the environment it was trained
+    on, needed only for runs saved without their spaces.
     """
     from freewheel.run.policy import load
 
@@ -98,10 +133,10 @@ def score(
     *,
     env: str | Callable[..., Any] | None = None,
     episodes: int = 20,
-    which: str | int = "best",
+    which: str | int = "",
     seed: int | None = None,
 ) -> Score:
-    """Score greedy episodes of a finished run; `which` weights: best, latest or a step.
+    """Score greedy episodes of a run; `which` weights: best (the usual ones), latest or a step.
 
     `env` (a class, a function, an id) replaces the run's own environment: one that was defined in a script or a notebook cannot
     be found again by its name.
@@ -110,8 +145,8 @@ def score(
 
     from freewheel.run.saved import open_run
 
-    saved = open_run(run, env=env)
-    actor, problems = saved.actor(str(which))
+    saved = open_run(run, env=env, which=str(which))
+    actor, problems = saved.actor()
     for text in problems:
         warnings.warn(text, stacklevel=2)
     return saved.score(actor, episodes, seed)

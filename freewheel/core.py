@@ -377,6 +377,30 @@ class Learner(Protocol):
     def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
 
 
+class RowBuffer(Protocol):
+    """Rows [row_bytes] that a learner keeps, numbered from 0 as they are added; those from `added - count` on are stored."""
+
+    added: int
+    count: int
+    # Called before rows with smaller numbers than this are overwritten; None: nobody is interested.
+    before_overwriting: Callable[[int], None] | None
+
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def shared(self) -> bool: ...  # another thread may read it
+    def read(self, first: int, end: int) -> NDArray: ...  # a copy of stored rows [first, end), on the CPU
+    def write(self, first: int, rows: NDArray) -> None: ...  # restores stored rows; `added` and `count` stay
+
+
+@runtime_checkable
+class BufferedLearner(Protocol):
+    """A Learner with buffers that are too large to be saved whole again and again. Their rows are not part of state_dict, their
+    counts are: they are restored before the rows."""
+
+    def buffers(self) -> Mapping[str, RowBuffer]: ...  # by name: a letter, then letters, digits and _
+
+
 @runtime_checkable
 class GraphedLearner(Protocol):
     """A Learner that replays its updates from CUDA graphs where it can."""

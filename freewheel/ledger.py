@@ -53,7 +53,8 @@ def settle(*accounts: RowCounts) -> RowCounts:
     """The sum of the accounts at the end of a run: rows that are still open or queued are dropped."""
     rows = balance(*accounts)
     unused = rows.queued + rows.open
-    dropped = {**rows.dropped, "shutdown": unused} if unused else rows.dropped
+    shutdown = rows.dropped.get("shutdown", 0) + unused  # those of an earlier session included
+    dropped = {**rows.dropped, "shutdown": shutdown} if unused else rows.dropped
     return replace(rows, queued=0, open=0, dropped=dropped)
 
 

@@ -21,7 +21,8 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchma
 WITHOUT_TORCH = """errors core seeding ledger registry loop metrics/* rollout/factory rollout/runner rollout/single_env_runner
     rollout/kernel rollout/probe pacing/* transport/**/* policies/spec policies/numpy_actor policies/heads/* envs/gym envs/loop
     envs/lane envs/spaces envs/vector envs/processes envs/legacy envs/fault_tolerant envs/family collect/* learn/spec
-    learn/*/config config/* cli/main run/checkpoint sinks/* testing/* worlds/straggler worlds/cage2/env worlds/cage2/family"""
+    learn/*/config config/* cli/main run/checkpoints/checkpoint
+    sinks/* testing/* worlds/straggler worlds/cage2/env worlds/cage2/family"""
 FORBIDDEN_CALLS = frozenset(
     f"{place}{name}"
     for place, names in {

@@ -24,6 +24,8 @@ def test_it_adds_the_accounts_and_at_the_end_unused_rows_are_dropped() -> None:
     dropped = {"stale": 3, "worker_death": 1}
     assert balance(COLLECTOR, LEARNER) == RowCounts(produced=100, trained=80, queued=11, open=5, dropped=dropped)
     assert settle(COLLECTOR, LEARNER) == RowCounts(produced=100, trained=80, dropped={**dropped, "shutdown": 16})
+    earlier = RowCounts(produced=9, dropped={"shutdown": 9})  # a session before this one
+    assert settle(COLLECTOR, LEARNER, earlier).dropped["shutdown"] == 9 + 16
     assert balance() == balance(RowCounts(), RowCounts()) == settle() == RowCounts()
 
 

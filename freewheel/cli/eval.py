@@ -28,11 +28,11 @@ class PolicyOptions:
     """Which run, and which weights of it."""
 
     run: str = ""
-    """The run: a name under --runs-dir or a path. Also the first or last word."""
+    """The run: a name under --runs-dir or a path, also RUN@STEP or the path of a checkpoint. Also the first or last word."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
-    which: str = "best"
-    """Which weights: best, latest, or the number of a step."""
+    which: str = ""
+    """Which weights: best, latest, or the number of a step (default: best, or those that RUN names)."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def open_policy(options: RunOptions, console: Console) -> tuple[SavedRun, Actor]
     """The run and its policy; checkpoints that could not be used are reported."""
     from freewheel.run.saved import open_run
 
-    run = open_run(options.run, options.runs_dir, options.env or None)
-    actor, warnings = run.actor(options.which)
+    run = open_run(options.run, options.runs_dir, options.env or None, which=options.which)
+    actor, warnings = run.actor()
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     return run, actor
@@ -133,7 +133,7 @@ def _run(argv: Sequence[str]) -> int:
 def _evaluate(options: EvalOptions, console: Console, *, alone: bool) -> dict[str, Any]:
     """The result of one run; printed unless it becomes part of a table or of JSON."""
     run, actor = open_policy(options, console)
-    about = {"run": run.path.name, "path": str(run.path), "env": run.config.env.name, "which": options.which}
+    about = {"run": run.path.name, "path": str(run.path), "env": run.config.env.name, "which": run.which}
     chosen = [protocol for name, protocol in _protocols().items() if getattr(options, name)]
     if chosen:
         return {**about, **_run_protocol(chosen[0], options, run, actor, console)}
@@ -180,7 +180,7 @@ def _run_protocol(
     seed = protocol.seed if options.seed is None else options.seed
     data, table = protocol.run(run, actor, options.episodes or protocol.episodes, seed)
     path = run.path / f"{protocol.name}.json"
-    path.write_text(json.dumps({"run": run.path.name, "which": options.which, **data}, indent=2) + "\n")
+    path.write_text(json.dumps({"run": run.path.name, "which": run.which, **data}, indent=2) + "\n")
     if not options.json:
         console.print(table)
         console.print(f"  {path}", markup=False, soft_wrap=True)

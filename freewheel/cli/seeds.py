@@ -287,7 +287,7 @@ def group_of(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> Gr
 
 def claim(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> Group:
     """The same, with its JSON file created, so that nobody else gets the same names."""
-    from freewheel.run import checkpoint
+    from freewheel.run.checkpoints import checkpoint
 
     while True:
         group = group_of(planned, seeds, jobs)

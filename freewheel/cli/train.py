@@ -26,6 +26,8 @@ class CommandOptions:
     interval of their evaluations. The runs are NAME-s1, NAME-s2, ...; the table is also in NAME-seeds.json."""
     jobs: int | None = None
     """Runs of --seeds side by side (default: as many as the cores can serve)."""
+    resume: str = ""
+    """Go on with this run instead, as `freewheel resume RUN` does: only --steps, --minutes and --episodes can be given."""
     dry_run: bool = False
     """Print the plan and exit; what `train` would refuse is refused."""
     print_config: bool = False
@@ -74,6 +76,8 @@ def _run(argv: Sequence[str]) -> int:
 
     others, given = flags.split_argv(argv, flags.option_types(CommandOptions))
     own = flags.build(CommandOptions, given)
+    if own.resume:
+        return _resume(own, others)
     if own.seeds:
         return _run_seeds(others, own)
     config = resolve.from_argv(others)
@@ -89,6 +93,14 @@ def _run(argv: Sequence[str]) -> int:
 
     with lasting_output():
         return run(config).exit_code
+
+
+def _resume(own: CommandOptions, argv: Sequence[str]) -> int:
+    from freewheel.cli.resume import resume_with
+
+    if own != CommandOptions(resume=own.resume):
+        raise UsageError("--resume goes on with one run: leave out --seeds, --jobs, --dry-run and --print-config")
+    return resume_with(["--run", own.resume, *argv])
 
 
 def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:

@@ -122,6 +122,7 @@ class TrainOptions(TypedDict, total=False):
     run: str
     runs_dir: str | Path
     log_every: float
+    checkpoint_every: float
     console: Literal["live", "classic"]
     record_schedule: bool
     device: str

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -27,6 +27,14 @@ from freewheel.policies.spec import PolicyConfig
 
 DEFAULT_STEPS = 100_000
 DEFAULTS = {"algo": "ppo", "mode": "lockstep"}
+
+
+class Limits(TypedDict, total=False):
+    """LimitOptions as keyword arguments."""
+
+    steps: int | None
+    minutes: float | None
+    episodes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +87,9 @@ class OutputOptions:
     """The directory that contains all runs."""
     log_every: float = 1.0
     """Seconds between two rows of metrics."""
+    checkpoint_every: float = 5.0
+    """Minutes between two checkpoints from which the run can be resumed, written in the background; the first comes after half a
+    minute. 0: only at the end."""
     console: Literal["live", "classic"] = "live"
     """live: a panel that is updated on a terminal, plain lines elsewhere; classic: counters per row of metrics ([AsyncMBPO]
     step=1000 ...), with --episodes their progress (10/100 episodes (15.2 eps/sec), update 3 complete (0.3 s))."""
@@ -89,7 +100,7 @@ class OutputOptions:
     then learns the same again, bit for bit."""
 
     def __post_init__(self) -> None:
-        require_positive(log_every=self.log_every)
+        require_positive(log_every=self.log_every, checkpoint_every=self.checkpoint_every or None)
         if "/" in self.name or self.name.startswith("."):
             raise UsageError(f"--run '{self.name}' must be a plain name; --runs-dir chooses the directory")
 

@@ -38,9 +38,9 @@ def cut(file: BinaryIO, size: int) -> None:
     file.truncate(size)
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, mode: int = 0o700) -> None:
     """A new folder; its parent exists."""
-    path.mkdir(mode=0o700)
+    path.mkdir(mode=mode)
 
 
 def rename(old: Path, new: Path) -> None:
@@ -51,6 +51,14 @@ def rename(old: Path, new: Path) -> None:
 def link(old: Path, new: Path) -> None:
     """A second name for the content of a file."""
     os.link(old, new)
+
+
+def copy(old: Path, new: Path) -> None:
+    """The content of a file as a new file, on the disk when this returns."""
+    with old.open("rb") as source, new.open("xb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def point(path: Path, target: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from freewheel.core import Array, Transitions
+from freewheel.core import Array, NDArray, Transitions, to_numpy
 from freewheel.errors import SetupError
 
 SHARE = 0.8  # of the free memory: the most that one buffer may take
@@ -66,7 +67,7 @@ class Columns:
 
 
 class Replay:
-    """The newest rows that fit. Rows are added under a version, and expire by it."""
+    """The newest rows that fit. Rows are added under a version, and expire by it. Implements core.RowBuffer."""
 
     def __init__(self, capacity: int, columns: Columns, device: str, seed: int) -> None:
         self.capacity, self.columns = capacity, columns
@@ -76,6 +77,7 @@ class Replay:
         self.added = self.count = 0  # rows ever, rows stored now
         self._versions: deque[tuple[int, int]] = deque()  # (version, `added` after its last row)
         self._span = torch.zeros(2, dtype=torch.int64, device=device)  # first row and count, where graphs read them
+        self.before_overwriting: Callable[[int], None] | None = None
 
     @property
     def bytes(self) -> int:
@@ -83,12 +85,11 @@ class Replay:
 
     def add(self, rows: Tensor, version: int = 0) -> None:
         """Copy rows [n, width] in; they can be drawn as soon as all of them are stored."""
+        if self.before_overwriting is not None:
+            self.before_overwriting(self.added + len(rows) - self.capacity)
         self.added += max(0, len(rows) - self.capacity)
         rows = rows[-self.capacity :]
-        at = self.added % self.capacity
-        first = min(len(rows), self.capacity - at)
-        self._rows[at : at + first] = rows[:first]
-        self._rows[: len(rows) - first] = rows[first:]
+        self._put(self.added, rows)
         self.added += len(rows)
         self.count = min(self.capacity, self.count + len(rows))
         if self._versions and self._versions[-1][0] == version:
@@ -114,24 +115,53 @@ class Replay:
 
     def newest(self, count: int) -> Tensor:
         """The last `count` rows added, in order."""
-        at = (self.added - count) % self.capacity
-        first = min(count, self.capacity - at)
-        return torch.cat([self._rows[at : at + first], self._rows[: count - first]])
+        return self._stored(self.added - count, self.added)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.columns.width * 4
+
+    @property
+    def shared(self) -> bool:
+        """Memory of a GPU is read in the order of the learner's own work."""
+        return self._rows.device.type == "cpu"
+
+    def read(self, first: int, end: int) -> NDArray:
+        return to_numpy(self._stored(first, end))
+
+    def write(self, first: int, rows: NDArray) -> None:
+        """Rows that no longer fit are left out: the capacity may have become smaller."""
+        left_out = max(0, self.added - self.count - first)
+        self._put(first + left_out, torch.as_tensor(rows[left_out:]).to(self._rows.device))
 
     def state_dict(self) -> dict[str, Array]:
+        """Without the rows: see core.BufferedLearner."""
         return {
-            "rows": self.newest(self.count).cpu().numpy(),
             "counts": np.array([self.added, self.count], np.int64),
             "versions": np.array(self._versions, np.int64).reshape(-1, 2),
             "rng": self.generator.get_state().numpy(),
         }
 
     def load_state_dict(self, state: dict[str, Array]) -> None:
-        added, count = map(int, state["counts"])
-        self.added, self.count = added - count, 0
-        self.add(torch.as_tensor(state["rows"]).to(self._rows.device))
+        """The rows have to be written after this."""
+        self.added, count = map(int, state["counts"])
+        self.count = min(count, self.capacity)
         self._versions = deque((int(version), int(end)) for version, end in state["versions"])
         self.generator.set_state(torch.as_tensor(state["rng"]))
+        self._publish()
+
+    def _put(self, first: int, rows: Tensor) -> None:
+        """Store rows by their numbers, from `first` on."""
+        at = first % self.capacity
+        before_wrap = min(len(rows), self.capacity - at)
+        self._rows[at : at + before_wrap] = rows[:before_wrap]
+        self._rows[: len(rows) - before_wrap] = rows[before_wrap:]
+
+    def _stored(self, first: int, end: int) -> Tensor:
+        """A copy of rows by their numbers."""
+        at = first % self.capacity
+        before_wrap = min(end - first, self.capacity - at)
+        return torch.cat([self._rows[at : at + before_wrap], self._rows[: end - first - before_wrap]])
 
     def _publish(self) -> None:
         self._span[0].fill_((self.added - self.count) % self.capacity)

@@ -10,7 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from freewheel.core import AdjustableLearner, Array, Chunk, Metrics, NDArray, RowCounts, Snapshot, Transitions
+from freewheel.core import (
+    AdjustableLearner,
+    Array,
+    Chunk,
+    Metrics,
+    NDArray,
+    RowBuffer,
+    RowCounts,
+    Snapshot,
+    Transitions,
+)
 from freewheel.errors import FreewheelError
 from freewheel.learn.chunks import from_arrays, to_arrays, under
 from freewheel.learn.finite import STATISTICS, WEIGHTS, LastGood, first_not_finite, is_finite
@@ -68,8 +78,9 @@ class Update(Protocol):
 
 
 class ReplayLearner:
-    """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner, core.GraphedLearner and
-    core.SkippingLearner: if weights are not finite when they are to be published, the last good ones are put back."""
+    """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner, core.GraphedLearner,
+    core.BufferedLearner and core.SkippingLearner: if weights are not finite when they are to be published, the last good ones
+    are put back."""
 
     remedy = "lower its lr, or scale rewards"
 
@@ -146,6 +157,9 @@ class ReplayLearner:
 
     def draw(self) -> Batch:
         return self.replay.columns.split(self.replay.sample(self.config.batch))
+
+    def buffers(self) -> Mapping[str, RowBuffer]:
+        return {"replay": self.replay}
 
     def state_dict(self) -> dict[str, Array]:
         self._keep_finite()

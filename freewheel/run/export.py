@@ -13,7 +13,7 @@ import numpy as np
 from freewheel.core import NDArray
 from freewheel.errors import SetupError, UsageError
 from freewheel.policies.spec import CLIP, HEADS, actor_layout
-from freewheel.run import checkpoint
+from freewheel.run.checkpoints import checkpoint
 from freewheel.run.policy import Policy
 
 LOADER, GRAPH = "predict.py", "policy.onnx"
@@ -37,7 +37,11 @@ def export(policy: Policy, out: Path, form: Format = "numpy") -> Path:
     if form == "onnx":
         files[GRAPH] = _graph(policy)
     out.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write(out, params, _about(policy), files, mode=0o755)
+    own = {
+        checkpoint.WEIGHTS: checkpoint.encode_arrays(params),
+        checkpoint.POLICY: checkpoint.encode_json(_about(policy)),
+    }
+    checkpoint.write(out, own, files, mode=0o755)
     return out
 
 

@@ -21,14 +21,13 @@ from freewheel.run.ending import Ending
 from freewheel.run.evaluation.episodes import Score
 from freewheel.run.plan import Plan
 from freewheel.run.process import Stop
-from freewheel.run.saved import RunDirectory
 
 
 class Run:
     """A run while it trains, as hooks see it."""
 
-    def __init__(self, planned: Plan, learner: Learner, meter: Meter, directory: RunDirectory) -> None:
-        self._plan, self._learner, self._meter, self._directory = planned, learner, meter, directory
+    def __init__(self, planned: Plan, learner: Learner, meter: Meter, save: Callable[[], Path | None]) -> None:
+        self._plan, self._learner, self._meter, self._save = planned, learner, meter, save
         self._contexts, self._reason = planned.config.run.contexts, ""
 
     def __repr__(self) -> str:
@@ -110,17 +109,22 @@ class Run:
             raise ValueError(f"run.contexts must have {wanted}, not the shape {new.shape}")
         self._contexts = new
 
+    def go_on_with(self, table: Sequence[Sequence[float]]) -> None:
+        """The contexts of the session before, in a run that is resumed."""
+        if len(table):
+            self._contexts = np.array(table, np.float32)
+
     def log(self, name: str, value: SupportsFloat) -> None:
         """Add a metric of your own to the next row of metrics.jsonl and of every other sink: the mean of what was logged under
         this name since the last row. Rows without a new value do not have it."""
         self._meter.log(name, value)
 
     def save(self) -> Path | None:
-        """Save the present weights as a checkpoint, which becomes the latest, and return its folder; None if the disk does not
-        take it, which a note has said. The newest two are kept, and the best. on_checkpoint is not called."""
+        """Save a checkpoint now, which becomes the latest, and return its folder when it is written; None if the disk failed.
+        From on_episode, on_update and on_eval it is one from which the run can be resumed, elsewhere it has the weights alone.
+        The newest two are kept, and the best. on_checkpoint is not called."""
         with self._meter.span("save"):
-            saved = self._directory.save(self.env_steps, self._learner.snapshot())
-        return None if saved is None else saved.folder
+            return self._save()
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in good order after this turn of the loop. The reason becomes summary["ended"]; the first one counts."""
@@ -162,7 +166,8 @@ class Hook:
         """After an evaluation of the weights of this step has ended, which may be a while ago."""
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        """After weights were saved in this folder: the best ones so far, or the last ones at the end of the run."""
+        """After a checkpoint was saved in this folder: the best weights so far, one of every --checkpoint-every minutes, or the
+        last one at the end of the run."""
 
     def on_stop(self, run: Run, ended: str) -> None:
         """Once, however the run ended: steps, minutes, episodes, interrupted, failed, or the reason that
@@ -206,8 +211,12 @@ class Hooks:
         """After an evaluation; `saved`: the folder of the weights, if they are the best so far."""
         for call in self._eval:
             call(self.run, step, score)
-        for call in self._checkpoint if saved is not None else ():
-            call(self.run, saved)
+        if saved is not None:
+            self.saved(saved)
+
+    def saved(self, folder: Path) -> None:
+        for call in self._checkpoint:
+            call(self.run, folder)
 
     def end(self, saved: Path | None, ending: Ending, stop: Stop) -> None:
         """After the last weights were saved, if they could be. Every hook is told, whatever others raise. A second signal may

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from freewheel.errors import SetupError, UsageError, nearest
-from freewheel.run import checkpoint
+from freewheel.run.checkpoints import checkpoint
 
 if TYPE_CHECKING:  # a process that only loads a policy does not need it
     from freewheel.config.resolve import Config
 
+CHECKPOINTS = "checkpoints"
+LINKS = ("best", "latest")
 ASKED = (
     "flag",
     "argument",
@@ -70,6 +72,33 @@ def name_run(config: Config) -> RunName:
         raise SetupError(f"cannot write runs under {folder}: {reason}")
     usual = re.sub(r"[^\w.-]+", "_", f"{config.env.label}-{config.algo}-{config.mode}")
     return RunName(folder, given or usual, exact=bool(given) and config.sources.get("run") in ASKED).free()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run that there is, and which of its checkpoints is meant."""
+
+    run: Path
+    which: str  # best, latest or a step
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run / CHECKPOINTS
+
+
+def locate(name: str, runs_dir: str, which: str = "", usual: str = "best") -> Place:
+    """What RUN, RUN@best, RUN@latest, RUN@STEP or the path of a checkpoint means; `which`: the same, given in another place."""
+    for place in (Path(runs_dir) / name, Path(name)):
+        if place.parent.name == CHECKPOINTS and (place.parents[1] / "config.json").is_file():
+            run, chosen = place.parents[1], place.name
+            break
+    else:
+        written, at, word = name.rpartition("@")
+        chosen = word if at and (word in LINKS or checkpoint.Name.parse(word)) else ""
+        run = find_run(written if chosen else name, runs_dir)
+    if which and chosen and which != chosen:
+        raise UsageError(f"which weights of {run.name}, {chosen} or {which}? leave out one of them")
+    return Place(run, chosen or which or usual)
 
 
 def find_run(name: str, runs_dir: str) -> Path:

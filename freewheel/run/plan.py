@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -20,9 +19,9 @@ from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, Start, actor_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory, SimulationSpec, WorkerSpec
 from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
-from freewheel.run import checkpoint
-from freewheel.run.checkpoint import Checkpoint
-from freewheel.run.naming import RunName, find_run, name_run
+from freewheel.run.checkpoints import checkpoint
+from freewheel.run.checkpoints.checkpoint import Checkpoint
+from freewheel.run.naming import RunName, locate, name_run
 from freewheel.run.policy import read_spec
 from freewheel.seeding import tree
 from freewheel.transport.survey import Survey
@@ -201,15 +200,23 @@ class Plan:
         return [*lines, *(f"note     {note}" for note in config.notes)]
 
 
-def plan(config: Config, report: Report = silent, meanwhile: Callable[[], None] = nothing) -> Plan:
+def plan(
+    config: Config, report: Report = silent, meanwhile: Callable[[], None] = nothing, run: Path | None = None
+) -> Plan:
     """Work out the plan; every mistake that can be found without starting anything is reported here.
 
-    `report` is given a line for the user about what is going on; `meanwhile` is called while the environment is measured.
+    `report` is given a line for the user about what is going on; `meanwhile` is called while the environment is measured; `run`
+    is the directory of a run that goes on, which has its own weights, whatever it was started with.
     """
-    name, (device, notes) = name_run(config), _device(config.run.machine)
+    name = name_run(config) if run is None else RunName(run.parent, run.name, exact=True)
+    device, notes = _device(config.run.machine)
     config = replace(config, env=config.env.to(device), notes=(*config.notes, *notes))
     report(f"{'opening' if config.env.on_device else 'measuring'} {config.env.label} ...")
-    return arrange(config, survey_env(config, meanwhile), name, device)
+    cost = survey_env(config, meanwhile)
+    if run is None:
+        return arrange(config, cost, name, device)
+    planned = arrange(replace(config, run=replace(config.run, init="")), cost, name, device)
+    return replace(planned, config=replace(planned.config, run=replace(planned.config.run, init=config.run.init)))
 
 
 def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
@@ -284,10 +291,8 @@ def _initial_weights(config: Config) -> Checkpoint | None:
     """The weights that --init names."""
     if not (name := config.run.init):
         return None
-    run, at, which = name.rpartition("@")
-    if not at or not re.fullmatch(r"best|latest|\d+", which):
-        run, which = name, "best"
-    return checkpoint.load(find_run(run, config.run.output.runs_dir) / "checkpoints", which)
+    place = locate(name, config.run.output.runs_dir)
+    return checkpoint.load(place.checkpoints, place.which)
 
 
 def _as_in(config: Config, init: Checkpoint) -> Config:

@@ -18,9 +18,9 @@ from freewheel.files.read import value_of
 from freewheel.policies.layout import MASK, BadObservationError, Layout, Part, short
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec, actor_layout, check_weights, head_layout, statistics_layout
-from freewheel.run import checkpoint
-from freewheel.run.checkpoint import Checkpoint
-from freewheel.run.naming import find_run
+from freewheel.run.checkpoints import checkpoint
+from freewheel.run.checkpoints.checkpoint import Checkpoint
+from freewheel.run.naming import locate
 from freewheel.seeding import generator
 
 if TYPE_CHECKING:
@@ -186,12 +186,13 @@ class Policy:
 
 
 def load(
-    run: str | os.PathLike[str] | Result, which: str | int = "best", *, env: Any = None, runs_dir: str = "runs"
+    run: str | os.PathLike[str] | Result, which: str | int = "", *, env: Any = None, runs_dir: str = "runs"
 ) -> Policy:
-    """The policy of a run (a name under runs/, a path, or what train() returned) or of an exported folder.
+    """The policy of a run (a name under runs/, a path, or what train() returned), of a checkpoint or of an exported folder.
 
-    `which` weights: best, latest or a step. Nothing that the files name is imported, except a network of your own
-    (--policy.module). `env` is needed only for runs that were saved without their spaces: the environment they were trained on.
+    `which` weights: best (unless the run is given as RUN@STEP or as the path of a checkpoint), latest or a step. Nothing that
+    the files name is imported, except a network of your own (--policy.module). `env` is needed only for runs that were saved
+    without their spaces: the environment they were trained on.
     """
     saved = find(run, which, runs_dir)
     for text in saved.warnings:
@@ -207,13 +208,14 @@ def load(
     return Policy(saved, layout_of_env(env, saved))
 
 
-def find(run: str | os.PathLike[str] | Result, which: str | int = "best", runs_dir: str = "runs") -> Checkpoint:
+def find(run: str | os.PathLike[str] | Result, which: str | int = "", runs_dir: str = "runs") -> Checkpoint:
     """The checkpoint that this means."""
     path = Path(run if isinstance(run, str | os.PathLike) else run.path)
     folder = (path.parent if path.is_file() else path).resolve()  # `latest` is a link to a step
     if (folder / checkpoint.MANIFEST).is_file():
         return checkpoint.read(folder)
-    return checkpoint.load(find_run(str(path), runs_dir) / "checkpoints", str(which))
+    place = locate(str(path), runs_dir, str(which))
+    return checkpoint.load(place.checkpoints, place.which)
 
 
 def read_spec(saved: Checkpoint) -> PolicySpec:

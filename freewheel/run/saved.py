@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from freewheel.config.resolve import Config, from_file, from_options
 from freewheel.core import Actor, Env, EnvSpec, Snapshot, to_numpy
-from freewheel.errors import DivergedError, SetupError, UsageError
+from freewheel.errors import SetupError, UsageError
 from freewheel.files import disk
+from freewheel.files.lock import FileLock, HeldError
 from freewheel.files.outage import Outage, twice
 from freewheel.policies.layout import Layout
-from freewheel.run import checkpoint
-from freewheel.run.checkpoint import Checkpoint
+from freewheel.run.checkpoints import checkpoint
+from freewheel.run.checkpoints.checkpoint import Checkpoint
+from freewheel.run.checkpoints.store import Store
 from freewheel.run.evaluation.episodes import Score, Show, eval_lanes, evaluate, play, playable
-from freewheel.run.naming import find_run
+from freewheel.run.naming import CHECKPOINTS, locate
 from freewheel.run.plan import Plan, find_device
 from freewheel.run.policy import actor_of, read_spec
 from freewheel.seeding import scoring_seed
@@ -30,14 +30,7 @@ if TYPE_CHECKING:
     from freewheel.run.trainer import Result
 
 FILES = CONFIG, SUMMARY = "config.json", "summary.json"
-CHECKPOINTS = "checkpoints"
-
-
-class Saved(NamedTuple):
-    """Weights on the disk."""
-
-    folder: Path
-    sha256: str
+METRICS, LOCK = "metrics.jsonl", ".lock"
 
 
 class RunDirectory:
@@ -46,19 +39,20 @@ class RunDirectory:
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.path, self._say = plan.path.absolute(), say
+        self.store = Store(self.path / CHECKPOINTS)
         self._config = plan.config.to_json()
-        self._about = {
+        self.about: Mapping[str, Any] = {
             "policy": plan.policy.to_json(),
             "env": plan.spec.name,
             "layout": dict(plan.spec.layout),
         }
-        self._outages = {what: Outage(str(self.path / what), say) for what in (*FILES, CHECKPOINTS)}
+        self.outages = {what: Outage(str(self.path / what), say) for what in (*FILES, CHECKPOINTS)}
         self._unsaved: tuple[int, Snapshot] | None = None  # the best weights, which could not be saved yet
 
     @property
     def problems(self) -> list[str]:
         """What could not be written at the last attempt, a line each."""
-        return [outage.problem for outage in self._outages.values() if outage.problem]
+        return [outage.problem for outage in self.outages.values() if outage.problem]
 
     def keep(self) -> None:
         """Make again what has been removed or could not be made, and save what could not be saved."""
@@ -77,22 +71,50 @@ class RunDirectory:
             checkpoint.make_private(self.path)
             disk.replace(self.path / name, encoded)
 
-        with self._outages[name].noted():
+        with self.outages[name].noted():
             twice(write)
-        return self._outages[name].error is None
+        return self.outages[name].error is None
 
-    def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> Saved | None:
-        """A checkpoint of these weights, which are finite; None if it could not be written."""
+    def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> Path | None:
+        """A checkpoint of these weights, which are finite, and where it is; None if it could not be written."""
         params = {name: to_numpy(value) for name, value in snapshot.params.items()}
-        if broken := next((name for name, value in params.items() if not np.isfinite(value).all()), ""):
-            raise DivergedError(f"the weights '{broken}' of step {step} are not finite and are not saved")
-        about = {**self._about, "version": snapshot.version}
+        checkpoint.require_finite(step, params)
+        about = {**self.about, "version": snapshot.version}
         folder: Path | None = None
-        with self._outages[CHECKPOINTS].noted():
-            folder = twice(lambda: checkpoint.save(self.path / CHECKPOINTS, step, params, about, best=best))
+        with self.outages[CHECKPOINTS].noted():
+            folder = twice(lambda: self.store.save(step, params, about, best=best)).folder
         if best:
             self._unsaved = (step, snapshot) if folder is None else None
-        return None if folder is None else Saved(folder, checkpoint.fingerprint(params))
+        return folder
+
+    @property
+    def metrics_size(self) -> int:
+        """Bytes of metrics.jsonl."""
+        try:
+            return (self.path / METRICS).stat().st_size
+        except OSError:
+            return 0
+
+    def go_back(self, metrics_size: int) -> None:
+        """Rows of metrics that were written after a checkpoint belong to work that is done again; so does a summary."""
+        try:
+            if self.metrics_size > metrics_size:
+                with disk.open_end(self.path / METRICS) as file:
+                    disk.cut(file, metrics_size)
+            disk.remove(self.path / SUMMARY)
+        except OSError as error:
+            raise SetupError(f"cannot write in {self.path}: {error.strerror}") from None
+        self.write(CONFIG, self._config)
+
+
+def lock_run(path: Path) -> FileLock:
+    """Hold a run directory as its trainer; SetupError if another one does. Readers need no lock."""
+    try:
+        return FileLock(path / LOCK)
+    except HeldError as error:
+        raise SetupError(f"{path} is being trained by process {error.pid}: wait for it, or stop it") from None
+    except OSError as error:
+        raise SetupError(f"cannot write in {path}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -101,10 +123,11 @@ class SavedRun:
 
     path: Path
     config: Config
+    which: str = "best"  # of its checkpoints is meant: best, latest or a step
 
-    def actor(self, which: str = "best") -> tuple[Actor, list[str]]:
-        """The policy of a checkpoint (best, latest or a step), and warnings about checkpoints that could not be used."""
-        found = checkpoint.load(self.path / CHECKPOINTS, which)
+    def actor(self, which: str = "") -> tuple[Actor, list[str]]:
+        """The policy of a checkpoint, and warnings about checkpoints that could not be used."""
+        found = checkpoint.load(self.path / CHECKPOINTS, which or self.which)
         return actor_of(found), list(found.warnings)
 
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
@@ -131,10 +154,17 @@ class SavedRun:
 
 
 def open_run(
-    run: str | os.PathLike[str] | Result, runs_dir: str = "runs", env: str | Callable[..., Any] | None = None
+    run: str | os.PathLike[str] | Result,
+    runs_dir: str = "runs",
+    env: str | Callable[..., Any] | None = None,
+    *,
+    which: str = "",
+    usual: str = "best",
 ) -> SavedRun:
-    """Open a run, given by its name under runs_dir, by its path or as what train() returned; `env` replaces its environment."""
-    path = find_run(run if isinstance(run, str) else str(getattr(run, "path", run)), runs_dir)
+    """Open a run, given by its name under runs_dir, by its path or as what train() returned, also RUN@STEP or the path of a
+    checkpoint; `env` replaces its environment, `which` says which of its checkpoints is meant."""
+    place = locate(run if isinstance(run, str) else str(getattr(run, "path", run)), runs_dir, which, usual)
+    path = place.run
     try:
         resolved = from_file(path / CONFIG)
     except UsageError as error:
@@ -149,7 +179,7 @@ def open_run(
     if resolved.env.on_device:
         device = find_device("cpu" if resolved.run.machine.device == "cpu" else "auto")
         resolved = replace(resolved, env=resolved.env.to(device))
-    return SavedRun(path, resolved)
+    return SavedRun(path, resolved, place.which)
 
 
 def check_fit(saved: Checkpoint, spec: EnvSpec) -> None:

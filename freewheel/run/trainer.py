@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import math
-import signal
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from freewheel.config.resolve import Config
-from freewheel.core import Collector, GraphedLearner, Learner, RowCounts, Sink, SkippingLearner, Snapshot, Tick
-from freewheel.errors import SIGNALLED, DiskError, FreewheelError
-from freewheel.learn.finite import SkippedUpdates
+from freewheel.core import Sink
 from freewheel.learn.spec import Services
-from freewheel.ledger import balance, settle, total
-from freewheel.loop import loop
-from freewheel.metrics.meter import Meter
 from freewheel.run import process
-from freewheel.run.advice.prospects import closing
-from freewheel.run.ending import Ending
-from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
-from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
-from freewheel.run.hooks import Hooks, Run, find_hooks
+from freewheel.run.checkpoints.progress import Earlier
+from freewheel.run.checkpoints.saver import Saver
+from freewheel.run.hooks import find_hooks
 from freewheel.run.plan import Plan, plan, print_line, silent
-from freewheel.run.process import Interrupted, Stop, TimeUp, import_torch
-from freewheel.run.saved import SUMMARY, RunDirectory, Saved
+from freewheel.run.process import Stop, import_torch
+from freewheel.run.saved import RunDirectory, check_fit, lock_run
 from freewheel.run.schedule.recorder import Recorder
+from freewheel.run.session import Session
 from freewheel.run.watchdog import Watchdog
-from freewheel.sinks.outlets import PATIENCE, Outlets
-from freewheel.sinks.sink import RunInfo, chosen
-from freewheel.transport.clock import NOTABLE, clock
+from freewheel.sinks.outlets import Outlets
+from freewheel.sinks.sink import Outputs, RunInfo, chosen
+from freewheel.transport.clock import clock
 from freewheel.transport.executors import SerialExecutor
-
-QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
 
 
 @dataclass(frozen=True)
@@ -60,360 +48,64 @@ def check(config: Config) -> Plan:
     return planned
 
 
-def run(config: Config, *, quiet: bool = False, hooks: Sequence[object] = (), sinks: Sequence[Sink] = ()) -> Result:
+def run(
+    config: Config,
+    *,
+    quiet: bool = False,
+    hooks: Sequence[object] = (),
+    sinks: Sequence[Sink] = (),
+    earlier: Earlier | None = None,
+) -> Result:
     """Train. However it ends, the run directory is complete and nothing is left running; failures are raised after that.
 
     `hooks` are called, and `sinks` written to, in addition to those that the config names.
     """
     own, stop = [*find_hooks(config.run.hooks), *find_hooks(hooks)], Stop()
     with stop.listening(), clock, Watchdog(stop, config.env.label, config.env.timeouts):
-        return _run(config, stop, own, quiet=quiet, sinks=sinks)
+        return _run(config, stop, own, Outputs(quiet, sinks), earlier)
 
 
-def _run(config: Config, stop: Stop, hooks: Sequence[object], *, quiet: bool, sinks: Sequence[Sink]) -> Result:
-    entries = chosen(config.run.output.sinks)
-    planned = plan(config, silent if quiet else print_line, meanwhile=import_torch)
+def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, earlier: Earlier | None) -> Result:
+    entries, report = chosen(config.run.output.sinks), silent if outputs.quiet else print_line
+    planned = plan(config, report, meanwhile=import_torch, run=None if earlier is None else earlier.path)
+    if earlier is not None:
+        check_fit(earlier.saved, planned.spec)
     config = planned.config
     process.keep_freed_memory()
     with (
         process.learner_threads(config.run.machine.threads),
         process.lower_priority(planned),
         process.executors(planned) as executors,
+        ExitStack() as held,
     ):
-        recorder = Recorder() if config.run.output.record_schedule else None
+        recorder = Recorder() if config.run.output.record_schedule and earlier is None else None
         executors = executors if recorder is None else recorder.executors(executors)
         services = Services(executors=executors, while_waiting=stop.check)
         learner = config.learner.build(replace(planned.learner_spec, services=services))
-        stop.begin()
-        planned = replace(planned, name=planned.name.claim())
+        if earlier is None:
+            stop.begin()
+            planned = replace(planned, name=planned.name.claim())
+            held.enter_context(lock_run(planned.path))
         outlets = Outlets()
         directory = RunDirectory(planned, outlets.note)
+        saver = Saver(directory, learner, every_s=60 * config.run.output.checkpoint_every)
+        if earlier is not None:
+            saver.go_on_from(earlier)
+            stop.begin()  # nothing has been changed so far
+            directory.go_back(int(earlier.progress["metrics_bytes"]))
         info = RunInfo(
             path=directory.path,
             title=f"{config.env.label}  {config.algo}  {config.mode}",
             budget=config.run.budget,
             algorithm=config.algo,
             mode=config.mode,
-            quiet=quiet,
+            quiet=outputs.quiet,
             console=config.run.output.console,
             say=outlets.note,
         )
-        outlets.open(entries, info, sinks)
+        outlets.open(entries, info, outputs.sinks)
         directory.keep()
         if recorder is not None:
             recorder.open(directory.path, outlets.note, hooks=len(hooks))
-        return _Trainer(planned, learner, directory, outlets, stop, hooks, recorder).train()
-
-
-class _Trainer:
-    """What happens beside the loop: logging, evaluating, saving, stopping."""
-
-    def __init__(
-        self,
-        planned: Plan,
-        learner: Learner,
-        folder: RunDirectory,
-        outlets: Outlets,
-        stop: Stop,
-        hooks: Sequence[object],
-        recorder: Recorder | None,
-    ) -> None:
-        self._plan, self._learner, self._directory, self._outlets = planned, learner, folder, outlets
-        self._stop, self._ending, self._recorder = stop, Ending(), recorder
-        self._options, self._budget = planned.config.run, planned.config.run.budget
-        self._meter = Meter(planned.workers, planned.spec.measures)
-        self._hooks = Hooks(hooks, Run(planned, learner, self._meter, folder), stop.spare)
-        self._collector: Collector | None = None
-        self._next_log = self._options.output.log_every
-        self._fallback = ""  # why updates are not replayed from CUDA graphs
-        self._schedule: EvaluationSchedule | None = None
-        self._verdict: Verdict | None = None
-        self._steps, self._stats = 0, dict[str, float | None]()  # delivered rows, and the collector's last figures
-        self._turn = 0.0  # seconds of the loop's last turn
-        self._rows = RowCounts()  # when they were last logged
-        self._began, self._pauses = time.monotonic(), len(clock.pauses)  # those that the user has been told about
-        self._judged, self._skipped = learner.version, None
-        if isinstance(learner, SkippingLearner):
-            self._skipped = SkippedUpdates(planned.config.algo, learner.remedy)
-        stop.attend(self)
-
-    def train(self) -> Result:
-        ending = self._ending
-        with self._stop.listening():
-            try:
-                with process.learner_stream(self._plan.device):
-                    ending.reason = self._run()
-            except Interrupted:
-                ending.reason = "interrupted"
-            except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
-                ending.fail(error, "training")
-            self._stop.over = True
-            ending.attempt("ending what environments have started", self._stop.leftovers.kill, None)
-            ending.begin()
-            summary = self._finish()
-        if ending.failure is not None:
-            raise ending.failure
-        return Result(self._plan.path, summary)
-
-    def _run(self) -> str:
-        """Train until the budget is spent; returns why it ended."""
-        planned = self._plan
-        self._hooks.start()
-        self._note(*planned.config.notes)
-        self._note(*(planned.init.warnings if planned.init is not None else ()))
-        self._note(*filter(None, [planned.defaults_line]))
-        self._note(*planned.remarks, f"starting {planned.actors}")
-        factory = planned.runner_factory
-        if planned.worker_config is None and not planned.spec.batched_on_device:
-            factory = replace(factory, make=process.watched(planned.config.env.make, self._stop))
-        spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
-        spec = replace(spec, context=self._hooks.run.contexts, recorder=self._recorder)
-        with open_evaluator(planned, factory) as evaluator:
-            building = planned.config.collector.build(factory, spec)
-            with self._ending.leaving(building, "closing the environments") as collector:
-                self._collector = collector
-                around = Around(
-                    lambda: self._meter.wall_s, self._ran_s, self._longest, self._note, self._while_evaluating
-                )
-                evaluator = evaluator or reserved_lanes(planned, collector)
-                self._schedule = EvaluationSchedule(evaluator, self._options.evaluation, self._budget, around)
-                work = partial(self._loop, collector, self._schedule)
-                ended = process.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
-            self._close(self._schedule)
-        return ended
-
-    def _loop(self, collector: Collector, schedule: EvaluationSchedule) -> str:
-        """Until the budget is spent; what is evaluated after that does not need the collector any more."""
-        max_lag, run = self._plan.max_lag, self._hooks.run
-        ended, began, recorder = "", self._ran_s(), self._recorder
-        source = collector if recorder is None else recorder.listen(collector, self._plan, self._learner)
-        self._time_is_up()
-        try:
-            for tick in loop(source, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts):
-                self._meter.take(tick)
-                self._judge(tick)
-                self._steps, self._turn = tick.env_steps, self._ran_s() - began
-                self._hooks.turn(tick)
-                if recorder is not None:
-                    recorder.turn(tick)
-                if ended := self._why_ended():
-                    break
-                self._evaluate(schedule, tick)
-                if ended := run.stopping:  # by on_eval
-                    break
-                if self._meter.wall_s >= self._next_log:
-                    self._log()
-                began = self._ran_s()
-        except TimeUp:
-            ended = "minutes"
-        self._stop.time_up = math.inf
-        self._stats = dict(collector.stats())
-        schedule.stop(self._steps, self._weights())
-        if self._skipped is not None:
-            self._skipped.end()
-        return ended
-
-    def _judge(self, tick: Tick) -> None:
-        """End a run whose updates are skipped, because it learns nothing."""
-        learner = self._learner
-        if self._skipped is not None and isinstance(learner, SkippingLearner) and tick.version != self._judged:
-            self._judged = tick.version
-            self._skipped.take(learner.not_finite)
-
-    def _evaluate(self, schedule: EvaluationSchedule, tick: Tick) -> None:
-        """Begin an evaluation if one is due, and take those that have ended."""
-        if schedule.active:
-            with self._meter.span("eval"):
-                progress = self._budget.progress(tick.env_steps, self._meter.wall_s, self._meter.episodes)
-                for found in schedule.turn(tick.env_steps, progress, self._weights):
-                    self._take_score(found, best=found is schedule.candidate)
-
-    def _close(self, schedule: EvaluationSchedule) -> None:
-        """The closing evaluation, and the last row of metrics."""
-        with self._meter.span("eval" if schedule.active else "other"):
-            self._verdict = verdict = schedule.close()
-        if verdict.final is not None:
-            self._take_score(verdict.final, best=verdict.best is verdict.final)
-        self._log()
-
-    def _why_ended(self) -> str:
-        """Empty while the run goes on."""
-        self._stop.check()
-        if self._hooks.run.stopping:
-            return self._hooks.run.stopping
-        spent, limits = {"steps": self._learner.rows().done, "episodes": self._meter.episodes}, vars(self._budget)
-        over = (name for name, used in spent.items() if limits[name] and used >= limits[name])
-        return next(over, "minutes" if self._time_is_up() else "")
-
-    def _time_is_up(self) -> bool:
-        """Whether the closing evaluation has to begin now to end in time. What takes much longer than that is interrupted."""
-        if self._budget.minutes is None:
-            return False
-        seconds, now = 60 * self._budget.minutes, self._meter.wall_s
-        limit = seconds - (0.0 if self._schedule is None else self._schedule.reserve)
-        left = limit + LATE * seconds - now
-        self._stop.time_up = time.monotonic() + left
-        return now >= limit or self._turn > left  # another turn would end too late
-
-    def _slept_s(self) -> float:
-        return clock.slept_since(self._began)
-
-    def _ran_s(self) -> float:
-        """Seconds since the run began in which it was not stopped."""
-        return self._meter.wall_s - self._slept_s()
-
-    def _longest(self) -> int:
-        """Steps of a long episode, by those that have ended of late. As long as they are fewer than the lanes, these were the
-        short ones: then twice as many as a lane has made."""
-        lanes, known = self._plan.spec.lanes, self._meter.longest or 0
-        return known if self._meter.episodes >= lanes else max(known, 2 * self._steps // lanes)
-
-    def _weights(self) -> Snapshot:
-        return replace(self._learner.snapshot(), context=self._options.contexts)
-
-    def _while_evaluating(self) -> None:
-        self._stop.check()
-        if self._meter.wall_s >= self._next_log:
-            self._log()
-
-    def _log(self) -> None:
-        assert self._collector is not None, "it is open, or was"
-        collector = self._collector
-        self._rows = balance(collector.rows(), self._learner.rows())
-        row = self._meter.row(self._rows, self._stats or collector.stats(), self._learner.buffer_util)
-        row |= {"slept_s": self._slept_s()} | ({} if self._schedule is None else self._schedule.progress)
-        self._note(*self._new_pauses(), *collector.messages())
-        if self._plan.device != "cpu" and isinstance(self._learner, GraphedLearner) and not self._fallback:
-            self._fallback = self._learner.fallback
-            if self._fallback:
-                self._note(f"no CUDA graph for the updates, they are launched one by one: {self._fallback}")
-        self._directory.keep()
-        self._outlets.write(row)
-        self._next_log = self._meter.wall_s + self._options.output.log_every
-
-    def _new_pauses(self) -> list[str]:
-        """What the user should know of times in which the run was stopped."""
-        told, self._pauses = self._pauses, len(clock.pauses)
-        return [str(pause) for pause in clock.pauses[told : self._pauses] if pause.seconds >= NOTABLE]
-
-    def _note(self, *texts: str) -> None:
-        for text in texts:
-            self._outlets.note(text)
-
-    def _take_score(self, found: Evaluation, *, best: bool) -> None:
-        """A finished evaluation; the best weights are saved at once."""
-        score = found.score
-        self._meter.eval_result(score.mean, score.measures)
-        if score.cut:
-            limit = self._options.evaluation.eval_max_steps
-            self._note(f"{score.cut} evaluation episodes were cut at {limit} steps (--eval-max-steps)")
-        saved = None
-        if best:
-            with self._meter.span("save"):
-                saved = self._directory.save(found.step, found.snapshot, best=True)
-        self._hooks.evaluated(found.step, score, None if saved is None else saved.folder)
-
-    def _evaluated(self) -> dict[str, Any]:
-        """What is known of the best weights and of the last, also if the run was interrupted."""
-        schedule, verdict = self._schedule, self._verdict
-        if verdict is None:
-            verdict = Verdict() if schedule is None else schedule.without_closing()
-        return verdict.summary() | {"evals_skipped": 0 if schedule is None else schedule.skipped}
-
-    @property
-    def saving(self) -> bool:
-        """Whether a checkpoint is being written, and is waited for."""
-        return self._meter.doing == "save"
-
-    def emergency_end(self, reason: str, exit_code: int, *, save: bool = True) -> bool:
-        """For a thread, when the training is stuck for good and the process is about to be ended with this exit code: the last
-        weights, unless an update is under way, and the summary. Collector and hooks are not touched. False: the run is ending
-        by itself."""
-        ending = self._ending
-        if not ending.begin():
-            return False
-        if exit_code > SIGNALLED:
-            ending.reason = "interrupted"
-            ending.problems.append(reason)
-            self._stop.signal = self._stop.signal or signal.Signals(exit_code - SIGNALLED)
-        else:
-            stuck = FreewheelError(reason)
-            stuck.exit_code = exit_code
-            ending.fail(stuck, "training")
-        whole = save and self._meter.doing not in ("observe", "update")
-        self._close_down(self._rows_now(), {}, ending.attempt("saving", self._save, None) if whole else None)
-        return True
-
-    def last_known(self) -> tuple[Path, Mapping[str, Any]]:
-        """Where the summary will be, and what is known for it now. For a thread."""
-        meter = self._meter
-        known = {"wall_s": meter.wall_s, **meter.done, **self._evaluated(), **asdict(self._rows_now())}
-        return self._directory.path / SUMMARY, {"run": self._plan.path.name, **known, "path": str(self._plan.path)}
-
-    def _rows_now(self) -> RowCounts:
-        """All rows, so far as the accounts balance while the training goes on."""
-        if self._collector is not None:
-            with suppress(Exception):
-                return settle(self._collector.rows(), self._learner.rows())
-        return self._rows
-
-    def _finish(self) -> dict[str, Any]:
-        """Settle the accounts, save the last weights, tell hooks, write the summary, close the sinks."""
-        ending, collector = self._ending, self._collector
-        report: Mapping[str, Any] = {}
-        messages: Sequence[str] = ()
-        rows = RowCounts()
-        if (recorder := self._recorder) is not None:
-            ending.attempt("the schedule", lambda: recorder.close(ending.reason), None)
-        if collector is not None:
-            accounts = collector.rows(), self._learner.rows()
-            rows = ending.attempt("closing the accounts", lambda: settle(*accounts), total(*accounts))
-            report = ending.attempt("the collector's report", collector.summary, report)
-        saved = ending.attempt("saving", self._save, None)
-        self._hooks.end(None if saved is None else saved.folder, ending, self._stop)
-        if collector is not None:
-            self._note(*ending.attempt("the collector's report", collector.messages, messages))
-        return self._close_down(rows, report, saved)
-
-    def _save(self) -> Saved:
-        """The last weights."""
-        with self._meter.span("save"):
-            self._directory.keep()
-            saved = self._directory.save(self._meter.done["env_steps"], self._learner.snapshot())
-        if saved is None:
-            raise DiskError(f"the last weights are not saved: {self._directory.problems[-1]}")
-        return saved
-
-    def _close_down(self, rows: RowCounts, report: Mapping[str, Any], saved: Saved | None) -> dict[str, Any]:
-        """Write the summary and close the sinks. What is not written is on the screen."""
-        ending, directory = self._ending, self._directory
-        ending.problems += [*directory.problems, *self._outlets.problems]
-        ending.problems += [] if self._recorder is None else self._recorder.problems
-        summary = self._summary(rows, report, saved)
-        if not directory.write(SUMMARY, summary):
-            ending.fail(DiskError(f"the summary is not written: {directory.problems[-1]}"), "the summary")
-            summary = self._summary(rows, report, saved)
-        self._outlets.close(summary, PATIENCE if self._stop.signal is None else QUICK)
-        return summary
-
-    def _summary(self, rows: RowCounts, report: Mapping[str, Any], saved: Saved | None) -> dict[str, Any]:
-        ending, asked = self._ending, self._stop.signal
-        evaluated = ending.attempt("the last evaluation", self._evaluated, Verdict().summary() | {"evals_skipped": 0})
-        summary = {
-            "run": self._plan.path.name,
-            "ended": ending.reason if asked is None else f"{ending.reason} ({asked.name})",
-            "exit_code": ending.exit_code(asked, degraded=bool(report.get("workers_lost"))),
-            "error": None if ending.failure is None else str(ending.failure) or repr(ending.failure),
-            **self._meter.totals(),
-            "slept_s": self._slept_s(),
-            **evaluated,
-            **asdict(rows),
-            "shares": self._meter.shares(),
-            "worker_restarts": 0,
-            "graphs_fallback": self._fallback or None,
-            **report,
-            "weights_sha256": None if saved is None else saved.sha256,
-            "path": str(self._plan.path),
-            "problems": list(ending.problems),
-        }
-        return summary | {"advice": ending.attempt("the advice", lambda: closing(self._plan, summary), None)}
+        session = Session(planned, saver, directory, outlets, stop, hooks, recorder)
+        return Result(planned.path, session.train())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from freewheel.core import Sink
 from freewheel.metrics.meter import Budget
@@ -24,6 +24,13 @@ class RunInfo:
     quiet: bool = False  # nothing is to be printed
     console: Literal["live", "classic"] = "live"
     say: Callable[[str], None] = lambda _: None  # tells the user something, through all sinks
+
+
+class Outputs(NamedTuple):
+    """What a run prints and writes to, beside what its config names."""
+
+    quiet: bool  # nothing is to be printed
+    sinks: Sequence[Sink]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,19 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from freewheel.core import NO_CONTEXT, Chunk, Collector, Env, EnvSpec, Learner, NDArray, Snapshot, Step
+from freewheel.core import (
+    NO_CONTEXT,
+    BufferedLearner,
+    Chunk,
+    Collector,
+    Env,
+    EnvSpec,
+    Learner,
+    NDArray,
+    Snapshot,
+    Step,
+    to_numpy,
+)
 from freewheel.errors import SetupError
 from freewheel.rollout.probe import random_actions
 from freewheel.seeding import drawn, generator, training_episodes
@@ -291,7 +303,7 @@ def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chu
         accounted = rows.trained + rows.queued + sum(rows.dropped.values())
         _expect(accounted == observed, f"turn {turn}: {rows} does not account for {observed} rows observed")
     _expect(learner.rows().queued == 0, "rows still wait: give the kit chunks that fill batches exactly")
-    twin.load_state_dict(learner.state_dict())
+    copy_state(learner, twin)
     while not learner.ready:
         chunk = collect(learner.snapshot())
         learner.observe(chunk)
@@ -301,6 +313,16 @@ def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chu
     ours, theirs = learner.snapshot(), twin.snapshot()
     same = all(np.array_equal(np.asarray(ours.params[name]), np.asarray(theirs.params[name])) for name in ours.params)
     _expect(same and ours.version == theirs.version, "a learner restored from state_dict behaves differently")
+
+
+def copy_state(learner: Learner, twin: Learner) -> None:
+    """What a resumed run does: the state, then the rows of buffers."""
+    twin.load_state_dict({name: np.array(to_numpy(value)) for name, value in learner.state_dict().items()})
+    if isinstance(learner, BufferedLearner) and isinstance(twin, BufferedLearner):
+        buffers = twin.buffers()
+        for name, buffer in learner.buffers().items():
+            first = buffer.added - buffer.count
+            buffers[name].write(first, buffer.read(first, buffer.added))
 
 
 def _runs(chunks: Sequence[Chunk]) -> Sequence[Sequence[Chunk]]:

@@ -12,7 +12,7 @@ import pytest
 import freewheel
 from freewheel.cli import main as cli
 from freewheel.errors import EnvError
-from freewheel.run import checkpoint
+from freewheel.run.checkpoints import checkpoint
 from freewheel.seeding import tree
 from tests.support.chaos import LONG, MODES, finite, tokens, trial, world
 from tests.support.trainers import SMALL_ARGV

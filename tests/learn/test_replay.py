@@ -125,6 +125,14 @@ class Listed:
         return [name for name, _ in self.rows]
 
 
+def restore(replay: Replay, before: Replay, block: int = 4) -> None:
+    """As a resumed run does: counts first, then the rows, a few at a time."""
+    replay.load_state_dict({name: np.array(value) for name, value in before.state_dict().items()})
+    first = before.added - before.count
+    for begin in range(first, before.added, block):
+        replay.write(begin, before.read(begin, min(begin + block, before.added)))
+
+
 Adding = st.tuples(st.just("add"), st.integers(0, 12), st.integers(0, 2))
 Expiring = st.tuples(st.just("expire"), st.integers(-3, 1), st.just(0))
 Restoring = st.tuples(st.just("restore"), st.just(0), st.just(0))
@@ -144,9 +152,9 @@ def test_it_is_a_list(capacity: int, moves: list[tuple[str, int, int]]) -> None:
         elif kind == "expire":
             assert replay.expire(version + number) == model.expire(version + number)
         else:
-            state, replay = replay.state_dict(), replay_of(capacity, seed=9)
+            before, replay = replay, replay_of(capacity, seed=9)
             replay.add(numbered(50, 53), 7)
-            replay.load_state_dict(state)
+            restore(replay, before)
         assert (replay.added, replay.count) == (named, len(model.names))
         assert names(replay.newest(replay.count)) == model.names
         if model.names:
@@ -180,7 +188,7 @@ def test_a_restored_buffer_goes_on_as_if_nothing_had_happened(oldest: int) -> No
     ours.expire(oldest)
     ours.sample(3)
     theirs.add(numbered(100, 110), 8)
-    theirs.load_state_dict({name: np.array(value) for name, value in ours.state_dict().items()})
+    restore(theirs, ours)
     for replay in (ours, theirs):
         replay.add(numbered(18, 20), 3)
     assert (theirs.added, theirs.count) == (ours.added, ours.count)
@@ -189,10 +197,33 @@ def test_a_restored_buffer_goes_on_as_if_nothing_had_happened(oldest: int) -> No
     assert theirs.expire(3) == ours.expire(3)
 
 
+@pytest.mark.parametrize(("before", "after"), [(10, 25), (10, 7), (7, 10)])
+def test_a_buffer_is_restored_into_one_of_another_capacity(before: int, after: int) -> None:
+    ours, theirs = replay_of(before), replay_of(after)
+    ours.add(numbered(0, 23))
+    restore(theirs, ours)
+    assert (theirs.added, theirs.count) == (23, min(before, after))
+    assert names(theirs.newest(theirs.count)) == list(range(23 - theirs.count, 23))
+    theirs.add(numbered(23, 25))
+    assert names(theirs.newest(3)) == [22, 23, 24]
+
+
+def test_before_rows_are_overwritten_somebody_is_told() -> None:
+    replay, told = replay_of(10), list[tuple[int, list[int]]]()
+
+    def look(below: int) -> None:
+        told.append((below, names(torch.as_tensor(replay.read(replay.added - replay.count, replay.added)))))
+
+    replay.before_overwriting = look
+    for rows in (8, 3, 25):
+        replay.add(numbered(replay.added, replay.added + rows))
+    assert told == [(-2, []), (1, list(range(8))), (26, list(range(1, 11)))]
+
+
 def test_restored_empty_it_has_nothing_to_draw() -> None:
     empty, replay = replay_of(10), replay_of(10)
     replay.add(numbered(1, 9))
-    replay.load_state_dict(empty.state_dict())
+    restore(replay, empty)
     assert replay.count == 0
     assert replay._span.tolist() == [0, 0]
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from hypothesis.extra import numpy as hnp
 
 from freewheel.core import NDArray
 from freewheel.errors import CheckpointError, UsageError
-from freewheel.run.checkpoint import MANIFEST, POLICY, WEIGHTS, fingerprint, load, make_private, save
+from freewheel.run.checkpoints.checkpoint import MANIFEST, POLICY, WEIGHTS, fingerprint, load, make_private
+from freewheel.run.checkpoints.store import KEEP, Store
 
 Params = dict[str, NDArray]
 
@@ -30,6 +32,12 @@ def weights(seed: int) -> Params:
         "steps": np.array(seed, np.int64),
         "mask": np.array([True, False]),
     }
+
+
+def save(
+    root: Path, step: int, params: Params, about: Mapping[str, object], *, best: bool = False, keep: int = KEEP
+) -> Path:
+    return Store(root, keep).save(step, params, about, best=best).folder
 
 
 def store(root: Path, step: int) -> Path:
@@ -118,14 +126,15 @@ def test_saving_a_step_again_moves_the_links_only(tmp_path: Path) -> None:
     assert (whole(tmp_path), whole(tmp_path, "best")) == (1, 1)
 
 
-def test_saving_a_step_again_with_other_contents_replaces_it(tmp_path: Path) -> None:
+def test_a_step_with_other_contents_gets_a_name_of_its_own(tmp_path: Path) -> None:
+    """A directory cannot be replaced in one call: for a moment there would be none."""
     save(tmp_path, 1, weights(5), {"step": "wrong"})
-    store(tmp_path, 1)
-    assert whole(tmp_path) == 1
-    (tmp_path / "1" / WEIGHTS).write_bytes(b"damaged")
-    store(tmp_path, 1)
-    assert whole(tmp_path) == 1
-    assert names(tmp_path) == {"1", "latest"}
+    assert store(tmp_path, 1) == tmp_path / "1-2"
+    assert (whole(tmp_path), whole(tmp_path, "1-2"), load(tmp_path, "1").about) == (1, 1, {"step": "wrong"})
+    (tmp_path / "1-2" / WEIGHTS).write_bytes(b"damaged")
+    assert store(tmp_path, 1) == tmp_path / "1-3"
+    assert load(tmp_path).warnings == ()
+    assert names(tmp_path) == {"1-2", "1-3", "latest"}
 
 
 def test_what_json_cannot_say_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -235,13 +244,22 @@ def test_which_is_a_word_or_a_number(tmp_path: Path, which: str) -> None:
 def test_a_manifest_cannot_name_other_files(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret").write_text("secret")
     list_file(store(tmp_path, 1), name, b"secret")
-    with pytest.raises(CheckpointError, match=r"should list weights\.safetensors and policy\.json"):
+    with pytest.raises(CheckpointError, match=r"should list the files of a checkpoint, and not"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "3", '{"format": 2, "files": {}}', '{"format": 1}', '{"format": 1, "files": []}', "[" * 99_999, "\xff"],
+    [
+        "[]",
+        "3",
+        '{"format": 2, "files": {}}',
+        '{"format": true, "files": {}}',
+        '{"format": 1}',
+        '{"format": 1, "files": []}',
+        "[" * 99_999,
+        "\xff",
+    ],
 )
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = store(tmp_path, 1)

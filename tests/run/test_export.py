@@ -20,7 +20,7 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError
 from freewheel.policies.layout import Layout
 from freewheel.policies.spec import Activation, FlatParams, PolicyConfig, full_layout, initialise
-from freewheel.run.checkpoint import Checkpoint
+from freewheel.run.checkpoints.checkpoint import Checkpoint
 from freewheel.run.export import export, loader
 from freewheel.run.policy import Policy
 from tests.support.kinds import KINDS, Kinds

@@ -18,7 +18,7 @@ import pytest
 from freewheel import Hook, Run
 from freewheel.core import Episode, Metrics, NDArray, to_numpy
 from freewheel.errors import UsageError
-from freewheel.run import checkpoint
+from freewheel.run.checkpoints import checkpoint
 from freewheel.run.evaluation.episodes import Score
 from freewheel.run.hooks import EVENTS, find_hooks
 from freewheel.run.trainer import Result

@@ -258,13 +258,15 @@ print([name for name in ("tests", "gymnasium", "torch", "tyro", "rich") if name 
 @pytest.fixture
 def old(trained: Trained, tmp_path: Path) -> Path:
     """A run as it was saved before checkpoints had the spaces."""
-    from freewheel.run import checkpoint
+    from freewheel.run.checkpoints import checkpoint
+    from freewheel.run.checkpoints.store import Store
 
     path = tmp_path / "old"
     shutil.copytree(trained("box").path, path, symlinks=True)
     found = checkpoint.load(path / "checkpoints")
     about = {name: found.about[name] for name in ("policy", "version")}
-    checkpoint.save(path / "checkpoints", found.step, found.params, about)
+    shutil.rmtree(path / "checkpoints")
+    Store(path / "checkpoints").save(found.step, found.params, about, best=True)
     return path
 
 

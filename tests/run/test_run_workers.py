@@ -13,7 +13,8 @@ import freewheel
 from freewheel.config.resolve import from_argv, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME
 from freewheel.errors import EnvError, SetupError, UsageError
-from freewheel.run import checkpoint, plan
+from freewheel.run import plan
+from freewheel.run.checkpoints import checkpoint
 from tests.support.runs import IDENTITY, assert_balanced, rows_of, train
 
 MODES = ("continuous", "batch", "episodes")

@@ -18,7 +18,7 @@ from freewheel.config.resolve import from_file, from_options
 from freewheel.core import Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
 from freewheel.learn.spec import Services
-from freewheel.run import checkpoint
+from freewheel.run.checkpoints import checkpoint
 from freewheel.run.plan import plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freewheel.core import Array, Chunk, Metrics, Transitions, to_numpy
+from freewheel.core import Array, Chunk, Metrics, RowBuffer, Transitions, to_numpy
 from freewheel.errors import DivergedError, FreewheelError
 from freewheel.learn.chunks import under
 from freewheel.learn.finite import SkippedUpdates
@@ -85,6 +85,9 @@ class MBPO(SAC):
             about |= self._about | {"model/lag_rows": lag, "model/version": float(self._fits)}
             self._about = {}
         return about
+
+    def buffers(self) -> Mapping[str, RowBuffer]:
+        return {**super().buffers(), "model_buffer": self.model_buffer}
 
     def state_dict(self) -> dict[str, Array]:
         """With what the fitter continues from, as of the model that is here: a fit under way is begun anew."""

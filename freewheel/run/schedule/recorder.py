@@ -18,7 +18,7 @@ from freewheel.core import Chunk, Executor, Learner, MakeExecutor, Snapshot, Tic
 from freewheel.files.lines import Lines
 from freewheel.loop import Source
 from freewheel.pacing.episode_queue import RECENT
-from freewheel.run import checkpoint
+from freewheel.run.checkpoints import checkpoint
 from freewheel.run.plan import Plan
 from freewheel.run.schedule.log import (
     FILE,

@@ -7,18 +7,20 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from freewheel.config.resolve import LimitOptions
-from freewheel.core import Executor, Learner, MakeExecutor, Tick, to_numpy
+from freewheel.core import Executor, Learner, MakeExecutor, Tick
 from freewheel.errors import SetupError
 from freewheel.learn.spec import Services
 from freewheel.loop import Source, loop
 from freewheel.metrics.meter import Meter
 from freewheel.pacing.episode_queue import EpisodeOrder
-from freewheel.run import checkpoint, process
+from freewheel.run import process
+from freewheel.run.checkpoints.checkpoint import fingerprint_of
 from freewheel.run.hooks import Hooks, Run, find_hooks
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, Report, arrange, find_device, silent, survey_env
@@ -143,7 +145,7 @@ class _Replay:
                 note = self._loop(source, learner, answers)
             except DifferenceError as error:
                 difference = f"{error}\n{self._suspects()}"
-            sha256 = _fingerprint(learner)
+            sha256 = fingerprint_of(learner)
             if keep:
                 self._keep(learner)
         return Replay(
@@ -187,7 +189,8 @@ class _Replay:
         """Until the end of the run or where it is to stop; returns why it ended before the end of the run."""
         planned = self._plan
         directory = RunDirectory(planned, self._report)
-        hooks = Hooks(self._hooks_given, Run(planned, learner, self._meter, directory))
+        save = partial(self._save, directory, learner)
+        hooks = Hooks(self._hooks_given, Run(planned, learner, self._meter, save))
         hooks.start()
         self._compare(learner, answers)
         told = monotonic()
@@ -221,7 +224,7 @@ class _Replay:
         for check in answers.checks(self._turn):
             if check.turn != self._turn:
                 raise DifferenceError(f"the loop took another course before turn {self._turn}")
-            if check.version != learner.version or check.sha256 != _fingerprint(learner):
+            if check.version != learner.version or check.sha256 != fingerprint_of(learner):
                 raise DifferenceError(self._other_weights(check))
             self._checks += 1
 
@@ -251,10 +254,12 @@ class _Replay:
         return "the schedule ends here: the run was killed, or its disk failed"
 
     def _keep(self, learner: Learner) -> None:
-        planned = self._plan
-        directory = RunDirectory(planned, self._report)
+        directory = RunDirectory(self._plan, self._report)
         directory.keep()
-        directory.save(self._meter.done["env_steps"], learner.snapshot())
+        self._save(directory, learner)
+
+    def _save(self, directory: RunDirectory, learner: Learner) -> Path | None:
+        return directory.save(self._meter.done["env_steps"], learner.snapshot())
 
 
 class _ReplayedExecutors:
@@ -292,10 +297,6 @@ class _ReplayedExecutor:
 
 
 LOOK = 0.2  # seconds between two looks, so that an interrupt is noticed
-
-
-def _fingerprint(learner: Learner) -> str:
-    return checkpoint.fingerprint({name: to_numpy(value) for name, value in learner.snapshot().params.items()})
 
 
 def _ignore(line: object) -> None:

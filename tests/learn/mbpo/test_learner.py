@@ -25,7 +25,7 @@ from freewheel.policies.numpy_actor import make_tensor_actor
 from freewheel.policies.spec import PolicyConfig
 from freewheel.rollout.device_runner import DeviceRunner
 from freewheel.rollout.factory import RunnerFactory
-from freewheel.testing.conformance import check_learner
+from freewheel.testing.conformance import check_learner, copy_state
 from freewheel.transport.executors import Executors
 from tests.support.isaac_like import IsaacLike, Traps
 from tests.support.learning import play, sign
@@ -242,7 +242,7 @@ def test_after_a_restart_the_fitter_is_given_all_real_rows() -> None:
     learner, executor = mbpo_for(executors=Planted()), Planted()
     feed(learner, 16)
     twin = mbpo_for(executors=executor, seed=5)
-    twin.load_state_dict(learner.state_dict())
+    copy_state(learner, twin)
     assert twin._model_env.elites.tolist() == [2, 0]
     assert torch.equal(twin._model_env.generator.get_state(), learner._model_env.generator.get_state())
     assert torch.equal(twin.model.statistics["out_mean"], learner.model.statistics["out_mean"])

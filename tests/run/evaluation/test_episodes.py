@@ -22,7 +22,7 @@ from freewheel.envs.batched import BatchedConfig
 from freewheel.envs.device import DeviceEnv
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
-from freewheel.run import checkpoint
+from freewheel.run.checkpoints import checkpoint
 from freewheel.run.evaluation.episodes import Score, evaluate, play
 from freewheel.seeding import drawn, tree
 from tests.support.runs import train

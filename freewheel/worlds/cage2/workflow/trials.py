@@ -18,7 +18,7 @@ import numpy as np
 from freewheel.config.resolve import Config, from_options
 from freewheel.core import Episode, Metrics, NDArray
 from freewheel.errors import SetupError
-from freewheel.run.checkpoint import make_private
+from freewheel.run.checkpoints.checkpoint import make_private
 from freewheel.run.hooks import Hook, Run
 from freewheel.run.trainer import run
 from freewheel.seeding import tree

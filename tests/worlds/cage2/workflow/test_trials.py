@@ -14,7 +14,7 @@ import pytest
 
 from freewheel.core import Episode
 from freewheel.errors import SetupError
-from freewheel.run import checkpoint
+from freewheel.run.checkpoints import checkpoint
 from freewheel.worlds.cage2.workflow import trials
 from freewheel.worlds.cage2.workflow.envs import CANONICAL, FAST, ORDERS, encode
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Trial

@@ -1,0 +1,61 @@
+"""The command `freewheel resume`: a run goes on from its newest checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from freewheel.cli.eval import parse
+from freewheel.errors import UsageError, require_positive
+from freewheel.registry import Command
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """Go on with a run in its own directory, from its newest checkpoint, with the options it has."""
+
+    run: str = ""
+    """The run: a name under --runs-dir or a path, also RUN@STEP or the path of a checkpoint. Also the first or last word."""
+    runs_dir: str = "runs"
+    """The directory that contains all runs."""
+    checkpoint: str = ""
+    """The checkpoint to go on from: latest, or the number of a step (default: latest, or what RUN names)."""
+    steps: int | None = None
+    """A new limit of environment steps, of all sessions of the run together (default: the one it has)."""
+    minutes: float | None = None
+    """A new limit of minutes, of all its sessions together."""
+    episodes: int | None = None
+    """A new limit of finished episodes, of all its sessions together."""
+    env: str = ""
+    """The environment, where a script or a notebook has defined it (./file.py:Toy)."""
+
+    def __post_init__(self) -> None:
+        require_positive(steps=self.steps, minutes=self.minutes, episodes=self.episodes)
+        if self.checkpoint == "best":
+            raise UsageError("--checkpoint best has weights only: use train --init RUN to start from them")
+
+
+def resume_with(argv: Sequence[str]) -> int:
+    """The command, with these words."""
+
+    from freewheel.config.resolve import LimitOptions
+    from freewheel.files.output import lasting_output
+    from freewheel.run.checkpoints.resume import ResumeSettings, resume
+
+    options = parse(ResumeOptions, argv, "resume")
+    limits = LimitOptions(steps=options.steps, minutes=options.minutes, episodes=options.episodes)
+    settings = ResumeSettings(
+        limits=limits, which=options.checkpoint, runs_dir=options.runs_dir, env=options.env or None
+    )
+    with lasting_output():
+        return resume(options.run, settings).exit_code
+
+
+COMMAND = Command(
+    name="resume",
+    argument="RUN",
+    summary="go on with a run from its newest checkpoint, perhaps for longer (--steps)",
+    options=lambda _: ResumeOptions,
+    run=resume_with,
+    order=1,
+)

@@ -1,0 +1,61 @@
+"""A lock on a file: one process at a time holds it, and the kernel releases it when that process ends, however it ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
+
+
+class HeldError(Exception):
+    """Another process holds the lock, or this one does already; `pid` is its id."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self.pid = pid
+
+
+class FileLock:
+    """A POSIX record lock, which children do not inherit: what an environment has forked cannot keep it."""
+
+    #: Files by device and inode: a process that asks for such a lock again would be given it again.
+    _held: ClassVar[set[tuple[int, int]]] = set()
+
+    def __init__(self, path: Path) -> None:
+        """HeldError if it is held; OSError if there can be no such file."""
+        with suppress(FileNotFoundError):  # before it is opened: to close it again would release the lock
+            if _identity(path.stat()) in self._held:
+                raise HeldError(os.getpid())
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = self._holder()
+            os.close(self._descriptor)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise HeldError(pid) from None
+        self._file = _identity(os.fstat(self._descriptor))
+        self._held.add(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._held.discard(self._file)
+        os.close(self._descriptor)
+
+    def _holder(self) -> int:
+        question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return int(struct.unpack(FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_GETLK, question))[4])
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -1,0 +1,348 @@
+"""One checkpoint: a folder that is whole or absent. Written aside, hashed, renamed; read only if every byte verifies.
+
+weights.safetensors      what acts: the policy's weights               policy.json    its network, its spaces, its version
+learner.safetensors      a full one has also the learner's state,      progress.json  counters, schedules, position in logs
+collector.safetensors    how far lanes and workers have come, the
+best.safetensors         weights that evaluations have chosen so far
+<buffer>-<n>.safetensors and the rows of its buffers, in segments
+manifest.json            the size and SHA-256 of every file; written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import safetensors.numpy
+
+from freewheel.core import Learner, NDArray, to_numpy
+from freewheel.errors import CheckpointError, DivergedError, FileError, UsageError
+from freewheel.files import disk
+from freewheel.files.read import content, header, json_object, parse_arrays, parse_json, record, show, value_of
+
+WEIGHTS, POLICY, MANIFEST = "weights.safetensors", "policy.json", "manifest.json"
+LEARNER, COLLECTOR, PROGRESS = "learner.safetensors", "collector.safetensors", "progress.json"
+BEST = "best.safetensors"
+STATE = frozenset((LEARNER, COLLECTOR, PROGRESS))  # of every full one
+SEGMENT = re.compile(r"([a-z][a-z0-9_]{0,30})-(0|[1-9][0-9]{0,17})\.safetensors")
+FORMAT = 2  # 1 had weights only
+PART = ".part-"  # begins the name of what is being written or removed; readers look only at names made of digits
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the manifest says about a file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A file of another checkpoint of the run, whose content never changes."""
+
+    path: Path
+    entry: Entry
+
+
+Content: TypeAlias = bytes | Linked | Callable[[], bytes]  # the last one: made when it is written
+
+
+@dataclass(frozen=True, order=True)
+class Name:
+    """A checkpoint by its environment steps; the second of one step is called STEP-2."""
+
+    step: int
+    number: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Name | None:
+        found = re.fullmatch("(0|[1-9][0-9]{0,18})(?:-([2-9]|[1-9][0-9]{1,5}))?", text)
+        return None if found is None else cls(int(found[1]), int(found[2] or 1))
+
+    def __str__(self) -> str:
+        return str(self.step) if self.number == 1 else f"{self.step}-{self.number}"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights of a checkpoint, verified. `warnings` name newer ones that were skipped because they are damaged."""
+
+    step: int
+    params: dict[str, NDArray]
+    about: dict[str, Any]
+    path: Path
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run goes on from: the rest of a full checkpoint, every byte verified."""
+
+    learner: dict[str, NDArray]
+    collector: dict[str, NDArray]
+    progress: dict[str, Any]
+    best: dict[str, NDArray]  # empty: none was chosen yet
+    segments: Mapping[str, list[Linked]]  # of each buffer, in order
+
+
+def fingerprint(params: Mapping[str, NDArray]) -> str:
+    """SHA-256 over names, types, shapes and bytes: equal if and only if the weights are."""
+    digest = hashlib.sha256()
+    for name, array in sorted(params.items()):
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def fingerprint_of(learner: Learner) -> str:
+    """Of the weights that it would publish now."""
+    return fingerprint({name: to_numpy(value) for name, value in learner.snapshot().params.items()})
+
+
+def require_finite(step: int, params: Mapping[str, NDArray]) -> None:
+    """DivergedError if these are weights that nobody could act with."""
+    if broken := next((name for name, value in params.items() if not np.isfinite(value).all()), ""):
+        raise DivergedError(f"the weights '{broken}' of step {step} are not finite and are not saved")
+
+
+# ----------------------------------------------------------------------------------------------------------------- writing
+
+
+def make_private(folder: Path) -> Path:
+    """Create a folder and its missing parents, readable only by their owner (0700)."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        try:
+            disk.make_folder(folder)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise
+        disk.sync(folder.parent)
+    return folder
+
+
+def encode_arrays(arrays: Mapping[str, NDArray]) -> bytes:
+    # In C order: safetensors copies the memory of an array and ignores its strides.
+    return safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+
+
+def encode_json(value: Mapping[str, Any]) -> bytes:
+    """ValueError if JSON cannot say it."""
+    return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
+def entry_of(data: bytes) -> Entry:
+    return Entry(len(data), hashlib.sha256(data).hexdigest())
+
+
+def write(
+    folder: Path,
+    files: Mapping[str, Content],
+    others: Mapping[str, bytes] = types.MappingProxyType({}),
+    *,
+    mode: int = 0o700,
+) -> Mapping[str, Entry]:
+    """Write or replace one checkpoint, perhaps with files that are not its own; returns what its manifest lists.
+
+    If the process is killed at any moment, there is the old folder or the new one, or (only where it is replaced) none.
+    """
+    part, old = (folder.with_name(f"{PART}{folder.name}{suffix}") for suffix in ("", "-old"))
+    disk.remove(part)
+    try:
+        disk.make_folder(part, mode)
+        listed = {name: _put(part / name, given) for name, given in files.items()}
+        for name, data in others.items():
+            disk.write(part / name, data)
+        files_listed = {name: asdict(entry) for name, entry in listed.items()}
+        disk.write(part / MANIFEST, encode_json({"format": FORMAT, "files": files_listed}))
+        disk.sync(part)
+        if folder.exists():  # a directory cannot be replaced in one call
+            disk.remove(old)
+            disk.rename(folder, old)
+        disk.rename(part, folder)
+    finally:
+        with suppress(OSError):  # what went wrong before is what has to be known
+            if old.exists() and not folder.exists():
+                disk.rename(old, folder)
+            disk.remove(part)
+    disk.sync(folder.parent)
+    if old.exists():
+        disk.remove(old)
+    return listed
+
+
+def _put(path: Path, given: Content) -> Entry:
+    if not isinstance(given, Linked):
+        data = given if isinstance(given, bytes) else given()
+        disk.write(path, data)
+        return entry_of(data)
+    try:
+        disk.link(given.path, path)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        disk.copy(given.path, path)
+    return given.entry
+
+
+# ----------------------------------------------------------------------------------------------------------------- reading
+
+
+def load(root: Path, which: str = "latest") -> Checkpoint:
+    """The weights of `which` ("latest", "best" or a step), else of the newest that verifies, with warnings to show."""
+    for found, problems in _candidates(root, which, names(root)):
+        try:
+            saved = read(root / str(found))
+        except FileError as error:
+            problems.append(str(error))
+        else:
+            return replace(saved, warnings=_warnings(problems, found, which))
+    raise AssertionError("the last candidate raises")
+
+
+def load_state(root: Path, which: str = "latest") -> tuple[Checkpoint, State]:
+    """The full checkpoint of a step, or of the newest that verifies: one that was saved when the run was killed may be whole
+    before `latest` points to it."""
+    full = [name for name in names(root) if is_full(root / str(name))]
+    if not full:
+        raise CheckpointError(f"there is nothing to resume from in {root}: no checkpoint has the learner's state")
+    for found, problems in _candidates(root, str(full[0]) if which == "latest" else which, full):
+        try:
+            folder = root / str(found)
+            saved, state = read(folder), read_state(folder)
+        except FileError as error:
+            problems.append(str(error))
+        else:
+            return replace(saved, warnings=_warnings(problems, found, which)), state
+    raise AssertionError("the last candidate raises")
+
+
+def _candidates(root: Path, which: str, known: list[Name]) -> Iterator[tuple[Name, list[str]]]:
+    """What to try, one after the other, and a list of what was wrong with those before; at its end a CheckpointError with it."""
+    asked = Name.parse(which)
+    if which not in ("latest", "best") and asked is None:
+        raise UsageError(f"there is no checkpoint '{which}': ask for latest, best or the number of a step")
+    if asked is not None and asked not in known:
+        there = ", ".join(map(str, known)) or "none"
+        raise UsageError(f"there is no checkpoint of step {which} in {root}; there is {there}")
+    wanted = asked or target(root, which)
+    problems = [] if wanted is not None else [f"{root / which} is missing or is not a link to a step"]
+    if wanted is not None and wanted not in known:
+        problems, wanted = [f"{root / str(wanted)} is missing"], None
+    for name in known if wanted is None else [wanted, *(name for name in known if name != wanted)]:
+        yield name, problems
+    found_nothing = f"no checkpoint under {root} verifies: restore one from a copy, or start a new run"
+    raise CheckpointError("\n  ".join([found_nothing, *problems]))
+
+
+def _warnings(problems: list[str], found: Name, which: str) -> tuple[str, ...]:
+    return (*problems, f"using step {found} instead of '{which}'") if problems else ()
+
+
+def read(folder: Path) -> Checkpoint:
+    """The weights of one checkpoint, or a FileError that names the file that is damaged or does not match the manifest."""
+    listed = _listed(folder / MANIFEST)
+    params = _arrays(folder / WEIGHTS, listed)
+    about = _object(folder / POLICY, listed)
+    name = Name.parse(folder.name)  # an export has a name of its own
+    step = value_of(int, about.get("step", 0), f"step of {folder / POLICY}") if name is None else name.step
+    return Checkpoint(step, params, about, folder)
+
+
+def read_state(folder: Path) -> State:
+    """The state of one full checkpoint, or a FileError that names the file that is damaged or does not match the manifest."""
+    listed = _listed(folder / MANIFEST)
+    if not listed.keys() >= STATE:
+        raise CheckpointError(f"{folder} has weights only: a run cannot be resumed from it")
+    segments: dict[str, dict[int, Linked]] = {}
+    for name, entry in listed.items():
+        if found := SEGMENT.fullmatch(name):
+            _verified(folder / name, entry)
+            segments.setdefault(found[1], {})[int(found[2])] = Linked(folder / name, entry)
+    return State(
+        learner=_arrays(folder / LEARNER, listed),
+        collector=_arrays(folder / COLLECTOR, listed),
+        progress=_object(folder / PROGRESS, listed),
+        best=_arrays(folder / BEST, listed) if BEST in listed else {},
+        segments={buffer: [parts[number] for number in sorted(parts)] for buffer, parts in segments.items()},
+    )
+
+
+def holds(folder: Path, files: Mapping[str, Content]) -> bool:
+    """Whether these files, given as bytes, are in the checkpoint; FileError if one of them is damaged."""
+    listed = _listed(folder / MANIFEST)
+    return all(data == bytes(_verified(folder / name, listed[name])) for name, data in files.items())
+
+
+def read_arrays(file: Linked) -> dict[str, NDArray]:
+    """The arrays of a file that the manifest lists."""
+    return _arrays(file.path, {file.path.name: file.entry})
+
+
+def _listed(path: Path) -> Mapping[str, Entry]:
+    """The entries of the manifest: the files of a checkpoint, and no other name or path."""
+    manifest = json_object(path)
+    number, files = manifest.get("format"), manifest.get("files")
+    if type(number) is int and number > FORMAT:
+        raise CheckpointError(f"{path.parent} was written by a newer Freewheel (format {number}): upgrade this one")
+    if type(number) is not int or number < 1 or not isinstance(files, dict):
+        raise CheckpointError(f"{path} is not a manifest of format {FORMAT}")
+    others = files.keys() - {WEIGHTS, POLICY}
+    if not files.keys() >= {WEIGHTS, POLICY} or (number == 1 and others):
+        raise CheckpointError(f"{path} should list {WEIGHTS} and {POLICY}, but it lists {show(sorted(files))}")
+    if strange := sorted(name for name in others - STATE - {BEST} if not SEGMENT.fullmatch(name)):
+        raise CheckpointError(f"{path} should list the files of a checkpoint, and not {show(strange[0])}")
+    return {name: record(Entry, entry, f"{show(name)} in {path}") for name, entry in files.items()}
+
+
+def _arrays(path: Path, listed: Mapping[str, Entry]) -> dict[str, NDArray]:
+    return parse_arrays(_verified(path, listed[path.name]), str(path))
+
+
+def _object(path: Path, listed: Mapping[str, Entry]) -> dict[str, Any]:
+    return parse_json(_verified(path, listed[path.name]), str(path))
+
+
+def _verified(path: Path, entry: Entry) -> bytearray:
+    """The content of a file of this size and hash. Nothing is read of one with another size."""
+    damaged = f"{path} is damaged: its size or hash is not the manifest's"
+    if not path.is_symlink() and path.is_file() and path.stat().st_size != entry.size:
+        raise CheckpointError(damaged)
+    if path.name.endswith(".safetensors"):
+        header(path)  # before all of it is read: its arrays are as large as it is
+    data = content(path)
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise CheckpointError(damaged)
+    return data
+
+
+# ------------------------------------------------------------------------------------------------------------------- names
+
+
+def names(root: Path) -> list[Name]:
+    """The checkpoints there are directories for, from the newest down."""
+    folders = root.iterdir() if root.is_dir() else ()
+    return sorted((name for folder in folders if (name := Name.parse(folder.name)) and folder.is_dir()), reverse=True)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether it seems to have the learner's state."""
+    return (folder / PROGRESS).is_file()
+
+
+def target(root: Path, link: str) -> Name | None:
+    """What `latest` or `best` points to."""
+    try:
+        return Name.parse(os.readlink(root / link))
+    except OSError:
+        return None

@@ -1,0 +1,79 @@
+"""How far a run has come, beside its learner and its collector: written into progress.json, and read back to go on."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from freewheel import __version__
+from freewheel.core import Collector, Learner, NDArray, RowCounts, Snapshot
+from freewheel.metrics.meter import Meter
+from freewheel.run.checkpoints.checkpoint import Checkpoint, State
+from freewheel.run.evaluation.schedule import EvaluationSchedule
+
+
+class Progress(NamedTuple):
+    """For a checkpoint."""
+
+    about: Mapping[str, Any]  # for JSON
+    best: Snapshot | None = None  # the weights that evaluations have chosen so far
+
+    @property
+    def env_steps(self) -> int:
+        return int(self.about["env_steps"])
+
+
+def progress_of(
+    meter: Meter, learner: Learner, schedule: EvaluationSchedule | None, contexts: NDArray, **others: Any
+) -> Progress:
+    """Counters, schedules, contexts and versions of a run; `others` are what else JSON should hold."""
+    candidate = None if schedule is None else schedule.candidate
+    about = {
+        "env_steps": meter.done["env_steps"],
+        "done": learner.rows().done,
+        "meter": meter.state(),
+        "evaluation": None if schedule is None else schedule.state(),
+        "best_version": None if candidate is None else candidate.snapshot.version,
+        "contexts": contexts.tolist(),
+        "versions": {"freewheel": __version__, "python": platform.python_version(), **_libraries()},
+        **others,
+    }
+    return Progress(about, None if candidate is None else candidate.snapshot)
+
+
+@cache
+def _libraries() -> dict[str, str]:
+    """The versions of those whose arithmetic a run depends on."""
+    return {name: metadata.version(name) for name in ("numpy", "torch", "gymnasium")}
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier session of a run, which another one goes on with; its directory is locked."""
+
+    path: Path
+    saved: Checkpoint
+    state: State
+
+    @property
+    def progress(self) -> Mapping[str, Any]:
+        return self.state.progress
+
+    def restore_schedule(self, schedule: EvaluationSchedule) -> None:
+        """The evaluations that there were, and the weights that they had chosen."""
+        if (evaluated := self.progress["evaluation"]) is not None:
+            best = Snapshot(self.progress["best_version"], self.state.best) if self.state.best else None
+            schedule.restore(evaluated, best)
+
+    @staticmethod
+    def lost(collector: Collector, learner: Learner) -> RowCounts:
+        """Rows that were under way when it was saved, and that neither of the two has restored."""
+        here, there = collector.rows(), learner.rows()
+        found = (rows.trained + rows.queued + rows.open + sum(rows.dropped.values()) for rows in (here, there))
+        missing = here.produced - sum(found)
+        return RowCounts(dropped={"shutdown": missing} if missing > 0 else {})

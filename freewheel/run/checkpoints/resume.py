@@ -1,0 +1,109 @@
+"""Going on with a run: from its newest checkpoint, in its own directory, with the options it has, perhaps for longer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from freewheel.config.resolve import Config, LimitOptions
+from freewheel.core import Sink
+from freewheel.errors import CheckpointError
+from freewheel.metrics.meter import Budget
+from freewheel.run.checkpoints import checkpoint
+from freewheel.run.checkpoints.progress import Earlier
+from freewheel.run.naming import CHECKPOINTS
+from freewheel.run.plan import print_line
+from freewheel.run.saved import CONFIG, SUMMARY, SavedRun, lock_run, open_run
+from freewheel.run.trainer import Result, run
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeSettings:
+    """What may be given to a run that goes on."""
+
+    limits: LimitOptions = field(default_factory=LimitOptions)  # of all its sessions together; None: as it was
+    which: str = ""  # of its checkpoints; the newest from which it can go on
+    runs_dir: str = "runs"
+    env: str | Callable[..., Any] | None = None  # where it cannot be found by its name
+
+
+def resume(
+    name: str | os.PathLike[str] | Result,
+    settings: ResumeSettings,
+    *,
+    quiet: bool = False,
+    hooks: Sequence[object] = (),
+    sinks: Sequence[Sink] = (),
+) -> Result:
+    """Go on with a run. If it has nothing left to do, that is said, and its last result is returned."""
+    found = open_run(name, settings.runs_dir, settings.env, which=settings.which, usual="latest")
+    with lock_run(found.path):
+        earlier = _earlier(found)
+        config = _with_limits(_with_sources(found), settings.limits)
+        if (said := _nothing_left(config.run.budget, found.config.run.budget, earlier)) is not None:
+            reason, summary = said
+            if not quiet:
+                print_line(f"{found.path.name} has nothing left to do: {reason}")
+            return Result(found.path, summary)
+        return run(config, quiet=quiet, hooks=hooks, sinks=sinks, earlier=earlier)
+
+
+def _earlier(found: SavedRun) -> Earlier:
+    root = found.path / CHECKPOINTS
+    if checkpoint.names(root) and not any(checkpoint.is_full(root / str(name)) for name in checkpoint.names(root)):
+        remedy = f"freewheel train --init {found.path} starts a new run from its weights"
+        raise CheckpointError(f"{found.path} has weights only, nothing to resume from: {remedy}")
+    return Earlier(found.path, *checkpoint.load_state(root, found.which))
+
+
+def _with_sources(found: SavedRun) -> Config:
+    """Values keep the sources they had when the run began; only where the run is may have changed."""
+    sources = _object(found.path / CONFIG).get("sources")
+    kept = {str(name): str(source) for name, source in sources.items()} if isinstance(sources, dict) else {}
+    return replace(found.config, sources=kept)
+
+
+def _with_limits(config: Config, limits: LimitOptions) -> Config:
+    """The limits that are given replace those of the same name."""
+    given = {name: value for name, value in vars(limits).items() if value is not None}
+    if not given:
+        return config
+    known = LimitOptions(**dataclasses.asdict(config.run.budget))
+    sources = {**config.sources, **dict.fromkeys(given, "resume")}
+    return replace(config, run=replace(config.run, limits=replace(known, **given)), sources=sources)
+
+
+def _nothing_left(budget: Budget, before: Budget, earlier: Earlier) -> tuple[str, Mapping[str, Any]] | None:
+    """Why a run that has come to its end does not go on, and its summary; None: it does."""
+    progress = earlier.progress
+    spent = {
+        "steps": progress["done"],
+        "minutes": progress["meter"]["wall_s"] / 60,
+        "episodes": progress["meter"]["done"]["episodes"],
+    }
+    limits = {name: value for name, value in vars(budget).items() if value is not None}
+    over = [name for name, limit in limits.items() if spent[name] >= limit]
+    if progress["ended"] == "minutes" and budget.minutes == before.minutes:  # its last minutes were for the evaluation
+        over.append("minutes")
+    summary = _object(earlier.path / SUMMARY)
+    if (
+        not over or "exit_code" not in summary or summary.get("env_steps") != progress["env_steps"]
+    ):  # it did not come to its closing evaluation
+        return None
+    name = over[0]
+    done = f"{spent[name]:,.1f}" if name == "minutes" else f"{spent[name]:,}"
+    return f"{done} of {limits[name]:,} {name} are done; give more with --{name}", summary
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    """A JSON file of the run; empty if there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,197 @@
+"""When a run is saved: now and then in the background, its best weights at once, all at its end. No failing disk ends it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from freewheel.core import Array, BufferedLearner, Collector, Learner, NDArray, Snapshot, to_numpy
+from freewheel.errors import FreewheelError
+from freewheel.files.outage import Outage
+from freewheel.run.checkpoints import checkpoint
+from freewheel.run.checkpoints.checkpoint import BEST, COLLECTOR, LEARNER, PROGRESS, Content
+from freewheel.run.checkpoints.progress import Earlier, Progress
+from freewheel.run.checkpoints.segments import RowsCut, Segments, restore
+from freewheel.run.checkpoints.store import Store, Written
+from freewheel.run.naming import CHECKPOINTS
+from freewheel.transport.executors import ThreadExecutor
+
+FIRST = 30.0  # seconds until the first one, where they are not more frequent than that
+LOOK = 1.0  # seconds between two looks at a save that is waited for
+
+
+class _Cut(NamedTuple):
+    """A run at one moment, between two turns of its loop: values that nothing changes any more."""
+
+    step: int
+    params: dict[str, NDArray]
+    about: Mapping[str, Any]
+    files: dict[str, Content]
+    rows: Mapping[str, RowsCut]  # of the learner's buffers
+
+
+@dataclass
+class Counts:
+    """What became of the saves that were due."""
+
+    saved: int = 0
+    skipped: int = 0  # because the one before was still being written
+    failed: int = 0
+    longest_stall_s: float = 0.0  # that the learner waited for one
+
+
+class Directory(Protocol):
+    """The part of a run directory that a Saver writes to."""
+
+    store: Store
+
+    @property
+    def about(self) -> Mapping[str, Any]: ...  # the policy, for policy.json
+    @property
+    def outages(self) -> Mapping[str, Outage]: ...
+    def keep(self) -> None: ...
+    def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> Path | None: ...
+
+
+class Saver:
+    """Writes the full checkpoints of a run, one at a time, in a thread. If the disk fails the old ones stay, the user is told
+    once, and it is tried again."""
+
+    def __init__(self, directory: Directory, learner: Learner, *, every_s: float = 0.0) -> None:
+        """every_s: seconds between two saves in the background; 0: none."""
+        self._directory, self.learner, self._every = directory, learner, every_s
+        self.collector: Collector | None = None  # set when it is open
+        self.progress: Callable[[str], Progress] = _unknown  # of the run, and why it has ended
+        self.earlier: Earlier | None = None  # the session that this one goes on with
+        self.counts = Counts()
+        self._due = perf_counter() + min(FIRST, every_s) if every_s else math.inf
+        buffers = learner.buffers() if isinstance(learner, BufferedLearner) else {}
+        self._segments = {name: Segments(name, buffer) for name, buffer in buffers.items()}
+        self._thread: ThreadExecutor | None = None
+        self._writing: _Cut | None = None
+        self._last: Path | None = None
+
+    def go_on_from(self, earlier: Earlier) -> None:
+        """Restore the learner from a checkpoint; later ones link its segments."""
+        self.earlier = earlier
+        self.learner.load_state_dict(earlier.state.learner)
+        if isinstance(self.learner, BufferedLearner):
+            for name, buffer in self.learner.buffers().items():
+                files = earlier.state.segments.get(name, [])
+                restore(name, buffer, files)
+                self._segments[name].found(files, buffer.added)
+        self._directory.store.go_back_to(earlier.saved.path)
+
+    @property
+    def due(self) -> bool:
+        """Whether to call `begin`."""
+        return perf_counter() >= self._due
+
+    def begin(self) -> None:
+        """Save the run in the background, unless the save before is still being written. Call it between two turns of the loop,
+        when the collector is open."""
+        assert self.collector is not None, "said above"
+        began = perf_counter()
+        self._due = began + self._every
+        if self._writing is not None:
+            self.counts.skipped += 1
+            return
+        self._writing = cut = self._cut(self.collector)
+        if self._thread is None:
+            self._thread = ThreadExecutor(lambda: self._write, "save", "cpu")
+        self._thread.submit(cut)
+        self.counts.longest_stall_s = max(self.counts.longest_stall_s, perf_counter() - began)
+
+    def look(self, wait: float = 0.0) -> Path | None:
+        """The folder of a save that has ended since the last call."""
+        if self._writing is None or self._thread is None:
+            return None
+        result = self._thread.result(wait)
+        return None if result is None else self._done(self._writing, result)
+
+    def now(self, ended: str = "", *, whole: bool = True) -> Path | None:
+        """Save the run before this returns: all of it, or the weights alone if there is no collector, if the learner is not
+        `whole`, or if there is no room for more. None: the disk has failed again and again."""
+        if self._last is not None:
+            return self._last
+        for _ in range(2 if whole and self.collector is not None else 0):
+            self._wait()
+            assert self.collector is not None, "asked above"
+            cut = self._cut(self.collector, ended)
+            if (folder := self._done(cut, self._write(cut))) is not None:
+                return folder
+        return self._directory.save(self.progress(ended).env_steps, self.learner.snapshot())
+
+    def last(self, ended: str, *, whole: bool) -> Path | None:
+        """The same at the end of the run; once it is saved, nothing changes any more."""
+        self._directory.keep()
+        self._last = self.now(ended, whole=whole)
+        return self._last
+
+    def close(self) -> None:
+        """Wait for the save that is being written."""
+        self._wait()
+        if self._thread is not None:
+            self._thread.close()
+
+    def _wait(self) -> None:
+        while self._writing is not None:
+            self.look(LOOK)
+
+    def _cut(self, collector: Collector, ended: str = "") -> _Cut:
+        snapshot, progress = self.learner.snapshot(), self.progress(ended)
+        checkpoint.require_finite(progress.env_steps, params := _arrays(snapshot.params))
+        learner, lanes = _arrays(self.learner.state_dict()), _arrays(collector.state_dict())
+        rows = {name: one.cut() for name, one in self._segments.items()}
+        files: dict[str, Content] = {
+            LEARNER: partial(checkpoint.encode_arrays, learner),
+            COLLECTOR: partial(checkpoint.encode_arrays, lanes),
+            PROGRESS: checkpoint.encode_json(progress.about),
+        }
+        if progress.best is not None:
+            files[BEST] = partial(checkpoint.encode_arrays, _arrays(progress.best.params))
+        files |= {name: content for cut in rows.values() for name, content in cut.files.items()}
+        about = {**self._directory.about, "version": snapshot.version}
+        return _Cut(progress.env_steps, params, about, files, rows)
+
+    def _write(self, cut: _Cut) -> Written | OSError:
+        try:
+            return self._directory.store.save(cut.step, cut.params, cut.about, cut.files)
+        except OSError as error:
+            return error
+        finally:
+            for rows in cut.rows.values():
+                rows.close()
+            cut.params.clear()  # the thread holds on to its last argument
+            cut.files.clear()
+
+    def _done(self, cut: _Cut, result: Written | OSError | FreewheelError) -> Path | None:
+        self._writing, outage = None, self._directory.outages[CHECKPOINTS]
+        if isinstance(result, FreewheelError):
+            raise result
+        if isinstance(result, OSError):
+            self.counts.failed += 1
+            self._due = min(self._due, perf_counter() + FIRST) if self._every else math.inf
+            outage.begins(result, "it is tried again")
+            return None
+        for name, rows in cut.rows.items():
+            self._segments[name].saved(rows.end, result.folder, result.files)
+        self.counts.saved += 1
+        outage.ends()
+        return result.folder
+
+
+def _arrays(values: Mapping[str, Array]) -> dict[str, NDArray]:
+    """Copies on the CPU: what was given may be memory that is being trained."""
+    return {name: np.array(to_numpy(value)) for name, value in values.items()}
+
+
+def _unknown(_: str) -> Progress:
+    raise AssertionError("who saves has to say how far the run has come")

@@ -1,0 +1,397 @@
+"""One session of a run: what happens beside the loop (logging, evaluating, saving, stopping), and the end of it all."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from freewheel.core import Collector, GraphedLearner, RowCounts, SkippingLearner, Snapshot, Tick
+from freewheel.errors import SIGNALLED, DiskError, EnvError, FreewheelError
+from freewheel.learn.finite import SkippedUpdates
+from freewheel.ledger import balance, settle, total
+from freewheel.loop import loop
+from freewheel.metrics.meter import Meter
+from freewheel.run import process
+from freewheel.run.advice.prospects import closing
+from freewheel.run.checkpoints.checkpoint import fingerprint_of
+from freewheel.run.checkpoints.progress import Earlier, Progress, progress_of
+from freewheel.run.checkpoints.saver import Saver
+from freewheel.run.ending import Ending
+from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
+from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
+from freewheel.run.hooks import Hooks, Run
+from freewheel.run.plan import Plan
+from freewheel.run.process import Interrupted, Stop, TimeUp
+from freewheel.run.saved import SUMMARY, RunDirectory
+from freewheel.run.schedule.recorder import Recorder
+from freewheel.sinks.outlets import PATIENCE, Outlets
+from freewheel.transport.clock import NOTABLE, clock
+
+QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
+
+
+class Session:
+    """One session of a run: until its budget is spent, or it is interrupted."""
+
+    def __init__(
+        self,
+        planned: Plan,
+        saver: Saver,
+        folder: RunDirectory,
+        outlets: Outlets,
+        stop: Stop,
+        hooks: Sequence[object],
+        recorder: Recorder | None,
+    ) -> None:
+        self._plan, self._directory, self._outlets = planned, folder, outlets
+        self._learner, self._saver, self._earlier = saver.learner, saver, saver.earlier
+        self._stop, self._ending, self._recorder = stop, Ending(), recorder
+        self._options, self._budget = planned.config.run, planned.config.run.budget
+        self._meter = Meter(planned.workers, planned.spec.measures)
+        self._hooks = Hooks(hooks, Run(planned, self._learner, self._meter, saver.now), stop.spare)
+        self._lost = RowCounts()  # rows under way when an earlier session was saved
+        self._turning = False  # inside a turn of the loop: a failure there may leave an update half done
+        saver.progress = self._progress
+        if saver.earlier is not None:
+            self._meter.restore(saver.earlier.progress["meter"])
+            self._hooks.run.go_on_with(saver.earlier.progress["contexts"])
+        self._collector: Collector | None = None
+        self._next_log = self._meter.wall_s + self._options.output.log_every
+        self._fallback = ""  # why updates are not replayed from CUDA graphs
+        self._schedule: EvaluationSchedule | None = None
+        self._verdict: Verdict | None = None
+        self._steps, self._stats = 0, dict[str, float | None]()  # delivered rows, and the collector's last figures
+        self._turn = 0.0  # seconds of the loop's last turn
+        self._rows = RowCounts()  # when they were last logged
+        self._began, self._pauses = time.monotonic(), len(clock.pauses)  # those that the user has been told about
+        learner = self._learner
+        self._judged, self._skipped = learner.version, None
+        if isinstance(learner, SkippingLearner):
+            self._skipped = SkippedUpdates(planned.config.algo, learner.remedy)
+        stop.attend(self)
+
+    def train(self) -> dict[str, Any]:
+        ending = self._ending
+        with self._stop.listening():
+            try:
+                with process.learner_stream(self._plan.device):
+                    ending.reason = self._run()
+            except Interrupted:
+                ending.reason = "interrupted"
+            except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
+                ending.fail(error, "training")
+            self._stop.over = True
+            ending.attempt("ending what environments have started", self._stop.leftovers.kill, None)
+            ending.begin()
+            summary = self._finish()
+        if ending.failure is not None:
+            raise ending.failure
+        return summary
+
+    def _run(self) -> str:
+        """Train until the budget is spent; returns why it ended."""
+        planned = self._plan
+        self._hooks.start()
+        self._note(*planned.config.notes)
+        self._note(*(planned.init.warnings if planned.init is not None else ()))
+        self._note(*filter(None, [planned.defaults_line]))
+        self._note(*planned.remarks, f"starting {planned.actors}")
+        factory = planned.runner_factory
+        if planned.worker_config is None and not planned.spec.batched_on_device:
+            factory = replace(factory, make=process.watched(planned.config.env.make, self._stop))
+        spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
+        spec = replace(spec, context=self._hooks.run.contexts, recorder=self._recorder)
+        with open_evaluator(planned, factory) as evaluator:
+            collector = planned.config.collector.build(factory, spec)
+            if self._earlier is not None:
+                collector.load_state_dict(self._earlier.state.collector)
+            with self._ending.leaving(collector, "closing the environments"):
+                self._collector = self._saver.collector = collector
+                around = Around(
+                    lambda: self._meter.wall_s, self._ran_s, self._longest, self._note, self._while_evaluating
+                )
+                evaluator = evaluator or reserved_lanes(planned, collector)
+                self._schedule = EvaluationSchedule(evaluator, self._options.evaluation, self._budget, around)
+                if self._earlier is not None:
+                    self._go_on(self._earlier, collector, self._schedule)
+                work = partial(self._loop, collector, self._schedule)
+                ended = process.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
+            self._close(self._schedule)
+        return ended
+
+    def _go_on(self, earlier: Earlier, collector: Collector, schedule: EvaluationSchedule) -> None:
+        """From where the session before was saved. Rows that it had under way and did not save are dropped."""
+        earlier.restore_schedule(schedule)
+        if schedule.candidate is not None:  # the newest `best` may be of work that is done again
+            self._directory.save(schedule.candidate.step, schedule.candidate.snapshot, best=True)
+        self._lost = earlier.lost(collector, self._learner)
+        self._note(f"going on from step {earlier.saved.step:,}", *earlier.saved.warnings)
+
+    def _loop(self, collector: Collector, schedule: EvaluationSchedule) -> str:
+        """Until the budget is spent; what is evaluated after that does not need the collector any more."""
+        max_lag, run, recorder = self._plan.max_lag, self._hooks.run, self._recorder
+        source = collector if recorder is None else recorder.listen(collector, self._plan, self._learner)
+        self._time_is_up()
+        ended, began = "" if self._earlier is None else self._why_ended(), self._ran_s()
+        turns = loop(source, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts)
+        try:
+            while not ended:
+                self._turning = True
+                tick = next(turns)
+                self._turning = False
+                self._meter.take(tick)
+                self._judge(tick)
+                self._steps, self._turn = tick.env_steps, self._ran_s() - began
+                self._hooks.turn(tick)
+                if recorder is not None:
+                    recorder.turn(tick)
+                if ended := self._why_ended():
+                    break
+                self._evaluate(schedule, tick)
+                if ended := run.stopping:  # by on_eval
+                    break
+                if self._meter.wall_s >= self._next_log:
+                    self._log()
+                self._save_now_and_then()
+                began = self._ran_s()
+        except TimeUp:
+            ended = "minutes"
+        self._stop.time_up = math.inf
+        self._stats = dict(collector.stats())
+        schedule.stop(self._steps, self._weights())
+        self._save_last(ended)
+        if self._skipped is not None:
+            self._skipped.end()
+        return ended
+
+    def _judge(self, tick: Tick) -> None:
+        """End a run whose updates are skipped, because it learns nothing."""
+        learner = self._learner
+        if self._skipped is not None and isinstance(learner, SkippingLearner) and tick.version != self._judged:
+            self._judged = tick.version
+            self._skipped.take(learner.not_finite)
+
+    def _save_now_and_then(self) -> None:
+        if self._saver.due:
+            with self._meter.span("save"):
+                self._saver.begin()
+        if (folder := self._saver.look()) is not None:
+            self._hooks.saved(folder)
+
+    def _save_last(self, ended: str) -> Path | None:
+        """All, so that the run can be resumed; the weights alone if an update has failed."""
+        failure = self._ending.failure
+        whole = failure is None or isinstance(failure, EnvError) or not self._turning
+        with self._meter.span("save"):
+            return self._saver.last(ended, whole=whole)
+
+    def _progress(self, ended: str = "") -> Progress:
+        others = {"ended": ended, "metrics_bytes": self._directory.metrics_size, "seed": self._options.seed}
+        return progress_of(self._meter, self._learner, self._schedule, self._hooks.run.contexts, **others)
+
+    def _evaluate(self, schedule: EvaluationSchedule, tick: Tick) -> None:
+        """Begin an evaluation if one is due, and take those that have ended."""
+        if schedule.active:
+            with self._meter.span("eval"):
+                progress = self._budget.progress(tick.env_steps, self._meter.wall_s, self._meter.episodes)
+                for found in schedule.turn(tick.env_steps, progress, self._weights):
+                    self._take_score(found, best=found is schedule.candidate)
+
+    def _close(self, schedule: EvaluationSchedule) -> None:
+        """The closing evaluation, and the last row of metrics."""
+        with self._meter.span("eval" if schedule.active else "other"):
+            self._verdict = verdict = schedule.close()
+        if verdict.final is not None:
+            self._take_score(verdict.final, best=verdict.best is verdict.final)
+        self._log()
+
+    def _why_ended(self) -> str:
+        """Empty while the run goes on."""
+        self._stop.check()
+        if self._hooks.run.stopping:
+            return self._hooks.run.stopping
+        spent, limits = {"steps": self._learner.rows().done, "episodes": self._meter.episodes}, vars(self._budget)
+        over = (name for name, used in spent.items() if limits[name] and used >= limits[name])
+        return next(over, "minutes" if self._time_is_up() else "")
+
+    def _time_is_up(self) -> bool:
+        """Whether the closing evaluation has to begin now to end in time. What takes much longer than that is interrupted."""
+        if self._budget.minutes is None:
+            return False
+        seconds, now = 60 * self._budget.minutes, self._meter.wall_s
+        limit = seconds - (0.0 if self._schedule is None else self._schedule.reserve)
+        left = limit + LATE * seconds - now
+        self._stop.time_up = time.monotonic() + left
+        return now >= limit or self._turn > left  # another turn would end too late
+
+    def _slept_s(self) -> float:
+        return clock.slept_since(self._began)
+
+    def _ran_s(self) -> float:
+        """Seconds since the run began in which it was not stopped."""
+        return self._meter.wall_s - self._slept_s()
+
+    def _longest(self) -> int:
+        """Steps of a long episode, by those that have ended of late. As long as they are fewer than the lanes, these were the
+        short ones: then twice as many as a lane has made."""
+        lanes, known = self._plan.spec.lanes, self._meter.longest or 0
+        return known if self._meter.episodes >= lanes else max(known, 2 * self._steps // lanes)
+
+    def _weights(self) -> Snapshot:
+        return replace(self._learner.snapshot(), context=self._options.contexts)
+
+    def _while_evaluating(self) -> None:
+        self._stop.check()
+        if self._meter.wall_s >= self._next_log:
+            self._log()
+
+    def _log(self) -> None:
+        assert self._collector is not None, "it is open, or was"
+        collector = self._collector
+        self._rows = balance(collector.rows(), self._learner.rows(), self._lost)
+        row = self._meter.row(self._rows, self._stats or collector.stats(), self._learner.buffer_util)
+        row |= {"slept_s": self._slept_s()} | ({} if self._schedule is None else self._schedule.progress)
+        self._note(*self._new_pauses(), *collector.messages())
+        if self._plan.device != "cpu" and isinstance(self._learner, GraphedLearner) and not self._fallback:
+            self._fallback = self._learner.fallback
+            if self._fallback:
+                self._note(f"no CUDA graph for the updates, they are launched one by one: {self._fallback}")
+        self._directory.keep()
+        self._outlets.write(row)
+        self._next_log = self._meter.wall_s + self._options.output.log_every
+
+    def _new_pauses(self) -> list[str]:
+        """What the user should know of times in which the run was stopped."""
+        told, self._pauses = self._pauses, len(clock.pauses)
+        return [str(pause) for pause in clock.pauses[told : self._pauses] if pause.seconds >= NOTABLE]
+
+    def _note(self, *texts: str) -> None:
+        for text in texts:
+            self._outlets.note(text)
+
+    def _take_score(self, found: Evaluation, *, best: bool) -> None:
+        """A finished evaluation; the best weights are saved at once."""
+        score = found.score
+        self._meter.eval_result(score.mean, score.measures)
+        if score.cut:
+            limit = self._options.evaluation.eval_max_steps
+            self._note(f"{score.cut} evaluation episodes were cut at {limit} steps (--eval-max-steps)")
+        saved = None
+        if best:
+            with self._meter.span("save"):
+                saved = self._directory.save(found.step, found.snapshot, best=True)
+        self._hooks.evaluated(found.step, score, saved)
+
+    def _evaluated(self) -> dict[str, Any]:
+        """What is known of the best weights and of the last, also if the run was interrupted."""
+        schedule, verdict = self._schedule, self._verdict
+        if verdict is None:
+            verdict = Verdict() if schedule is None else schedule.without_closing()
+        return verdict.summary() | {"evals_skipped": 0 if schedule is None else schedule.skipped}
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written, and is waited for."""
+        return self._meter.doing == "save"
+
+    def emergency_end(self, reason: str, exit_code: int, *, save: bool = True) -> bool:
+        """For a thread, when the training is stuck for good and the process is about to be ended with this exit code: the last
+        weights, unless an update is under way, and the summary. Collector and hooks are not touched. False: the run is ending
+        by itself."""
+        ending = self._ending
+        if not ending.begin():
+            return False
+        if exit_code > SIGNALLED:
+            ending.reason = "interrupted"
+            ending.problems.append(reason)
+            self._stop.signal = self._stop.signal or signal.Signals(exit_code - SIGNALLED)
+        else:
+            stuck = FreewheelError(reason)
+            stuck.exit_code = exit_code
+            ending.fail(stuck, "training")
+        whole = save and self._meter.doing not in ("observe", "update")
+        self._close_down(self._rows_now(), {}, ending.attempt("saving", self._save, None) if whole else None)
+        return True
+
+    def last_known(self) -> tuple[Path, Mapping[str, Any]]:
+        """Where the summary will be, and what is known for it now. For a thread."""
+        meter = self._meter
+        known = {"wall_s": meter.wall_s, **meter.done, **self._evaluated(), **asdict(self._rows_now())}
+        return self._directory.path / SUMMARY, {"run": self._plan.path.name, **known, "path": str(self._plan.path)}
+
+    def _rows_now(self) -> RowCounts:
+        """All rows, so far as the accounts balance while the training goes on."""
+        if self._collector is not None:
+            with suppress(Exception):
+                return settle(self._collector.rows(), self._learner.rows(), self._lost)
+        return self._rows
+
+    def _finish(self) -> dict[str, Any]:
+        """Settle the accounts, save the last weights, tell hooks, write the summary, close the sinks."""
+        ending, collector = self._ending, self._collector
+        report: Mapping[str, Any] = {}
+        messages: Sequence[str] = ()
+        rows = RowCounts()
+        if (recorder := self._recorder) is not None:
+            ending.attempt("the schedule", lambda: recorder.close(ending.reason), None)
+        if collector is not None:
+            accounts = collector.rows(), self._learner.rows(), self._lost
+            rows = ending.attempt("closing the accounts", lambda: settle(*accounts), total(*accounts))
+            report = ending.attempt("the collector's report", collector.summary, report)
+        saved = ending.attempt("saving", self._save, None)
+        self._hooks.end(saved, ending, self._stop)
+        if collector is not None:
+            self._note(*ending.attempt("the collector's report", collector.messages, messages))
+        return self._close_down(rows, report, saved)
+
+    def _save(self) -> Path:
+        """The last checkpoint; nothing is being saved any more when this returns."""
+        try:
+            saved = self._save_last(self._ending.reason)
+        finally:
+            self._saver.close()
+        if saved is None:
+            raise DiskError(f"the last weights are not saved: {self._directory.problems[-1]}")
+        return saved
+
+    def _close_down(self, rows: RowCounts, report: Mapping[str, Any], saved: Path | None) -> dict[str, Any]:
+        """Write the summary and close the sinks. What is not written is on the screen."""
+        ending, directory = self._ending, self._directory
+        ending.problems += [*directory.problems, *self._outlets.problems]
+        ending.problems += [] if self._recorder is None else self._recorder.problems
+        summary = self._summary(rows, report, saved)
+        if not directory.write(SUMMARY, summary):
+            ending.fail(DiskError(f"the summary is not written: {directory.problems[-1]}"), "the summary")
+            summary = self._summary(rows, report, saved)
+        self._outlets.close(summary, PATIENCE if self._stop.signal is None else QUICK)
+        return summary
+
+    def _summary(self, rows: RowCounts, report: Mapping[str, Any], saved: Path | None) -> dict[str, Any]:
+        ending, asked = self._ending, self._stop.signal
+        evaluated = ending.attempt("the last evaluation", self._evaluated, Verdict().summary() | {"evals_skipped": 0})
+        summary = {
+            "run": self._plan.path.name,
+            "ended": ending.reason if asked is None else f"{ending.reason} ({asked.name})",
+            "exit_code": ending.exit_code(asked, degraded=bool(report.get("workers_lost"))),
+            "error": None if ending.failure is None else str(ending.failure) or repr(ending.failure),
+            **self._meter.totals(),
+            "slept_s": self._slept_s(),
+            **evaluated,
+            **asdict(rows),
+            "shares": self._meter.shares(),
+            "worker_restarts": 0,
+            "graphs_fallback": self._fallback or None,
+            **report,
+            "checkpoints": asdict(self._saver.counts),
+            "weights_sha256": None if saved is None else fingerprint_of(self._learner),
+            "path": str(self._plan.path),
+            "problems": list(ending.problems),
+        }
+        return summary | {"advice": ending.attempt("the advice", lambda: closing(self._plan, summary), None)}

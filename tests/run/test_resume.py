@@ -1,0 +1,236 @@
+"""A run goes on where it was saved: all algorithms and modes, more budget, damage, locks, what stays and what is cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import freewheel
+from freewheel.errors import CheckpointError, SetupError, UsageError
+from freewheel.files.lock import FileLock
+from freewheel.run.checkpoints import checkpoint
+from freewheel.run.checkpoints.checkpoint import LEARNER, MANIFEST, PROGRESS
+from freewheel.run.hooks import Run
+from freewheel.run.trainer import Result
+from tests.support.runs import assert_balanced, rows_of, train
+from tests.support.worlds import IdentityBox
+
+BOX = "tests.support.worlds:IdentityBox"
+REPLAYING = {"learning_starts": 32, "batch": 8, "updates_per_row": 0.5, "buffer": 100}
+ALGORITHMS: Mapping[str, dict[str, Any]] = {
+    "ppo": {"epochs": 1, "minibatch": 16},
+    "sac": REPLAYING,
+    "mbpo": REPLAYING
+    | {"members": 2, "elites": 1, "model_hidden": [8], "model_every": 32, "model_batch": 16, "max_epochs": 2}
+    | {"rollouts_per_row": 1.0, "clock": "serial"},
+}
+#: Lanes × steps = 32 everywhere.
+MODES: Mapping[str, dict[str, Any]] = {
+    "sequential": {"num_envs": 4, "num_steps_per_env": 8},
+    "lockstep": {"num_envs": 4, "num_steps_per_env": 8, "placement": "inline"},
+    "batch": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
+    "continuous": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
+    "episodes": {"workers": 2, "num_envs": 2, "num_steps_per_env": 16},
+}
+
+
+def small(tmp_path: Path, algo: str = "ppo", mode: str = "lockstep", **options: Any) -> Result:
+    usual: dict[str, Any] = {"seed": 3, "steps": 160, "evals": 0, "policy": {"hidden": [8]}, "run": "it"}
+    return train(tmp_path, BOX, **usual | MODES[mode] | {"algo": algo, "mode": mode, algo: ALGORITHMS[algo]} | options)
+
+
+class StopAt:
+    """A hook that ends the run after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
+        if run.env_steps >= self.steps:
+            run.stop("enough")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_algorithm_goes_on_in_every_mode(tmp_path: Path, algo: str, mode: str) -> None:
+    first = small(tmp_path, algo, mode, hooks=[StopAt(64)])
+    assert first.summary["ended"] == "enough"
+    again = freewheel.resume(first, quiet=True)
+    assert (again.path, again.summary["ended"], again.exit_code) == (first.path, "steps", 0)
+    rows = rows_of(again)
+    for row in (*rows, again.summary):
+        assert_balanced(row)
+    for name in ("wall_s", "env_steps", "updates", "episodes", "produced", "trained"):
+        counts = [row[name] for row in rows]
+        assert counts == sorted(counts)
+        assert again.summary[name] > first.summary[name]
+    assert 160 <= again.summary["trained"] < 160 + 2 * 32  # no more than was asked for
+    if algo != "ppo":
+        assert again.summary["updates"] <= 0.5 * (again.summary["trained"] - 32)  # no burst of updates
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return small(tmp_path_factory.mktemp("finished"), evals=2, eval_episodes=2)
+
+
+@pytest.fixture
+def copy(finished: Result, tmp_path: Path) -> Path:
+    shutil.copytree(finished.path, tmp_path / "it", symlinks=True)
+    return tmp_path / "it"
+
+
+def test_more_budget_is_more_of_the_same_run(copy: Path, finished: Result) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    again = freewheel.resume(copy, steps=320, quiet=True)
+    summary = again.summary
+    assert (summary["env_steps"], summary["trained"], summary["updates"]) == (320, 320, 10)
+    assert summary["wall_s"] > finished.summary["wall_s"]
+    assert [row["env_steps"] for row in rows_of(again)] == sorted(row["env_steps"] for row in rows_of(again))
+    assert json.loads((copy / "config.json").read_text()) == {
+        **config, "steps": 320, "sources": {**config["sources"], "steps": "resume"},
+    }  # fmt: skip
+    assert summary["best_eval"] is not None
+
+
+def test_a_run_with_nothing_left_to_do_says_so(
+    copy: Path, finished: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    again = freewheel.resume(copy)
+    assert capsys.readouterr().out == "it has nothing left to do: 160 of 160 steps are done; give more with --steps\n"
+    assert again.summary == finished.summary
+    assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+
+
+def test_a_run_that_was_killed_in_its_closing_evaluation_is_closed(copy: Path, finished: Result) -> None:
+    (copy / "summary.json").unlink()
+    summary = freewheel.resume(copy, quiet=True).summary
+    assert (summary["env_steps"], summary["final_eval"]) == (160, finished.summary["final_eval"])
+    assert summary["weights_sha256"] == finished.summary["weights_sha256"]
+
+
+def test_metrics_after_the_checkpoint_are_cut(copy: Path) -> None:
+    position = json.loads((copy / "checkpoints" / "latest" / PROGRESS).read_text())["metrics_bytes"]
+    kept = (copy / "metrics.jsonl").read_bytes()[:position]
+    with (copy / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"env_steps": 1000}\n{"env_st')
+    again = freewheel.resume(copy, steps=192, quiet=True)
+    assert (again.path / "metrics.jsonl").read_bytes().startswith(kept)
+    steps = [row["env_steps"] for row in rows_of(again)]
+    assert steps == sorted(steps)
+    assert steps[-1] == 192
+
+
+def test_a_damaged_checkpoint_is_passed_over(copy: Path, finished: Result) -> None:
+    root = copy / "checkpoints"
+    again = freewheel.resume(copy, steps=320, quiet=True)
+    steps = [name.step for name in checkpoint.names(root) if checkpoint.is_full(root / str(name))]
+    assert steps == [320, 160]
+    (root / "320" / LEARNER).write_bytes(b"damaged")
+    notes: list[str] = []
+    last = freewheel.resume(copy, steps=352, quiet=True, sinks=[Notes(notes)])
+    assert any(f"{root / '320' / LEARNER} is damaged" in note for note in notes)
+    assert "using step 160 instead of 'latest'" in notes
+    assert last.summary["env_steps"] == 352
+    left = [name.step for name in checkpoint.names(root) if checkpoint.is_full(root / str(name))]
+    assert left == [352, 160]  # the damaged one is gone
+    assert again.summary["env_steps"] == 320
+
+
+def test_where_none_is_whole_it_is_one_error(copy: Path) -> None:
+    for folder in (copy / "checkpoints").iterdir():
+        if not folder.is_symlink() and (folder / PROGRESS).exists():
+            (folder / MANIFEST).write_text("{}")
+    with pytest.raises(CheckpointError, match="verifies"):
+        freewheel.resume(copy, steps=320, quiet=True)
+
+
+def test_going_back_to_an_older_checkpoint(copy: Path) -> None:
+    root = copy / "checkpoints"
+    freewheel.resume(copy, steps=320, quiet=True)
+    again = freewheel.resume(f"{copy}@160", steps=192, quiet=True)
+    assert again.summary["env_steps"] == 192
+    full = [name.step for name in checkpoint.names(root) if checkpoint.is_full(root / str(name))]
+    assert full == [192, 160]
+    by_path = freewheel.resume(root / "160", steps=224, quiet=True)
+    assert by_path.summary["env_steps"] == 224
+
+
+class Notes:
+    """A sink that keeps notes."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Rows are elsewhere."""
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """Nothing to close."""
+
+
+def test_a_second_trainer_is_refused(copy: Path) -> None:
+    with FileLock(copy / ".lock"), pytest.raises(SetupError, match=f"is being trained by process {os.getpid()}"):
+        freewheel.resume(copy, steps=320, quiet=True)
+    assert freewheel.resume(copy, steps=320, quiet=True).exit_code == 0
+
+
+def test_weights_alone_are_nothing_to_resume_from(copy: Path) -> None:
+    root = copy / "checkpoints"
+    for name in checkpoint.names(root):
+        for path in (root / str(name)).iterdir():
+            if path.name not in ("weights.safetensors", "policy.json", "manifest.json"):
+                path.unlink()
+    with pytest.raises(CheckpointError, match=r"has weights only, nothing to resume from: freewheel train --init .*it"):
+        freewheel.resume(copy, quiet=True)
+
+
+class Wider(IdentityBox):
+    def __init__(self) -> None:
+        super().__init__(n=3)
+
+
+def test_other_spaces_are_refused_and_nothing_is_changed(copy: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    with pytest.raises(SetupError, match="does not fit the policy"):
+        freewheel.resume(copy, steps=320, env=Wider, quiet=True)
+    assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+
+
+def test_weights_of_any_checkpoint_can_be_used(copy: Path) -> None:
+    freewheel.resume(copy, steps=320, quiet=True)
+    root = copy / "checkpoints"
+    by_step = [freewheel.load(f"{copy}@160"), freewheel.load(root / "160"), freewheel.load(copy, 160)]
+    assert [policy.step for policy in by_step] == [160] * 3
+    assert freewheel.load(f"{copy}@latest").step == freewheel.load(root / "latest").step == 320
+    assert freewheel.score(f"{copy}@160", episodes=2, seed=1) == freewheel.score(root / "160", episodes=2, seed=1)
+    with pytest.raises(UsageError, match="which weights of it, 160 or best"):
+        freewheel.load(f"{copy}@160", "best")
+    obs = np.zeros(2, np.float32)
+    assert by_step[0].predict(obs)[0].tolist() == by_step[1].predict(obs)[0].tolist()
+    heir = small(copy.parent / "heirs", init=str(root / "160"))
+    assert heir.exit_code == 0
+
+
+def test_ticks_and_versions_go_on(copy: Path) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    class Look:
+        def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
+            seen.append((run.env_steps, run.version, run.updates))
+
+    freewheel.resume(copy, steps=256, quiet=True, hooks=[Look()])
+    assert seen == [(192, 6, 6), (224, 7, 7), (256, 8, 8)]
+    assert [b[0] - a[0] for a, b in itertools.pairwise(seen)] == [32, 32]
