@@ -56,8 +56,14 @@ class Position(NamedTuple):
 
     def packed(self) -> NDArray:
         """[POSITION_WORDS], for `words_at`."""
-        state = self.state
-        return np.array([*state["state"]["state"], state["has_uint32"], state["uinteger"], self.used], np.uint64)
+        state, packed = self.state, np.empty(POSITION_WORDS, np.uint64)
+        packed[: RNG_WORDS - 2] = state["state"]["state"]
+        packed[RNG_WORDS - 2], packed[RNG_WORDS - 1], packed[RNG_WORDS] = (
+            state["has_uint32"],
+            state["uinteger"],
+            self.used,
+        )
+        return packed
 
 
 def words_at(packed: NDArray) -> NDArray:

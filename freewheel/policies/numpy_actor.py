@@ -52,6 +52,7 @@ class NumpyActor:
         *self._hidden, self._last = layers(self.params.views, "actor")
         self._activation = ACTIVATIONS[spec.activation]
         self._head = HEADS[spec.head].actor(spec, self.params)
+        self._in_blocks = self._head if isinstance(self._head, DrawsInBlocks) else None
         self._one_lane = self._head if isinstance(self._head, OneLaneForm) else None
         self._plain = not spec.rescales and spec.actor_columns == ((0, spec.obs_size),)
 
@@ -82,8 +83,8 @@ class NumpyActor:
 
     def position(self, rng: Generator) -> Position:
         """Where this actor is that draws from this generator."""
-        head = self._head
-        return head.position(rng) if isinstance(head, DrawsInBlocks) else Position(rng.bit_generator.state)
+        head = self._in_blocks
+        return Position(rng.bit_generator.state) if head is None else head.position(rng)
 
     def _inputs(self, obs: NDArray) -> NDArray:
         if self._plain:

@@ -35,18 +35,23 @@ class Recording:
         self._start = [0] * lanes  # the first step of each lane's episode, or UNKNOWN
         self._obs: NDArray | None = None  # [B, D] after the last step
 
-    def add(self, data: Transitions, *, ends: bool) -> None:
-        """The next rows. ends: episodes ended or were cut short in them."""
+    def add(self, data: Transitions, *, ends: bool, whole: bool = False) -> None:
+        """The next rows. ends: episodes ended or were cut short in them. whole: all of them are valid."""
         begin = self._end
         self._end += len(data.valid)
         self._put(data.action, data.reward)
-        self._obs = data.next_obs[-1].copy()
+        self._obs = data.next_obs[-1]
         if ends:
-            over = data.terminated | data.truncated | ~data.valid
-            lanes = (0,) if len(self._start) == 1 else np.flatnonzero(over.any(axis=0)).tolist()
-            for lane in lanes:
-                if (last := over[:, lane].tobytes().rfind(1)) >= 0:
-                    self._start[lane] = begin + last + 1
+            over = data.terminated | data.truncated
+            if not whole:
+                over |= ~data.valid
+            if len(self._start) == 1:
+                if (last := over.tobytes().rfind(1)) >= 0:
+                    self._start[0] = begin + last + 1
+            else:
+                after = (self._end - over[::-1].argmax(axis=0)).tolist()
+                for lane in np.flatnonzero(over.any(axis=0)).tolist():
+                    self._start[lane] = after[lane]
         if ends or self._bytes > self._most_bytes or self._end - self._pieces[0].end > 2 * MOST_STEPS:
             self._trim()
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from freewheel.core import Actor, Array, Env, NDArray, Played, ReplayingEnv, SeedStream
+from freewheel.core import Array, Env, NDArray, Played, ReplayingEnv, SeedStream
 from freewheel.errors import EnvError
 from freewheel.rollout.recording import UNKNOWN, Recording
 from freewheel.seeding import Position
@@ -27,11 +27,6 @@ class DrawsInBlocks(Protocol):
     """An Actor that draws more random numbers at a time than it needs at once."""
 
     def position(self, rng: np.random.Generator) -> Position: ...
-
-
-def position(actor: Actor, rng: np.random.Generator) -> Position:
-    """Where an actor is that draws from this generator."""
-    return actor.position(rng) if isinstance(actor, DrawsInBlocks) else Position(rng.bit_generator.state)
 
 
 class Boundary(NamedTuple):

@@ -28,7 +28,7 @@ from freewheel.core import (
 from freewheel.errors import EnvError
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.recording import Recording
-from freewheel.rollout.restoring import Boundary, LaneStates, bring_back, position
+from freewheel.rollout.restoring import Boundary, DrawsInBlocks, LaneStates, bring_back
 from freewheel.seeding import (
     Position,
     drawn,
@@ -100,6 +100,7 @@ class Runner:
         self.failures: tuple[Failure, ...] = ()  # of the last step
         self.over = False  # the last step ended an episode: call `autoreset` next
         self._actor = factory.actor() if actor is None else actor
+        self._in_blocks = self._actor.position if isinstance(self._actor, DrawsInBlocks) else None
         self._seed, self._rng = factory.seed, author.rng()
         self._worker, self._lanes, self._sequence = author.worker, lanes, 0
         self._time = [0] * len(WORKER_TIME)
@@ -133,6 +134,10 @@ class Runner:
             self.env.set_context(context)
 
     @property
+    def has_memory(self) -> bool:
+        return self._state.size > 0
+
+    @property
     def state(self) -> NDArray:
         """[B, H] the actor's memory before the next step, as a copy."""
         return self._state.copy()
@@ -144,7 +149,8 @@ class Runner:
     @property
     def position(self) -> Position:
         """Where the actor is in the numbers of its generator."""
-        return position(self._actor, self._rng)
+        where = self._in_blocks
+        return Position(self._rng.bit_generator.state) if where is None else where(self._rng)
 
     def spend(self, kind: int, ns: int) -> None:
         """Add time that passed outside the Runner (waits) to the next chunk."""
@@ -170,7 +176,8 @@ class Runner:
                 self.autoreset()
         self._check(data)
         rows, self.open = self.open, 0
-        self._recording.add(data, ends=bool(episodes) or rows < data.valid.size)
+        whole = rows == data.valid.size
+        self._recording.add(data, ends=bool(episodes) or not whole, whole=whole)
         self._boundary = None
         elapsed = perf_counter_ns() - began
         time = self.spent()

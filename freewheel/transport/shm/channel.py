@@ -135,7 +135,7 @@ class _Ring:
         self.version, self.incarnation, self.count = map(cells, ("version", "incarnation", "count"))
         self.tally, self.clocks = cells("tally"), cells("time")
         self.lost, self.episodes, self.time = (memory[name][worker] for name in ("lost", "episodes", "time"))
-        self.known, self.numbers = cells("known"), memory["numbers"][worker]
+        self.known, self.numbers = cells("known"), cells("numbers")
         self.memory, self.rng = memory["memory"][worker], memory["rng"][worker]
         self.state, self.tickets, self.skipped = (memory[name][worker] for name in ("state", "tickets", "skipped"))
 
@@ -224,24 +224,24 @@ class Writer:
         tally[at + 3 + ENDED] = ended
         ring.count[slot] = t + 1
 
-    def commit(self, time: Sequence[int], after: After | None = None) -> None:
+    def commit(self, time: Sequence[int]) -> None:
         """Close the slot. Call `notify` after the grant has been given back."""
         clocks = self._ring.clocks
-        if after is not None:
-            self._describe(after)
         for kind, ns in enumerate(time):
             if ns:
                 clocks[kind] += ns
         self._ring.committed[0] += 1
 
-    def _describe(self, after: After) -> None:
-        ring, slot = self._ring, self.slot
-        ring.numbers[slot] = after.numbers
-        if after.memory.size:
-            ring.memory[slot] = after.memory
-        if after.rng is not None:
-            ring.rng[slot] = after.rng.view(np.int64)
-        ring.known[slot] = LANES if after.rng is None else LANES_AND_RNG
+    def describe(self, begun: memoryview, memory: NDArray | None, rng: NDArray | None) -> None:
+        """Before the slot is closed: episodes that each lane has begun or begins next, and the rest of wire.After."""
+        ring, slot, at = self._ring, self.slot, self.slot * len(begun)
+        for lane, count in enumerate(begun):
+            ring.numbers[at + lane] = count - 1
+        if memory is not None:
+            ring.memory[slot] = memory
+        if rng is not None:
+            ring.rng[slot] = rng.view(np.int64)
+        ring.known[slot] = LANES if rng is None else LANES_AND_RNG
 
     def notify(self) -> None:
         """Wake the learner."""
@@ -392,7 +392,8 @@ class Reader:
         if (known := ring.known[slot]) == NOTHING:
             return None
         rng = ring.rng[slot].copy().view(np.uint64) if known == LANES_AND_RNG else None
-        return After(ring.numbers[slot].tolist(), ring.memory[slot].copy(), rng)
+        memory = ring.memory[slot].copy()
+        return After(ring.numbers[slot * len(memory) : (slot + 1) * len(memory)].tolist(), memory, rng)
 
 
 def _lost(ring: _Ring, slot: int, begin: int, end: int) -> dict[str, int]:

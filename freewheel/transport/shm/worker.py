@@ -26,7 +26,6 @@ from freewheel.transport.shm.channel import Port, Writer
 from freewheel.transport.shm.heartbeats import Heartbeats, LaneCalls
 from freewheel.transport.shm.memory import NEVER, Mailbox
 from freewheel.transport.shm.permits import SharedPermits
-from freewheel.transport.wire import After
 
 WAIT_CREDIT, WAIT_SLOT, WAIT_GATE, DOWN, OTHER = (
     WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "wait-gate", "down", "other")
@@ -83,6 +82,7 @@ class _Worker:
         self._tickets = next((one.tickets for one in streams if isinstance(one, TicketStream)), None)
         author = Author(factory.seed, who.lanes, worker=worker, incarnation=who.incarnation, streams=streams)
         self._begun = memory["begun"][worker]
+        self._counted = memory.cells("begun", worker)
         self._own_episodes = shared.permits.pacing.own_episodes
         self._steps, self._since = memory.cells("steps", worker), memory.cells("since", worker)
         self._reported: set[str] = set()
@@ -194,11 +194,10 @@ class _Worker:
         if now > self._memory_checked + MEMORY_CHECK:
             self._memory_checked = now
             self._heartbeats.memory["peak"][self._who.worker] = _peak()
-        after = None
         if self._own_episodes:
-            rng = self._runner.position.packed() if exact else None
-            after = After((self._begun - 1).tolist(), self._runner.state, rng)
-        self._writer.commit(time, after)
+            memory = self._runner.state if self._runner.has_memory else None
+            self._writer.describe(self._counted, memory, self._runner.position.packed() if exact else None)
+        self._writer.commit(time)
         self._unnotified = True
 
     def _await_grant(self) -> Grant | None:
