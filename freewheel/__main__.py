@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
+from collections.abc import Callable
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
-    """Run a command and return its exit code. A signal is quiet from the first import on, and until the process has ended."""
-    before = signal.signal(signal.SIGINT, _leave)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it is ignored
-            signal.signal(number, _leave)
+    """Run a command and return its exit code. Signals are quiet from the first import on, and until the process has ended."""
+    atexit.register(_handle, signal.SIG_IGN)  # called last; Python would let a signal kill the process then
+    before = signal.getsignal(signal.SIGINT)
+    _handle(lambda number, _: os._exit(128 + number))
     from freewheel.cli.main import main as run_command
 
     signal.signal(signal.SIGINT, before)
     code = run_command()
-    signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+    _handle(lambda *_: os._exit(code))
     gc.freeze()  # or Python would look for garbage among all that torch has made, for a second or more
     return code
 
 
-def _leave(number: int, _: object) -> None:
-    os._exit(128 + number)
+def _handle(handler: Callable[[int, object], None] | signal.Handlers) -> None:
+    """Use this handler for what ends a command; under nohup, SIGHUP stays ignored."""
+    for number in SIGNALS:
+        if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

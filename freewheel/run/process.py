@@ -156,6 +156,7 @@ class Stop:
         self._begun = False
         self.time_up = math.inf  # when the time is over, as time.monotonic counts it
         self.over = False  # the summary is being written, which must not be interrupted
+        self.cut = False  # a signal has interrupted something else than an environment, perhaps an update
         self.run: Endable | None = None
         self.prepare: Callable[[], None] = _nothing  # set by a watchdog
         self.leftovers = Leftovers()
@@ -164,6 +165,7 @@ class Stop:
         """The signal handler: the first signal ends the run in good order, the second at once."""
         first, self.signal = self.signal is None, self.signal or signal.Signals(number)
         if not self.over and (cells[SINCE] or not first or not self._begun):
+            self.cut = not cells[SINCE]
             raise Interrupted
 
     def begin(self) -> None:

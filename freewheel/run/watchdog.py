@@ -20,11 +20,13 @@ import sys
 import threading
 import traceback
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import NoReturn, Self
 
 from freewheel.errors import FAILED, SIGNALLED
+from freewheel.files import disk
 from freewheel.rollout.factory import Timeouts
 from freewheel.rollout.kernel import compiled
 from freewheel.rollout.whereabouts import (
@@ -42,7 +44,7 @@ from freewheel.rollout.whereabouts import (
     cells,
 )  # fmt: skip
 from freewheel.run import process
-from freewheel.run.process import ExitCalled, Stop, lane_of
+from freewheel.run.process import Endable, ExitCalled, Stop, lane_of
 from freewheel.transport.clock import clock
 
 TICK = 0.1  # seconds between two looks
@@ -71,6 +73,7 @@ class Watchdog:
         self._own = 0  # signals that are our own
         self._call: tuple[int, ...] = ()  # the present call of an environment, ...
         self._seen = self._prepared = 0.0  # ... since when, and when a summary was prepared last
+        self._earlier = 0  # the file of the summary of an earlier session
 
     def __enter__(self) -> Self:
         cells[SINCE] = cells[SIGNAL] = cells[SIGNALS] = cells[ENDING] = cells[STEP] = 0
@@ -95,7 +98,7 @@ class Watchdog:
         if _watch is not None and not Watchdog._watched:
             _watch(cells, self._socket.fileno(), json.dumps(self._name)[1:-1])
             Watchdog._watched = self._compiled = True
-        self._stop.prepare = self._prepare
+        self._stop.prepare = self._attend
         self._thread = threading.Thread(target=self._watch, name="freewheel-watchdog", daemon=True)
         self._thread.start()
         return self
@@ -185,14 +188,40 @@ class Watchdog:
         run = self._stop.run
         with suppress(BaseException):
             os.write(2, f"freewheel: {reason}\n".encode(errors="backslashreplace"))
-        with suppress(BaseException):
-            if run is not None:
-                run.emergency_end(reason, code, save=patience == EMERGENCY)
+        if run is not None:
+            told = False
+            with suppress(BaseException):
+                told = run.emergency_end(reason, code, save=patience == EMERGENCY)
+            with suppress(BaseException):
+                if not told:
+                    self._write_summary(run, reason, code)
         with suppress(BaseException):
             self._stop.leftovers.kill()
         with suppress(BaseException):
             sys.stdout.flush()
         self._exit(code)
+
+    def _write_summary(self, run: Endable, reason: str, code: int) -> None:
+        """Where the run was about to end by itself and has not come to that."""
+        path, known = run.last_known()
+        if _file(path) != self._earlier:
+            return
+        failed = code == FAILED
+        ended = "failed" if failed else f"interrupted ({signal.Signals(code - SIGNALLED).name})"
+        summary = {
+            **known,
+            "ended": ended,
+            "exit_code": code,
+            "error": reason if failed else None,
+            "problems": [reason],
+        }
+        disk.replace(path, json.dumps(summary, indent=2).encode())
+
+    def _attend(self) -> None:
+        """A run has begun."""
+        if self._stop.run is not None:
+            self._earlier = _file(self._stop.run.last_known()[0])
+        self._prepare()
 
     def _prepare(self) -> None:
         """For the case that the interpreter lock is never free again."""
@@ -208,3 +237,11 @@ class Watchdog:
                 {key: value for key, value in summary.items() if key not in ("exit_code", "ended", "error")}
             )
             _prepare(str(path), f"{path}.partial", rest[1:] + "\n")
+
+
+def _file(path: Path) -> int:
+    """Which file this is; 0: there is none. Every summary is a new one."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
