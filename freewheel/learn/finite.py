@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,9 @@ GRADIENT, WEIGHTS = "gradient", "weights"
 
 def is_finite(value: Any) -> bool:
     """Whether all numbers are; a tensor is waited for."""
-    return bool(torch.isfinite(value).all() if isinstance(value, Tensor) else np.isfinite(value).all())
+    if isinstance(value, Tensor):  # their sum is looked at first: much faster, and finite only if they all are
+        return math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())
+    return bool(np.isfinite(value).all())
 
 
 def first_not_finite(values: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from freewheel.core import Array, Transitions
 from freewheel.learn.adam import FusedAdam
 from freewheel.learn.chunks import FIELDS
-from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite
+from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite, is_finite
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
 from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, inspected, prepare
@@ -21,7 +21,7 @@ from freewheel.policies.nets import TensorPolicy
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator_state, restore_generator
 
-NORM, EFFECTIVE, EXPLAINED, FINITE = range(len(LOSSES), len(LOSSES) + 4)  # places among the sums, after the losses
+NORM, EFFECTIVE, EXPLAINED, TOTAL = range(len(LOSSES), len(LOSSES) + 4)  # places among the sums, after the losses
 
 ADAM = ("adam.mean", "adam.square", "adam.steps")  # names of its state
 
@@ -38,7 +38,7 @@ class TorchEngine:
         self._adam = FusedAdam(self.net.parameters, config.lr, eps=1e-5)
         self._shape: tuple[tuple[int, ...], int] | None = None  # of the tensors that programs work on
         self._programs: list[Program] = []
-        self._sums = torch.zeros(FINITE + 1, device=self._device)
+        self._sums = torch.zeros(TOTAL + 1, device=self._device)
         self._at = torch.zeros(1, dtype=torch.int64, device=self._device)  # first row of the next minibatch
         self._kl, self._norm, self._clip, self._entropy, self._factor = torch.zeros(5, device=self._device).unbind()
         self._recompute = self._scaled = False
@@ -63,9 +63,9 @@ class TorchEngine:
         self._programs = self._programs or self._make_programs()
         self._programs[0]()
         steps = self._epochs(*self._programs[1:])
-        self._sums[FINITE] = torch.isfinite(self.net.vector).all()
+        self._sums[TOTAL] = self.net.vector.sum()  # finite only if all weights are
         sums = self._sums.tolist()
-        if not (all(np.isfinite(sums[: NORM + 1])) and sums[FINITE]):
+        if not (all(np.isfinite(sums[: NORM + 1])) and (np.isfinite(sums[TOTAL]) or is_finite(self.net.vector))):
             self.net.vector.copy_(before[0])
             for part, value in zip(self._adam.state, before[1], strict=True):
                 part.copy_(value)
