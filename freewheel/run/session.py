@@ -108,7 +108,8 @@ class Session:
             factory = replace(factory, make=process.watched(planned.config.env.make, self._stop))
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
         spec = replace(spec, context=self._hooks.run.contexts, recorder=self._recorder)
-        with open_evaluator(planned, factory) as evaluator:
+        evaluating = open_evaluator(planned, factory)
+        with self._ending.leaving(evaluating, "closing the environments of evaluations") as evaluator:
             collector = planned.config.collector.build(factory, spec)
             if self._earlier is not None:
                 collector.load_state_dict(self._earlier.state.collector)
@@ -364,6 +365,8 @@ class Session:
     def _close_down(self, rows: RowCounts, report: Mapping[str, Any], saved: Path | None) -> dict[str, Any]:
         """Write the summary and close the sinks. What is not written is on the screen."""
         ending, directory = self._ending, self._directory
+        self._outlets.catch_up()
+        directory.keep()
         ending.problems += [*directory.problems, *self._outlets.problems]
         ending.problems += [] if self._recorder is None else self._recorder.problems
         summary = self._summary(rows, report, saved)

@@ -42,6 +42,10 @@ class Outlet:
     def note(self, text: str) -> None:
         self._call(partial(self._sink.note, text))
 
+    def catch_up(self) -> None:
+        if self._thread is None and (late := getattr(self._sink, "catch_up", None)) is not None:
+            self._try(late)
+
     def close(self, summary: Mapping[str, Any], patience: float) -> None:
         last = partial(self._try, partial(self._sink.close, summary), always=True)
         if self._thread is None:
@@ -110,6 +114,11 @@ class Outlets:
         for outlet in self._outlets:
             outlet.write(row)
         self._tell()
+
+    def catch_up(self) -> None:
+        """Let sinks write what they could not, so that `problems` are those that remain."""
+        for outlet in self._outlets:
+            outlet.catch_up()
 
     def note(self, text: str) -> None:
         if self._early is not None:

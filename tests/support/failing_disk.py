@@ -12,7 +12,7 @@ import pytest
 
 from freewheel.files import disk
 
-CALLS = ("open_end", "append", "cut", "write", "make_folder", "rename", "link", "point", "sync", "remove")
+CALLS = ("open_end", "append", "cut", "write", "make_folder", "rename", "link", "copy", "point", "sync", "remove")
 
 
 class FailingDisk:

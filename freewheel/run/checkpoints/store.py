@@ -37,6 +37,7 @@ class Store:
         self._lock = threading.Lock()  # names, links and removals; files are written without it
         self._writing: set[Name] = set()
         self._abandoned: set[Name] = set()
+        self._newest: Name | None = None  # of this session
 
     def go_back_to(self, folder: Path) -> None:
         """The run goes on from this checkpoint: full ones that are newer belong to another course, and go with the next save."""
@@ -91,7 +92,11 @@ class Store:
 
     def _point(self, name: Name, *, full: bool, best: bool) -> None:
         latest = checkpoint.target(self.root, "latest")
+        self._newest = name if full or self._newest is None else max(self._newest, name)
         newest = full or latest is None or not checkpoint.is_full(self.root / str(latest))
+        newest = (
+            newest and name == self._newest
+        )  # the best weights may be those of an earlier step, saved again after an outage
         for link in (*(("latest",) if newest else ()), *(("best",) if best else ())):
             part = self.root / f"{PART}{link}"
             disk.remove(part)
