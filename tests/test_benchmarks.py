@@ -10,6 +10,7 @@ QUICK = (
     "beside --only start-up CartPole",
     "beside --only training",
     "cage2_rates",
+    "checkpoint --only replay",
     "first_day",
     "timeline",
     "defaults --only freewheel/CartPole-v1/ppo",

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -265,3 +266,40 @@ def test_a_containers_limit_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     limit.write_text(text)
     monkeypatch.setattr(doctor, "CPU_LIMIT", limit)
     assert findings()["cores"][1].endswith(f"of {os.cpu_count()}{told}")
+
+
+def test_resume_goes_on_and_says_when_there_is_nothing_left(cartpole: Result, tmp_path: Path, capfd: Capture) -> None:
+    path = shutil.copytree(cartpole.path, tmp_path / "it", symlinks=True)
+    done = cartpole.summary["env_steps"]
+    assert cli.main(["resume", "it", "--runs-dir", str(tmp_path)]) == 0
+    assert "it has nothing left to do" in capfd.readouterr().out
+    for argv in (["resume", str(path)], ["train", "--resume", str(path)]):
+        done += 600
+        assert cli.main([*argv, "--steps", str(done)]) == 0
+        assert "going on from step" in capfd.readouterr().out
+        assert json.loads((path / "summary.json").read_text())["trained"] >= done
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "told"),
+    [
+        (["resume"], 2, "which run? freewheel resume NAME"),
+        (["resume", "RUN", "--lr", "1"], 2, "unknown option --lr"),
+        (["resume", "RUN", "--steps", "0"], 2, "--steps must be positive, not 0"),
+        (["resume", "RUN", "--checkpoint", "best"], 2, "--checkpoint best has weights only"),
+        (["resume", "RUN@77"], 2, "there is no checkpoint of step 77"),
+        (["train", "--resume", "RUN", "--seeds", "1..3"], 2, "--resume goes on with one run"),
+        (["train", "--resume", "RUN", "--num-envs", "3"], 2, "unknown option --num-envs"),
+    ],
+)
+def test_resume_refuses_in_a_line(cartpole: Result, capfd: Capture, argv: list[str], code: int, told: str) -> None:
+    assert cli.main([word.replace("RUN", str(cartpole.path)) for word in argv]) == code
+    (line,) = capfd.readouterr().err.splitlines()
+    assert told in line
+
+
+def test_eval_takes_any_checkpoint(cartpole: Result, capfd: Capture) -> None:
+    steps = str(cartpole.summary["env_steps"])
+    for name in (f"{cartpole.path}@{steps}", str(cartpole.path / "checkpoints" / steps)):
+        assert cli.main(["eval", name, "--json", "--episodes", "1"]) == 0
+        assert json.loads(capfd.readouterr().out)[0]["which"] == steps

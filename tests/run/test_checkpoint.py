@@ -18,7 +18,20 @@ from hypothesis.extra import numpy as hnp
 
 from freewheel.core import NDArray
 from freewheel.errors import CheckpointError, UsageError
-from freewheel.run.checkpoints.checkpoint import MANIFEST, POLICY, WEIGHTS, fingerprint, load, make_private
+from freewheel.run.checkpoints.checkpoint import (
+    COLLECTOR,
+    LEARNER,
+    MANIFEST,
+    POLICY,
+    PROGRESS,
+    WEIGHTS,
+    encode_arrays,
+    encode_json,
+    fingerprint,
+    load,
+    load_state,
+    make_private,
+)
 from freewheel.run.checkpoints.store import KEEP, Store
 
 Params = dict[str, NDArray]
@@ -285,6 +298,73 @@ def test_content_that_is_none_is_refused_even_with_a_matching_hash(tmp_path: Pat
     (path / name).write_bytes(data)
     with pytest.raises(CheckpointError, match=name):
         load(tmp_path)
+
+
+def old(path: Path) -> Path:
+    """The same checkpoint as the first format had it."""
+    manifest = json.loads((path / MANIFEST).read_bytes())
+    (path / MANIFEST).write_text(json.dumps({**manifest, "format": 1}))
+    return path
+
+
+def test_the_first_format_is_read_but_it_had_no_other_files(tmp_path: Path) -> None:
+    path = old(store(tmp_path, 1))
+    assert whole(tmp_path) == 1
+    with pytest.raises(CheckpointError, match="nothing to resume from"):
+        load_state(tmp_path)
+    list_file(path, "learner.safetensors", b"")
+    with pytest.raises(CheckpointError, match=r"should list weights\.safetensors and policy\.json"):
+        load(tmp_path)
+
+
+def test_a_newer_format_is_not_called_damaged(tmp_path: Path) -> None:
+    path = store(tmp_path, 1)
+    manifest = json.loads((path / MANIFEST).read_bytes())
+    (path / MANIFEST).write_text(json.dumps({**manifest, "format": 3, "kind": "new"}))
+    with pytest.raises(
+        CheckpointError, match=rf"{path} was written by a newer Freewheel \(format 3\): upgrade this one"
+    ):
+        load(tmp_path)
+
+
+def full(root: Path, step: int) -> Path:
+    state = {name: encode_arrays({}) for name in (LEARNER, COLLECTOR)}
+    return Store(root).save(step, weights(step), {"step": step}, {**state, PROGRESS: encode_json({})}).folder
+
+
+def test_latest_is_the_newest_full_one_once_there_is_one(tmp_path: Path) -> None:
+    store(tmp_path, 1)
+    assert whole(tmp_path) == 1
+    full(tmp_path, 2)
+    save(tmp_path, 3, weights(3), {"step": 3}, best=True)  # of an evaluation
+    assert (whole(tmp_path), whole(tmp_path, "best")) == (2, 3)
+    for step in (4, 5, 6):
+        full(tmp_path, step)
+    assert names(tmp_path) == {"3", "5", "6", "latest", "best"}
+    assert load_state(tmp_path)[0].step == whole(tmp_path) == 6
+
+
+@pytest.mark.parametrize("name", [LEARNER, COLLECTOR, PROGRESS])
+def test_a_damaged_state_is_passed_over_and_the_weights_are_still_there(tmp_path: Path, name: str) -> None:
+    full(tmp_path, 1)
+    (full(tmp_path, 2) / name).write_bytes(b"damaged")
+    found, _ = load_state(tmp_path)
+    assert (found.step, found.warnings[-1]) == (1, "using step 1 instead of 'latest'")
+    assert str(tmp_path / "2" / name) in found.warnings[0]
+    assert load(tmp_path).step == 2
+
+
+def test_leftovers_of_a_killed_save_go_with_the_next_but_not_those_of_another_thread(tmp_path: Path) -> None:
+    ours = Store(tmp_path)
+    full(tmp_path, 1)
+    (tmp_path / ".part-7").mkdir()
+    busy = ours._claim(9)
+    (tmp_path / ".part-9").mkdir()
+    ours.save(2, weights(2), {"step": 2}, best=True)
+    assert names(tmp_path) == {"1", "2", ".part-9", "latest", "best"}
+    ours._writing.discard(busy)
+    ours.save(3, weights(3), {"step": 3}, best=True)
+    assert names(tmp_path) == {"1", "3", "latest", "best"}
 
 
 def test_links_and_pipes_in_place_of_files_are_not_followed(tmp_path: Path) -> None:

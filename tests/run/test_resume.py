@@ -6,6 +6,9 @@ import itertools
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import LEARNER, MANIFEST, PROGRESS
 from freewheel.run.hooks import Run
 from freewheel.run.trainer import Result
+from tests.support.places import ROOT
 from tests.support.runs import assert_balanced, rows_of, train
 from tests.support.worlds import IdentityBox
 
@@ -247,3 +251,57 @@ def test_ticks_and_versions_go_on(copy: Path) -> None:
     freewheel.resume(copy, steps=256, quiet=True, hooks=[Look()])
     assert seen == [(192, 6, 6), (224, 7, 7), (256, 8, 8)]
     assert [b[0] - a[0] for a, b in itertools.pairwise(seen)] == [32, 32]
+
+
+def test_a_run_that_was_saved_on_the_way_goes_on_after_a_kill(tmp_path: Path) -> None:
+    """SIGKILL while it trains, another one while it is being resumed: then it goes on from the same checkpoint, and equals a run
+    that was never stopped."""
+    code = (
+        "import freewheel, os, sys\n"
+        "from tests.run.test_resume import BOX, KillAt, small\n"
+        "from pathlib import Path\n"
+        "if sys.argv[2] == 'train':\n"
+        "    small(Path(sys.argv[1]), hooks=[KillAt(128, save=64)])\n"
+        "else:\n"
+        "    freewheel.resume(Path(sys.argv[1]) / 'it', quiet=True, hooks=[KillAt(96)])\n"
+    )
+    for phase in ("train", "resume"):
+        command = [sys.executable, "-c", code, str(tmp_path), phase]
+        ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=50, check=False)
+        assert ended.returncode == -signal.SIGKILL
+        names = [str(name) for name in checkpoint.names(tmp_path / "it" / "checkpoints")]
+        assert names == ["64"]
+        assert not (tmp_path / "it" / "summary.json").exists()
+    again, straight = freewheel.resume(tmp_path / "it", quiet=True), small(tmp_path / "straight")
+    assert again.summary["weights_sha256"] == straight.summary["weights_sha256"]
+    assert [row["env_steps"] for row in rows_of(again)] == [32, 96, 128, 160]  # it was saved before the row of step 64
+
+
+class KillAt:
+    """A hook that saves at one step and kills the trainer at another."""
+
+    def __init__(self, steps: int, save: int = -1) -> None:
+        self.steps, self.save = steps, save
+
+    def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
+        if run.env_steps == self.save:
+            assert run.save() is not None
+        if run.env_steps == self.steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_checkpoints_in_the_background_are_told_to_hooks(tmp_path: Path) -> None:
+    folders: list[Path] = []
+
+    class Look:
+        def on_checkpoint(self, run: Run, path: Path) -> None:
+            folders.append(path)
+
+    result = small(tmp_path, "sac", checkpoint_every=1e-6, steps=3_000, hooks=[Look()])
+    counts = result.summary["checkpoints"]
+    assert counts["saved"] >= 2
+    assert counts["failed"] == 0
+    assert counts["saved"] - 1 <= len(folders) <= counts["saved"]  # one that ends when the run does is not told
+    steps = [int(path.name.partition("-")[0]) for path in folders]
+    assert steps == sorted(steps)
+    assert checkpoint.load_state(result.path / "checkpoints")[0].step == steps[-1]
