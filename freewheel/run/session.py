@@ -67,7 +67,8 @@ class Session:
         self._fallback = ""  # why updates are not replayed from CUDA graphs
         self._schedule: EvaluationSchedule | None = None
         self._verdict: Verdict | None = None
-        self._steps, self._stats = 0, dict[str, float | None]()  # delivered rows, and the collector's last figures
+        self._steps = self._meter.done["env_steps"]  # delivered rows
+        self._stats = dict[str, float | None]()  # the collector's last figures
         self._turn = 0.0  # seconds of the loop's last turn
         self._rows = RowCounts()  # when they were last logged
         self._began, self._pauses = time.monotonic(), len(clock.pauses)  # those that the user has been told about
@@ -318,6 +319,7 @@ class Session:
             stuck.exit_code = exit_code
             ending.fail(stuck, "training")
         whole = save and self._meter.doing not in ("observe", "update")
+        self._turning = self._turning and not whole
         self._close_down(self._rows_now(), {}, ending.attempt("saving", self._save, None) if whole else None)
         return True
 
