@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from freewheel.config.resolve import LimitOptions
 from freewheel.core import Executor, Learner, MakeExecutor, Tick
-from freewheel.errors import SetupError
+from freewheel.errors import FileError, SetupError
+from freewheel.files import read
 from freewheel.learn.spec import Services
 from freewheel.loop import Source, loop
 from freewheel.metrics.meter import Meter
@@ -24,7 +25,7 @@ from freewheel.run.checkpoints.checkpoint import fingerprint_of
 from freewheel.run.hooks import Hooks, Run, find_hooks
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, Report, arrange, find_device, silent, survey_env
-from freewheel.run.saved import RunDirectory, SavedRun, open_run
+from freewheel.run.saved import SUMMARY, RunDirectory, SavedRun, open_run
 from freewheel.run.schedule.answers import Answers, EndOfSchedule
 from freewheel.run.schedule.collector import ComparedCollector, DifferenceError, ReplayCollector
 from freewheel.run.schedule.log import FILE, Check, Schedule, describe
@@ -209,7 +210,7 @@ class _Replay:
                     self._report(self._progress(tick))
                 last = self._schedule.outline.last
                 if answers.end not in (None, "failed") and last is not None and self._turn >= last.turn:
-                    return ""
+                    return self._why_resumed()
         except EndOfSchedule:
             return self._why_short()
         raise AssertionError("the loop never ends by itself")
@@ -244,6 +245,15 @@ class _Replay:
         equal = f"{self._checks} fingerprints of the weights"
         equal += f" and {self._collector.fragments:,} fragments" if self._collector is not None else ""
         return f"it was recorded with {', '.join(others)}" if others else f"before that {equal} are identical"
+
+    def _why_resumed(self) -> str:
+        """Whether the run went on after what was recorded."""
+        try:
+            steps = read.json_object(self._saved.path / SUMMARY).get("env_steps")
+        except FileError:
+            return ""
+        went_on = isinstance(steps, int) and steps > self._meter.done["env_steps"]
+        return f"the run was resumed after this, up to step {steps:,}: its first session is recorded" if went_on else ""
 
     def _why_short(self) -> str:
         outline = self._schedule.outline

@@ -148,6 +148,15 @@ def test_the_first_fragment_that_differs_is_named(story: Recorded, tmp_path: Pat
     assert f"{steps} steps of version {version} (lane" in found.difference
 
 
+def test_a_run_that_was_resumed_is_replayed_up_to_the_end_of_its_first_session(story: Recorded, tmp_path: Path) -> None:
+    run = copy_of(story, tmp_path, (story.path / "schedule.jsonl").read_bytes())
+    summary = dict(story.result.summary) | {"env_steps": 10**6}
+    (run / "summary.json").write_text(json.dumps(summary))
+    found = replay(run)
+    assert found.identical
+    assert "resumed after this, up to step 1,000,000" in found.note
+
+
 def test_other_weights_are_noticed_at_the_first_fingerprint(story: Recorded, tmp_path: Path) -> None:
     run = copy_of(story, tmp_path, (story.path / "schedule.jsonl").read_bytes())
     config = json.loads((run / "config.json").read_text())
