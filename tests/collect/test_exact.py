@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partialmethod
 from typing import Any
 
@@ -16,8 +17,9 @@ from freewheel.core import NO_CONTEXT, Episode
 from freewheel.envs.gym import GymConfig
 from freewheel.learn import replay_learner
 from freewheel.ledger import balance
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout import restoring
-from tests.support.resuming import ALGORITHMS, LANES, MODES, PPO, Session, Story, lanes, played, stop_at
+from tests.support.resuming import ALGORITHMS, LANES, MODES, PPO, Session, Story, lanes, played, remembering, stop_at
 from tests.support.worlds import Wandering
 
 TURNS = {"ppo": 12, "sac": 22, "mbpo": 22}
@@ -79,6 +81,17 @@ def test_it_is_exact_with_masks_with_contexts_and_where_lanes_are_stepped_togeth
     assert not told
     assert played(run) == played(straight)
     assert run.fingerprint() == straight.fingerprint()
+
+
+@pytest.mark.parametrize("mode", SAMPLE)
+def test_it_is_exact_for_an_actor_with_a_memory(mode: str) -> None:
+    story = Story(PPO, MODES[mode], normalize_obs=False, actor=remembering)
+    straight, run, told = continued(story, at=5, turns=10)
+    assert not told
+    assert played(run) == played(straight)
+    assert run.fingerprint() == straight.fingerprint()
+    other, _ = stop_at(replace(story, actor=make_actor), (0).__gt__, 10)
+    assert played(other) != played(straight), "the memory is used"
 
 
 @pytest.mark.parametrize("mode", SAMPLE)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ from freewheel.collect.batch import BatchConfig
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import ModeConfig
 from freewheel.collect.sequential import SequentialConfig
-from freewheel.core import NO_CONTEXT, Array, BatchSpec, Collector, Episode, Learner, NDArray
+from freewheel.core import NO_CONTEXT, Array, BatchSpec, Collector, Decision, Episode, Learner, NDArray
 from freewheel.envs.gym import GymConfig
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.ppo.config import PPOConfig
@@ -26,9 +27,9 @@ from freewheel.learn.spec import AlgorithmConfig, LearnerSpec, Services
 from freewheel.ledger import balance
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
-from freewheel.policies.numpy_actor import make_actor
-from freewheel.policies.spec import PolicyConfig, actor_layout
-from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.policies.numpy_actor import NumpyActor, make_actor
+from freewheel.policies.spec import PolicyConfig, PolicySpec, actor_layout
+from freewheel.rollout.factory import CollectSpec, MakeActor, RunnerFactory
 from freewheel.transport.executors import SerialExecutor
 
 LANES, STEPS = 2, 7
@@ -63,13 +64,12 @@ class Story:
     world: GymConfig = WORLD
     normalize_obs: bool = True
     contexts: NDArray = field(default_factory=lambda: NO_CONTEXT)
-    head: str | None = None
+    actor: Callable[[PolicySpec], MakeActor] = make_actor
 
     def parts(self) -> tuple[Learner, Collector]:
         env = self.world.make(range(1))
         env.close()
-        head = self.head or ("squashed" if isinstance(self.algorithm, SACConfig) else "auto")
-        options: dict[str, Any] = {} if head == "auto" else {"head": head}
+        options: dict[str, Any] = {"head": "squashed"} if isinstance(self.algorithm, SACConfig) else {}
         policy = PolicyConfig(hidden=(8,), normalize_obs=self.normalize_obs, **options).resolve(env.spec)
         batch = BatchSpec(STEPS, LANES)
         services = Services(executors=SerialExecutor)
@@ -81,7 +81,24 @@ class Story:
             context=self.contexts,
             on_policy=self.algorithm.on_policy,
         )
-        return learner, self.mode.build(RunnerFactory(self.world.make, make_actor(policy), seed=3), spec)
+        return learner, self.mode.build(RunnerFactory(self.world.make, self.actor(policy), seed=3), spec)
+
+
+class Remembering(NumpyActor):
+    """Acts by what it has seen before in the episode, which is in its memory."""
+
+    state_size = 2
+
+    def act(
+        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
+    ) -> Decision:
+        assert state is not None, "a Runner keeps it"
+        chosen = super().act((obs + state).astype(np.float32), rng, greedy=greedy)
+        return replace(chosen, state=(0.5 * state + obs).astype(np.float32))
+
+
+def remembering(policy: PolicySpec) -> MakeActor:
+    return partial(Remembering, policy)
 
 
 @dataclass(frozen=True)
