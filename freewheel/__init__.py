@@ -53,6 +53,7 @@ def train(
     hooks: Sequence[object] = (),
     sinks: Sequence[str | Sink] = (),
     options: Mapping[str, Any] | None = None,
+    trust: bool = False,
     **arguments: Unpack[TrainOptions],
 ) -> Result:
     """Train an agent, and return its summary and the path of its run directory.
@@ -64,6 +65,7 @@ def train(
     hooks      your own code that is called during the run: objects like freewheel.Hook, or "package.module:Name"
     sinks      where else metrics go: names of registered sinks, or objects like freewheel.core.Sink
     options    options by name that have no type here: those of algorithms, modes and worlds of other packages
+    trust      run code that the file of `config` names, though you have not written it
     arguments  all other options of `freewheel train --help`, with underscores: algo, mode, steps, minutes, episodes, seed,
                num_envs, workers, evals, run, runs_dir, threads, device, env_args={"gravity": 9.8}, ppo={"lr": 1e-3},
                policy={"hidden": [64, 64]}, ...
@@ -77,7 +79,7 @@ def train(
     if names := [sink for sink in sinks if isinstance(sink, str)]:
         given["sinks"] = names
     own = [sink for sink in sinks if not isinstance(sink, str)]
-    result = run(from_options(env, given), quiet=quiet, hooks=hooks, sinks=own)
+    result = run(from_options(env, given, trust=trust), quiet=quiet, hooks=hooks, sinks=own)
     if result.exit_code == 130:
         raise KeyboardInterrupt
     return result
@@ -101,6 +103,7 @@ def resume(
     limits      steps, minutes, episodes: new limits of all its sessions together (default: those it has)
     checkpoint  the step to go back to (default: the newest)
     env         the environment, where it was defined in a script or a notebook and cannot be found by its name
+    trust       run code that the run names, though it was not made by you on this machine
     quiet, hooks, sinks   as in train(); hooks and sinks that were given as objects have to be given again
 
     A run that has nothing left to do is not started; the result is that of its end.
@@ -109,23 +112,26 @@ def resume(
     from freewheel.run.checkpoints.resume import ResumeSettings
     from freewheel.run.checkpoints.resume import resume as go_on
 
-    settings = ResumeSettings(limits=LimitOptions(**limits), which=str(checkpoint), env=env)
+    given: dict[str, Any] = {**limits}
+    trust = given.pop("trust", False)
+    settings = ResumeSettings(limits=LimitOptions(**given), which=str(checkpoint), env=env, trust=trust)
     again = go_on(run, settings, quiet=quiet, hooks=hooks, sinks=sinks)
     if again.exit_code == 130:
         raise KeyboardInterrupt
     return again
 
 
-def load(run: str | PathLike[str] | Result, which: str | int = "", *, env: Any = None) -> Policy:
+def load(run: str | PathLike[str] | Result, which: str | int = "", *, env: Any = None, trust: bool = False) -> Policy:
     """The trained policy of a run, with `predict`. It needs no environment.
 
     `run` is a name under runs/, a path, what train() returned, a checkpoint (RUN@STEP or its path), or a folder that
     `freewheel export` wrote; `which` weights: best (the usual ones), latest or a step. `env` is the environment it was trained
-    on, needed only for runs saved without their spaces.
+    on, needed only for runs saved without their spaces. `trust`: import the network that it names (--policy.module), though it
+    was not saved by you on this machine.
     """
     from freewheel.run.policy import load
 
-    return load(run, which, env=env)
+    return load(run, which, env=env, trust=trust)
 
 
 def score(
@@ -135,17 +141,18 @@ def score(
     episodes: int = 20,
     which: str | int = "",
     seed: int | None = None,
+    trust: bool = False,
 ) -> Score:
     """Score greedy episodes of a run; `which` weights: best (the usual ones), latest or a step.
 
     `env` (a class, a function, an id) replaces the run's own environment: one that was defined in a script or a notebook cannot
-    be found again by its name.
+    be found again by its name. `trust`: run code that the run names, though it was not made by you on this machine.
     """
     import warnings
 
     from freewheel.run.saved import open_run
 
-    saved = open_run(run, env=env, which=str(which))
+    saved = open_run(run, env=env, which=str(which), trust=trust)
     actor, problems = saved.actor()
     for text in problems:
         warnings.warn(text, stacklevel=2)

@@ -1,7 +1,8 @@
-"""All exceptions of this package, as one tree.
+"""All exceptions of this package, as one tree; and the ranges of options, outside of which a value is a UsageError.
 
     FreewheelError                exit 1
     ├── UsageError                exit 2   a flag, a file or an argument is wrong: nothing was started
+    ├── ConsentError              exit 2   a file names code to run, and its user has not agreed: nothing was imported
     ├── SetupError                exit 1   a valid request that this machine cannot serve: nothing was started
     ├── EnvError                  exit 1   the user's environment failed; holds the lane, the place and its own traceback
     ├── LedgerError               exit 1   rows were lost or counted twice: a bug in Freewheel
@@ -19,11 +20,17 @@ Exit codes of a run: 0 done; 1 failed; 2 the command is wrong, nothing was start
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import math
+import typing
 from collections.abc import Iterable
 
 DONE, FAILED, USAGE, DEGRADED, SIGNALLED = 0, 1, 2, 3, 128  # exit codes; the last is added to a signal's number
+
+
+LONGEST = 4_000  # characters of a foreign exception's message
 
 
 class FreewheelError(Exception):
@@ -36,6 +43,12 @@ class UsageError(FreewheelError):
     """The command line, a config file or an argument asks for something that does not exist."""
 
     exit_code = USAGE
+
+
+class ConsentError(FreewheelError):
+    """A file that this user has not written names code to run, and the user has not agreed to it."""
+
+    exit_code = 2
 
 
 class SetupError(FreewheelError):
@@ -77,6 +90,21 @@ class EnvError(FreewheelError):
         return self.report
 
 
+def text_of(error: BaseException) -> str:
+    """What an exception says, whatever it does: its own code may raise, and say things that cannot be encoded."""
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except Exception as other:  # noqa: BLE001 - its __str__ is the user's code
+        return f"(its text cannot be had: __str__ raised {type(other).__name__})"
+
+
+def cut(text: str, most: int = LONGEST) -> str:
+    """The beginning and the end of a long text: a message may hold a whole array, or a file."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} [... {len(text) - most:,} characters left out ...] {text[-most // 2 :]}"
+
+
 def nearest(name: str, valid: Iterable[str], otherwise: str | None = None, *, cutoff: float = 0.6) -> str:
     """`; did you mean 'x'?` for a misspelt name; else the text `otherwise`, or the list of valid names."""
     names = sorted(valid)
@@ -86,8 +114,52 @@ def nearest(name: str, valid: Iterable[str], otherwise: str | None = None, *, cu
     return f"; choose from {', '.join(names)}" if otherwise is None else otherwise
 
 
-def require_positive(**options: float | None) -> None:
-    """UsageError about the first of these options that is given and not a positive, finite number."""
-    for name, value in options.items():
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The valid numbers of an option, declared in its type: `lr: Annotated[float, Range(above=0, most=1e6)] = 3e-4`."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf  # they are greater than this
+
+    def misfit(self, value: float) -> str:
+        """What is wrong with this number; empty: nothing."""
+        if math.isfinite(value) and self.least <= value <= self.most and value > self.above:
+            return ""
+        shown, least, most = (_number(number) for number in (value, max(self.least, self.above), self.most))
+        if (self.least, self.most) == (0, 1):
+            return f"must lie in 0..1, not {shown}"
+        if value > self.most and math.isfinite(value):
+            return f"must be at most {most}, not {shown}"
+        if max(self.least, self.above) < 0:
+            return f"must lie in {least}..{most}, not {shown}"
+        return f"must not be negative, but is {shown}" if self.least == 0 else f"must be positive, not {shown}"
+
+
+def _number(value: float) -> str:
+    whole = isinstance(value, int) or (value.is_integer() and 1e3 <= abs(value) < 1e16)
+    return f"{int(value):,}" if whole else f"{value}"
+
+
+COUNT = Range(least=1, most=10**12)  # of things that need no memory each
+POSITIVE = Range(above=0, most=1e12)
+SHARE = Range(least=0, most=1)
+SEED = Range(least=0, most=2**63 - 1)
+
+
+def check_ranges(options: typing.Any, prefix: str = "") -> None:
+    """UsageError about the first option of a dataclass that is set and outside of its declared range."""
+    for name, flag, allowed in _ranges(typing.cast(typing.Hashable, type(options))):
+        value = getattr(options, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and (problem := allowed.misfit(number)):
+                raise UsageError(f"--{prefix}{flag.replace('_', '-')} {problem}")
+
+
+@functools.cache
+def _ranges(kind: type[typing.Any]) -> tuple[tuple[str, str, Range], ...]:
+    """The fields of a dataclass that have a range: their names, and those of their options."""
+    flags = {field.name: field.metadata.get("flag", field.name) for field in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found = ((name, part) for name in flags for part in typing.get_args(hints[name])[1:] if isinstance(part, Range))
+    return tuple((name, flags[name], allowed) for name, allowed in found)

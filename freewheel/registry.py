@@ -20,11 +20,13 @@ The user's own things are named package.module:Thing, path/to/file.py:Thing, or 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import pkgutil
 import re
 import sys
+import sysconfig
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +37,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
-from freewheel.errors import SetupError, UsageError, nearest
+from freewheel.errors import SetupError, UsageError, cut, nearest, text_of
 
 
 class Named(Protocol):
@@ -46,6 +48,7 @@ class Named(Protocol):
 
 
 Entry = TypeVar("Entry", bound=Named)
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,11 @@ def is_file(place: str) -> bool:
     return place.endswith(".py")
 
 
+def names_code(name: str) -> bool:
+    """Whether a name stands for something to import: package.module:Thing, or a file."""
+    return ":" in name or is_file(name)
+
+
 def own_file(module: str) -> Path | None:
     """The file in the current directory that a module without a package would be imported from; None: it comes from elsewhere."""
     file = Path.cwd() / f"{module}.py"
@@ -175,6 +183,35 @@ def own_module(place: str) -> ModuleType:
         raise _broken(place, error) from error
 
 
+def own_object(option: str, place: str, kind: str) -> Any:
+    """What package.module:Name or path/to/file.py:Name means, for an option whose value names a thing of this kind."""
+    module, _, name = place.rpartition(":")
+    what = f"{option} '{place}' cannot be imported"
+    if not module or not name:
+        raise SetupError(f"{what}: write package.module:{kind} or path/to/file.py:{kind}")
+    try:
+        known = vars(own_module(module))
+    except SetupError as error:
+        raise SetupError(f"{what}: {error}") from error
+    if name not in known:
+        near = [own for own, value in known.items() if callable(value) and not own.startswith("_")]
+        raise SetupError(f"{what}: '{module}' has no '{name}'{nearest(name, near, f'; write package.module:{kind}')}")
+    refuse_builtin(known[name], f"{option} '{place}'")
+    return known[name]
+
+
+def refuse_builtin(thing: object, what: str) -> None:
+    """SetupError if this is a part of Python itself (os.system): nothing of it is an environment, a network or a hook."""
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    root = sys.modules.get(str(module).partition(".")[0])
+    file = getattr(root, "__file__", None)
+    own = Path(file).is_relative_to(STANDARD_LIBRARY) and "site-packages" not in file if file else root is not None
+    if own and module != "__main__" and str(module).partition(".")[0] in sys.stdlib_module_names:
+        raise SetupError(f"{what} is a part of Python, not yours to be called here; name something of your own")
+
+
 def _from_file(file: Path) -> ModuleType:
     if not file.is_file():
         near = [other.name for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
@@ -207,7 +244,7 @@ def _broken(place: str, error: Exception) -> SetupError:
     while trace is not None and trace.tb_next is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-    message = " ".join(str(error).split())
+    message = cut(" ".join(text_of(error).split()))
     return SetupError(f"cannot import '{place}': it raised {type(error).__name__}: {message}\n{text}")
 
 

@@ -38,6 +38,14 @@ settings.register_profile("freewheel", deadline=None, derandomize=True)
 settings.load_profile("freewheel")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The key that signs run directories is one of the tests, not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("leak_grace", "seconds that a test's leftovers have to vanish", default="2.0")
 

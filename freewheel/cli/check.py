@@ -28,6 +28,8 @@ class CheckOptions:
 
     json: bool = False
     """Print everything as JSON."""
+    trust: bool = False
+    """Run code that the file of --config names, though you have not written it."""
 
 
 def _options(argv: Sequence[str]) -> type[Any]:
@@ -47,7 +49,8 @@ def _run(argv: Sequence[str]) -> int:
     from freewheel.config import flags, resolve
 
     others, own = flags.split_argv(argv, flags.option_types(CheckOptions))
-    show, config = flags.build(CheckOptions, own), resolve.from_argv(others)
+    show = flags.build(CheckOptions, own)
+    config = resolve.from_argv(others, trust=show.trust)
     from freewheel.run.advice.checkup import checkup
 
     waiting = Console(stderr=True)

@@ -10,7 +10,7 @@ from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
-from freewheel.errors import UsageError, require_positive
+from freewheel.errors import SEED, Range, UsageError, check_ranges
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class PolicyOptions:
     """The directory that contains all runs."""
     which: str = ""
     """Which weights: best, latest, or the number of a step (default: best, or those that RUN names)."""
+    trust: bool = False
+    """Run code that the run names (its environment, its network), though it was not made by you on this machine."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,13 @@ class RunOptions(PolicyOptions):
 
     env: str = ""
     """An environment to use instead of the run's own, which a script or a notebook may have defined (./file.py:Toy)."""
-    episodes: int | None = None
+    episodes: Annotated[int | None, Range(least=1, most=10**6)] = None
     """Episodes to play (default: 20 for eval, 1 for play)."""
-    seed: int | None = None
+    seed: Annotated[int | None, SEED] = None
     """Seed of the episodes (default: fresh ones, which no evaluation of the run has played)."""
 
     def __post_init__(self) -> None:
-        require_positive(episodes=self.episodes)
+        check_ranges(self)
 
 
 class AboutRun(Protocol):
@@ -83,7 +85,7 @@ def open_policy(options: RunOptions, console: Console) -> tuple[SavedRun, Actor]
     """The run and its policy; checkpoints that could not be used are reported."""
     from freewheel.run.saved import open_run
 
-    run = open_run(options.run, options.runs_dir, options.env or None, which=options.which)
+    run = open_run(options.run, options.runs_dir, options.env or None, which=options.which, trust=options.trust)
     actor, warnings = run.actor()
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)

@@ -29,7 +29,7 @@ def _run(argv: Sequence[str]) -> int:
     from freewheel.run.policy import load
 
     options = parse(ExportOptions, argv, "export")
-    policy = load(options.run, options.which, runs_dir=options.runs_dir)
+    policy = load(options.run, options.which, runs_dir=options.runs_dir, trust=options.trust)
     if not options.out and policy.path.parent.name != "checkpoints":
         raise UsageError(f"{options.run} is no run: say where to write with --out")
     out = Path(options.out) if options.out else policy.path.parents[1] / "export"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,13 @@ from freewheel.registry import Command, Registry
 
 COMMANDS: Registry[Command] = Registry("command", "COMMAND", "freewheel.cli", "freewheel.worlds", leaf="command")
 HELP = ("-h", "--help")
+#: What the system has run out of, and what to do.
+EXHAUSTED = {
+    errno.EMFILE: "use fewer workers or envs, or raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the whole system has no more; close other programs",
+    errno.EAGAIN: "no more processes or threads may be started; use fewer workers or envs, or raise the limit (ulimit -u)",
+    errno.ENOMEM: "use fewer workers or envs, or close other programs",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in EXHAUSTED:
+            raise
+        sys.stderr.write(f"freewheel: {os.strerror(error.errno)}: {EXHAUSTED[error.errno]}\n")
+        return 1
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from freewheel.cli.eval import parse
-from freewheel.errors import require_positive
+from freewheel.errors import COUNT, check_ranges
 from freewheel.registry import Command
 
 
@@ -20,17 +21,19 @@ class ReplayOptions:
     """The directory that contains all runs."""
     env: str = ""
     """An environment to use instead of the run's own, which a script or a notebook may have defined (./file.py:Toy)."""
-    until: int | None = None
+    until: Annotated[int | None, COUNT] = None
     """Stop after this many environment steps."""
-    until_update: int | None = None
+    until_update: Annotated[int | None, COUNT] = None
     """Stop after this many updates."""
     out: str = ""
     """A new directory for the weights at the end of the replay, to evaluate or play them. Nothing is written into the run."""
+    trust: bool = False
+    """Run code that the run names (its environment, its network, ...), though it was not made by you on this machine."""
     inline: bool = False
     """Run environments in this process instead of one for each worker: slower, but a debugger can step into them."""
 
     def __post_init__(self) -> None:
-        require_positive(until=self.until, until_update=self.until_update)
+        check_ranges(self)
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -43,7 +46,7 @@ def _run(argv: Sequence[str]) -> int:
     from freewheel.run.saved import open_run
     from freewheel.run.schedule.replay import Until, replay
 
-    saved = open_run(options.run, options.runs_dir, options.env or None)
+    saved = open_run(options.run, options.runs_dir, options.env or None, trust=options.trust, use="train")
     until = Until(steps=options.until, updates=options.until_update)
     out = Path(options.out) if options.out else None
     result = replay(saved, until=until, out=out, inline=options.inline, report=print_line)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freewheel.cli.eval import parse
-from freewheel.errors import UsageError, require_positive
+from freewheel.errors import UsageError
 from freewheel.registry import Command
 
 
@@ -28,9 +28,10 @@ class ResumeOptions:
     """A new limit of finished episodes, of all its sessions together."""
     env: str = ""
     """The environment, where a script or a notebook has defined it (./file.py:Toy)."""
+    trust: bool = False
+    """Run code that the run names (its environment, its hooks, ...), though it was not made by you on this machine."""
 
     def __post_init__(self) -> None:
-        require_positive(steps=self.steps, minutes=self.minutes, episodes=self.episodes)
         if self.checkpoint == "best":
             raise UsageError("--checkpoint best has weights only: use train --init RUN to start from them")
 
@@ -45,7 +46,7 @@ def resume_with(argv: Sequence[str]) -> int:
     options = parse(ResumeOptions, argv, "resume")
     limits = LimitOptions(steps=options.steps, minutes=options.minutes, episodes=options.episodes)
     settings = ResumeSettings(
-        limits=limits, which=options.checkpoint, runs_dir=options.runs_dir, env=options.env or None
+        limits=limits, which=options.checkpoint, runs_dir=options.runs_dir, env=options.env or None, trust=options.trust
     )
     with lasting_output():
         return resume(options.run, settings).exit_code

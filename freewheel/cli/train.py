@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from freewheel.errors import UsageError, require_positive
+from freewheel.errors import Range, UsageError, check_ranges
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class CommandOptions:
     seeds: str = ""
     """Run the same command with each of these seeds (1..5 or 1,2,7), side by side as the cores allow, and report mean and
     interval of their evaluations. The runs are NAME-s1, NAME-s2, ...; the table is also in NAME-seeds.json."""
-    jobs: int | None = None
+    jobs: Annotated[int | None, Range(least=1, most=10_000)] = None
     """Runs of --seeds side by side (default: as many as the cores can serve)."""
     resume: str = ""
     """Go on with this run instead, as `freewheel resume RUN` does: only --steps, --minutes and --episodes can be given."""
@@ -32,9 +32,11 @@ class CommandOptions:
     """Print the plan and exit; what `train` would refuse is refused."""
     print_config: bool = False
     """Print all options as JSON, in the form that --config reads, and exit."""
+    trust: bool = False
+    """Run code that the file of --config names (an environment, hooks, a network, ...), though you have not written it."""
 
     def __post_init__(self) -> None:
-        require_positive(jobs=self.jobs)
+        check_ranges(self)
         if self.jobs is not None and not self.seeds:
             raise UsageError("--jobs is the number of runs of --seeds side by side; add --seeds or leave it out")
 
@@ -80,7 +82,7 @@ def _run(argv: Sequence[str]) -> int:
         return _resume(own, others)
     if own.seeds:
         return _run_seeds(others, own)
-    config = resolve.from_argv(others)
+    config = resolve.from_argv(others, trust=own.trust, use="nothing" if own.print_config else "train")
     if own.print_config:
         return _print_config(config)
     if own.dry_run:
@@ -98,9 +100,9 @@ def _run(argv: Sequence[str]) -> int:
 def _resume(own: CommandOptions, argv: Sequence[str]) -> int:
     from freewheel.cli.resume import resume_with
 
-    if own != CommandOptions(resume=own.resume):
+    if own != CommandOptions(resume=own.resume, trust=own.trust):
         raise UsageError("--resume goes on with one run: leave out --seeds, --jobs, --dry-run and --print-config")
-    return resume_with(["--run", own.resume, *argv])
+    return resume_with(["--run", own.resume, *argv, *(["--trust"] if own.trust else [])])
 
 
 def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
@@ -108,9 +110,10 @@ def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
     from freewheel.config import resolve
 
     numbers = seeds.read(own.seeds)
-    if resolve.from_argv(argv).sources.get("seed") == "flag":
+    trust = own.trust or own.print_config
+    if resolve.from_argv(argv, trust=trust).sources.get("seed") == "flag":
         raise UsageError("give --seed or --seeds, not both")
-    config = resolve.from_argv([*argv, "--seed", str(numbers[0])])
+    config = resolve.from_argv([*argv, "--seed", str(numbers[0])], trust=trust)
     if own.print_config:
         return _print_config(config)
     from freewheel.run.trainer import check
@@ -123,7 +126,8 @@ def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
     from freewheel.files.output import lasting_output
 
     with lasting_output():
-        return seeds.claim(planned, numbers, own.jobs).start(argv, config.run.output.log_every)
+        trusting = [*argv, "--trust"] if own.trust else argv
+        return seeds.claim(planned, numbers, own.jobs).start(trusting, config.run.output.log_every)
 
 
 def _print_config(config: Config) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from freewheel.collect.mode import MOST_WAITING, Mode, WorkersConfig
+from freewheel.collect.mode import FRAGMENT, MOST_WAITING, Mode, WorkersConfig
 from freewheel.core import BatchSpec, Collector
-from freewheel.errors import require_positive
+from freewheel.errors import Range
 from freewheel.pacing.one_ahead import OneAhead
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.probe import EnvCost, usable_cores
@@ -24,14 +25,10 @@ WAITS, PER_CORE = 0.25, 16  # an env that keeps less than a quarter of a core bu
 class BatchConfig(WorkersConfig):
     """Batch k + 1 from all envs while the learner trains on batch k."""
 
-    collection_batch_size: int | None = None
+    collection_batch_size: Annotated[int | None, FRAGMENT] = None
     """Steps of each env in a fragment, the part that a worker sends at once (default, and at most: --num-steps-per-env)."""
-    max_queue_size: int = 2
+    max_queue_size: Annotated[int, Range(least=1, most=10**7)] = 2
     """Batches that may be queued between workers and learner; more than 2 are never used."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(collection_batch_size=self.collection_batch_size, max_queue_size=self.max_queue_size)
 
     def useful_workers(self, cost: EnvCost) -> int:
         """One of two numbers, far apart: what a run learns depends on it, and two runs must have the same."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from freewheel.collect.mode import Mode, WorkersConfig
+from freewheel.collect.mode import FRAGMENT, Mode, WorkersConfig
 from freewheel.core import BatchSpec, Collector
-from freewheel.errors import UsageError, require_positive
+from freewheel.errors import POSITIVE, Range, UsageError
 from freewheel.pacing.lag_bound import LagBound
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import AsTheyCome, WorkerPool
@@ -19,25 +19,21 @@ from freewheel.transport.stream import SimulationCollector, simulation_wire
 class ContinuousConfig(WorkersConfig):
     """Free-running workers; the learner trains on their rows, which are at most max_lag versions old."""
 
-    collection_batch_size: int | None = None
+    collection_batch_size: Annotated[int | None, FRAGMENT] = None
     """Steps of each env in a fragment, the part that a worker sends to the learner at once: so many × envs of the worker rows
     (default: half of --num-steps-per-env, at most 32). Never more than max_lag lets be under way."""
-    max_queue_size: int | None = None
+    max_queue_size: Annotated[int | None, Range(least=1, most=10**7)] = None
     """Fragments that may wait for the learner, over all workers (default: as many as max_lag allows, and more have no effect)."""
     overflow: Literal["block", "drop-oldest"] = "block"
     """When the queue is full: workers wait, or the oldest fragment is dropped and counted."""
-    max_lag: int = 2
+    max_lag: Annotated[int, Range(least=0, most=10**6)] = 2
     """Updates that may lie between choosing an action and starting the update that learns from it: a hard bound. For learners
     with a replay buffer it only limits how many batches of rows may be under way."""
-    patience: float = 20.0
+    patience: Annotated[float, POSITIVE] = 20.0
     """Mean steps after which the learner no longer waits for a step; if it comes too late, its row is dropped and counted."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        queue = self.max_queue_size
-        require_positive(collection_batch_size=self.collection_batch_size, max_queue_size=queue, patience=self.patience)
-        if self.max_lag < 0:
-            raise UsageError(f"--max-lag must not be negative, but is {self.max_lag}")
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         size = self.size(spec)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 
-from freewheel.collect.mode import ENVS, Mode, WorkersConfig, count, divisor
+from freewheel.collect.mode import ENVS, FRAGMENT, LANES, Mode, WorkersConfig, count, divisor
 from freewheel.core import Auto, Collector, Transitions
-from freewheel.errors import SetupError, UsageError, require_positive
+from freewheel.errors import POSITIVE, Range, SetupError, UsageError
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.probe import EnvCost, usable_cores
@@ -26,26 +26,22 @@ SLOTS = 4  # fragments of a worker that may wait; the learner's side joins them 
 class EpisodesConfig(WorkersConfig):
     """Workers play whole episodes on their own; the learner takes them as they end."""
 
-    envs_per_worker: int | Auto = "auto"
+    envs_per_worker: Annotated[int | Auto, LANES] = "auto"
     """Episodes that a worker plays side by side; they must begin and end together (auto: one at a time, except where an
     environment steps many lanes at the cost of one)."""
-    episodes_per_update: int | None = None
+    episodes_per_update: Annotated[int | None, Range(least=1, most=10**7)] = None
     """Learn from this many whole episodes at a time (default: from --num-steps-per-env × envs rows)."""
     wave: bool = False
     """Begin as many episodes as there are envs and wait for all of them: the barrier that this mode normally avoids."""
-    collection_batch_size: int = 128
+    collection_batch_size: Annotated[int, FRAGMENT] = 128
     """Steps of a fragment, the part of an episode that is sent at once."""
-    max_lag: int | None = None
+    max_lag: Annotated[int | None, Range(least=0, most=10**6)] = None
     """Largest lag of a row, which makes the learner wait for long episodes (default: the lag is corrected, not bounded)."""
-    patience: float = 20.0
+    patience: Annotated[float, POSITIVE] = 20.0
     """With --max-lag: mean steps that one step may take; after that the learner does not wait for its episode and drops it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size, update = self.collection_batch_size, self.episodes_per_update
-        require_positive(episodes_per_update=update, collection_batch_size=size, patience=self.patience)
-        if (self.max_lag or 0) < 0:
-            raise UsageError(f"--max-lag must not be negative, but is {self.max_lag}")
 
     def planned(self, cost: EnvCost) -> Self:
         """One env a worker; lanes that cost nothing stand side by side in as few workers as keep the cores busy."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from freewheel.collect.mode import Mode
+from freewheel.collect.mode import LANES, Mode
 from freewheel.collect.serial import SerialConfig
 from freewheel.core import Env
 from freewheel.rollout.factory import MakeEnv
@@ -20,7 +20,7 @@ BARRIER = 450e-6
 class LockstepConfig(SerialConfig):
     """N envs, a barrier at every step."""
 
-    num_envs: int = 8
+    num_envs: Annotated[int, LANES] = 8
     """Lanes: environments stepped side by side."""
     placement: Literal["auto", "inline", "processes"] = "auto"
     """Where lanes run: in this process, in one process each, or (auto) chosen by their measured step time."""

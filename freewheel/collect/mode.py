@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Annotated, Protocol, Self
 
 from freewheel.core import Auto, BatchSpec, Collector
-from freewheel.errors import SetupError, UsageError, require_positive
-from freewheel.files.memory import free_memory
+from freewheel.errors import Range, SetupError, UsageError, check_ranges
+from freewheel.files.memory import free_memory, in_words
 from freewheel.registry import Registry
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.probe import EnvCost, usable_cores
@@ -54,6 +54,8 @@ class Mode:
 
 MODES: Registry[Mode] = Registry("mode", "MODE", "freewheel.collect")
 
+LANES = Range(least=1, most=10**7)  # a batched simulator may have very many
+FRAGMENT = Range(least=1, most=10**7)  # steps
 ENVS = 8  # default number of environments
 CHEAP = 20e-6  # seconds: one worker with shorter steps than this is faster than the learner
 WORKER_STEP = 100e-6  # processor seconds that a worker adds to a step of its env
@@ -66,16 +68,16 @@ MEMORY_SHARE = 0.75  # of the free memory, for the envs of a plan
 class WorkersConfig(ModeConfig):
     """Workers, each with its own environments."""
 
-    workers: int | Auto = "auto"
+    workers: Annotated[int | Auto, Range(least=1, most=10_000)] = "auto"
     """Worker processes (also --num-collectors, --n-workers); auto: as many as the cores and the measured step time suggest."""
-    envs_per_worker: int | Auto = "auto"
+    envs_per_worker: Annotated[int | Auto, LANES] = "auto"
     """Environments of a worker, stepped in turn."""
-    num_envs: int | Auto = "auto"
+    num_envs: Annotated[int | Auto, LANES] = "auto"
     """Lanes: environments over all workers."""
 
     def __post_init__(self) -> None:
         workers, each, lanes = self._given()
-        require_positive(workers=workers, envs_per_worker=each, num_envs=lanes)
+        check_ranges(self)
         if workers and lanes and lanes % workers:
             possible = lanes // workers * workers or workers
             raise UsageError(f"{lanes} envs cannot be divided evenly over {workers} workers; use --num-envs {possible}")
@@ -160,7 +162,7 @@ def require_room(cost: EnvCost, lanes: int, workers: int) -> None:
     """SetupError if so many envs and workers do not fit into the free memory."""
     need, free = lanes * cost.memory + workers * WORKER_MEMORY, free_memory()
     if need > free:
-        each = f"{lanes} envs of {cost.memory / 2**20:,.0f} MB each, as measured"
+        each = f"{lanes:,} envs of {in_words(cost.memory)} each, as measured"
         most = max(1, free // (cost.memory + WORKER_MEMORY))
         sizes = f"need {need / 2**30:.1f} GB of memory, but {free / 2**30:.1f} GB are free"
         raise SetupError(f"{each}, {sizes}: use at most {most} envs")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from freewheel.collect.mode import Mode
+from freewheel.collect.mode import LANES, Mode
 from freewheel.collect.serial import SerialConfig
 from freewheel.core import Env
 from freewheel.rollout.factory import MakeEnv
@@ -14,7 +15,7 @@ from freewheel.rollout.factory import MakeEnv
 class SequentialConfig(SerialConfig):
     """All lanes in turn in one process, act then learn."""
 
-    num_envs: int = 1
+    num_envs: Annotated[int, LANES] = 1
     """Lanes: environments stepped side by side."""
 
     def place(self, make: MakeEnv, lanes: range) -> Env:

@@ -13,7 +13,7 @@ import numpy as np
 
 from freewheel.collect.mode import ModeConfig, count
 from freewheel.core import WORKER_TIME, Array, Chunk, Collector, Env, Episode, RowCounts, Snapshot
-from freewheel.errors import require_positive
+from freewheel.errors import check_ranges
 from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
 from freewheel.rollout.probe import EnvCost
@@ -29,7 +29,7 @@ class SerialConfig(ModeConfig, ABC):
     num_envs: int
 
     def __post_init__(self) -> None:
-        require_positive(num_envs=self.num_envs)
+        check_ranges(self)
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         lanes, steps = range(self.num_envs), spec.batch.steps

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from freewheel.errors import UsageError, nearest
+from freewheel.errors import FileError, UsageError, nearest
+from freewheel.files.read import JSON_SIZE, content, parse_json, typed_content
 
 T = TypeVar("T")
 Tokens = tuple[str, ...]
@@ -65,6 +66,7 @@ class Layer:
     source: str
     flags: Flags
     words: dict[str, str] = dataclasses.field(default_factory=dict)  # words of other libraries, and what they stand for
+    trusted: bool = True  # whether code that it names may be imported (config/consent.py)
 
     def add(self, option: str, value: Tokens, word: str = "") -> None:
         """Add an option that was written as `word`; UsageError if it is there already under another name."""
@@ -179,18 +181,23 @@ def check_names(
             raise UsageError(f"unknown option {written(name)}{place}{hint}")
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """A JSON or TOML file of options, nested tables flattened to dotted names."""
+def read_file(path: Path, *, typed: bool) -> dict[str, Any]:
+    """The options in a JSON or TOML file. One that the user has typed may also be a link or a pipe."""
     try:
-        text = path.read_text()
-        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}; give a JSON or TOML file of options") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"--config {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {error}") from None
-    if not isinstance(data, dict):
-        raise UsageError(f"--config {path} must hold an object of options, not a {type(data).__name__}")
-    return data
+        data = typed_content(path, JSON_SIZE) if typed else content(path, JSON_SIZE)
+        return _read_toml(data, path) if path.suffix == ".toml" else parse_json(data, str(path))
+    except FileError as error:
+        if not typed:
+            raise
+        raise UsageError(f"--config {error}; give a JSON or TOML file of options") from None
+
+
+def _read_toml(data: bytes | bytearray, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # ValueError: also of the text's encoding
+        what = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise FileError(f"{path} is not valid toml: {what}") from None
 
 
 def flatten(data: Mapping[str, Any], free: str = "", prefix: str = "") -> dict[str, Any]:
@@ -226,12 +233,26 @@ def build(options: type[T], flags: Flags) -> T:
         return _parse(options, normalised)
     except SystemExit:
         for name, words in normalised.items():
-            try:
-                _parse(options, {name: words})
-            except SystemExit:
+            if not _fits(words, types_of[name]):
                 given, wanted = " ".join(flags[name]) or "nothing", _describe(types_of[name])
-                raise UsageError(f"{as_flag(name)} must be {wanted}, not {given}") from None
-        raise UsageError(f"these options cannot be used together: {' '.join(_argv(normalised))}") from None
+                raise UsageError(f"{as_flag(name)} must be {wanted}, not {shortened(given)}") from None
+        raise UsageError(f"these options cannot be used: {shortened(' '.join(_argv(normalised)))}") from None
+
+
+def _fits(words: Tokens, kind: Any) -> bool:
+    """Whether tyro reads these words as a value of this type: a parser of one option is made in a moment."""
+    one = dataclasses.make_dataclass("One", [("value", kind)])
+    try:
+        _parse(one, {"value": words})
+    except SystemExit:
+        return False
+    return True
+
+
+def shortened(text: str) -> str:
+    """The beginning of what was given, for a message."""
+    text = ascii(" ".join(text.split()))[1:-1] if not text.isprintable() else text
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def show_help(options: type[Any], prog: str) -> None:

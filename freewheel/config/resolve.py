@@ -16,65 +16,64 @@ import numpy as np
 
 from freewheel.collect.mode import MODES, ModeConfig
 from freewheel.config import flags, vocabulary, words
+from freewheel.config.consent import Consent, Use
 from freewheel.config.vocabulary import FREE, Chosen
 from freewheel.core import NO_CONTEXT, Auto, Compile, NDArray
 from freewheel.envs.family import WORLDS, EnvConfig, WorldFamily, family_of, find_stand_in, read_presets
 from freewheel.envs.gym import GymConfig
-from freewheel.errors import UsageError, nearest, require_positive
+from freewheel.errors import COUNT, SEED, Range, UsageError, check_ranges, nearest
+from freewheel.files.origin import FIELD, made_here
 from freewheel.learn.spec import ALGORITHMS, AlgorithmConfig
 from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
 
 DEFAULT_STEPS = 100_000
+LONGEST_NAME = 4096  # characters: that of a file
 DEFAULTS = {"algo": "ppo", "mode": "lockstep"}
 
 
 class Limits(TypedDict, total=False):
-    """LimitOptions as keyword arguments."""
+    """LimitOptions as keyword arguments of a run that goes on, and whether code that it names may be imported."""
 
     steps: int | None
     minutes: float | None
     episodes: int | None
+    trust: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
     """When the run ends: at the first of these limits."""
 
-    steps: int | None = None
+    steps: Annotated[int | None, Range(least=1, most=10**15)] = None
     """Stop after this many environment steps (default: 100000, if no other limit is given)."""
-    minutes: float | None = None
+    minutes: Annotated[float | None, Range(above=0, most=1e7)] = None
     """Stop after this many minutes."""
-    episodes: int | None = None
+    episodes: Annotated[int | None, COUNT] = None
     """Stop after this many finished episodes."""
 
     def __post_init__(self) -> None:
-        require_positive(steps=self.steps, minutes=self.minutes, episodes=self.episodes)
+        check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
     """Evaluation during training: episodes of the greedy policy."""
 
-    evals: int = 5
+    evals: Annotated[int, Range(least=0, most=10**6)] = 5
     """Number of evaluations, evenly spaced over the run; the last one is at its end, on fresh seeds. 0: none."""
-    eval_share: float = 0.1
+    eval_share: Annotated[float, Range(above=0, most=1)] = 0.1
     """Part of the time that evaluations may take, where it is more than 2 seconds: those that do not fit are skipped. The last
     one may take a minute, and with --minutes as much of them as it needs, up to half."""
-    eval_episodes: int = 20
+    eval_episodes: Annotated[int, Range(least=1, most=10**6)] = 20
     """Episodes of each evaluation."""
-    eval_max_steps: int = 10_000
+    eval_max_steps: Annotated[int, Range(least=1, most=10**9)] = 10_000
     """Stop an evaluation episode after this many steps, for environments without a time limit."""
-    eval_seed: int = 1000
+    eval_seed: Annotated[int, SEED] = 1000
     """Seed of the evaluation episodes during training; the same seed gives the same episodes in every mode and algorithm."""
 
     def __post_init__(self) -> None:
-        require_positive(
-            eval_episodes=self.eval_episodes, eval_max_steps=self.eval_max_steps, eval_share=self.eval_share
-        )
-        if self.eval_share > 1:
-            raise UsageError(f"--eval-share must be at most 1, not {self.eval_share}")
-        _require_natural(evals=self.evals, eval_seed=self.eval_seed)
+        check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +84,9 @@ class OutputOptions:
     """Name of the run, which is its directory under --runs-dir (default: env-algo-mode, numbered)."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
-    log_every: float = 1.0
+    log_every: Annotated[float, Range(above=0, most=1e6)] = 1.0
     """Seconds between two rows of metrics."""
-    checkpoint_every: float = 5.0
+    checkpoint_every: Annotated[float, Range(least=0, most=1e6)] = 5.0
     """Minutes between two checkpoints from which the run can be resumed, written in the background; the first comes after half a
     minute. 0: only at the end."""
     console: Literal["live", "classic"] = "live"
@@ -100,7 +99,7 @@ class OutputOptions:
     then learns the same again, bit for bit."""
 
     def __post_init__(self) -> None:
-        require_positive(log_every=self.log_every, checkpoint_every=self.checkpoint_every or None)
+        check_ranges(self)
         if "/" in self.name or self.name.startswith("."):
             raise UsageError(f"--run '{self.name}' must be a plain name; --runs-dir chooses the directory")
 
@@ -111,7 +110,7 @@ class MachineOptions:
 
     device: str = "cpu"
     """Where the learner computes: cpu, cuda, or cuda:1 for the second GPU; auto: on a GPU if there is one."""
-    threads: int = 1
+    threads: Annotated[int, Range(least=1, most=1024)] = 1
     """CPU threads of the learner; small networks are fastest with one."""
     compile: Compile = "graphs"
     """graphs: on a GPU, record operations of fixed shape as CUDA graphs and replay them; off: launch every operation."""
@@ -119,7 +118,7 @@ class MachineOptions:
     """Where this machine has no GPU or no Isaac Lab, use the CPU or a similar environment instead, and say so."""
 
     def __post_init__(self) -> None:
-        require_positive(threads=self.threads)
+        check_ranges(self)
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise UsageError(f"--device must be auto, cpu, cuda or cuda:N, not {self.device}")
 
@@ -128,9 +127,9 @@ class MachineOptions:
 class RunConfig:
     """The run."""
 
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Seed of all random numbers of the run."""
-    num_steps_per_env: int | Auto = "auto"
+    num_steps_per_env: Annotated[int | Auto, Range(least=1, most=10**7)] = "auto"
     """Steps of each environment in one on-policy update; with a replay buffer: between two versions of the acting policy. auto:
     as many as give PPO 2,048 rows an update, however many environments there are (no more than --steps, at least 8 steps); 64
     with a batched simulator."""
@@ -148,8 +147,7 @@ class RunConfig:
     machine: MachineOptions = field(default_factory=MachineOptions)
 
     def __post_init__(self) -> None:
-        require_positive(num_steps_per_env=None if self.num_steps_per_env == "auto" else self.num_steps_per_env)
-        _require_natural(seed=self.seed)
+        check_ranges(self)
 
     @property
     def steps_per_env(self) -> int:
@@ -215,33 +213,34 @@ class Config:
         }
 
 
-def from_argv(argv: Sequence[str]) -> Config:
-    """The run that a command line describes."""
+def from_argv(argv: Sequence[str], *, trust: bool = False, use: Use = "train") -> Config:
+    """The run that a command line describes. trust: code that a file names may be imported; use: what the config is for."""
     positional, given = read_options(argv)
     if len(positional) > 1:
-        raise UsageError(f"give one environment, not {' '.join(positional)}")
+        raise UsageError(f"give one environment, not {flags.shortened(' '.join(positional))}")
     if positional and "env" in given.flags:
-        raise UsageError(f"which environment, {positional[0]} or {given.flags['env'][0]}? leave out one of them")
+        both = flags.shortened(f"{positional[0]} or {given.flags['env'][0]}")
+        raise UsageError(f"which environment, {both}? leave out one of them")
     if positional:
         given.flags["env"] = (positional[0],)
-    return _resolve(given)
+    return _resolve(given, [], Consent(trust, use))
 
 
-def from_options(env: str | Callable[..., Any], options: Mapping[str, Any]) -> Config:
+def from_options(env: str | Callable[..., Any], options: Mapping[str, Any], *, trust: bool = False) -> Config:
     """The run that Python arguments describe; nested mappings and dotted names both work."""
-    return _of(env, _layer("argument", options, "train()"))
+    return _of(env, _layer("argument", options, "train()"), [], Consent(trust))
 
 
-def from_file(path: Path, env: str | Callable[..., Any] | None = None) -> Config:
+def from_file(
+    path: Path, env: str | Callable[..., Any] | None = None, *, trust: bool = False, use: Use = "train"
+) -> Config:
     """The run that a config.json describes, perhaps with another environment."""
-    return (
-        _resolve(flags.Layer("file", {}), _file(path))
-        if env is None
-        else _of(env, flags.Layer("argument", {}), _file(path))
-    )
+    consent, given = Consent(trust, use), flags.Layer("file" if env is None else "argument", {})
+    files = [_file(path, consent)]
+    return _resolve(given, files, consent) if env is None else _of(env, given, files, consent)
 
 
-def _of(env: str | Callable[..., Any], given: flags.Layer, *files: flags.Layer) -> Config:
+def _of(env: str | Callable[..., Any], given: flags.Layer, files: Sequence[flags.Layer], consent: Consent) -> Config:
     """With an environment from Python: its name, or what makes it."""
     if not isinstance(env, str) and (not callable(env) or hasattr(type(env), "step")):
         made = type(getattr(env, "unwrapped", env)).__name__
@@ -251,8 +250,8 @@ def _of(env: str | Callable[..., Any], given: flags.Layer, *files: flags.Layer) 
     name = env if isinstance(env, str) else f"{env.__module__}:{getattr(env, '__qualname__', type(env).__qualname__)}"
     given.flags["env"] = (name,)
     if isinstance(env, str):
-        return _resolve(given, *files)
-    config = _resolve(given, *files, family=WORLDS["gym"])
+        return _resolve(given, files, consent)
+    config = _resolve(given, files, consent, family=WORLDS["gym"])
     assert isinstance(config.env, GymConfig), "the gym family builds these"
     return dataclasses.replace(config, env=dataclasses.replace(config.env, factory=env))
 
@@ -291,11 +290,13 @@ def presets() -> dict[str, dict[str, Any]]:
     return {name: options for package in packages for name, options in read_presets(package).items()}
 
 
-def _resolve(given: flags.Layer, *files: flags.Layer, family: WorldFamily | None = None) -> Config:
+def _resolve(
+    given: flags.Layer, files: Sequence[flags.Layer], consent: Consent, family: WorldFamily | None = None
+) -> Config:
     """General defaults < those of the algorithm < those of the world < preset < file < given."""
     layers = [*files, given]
     if path := _last(layers, "config"):
-        layers.insert(0, _file(Path(path)))
+        layers.insert(0, _file(Path(path), consent, typed="config" in given.flags))
     if name := _last(layers, "preset"):
         if name not in (known := presets()):
             raise UsageError(f"unknown preset '{name}'{nearest(name, known)}")
@@ -310,8 +311,11 @@ def _resolve(given: flags.Layer, *files: flags.Layer, family: WorldFamily | None
     options = options_of(algorithm.name, mode.name, family)
     types = flags.option_types(options)
     merged, sources = flags.merge(layers)
-    if not merged.get("env", ("",))[0]:
+    if not "".join(merged.get("env", ())):
         raise UsageError("which environment? e.g. freewheel train CartPole-v1")
+    if len(name := merged["env"][0]) > LONGEST_NAME:
+        raise UsageError(f"--env must be the name of an environment, not {flags.shortened(name)}")
+    consent.check(layers, family)
     names = Chosen(algorithm.name, mode.name, merged["env"][0])
     idle = vocabulary.check_given(layers[-1], types, names, _all_options())
     args = {name.removeprefix(FREE): literal(value[0]) for name, value in merged.items() if name.startswith(FREE)}
@@ -327,7 +331,7 @@ def _substitute(layers: Sequence[flags.Layer]) -> list[str]:
     """Replace an environment that cannot run here, where that is asked for; returns what was done."""
     if _last(layers, "substitute").lower() != "true" or (found := find_stand_in(_last(layers, "env"))) is None:
         return []
-    layers[-1].flags["env"] = (found[0],)
+    next(layer for layer in reversed(layers) if layer.flags.get("env")).flags["env"] = (found[0],)
     return [f"{found[1]}: this run uses {found[0]}"]
 
 
@@ -374,8 +378,11 @@ def _vocabulary() -> Mapping[str, Any]:
     return vocabulary.types_of_all(_all_options())
 
 
-def _file(path: Path) -> flags.Layer:
-    return _layer(f"file {path}", flags.read_file(path), str(path))
+def _file(path: Path, consent: Consent, *, typed: bool = False) -> flags.Layer:
+    data = flags.read_file(path, typed=typed)
+    signed = data.pop(FIELD, None)
+    trusted = consent.trust or made_here("config", data, signed)
+    return dataclasses.replace(_layer(f"file {path}", data, str(path)), trusted=trusted)
 
 
 def _layer(source: str, data: Mapping[str, Any], where: str = "") -> flags.Layer:
@@ -417,9 +424,3 @@ def literal(word: str) -> Any:
 def _last(layers: Sequence[flags.Layer], name: str) -> str:
     found = [layer.flags[name][0] for layer in layers if layer.flags.get(name)]
     return found[-1] if found else DEFAULTS.get(name, "")
-
-
-def _require_natural(**options: int) -> None:
-    for name, value in options.items():
-        if value < 0:
-            raise UsageError(f"--{name.replace('_', '-')} must not be negative, but is {value}")

@@ -14,6 +14,7 @@ from freewheel.collect.mode import MODES
 from freewheel.config import flags, words
 from freewheel.envs.family import WORLDS
 from freewheel.errors import UsageError
+from freewheel.files.read import show
 from freewheel.learn.spec import ALGORITHMS
 
 FREE = "env."  # --env.KEY VALUE is a keyword argument of the environment
@@ -40,6 +41,8 @@ def renamed(source: str, given: flags.Flags, known: Mapping[str, Any]) -> flags.
     """The layer in which words that do not depend on the algorithm are replaced by what they stand for."""
     layer = flags.Layer(source, {})
     for name, value in given.items():
+        if odd := next((word for word in (name, *value) if min(word, default=" ") < " "), None):
+            raise UsageError(f"{flags.shortened(flags.as_flag(name))} has signs that cannot be shown: {show(odd)}")
         option = name if name in known else aliases().get(name, name)
         layer.add(option, value, word=name if name in words.OPTIONS else option)
     if "mode" in layer.flags and (mode := words.MODES.get(layer.flags["mode"][0])):
@@ -53,7 +56,7 @@ def for_algorithm(layer: flags.Layer, algo: str, known: Mapping[str, Any], *, st
 
     strict: a word that this algorithm has no option for is refused, not ignored.
     """
-    found = flags.Layer(layer.source, {}, dict(layer.words))
+    found = flags.Layer(layer.source, {}, dict(layer.words), layer.trusted)
     for name, value in layer.flags.items():
         owner, _, word = name.rpartition(".")
         if name in known or name.startswith(FREE):

@@ -9,14 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import gymnasium
 
 from freewheel.envs.family import EnvConfig, FamilyFlags, WorldFamily
 from freewheel.envs.gym import GymConfig
 from freewheel.envs.lane import raised
-from freewheel.errors import FreewheelError, SetupError, UsageError, nearest, require_positive
+from freewheel.errors import POSITIVE, FreewheelError, SetupError, UsageError, check_ranges, nearest
+from freewheel.registry import names_code
 from freewheel.rollout.factory import Timeouts
 
 if TYPE_CHECKING:
@@ -35,13 +36,13 @@ _RUNTIME = ExitStack()
 class SimulatorOptions:
     """Options of the simulator."""
 
-    action_bounds: float | None = None
+    action_bounds: Annotated[float | None, POSITIVE] = None
     """Range ± of actions that the simulator does not bound; SAC and MBPO need bounds."""
-    clip_actions: float | None = None
+    clip_actions: Annotated[float | None, POSITIVE] = None
     """Clip actions that the simulator does not bound to ± this; the policy itself stays unbounded."""
 
     def __post_init__(self) -> None:
-        require_positive(action_bounds=self.action_bounds, clip_actions=self.clip_actions)
+        check_ranges(self)
         if self.clip_actions is not None and self.action_bounds is not None:
             raise UsageError("use --clip-actions or --action-bounds, not both: bounded actions are clipped anyway")
 
@@ -257,6 +258,7 @@ FAMILY = (
         serves=lambda name: name.startswith(ANY),
         options=SimulatorOptions,
         build=build,
+        names_code=lambda name: names_code(name.removeprefix(ANY)),
         flags=FamilyFlags(
             defaults=DEFAULTS, env_help="torch:ID or torch:package.module:Factory for a batched simulator"
         ),
@@ -266,6 +268,7 @@ FAMILY = (
         serves=is_isaac_task,
         options=IsaacOptions,
         build=_build_task,
+        names_code=lambda name: names_code(name.removeprefix(ISAAC)),
         packages={
             "isaaclab": f"Isaac Lab's tasks ({ISAAC}TASK): pip install isaaclab==3.0.0 in Python 3.12, docs/isaaclab.md"
         },

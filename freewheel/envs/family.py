@@ -9,7 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from freewheel.core import Env
-from freewheel.registry import Registry
+from freewheel.registry import Registry, names_code
 from freewheel.rollout.factory import Timeouts
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ class WorldFamily:
     packages: Mapping[str, str] = field(default_factory=dict)  # optional modules: what for, and how to get them
     #: An environment of this family to use in place of one that cannot run on this machine, and why; None: there is none.
     stand_in: Callable[[str], tuple[str, str] | None] = lambda _: None
+    #: Whether a name stands for code that is imported, so that it needs consent where it comes from a file.
+    names_code: Callable[[str], bool] = names_code
 
 
 #: Every family; `gym` serves the names that no other family serves.

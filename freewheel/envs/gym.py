@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
@@ -18,13 +18,13 @@ from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredE
 
 from freewheel.core import Env
 from freewheel.envs.family import EnvConfig, FamilyFlags, WorldFamily
-from freewheel.envs.lane import raised
+from freewheel.envs.lane import close_env, raised
 from freewheel.envs.legacy import OldGym, is_old
 from freewheel.envs.loop import GymLoop, GymSingle
 from freewheel.envs.processes import GymProcesses, in_processes
 from freewheel.envs.vector import GymVector
-from freewheel.errors import FreewheelError, SetupError, UsageError, nearest, require_positive
-from freewheel.registry import importable, is_file, own_file, own_module
+from freewheel.errors import FreewheelError, Range, SetupError, UsageError, check_ranges, cut, nearest, text_of
+from freewheel.registry import importable, is_file, own_file, own_module, refuse_builtin
 from freewheel.rollout import probe, whereabouts
 from freewheel.rollout.factory import Timeouts
 
@@ -35,14 +35,14 @@ __all__ = ["GymConfig", "GymLoop", "GymProcesses", "GymSingle", "GymVector"]
 class GymOptions:
     """Options of the environment."""
 
-    max_episode_steps: int | None = None
+    max_episode_steps: Annotated[int | None, Range(least=1, most=10**9)] = None
     """Truncate episodes after this many steps (default: the environment's own limit)."""
     measures: tuple[str, ...] = ()
     """Keys of the last info of an episode whose numbers are reported with the episode."""
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
-        require_positive(max_episode_steps=self.max_episode_steps)
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class GymConfig(GymOptions):
                 whereabouts.cells[whereabouts.LANE] = lane
                 probe.constructing(lane)
                 envs.append(self.open(lane, render_mode if lane == lanes[0] else None))
-                undo.callback(envs[-1].close)
+                undo.callback(close_env, envs[-1], self.label)
             loop: Env
             if fault_tolerant and len(lanes) == 1:
                 loop = GymSingle(envs[0], self.label, lanes, self.measures)
@@ -155,6 +155,9 @@ class GymConfig(GymOptions):
         if not callable(factory):
             own = [name for name, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__]
             raise SetupError(f"'{module}' has no factory '{attribute}'{nearest(attribute, own)}")
+        refuse_builtin(factory, f"the environment '{self.id}'")
+        if isinstance(factory, type) and not (hasattr(factory, "reset") and hasattr(factory, "step")):
+            raise SetupError(f"'{self.id}' is no environment: the class has no reset() and step()")
         return factory
 
     @property
@@ -198,7 +201,7 @@ class GymConfig(GymOptions):
         except (FreewheelError, ImportError, TypeError, ValueError):
             return ""
         names = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", text_of(error))
         near = nearest(unknown[1], names, "") if unknown else ""
         return f"{near or ';'} it takes {', '.join(names)}" if names else ""
 
@@ -222,7 +225,7 @@ class GymConfig(GymOptions):
             package = f": pip install {error.name}" if error.name else ""
             raise SetupError(f"{self.label} cannot be imported ({_line(error)}){package}") from error
         except TypeError as error:
-            if not re.search(r"unexpected keyword|missing \d+ required|takes no arguments", str(error)):
+            if not re.search(r"unexpected keyword|missing \d+ required|takes no arguments", text_of(error)):
                 raise raised(who, error, "in its constructor") from error
             given = f"{self.label} does not accept the arguments {dict(self.args)}: {_line(error)}"
             raise SetupError(f"{given}{self._arguments(error)}") from error
@@ -233,7 +236,7 @@ class GymConfig(GymOptions):
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return cut(" ".join(text_of(error).split()))
 
 
 def env_classes(file: Path) -> list[str]:

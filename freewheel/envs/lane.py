@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable
 from textwrap import shorten
 from time import perf_counter_ns
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -14,12 +16,15 @@ from gymnasium.spaces import Discrete, Space
 
 from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, SeedStream, Step
 from freewheel.envs.spaces import layout_of
-from freewheel.errors import EnvError, SetupError
-from freewheel.policies.layout import CONTEXT, MASK, BadObservationError, Layout
+from freewheel.errors import EnvError, SetupError, cut, text_of
+from freewheel.policies.layout import CONTEXT, MASK, BadObservationError, Layout, short
 from freewheel.rollout import probe
 from freewheel.rollout.whereabouts import LANE, LANES, SEEDS, STEP
 from freewheel.rollout.whereabouts import cells as here
 from freewheel.seeding import drawn
+
+LONGEST_TRACE = 20_000  # characters of a traceback
+FLAGS = (bool, np.bool_)
 
 
 class LaneBuffers(NamedTuple):
@@ -45,12 +50,29 @@ def blank_step(spec: EnvSpec) -> Step:
 
 def raised(who: str, error: BaseException, where: str) -> EnvError:
     """An exception of the env as EnvError: a summary line, then its full traceback without our frames."""
-    kind, message = type(error).__name__, " ".join(str(error).split())
+    kind, message = type(error).__name__, " ".join(text_of(error).split())
     trace = error.__traceback__
     while trace and trace.tb_frame.f_globals.get("__name__", "").startswith("freewheel.envs."):
         trace = trace.tb_next
-    full = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-    return EnvError(f"{who} raised {kind}: {message} ({where})\n{full}")
+    return EnvError(f"{who} raised {kind}: {cut(message)} ({where})\n{cut(_traceback(error, trace), LONGEST_TRACE)}")
+
+
+def close_env(env: Any, who: str) -> None:
+    """Close an env of the user's; one that raises spoils neither start nor end of a run, it is only told of."""
+    try:
+        env.close()
+    except Exception as error:  # noqa: BLE001 - the user's code
+        told = cut(" ".join(text_of(error).split()))
+        warnings.warn(f"{who} raised {type(error).__name__} in close(): {told}", RuntimeWarning, stacklevel=2)
+
+
+def _traceback(error: BaseException, trace: TracebackType | None) -> str:
+    try:
+        lines = traceback.TracebackException(type(error), error, trace).format()
+        return "".join(lines).rstrip().encode(errors="backslashreplace").decode()
+    except Exception:  # noqa: BLE001 - the exception's own code
+        places = "".join(traceback.format_tb(trace))
+        return f"Traceback (most recent call last):\n{places}{type(error).__name__}: {text_of(error)}"
 
 
 def survey(env: gymnasium.Env[Any, Any], who: str) -> Layout:
@@ -78,6 +100,23 @@ def position(stream: SeedStream | None, episode: int, steps: int, action: object
         return "before its first episode"
     place = f"step {steps}, last action {shorten(str(action), 80)}" if steps else "in reset"
     return f"episode {stream.number(episode)}, seed {stream.seed(episode)}, {place}"
+
+
+def _plain(reward: Any, terminated: Any, truncated: Any) -> tuple[float, bool, bool]:
+    """The same as Python's own types; TypeError about what is no number, and no yes or no."""
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        array = getattr(flag, "shape", ()) == () and getattr(getattr(flag, "dtype", None), "kind", "O") in "bui"
+        if not isinstance(flag, bool | int | np.bool_) and not array:
+            raise TypeError(f"{name} must be True or False, not {short(flag)}")
+        if flag not in (0, 1):
+            raise TypeError(f"{name} must be True or False, not {short(flag)}")
+    kind = getattr(getattr(reward, "dtype", None), "kind", "f")
+    if isinstance(reward, str | bytes) or getattr(reward, "shape", ()) != () or kind not in "fiub":
+        raise TypeError(f"the reward must be a number, not {short(reward)}")
+    try:
+        return float(reward), bool(terminated), bool(truncated)
+    except (TypeError, ValueError):
+        raise TypeError(f"the reward must be a number, not {short(reward)}") from None
 
 
 class Lane:
@@ -165,6 +204,8 @@ class Lane:
             raise raised(self.who, error, self.where) from error
         try:
             observation, reward, terminated, truncated, info = answer
+            if not (isinstance(reward, float) and terminated.__class__ in FLAGS and truncated.__class__ in FLAGS):
+                reward, terminated, truncated = _plain(reward, terminated, truncated)
             self._write_successor(observation)
             over = terminated or truncated
             if self._mask_successor is not None:
@@ -187,7 +228,7 @@ class Lane:
         return position(self._stream, self._episode, self._steps, self._action)
 
     def _invalid(self, method: str, error: Exception) -> EnvError:
-        reason = f"no {error} in info" if isinstance(error, KeyError) else str(error)
+        reason = f"no {error} in info" if isinstance(error, KeyError) else cut(text_of(error))
         what = "observation" if isinstance(error, BadObservationError) else "answer"
         return EnvError(f"{self.who} gave a wrong {what} in {method}(): {reason} ({self.where})", "shape")
 

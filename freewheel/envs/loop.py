@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from freewheel.core import EnvSpec, NDArray, Played, SeedStream, Step
 from freewheel.envs.fault_tolerant import FaultTolerantLane, FaultTolerantLanes, finite
-from freewheel.envs.lane import Lane, LaneBuffers, blank_step, survey
+from freewheel.envs.lane import Lane, LaneBuffers, blank_step, close_env, survey
 from freewheel.rollout.probe import LaneWatch
 from freewheel.rollout.restoring import Clock, play_again
 
@@ -128,9 +127,8 @@ class GymLoop:
         if self._closed:
             return
         self._closed = True
-        with ExitStack() as stack:  # closes all, even if one raises
-            for lane in self._lanes:
-                stack.callback(lane.env.close)
+        for lane in self._lanes:
+            close_env(lane.env, lane.who)
 
 
 class GymSingle(GymLoop):

@@ -12,7 +12,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, Played, SeedStream, Step
-from freewheel.envs.lane import blank_step, raised
+from freewheel.envs.lane import blank_step, close_env, raised
 from freewheel.envs.spaces import layout_of
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.layout import MASK, BadObservationError, Layout
@@ -176,7 +176,7 @@ class GymVector:
         return None
 
     def close(self) -> None:
-        self._vector.close()
+        close_env(self._vector, self._name)
 
 
 class _Replay:

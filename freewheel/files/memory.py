@@ -1,12 +1,16 @@
-"""How much memory is free: nothing larger is read or planned."""
+"""How much memory is free, and whether what is planned fits into it: nothing larger is read or started."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from freewheel.errors import SetupError
 
 
 def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -19,6 +23,36 @@ def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return free
 
 
-def gigabytes(size: float) -> str:
-    """A number of bytes for people: 40.0 GB."""
-    return f"{size / 2**30:,.1f} GB"
+def in_words(size: float) -> str:
+    """A number of bytes for people, in the unit that suits it: 0.4 MB, 391 GB."""
+    for unit, name, least in ((2**40, "TB", 1.0), (2**30, "GB", 1.0), (2**20, "MB", 0.1), (2**10, "KB", 0.1)):
+        if size >= least * unit:
+            return f"{size / unit:,.0f} {name}" if size >= 10 * unit else f"{size / unit:,.1f} {name}"
+    return f"{size:,.0f} bytes"
+
+
+@dataclass(frozen=True)
+class Need:
+    """So many of something that are in memory at the same time, and what each of them takes."""
+
+    count: int
+    what: str
+    each: float  # bytes
+    option: str  # that makes them fewer or smaller
+
+    @property
+    def total(self) -> float:
+        return self.count * self.each
+
+    def __str__(self) -> str:
+        return f"{self.count:,} {self.what} x {in_words(self.each)} = {in_words(self.total)}"
+
+
+def require_memory(needs: Sequence[Need]) -> None:
+    """SetupError, with the arithmetic, if all this does not fit into the free memory."""
+    total, free = sum(need.total for need in needs), free_memory()
+    if total <= free:
+        return
+    largest = max(needs, key=lambda need: need.total)
+    rest = f", {in_words(total)} with all else" if largest.total <= free else ""
+    raise SetupError(f"{largest}{rest}, but {in_words(free)} of memory are free: use a smaller {largest.option}")

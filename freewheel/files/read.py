@@ -3,7 +3,7 @@
 Whatever is wrong becomes a FileError of one line that names the file and the field. Only regular files are read, nothing is
 allocated before it is known to fit, and nothing that a file names is imported here.
 
-    content       the bytes of a regular file
+    content       the bytes of a regular file          typed_content the same of one that the user has typed
     lines         the lines of a regular file
     json_object   an object of a JSON file             parse_json    the same of bytes that have been read (and verified)
     header        what a safetensors file holds        parse_arrays  its arrays, of bytes that have been read (and verified)
@@ -31,7 +31,7 @@ import numpy as np
 
 from freewheel.core import NDArray
 from freewheel.errors import FileError
-from freewheel.files.memory import free_memory, gigabytes
+from freewheel.files.memory import free_memory, in_words
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def content(path: Path, most: int | None = None) -> bytearray:
         except OSError as error:
             raise FileError(f"{path} cannot be read: {error.strerror}") from None
         except MemoryError:
-            raise FileError(f"{path} has {gigabytes(size)}, more than fit into memory") from None
+            raise FileError(f"{path} has {in_words(size)}, more than fit into memory") from None
     if count != size or more:
         raise FileError(f"{path} changed while it was read; try again")
     return data
@@ -78,6 +78,18 @@ def lines(path: Path, longest: int) -> Iterator[bytes]:
             if not line:
                 return
             yield line
+
+
+def typed_content(path: Path, most: int) -> bytes:
+    """The bytes of a file that the user has typed, which may also be a link, a pipe or standard input."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > most:
+        raise FileError(f"{path} has more than {most:,} bytes")
+    return data
 
 
 def _regular(path: Path) -> BinaryIO:
@@ -102,7 +114,7 @@ def _size(file: BinaryIO, path: Path, most: int | None) -> int:
     if most is not None and size > most:
         raise FileError(f"{path} has {size:,} bytes; such a file has at most {most:,}")
     if most is None and size > free:
-        raise FileError(f"{path} has {gigabytes(size)}, but {gigabytes(free)} of memory are free")
+        raise FileError(f"{path} has {in_words(size)}, but {in_words(free)} of memory are free")
     return size
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Generic
 
 import numpy as np
@@ -16,11 +17,18 @@ def zeros(size: int, device: str | None) -> Any:
     return np.zeros(size) if device is None else torch.zeros(size, dtype=torch.float64, device=device)
 
 
+#: A value beyond these is a fault of its environment: a single one would make all others look equal for the rest of the run.
+LARGEST = 1e19  # the square of a larger one is no float32
+FAR = 1e15  # times as far from 0 as usual
+
+
 class RunningMoments(Generic[A]):
-    """Mean and variance of all rows ever added, by column. Nothing waits for a device."""
+    """Mean and variance of all rows ever added, by column, but for values that are absurdly far out. Nothing waits for a
+    device."""
 
     def __init__(self, columns: int, start: Start | None = None, *, device: str | None = None) -> None:
         self.count = 0.0
+        self.left_out: Any = 0  # values
         self.mean: A = zeros(columns, device)
         self.square: A = zeros(columns, device)  # sum of squared distances from the mean
         if start is not None:  # as if the rows behind its statistics had been added here
@@ -32,12 +40,33 @@ class RunningMoments(Generic[A]):
         if not len(rows):
             return
         xp: Any = namespace(rows)
+        rows = self._plausible(rows, xp)
         mean = rows.mean(0, dtype=xp.float64)
         distance = mean - self.mean
         total = self.count + len(rows)
         self.square += xp.square(rows - mean).sum(0) + xp.square(distance) * self.count * len(rows) / total
         self.mean += distance * len(rows) / total  # type: ignore[assignment] # in place
         self.count = total
+
+    def _plausible(self, rows: A, xp: Any) -> A:
+        """The same, with the mean in place of values that are too far out; they are counted."""
+        usual: Any = self.deviation
+        usual += abs(self.mean)
+        size: Any = abs(rows)
+        far: Any = size > xp.clip(FAR * usual, None, LARGEST) if self.count else size > LARGEST
+        if isinstance(rows, np.ndarray):
+            if not far.any():
+                return rows
+            if not self.left_out:
+                _, column = np.argwhere(far)[0]
+                bound = min(FAR * float(usual[column]), LARGEST) if self.count else LARGEST
+                told = f"column {column} was {float(rows[far][0]):.3g}, beyond {bound:.3g}"
+                warnings.warn(
+                    f"a value is left out of the normaliser's statistics: {told}", RuntimeWarning, stacklevel=2
+                )
+        self.left_out = self.left_out + far.sum()
+        kept: A = xp.where(far, xp.asarray(self.mean, dtype=rows.dtype), rows)
+        return kept
 
     @property
     def deviation(self) -> A:

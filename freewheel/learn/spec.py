@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from freewheel.core import BatchSpec, Compile, EnvSpec
-from freewheel.errors import UsageError
+from freewheel.errors import POSITIVE, SHARE, Range, UsageError, check_ranges
+from freewheel.files.memory import Need
 from freewheel.registry import Registry
 
 if TYPE_CHECKING:
@@ -98,7 +100,30 @@ class AlgorithmConfig(Protocol):
         """One line of the plan."""
         return f"{spec.batch.rows} rows an update"
 
+    def needs(self, spec: LearnerSpec) -> Sequence[Need]:
+        """What the learner keeps in memory, at least: the network and its optimiser, and the rows of an update."""
+        networks = () if spec.policy.module else (network_need(spec.policy),)
+        return (*networks, Need(spec.batch.rows, "rows of an update", row_bytes(spec.policy), "--num-steps-per-env"))
+
+    def gradient_steps(self, spec: LearnerSpec) -> int:
+        """Of one update, which nothing can interrupt."""
+        return 1
+
     def build(self, spec: LearnerSpec) -> Learner: ...  # may import torch
+
+
+def row_bytes(policy: PolicySpec) -> int:
+    """Of a transition: both observations, the action and a few numbers."""
+    width = 1 if policy.obs_dtype == "uint8" else 4
+    return 2 * width * policy.obs_size + 4 * (policy.action_size + 3)
+
+
+def network_need(policy: PolicySpec, copies: int = 5) -> Need:
+    """Weights of actor and critic, their gradient, two moments of the optimiser, and what is published."""
+    from freewheel.policies.spec import full_layout
+
+    count = sum(math.prod(shape) for shape in full_layout(policy).values())
+    return Need(count, "weights", 4 * copies, "--policy.hidden")
 
 
 @dataclass(frozen=True)
@@ -110,48 +135,33 @@ class Algorithm:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of run options, where they differ from the usual ones
 
 
-def require(config: AlgorithmConfig, *, positive: str = "", shares: str = "", not_negative: str = "") -> None:
-    """UsageError about the first of these options, named in one string, that is set and outside of its range."""
-    name = config.name
-    for option, value in ((option, getattr(config, option)) for option in positive.split()):
-        if value not in (None, "auto") and not value > 0:
-            raise UsageError(f"{name}.{option} must be positive, not {value}")
-    for option, value in ((option, getattr(config, option)) for option in shares.split()):
-        if not 0 <= value <= 1:
-            raise UsageError(f"{name}.{option} must lie in 0..1, not {value}")
-    for option, value in ((option, getattr(config, option)) for option in not_negative.split()):
-        if not value >= 0:
-            raise UsageError(f"{name}.{option} must not be negative, but is {value}")
-
-
 @dataclass(frozen=True)
 class ReplayConfig(AlgorithmConfig):
     """Options of algorithms with a replay buffer."""
 
     on_policy: ClassVar[bool] = False
 
-    lr: float = 3e-4
+    lr: Annotated[float, POSITIVE] = 3e-4
     """Adam's step size."""
-    batch: int = 256
+    batch: Annotated[int, Range(least=1, most=10**7)] = 256
     """Rows an update draws from the replay buffer."""
-    gamma: float = 0.99
+    gamma: Annotated[float, SHARE] = 0.99
     """Discount of the future."""
-    tau: float = 0.005
+    tau: Annotated[float, Range(above=0, most=1)] = 0.005
     """How far the target critics follow the critics in each update."""
-    buffer: int = 1_000_000
+    buffer: Annotated[int, Range(least=1, most=10**10)] = 1_000_000
     """Rows that the replay buffer keeps; new rows replace the oldest."""
-    learning_starts: int = 1_000
+    learning_starts: Annotated[int, Range(least=1, most=10**10)] = 1_000
     """Rows before the first update; until then the untrained policy acts, which is close to uniform."""
-    updates_per_row: float = 1.0
+    updates_per_row: Annotated[float, Range(above=0, most=10_000)] = 1.0
     """Updates per row collected, held within hard bounds in every mode."""
-    replay_ratio: float | None = None
+    replay_ratio: Annotated[float | None, Range(above=0, most=1e9)] = None
     """The same in rows: rows drawn per row collected (updates × batch / rows). Replaces updates_per_row."""
-    publish_every: int | None = None
+    publish_every: Annotated[int | None, Range(least=1, most=10**9)] = None
     """Rows between two publications of the policy (default: --num-steps-per-env × envs)."""
 
     def __post_init__(self) -> None:
-        positive = "lr batch tau buffer learning_starts updates_per_row replay_ratio publish_every"
-        require(self, positive=positive, shares="gamma")
+        check_ranges(self, f"{self.name}.")
         if self.learning_starts > self.buffer:
             rows = f"the {self.learning_starts} rows of learning_starts"
             raise UsageError(f"{self.name}.buffer {self.buffer} cannot hold {rows}")
@@ -164,6 +174,15 @@ class ReplayConfig(AlgorithmConfig):
     def rows_kept(self, spec: LearnerSpec) -> int:
         """Capacity of the replay buffer: no more than the run will bring."""
         return self.buffer if spec.total_steps is None else min(self.buffer, spec.total_steps + 2 * spec.batch.rows)
+
+    def needs(self, spec: LearnerSpec) -> Sequence[Need]:
+        rows, each = self.rows_kept(spec), row_bytes(spec.policy)
+        drawn = Need(self.batch, "rows of a batch", each, f"--{self.name}.batch")
+        replay = Need(rows, "rows of the replay buffer", each, f"--{self.name}.buffer")
+        networks = (
+            () if spec.policy.module else (network_need(spec.policy, 15),)
+        )  # two critics, and two that follow them
+        return (*networks, drawn, replay)
 
     def describe(self, spec: LearnerSpec) -> str:
         rows, width = self.rows_kept(spec), 2 * spec.policy.obs_size + spec.policy.action_size + 3

@@ -22,7 +22,6 @@ from freewheel.policies.spec import (
     Reparameterised,
     full_layout,
     head_layout,
-    import_object,
     initialise,
     layers,
     network_inputs,
@@ -30,6 +29,7 @@ from freewheel.policies.spec import (
     statistics_layout,
     views,
 )
+from freewheel.registry import own_object
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -265,7 +265,7 @@ class TensorActor:
 def _build(spec: PolicySpec, rng: Generator) -> nn.Module:
     if not spec.module:
         return MLP(spec)
-    here, factory = f"policy.module '{spec.module}'", import_object("policy.module", spec.module, "Factory")
+    here, factory = f"policy.module '{spec.module}'", own_object("policy.module", spec.module, "Factory")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(rng.integers(2**31)))
         module = factory(spec)

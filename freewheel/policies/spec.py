@@ -11,13 +11,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.random import Generator
 
 from freewheel.core import A, ActionSpec, Array, Auto, EnvSpec, NDArray, Slice, to_numpy
-from freewheel.errors import FileError, SetupError, nearest
+from freewheel.errors import FileError, Range, SetupError, check_ranges, nearest
 from freewheel.files.read import record, show
 from freewheel.registry import Registry
 
@@ -29,6 +29,7 @@ Layout = Mapping[str, tuple[int, ...]]  # shapes by name
 Activation = Literal["tanh", "relu", "elu", "silu"]
 Columns = tuple[tuple[int, int], ...]  # runs [start, stop) of observation columns
 Views = Mapping[str, NDArray]  # parameters or their gradients by name
+WIDTH = Range(least=1, most=10**6)  # of a layer
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 HEADS: Registry[Head] = Registry("head", "HEAD", "freewheel.policies.heads")
 UNNORMALISED = ("action_mask", "context")
@@ -117,14 +118,14 @@ ACTIVATIONS: Mapping[str, Callable[..., object]] = {"tanh": np.tanh, "relu": _re
 class PolicyConfig:
     """The policy network."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: Annotated[tuple[int, ...], WIDTH] = (64, 64)
     """Sizes of the hidden layers, the same for actor and critic."""
     activation: Activation = "tanh"
     """Non-linearity after each hidden layer."""
     head: str = "auto"
     """Distribution of the actions: categorical for discrete ones, gaussian or squashed (tanh) for boxes; auto: the first of
     these that fits."""
-    log_std: float = 0.0
+    log_std: Annotated[float, Range(least=-20, most=20)] = 0.0
     """First value of a gaussian head's log standard deviation."""
     normalize_obs: bool | Auto = "auto"
     """Scale observations by their running mean and deviation, and clip them at ±10 (statistics are weights: only the learner
@@ -132,10 +133,11 @@ class PolicyConfig:
     module: str = ""
     """Your own network instead of the MLP: 'package.module:Factory' (see docs/architecture.md). Actors then import torch."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, "policy.")
+
     def resolve(self, env: EnvSpec) -> PolicySpec:
         """The network for this world."""
-        if any(size < 1 for size in self.hidden):
-            raise SetupError(f"policy.hidden must be positive sizes, not {self.hidden}")
         head = self._head(env)
         mask = env.slice("action_mask")
         plain = [part for part in env.slices if part.name not in UNNORMALISED]
@@ -294,15 +296,6 @@ def layers(params: Mapping[str, NDArray], part: str) -> list[tuple[NDArray, NDAr
     """(weight [in, out], bias [out]) of "actor" or "critic", in order."""
     count = sum(name.startswith(f"{part}.") and name.endswith(".weight") for name in params)
     return [(params[f"{part}.{i}.weight"], params[f"{part}.{i}.bias"]) for i in range(count)]
-
-
-def import_object(option: str, place: str, kind: str) -> Any:
-    """What package.module:name means, for an option whose value names a thing of this kind."""
-    module, _, name = place.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SetupError(f"{option} '{place}' cannot be imported ({error}); write package.module:{kind}") from None
 
 
 def namespace(array: Array) -> Any:

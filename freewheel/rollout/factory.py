@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from freewheel.core import NO_CONTEXT, Actor, BatchSpec, Compile, Env, EnvSpec, NDArray, Transitions
-from freewheel.errors import require_positive
+from freewheel.errors import Range, check_ranges
+
+SECONDS = Range(above=0, most=1e7)  # of a time-out: a third of a year
 
 
 class MakeEnv(Protocol):
@@ -43,12 +45,12 @@ def _seconds(default: float, action: str, what: str) -> Any:
 class Timeouts:
     """Seconds that an environment may take; on the command line --construct-timeout and so on."""
 
-    construct: float = _seconds(120.0, "construct", "the constructor of an environment")
-    reset: float = _seconds(60.0, "reset", "a reset")
-    step: float = _seconds(30.0, "step", "a step")
+    construct: Annotated[float, SECONDS] = _seconds(120.0, "construct", "the constructor of an environment")
+    reset: Annotated[float, SECONDS] = _seconds(60.0, "reset", "a reset")
+    step: Annotated[float, SECONDS] = _seconds(30.0, "step", "a step")
 
     def __post_init__(self) -> None:
-        require_positive(construct_timeout=self.construct, reset_timeout=self.reset, step_timeout=self.step)
+        check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)

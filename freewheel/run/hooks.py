@@ -16,7 +16,7 @@ from freewheel.config.resolve import Config
 from freewheel.core import MOST_CONTEXTS, AdjustableLearner, Episode, Learner, Metrics, NDArray, Tick
 from freewheel.errors import UsageError, nearest
 from freewheel.metrics.meter import Meter
-from freewheel.registry import own_module
+from freewheel.registry import own_module, refuse_builtin
 from freewheel.run.ending import Ending
 from freewheel.run.evaluation.episodes import Score
 from freewheel.run.plan import Plan
@@ -252,7 +252,10 @@ def _named(place: str) -> object:
         hooks = [own for own, value in known.items() if any(hasattr(value, event) for event in EVENTS)]
         raise UsageError(f"'{module}' has no hook '{name}'{nearest(name, hooks, '')}")
     found: object = known[name]
-    return found() if isinstance(found, type) else found
+    refuse_builtin(found, f"the hook '{place}'")
+    if isinstance(found, type) and any(hasattr(found, event) for event in EVENTS):  # anything else is not called
+        return found()
+    return found
 
 
 def _check(hook: object) -> None:

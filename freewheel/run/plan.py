@@ -14,11 +14,13 @@ from freewheel.config.auto import kind_of, settle
 from freewheel.config.resolve import Config, MachineOptions
 from freewheel.core import BatchSpec, EnvSpec, Snapshot
 from freewheel.errors import SetupError, UsageError
+from freewheel.files.memory import Need
 from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts
 from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
-from freewheel.policies.spec import PolicySpec, Start, actor_layout
+from freewheel.policies.spec import PolicySpec, Start, actor_layout, check_weights, head_layout, statistics_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory, SimulationSpec, WorkerSpec
 from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
+from freewheel.run.advice.limits import check_learner, check_machine, check_sizes
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
 from freewheel.run.naming import RunName, locate, name_run
@@ -208,8 +210,10 @@ def plan(
     `report` is given a line for the user about what is going on; `meanwhile` is called while the environment is measured; `run`
     is the directory of a run that goes on, which has its own weights, whatever it was started with.
     """
+    check_sizes(config)
     name = name_run(config) if run is None else RunName(run.parent, run.name, exact=True)
     device, notes = _device(config.run.machine)
+    _initial_weights(config)  # whether they can be read is known before a process is started
     config = replace(config, env=config.env.to(device), notes=(*config.notes, *notes))
     report(f"{'opening' if config.env.on_device else 'measuring'} {config.env.label} ...")
     cost = survey_env(config, meanwhile)
@@ -234,6 +238,8 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     policy = config.policy.resolve(spec)
     planned = Plan(config, spec, policy, name, device, init, cost, tuple(remarks))
     require_room(cost, spec.lanes, planned.workers)
+    check_learner(config, planned.learner_spec, [Need(spec.lanes, "envs", cost.memory, "--num-envs")])
+    check_machine(config, spec, planned.workers)
     _check_weights(config, policy, init)
     planned = replace(planned, remarks=(*remarks, *config.collector.size_notes(planned.batch)))
     _check_publications(config, planned.batch.rows)
@@ -314,6 +320,8 @@ def _check_weights(config: Config, policy: PolicySpec, init: Checkpoint | None) 
             differs = f"{what} is {there[what]} there and {here[what]} here"
             remedy = "use the same environment and --policy options"
             raise SetupError(f"--init {config.run.init} has another network ({differs}): {remedy}")
+    layout = statistics_layout(policy) | head_layout(policy) if policy.module else actor_layout(policy)
+    check_weights(layout, init.params, str(init.path / checkpoint.WEIGHTS))
 
 
 def _check_publications(config: Config, rows: int) -> None:

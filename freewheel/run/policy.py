@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -14,7 +15,8 @@ import numpy as np
 
 from freewheel.core import Actor, NDArray, Snapshot
 from freewheel.errors import FileError, ObservationError, SetupError
-from freewheel.files.read import value_of
+from freewheel.files import origin
+from freewheel.files.read import show, value_of
 from freewheel.policies.layout import MASK, BadObservationError, Layout, Part, short
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec, actor_layout, check_weights, head_layout, statistics_layout
@@ -30,10 +32,10 @@ if TYPE_CHECKING:
 class Policy:
     """A trained policy. It can be used from several threads, copied and pickled."""
 
-    def __init__(self, saved: Checkpoint, layout: Layout) -> None:
-        self._saved, self.layout = saved, layout
+    def __init__(self, saved: Checkpoint, layout: Layout, *, trust: bool = False) -> None:
+        self._saved, self.layout, self._trust = saved, layout, trust
         self.spec = spec = read_spec(saved)
-        self._actor = actor_of(saved)
+        self._actor = actor_of(saved, trust=trust)
         if (spec.obs_size, spec.action_size) != (layout.observation.size, layout.action.spec.size):
             raise FileError(f"{saved.path / checkpoint.POLICY} has a policy and a layout of different sizes")
         self._encode = layout.action.encoder()
@@ -112,7 +114,7 @@ class Policy:
         return flat[0] if one else flat
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Policy, (self._saved, self.layout)
+        return functools.partial(Policy, trust=self._trust), (self._saved, self.layout)
 
     def __repr__(self) -> str:
         return f"Policy({self.env}, step {self.step}, {self.layout.action})"
@@ -186,26 +188,32 @@ class Policy:
 
 
 def load(
-    run: str | os.PathLike[str] | Result, which: str | int = "", *, env: Any = None, runs_dir: str = "runs"
+    run: str | os.PathLike[str] | Result,
+    which: str | int = "",
+    *,
+    env: Any = None,
+    runs_dir: str = "runs",
+    trust: bool = False,
 ) -> Policy:
     """The policy of a run (a name under runs/, a path, or what train() returned), of a checkpoint or of an exported folder.
 
     `which` weights: best (unless the run is given as RUN@STEP or as the path of a checkpoint), latest or a step. Nothing that
-    the files name is imported, except a network of your own (--policy.module). `env` is needed only for runs that were saved
-    without their spaces: the environment they were trained on.
+    the files name is imported, except a network of your own (--policy.module), and that only if this user has saved it on this
+    machine, or with `trust`. `env` is needed only for runs that were saved without their spaces: the environment they were
+    trained on.
     """
     saved = find(run, which, runs_dir)
     for text in saved.warnings:
         warnings.warn(text, stacklevel=3)
     if layout := saved.about.get("layout"):
-        return Policy(saved, Layout.from_json(layout, f"layout of {saved.path / checkpoint.POLICY}"))
+        return Policy(saved, Layout.from_json(layout, f"layout of {saved.path / checkpoint.POLICY}"), trust=trust)
     if env is None:
         name = saved.about.get("env") or "the environment"
         remedy = f"pass the environment it was trained on: freewheel.load(run, env={name!r})"
         raise SetupError(f"{saved.path} was saved without its spaces; {remedy}")
     from freewheel.run.saved import layout_of_env
 
-    return Policy(saved, layout_of_env(env, saved))
+    return Policy(saved, layout_of_env(env, saved), trust=trust)
 
 
 def find(run: str | os.PathLike[str] | Result, which: str | int = "", runs_dir: str = "runs") -> Checkpoint:
@@ -223,9 +231,12 @@ def read_spec(saved: Checkpoint) -> PolicySpec:
     return PolicySpec.from_json(saved.about.get("policy"), f"policy of {saved.path / checkpoint.POLICY}")
 
 
-def actor_of(saved: Checkpoint) -> Actor:
-    """The policy of a checkpoint, ready to act; FileError unless its weights are finite and those of its network."""
-    spec = read_spec(saved)
+def actor_of(saved: Checkpoint, *, trust: bool = False) -> Actor:
+    """The policy of a checkpoint, ready to act; FileError unless its weights are finite and those of its network, ConsentError
+    if it names a module, and this user has neither saved it nor agreed to import it."""
+    spec, about = read_spec(saved), saved.about
+    if spec.module and not trust and not origin.made_here("policy", about["policy"], about.get(origin.FIELD)):
+        raise origin.refusal(str(saved.path / checkpoint.POLICY), f"policy.module {show(spec.module)}")
     version = value_of(int, saved.about.get("version"), f"version of {saved.path / checkpoint.POLICY}")
     weights = str(saved.path / checkpoint.WEIGHTS)
     layout = statistics_layout(spec) | head_layout(spec) if spec.module else actor_layout(spec)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freewheel.config.consent import Use
 from freewheel.config.resolve import Config, from_file, from_options
 from freewheel.core import Actor, Env, EnvSpec, Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
-from freewheel.files import disk
+from freewheel.files import disk, origin
 from freewheel.files.lock import FileLock, HeldError
 from freewheel.files.outage import Outage, twice
 from freewheel.policies.layout import Layout
@@ -40,12 +41,12 @@ class RunDirectory:
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.path, self._say = plan.path.absolute(), say
         self.store = Store(self.path / CHECKPOINTS)
-        self._config = plan.config.to_json()
-        self.about: Mapping[str, Any] = {
-            "policy": plan.policy.to_json(),
-            "env": plan.spec.name,
-            "layout": dict(plan.spec.layout),
-        }
+        options, described = plan.config.to_json(), plan.policy.to_json()
+        self._config = {**options, origin.FIELD: origin.signature("config", options)}
+        about = {"policy": described, "env": plan.spec.name, "layout": dict(plan.spec.layout)}
+        # A network of the user's is code, which is imported again only where it is known who has named it.
+        signed = {origin.FIELD: origin.signature("policy", described)} if plan.policy.module else {}
+        self.about: Mapping[str, Any] = about | signed
         self.outages = {what: Outage(str(self.path / what), say) for what in (*FILES, CHECKPOINTS)}
         self._unsaved: tuple[int, Snapshot] | None = None  # the best weights, which could not be saved yet
 
@@ -124,11 +125,12 @@ class SavedRun:
     path: Path
     config: Config
     which: str = "best"  # of its checkpoints is meant: best, latest or a step
+    trust: bool = False  # code that it names may be imported, whoever has written it
 
     def actor(self, which: str = "") -> tuple[Actor, list[str]]:
         """The policy of a checkpoint, and warnings about checkpoints that could not be used."""
         found = checkpoint.load(self.path / CHECKPOINTS, which or self.which)
-        return actor_of(found), list(found.warnings)
+        return actor_of(found, trust=self.trust), list(found.warnings)
 
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
         """Score greedy episodes; by default fresh ones, which no evaluation of the run has played."""
@@ -160,17 +162,23 @@ def open_run(
     *,
     which: str = "",
     usual: str = "best",
+    trust: bool = False,
+    use: Use = "play",
 ) -> SavedRun:
     """Open a run, given by its name under runs_dir, by its path or as what train() returned, also RUN@STEP or the path of a
-    checkpoint; `env` replaces its environment, `which` says which of its checkpoints is meant."""
+    checkpoint; `env` replaces its environment, `which` says which of its checkpoints is meant.
+
+    trust: code that the run names may be imported, though this user has not made it on this machine; use: to "play" is to
+    import only its environment and its network.
+    """
     place = locate(run if isinstance(run, str) else str(getattr(run, "path", run)), runs_dir, which, usual)
     path = place.run
     try:
-        resolved = from_file(path / CONFIG)
+        resolved = from_file(path / CONFIG, trust=trust, use=use if env is None else "nothing")
     except UsageError as error:
         raise SetupError(f"{path / CONFIG} is damaged ({error}); restore it from a copy") from None
     if env is not None:
-        resolved = from_file(path / CONFIG, env)
+        resolved = from_file(path / CONFIG, env, trust=trust, use=use)
     elif (name := resolved.env.id).startswith("__main__:") or "<" in name:  # <lambda>, <locals>
         kind = name.rpartition(":")[2].rpartition(".")[2]
         own = kind if kind.isidentifier() else "Env"
@@ -179,7 +187,7 @@ def open_run(
     if resolved.env.on_device:
         device = find_device("cpu" if resolved.run.machine.device == "cpu" else "auto")
         resolved = replace(resolved, env=resolved.env.to(device))
-    return SavedRun(path, resolved, place.which)
+    return SavedRun(path, resolved, place.which, trust)
 
 
 def check_fit(saved: Checkpoint, spec: EnvSpec) -> None:

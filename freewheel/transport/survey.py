@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.errors import EnvError, FreewheelError, SetupError, cut, text_of
 from freewheel.rollout.factory import MakeEnv, WorkerSpec
 from freewheel.rollout.probe import BUDGET, SURVEYED, EnvCost, cpu_of, measured
 from freewheel.rollout.tolerance import GOOD_STEPS
@@ -206,12 +206,14 @@ def _measure(make: bytes, name: str, place: Place, pipe: Any, how: tuple[int, fl
         except Exception as error:  # noqa: BLE001 - an env without an adapter that explains it
             if not pipe.closed:
                 trace = "".join(traceback.format_exception(error)).rstrip()
-                answer(EnvError(f"{name} raised {type(error).__name__}: {error}\n{trace}"))
+                answer(EnvError(f"{name} raised {type(error).__name__}: {cut(text_of(error))}\n{cut(trace)}"))
 
 
 def _loaded(make: bytes, name: str) -> MakeEnv:
     try:
         loaded: MakeEnv = cloudpickle.loads(make)
     except Exception as error:
-        raise SetupError(f"{name} cannot be loaded in another process ({type(error).__name__}: {error})") from error
+        raise SetupError(
+            f"{name} cannot be loaded in another process ({type(error).__name__}: {cut(text_of(error))})"
+        ) from error
     return loaded

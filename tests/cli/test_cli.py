@@ -87,7 +87,7 @@ USAGE = [
     ("train A-v0 B-v0", "give one environment, not A-v0 B-v0"),
     ("train CartPole-v1 --dry-rum", "unknown option --dry-rum; "),
     ("train CartPole-v1 --preset cartpole --minutes 1", "ppo.lr_schedule linear needs --steps"),
-    ("train CartPole-v1 --config nosuch.json", "--config nosuch.json: No such file or directory; "),
+    ("train CartPole-v1 --config nosuch.json", "--config nosuch.json cannot be read: No such file or directory; "),
     ("eval", "which run? freewheel eval NAME, a directory under runs/"),
     ("eval nosuch", "no run 'nosuch' in runs; train one first"),
     ("play a b", "give one run, not a b"),

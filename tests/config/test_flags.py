@@ -164,30 +164,35 @@ def test_nested_tables_become_dotted_names() -> None:
 )
 def test_files_are_json_or_toml(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    assert flags.read_file(tmp_path / name) == {"inner": {"rate": 1}, "hidden": [3, 4]}
+    assert flags.read_file(tmp_path / name, typed=True) == {"inner": {"rate": 1}, "hidden": [3, 4]}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        ("a.json", b"{", "is not valid json: "),
+        ("a.json", b"{", "is damaged: it is not JSON (Expecting property name enclosed in double quotes, line 1)"),
         ("a.toml", b"= 3", "is not valid toml: "),
-        ("a", b"x", "is not valid JSON: "),
-        ("a.json", b"\xff\xfe\x00", "is not valid json: "),
-        ("a.json", b"[1]", "must hold an object of options, not a list"),
+        ("a.toml", b"a = " + b"[" * 20_000, "is not valid toml: it is nested too deeply"),
+        ("a.toml", b"\xff", "is not valid toml: 'utf-8' codec"),
+        ("a", b"x", "is damaged: it is not JSON (Expecting value, line 1)"),
+        ("a.json", b"\xff\xfe\x00", "is damaged: it is not text in UTF-8 (byte 0)"),
+        ("a.json", b"[1]", "is damaged: it should hold a JSON object, not [1]"),
+        ("a.json", b"{}" + b" " * (16 << 20), "has more than 16,777,216 bytes"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, text: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError) as caught:
-        flags.read_file(tmp_path / name)
+        flags.read_file(tmp_path / name, typed=True)
     assert f"--config {tmp_path / name} {text}" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nosuch\.json: No such file or directory; give a JSON or TOML file"):
-        flags.read_file(tmp_path / "nosuch.json")
+    with pytest.raises(
+        UsageError, match=r"nosuch\.json cannot be read: No such file or directory; give a JSON or TOML file"
+    ):
+        flags.read_file(tmp_path / "nosuch.json", typed=True)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ from tests.support.places import ROOT
     ],
 )
 def test_settings_that_cannot_work_are_refused(name: str, values: tuple[float, ...], complaint: str) -> None:
+    flag = name.replace("_", "-")
     for value in values:
-        with pytest.raises(UsageError, match=rf"ppo\.{name} {complaint}.*{value}"):
+        with pytest.raises(UsageError, match=rf"^--ppo\.{flag} {complaint}.*{value}"):
             PPOConfig(**{name: value})  # type: ignore[arg-type]
 
 

@@ -113,7 +113,7 @@ def test_torch_actors_choose_as_often_as_they_should(custom: PolicySpec) -> None
     [
         ("custom_module:Normed", "uses BatchNorm, whose running statistics do not travel; use LayerNorm"),
         ("custom_module:no_module", "returned int, not a torch.nn.Module"),
-        ("custom_module:Missing", "cannot be imported .* write package.module:Factory"),
+        ("custom_module:Missing", "cannot be imported: .* write package.module:Factory"),
         ("no_such_module:Shared", "cannot be imported"),
         ("custom_module", "cannot be imported"),
         (":Shared", "cannot be imported"),

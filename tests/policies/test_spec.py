@@ -62,7 +62,7 @@ def test_a_head_that_does_not_fit_is_refused(head: str, action: ActionSpec, comp
 
 
 def test_empty_layers_and_unknown_heads_are_refused() -> None:
-    with pytest.raises(SetupError, match=r"policy\.hidden must be positive sizes"):
+    with pytest.raises(UsageError, match=r"--policy\.hidden must be positive, not 0"):
         PolicyConfig(hidden=(64, 0)).resolve(world(BOX, "obs"))
     with pytest.raises(UsageError, match="unknown head 'gausian'; did you mean 'gaussian'"):
         PolicyConfig(head="gausian").resolve(world(BOX, "obs"))

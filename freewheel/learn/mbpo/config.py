@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from freewheel.errors import UsageError
+from freewheel.errors import POSITIVE, SHARE, Range, UsageError
+from freewheel.files.memory import Need
 from freewheel.learn.sac.config import SACConfig
-from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec, require
+from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec, row_bytes
+from freewheel.policies.spec import WIDTH
 
 if TYPE_CHECKING:
     from freewheel.core import Learner
@@ -19,25 +23,25 @@ class MBPOConfig(SACConfig):
 
     name: ClassVar[str] = "mbpo"
 
-    updates_per_row: float = 20.0
+    updates_per_row: Annotated[float, Range(above=0, most=10_000)] = 20.0
     """Updates per row collected, held within hard bounds in every mode."""
-    learning_starts: int = 5_000
+    learning_starts: Annotated[int, Range(least=1, most=10**10)] = 5_000
     """Rows before the first model and the first update; until then the untrained policy acts, which is close to uniform."""
-    members: int = 7
+    members: Annotated[int, Range(least=1, most=1_000)] = 7
     """Networks of the ensemble."""
-    elites: int = 5
+    elites: Annotated[int, Range(least=1, most=1_000)] = 5
     """How many of them are rolled out: those with the lowest error on held-out rows."""
-    model_hidden: tuple[int, ...] = (200, 200, 200, 200)
+    model_hidden: Annotated[tuple[int, ...], WIDTH] = (200, 200, 200, 200)
     """Sizes of a member's hidden layers."""
-    model_lr: float = 1e-3
+    model_lr: Annotated[float, POSITIVE] = 1e-3
     """Adam's step size for the model."""
-    model_batch: int = 256
+    model_batch: Annotated[int, Range(least=1, most=10**7)] = 256
     """Rows a gradient step of a member."""
-    model_every: int = 250
+    model_every: Annotated[int, Range(least=1, most=10**9)] = 250
     """Rows between two fits of the model."""
-    model_rows: int = 1_000_000
+    model_rows: Annotated[int, Range(least=1, most=10**10)] = 1_000_000
     """Rows that the model is fitted to; new rows replace the oldest."""
-    max_epochs: int = 1000
+    max_epochs: Annotated[int, Range(least=1, most=10**6)] = 1000
     """Passes of one fit at most; it stops when held-out rows show no progress."""
     predict: Literal["delta", "direct"] = "delta"
     """What the model predicts: how the next observation differs from the present one, or the next observation itself."""
@@ -46,13 +50,13 @@ class MBPOConfig(SACConfig):
     termination: str = "auto"
     """When episodes in the model end: learned, never, your own package.module:function(obs, action, next_obs), or (auto) the
     known rule of a Gymnasium task, else learned."""
-    rollouts_per_row: float = 400.0
+    rollouts_per_row: Annotated[float, Range(above=0, most=1e6)] = 400.0
     """Rollouts of the model per row collected."""
-    rollout_schedule: tuple[int, int, int, int] = (0, 0, 1, 1)
+    rollout_schedule: Annotated[tuple[int, int, int, int], Range(least=0, most=10**12)] = (0, 0, 1, 1)
     """Length of a rollout: from row A to row B it grows from C to D steps."""
-    keep_models: int = 4
+    keep_models: Annotated[int, Range(least=1, most=1_000)] = 4
     """Models whose rows are kept; rows of older models expire."""
-    real_ratio: float = 0.05
+    real_ratio: Annotated[float, SHARE] = 0.05
     """Share of real rows in an update's batch."""
     clock: Literal["auto", "serial", "async"] = "auto"
     """How the model is fitted: serial: in turn with updates; async: at the same time, on a stream (GPU) or in a process (CPU) of
@@ -60,8 +64,6 @@ class MBPOConfig(SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive = "members elites model_lr model_batch model_every max_epochs keep_models rollouts_per_row"
-        require(self, positive=positive, shares="real_ratio")
         if self.elites > self.members:
             raise UsageError(f"mbpo.elites {self.elites} cannot be more than mbpo.members {self.members}")
         begin, end, short, long = self.rollout_schedule
@@ -72,6 +74,20 @@ class MBPOConfig(SACConfig):
     @property
     def executor(self) -> Literal["serial", "async", "auto"]:
         return self.clock
+
+    def needs(self, spec: LearnerSpec) -> Sequence[Need]:
+        policy, each = spec.policy, row_bytes(spec.policy)
+        sizes = (policy.obs_size + policy.action_size, *self.model_hidden, 2 * (policy.obs_size + 1))
+        weights = sum(before * after for before, after in itertools.pairwise(sizes))
+        models = Need(self.members * weights, "weights of models", 20, "--mbpo.model-hidden")
+        drawn = Need(self.members * self.model_batch, "rows of a model's batch", each, "--mbpo.model-batch")
+        rollouts = int(self.rollouts_per_row * self.model_every)
+        return (
+            *super().needs(spec),
+            models,
+            drawn,
+            Need(rollouts, "rollouts of a model", each, "--mbpo.rollouts-per-row"),
+        )
 
     def describe(self, spec: LearnerSpec) -> str:
         sizes = " - ".join(map(str, self.model_hidden))

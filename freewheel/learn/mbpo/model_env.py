@@ -12,7 +12,7 @@ from freewheel.core import Step
 from freewheel.errors import SetupError
 from freewheel.learn.mbpo.dynamics import Ensemble
 from freewheel.learn.replay import Batch
-from freewheel.policies.spec import import_object
+from freewheel.registry import own_object
 
 #: (obs [N, D], action [N, A], next_obs [N, D]) -> [N], bool for ends and float for rewards.
 TaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -153,7 +153,7 @@ def rule(name: str, env: str) -> TaskFunction | None:
 
 def task_function(option: str, place: str) -> TaskFunction:
     """The user's package.module:function."""
-    found: TaskFunction = import_object(option, place, "function")
+    found: TaskFunction = own_object(option, place, "function")
     if not callable(found):
         raise SetupError(f"{option} '{place}' is a {type(found).__name__}; name a function of (obs, action, next_obs)")
     return found

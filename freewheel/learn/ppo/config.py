@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from freewheel.core import Auto, EnvSpec
-from freewheel.learn.spec import Algorithm, AlgorithmConfig, LearnerSpec, Schedule, require
+from freewheel.errors import POSITIVE, SHARE, Range, check_ranges
+from freewheel.learn.spec import Algorithm, AlgorithmConfig, LearnerSpec, Schedule
 
 if TYPE_CHECKING:
     from freewheel.core import Learner
 
+WEIGHT = Range(least=0, most=1e12)  # of a term of the loss
 ROWS = 2_048  # of an update
 PARTS, LEAST = 32, 64  # minibatches of an epoch, and rows of each at least
 SIMULATED = 256  # rows of a minibatch from a batched simulator
@@ -24,42 +26,42 @@ class PPOConfig(AlgorithmConfig):
     name: ClassVar[str] = "ppo"
     on_policy: ClassVar[bool] = True
 
-    lr: float = 3e-4
+    lr: Annotated[float, POSITIVE] = 3e-4
     """Adam's step size."""
     lr_schedule: Schedule = "constant"
     """linear: the step size falls to 0 over --steps."""
-    epochs: int = 10
+    epochs: Annotated[int, Range(least=1, most=10_000)] = 10
     """Passes over each batch."""
-    minibatch: int | Auto = "auto"
+    minibatch: Annotated[int | Auto, Range(least=1, most=10**9)] = "auto"
     """Rows a gradient step; larger than the batch means the whole batch. auto: a 32nd of the batch, at least 64; with a batched
     simulator 256."""
-    gamma: float = 0.99
+    gamma: Annotated[float, SHARE] = 0.99
     """Discount of the future."""
-    gae_lambda: float = 0.95
+    gae_lambda: Annotated[float, SHARE] = 0.95
     """λ of generalised advantage estimation: how far advantages look ahead before they rely on the critic."""
-    clip: float = 0.2
+    clip: Annotated[float, POSITIVE] = 0.2
     """How far the policy may move away from where the update started, as a ratio of probabilities."""
     clip_schedule: Schedule = "constant"
     """linear: the clip falls to 0 over --steps."""
-    entropy: float = 0.0
+    entropy: Annotated[float, WEIGHT] = 0.0
     """Weight of the entropy bonus."""
     entropy_schedule: Schedule = "constant"
     """linear: the entropy bonus falls to 0 over --steps."""
-    value: float = 0.5
+    value: Annotated[float, WEIGHT] = 0.5
     """Weight of the value loss."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Annotated[float, POSITIVE] = 0.5
     """Gradients longer than this are scaled down to it."""
-    target_kl: float | None = None
+    target_kl: Annotated[float | None, POSITIVE] = None
     """End an update before a step that finds the policy more than 1.5 times this far away (approximate KL); none: never."""
     normalize_advantage: bool = True
     """Standardise advantages within each minibatch."""
     reward_scale: Literal["auto", "none", "returns"] = "auto"
     """returns: divide rewards by the running deviation of the discounted return, and clip them at ±10; auto: returns for Box
     actions, none for discrete ones and with a batched simulator."""
-    rho_bar: float = 100.0
+    rho_bar: Annotated[float, POSITIVE] = 100.0
     """Bound of the importance weight on each row's own error, for rows of older versions; it is meant for outliers. At 1, rows
     that the present policy prefers more than the old one did count no more than others, and learning under lag is slower."""
-    c_bar: float = 1.0
+    c_bar: Annotated[float, POSITIVE] = 1.0
     """Bound of the importance weight on what flows back through a row, for rows of older versions."""
     targets: Literal["corrected", "plain"] = "corrected"
     """corrected: targets weigh rows of older versions by how likely the present policy would act the same; plain: no weights."""
@@ -69,8 +71,7 @@ class PPOConfig(AlgorithmConfig):
     """How gradients are computed: analytic is a fast path for plain MLPs on a CPU, equal to autograd; auto takes it if it can."""
 
     def __post_init__(self) -> None:
-        positive = "lr epochs minibatch clip max_grad_norm rho_bar c_bar target_kl"
-        require(self, positive=positive, shares="gamma gae_lambda", not_negative="entropy value")
+        check_ranges(self, f"{self.name}.")
 
     @property
     def schedules_need_steps(self) -> tuple[str, ...]:
@@ -95,6 +96,9 @@ class PPOConfig(AlgorithmConfig):
     def size(self, rows: int) -> int:
         """Rows of a minibatch, in an update on so many rows."""
         return max(LEAST, rows // PARTS) if self.minibatch == "auto" else min(self.minibatch, rows)
+
+    def gradient_steps(self, spec: LearnerSpec) -> int:
+        return self.epochs * -(-spec.batch.rows // self.size(spec.batch.rows))
 
     def describe(self, spec: LearnerSpec) -> str:
         whole = spec.batch.episodes is not None and self.minibatch == "auto"  # then rows are known when they are here

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec, ReplayConfig, require
+from freewheel.errors import POSITIVE, Range
+from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec, ReplayConfig
 
 if TYPE_CHECKING:
     from freewheel.core import Learner
@@ -17,16 +18,12 @@ class SACConfig(ReplayConfig):
 
     name: ClassVar[str] = "sac"
 
-    target_entropy: float | None = None
+    target_entropy: Annotated[float | None, Range(least=-1e9, most=1e9)] = None
     """Entropy that the temperature steers to (default: minus the number of action columns)."""
-    temperature: float | None = None
+    temperature: Annotated[float | None, POSITIVE] = None
     """Weight of the entropy; a number fixes it (default: learned)."""
     critic_norm: bool = False
     """Layer normalisation in the critics: steadier at many updates a row."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, positive="temperature")
 
     def build(self, spec: LearnerSpec) -> Learner:
         from freewheel.learn.sac.learner import SAC

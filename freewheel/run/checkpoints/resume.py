@@ -30,6 +30,7 @@ class ResumeSettings:
     which: str = ""  # of its checkpoints; the newest from which it can go on
     runs_dir: str = "runs"
     env: str | Callable[..., Any] | None = None  # where it cannot be found by its name
+    trust: bool = False  # code that it names may be imported, whoever has written it
 
 
 def resume(
@@ -41,7 +42,8 @@ def resume(
     sinks: Sequence[Sink] = (),
 ) -> Result:
     """Go on with a run. If it has nothing left to do, that is said, and its last result is returned."""
-    found = open_run(name, settings.runs_dir, settings.env, which=settings.which, usual="latest")
+    consent: dict[str, Any] = {"trust": settings.trust, "use": "train"}
+    found = open_run(name, settings.runs_dir, settings.env, which=settings.which, usual="latest", **consent)
     with lock_run(found.path):
         earlier = _earlier(found)
         config = _with_limits(_with_sources(found), settings.limits)

@@ -97,7 +97,7 @@ def replay(
     out: a new directory for the weights at the end of the replay. inline: environments run in this process, for a debugger.
     hooks: those that the run was given in Python; those of its config are called anyway.
     """
-    saved = run if isinstance(run, SavedRun) else open_run(run)
+    saved = run if isinstance(run, SavedRun) else open_run(run, use="train")
     if not (saved.path / FILE).is_file():
         raise SetupError(f"{saved.path} has no {FILE}; record one with freewheel train ... --record-schedule")
     with ExitStack() as stack:

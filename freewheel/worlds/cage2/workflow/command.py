@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from freewheel.config import flags, resolve, words
 from freewheel.config.vocabulary import FREE
-from freewheel.errors import SetupError, UsageError, nearest, require_positive
+from freewheel.errors import COUNT, SEED, SHARE, Range, SetupError, UsageError, check_ranges, nearest
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, plan
 from freewheel.worlds.cage2 import family
@@ -45,37 +45,37 @@ class SearchOptions:
     red_agent: str = RED_AGENTS[0]
     """The attacker: B_lineAgent, RedMeanderAgent, SleepAgent, or mixture (one of the first two, drawn for every episode); short
     names such as bline and meander do."""
-    max_episode_steps: int = 100
+    max_episode_steps: Annotated[int, COUNT] = 100
     """Steps of an episode."""
     strategy: Strategy = "gp"
     """gp: a Gaussian process with an upper confidence bound; greedy: the same without exploration; random: random orders;
     canonical: six plausible orders with equal shares of the episodes; plain: no workflow, all episodes in one run."""
-    total_episodes: int = 100_000
+    total_episodes: Annotated[int, COUNT] = 100_000
     """Episodes of the whole search."""
-    max_episodes_per_workflow: int = 10_000
+    max_episodes_per_workflow: Annotated[int, COUNT] = 10_000
     """Largest number of episodes of one workflow (gp, greedy, random)."""
-    episodes_per_update: int | None = None
+    episodes_per_update: Annotated[int | None, COUNT] = None
     """Learn from this many episodes at a time, or from as many rows if the mode does not collect whole episodes (default: as
     the mode does)."""
-    alignment_lambda: float = WEIGHT
+    alignment_lambda: Annotated[float, Range(least=0, most=1e9)] = WEIGHT
     """Weight of compliance in the reward: an episode that follows the order throughout earns this much."""
-    compliance_threshold: float = 0.9
+    compliance_threshold: Annotated[float, SHARE] = 0.9
     """Mean compliance at which a workflow counts as learned; an order that stays below has failed and is not tried again."""
-    gp_beta: float = 2.0
+    gp_beta: Annotated[float, Range(least=0, most=1e9)] = 2.0
     """Weight of exploration: the bound is mean + beta × standard deviation."""
     warm_start: bool = True
     """Start with the weights of the most similar order that was trained; --no-warm-start: with random weights."""
     fixed_episodes: bool = False
     """Train every workflow for all its episodes: neither threshold nor plateau ends its training."""
-    window: int = 100
+    window: Annotated[int, COUNT] = 100
     """Episodes in a mean; with fewer episodes left, the search ends."""
-    plateau: int = 5
+    plateau: Annotated[int, Range(least=0, most=10**9)] = 5
     """End the training of a workflow after this many windows without a better return; 0: never."""
     mode: str = "auto"
     """How experience is collected, as in `freewheel train`; auto: continuous on our environment, episodes on the simulator."""
-    n_workers: int | None = None
+    n_workers: Annotated[int | None, Range(least=1, most=10_000)] = None
     """Worker processes, in modes that have them (default: chosen from the number of cores and the step time)."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Seed of all random numbers."""
     run: str = ""
     """Name of the search, which is its directory under --runs-dir (default: workflow-STRATEGY, numbered)."""
@@ -89,13 +89,7 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.env not in WORLDS:
             raise UsageError(f"there are no workflows in '{self.env}'{nearest(self.env, WORLDS)}")
-        counts = ("total_episodes", "max_episodes_per_workflow", "max_episode_steps", "window", "n_workers")
-        require_positive(**{name: getattr(self, name) for name in (*counts, "episodes_per_update")})
-        for name in ("plateau", "alignment_lambda", "gp_beta"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(self, name)}")
-        if not 0 <= self.compliance_threshold <= 1:
-            raise UsageError(f"--compliance-threshold must lie in 0..1, not {self.compliance_threshold}")
+        check_ranges(self)
         if "/" in self.run or self.run.startswith("."):
             raise UsageError(f"--run '{self.run}' must be a plain name; --runs-dir chooses the directory")
         find_red(self.red_agent)

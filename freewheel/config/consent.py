@@ -1,0 +1,73 @@
+"""Consent: what a file says is data. Code that it names is imported only if its user agrees, or has written the file.
+
+What is typed on a command line or passed in Python is consent in itself, and so is a file that this user's Freewheel has
+written on this machine (files/origin.py). Everything else needs --trust. Names of our own worlds and of Gymnasium's registry are
+no code: what they import was chosen by those who installed it. docs/security.md tells it to users.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from freewheel.config import flags
+from freewheel.config.vocabulary import FREE
+from freewheel.envs.family import WorldFamily
+from freewheel.files.origin import refusal
+from freewheel.files.read import show
+from freewheel.registry import names_code
+
+#: What is about to be done with a config: train imports all that it names, play only the environment.
+Use = Literal["train", "play", "nothing"]
+#: Options whose values are never imported, whatever they look like.
+PLAIN = ("config", "console", "context", "device", "init", "measures", "run", "sinks")
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What the user has agreed to, and what for."""
+
+    trust: bool = False  # whatever files name may be imported
+    use: Use = "train"
+
+    def check(self, layers: Sequence[flags.Layer], family: WorldFamily) -> None:
+        """ConsentError about the first code that an untrusted file names in an option that counts."""
+        merged, _ = flags.merge(layers)
+        owner = {name: layer for layer in layers for name in layer.flags}
+        for name, words in merged.items():
+            if not owner[name].trusted and (found := self._code(name, words, family)):
+                raise refusal(owner[name].source.removeprefix("file "), f"{name} {show(found[0])}")
+
+    def _code(self, name: str, words: flags.Tokens, family: WorldFamily) -> Sequence[str]:
+        """The values of an option that are imported, or are places for the environment to read or write."""
+        if self.use == "nothing" or name in PLAIN:
+            return []
+        if name == "env":
+            return [word for word in words if family.names_code(word)]
+        if name.startswith(FREE):
+            return [
+                text for word in words for text in _texts(_parsed(word)) if names_code(text) or set("/\\") & set(text)
+            ]
+        if name == "runs_dir" and self.use == "train":
+            return [word for word in words if Path(word).is_absolute() or ".." in Path(word).parts]
+        return [word for word in words if names_code(word)] if self.use == "train" else []
+
+
+def _parsed(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except (ValueError, RecursionError):
+        return word
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    for inner in (
+        (*value.keys(), *value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    ):
+        yield from _texts(inner)

@@ -1,0 +1,154 @@
+"""Whether this machine can hold a run, by arithmetic before anything is started: memory, time, files, processes, /dev/shm."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from freewheel.collect.lockstep import LockstepConfig
+from freewheel.collect.mode import WORKER_MEMORY, WorkersConfig
+from freewheel.config.resolve import Config
+from freewheel.core import BatchSpec, EnvSpec
+from freewheel.errors import SetupError, UsageError
+from freewheel.files.memory import Need, in_words, require_memory
+from freewheel.learn.spec import LearnerSpec
+from freewheel.policies.spec import PolicySpec
+
+LEAST_ENV = 10 << 10  # bytes of an environment in this process
+LEAST_STEP = 20e-6  # seconds of a gradient step
+FASTEST = 1e15  # operations a second
+DAY = 86_400.0
+DESCRIPTORS = 4  # that the trainer holds for each process with environments ...
+SPARE = 40  # ... and besides: files, libraries, processes that evaluate
+SPARE_PROCESSES = 8  # the server that forks, the survey, processes that evaluate, threads
+SHARED = Path("/dev/shm")
+
+
+def check_sizes(config: Config) -> None:
+    """Refuse what cannot fit whatever the environment is like; nothing has been started."""
+    lanes, workers = _given(config)
+    _check_episodes(config)
+    needs = [] if config.env.on_device else [Need(lanes, "envs", LEAST_ENV, "--num-envs")]
+    if workers:
+        needs.append(Need(workers, "workers", WORKER_MEMORY, "--workers"))
+    steps = config.run.num_steps_per_env
+    batch = BatchSpec(steps=1 if steps == "auto" else steps, lanes=lanes)
+    one, hidden, module = ((0, 1),), config.policy.hidden, config.policy.module
+    least = PolicySpec(1, "float32", one, one, (), None, "categorical", 1, hidden, "tanh", 0.0, module)
+    check_learner(config, LearnerSpec(policy=least, batch=batch, seed=0, total_steps=config.horizon), needs)
+
+
+def check_learner(config: Config, spec: LearnerSpec, others: list[Need]) -> None:
+    """SetupError if learner and environments do not fit into memory, or one update would take more than a day."""
+    on_device = spec.compute.device != "cpu"  # whose memory is its own
+    require_memory([*others, *(() if on_device else config.learner.needs(spec))])
+    steps, rows = config.learner.gradient_steps(spec), spec.batch.rows
+    weights = (
+        0 if spec.policy.module else sum(need.count for need in config.learner.needs(spec) if need.what == "weights")
+    )
+    seconds = steps * LEAST_STEP + 6.0 * weights * rows / FASTEST
+    if seconds > DAY:
+        arithmetic = f"{steps:,} gradient steps of at least {LEAST_STEP * 1e6:.0f} µs"
+        raise SetupError(
+            f"one update on {rows:,} rows would take {seconds / DAY:,.1f} days ({arithmetic}), and nothing is learned or saved "
+            f"before: use fewer --{config.algo}.epochs, larger minibatches or fewer rows (--num-steps-per-env)"
+        )
+
+
+def check_machine(config: Config, spec: EnvSpec, workers: int) -> None:
+    """SetupError if so many processes cannot be started here: descriptors, processes, shared memory."""
+    collector = config.collector
+    lanes_have_processes = isinstance(collector, LockstepConfig) and collector.placement == "processes"
+    processes = spec.lanes if lanes_have_processes else workers
+    if not (lanes_have_processes or isinstance(collector, WorkersConfig)) or spec.batched_on_device:
+        return
+    option = "--num-envs" if lanes_have_processes else "--workers"
+    _check_descriptors(processes, option)
+    _check_processes(processes, option)
+    if lanes_have_processes:
+        _check_shared_memory(spec)
+
+
+def _given(config: Config) -> tuple[int, int]:
+    """Environments and workers, as far as they were given."""
+    collector = config.collector
+    if not isinstance(collector, WorkersConfig):
+        return collector.lanes, 0
+    workers, each, lanes = (
+        1 if value == "auto" else value for value in (collector.workers, collector.envs_per_worker, collector.num_envs)
+    )
+    return max(lanes, workers * each), workers
+
+
+def _check_episodes(config: Config) -> None:
+    """UsageError if the run ends before the first update: every episode has a step."""
+    wanted, budget = config.collector.episodes_per_update, config.run.budget
+    for option, limit in (("--episodes", budget.episodes), ("--steps", budget.steps)):
+        if wanted is not None and limit is not None and wanted > limit:
+            raise UsageError(
+                f"--episodes-per-update {wanted:,} is more than {option} {limit:,}: nothing would be learned"
+            )
+
+
+def _check_descriptors(processes: int, option: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = psutil.Process().num_fds() + SPARE + DESCRIPTORS * processes
+    if soft == resource.RLIM_INFINITY or need <= soft:
+        return
+    if hard == resource.RLIM_INFINITY or need <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else hard, hard))
+        return
+    most = (hard - need + DESCRIPTORS * processes) // DESCRIPTORS
+    remedy = f"use {option} {most} or less, or a higher limit" if most > 0 else "use a higher limit"
+    arithmetic = f"{processes:,} processes x {DESCRIPTORS} + {need - DESCRIPTORS * processes} = {need:,} open files"
+    raise SetupError(f"{arithmetic}, but ulimit -n allows {hard:,}: {remedy} (ulimit -n {need})")
+
+
+def _check_processes(processes: int, option: str) -> None:
+    need = processes + SPARE_PROCESSES
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if limit != resource.RLIM_INFINITY and os.geteuid() != 0:  # root has no limit
+        _refuse_processes(need, _running(), limit, f"{option} is too much for ulimit -u")
+    with suppress(OSError, ValueError):  # no limit reads "max"
+        group = Path("/sys/fs/cgroup")
+        limit, running = (int((group / name).read_text()) for name in ("pids.max", "pids.current"))
+        _refuse_processes(need, running, limit, f"{option} is too much for the container's limit")
+
+
+def _refuse_processes(need: int, running: int, limit: int, what: str) -> None:
+    if running + need > limit:
+        room = max(0, limit - running - SPARE_PROCESSES)
+        arithmetic = f"{need:,} more processes, and {running:,} are running of {limit:,} allowed"
+        raise SetupError(
+            f"{what}: {arithmetic}; use {room} or less, or raise the limit" if room else f"{what}: {arithmetic}"
+        )
+
+
+def _running() -> int:
+    """Processes and threads of this user."""
+    count = 0
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.uids().real == os.getuid():
+                count += process.num_threads()
+    return count
+
+
+def _check_shared_memory(spec: EnvSpec) -> None:
+    """Observations of lanes in processes of their own lie in /dev/shm, and so do the locks between them."""
+    try:
+        found = os.statvfs(SHARED)
+    except OSError as error:
+        raise SetupError(f"--placement processes needs {SHARED}: {error.strerror}; use --placement inline") from None
+    each = spec.obs_size * (1 if spec.obs_dtype == "uint8" else 4) + 3 * resource.getpagesize()
+    free, need = found.f_bavail * found.f_frsize, spec.lanes * each
+    if need > free:
+        arithmetic = (
+            f"{spec.lanes:,} envs x {in_words(each)} = {in_words(need)}, but {in_words(free)} are free in {SHARED}"
+        )
+        remedy = "use --placement inline or fewer envs, or enlarge it (docker run --shm-size 1g)"
+        raise SetupError(f"{arithmetic}: {remedy}")

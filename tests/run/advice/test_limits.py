@@ -1,0 +1,82 @@
+"""R26: what this machine cannot hold is refused before anything is started, with the arithmetic and what to type."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from freewheel.config.resolve import Config, from_argv
+from freewheel.core import ActionSpec, EnvSpec, Slice
+from freewheel.errors import SetupError
+from freewheel.run.advice import limits
+
+WORLD = EnvSpec("CartPole-v1", 40, 4, "float32", (Slice("obs", 0, 4, (4,)),), ActionSpec("discrete", 2))
+WORKERS = from_argv(["CartPole-v1", "--mode", "continuous", "--workers", "40", "--num-envs", "40"])
+LANES = from_argv(["CartPole-v1", "--mode", "lockstep", "--num-envs", "40", "--placement", "processes"])
+INLINE = from_argv(["CartPole-v1", "--mode", "lockstep", "--num-envs", "40", "--placement", "inline"])
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, which: int, soft: int, hard: int) -> list[Any]:
+    """What setrlimit is called with, where this limit is as given."""
+    real, calls = resource.getrlimit, list[Any]()
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard) if kind == which else real(kind))
+    monkeypatch.setattr(resource, "setrlimit", lambda *given: calls.append(given))
+    return calls
+
+
+@pytest.mark.parametrize(("config", "option"), [(WORKERS, "--workers"), (LANES, "--num-envs")])
+def test_too_few_open_files_for_the_processes(config: Config, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, resource.RLIMIT_NOFILE, 64, 64)
+    with pytest.raises(SetupError, match=r"^40 processes x 4 \+ \d+ = \d+ open files, but ulimit -n allows 64: use .*"):
+        limits.check_machine(config, WORLD, 40)
+    limited(monkeypatch, resource.RLIMIT_NOFILE, 150, 150)
+    with pytest.raises(SetupError, match=rf"use {option} \d+ or less, or a higher limit \(ulimit -n \d+\)"):
+        limits.check_machine(config, WORLD, 40)
+    limits.check_machine(INLINE, WORLD, 1)
+
+
+def test_a_soft_limit_is_raised_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = limited(monkeypatch, resource.RLIMIT_NOFILE, 64, 4096)
+    limits.check_machine(WORKERS, WORLD, 40)
+    assert calls == [(resource.RLIMIT_NOFILE, (4096, 4096))]
+
+
+def test_too_few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, resource.RLIMIT_NPROC, 100, 100)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(limits, "_running", lambda: 70)
+    message = (
+        "--workers is too much for ulimit -u: 48 more processes, and 70 are running of 100 allowed; use 22 or less"
+    )
+    with pytest.raises(SetupError, match=message):
+        limits.check_machine(WORKERS, WORLD, 40)
+    monkeypatch.setattr(limits, "_running", lambda: 10)
+    limits.check_machine(WORKERS, WORLD, 40)
+    assert limits._running() == 10
+
+
+def test_the_processes_of_this_user_are_counted() -> None:
+    assert limits._running() >= 1
+
+
+def test_a_tiny_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = replace(WORLD, obs_size=84 * 84 * 4, obs_dtype="uint8")
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=16, f_frsize=os.sysconf("SC_PAGESIZE")))
+    with pytest.raises(
+        SetupError, match=r"^40 envs x .* = 1\.5 MB, but 64 KB are free in /dev/shm: use --placement inline"
+    ):
+        limits.check_machine(LANES, pictures, 1)
+    limits.check_machine(WORKERS, pictures, 40)  # their memory has no name, and is not there
+
+
+def test_no_dev_shm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SHARED", limits.SHARED / "nowhere")
+    with pytest.raises(
+        SetupError, match=r"--placement processes needs .*: No such file or directory; use --placement inline"
+    ):
+        limits.check_machine(LANES, WORLD, 1)
