@@ -76,7 +76,7 @@ def test_a_hostile_run_directory_is_refused_in_one_line(
     before = {path: path.lstat().st_mtime_ns for path in sorted(here.rglob("*"))}
     began = time.monotonic()
     commands = ["eval", "play"] if LONG else ["eval"]  # the same door
-    if name in CONFIGS or name in CODE:  # what it needs of a checkpoint is the learner's own (tests/run/checkpoints)
+    if name in CONFIGS or name in CODE:  # what it needs of a checkpoint is the learner's own (tests/run/test_resume.py)
         commands.append("resume")
     for command in commands:
         more = {"play": ["--render", "none"], "eval": ["--episodes", "1"]}.get(command, [])
