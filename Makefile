@@ -83,13 +83,14 @@ test-isaac: export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1
 test-isaac: .venv-isaac/.ready ## the adapter against the real Isaac Lab 3.0, on the CPU (PYTHON312 says where Python is)
 	.venv-isaac/bin/python -m pytest -p pytest_timeout tests/isaac
 
-soak chaos: export FREEWHEEL_LONG := 1
+soak: export FREEWHEEL_LONG := 1
 
-soak: .venv/.ready ## every fault that workers are tested for, in its long form (more than an hour)
-	$(BIN)/python -m pytest tests/faults tests/transport -p no:cacheprovider --timeout 3600
+soak: .venv/.ready ## twenty minutes of training that must not grow, then every test in its long form (hours)
+	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m pytest -p no:cacheprovider --timeout 3600
 
-chaos: .venv/.ready ## of these, the storms: workers that are killed, envs that fail in every way (half an hour)
-	$(BIN)/python -m pytest tests/faults -p no:cacheprovider --timeout 3600 -k "storm or everything"
+chaos: .venv/.ready ## faults done to real trainings, hundreds of times, and one table of what survived (an hour and a half)
+	$(BIN)/python -m benchmarks.chaos
 
 check: .venv/.ready ## style, types, floors and the size table
 	$(BIN)/ruff check

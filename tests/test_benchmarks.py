@@ -13,6 +13,8 @@ QUICK = (
     "checkpoint --only replay",
     "first_day",
     "timeline",
+    "chaos --only killed damaged",
+    "soak",
     "defaults --only freewheel/CartPole-v1/ppo",
 )
 
