@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import ROOT
+from tests.support.places import LONG, ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"```python\n# my_freewheel/(\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
@@ -76,7 +76,7 @@ def test_the_page_works_as_it_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("mode", ["continuous", "batch"])
+@pytest.mark.parametrize("mode", ["continuous", *["batch"] * LONG])
 def test_td3_as_a_package_of_its_own_learns_pendulum(tmp_path: Path, mode: str) -> None:
     install(tmp_path, "freewheel_td3", tomllib.loads((TD3 / "pyproject.toml").read_text())["project"]["entry-points"])
     freewheel(

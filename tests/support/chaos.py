@@ -34,11 +34,11 @@ from freewheel.transport.shm.heartbeats import WAIT
 from freewheel.transport.supervisor import GOOD_STEPS, Supervisor, WorkerSlot
 from tests.support.costs import cost
 from tests.support.faulty_worlds import HIGH, LENGTH, LOW
+from tests.support.places import LONG
 from tests.support.pools import wire_of
 from tests.support.trainers import SEED, wait_until
 
 MODES = ("batch", "continuous", "episodes")
-LONG = bool(os.environ.get("FREEWHEEL_LONG"))  # longer tests: `make soak`
 SMALL = {
     "seed": SEED,
     "num_steps_per_env": 16,

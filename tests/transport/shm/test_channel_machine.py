@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import pytest
@@ -17,11 +16,11 @@ from freewheel.pacing.pacing import NO_VERSION, Grant
 from freewheel.transport.shm.channel import Channel
 from freewheel.transport.shm.permits import SharedPermits
 from tests.support.fuse import Fuse, Killed, fused_writer
+from tests.support.places import LONG
 from tests.support.ring_rows import NO_TIME, CountingReader, Pen, episode, shape
 
 WORKERS, LANES, STEPS, SLOTS = 2, 2, 3, 3
 ALLOWANCE = 2 * 7  # (max_lag + 1) × S rows; odd, so that the last step of all lanes exceeds it
-LONG = bool(os.environ.get("FREEWHEEL_LONG"))
 
 WHO = st.integers(0, WORKERS - 1)
 ROW = st.sampled_from(

@@ -19,9 +19,10 @@ from freewheel.core import NDArray
 from freewheel.worlds.cage2.agents import defender
 from freewheel.worlds.cage2.env import Cage2Vector
 from tests.support.cage2_games import DEFENDERS, REDS, STEPS, Games, Record, play_real, record, stored
+from tests.support.places import LONG
 
 PAIRS = [(name, red) for name in DEFENDERS for red in REDS]
-LIVE, EPISODES, SEED = 30, 1000, 20_000
+LIVE, EPISODES, SEED = 30 if LONG else 8, 1000, 20_000
 LEVEL = 0.01  # how likely one of a family of comparisons may fail by chance
 BY_EPISODE = (
     "user", "root", "scan", "exploit", "believed_unknown", "believed_user", "believed_privileged", "decoys", "down",
