@@ -7,7 +7,8 @@ import time
 import psutil
 import pytest
 
-from tests.support.chaos import LONG, Killer, Trial, idle, trial, world
+from tests.support.chaos import Killer, Trial, idle, trial, world
+from tests.support.places import LONG
 from tests.support.trainers import wait_until
 
 WORKERS, STEPS, ROWS = 4, 16, 64  # ROWS = WORKERS x STEPS is S

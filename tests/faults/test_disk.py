@@ -18,8 +18,8 @@ import pytest
 import freewheel
 from freewheel.errors import DiskError, SetupError
 from freewheel.run.trainer import Result
-from tests.support.chaos import LONG
 from tests.support.failing_disk import FailingDisk
+from tests.support.places import LONG
 from tests.support.runs import train
 from tests.support.surveys import survey_once
 

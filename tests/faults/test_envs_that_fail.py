@@ -14,7 +14,8 @@ from freewheel.cli import main as cli
 from freewheel.errors import EnvError
 from freewheel.run.checkpoints import checkpoint
 from freewheel.seeding import tree
-from tests.support.chaos import LONG, MODES, finite, tokens, trial, world
+from tests.support.chaos import MODES, finite, tokens, trial, world
+from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV
 
 SEED = 9

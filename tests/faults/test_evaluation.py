@@ -12,7 +12,8 @@ import pytest
 
 from freewheel.cli import main as cli
 from freewheel.seeding import closing_seed, tree
-from tests.support.chaos import LONG, MODES, every
+from tests.support.chaos import MODES, every
+from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV, command
 
 EVALUATED = tree(

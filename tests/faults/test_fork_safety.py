@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.chaos import LONG, MODES, trial, world
-from tests.support.places import ROOT
+from tests.support.chaos import MODES, trial, world
+from tests.support.places import LONG, ROOT
 
 #: A script without `if __name__ == "__main__"`, as users write them; it has threads and a held lock.
 SCRIPT = """

@@ -16,7 +16,8 @@ import pytest
 
 from freewheel.seeding import training_episodes
 from freewheel.transport.supervisor import WorkerLoss, WorkerSlot
-from tests.support.chaos import LONG, MODES, Trial, every, idle, kill, tokens, trial, used_tokens, world
+from tests.support.chaos import MODES, Trial, every, idle, kill, tokens, trial, used_tokens, world
+from tests.support.places import LONG
 from tests.support.trainers import SEED, wait_until
 
 # A healthy step takes 1 ms, but the machine may be busy.

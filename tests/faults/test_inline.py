@@ -15,7 +15,7 @@ import pytest
 
 from freewheel.rollout.kernel import compiled
 from freewheel.run.saved import open_run
-from tests.support.chaos import LONG
+from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV, wait_until
 from tests.support.warm import Command, Server, warm_server
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from freewheel.seeding import tree
-from tests.support.chaos import LONG, MODES, Killer, every, finite, kill, tokens, trial, used_tokens, world
+from tests.support.chaos import MODES, Killer, every, finite, kill, tokens, trial, used_tokens, world
+from tests.support.places import LONG
 from tests.support.trainers import SEED, alive
 
 WORKERS = 8

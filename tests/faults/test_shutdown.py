@@ -33,7 +33,8 @@ from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.whereabouts import CALL, RESET
 from freewheel.run.process import Interrupted, Stop, WrappedEnv
 from freewheel.run.saved import open_run
-from tests.support.chaos import LONG, MODES, Trial, hang_a_worker_of_each, idle, kill, tokens, trial, world
+from tests.support.chaos import MODES, Trial, hang_a_worker_of_each, idle, kill, tokens, trial, world
+from tests.support.places import LONG
 from tests.support.pools import wire_of
 from tests.support.trainers import SMALL_ARGV, alive, command, commands, family, has_logged, wait_until, workers_of
 

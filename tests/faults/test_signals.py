@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.chaos import LONG, world
+from tests.support.chaos import world
+from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV, alive, family, wait_until, workers_of
 from tests.support.warm import Command, Server, warm_server
 

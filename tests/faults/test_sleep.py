@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from tests.support.chaos import LONG, MODES, kill, trial, world
+from tests.support.chaos import MODES, kill, trial, world
+from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV, command, family, has_logged, wait_until
 
 LIMIT = 1.5  # seconds of every time-out

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import freewheel
-from tests.support.chaos import LONG, MODES, Trial, trial, world
+from tests.support.chaos import MODES, Trial, trial, world
+from tests.support.places import LONG
 from tests.support.trainers import SEED
 
 UPDATES = 400 if LONG else 8

@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from freewheel.errors import FileError
 from freewheel.files import memory, read
-from tests.support.chaos import LONG
+from tests.support.places import LONG
 
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
