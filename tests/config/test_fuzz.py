@@ -26,7 +26,7 @@ from freewheel.run.advice.limits import check_sizes
 from freewheel.run.naming import name_run
 from freewheel.run.plan import arrange
 from freewheel.transport import forkserver
-from tests.support.chaos import LONG
+from tests.support.places import LONG
 
 CASES = 10_000 if LONG else 150
 

@@ -20,9 +20,8 @@ from freewheel.errors import ConsentError, FreewheelError
 from freewheel.rollout.probe import EnvCost
 from freewheel.run.naming import name_run
 from freewheel.run.plan import arrange, survey_env
-from tests.support.chaos import LONG
 from tests.support.hostile import CANARY, CHECKPOINTS, CODE, CONFIGS, MODULES, PAYLOAD
-from tests.support.places import ROOT
+from tests.support.places import LONG, ROOT
 from tests.support.runs import train
 
 ALL = {**CONFIGS, **CODE, **CHECKPOINTS, **MODULES}
