@@ -112,7 +112,7 @@ def test_who_yields_depends_on_what_workers_do(
 
 def test_what_does_not_fit_into_memory_is_refused(tmp_path: Path, costs: Any) -> None:
     costs(cost_of(1.0, 0.0, memory=1 << 40))
-    with pytest.raises(SetupError, match=r"8 envs of 1,048,576 MB each, as measured, need 8192\.0 GB of memory, but"):
+    with pytest.raises(SetupError, match=r"8 envs of 1\.0 TB each, as measured, need 8192\.0 GB of memory, but"):
         planned(tmp_path)
     with pytest.raises(SetupError, match=r"3 envs of .* need 3072"):
         planned(tmp_path, mode="continuous", workers=3, num_envs=3)
