@@ -164,12 +164,12 @@ def replay(
     *,
     env: str | Callable[..., Any] | None = None,
     until: int | None = None,
-    until_update: int | None = None,
     out: str | PathLike[str] | None = None,
     hooks: Sequence[object] = (),
     inline: bool = False,
+    trust: bool = False,
 ) -> Replay:
-    """Let a run that was recorded (train(..., record_schedule=True)) learn again, bit for bit, up to this step or update.
+    """Let a run that was recorded (train(..., record_schedule=True)) learn again, bit for bit, perhaps only up to this step.
 
         result = freewheel.replay("runs/CartPole-v1-ppo-continuous")
         print(result.identical, result.difference)
@@ -178,6 +178,7 @@ def replay(
     out      a new directory for the weights at the end of the replay; nothing is written into the run
     hooks    those that were given to train()
     inline   environments run in this process, so that a debugger can step into them
+    trust    run code that the run names, though it was not made by you on this machine
     """
     from pathlib import Path
 
@@ -185,5 +186,6 @@ def replay(
     from freewheel.run.schedule.replay import Until, replay
 
     where = None if out is None else Path(out)
-    stop = Until(steps=until, updates=until_update)
-    return replay(open_run(run, env=env), until=stop, out=where, hooks=hooks, inline=inline)
+    stop = Until(steps=until)
+    saved = open_run(run, env=env, trust=trust, use="train")
+    return replay(saved, until=stop, out=where, hooks=hooks, inline=inline)
