@@ -14,16 +14,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
-    from typing import Any, Unpack
+    from typing import Any, TypedDict, Unpack
 
     from freewheel.config.arguments import TrainOptions
-    from freewheel.config.resolve import Limits
     from freewheel.core import Sink
     from freewheel.run.evaluation.episodes import Score
     from freewheel.run.hooks import Hook, Run
     from freewheel.run.policy import Policy
     from freewheel.run.schedule.replay import Replay
     from freewheel.run.trainer import Result
+
+    class Limits(TypedDict, total=False):
+        """When a run ends: at the first of these; and whether code that its files name may be imported."""
+
+        steps: int | None
+        minutes: float | None
+        episodes: int | None
+        trust: bool
+
 
 __version__ = "0.1.0"
 __all__ = ["Hook", "Policy", "Run", "load", "replay", "resume", "score", "train"]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -30,15 +30,6 @@ from freewheel.policies.spec import PolicyConfig
 DEFAULT_STEPS = 100_000
 LONGEST_NAME = 4096  # characters: that of a file
 DEFAULTS = {"algo": "ppo", "mode": "lockstep"}
-
-
-class Limits(TypedDict, total=False):
-    """LimitOptions as keyword arguments of a run that goes on, and whether code that it names may be imported."""
-
-    steps: int | None
-    minutes: float | None
-    episodes: int | None
-    trust: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,17 @@ from freewheel.run.process import Stop
 class Run:
     """A run while it trains, as hooks see it."""
 
-    def __init__(self, planned: Plan, learner: Learner, meter: Meter, save: Callable[[], Path | None]) -> None:
+    def __init__(
+        self,
+        planned: Plan,
+        learner: Learner,
+        meter: Meter,
+        save: Callable[[], Path | None],
+        contexts: NDArray | None = None,
+    ) -> None:
+        """`contexts`: those of the session before, in a run that goes on."""
         self._plan, self._learner, self._meter, self._save = planned, learner, meter, save
-        self._contexts, self._reason = planned.config.run.contexts, ""
+        self._contexts, self._reason = planned.config.run.contexts if contexts is None else contexts, ""
 
     def __repr__(self) -> str:
         return f"<Run {self.path} at step {self.env_steps}, version {self.version}>"
@@ -108,11 +116,6 @@ class Run:
             wanted = f"1 to {MOST_CONTEXTS} rows of {first.shape[1]} finite numbers"
             raise ValueError(f"run.contexts must have {wanted}, not the shape {new.shape}")
         self._contexts = new
-
-    def go_on_with(self, table: Sequence[Sequence[float]]) -> None:
-        """The contexts of the session before, in a run that is resumed."""
-        if len(table):
-            self._contexts = np.array(table, np.float32)
 
     def log(self, name: str, value: SupportsFloat) -> None:
         """Add a metric of your own to the next row of metrics.jsonl and of every other sink: the mean of what was logged under

@@ -55,13 +55,13 @@ class Session:
         self._stop, self._ending, self._recorder = stop, Ending(), recorder
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._meter = Meter(planned.workers, planned.spec.measures)
-        self._hooks = Hooks(hooks, Run(planned, self._learner, self._meter, saver.now), stop.spare)
+        contexts = None if saver.earlier is None else saver.earlier.contexts
+        self._hooks = Hooks(hooks, Run(planned, self._learner, self._meter, saver.now, contexts), stop.spare)
         self._lost = RowCounts()  # rows under way when an earlier session was saved
         self._turning = False  # inside a turn of the loop: a failure there may leave an update half done
         saver.progress = self._progress
         if saver.earlier is not None:
             self._meter.restore(saver.earlier.progress["meter"])
-            self._hooks.run.go_on_with(saver.earlier.progress["contexts"])
         self._collector: Collector | None = None
         self._next_log = self._meter.wall_s + self._options.output.log_every
         self._fallback = ""  # why updates are not replayed from CUDA graphs

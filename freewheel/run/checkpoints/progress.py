@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from freewheel import __version__
 from freewheel.core import Collector, Learner, NDArray, RowCounts, Snapshot
 from freewheel.metrics.meter import Meter
@@ -63,6 +65,11 @@ class Earlier:
     @property
     def progress(self) -> Mapping[str, Any]:
         return self.state.progress
+
+    @property
+    def contexts(self) -> NDArray | None:
+        """The table that hooks may have changed; None: there was none."""
+        return np.array(table, np.float32) if (table := self.progress["contexts"]) else None
 
     def restore_schedule(self, schedule: EvaluationSchedule) -> None:
         """The evaluations that there were, and the weights that they had chosen."""
