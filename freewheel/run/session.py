@@ -188,9 +188,10 @@ class Session:
             self._hooks.saved(folder)
 
     def _save_last(self, ended: str) -> Path | None:
-        """All, so that the run can be resumed; the weights alone if an update has failed."""
+        """All, so that the run can be resumed; the weights alone if an update has failed or was cut by a signal."""
         failure = self._ending.failure
-        whole = failure is None or isinstance(failure, EnvError) or not self._turning
+        failed = failure is not None and not isinstance(failure, EnvError)
+        whole = not (self._turning and (failed or self._stop.cut))
         with self._meter.span("save"):
             return self._saver.last(ended, whole=whole)
 

@@ -31,6 +31,7 @@ from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.whereabouts import CALL, RESET
+from freewheel.run.checkpoints.checkpoint import LEARNER
 from freewheel.run.process import Interrupted, Stop, WrappedEnv
 from freewheel.run.saved import open_run
 from tests.support.chaos import MODES, Trial, hang_a_worker_of_each, idle, kill, tokens, trial, world
@@ -187,7 +188,8 @@ class Env(Counter):
 def test_a_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:
     """The first one waits for the end of an update that takes very long."""
     (tmp_path / "slow_env.py").write_text(SLOW)
-    argv = ["slow_env:Env", "--mode", "sequential", "--num-steps-per-env", "8", "--ppo.epochs", "100000000"]
+    argv = ["slow_env:Env", "--mode", "sequential", "--num-steps-per-env", "8", "--ppo.epochs", "10000"]
+    argv += ["--policy.hidden", "512", "512"]
     with command(tmp_path / "runs", *argv) as process:
         wait_until((tmp_path / "collected").exists, limit=40.0)
         time.sleep(0.3)  # not a synchronisation: the update has begun or is about to, and takes very long
@@ -200,6 +202,9 @@ def test_a_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "runs" / "cut" / "summary.json").read_text())
     assert (summary["exit_code"], summary["updates"]) == (130, 0)
     assert summary["produced"] == sum(summary["dropped"].values()) == 8
+    saved = [path.name for path in (tmp_path / "runs" / "cut" / "checkpoints").rglob("*")]
+    assert saved
+    assert LEARNER not in saved  # a learner in the middle of an update is nothing to go on from
 
 
 def test_a_crawling_env_does_not_delay_the_end(tmp_path: Path) -> None:
