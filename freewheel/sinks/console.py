@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.columns import Columns
@@ -193,12 +193,20 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
         add(label, text)
     if summary["worker_restarts"]:
         add("restarts", f"{summary['worker_restarts']:,} workers replaced")
-    add("saved in", summary["path"])
-    for number, problem in enumerate(summary.get("problems", ())):
-        add("" if number else "problems", (problem, "yellow"))
-    if summary.get("advice"):
-        add("advice", (summary["advice"], "cyan"))
+    for label, text in _closing_lines(summary):
+        add(label, text)
     return lines
+
+
+def _closing_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str | tuple[str, str]]]:
+    """Where it is saved, how to go on, and what to know."""
+    yield "saved in", summary["path"]
+    if summary["ended"].startswith("interrupted") and summary.get("checkpoints", {}).get("saved"):
+        yield "go on", f"freewheel resume {summary['path']}"
+    for number, problem in enumerate(summary.get("problems", ())):
+        yield ("" if number else "problems"), (problem, "yellow")
+    if summary.get("advice"):
+        yield "advice", (summary["advice"], "cyan")
 
 
 def _evaluated(summary: Mapping[str, Any]) -> str:

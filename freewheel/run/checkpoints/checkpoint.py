@@ -236,13 +236,19 @@ def _candidates(root: Path, which: str, known: list[Name]) -> Iterator[tuple[Nam
         there = ", ".join(map(str, known)) or "none"
         raise UsageError(f"there is no checkpoint of step {which} in {root}; there is {there}")
     wanted = asked or target(root, which)
-    problems = [] if wanted is not None else [f"{root / which} is missing or is not a link to a step"]
+    problems = [] if wanted is not None else [_no_link(root, which)]
     if wanted is not None and wanted not in known:
         problems, wanted = [f"{root / str(wanted)} is missing"], None
     for name in known if wanted is None else [wanted, *(name for name in known if name != wanted)]:
         yield name, problems
     found_nothing = f"no checkpoint under {root} verifies: restore one from a copy, or start a new run"
     raise CheckpointError("\n  ".join([found_nothing, *problems]))
+
+
+def _no_link(root: Path, which: str) -> str:
+    if which == "best" and not (root / which).is_symlink():
+        return "no evaluation has chosen the best weights yet"
+    return f"{root / which} is missing or is not a link to a step"
 
 
 def _warnings(problems: list[str], found: Name, which: str) -> tuple[str, ...]:
