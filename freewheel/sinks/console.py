@@ -193,8 +193,8 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
         add(label, text)
     if summary["worker_restarts"]:
         add("restarts", f"{summary['worker_restarts']:,} workers replaced")
-    for label, text in _closing_lines(summary):
-        add(label, text)
+    for label, closing in _closing_lines(summary):
+        add(label, closing)
     return lines
 
 

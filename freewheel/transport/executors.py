@@ -205,10 +205,10 @@ class ProcessExecutor(Generic[Argument, Value]):
         process, self._process = self._process, None
         if process is None:
             return "never started"
-        self._pipe.close()
-        leaving, self._leaving = self._leaving or Limit(0.0 if self._running else GRACE), None
         if self._running and process.pid is not None:
             forkserver.kill_tree(process.pid)
+        self._pipe.close()
+        leaving, self._leaving = self._leaving or Limit(0.0 if self._running else GRACE), None
         (code,) = forkserver.end([process], leaving.left)
         return f"exit code {code}"
 
@@ -216,7 +216,7 @@ class ProcessExecutor(Generic[Argument, Value]):
 def _serve(build: bytes, pipe: Any, nice: int, place: Place) -> None:
     os.nice(nice)
     function: Function[Any, Any] | None = None
-    with suppress(EOFError):
+    with suppress(EOFError, ConnectionError):  # nobody waits for results any more
         while True:
             argument = cloudpickle.loads(pipe.recv_bytes())
             try:

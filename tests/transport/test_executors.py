@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, Literal
 
+import cloudpickle  # type: ignore[import-untyped]
 import psutil
 import pytest
 
 from freewheel.core import Executor
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
-from freewheel.transport.executors import Executors, ProcessExecutor, SerialExecutor, ThreadExecutor, call_in_process
+from freewheel.transport.executors import (
+    Executors,
+    ProcessExecutor,
+    SerialExecutor,
+    ThreadExecutor,
+    _serve,
+    call_in_process,
+)
+from freewheel.transport.shm.place import Place
 
 LIMIT = 30.0
 Kind = Literal["thread", "process"]
@@ -286,3 +298,14 @@ def test_a_call_that_cannot_be_pickled_is_refused() -> None:
         SetupError, match=r"^the env cannot be pickled for another process \(.*\): pass an importable factory$"
     ):
         call_in_process(lambda: lock, "the env", LIMIT)
+
+
+def test_a_result_that_nobody_waits_for_ends_the_process_quietly() -> None:
+    """The trainer may have ended while the call was under way; a traceback of that would be its last words."""
+    ours, theirs = multiprocessing.Pipe()
+    place = Place()
+    ours.send_bytes(cloudpickle.dumps(21))
+    ours.close()
+    with closing(theirs), closing(place):
+        _serve(cloudpickle.dumps(doubler), theirs, 0, place)  # raises nothing
+    gc.unfreeze()
