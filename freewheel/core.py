@@ -105,6 +105,7 @@ class EnvSpec:
     context: int = 0  # C: numbers in the context of an episode; 0: no contexts
     # The spaces as plain data (policies/layout.py), kept beside the weights; empty: a policy of it cannot be used elsewhere.
     layout: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    bounds: NDArray | None = field(default=None, compare=False, repr=False)  # [2, D] declared, lowest first; or none is
 
     def slice(self, name: str) -> Slice | None:
         return next((part for part in self.slices if part.name == name), None)

@@ -62,6 +62,8 @@ class SerialRunner(Protocol):
     produced: int
     open: int
 
+    @property
+    def out_of_space(self) -> int: ...
     def load(self, snapshot: Snapshot) -> None: ...
     def spend(self, kind: int, ns: int) -> None: ...
     def unroll(self, steps: int) -> Chunk[Any]: ...
@@ -129,7 +131,7 @@ class SerialCollector:
         return self._runner.messages()
 
     def summary(self) -> Mapping[str, Any]:
-        return {}
+        return {"out_of_space": self._runner.out_of_space}
 
     def state_dict(self) -> dict[str, Array]:
         """As of the last chunk that was delivered."""

@@ -128,7 +128,7 @@ class GymLoop:
             return
         self._closed = True
         for lane in self._lanes:
-            close_env(lane.env, lane.who)
+            close_env(lane.env, self._spec.name)
 
 
 class GymSingle(GymLoop):

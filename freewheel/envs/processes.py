@@ -22,9 +22,9 @@ from gymnasium.vector.async_vector_env import _async_worker
 from typing_extensions import override
 
 from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, Played, SeedStream
-from freewheel.envs.lane import Lane, LaneBuffers, position, survey
+from freewheel.envs.lane import Lane, LaneBuffers, close_env, position, survey
 from freewheel.envs.vector import GymVector
-from freewheel.errors import EnvError, FreewheelError, SetupError
+from freewheel.errors import EnvError, FreewheelError, SetupError, cut, text_of
 from freewheel.policies.layout import Layout
 from freewheel.rollout.factory import Timeouts
 from freewheel.rollout.restoring import LIMIT, Clock, play_again
@@ -57,7 +57,9 @@ def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, .
     factory = pickled(open_env, name)
     who = [f"lane {lane} of {name}" for lane in lanes]
     with closing(GymProcesses([partial(_Probe, factory, lanes[0], who[0])], who[:1], timeouts)) as probe:
-        layout: Layout = probe.ask("survey")[0]
+        (layout, shown), *_ = probe.ask("survey")
+    for warning in shown:
+        warnings.warn_explicit(*warning)
     makers = [partial(_Worker, factory, lane, own, layout, measures) for lane, own in zip(lanes, who, strict=True)]
     workers = GymProcesses([partial(maker, index) for index, maker in enumerate(makers)], who, timeouts)
     try:
@@ -282,7 +284,9 @@ def _opened(factory: bytes, lane: int, who: str) -> gymnasium.Env[Any, Any]:
     try:
         open_env: Open = cloudpickle.loads(factory)
     except Exception as error:
-        raise SetupError(f"{who} cannot be loaded in another process ({type(error).__name__}: {error})") from error
+        raise SetupError(
+            f"{who} cannot be loaded in another process ({type(error).__name__}: {cut(text_of(error))})"
+        ) from error
     return open_env(lane)
 
 
@@ -294,10 +298,16 @@ class _Probe(gymnasium.Env[Any, Any]):
     def __init__(self, factory: bytes, lane: int, who: str) -> None:
         self._factory, self._lane, self._who = factory, lane, who
 
-    def survey(self) -> Layout | FreewheelError:
+    def survey(self) -> tuple[Layout, list[tuple[str, type[Warning], str, int]]] | FreewheelError:
+        """Its spaces, and warnings to show."""
         try:
-            with closing(_opened(self._factory, self._lane, self._who)) as env:
-                return survey(env, self._who)
+            with warnings.catch_warnings(record=True, action="default") as caught:
+                env = _opened(self._factory, self._lane, self._who)
+                try:
+                    layout = survey(env, self._who)
+                finally:
+                    close_env(env, self._who)
+            return layout, [(str(one.message), one.category, one.filename, one.lineno) for one in caught]
         except FreewheelError as error:
             return error
 
@@ -381,4 +391,5 @@ class _Worker(gymnasium.Env[NDArray, Any]):
     @override
     def close(self) -> None:
         if self._lane is not None:
-            self._lane.env.close()
+            with warnings.catch_warnings(action="ignore"):  # the probe has shown them
+                close_env(self._lane.env, self._who)

@@ -8,16 +8,36 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import Space, spaces
 
-from freewheel.core import ActionSpec
+from freewheel.core import ActionSpec, NDArray
 from freewheel.errors import SetupError
 from freewheel.policies.layout import MASK, Actions, Key, Layout, Observations, Part
+
+UNBOUNDED = 1e30  # beyond this a bound is only the largest number of its type
 
 
 def layout_of(observation: Space[Any], action: Space[Any], *, info_mask: bool = False) -> Layout:
     """The layout of these spaces; `info_mask`: the env has an action mask in its info."""
     actions = _actions(action)
     choices = actions.spec.size if actions.spec.kind == "discrete" else None
-    return Layout(_observations(observation, choices, info_mask=info_mask), actions)
+    columns = _observations(observation, choices, info_mask=info_mask)
+    return Layout(columns, actions, bounds=_bounds(observation, columns))
+
+
+def _bounds(space: Space[Any], columns: Observations) -> NDArray | None:
+    """[2, D] lowest and highest values by column, infinite where the space has none; None: no column has any. All bytes of a
+    picture are in its space."""
+    if columns.dtype == "uint8":
+        return None
+    leaves, bounds = dict(_leaves(space, ())), np.full((2, columns.size), np.inf)
+    bounds[0] = -np.inf
+    for part in columns.parts:
+        if part.kind == "copy":
+            leaf = leaves[part.path]
+            own = (leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else (0, 1)
+            for row, values in zip(bounds, own, strict=True):
+                row[part.start : part.stop] = np.asarray(values, np.float64).reshape(-1)
+    bounded = np.abs(bounds) < UNBOUNDED
+    return np.where(bounded, bounds, [[-np.inf], [np.inf]]).astype(np.float32) if bounded.any() else None
 
 
 def _leaves(space: Space[Any], path: tuple[Key, ...]) -> Iterator[tuple[tuple[Key, ...], Space[Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -144,8 +144,13 @@ class Observations:
 
 def short(value: object) -> str:
     """A value for an error message: its type and the beginning of its text."""
-    text = " ".join(repr(value).split())
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}" if value is not None else "None"
+    if value is None:
+        return "None"
+    try:
+        text = " ".join(repr(value).split()).encode(errors="backslashreplace").decode()
+    except Exception:  # noqa: BLE001 - an object of the user's
+        text = "(its text cannot be had)"
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 @dataclass(frozen=True)
@@ -205,6 +210,9 @@ class Layout:
     observation: Observations
     action: Actions
     raw: Layout | None = None  # of the env itself, where its observations arrive flattened
+    bounds: NDArray | None = field(
+        default=None, compare=False, repr=False
+    )  # EnvSpec.bounds; not kept beside the weights
 
     def spec(self, name: str, lanes: int, measures: tuple[str, ...]) -> EnvSpec:
         own = self.raw or self
@@ -220,6 +228,7 @@ class Layout:
             measures=measures,
             context=context.stop - context.start if context else 0,
             layout=own.to_json(),
+            bounds=own.bounds,
         )
 
     def flattened(self) -> Layout:

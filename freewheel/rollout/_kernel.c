@@ -331,6 +331,56 @@ static PyObject *all_finite(PyObject *module, PyObject *values)
     return PyBool_FromLong(all);
 }
 
+PyDoc_STRVAR(outside_doc, "outside(obs, next_obs, valid, bounds, steps)\n\nHow many valid rows of the first steps have a float32 in one of the first "
+                          "two that is below bounds[0] or above bounds[1] of its column.");
+
+VECTORISED
+static int beyond(const float *restrict row, const float *restrict low, const float *restrict high, Py_ssize_t columns)
+{
+    int any = 0;
+    for (Py_ssize_t i = 0; i < columns; i++)
+        any |= (row[i] < low[i]) | (row[i] > high[i]);
+    return any;
+}
+
+static PyObject *rows_outside(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    enum { OBS, NEXT_OBS, VALID, BOUNDS, ALL };
+    if (count != ALL + 1) {
+        PyErr_SetString(PyExc_TypeError, "outside() takes 5 arguments");
+        return NULL;
+    }
+    const Py_ssize_t steps = PyLong_AsSsize_t(given[ALL]);
+    if (steps == -1 && PyErr_Occurred())
+        return NULL;
+    Py_buffer views[ALL];
+    int held = 0;
+    while (held < ALL && PyObject_GetBuffer(given[held], &views[held], PyBUF_C_CONTIGUOUS) == 0)
+        held++;
+    PyObject *answer = NULL;
+    if (held == ALL) {
+        const Py_ssize_t all = views[VALID].len, most = views[VALID].ndim > 0 ? views[VALID].shape[0] : 0;
+        const Py_ssize_t columns = views[BOUNDS].len / (2 * (Py_ssize_t)sizeof(float));
+        const Py_ssize_t size = all * columns * (Py_ssize_t)sizeof(float), rows = most > 0 ? all / most * steps : 0;
+        if (steps < 0 || steps > most)
+            PyErr_SetString(PyExc_ValueError, "outside() takes at most as many steps as there are");
+        else if (views[OBS].len != size || views[NEXT_OBS].len != size)
+            PyErr_SetString(PyExc_ValueError, "outside() takes rows that are as wide as the bounds");
+        else {
+            const float *obs = views[OBS].buf, *next = views[NEXT_OBS].buf, *low = views[BOUNDS].buf, *high = low + columns;
+            const char *valid = views[VALID].buf;
+            long found = 0;
+            for (Py_ssize_t row = 0; row < rows; row++, obs += columns, next += columns)
+                found += valid[row] && (beyond(obs, low, high, columns) || beyond(next, low, high, columns));
+            answer = PyLong_FromLong(found);
+        }
+    }
+    while (held > 0)
+        PyBuffer_Release(&views[--held]);
+    return answer;
+}
+
 static PyMethodDef single_methods[] = {{"choose", (PyCFunction)(void (*)(void))choose, METH_FASTCALL, choose_doc}, {0}};
 static PyType_Slot single_slots[] = {{Py_tp_init, single_init},
                                      {Py_tp_dealloc, single_dealloc},
@@ -342,6 +392,7 @@ extern const char watch_doc[], prepare_doc[], unwatch_doc[];
 extern PyObject *watch_begin(PyObject *, PyObject *), *watch_prepare(PyObject *, PyObject *), *watch_end(PyObject *, PyObject *);
 
 static PyMethodDef functions[] = {{"finite", all_finite, METH_O, finite_doc},
+                                  {"outside", (PyCFunction)(void (*)(void))rows_outside, METH_FASTCALL, outside_doc},
                                   {"watch", watch_begin, METH_VARARGS, watch_doc},
                                   {"prepare", watch_prepare, METH_VARARGS, prepare_doc},
                                   {"unwatch", watch_end, METH_NOARGS, unwatch_doc},

@@ -134,6 +134,11 @@ class DeviceRunner:
         episodes, self._eval_episodes = self._eval_episodes, []
         return episodes
 
+    @property
+    def out_of_space(self) -> int:
+        """A simulator's observations are not compared with bounds."""
+        return 0
+
     def messages(self) -> list[str]:
         """Why there are no CUDA graphs on a GPU, once."""
         if self._fallback_shown or not self._programs or not self._obs.is_cuda:

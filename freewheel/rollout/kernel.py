@@ -3,6 +3,7 @@
     FastCategorical   policies/                a choice among K actions
     RowWriter         here                     rows of one lane
     finite            envs/fault_tolerant.py   whether all numbers are finite
+    outside           here                     rows with numbers beyond bounds
     watch             run/watchdog.py          a thread that looks where no Python thread can; it has no equivalent
 
 A worker with one slow env calls these at every step. A process that has slept has cold caches, so the amount of code and memory
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import importlib
 from typing import Any, TypeVar
+
+import numpy as np
 
 from freewheel.core import NDArray
 
@@ -59,3 +62,13 @@ def _bytes(values: NDArray) -> memoryview:
 
 
 RowWriter = compiled("RowWriter", PythonRowWriter)
+
+
+def numpy_outside(obs: NDArray, next_obs: NDArray, valid: NDArray, bounds: NDArray, steps: int) -> int:
+    """How many valid rows [T, B] of the first steps have an observation [T, B, D] below or above its bounds [2, D]."""
+    obs, next_obs, valid, (low, high) = obs[:steps], next_obs[:steps], valid[:steps], bounds
+    beyond = (obs < low) | (obs > high) | (next_obs < low) | (next_obs > high)
+    return int(np.count_nonzero(beyond.any(axis=-1) & valid))
+
+
+outside = compiled("outside", numpy_outside)

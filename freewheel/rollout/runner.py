@@ -27,6 +27,7 @@ from freewheel.core import (
 )
 from freewheel.errors import EnvError
 from freewheel.rollout.factory import RunnerFactory
+from freewheel.rollout.kernel import outside
 from freewheel.rollout.recording import Recording
 from freewheel.rollout.restoring import Boundary, DrawsInBlocks, LaneStates, bring_back
 from freewheel.seeding import (
@@ -39,6 +40,8 @@ from freewheel.seeding import (
     words_at,
 )
 
+SLACK = 1e-5  # of a bound, and of 1 for small ones: rounding is no offence
+KEPT = "such rows are kept and used; out_of_space in the summary counts them"
 STEP, RESET, INFER, WRITE, LOAD, OTHER = (
     WORKER_TIME.index(kind) for kind in ("step", "reset", "infer", "write", "load", "other")
 )
@@ -118,6 +121,7 @@ class Runner:
         self._returning: LaneStates | None = None  # what `begin` brings the lanes back to
         self._boundary: Boundary | None = None  # where a chunk began that was not finished
         self._notes: list[str] = []
+        self._space = SpaceCheck(self.env.spec, lanes)
         self._state = np.zeros((len(lanes), self._actor.state_size), np.float32)  # the actor's memory
 
     def load(self, snapshot: Snapshot) -> None:
@@ -175,6 +179,7 @@ class Runner:
             if self.over:
                 self.autoreset()
         self._check(data)
+        self.review(data, steps)
         rows, self.open = self.open, 0
         whole = rows == data.valid.size
         self._recording.add(data, ends=bool(episodes) or not whole, whole=whole)
@@ -185,6 +190,16 @@ class Runner:
         origin = Origin(self._worker, 0, self._sequence, self._lanes.start)
         self._sequence += 1
         return Chunk(data, self.version, origin, tuple(episodes), state, np.array(time), rows)
+
+    def review(self, data: Transitions, steps: int) -> None:
+        """Look whether the observations of the first steps are in their space."""
+        if note := self._space.look(data, steps):
+            self._notes.append(note)
+
+    @property
+    def out_of_space(self) -> int:
+        """Rows with an observation outside its space."""
+        return self._space.rows
 
     def messages(self) -> Sequence[str]:
         notes, self._notes = tuple(self._notes), []
@@ -362,3 +377,41 @@ class Runner:
         begun, carried = (int(ends[-1]) + 1, 0) if len(ends) else (0, self._carried[i])
         steps = carried + np.count_nonzero(data.valid[begun : t + 1, i])
         return f"episode {self._streams[i].number(k)}, seed {self._streams[i].seed(k)}, step {steps}"
+
+
+class SpaceCheck:
+    """Counts rows whose observations are beyond the bounds that their space declares. That is common, so they are kept."""
+
+    def __init__(self, spec: EnvSpec, lanes: range) -> None:
+        self._spec, self._lanes = spec, lanes
+        self.rows = 0  # that have an observation outside its space
+        self._bounds = None if spec.bounds is None else _widened(spec.bounds)
+
+    def look(self, data: Transitions, steps: int) -> str:
+        """Count rows of the first steps; returns what to tell the user when there is the first one."""
+        if self._bounds is None:
+            return ""
+        found = outside(data.obs, data.next_obs, data.valid, self._bounds, steps)
+        self.rows += found
+        return self._describe(data, steps) if found and self.rows == found else ""
+
+    def _describe(self, data: Transitions, steps: int) -> str:
+        """The first value that is outside. The last line is the same for all: reports that share it are shown once."""
+        declared = self._spec.bounds
+        assert declared is not None, "something is outside of them"
+        low, high = _widened(declared)
+        both = np.stack([data.obs[:steps], data.next_obs[:steps]], axis=2)  # [T, B, 2, D]
+        beyond = ((both < low) | (both > high)) & data.valid[:steps, :, None, None]
+        t, lane, which, column = np.argwhere(beyond)[0]
+        part = next(part for part in self._spec.slices if part.start <= column < part.stop)
+        low, high = declared
+        return (
+            f"lane {self._lanes[lane]} of {self._spec.name} gave an observation outside its space: "
+            f"column {column - part.start} of '{part.name}' is {both[t, lane, which, column]:.7g}, "
+            f"and its bounds are {low[column]:.7g} and {high[column]:.7g}\n  {KEPT}"
+        )
+
+
+def _widened(bounds: NDArray) -> NDArray:
+    slack = SLACK * np.maximum(1.0, np.abs(bounds)) * [[-1.0], [1.0]]
+    return np.ascontiguousarray(bounds + slack, np.float32)

@@ -393,6 +393,7 @@ class Session:
             **asdict(rows),
             "shares": self._meter.shares(),
             "worker_restarts": 0,
+            "out_of_space": 0,
             "graphs_fallback": self._fallback or None,
             **report,
             "checkpoints": asdict(self._saver.counts),

@@ -189,7 +189,7 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
             add("", line)
     if width is not None:
         add("", Text("what these are: freewheel help shares", "dim", no_wrap=True, overflow="ellipsis"))
-    for label, text in zip(("rows", ""), _ledger(summary), strict=False):
+    for label, text in zip(("rows", "", ""), _ledger(summary), strict=False):
         add(label, text)
     if summary["worker_restarts"]:
         add("restarts", f"{summary['worker_restarts']:,} workers replaced")
@@ -264,11 +264,14 @@ def _apportion(shares: list[float], whole: int) -> list[int]:
 
 
 def _ledger(rows: Mapping[str, Any]) -> list[Text]:
-    """The balance, and the causes if any row was dropped."""
+    """The balance, the causes if any row was dropped, and rows that are doubtful."""
     dropped = sum(rows["dropped"].values())
     terms = " + ".join(f"{rows[term]:,} {term}" for term in ("trained", "queued", "open"))
     balance = Text(f"{rows['produced']:,} produced = {terms} + {dropped:,} dropped")
-    return [balance, Text(f"dropped: {_causes(rows)}", "yellow")] if dropped else [balance]
+    lines = [balance, Text(f"dropped: {_causes(rows)}", "yellow")] if dropped else [balance]
+    if outside := rows.get("out_of_space"):
+        lines.append(Text(f"{outside:,} with an observation outside its space", "yellow"))
+    return lines
 
 
 def _causes(rows: Mapping[str, Any]) -> str:

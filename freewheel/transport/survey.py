@@ -7,7 +7,7 @@ import signal
 import time
 import traceback
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
@@ -134,7 +134,9 @@ class _Running:
         cost = self._answer(HURRY if hurried else math.inf)
         assert self._process is not None, "it runs until `end`"
         if cost is not None:
-            return replace(cost, closed=Limit(places.CLOSE_LIMIT).join(self._process))
+            closed = Limit(places.CLOSE_LIMIT).join(self._process)
+            self._show_last()
+            return replace(cost, closed=closed)
         took = self._place.read().age  # so far
         cpu = max(0.0, cpu_of(self._process.pid or 0) - begun.cpu)
         return replace(begun, wall=took, row=took, cpu=cpu, median=took, longest=took, times=(took,), steps=1)
@@ -157,6 +159,13 @@ class _Running:
             raise outcome
         cost: EnvCost = outcome
         return cost
+
+    def _show_last(self) -> None:
+        """Warnings of its close()."""
+        with suppress(EOFError):
+            while self._pipe.poll():
+                for warning in cloudpickle.loads(self._pipe.recv_bytes()):
+                    warnings.warn_explicit(*warning)
 
     def _lost(self, *, late: bool) -> _LostError:
         """What was being done when it hung or died, so that it can be repeated."""
@@ -191,22 +200,33 @@ def _measure(make: bytes, name: str, place: Place, pipe: Any, how: tuple[int, fl
         def begun(cost: EnvCost) -> None:
             pipe.send_bytes(cloudpickle.dumps((cost, [])))
 
+        def shown() -> list[tuple[str, type[Warning], str, int]]:
+            """The warnings since the last call."""
+            new = [(str(one.message), one.category, one.filename, one.lineno) for one in caught]
+            caught.clear()
+            return new
+
+        answered = False
+
         def answer(outcome: EnvCost | FreewheelError) -> None:
-            shown = [(str(one.message), one.category, one.filename, one.lineno) for one in caught]
-            pipe.send_bytes(cloudpickle.dumps((outcome, shown)))
-            pipe.close()
+            nonlocal answered
+            answered = True
+            pipe.send_bytes(cloudpickle.dumps((outcome, shown())))
 
         try:
             own = _loaded(make, name)
             with measured(own, seed, budget=budget, most_steps=most_steps, watch=place, begun=begun) as cost:
                 answer(cost)
         except FreewheelError as error:
-            if not pipe.closed:
+            if not answered:
                 answer(error)
         except Exception as error:  # noqa: BLE001 - an env without an adapter that explains it
-            if not pipe.closed:
-                trace = "".join(traceback.format_exception(error)).rstrip()
+            if not answered:
+                trace = "".join(traceback.format_exception(error)).rstrip().encode(errors="backslashreplace").decode()
                 answer(EnvError(f"{name} raised {type(error).__name__}: {cut(text_of(error))}\n{cut(trace)}"))
+        with suppress(OSError):  # nobody listens any more
+            pipe.send_bytes(cloudpickle.dumps(shown()))
+    pipe.close()
 
 
 def _loaded(make: bytes, name: str) -> MakeEnv:

@@ -94,7 +94,7 @@ FIRST_STEPS = [
     )
 ] + [
     Case(f"{WORLD}:Hangs --env.at 0 --reset-timeout 0.5", 1, r".*:Hangs did not return within 0.5 s from reset\(\) with seed 0"),
-    Case(f"{WORLD}:Raises --env.at 2", 1, r"lane 0 of tests.support.worlds:Raises raised ValueError: boom \(episode 2, seed "),
+    Case(f"{WORLD}:Raises --env.at 2", 1, r"lane 0 of tests.support.worlds:Raises raised ValueError: boom \(episode 9, seed "),
 ]  # fmt: skip
 
 #: Words of other libraries, and options of another mode, algorithm or world.

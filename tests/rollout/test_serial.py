@@ -29,7 +29,7 @@ def test_it_acts_during_a_wait_with_the_last_weights(fake: FakeSetup) -> None:
     assert [chunk.origin.sequence for chunk in (first, second)] == [0, 1]
     assert collector.rows() == RowCounts(produced=12)
     assert collector.stats() == {"queue_util": None}
-    assert (collector.messages(), collector.summary()) == ((), {})
+    assert (collector.messages(), collector.summary()) == ((), {"out_of_space": 0})
 
 
 def test_time_between_calls_is_waiting_except_loading(fake: FakeSetup) -> None:

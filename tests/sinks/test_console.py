@@ -321,6 +321,12 @@ def test_why_it_ended(summary: dict[str, Any], first: str, colour: str) -> None:
     assert file.getvalue().splitlines()[0].endswith(f"\x1b[{colour}m{first}\x1b[0m")
 
 
+def test_rows_outside_their_space_are_counted_at_the_end() -> None:
+    sink, file = plain(Budget())
+    sink.close(SUMMARY | {"out_of_space": 1204})
+    assert "           1,204 with an observation outside its space" in file.getvalue().splitlines()
+
+
 def test_a_run_that_failed_early_and_one_with_restarts() -> None:
     sink, file = plain(Budget())
     nothing = dict.fromkeys(("steps_per_s", "updates_per_s", "episodes_per_s", "return_mean", *EVALUATED))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from freewheel.core import WORKER_TIME, Episode, NDArray
+from freewheel.errors import cut
 from freewheel.rollout.probe import Phase
 from freewheel.transport.clock import TICK, clock
 from freewheel.transport.shm.memory import SharedArrays
@@ -22,13 +23,14 @@ TURN = 0.5  # seconds: the longest wait of a worker before it updates its heartb
 UNKNOWN = -1  # a seed
 NO_LANES_LEFT = 4  # exit code of a worker that has given up all its lanes
 REPORT_BYTES = 16384  # of a report, which is often an environment's traceback; longer ones are cut
+KIND = 500  # characters that tell reports apart
 REPORTS = 8  # unread reports of a worker; then the oldest is lost
 NUMBERS = re.compile(r"(?<!\S)(?<!lane )\S*\d\S*")
 
 
 def kind(report: str) -> str:
-    """The last line of a report without its numbers: reports of one kind are shown once."""
-    return NUMBERS.sub("#", report.rstrip().rsplit("\n", 1)[-1])
+    """The beginning of the last line of a report, without its numbers: reports of one kind are shown once."""
+    return NUMBERS.sub("#", report.rstrip().rsplit("\n", 1)[-1][:KIND])
 
 
 class Heartbeats:
@@ -44,6 +46,7 @@ class Heartbeats:
                 "since": each,  # CLOCK_MONOTONIC ns
                 "steps": each,  # of all incarnations
                 "died": each,  # ns, when the previous incarnation died
+                "out_of_space": each,  # rows with an observation outside its space, of all incarnations
                 "peak": each,  # kB, the largest use of memory
                 "lane": each,  # of those of the worker, from 0: which one is being called
                 "seed": ((workers, lanes), "i8"),  # of each lane's present episode
@@ -62,7 +65,10 @@ class Heartbeats:
         self.memory.numbers["phase"][worker] = phase
 
     def report(self, worker: int, text: str) -> None:
-        content = np.frombuffer(text.encode()[:REPORT_BYTES], np.uint8)
+        encoded = text.encode(errors="backslashreplace")
+        if len(encoded) > REPORT_BYTES:
+            encoded = cut(text, REPORT_BYTES - 100).encode(errors="backslashreplace")
+        content = np.frombuffer(encoded[:REPORT_BYTES], np.uint8)
         reported = self.memory["reported"]
         reported[worker] |= 1  # already odd if the previous incarnation died while it wrote a report
         buffer = self.memory["reports"][worker, reported[worker] // 2 % REPORTS]

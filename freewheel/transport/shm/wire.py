@@ -190,6 +190,7 @@ class SharedMemoryWire(Wire):
         return self._final.summary if self._final is not None else {
             "worker_restarts": self.supervisor.restarts,
             "workers_lost": self.supervisor.given_up,
+            "out_of_space": int(self.heartbeats.memory["out_of_space"].sum()),
             "episodes_produced": self.stragglers.produced(),
             "workers": self.stragglers.table(),
         }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -85,6 +86,8 @@ class _Worker:
         self._counted = memory.cells("begun", worker)
         self._own_episodes = shared.permits.pacing.own_episodes
         self._steps, self._since = memory.cells("steps", worker), memory.cells("since", worker)
+        self._out_of_space = memory.cells("out_of_space", worker)
+        self._out_of_space_before = self._out_of_space[0]
         self._reported: set[str] = set()
         self._loaded, self._weights = NEVER, shared.mailbox.buffer()
         self._memory_checked = 0  # ns, when the memory was measured last
@@ -106,14 +109,25 @@ class _Worker:
         self._runner.set_context(self._shared.context)
         self._runner.begin()
         self._begun[:] = [number + 1 for number in self._runner.numbers] if self._own_episodes else self._begun + 1
-        for note in self._runner.messages():
-            self._heartbeats.report(self._who.worker, note)
+        self._report_notes()
         freeze_heap()
         self._report_ready()
         self._mark = perf_counter_ns()
         while self._fragment():
             pass
-        self._runner.close()
+        self._close()
+
+    def _close(self) -> None:
+        """What an env does in its close() is told like other reports, once for all workers."""
+        with warnings.catch_warnings(record=True, action="ignore") as caught:
+            warnings.simplefilter("always", RuntimeWarning)
+            self._runner.close()
+        for one in caught:
+            self._heartbeats.report(self._who.worker, str(one.message))
+
+    def _report_notes(self) -> None:
+        for note in self._runner.messages():
+            self._heartbeats.report(self._who.worker, note)
 
     def _report_ready(self) -> None:
         self._runner.spent()
@@ -162,6 +176,7 @@ class _Worker:
         closes = self._shared.permits.pacing.closes
         version, since, counted = runner.version, self._since, self._steps
         self._heartbeats.enter(worker, phase.STEP)
+        t = -1
         for t in range(steps):
             if runner.over:
                 self._autoreset()
@@ -176,6 +191,10 @@ class _Worker:
                 self._report_failures(runner.failures)
             if closes(worker, version, ended=runner.over):
                 break
+        runner.review(data, t + 1)
+        if (found := self._out_of_space_before + runner.out_of_space) > self._out_of_space[0]:
+            self._out_of_space[0] = found
+            self._report_notes()
 
     def _autoreset(self) -> None:
         self._heartbeats.enter(self._who.worker, phase.RESET)

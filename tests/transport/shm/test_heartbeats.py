@@ -54,8 +54,15 @@ def test_the_last_reports_are_kept(heartbeats: Heartbeats) -> None:
 
 
 def test_a_long_report_is_cut(heartbeats: Heartbeats) -> None:
-    heartbeats.report(0, "x" * (REPORT_BYTES - 1) + "–")  # the cut goes through the dash
-    assert heartbeats.last_report(0)[:-1] == "x" * (REPORT_BYTES - 1)
+    """Its beginning and its end stay; bytes are cut too, perhaps through a letter."""
+    heartbeats.report(0, "begin" + "x" * REPORT_BYTES + "end")
+    shown = heartbeats.last_report(0)
+    assert (shown[:6], shown[-4:], len(shown) <= REPORT_BYTES) == ("beginx", "xend", True)
+    assert " characters left out ...] " in shown
+    heartbeats.report(0, "–" * REPORT_BYTES)
+    assert len(heartbeats.last_report(0).encode()) <= REPORT_BYTES + 2
+    heartbeats.report(0, "a\ud800b")
+    assert heartbeats.last_report(0) == "a\\ud800b"
     assert heartbeats.last_report(2) == ""
 
 
