@@ -27,7 +27,7 @@ class BatchConfig(WorkersConfig):
 
     collection_batch_size: Annotated[int | None, FRAGMENT] = None
     """Steps of each env in a fragment, the part that a worker sends at once (default, and at most: --num-steps-per-env)."""
-    max_queue_size: Annotated[int, Range(least=1, most=10**7)] = 2
+    max_queue_size: Annotated[int, Range(least=1, most=10**5)] = 2
     """Batches that may be queued between workers and learner; more than 2 are never used."""
 
     def useful_workers(self, cost: EnvCost) -> int:

@@ -22,7 +22,7 @@ class ContinuousConfig(WorkersConfig):
     collection_batch_size: Annotated[int | None, FRAGMENT] = None
     """Steps of each env in a fragment, the part that a worker sends to the learner at once: so many × envs of the worker rows
     (default: half of --num-steps-per-env, at most 32). Never more than max_lag lets be under way."""
-    max_queue_size: Annotated[int | None, Range(least=1, most=10**7)] = None
+    max_queue_size: Annotated[int | None, Range(least=1, most=10**5)] = None
     """Fragments that may wait for the learner, over all workers (default: as many as max_lag allows, and more have no effect)."""
     overflow: Literal["block", "drop-oldest"] = "block"
     """When the queue is full: workers wait, or the oldest fragment is dropped and counted."""

@@ -190,7 +190,7 @@ def test_a_run_of_a_script_asks_for_a_module(tmp_path: Path, capfd: Capture) -> 
     done = trained(tmp_path, "tests.support.worlds:Identity")
     config = done.path / "config.json"
     config.write_text(config.read_text().replace("tests.support.worlds:Identity", "__main__:Identity"))
-    assert cli.main(["eval", str(done.path)]) == 1
+    assert cli.main(["eval", str(done.path), "--trust"]) == 1
     err, told = capfd.readouterr().err, "__main__:Identity was defined in a script and cannot be imported"
     assert err.startswith(f"freewheel: {told}; give it: score(run, env=Identity)")
     assert err.count("\n") == 1

@@ -93,9 +93,11 @@ def check(chunk: Chunk[Any]) -> None:
 def test_a_queue_that_is_too_large_is_refused_before_anything_starts(
     factory: RunnerFactory, spec: Callable[..., CollectSpec]
 ) -> None:
-    config = ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4, max_queue_size=10**9)
-    with pytest.raises(SetupError, match=r"a queue of 2 x 500000000 fragments needs .* GB of memory"):
-        config.build(factory, spec(7, lanes=4))
+    config = ContinuousConfig(
+        workers=2, envs_per_worker=2, num_envs=4, max_queue_size=10**5, collection_batch_size=10**4
+    )
+    with pytest.raises(SetupError, match=r"a queue of 2 x 50000 fragments needs .* GB of memory"):
+        config.build(factory, spec(10**4, lanes=4))
 
 
 def test_a_factory_that_cannot_be_pickled_is_refused(factory: RunnerFactory, spec: Callable[..., CollectSpec]) -> None:

@@ -77,15 +77,17 @@ def test_a_state_is_remembered_only_if_it_is_finite() -> None:
         ("reward", 3e38, {}, "value target"),
         ("log_prob", np.nan, {"surrogate": "plain"}, "log-probability"),
         ("obs", np.nan, {}, "observation statistics"),
-        (None, 0.0, {"lr": float("inf"), "epochs": 2}, "loss/policy"),
-        (None, 0.0, {"lr": float("inf")}, "weights"),  # after the only step
+        (None, 0.0, {"lr": np.inf, "epochs": 2}, "loss/policy"),
+        (None, 0.0, {"lr": np.inf}, "weights"),  # assigned by a hook; after the only step
     ],
 )
 def test_ppo_names_the_term_and_keeps_its_weights(
     kind: Kind, field: str | None, value: float, config: dict[str, Any], term: str
 ) -> None:
-    own = replace(WHOLE, **{"epochs": 1, "minibatch": ROWS} | config)
+    step_size = config.get("lr", WHOLE.lr)
+    own = replace(WHOLE, **{"epochs": 1, "minibatch": ROWS} | config | {"lr": min(step_size, 1.0)})
     learner = learner_for(kind, GAUSSIAN, own)
+    learner.learning_rate = step_size
     assert isinstance(learner, SkippingLearner)
     before = {name: np.array(part) for name, part in learner.snapshot().params.items()}
     data: Transitions[Any] = play(GAUSSIAN, learner.snapshot(), (STEPS, LANES))

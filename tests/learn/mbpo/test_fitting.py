@@ -249,7 +249,7 @@ def test_an_answer_is_a_value() -> None:
 
 
 def test_a_fit_that_is_not_finite_changes_nothing_and_says_so() -> None:
-    fitter = Fitter(SPEC, replace(CONFIG, model_lr=1e30, max_epochs=2), 0, "cpu", "off")
+    fitter = Fitter(SPEC, replace(CONFIG, model_lr=1e12, max_epochs=2), 0, "cpu", "off")
     before = fitter.ensemble.vector.clone()
     fit = fitter(world(100))
     assert fit.not_finite == "error on held-out rows"
