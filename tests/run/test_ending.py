@@ -18,6 +18,7 @@ from freewheel.core import RowCounts, Tick
 from freewheel.errors import DivergedError, EnvError, LedgerError, UsageError
 from freewheel.run import session
 from freewheel.run.ending import Ending, exit_code_of
+from freewheel.run.hooks import Run
 from freewheel.run.process import Interrupted
 from freewheel.run.session import Session
 from tests.support.failing_disk import FailingDisk
@@ -192,9 +193,16 @@ def test_a_thread_can_end_a_run_that_is_stuck(
     assert summary["env_steps"] == 64
 
 
+class TooFast:
+    """A hook that sets a step size which no option allows."""
+
+    def on_start(self, run: Run) -> None:
+        run.learning_rate = 1e30
+
+
 def test_a_diverged_run_keeps_its_last_finite_weights(tmp_path: Path) -> None:
     """--ppo.lr inf, or rewards of 3e38, ended with exit 0 and every row dropped."""
     with pytest.raises(DivergedError, match=r"^ppo learns nothing: 10 of the last 10 updates were skipped"):
-        train(tmp_path, **SHORT | {"steps": 6400}, ppo={"lr": 1e30})
+        train(tmp_path, **SHORT | {"steps": 6400}, hooks=[TooFast()])
     summary = summary_of(tmp_path)
     assert (summary["exit_code"], summary["updates"], summary["dropped"]["nan"]) == (1, 10, 640)
