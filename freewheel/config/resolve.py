@@ -22,7 +22,7 @@ from freewheel.core import NO_CONTEXT, Auto, Compile, NDArray
 from freewheel.envs.family import WORLDS, EnvConfig, WorldFamily, family_of, find_stand_in, read_presets
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import COUNT, SEED, Range, UsageError, check_ranges, nearest
-from freewheel.files.origin import FIELD, made_here
+from freewheel.files.origin import CHECKSUM, FIELD, made_here
 from freewheel.learn.spec import ALGORITHMS, AlgorithmConfig
 from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
@@ -371,6 +371,7 @@ def _vocabulary() -> Mapping[str, Any]:
 
 def _file(path: Path, consent: Consent, *, typed: bool = False) -> flags.Layer:
     data = flags.read_file(path, typed=typed)
+    data.pop(CHECKSUM, None)  # a run is held to it (run/saved.py), but what is typed may be a changed copy
     signed = data.pop(FIELD, None)
     trusted = consent.trust or made_here("config", data, signed)
     return dataclasses.replace(_layer(f"file {path}", data, str(path)), trusted=trusted)

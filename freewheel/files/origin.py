@@ -1,8 +1,12 @@
-"""Who wrote a file: what this user's Freewheel has written on this machine is signed with a key that only this user can read.
+"""Who wrote a file, and whether it is as it was written.
+
+What this user's Freewheel has written on this machine is signed with a key that only this user can read.
 
 The key is in $XDG_STATE_HOME/freewheel (~/.local/state/freewheel) and never leaves it. A signature (HMAC-SHA256 of the values in
 the file, in one order) is kept in the file itself, so it stays valid when the file is moved or copied, and not when a value is
 changed. Where no key can be kept, a key of this process is used, and what it signs is known to this process only.
+
+A checksum of the values, which needs no key, shows damage wherever the file is read; files of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -18,9 +22,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from freewheel.errors import ConsentError
+from freewheel.errors import ConsentError, FileError
 
-FIELD = "origin"  # where a file keeps its signature
+FIELD = "origin"  # where a file keeps its signature ...
+CHECKSUM = "sha256"  # ... and its checksum
 SIZE = 32  # bytes of a key
 
 Purpose = Literal["config", "policy"]  # a signature for one is none for another
@@ -37,6 +42,25 @@ def made_here(purpose: Purpose, data: Mapping[str, Any], given: object) -> bool:
         return False
     keys = [key for key in (_key(state_folder(), create=False), _own_key()) if key]
     return any(hmac.compare_digest(given, _signature(purpose, data, key)) for key in keys)
+
+
+def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """These values and their checksum."""
+    return {**data, CHECKSUM: _checksum(data)}
+
+
+def unsealed(data: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """The values of a file without their checksum; FileError if they are not those that were written."""
+    values = {name: value for name, value in data.items() if name != CHECKSUM}
+    if CHECKSUM in data and data[CHECKSUM] != _checksum(values):
+        remedy = f"restore it from a copy; if you have changed it yourself, take '{CHECKSUM}' out of it"
+        raise FileError(f"{file} is not as it was written, its checksum is another: {remedy}")
+    return values
+
+
+def _checksum(data: Mapping[str, Any]) -> str:
+    as_read = json.loads(json.dumps(data))  # keys that are numbers become text, and are sorted as such
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def refusal(file: str, what: str) -> ConsentError:

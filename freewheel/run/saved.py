@@ -17,6 +17,7 @@ from freewheel.errors import SetupError, UsageError
 from freewheel.files import disk, origin
 from freewheel.files.lock import FileLock, HeldError
 from freewheel.files.outage import Outage, twice
+from freewheel.files.read import json_object
 from freewheel.policies.layout import Layout
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
@@ -66,7 +67,7 @@ class RunDirectory:
 
     def write(self, name: str, data: Mapping[str, Any]) -> bool:
         """A JSON file, whole or absent; whether it could be written."""
-        encoded = (json.dumps(data, indent=2) + "\n").encode()
+        encoded = (json.dumps(origin.sealed(data), indent=2) + "\n").encode()
 
         def write() -> None:
             checkpoint.make_private(self.path)
@@ -184,6 +185,7 @@ def open_run(
         own = kind if kind.isidentifier() else "Env"
         ways = f"score(run, env={own}) in Python, freewheel eval {path.name} --env ./file.py:{own} on the command line"
         raise SetupError(f"{name} was defined in a script and cannot be imported; give it: {ways}")
+    origin.unsealed(json_object(path / CONFIG), str(path / CONFIG))
     if resolved.env.on_device:
         device = find_device("cpu" if resolved.run.machine.device == "cpu" else "auto")
         resolved = replace(resolved, env=resolved.env.to(device))

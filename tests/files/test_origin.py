@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from freewheel.errors import FileError
 from freewheel.files import origin
 from tests.support.places import ROOT
 
@@ -77,3 +80,13 @@ def test_two_that_make_a_key_at_the_same_time_get_the_same(state: Path) -> None:
         found = set(pool.map(lambda _: origin.signature("config", DATA), range(32)))
     assert len(found) == 1
     assert [path.name for path in state.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize("values", [{"a": 1, "b": [0.1, None, "ä"]}, {"counts": {10: 1, 9: 2}}, {}])
+def test_a_checksum_survives_a_walk_through_a_file_and_shows_any_change(values: dict[str, Any]) -> None:
+    read = json.loads(json.dumps(origin.sealed(values), indent=3))
+    assert origin.unsealed(read, "f.json") == json.loads(json.dumps(values))
+    assert origin.unsealed({"a": 2}, "f.json") == {"a": 2}, "earlier versions had none"
+    for other in ({**read, "a": 2}, {**read, "sha256": None}, {**read, "more": 1}):
+        with pytest.raises(FileError, match=r"^f\.json is not as it was written, .* take 'sha256' out of it$"):
+            origin.unsealed(other, "f.json")

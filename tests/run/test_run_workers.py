@@ -24,6 +24,7 @@ MODES = ("continuous", "batch", "episodes")
 def test_a_run_is_complete_and_adds_up(tmp_path: Path, mode: str) -> None:
     result = train(tmp_path, mode=mode, workers=4)
     summary = json.loads((result.path / "summary.json").read_text())
+    assert summary.pop("sha256")
     assert summary == result.summary
     assert (summary["ended"], summary["exit_code"], summary["error"]) == ("steps", 0, None)
     assert summary["env_steps"] >= 640

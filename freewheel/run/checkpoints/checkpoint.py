@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import types
@@ -27,7 +28,19 @@ import safetensors.numpy
 from freewheel.core import Learner, NDArray, to_numpy
 from freewheel.errors import CheckpointError, DivergedError, FileError, UsageError
 from freewheel.files import disk
-from freewheel.files.read import content, header, json_object, parse_arrays, parse_json, record, show, value_of
+from freewheel.files.memory import in_words
+from freewheel.files.read import (
+    HEADER_SIZE,
+    content,
+    header,
+    json_object,
+    parse_arrays,
+    parse_json,
+    record,
+    show,
+    value_of,
+)
+from freewheel.policies.spec import PolicySpec, full_layout
 
 WEIGHTS, POLICY, MANIFEST = "weights.safetensors", "policy.json", "manifest.json"
 LEARNER, COLLECTOR, PROGRESS = "learner.safetensors", "collector.safetensors", "progress.json"
@@ -35,6 +48,7 @@ BEST = "best.safetensors"
 STATE = frozenset((LEARNER, COLLECTOR, PROGRESS))  # of every full one
 SEGMENT = re.compile(r"([a-z][a-z0-9_]{0,30})-(0|[1-9][0-9]{0,17})\.safetensors")
 FORMAT = 2  # 1 had weights only
+UNKNOWN = 1 << 20  # bytes of weights that are read whatever the network is
 PART = ".part-"  # begins the name of what is being written or removed; readers look only at names made of digits
 
 
@@ -213,7 +227,9 @@ def load(root: Path, which: str = "latest") -> Checkpoint:
 def load_state(root: Path, which: str = "latest") -> tuple[Checkpoint, State]:
     """The full checkpoint of a step, or of the newest that verifies: one that was saved when the run was killed may be whole
     before `latest` points to it."""
-    full = [name for name in names(root) if is_full(root / str(name))]
+    known, latest = names(root), target(root, "latest")
+    full = [name for name in known if is_full(root / str(name))]
+    gone = [] if latest is None or latest in known else [f"{root / str(latest)} is missing"]
     if not full:
         raise CheckpointError(f"there is nothing to resume from in {root}: no checkpoint has the learner's state")
     for found, problems in _candidates(root, str(full[0]) if which == "latest" else which, full):
@@ -223,7 +239,8 @@ def load_state(root: Path, which: str = "latest") -> tuple[Checkpoint, State]:
         except FileError as error:
             problems.append(str(error))
         else:
-            return replace(saved, warnings=_warnings(problems, found, which)), state
+            noticed = [*gone, *problems] if which == "latest" else problems
+            return replace(saved, warnings=_warnings(noticed, found, which)), state
     raise AssertionError("the last candidate raises")
 
 
@@ -258,8 +275,9 @@ def _warnings(problems: list[str], found: Name, which: str) -> tuple[str, ...]:
 def read(folder: Path) -> Checkpoint:
     """The weights of one checkpoint, or a FileError that names the file that is damaged or does not match the manifest."""
     listed = _listed(folder / MANIFEST)
-    params = _arrays(folder / WEIGHTS, listed)
     about = _object(folder / POLICY, listed)
+    _check_size(folder / WEIGHTS, listed[WEIGHTS].size, about)
+    params = _arrays(folder / WEIGHTS, listed)
     name = Name.parse(folder.name)  # an export has a name of its own
     step = value_of(int, about.get("step", 0), f"step of {folder / POLICY}") if name is None else name.step
     return Checkpoint(step, params, about, folder)
@@ -311,6 +329,22 @@ def _listed(path: Path) -> Mapping[str, Entry]:
     return {name: record(Entry, entry, f"{show(name)} in {path}") for name, entry in files.items()}
 
 
+def _check_size(path: Path, size: int, about: Mapping[str, Any]) -> None:
+    """CheckpointError about more weights than the network has; nothing of them is read. What a module of the user's has is not
+    known, and whoever needs a network that is none will say so."""
+    try:
+        spec = PolicySpec.from_json(about.get("policy"))
+        needed = sum(4 * math.prod(shape) for shape in full_layout(spec).values())
+    except FileError:
+        needed = 0
+    else:
+        if spec.module:
+            return
+    if size > max(needed, UNKNOWN) + HEADER_SIZE:
+        network = f"the network of its {POLICY} needs {in_words(needed)}" if needed else f"its {POLICY} has no network"
+        raise CheckpointError(f"{path} has {in_words(size)} by its manifest, but {network}")
+
+
 def _arrays(path: Path, listed: Mapping[str, Entry]) -> dict[str, NDArray]:
     return parse_arrays(_verified(path, listed[path.name]), str(path))
 
@@ -337,13 +371,16 @@ def _verified(path: Path, entry: Entry) -> bytearray:
 
 def names(root: Path) -> list[Name]:
     """The checkpoints there are directories for, from the newest down."""
-    folders = root.iterdir() if root.is_dir() else ()
+    try:
+        folders = list(root.iterdir()) if root.is_dir() else []
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be read: {error.strerror}") from None
     return sorted((name for folder in folders if (name := Name.parse(folder.name)) and folder.is_dir()), reverse=True)
 
 
 def is_full(folder: Path) -> bool:
-    """Whether it seems to have the learner's state."""
-    return (folder / PROGRESS).is_file()
+    """Whether it has the learner's state, or what is left of it."""
+    return any((folder / name).is_file() for name in STATE)
 
 
 def target(root: Path, link: str) -> Name | None:

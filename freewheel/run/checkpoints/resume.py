@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,13 +11,15 @@ from typing import Any
 
 from freewheel.config.resolve import Config, LimitOptions
 from freewheel.core import Sink
-from freewheel.errors import CheckpointError
+from freewheel.errors import CheckpointError, FileError
+from freewheel.files import origin
+from freewheel.files.read import json_object
 from freewheel.metrics.meter import Budget
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.naming import CHECKPOINTS
 from freewheel.run.plan import print_line
-from freewheel.run.saved import CONFIG, SUMMARY, SavedRun, lock_run, open_run
+from freewheel.run.saved import CONFIG, METRICS, SUMMARY, SavedRun, lock_run, open_run
 from freewheel.run.trainer import Result, run
 
 
@@ -45,14 +46,34 @@ def resume(
     consent: dict[str, Any] = {"trust": settings.trust, "use": "train"}
     found = open_run(name, settings.runs_dir, settings.env, which=settings.which, usual="latest", **consent)
     with lock_run(found.path):
-        earlier = _earlier(found)
-        config = _with_limits(_with_sources(found), settings.limits)
-        if (said := _nothing_left(config.run.budget, found.config.run.budget, earlier)) is not None:
+        config, earlier, said = read_earlier(found, settings)
+        if said is not None:
             reason, summary = said
             if not quiet:
                 print_line(f"{found.path.name} has nothing left to do: {reason}")
             return Result(found.path, summary)
         return run(config, quiet=quiet, hooks=hooks, sinks=sinks, earlier=earlier)
+
+
+def read_earlier(
+    found: SavedRun, settings: ResumeSettings
+) -> tuple[Config, Earlier, tuple[str, Mapping[str, Any]] | None]:
+    """What a run goes on with and from, or why it does not go on, and its summary. Nothing is changed on the disk."""
+    earlier = _earlier(found)
+    config = _with_limits(_with_sources(found), settings.limits)
+    try:
+        said = _nothing_left(config.run.budget, found.config.run.budget, earlier)
+        written = int(earlier.progress["metrics_bytes"])
+    except (KeyError, TypeError, ValueError) as error:
+        where = earlier.saved.path / checkpoint.PROGRESS
+        raise CheckpointError(
+            f"{where} does not say how far the run had come ({type(error).__name__}: {error})"
+        ) from None
+    metrics = found.path / METRICS
+    if (metrics.stat().st_size if metrics.is_file() else 0) < written:
+        short = f"{metrics} is shorter than when the run was saved: rows of it are lost"
+        earlier = replace(earlier, saved=replace(earlier.saved, warnings=(*earlier.saved.warnings, short)))
+    return config, earlier, said
 
 
 def _earlier(found: SavedRun) -> Earlier:
@@ -65,7 +86,7 @@ def _earlier(found: SavedRun) -> Earlier:
 
 def _with_sources(found: SavedRun) -> Config:
     """Values keep the sources they had when the run began; only where the run is may have changed."""
-    sources = _object(found.path / CONFIG).get("sources")
+    sources = json_object(found.path / CONFIG).get("sources")
     kept = {str(name): str(source) for name, source in sources.items()} if isinstance(sources, dict) else {}
     return replace(found.config, sources=kept)
 
@@ -92,7 +113,7 @@ def _nothing_left(budget: Budget, before: Budget, earlier: Earlier) -> tuple[str
     over = [name for name, limit in limits.items() if spent[name] >= limit]
     if progress["ended"] == "minutes" and budget.minutes == before.minutes:  # its last minutes were for the evaluation
         over.append("minutes")
-    summary = _object(earlier.path / SUMMARY)
+    summary = _summary(earlier.path / SUMMARY)
     if (
         not over or "exit_code" not in summary or summary.get("env_steps") != progress["env_steps"]
     ):  # it did not come to its closing evaluation
@@ -102,10 +123,11 @@ def _nothing_left(budget: Budget, before: Budget, earlier: Earlier) -> tuple[str
     return f"{done} of {limits[name]:,} {name} are done; give more with --{name}", summary
 
 
-def _object(path: Path) -> Mapping[str, Any]:
-    """A JSON file of the run; empty if there is none."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+def _summary(path: Path) -> Mapping[str, Any]:
+    """The summary of the run; empty if there is none."""
+    if not os.path.lexists(path):
         return {}
-    return found if isinstance(found, dict) else {}
+    try:
+        return origin.unsealed(json_object(path), str(path))
+    except FileError as error:
+        raise FileError(f"{error}; or remove it, and the run is closed again") from None
