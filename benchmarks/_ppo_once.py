@@ -125,7 +125,8 @@ def train(env: str, options: Mapping[str, Any], watch: Watch) -> Result:
     from freewheel.core import Collector, Learner, Tick
     from freewheel.loop import loop
     from freewheel.metrics.meter import Meter
-    from freewheel.run import trainer as run
+    from freewheel.run import session
+    from freewheel.run.trainer import run
 
     def watched(collector: Collector, learner: Learner, meter: Meter, **options: Any) -> Iterator[Tick]:
         watch.start()
@@ -137,8 +138,8 @@ def train(env: str, options: Mapping[str, Any], watch: Watch) -> Result:
                 returns = []
             yield tick
 
-    with TemporaryDirectory() as folder, mock.patch.object(run, "loop", watched):
-        return run.run(from_options(env, {"runs_dir": folder, **options}), quiet=True)
+    with TemporaryDirectory() as folder, mock.patch.object(session, "loop", watched):
+        return run(from_options(env, {"runs_dir": folder, **options}), quiet=True)
 
 
 def freewheel(task: Task, seed: int, steps: int, watch: Watch) -> None:

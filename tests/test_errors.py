@@ -9,6 +9,7 @@ import pytest
 from freewheel import errors
 from freewheel.errors import (
     CheckpointError,
+    ConsentError,
     DiskError,
     DivergedError,
     EnvError,
@@ -22,7 +23,7 @@ from freewheel.errors import (
 )
 
 CODES = {UsageError: 2, SetupError: 1, EnvError: 1, LedgerError: 1, CheckpointError: 1, ObservationError: 1}
-CODES |= {DiskError: 1, DivergedError: 1, FileError: 1}
+CODES |= {ConsentError: 2, DiskError: 1, DivergedError: 1, FileError: 1}
 
 
 def test_the_docstring_has_the_whole_tree() -> None:
