@@ -42,7 +42,7 @@ def test_the_schedule_falls_to_a_tenth(tmp_path: Path) -> None:
 def test_the_curriculum_reaches_its_end_and_stops_the_run(tmp_path: Path) -> None:
     assert run(tmp_path, 1) == "every corridor is walked\n"
     rows = next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()
-    assert json.loads(rows[-1])["my/longest"] > 2
+    assert max(json.loads(row).get("my/longest", 0.0) for row in rows) > 2
 
 
 def test_every_evaluation_has_its_video(tmp_path: Path) -> None:
