@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import traceback
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks._common import Notebook, number, spread, table
+from benchmarks._common import RESULTS, Notebook, number, spread, table
 from benchmarks._faults import EVERY, FAULTS, SAVE_LIMIT, Row, Setup
 
 NAME = "chaos"
@@ -99,8 +100,22 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="see that it works: a trial or two of some, nothing is kept"
     )
+    parser.add_argument("--report", action="store_true", help="no trials: the table of the rows of the newest commit")
     given = parser.parse_args()
     notebook = Notebook(NAME, "Faults, and what they cost", quick=given.quick)
+    found = kept() if given.report else trials_of(notebook, given)
+    judge(notebook, found)
+    return notebook.close()
+
+
+def kept() -> dict[str, list[Row]]:
+    """The rows of the newest commit by fault, where several calls have shared the work."""
+    rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
+    newest = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    return {name: own for name in FAULTS if (own := [row for row in newest if row["fault"] == name])}
+
+
+def trials_of(notebook: Notebook, given: argparse.Namespace) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for name in given.only:
         fault, trials = FAULTS[name], (QUICK if given.quick else TRIALS).get(name, 0)
@@ -109,8 +124,7 @@ def main() -> int:
             rng = random.Random(f"{given.seed} {name} {setup}")
             if count:
                 found.setdefault(name, []).extend(do(notebook, name, setup, count, rng))
-    judge(notebook, found)
-    return notebook.close()
+    return found
 
 
 if __name__ == "__main__":
