@@ -138,6 +138,12 @@ class Trainer:
         return [one for one in self._family.values() if alive(one)]
 
 
+def usual_signals() -> None:
+    """As in a terminal: what a shell has started in the background ignores interrupts, and so would all trainings."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def alive(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks._common import RESULTS, Notebook, number, spread, table
 from benchmarks._faults import EVERY, FAULTS, SAVE_LIMIT, Row, Setup
+from benchmarks._trainers import usual_signals
 
 NAME = "chaos"
 TRIALS = {
@@ -102,6 +103,7 @@ def main() -> int:
     )
     parser.add_argument("--report", action="store_true", help="no trials: the table of the rows of the newest commit")
     given = parser.parse_args()
+    usual_signals()
     notebook = Notebook(NAME, "Faults, and what they cost", quick=given.quick)
     found = kept() if given.report else trials_of(notebook, given)
     judge(notebook, found)
