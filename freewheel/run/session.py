@@ -36,6 +36,8 @@ from freewheel.transport.clock import NOTABLE, clock
 
 QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
 
+WHILE_EVALUATING = 1.0  # seconds that a row comes later while an evaluation holds the run up: nothing is learned
+
 
 class Session:
     """One session of a run: until its budget is spent, or it is interrupted."""
@@ -252,7 +254,7 @@ class Session:
 
     def _while_evaluating(self) -> None:
         self._stop.check()
-        if self._meter.wall_s >= self._next_log:
+        if self._meter.wall_s >= self._next_log + WHILE_EVALUATING:
             self._log()
 
     def _log(self) -> None:
