@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import psutil
 
 from benchmarks._trainers import RUN, StuckError, Trainer, alive, balanced, shared_memory, wait_until
-from freewheel.run.checkpoints.checkpoint import Checkpoint, load
+from freewheel.run.checkpoints.checkpoint import Checkpoint, fingerprint, load, load_state
 
 EVERY = 3.0  # seconds between two checkpoints
 SAVE_LIMIT = 1.0  # seconds that a save may take, on a busy machine
@@ -59,7 +59,8 @@ SETUPS = (
     Setup("lockstep", "mbpo", "Pendulum-v1"),
     Setup("continuous", "sac", "Pendulum-v1"),
 )
-WORKERS = tuple(setup for setup in SETUPS if setup.mode in ("batch", "continuous", "episodes"))
+# with SAC a worker would be killed again before it has made the ten steps after which it is trusted
+WORKERS = tuple(one for one in SETUPS if one.mode in ("batch", "continuous", "episodes") and one.algo == "ppo")
 
 
 @dataclass(frozen=True)
@@ -300,7 +301,7 @@ def deleted(folder: Path, rng: random.Random, setup: Setup, trials: int) -> Iter
 
 
 def damaged(folder: Path, rng: random.Random, setup: Setup, trials: int) -> Iterator[Row]:
-    """One byte of a file of the newest checkpoint is changed, or its end is missing: refused by name, or what it was."""
+    """One byte of a file of the newest checkpoint is changed, or its end is cut off: the one before is used, if it matters."""
     with Trainer(folder, *setup.argv()) as trainer:
         trainer.await_row()
         time.sleep(3 * EVERY)
@@ -319,16 +320,16 @@ def damaged(folder: Path, rng: random.Random, setup: Setup, trials: int) -> Iter
         path.unlink()  # it may be a hard link
         path.write_bytes(changed)
         began = time.monotonic()
-        found = load(trainer.path / "checkpoints", "latest")
-        named = any(path.name in warning for warning in found.warnings)
+        found, _ = load_state(trainer.path / "checkpoints", "latest")
         path.write_bytes(whole)
-        kept = not found.warnings and found.step == newest.step
+        told = any(str(newest.path) in warning for warning in found.warnings)
+        same = not found.warnings and fingerprint(found.params) == fingerprint(newest.params)
         yield {
-            "survived": (named and found.step < newest.step) or kept,
+            "survived": same or (told and found.step < newest.step),
             "lost": 0,
             "recover_s": time.monotonic() - began,
             "file": path.name,
-            "silent": not named and not kept,
+            "silent": not same and not found.warnings,
         }
 
 
