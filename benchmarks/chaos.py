@@ -27,7 +27,7 @@ TRIALS = {
     "damaged": 1200,
 }
 QUICK = {
-    "killed": 2,
+    "killed": 1,
     "killed-resuming": 1,
     "signal": 2,
     "worker-killed": 2,

@@ -19,6 +19,7 @@ QUICK = (
 )
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("words", QUICK)
 def test_the_quick_form_of_a_benchmark_runs(words: str) -> None:
     module, *options = words.split()
