@@ -35,6 +35,6 @@ def python(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.Co
     """A process that has to succeed, with this package and these environment variables."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     command = [sys.executable, *arguments]
-    ended = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=50, check=False)
+    ended = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=180, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended
