@@ -27,8 +27,8 @@ def sample(trainer: Trainer, names: set[str]) -> dict[str, float]:
     totals = {"memory_mb": 0.0, "descriptors": 0.0, "threads": 0.0, "processes": 0.0}
     for one in (psutil.Process(trainer.process.pid), *trainer.note_family()):
         with suppress(psutil.Error):
-            memory = one.memory_full_info()
-            found = memory.uss / 2**20, one.num_fds(), one.num_threads(), 1
+            memory = one.memory_info()  # without files: pages of libraries count as soon as no other program uses them
+            found = (memory.rss - memory.shared) / 2**20, one.num_fds(), one.num_threads(), 1
             totals = {name: total + value for (name, total), value in zip(totals.items(), found, strict=True)}
     rows = trainer.rows()
     last = rows[-1] if rows else {"env_steps": 0, "wall_s": 0.0}
