@@ -53,6 +53,17 @@ def test_a_run_is_complete_and_adds_up(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_workers_means_are_of_all_that_it_did(tmp_path: Path, mode: str) -> None:
+    """Also of its last fragment, which nobody learns from, and of the reset after it. Every step and every reset takes 3 ms."""
+    slow = {"env_args": {"seconds": 0.003, "at": 0, "length": 16}, "steps": 64, "evals": 0}
+    workers = train(tmp_path, "tests.support.worlds:Crawls", mode=mode, workers=4, **slow).summary["workers"]
+    played = [worker for worker in workers if worker["episodes"]]
+    assert [worker["episodes"] for worker in workers] == [worker["steps"] // 16 for worker in workers]
+    assert played
+    assert all(worker["step_s"] >= 0.003 and worker["reset_s"] >= 0.003 for worker in played)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_saved_weights_score_as_they_did_in_the_run(tmp_path: Path, mode: str) -> None:
     result = train(tmp_path, mode=mode, workers=4, steps=2000, ppo={"lr": 0.01})
     assert result.summary["best_eval"] >= result.summary["final_eval"] > 0

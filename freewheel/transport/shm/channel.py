@@ -226,11 +226,15 @@ class Writer:
 
     def commit(self, time: Sequence[int]) -> None:
         """Close the slot. Call `notify` after the grant has been given back."""
+        self.spend(time)
+        self._ring.committed[0] += 1
+
+    def spend(self, time: Sequence[int]) -> None:
+        """Add to the worker's time; the next fragment that is read has it."""
         clocks = self._ring.clocks
         for kind, ns in enumerate(time):
             if ns:
                 clocks[kind] += ns
-        self._ring.committed[0] += 1
 
     def describe(self, begun: memoryview, memory: NDArray | None, rng: NDArray | None) -> None:
         """Before the slot is closed: episodes that each lane has begun or begins next, and the rest of wire.After."""

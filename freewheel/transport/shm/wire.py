@@ -247,7 +247,10 @@ class SharedMemoryWire(Wire):
         """Keep the final counts and reports of the workers, because their shared memory is about to be freed."""
         for worker in range(self.authors):
             self.reader.settle(worker)
-        self._final = _FinalState(self.rows(), self.summary(), self.messages())
+        rows = self.rows()
+        for fragment in self.take():  # nobody learns from their rows, but their episodes were played
+            self.note_episodes(fragment)
+        self._final = _FinalState(rows, self.summary(), self.messages())
 
 
 @dataclass

@@ -148,6 +148,7 @@ class _Worker:
         if self._runner.over:
             self._give_back()  # a reset may take long
             self._autoreset()
+            self._writer.spend(self._spent(perf_counter_ns()))  # this fragment may be its last
         return not self._heartbeats.stopping
 
     def _give_back(self) -> None:
@@ -207,9 +208,7 @@ class _Worker:
 
     def _commit(self, *, exact: bool) -> None:
         now = perf_counter_ns()
-        time = self._runner.spent()
-        time[OTHER] += max(0, now - self._mark - sum(time))
-        self._mark = now
+        time = self._spent(now)
         if now > self._memory_checked + MEMORY_CHECK:
             self._memory_checked = now
             self._heartbeats.memory["peak"][self._who.worker] = _peak()
@@ -218,6 +217,13 @@ class _Worker:
             self._writer.describe(self._counted, memory, self._runner.position.packed() if exact else None)
         self._writer.commit(time)
         self._unnotified = True
+
+    def _spent(self, now: int) -> list[int]:
+        """Time since the last call; what is not accounted for is OTHER."""
+        time = self._runner.spent()
+        time[OTHER] += max(0, now - self._mark - sum(time))
+        self._mark = now
+        return time
 
     def _await_grant(self) -> Grant | None:
         """Wait for a free slot, then for a grant; None if the worker has to end."""
