@@ -28,6 +28,8 @@ class MBPOOptions(TypedDict, total=False):
     publish_every: int | None
     target_entropy: float | None
     temperature: float | None
+    critics: int
+    critic_subset: int
     critic_norm: bool
     members: int
     elites: int
@@ -97,6 +99,8 @@ class SACOptions(TypedDict, total=False):
     publish_every: int | None
     target_entropy: float | None
     temperature: float | None
+    critics: int
+    critic_subset: int
     critic_norm: bool
 
 

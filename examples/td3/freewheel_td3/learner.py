@@ -13,7 +13,7 @@ from torch import Tensor
 from freewheel.core import Array, Learner
 from freewheel.learn.replay import Batch
 from freewheel.learn.replay_learner import ReplayLearner
-from freewheel.learn.sac.learner import TwinCritics
+from freewheel.learn.sac.critics import Critics
 from freewheel.learn.spec import Algorithm, LearnerSpec, ReplayConfig
 from freewheel.policies.nets import TensorPolicy
 from freewheel.policies.spec import select
@@ -44,7 +44,7 @@ class TD3Update:
         self.policy, self.target = (
             TensorPolicy(spec.policy, generator(spec.seed, "weights"), device, seed) for _ in range(2)
         )
-        self.critics = TwinCritics(spec.policy, generator(spec.seed, "critics"), device, norm=False)
+        self.critics = Critics(spec.policy, generator(spec.seed, "critics"), device)
         self.generators = [self.policy.generator]
         self.actor_adam = torch.optim.Adam(self.policy.net.module.parameters(), config.lr)
         self.critics_adam = torch.optim.Adam(self.critics.parameters, config.lr)

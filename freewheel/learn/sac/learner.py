@@ -2,78 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
-from freewheel.core import Array, NDArray
+from freewheel.core import Array
 from freewheel.errors import SetupError
 from freewheel.learn.adam import FusedAdam
 from freewheel.learn.replay import Batch
 from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.config import SACConfig
+from freewheel.learn.sac.critics import Critics
 from freewheel.learn.spec import LearnerSpec
-from freewheel.policies.nets import ACTIVATIONS, TensorPolicy
-from freewheel.policies.spec import HEADS, PolicySpec, actor_layout, select
+from freewheel.policies.nets import TensorPolicy
+from freewheel.policies.spec import HEADS, actor_layout, select
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator, tree
 
-TWINS = 2
 LOSSES = ("loss/critic", "policy/temperature", "value/q_mean", "policy/entropy")
 
 
-class TwinCritics:
-    """Q(x, a) twice. All weights are views of one flat `vector`, so a target follows by one operation."""
-
-    def __init__(self, spec: PolicySpec, rng: np.random.Generator, device: str, *, norm: bool) -> None:
-        inputs = sum(stop - start for start, stop in spec.critic_columns) + spec.action_size
-        self._shapes, start = list[tuple[int, int, int]](), list[NDArray]()
-        for fan_in, fan_out in itertools.pairwise((inputs, *spec.hidden, 1)):
-            for rows in (fan_in, 1):  # weights, biases
-                self._shapes.append((TWINS, rows, fan_out))
-                start.append(rng.uniform(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), self._shapes[-1]).ravel())
-        self.vector = torch.from_numpy(np.concatenate(start).astype(np.float32)).to(device)
-        self.parameters = [nn.Parameter(view) for view in self.views(self.vector)]
-        self.frozen = [parameter.detach() for parameter in self.parameters]
-        self.target = self.vector.clone()
-        self._target_views = self.views(self.target)
-        self._activation, self._norm = ACTIVATIONS[spec.activation], norm
-
-    def views(self, vector: Tensor) -> list[Tensor]:
-        """Weights and biases, in order, as views of a flat vector."""
-        parts = vector.split([math.prod(shape) for shape in self._shapes])
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-    def __call__(self, x: Tensor, weights: Sequence[Tensor] | None = None) -> Tensor:
-        """x [N, D + A] -> [2, N]; with `frozen` weights, gradients flow to x alone."""
-        weights = self.parameters if weights is None else weights
-        x = x.expand(TWINS, *x.shape)
-        *hidden, last, bias = weights
-        for weight, shift in zip(hidden[::2], hidden[1::2], strict=True):
-            x = torch.baddbmm(shift, x, weight)
-            if self._norm:
-                x = functional.layer_norm(x, x.shape[-1:])
-            x = self._activation(x)
-        if x.is_cuda:
-            return torch.baddbmm(bias, x, last).squeeze(-1)
-        # a matrix product with one column is slow on a CPU
-        return (x * last.transpose(1, 2)).sum(-1) + bias.squeeze(-1)
-
-    def lower_target(self, x: Tensor) -> Tensor:
-        """The smaller of the target critics' values, [N]."""
-        return self(x, self._target_views).amin(0)
-
-    def follow(self, tau: float) -> None:
-        self.target.lerp_(self.vector, tau)
-
-
 class SACUpdate:
-    """Actor, twin critics and temperature. `step` draws a batch, moves all of them once, and never waits for the device."""
+    """Actor, critics and temperature. `step` draws a batch, moves all of them once, and never waits for the device."""
 
     def __init__(
         self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Batch], *, generators: list[torch.Generator]
@@ -84,7 +37,9 @@ class SACUpdate:
         if spec.start is not None:  # which holds no critics of this kind: they start from random weights
             self.policy.begin(spec.start.params)
         self.net = self.policy.net
-        self.critics = TwinCritics(spec.policy, generator(spec.seed, "critics"), device, norm=config.critic_norm)
+        weights, norm = generator(spec.seed, "critics"), config.critic_norm
+        subset = config.critic_subset
+        self.critics = Critics(spec.policy, weights, device, count=config.critics, subset=subset, norm=norm)
         start = 0.0 if config.temperature is None else math.log(config.temperature)
         self.log_temperature = torch.tensor([start], device=device)
         self._entropy = -float(spec.policy.action_size) if config.target_entropy is None else config.target_entropy
@@ -104,7 +59,7 @@ class SACUpdate:
         self._losses = torch.zeros(len(LOSSES), device=device)
         self.unread = 0  # updates since `losses` was last called
         self._compile = spec.compute.compile
-        self.generators = [*generators, self.policy.generator]  # that an update uses
+        self.generators = [*generators, self.policy.generator, self.critics.generator]  # that an update uses
         self._program: Program | None = None
 
     def step(self) -> None:
@@ -138,6 +93,7 @@ class SACUpdate:
 
     def state_dict(self) -> dict[str, Array]:
         tensors = self._state | {"params": self.policy.flat, "noise": self.policy.generator.get_state()}
+        tensors |= {"subsets": self.critics.generator.get_state()}
         tensors |= {"losses": self._losses}
         state: dict[str, Array] = {name: value.cpu().numpy().copy() for name, value in tensors.items()}
         return state | {"learning_rate": np.array(self._lr), "unread": np.array(self.unread)}
@@ -147,6 +103,7 @@ class SACUpdate:
         self.policy.load_flat(tensors["params"])
         self.learning_rate = float(state["learning_rate"])
         self.policy.generator.set_state(tensors["noise"])
+        self.critics.generator.set_state(tensors["subsets"])
         self._losses.copy_(tensors["losses"])
         self.unread = int(state["unread"])
         for name, value in self._state.items():
@@ -164,7 +121,7 @@ class SACUpdate:
             future = lower - temperature * log_prob
             goal = torch.addcmul(batch.reward, 1 - batch.terminated, future, value=self.config.gamma)
         q = self.critics(torch.cat([seen, batch.action], -1))
-        error = q.detach() - goal  # [2, N]: the loss is half its square, so this is also its slope
+        error = q.detach() - goal  # [C, N]: the loss is half its square, so this is also its slope
         self._critics_adam.forget()
         torch.autograd.backward([q], [error / len(goal)])
         self._critics_adam.step()
@@ -172,11 +129,11 @@ class SACUpdate:
 
         action, log_prob = self.policy.rsample(x)
         q = self.critics(torch.cat([seen, action], -1), self.critics.frozen)
-        with torch.no_grad():  # the loss is temperature × log_prob - the smaller q
-            lower = q.amin(0)
-            by_q = (q == lower) * (-1.0 / len(lower))
-            by_log_prob = (temperature / len(lower)).expand_as(log_prob)
-            value, entropy = lower.mean(), -log_prob.mean()
+        with torch.no_grad():  # the loss is temperature × log_prob - q, as the actor counts it
+            each, by_q = self.critics.for_actor(q)
+            by_q = by_q * (-1.0 / len(each))
+            by_log_prob = (temperature / len(each)).expand_as(log_prob)
+            value, entropy = each.mean(), -log_prob.mean()
         self._actor_adam.forget()
         torch.autograd.backward([q, log_prob], [by_q, by_log_prob])
         self.log_temperature.grad = (entropy - self._entropy).reshape(1)

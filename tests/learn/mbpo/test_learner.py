@@ -82,9 +82,10 @@ def test_so_many_real_rows_are_in_every_minibatch(batch: int, ratio: float, real
 def test_all_generators_of_an_update_are_known() -> None:
     learner = mbpo_for()
     known = learner.updater.generators
-    for generator in (learner.replay.generator, learner.model_buffer.generator, learner.updater.policy.generator):
+    policy, critics = learner.updater.policy.generator, learner.updater.critics.generator
+    for generator in (learner.replay.generator, learner.model_buffer.generator, policy, critics):
         assert sum(one is generator for one in known) == 1
-    assert len(known) == 3
+    assert len(known) == 4
 
 
 def model_rows(learner: MBPO) -> Any:
