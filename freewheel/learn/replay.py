@@ -29,6 +29,23 @@ class Batch(NamedTuple):
     next_obs: Tensor  # [..., D]
 
 
+class Minibatch(NamedTuple):
+    """What one gradient step learns from: the target of a row is reward + discount × the value of next_obs."""
+
+    obs: Tensor  # [N, D]
+    action: Tensor  # [N, A]
+    reward: Tensor  # [N]
+    discount: Tensor  # [N] what the future counts; 0 where the episode terminated
+    next_obs: Tensor  # [N, D]
+    weight: Tensor | None = None  # [N] of each row in the critics' loss, 1 on average; None: all are 1
+
+    @classmethod
+    def of(cls, rows: Batch, gamma: float) -> Minibatch:
+        """Of rows as they were stored."""
+        discount = torch.rsub(rows.terminated, gamma, alpha=gamma)  # gamma × (1 - terminated)
+        return cls(rows.obs, rows.action, rows.reward, discount, rows.next_obs)
+
+
 def pack(
     obs: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, has_successor: Tensor, next_obs: Tensor
 ) -> Tensor:

@@ -25,7 +25,7 @@ from freewheel.errors import FreewheelError
 from freewheel.learn.chunks import from_arrays, to_arrays, under
 from freewheel.learn.finite import STATISTICS, WEIGHTS, LastGood, first_not_finite, is_finite
 from freewheel.learn.moments import RunningMoments
-from freewheel.learn.replay import Batch, Columns, Replay
+from freewheel.learn.replay import Columns, Minibatch, Replay
 from freewheel.learn.spec import LearnerSpec, ReplayConfig
 from freewheel.policies.nets import TensorPolicy
 from freewheel.seeding import tree
@@ -85,7 +85,7 @@ class ReplayLearner:
     remedy = "lower its lr, or scale rewards"
 
     def __init__(
-        self, config: ReplayConfig, spec: LearnerSpec, make_update: Callable[[Callable[[], Batch]], Update]
+        self, config: ReplayConfig, spec: LearnerSpec, make_update: Callable[[Callable[[], Minibatch]], Update]
     ) -> None:
         policy, device = spec.policy, spec.compute.device
         self.config: ReplayConfig = config
@@ -155,8 +155,9 @@ class ReplayLearner:
     def rows(self) -> RowCounts:
         return RowCounts(trained=self._stored, queued=self._waiting_rows)
 
-    def draw(self) -> Batch:
-        return self.replay.columns.split(self.replay.sample(self.config.batch))
+    def draw(self) -> Minibatch:
+        rows = self.replay.columns.split(self.replay.sample(self.config.batch))
+        return Minibatch.of(rows, self.config.gamma)
 
     def buffers(self) -> Mapping[str, RowBuffer]:
         return {"replay": self.replay}

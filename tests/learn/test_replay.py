@@ -18,7 +18,7 @@ from torch import Tensor
 from freewheel.core import NDArray, Transitions
 from freewheel.errors import SetupError
 from freewheel.learn import replay as module
-from freewheel.learn.replay import Columns, Replay
+from freewheel.learn.replay import Batch, Columns, Minibatch, Replay
 
 COLUMNS = Columns(1, 1)  # rows of 6 columns
 SHAPE = (5, 3)
@@ -287,3 +287,12 @@ def test_successors_are_unknown_exactly_where_an_episode_ended_and_the_world_hid
     np.testing.assert_array_equal(batch.terminated.numpy().reshape(SHAPE), data.terminated)
     np.testing.assert_array_equal(batch.obs.numpy().reshape(*SHAPE, 4), data.obs)
     np.testing.assert_array_equal(batch.next_obs.numpy().reshape(*SHAPE, 4), data.next_obs)
+
+
+def test_the_future_is_discounted_and_ends_with_the_world() -> None:
+    parts = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    rows = Batch(parts[:, None], parts[:, :1], parts[:, 0], torch.tensor([0.0, 1, 0, 1, 0, 0]), parts[:, 1], parts)
+    batch = Minibatch.of(rows, 0.97)
+    assert batch.discount.tolist() == [float(np.float32(0.97)) * goes_on for goes_on in (1, 0, 1, 0, 1, 1)]
+    assert all(getattr(batch, name) is getattr(rows, name) for name in ("obs", "action", "reward", "next_obs"))
+    assert batch.weight is None

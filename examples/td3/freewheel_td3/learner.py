@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import Array, Learner
-from freewheel.learn.replay import Batch
+from freewheel.learn.replay import Minibatch
 from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.critics import Critics
 from freewheel.learn.spec import Algorithm, LearnerSpec, ReplayConfig
@@ -38,7 +38,7 @@ class TD3Config(ReplayConfig):
 class TD3Update:
     """One gradient step on a batch from the replay buffer."""
 
-    def __init__(self, config: TD3Config, spec: LearnerSpec, draw: Callable[[], Batch]) -> None:
+    def __init__(self, config: TD3Config, spec: LearnerSpec, draw: Callable[[], Minibatch]) -> None:
         self.config, self.draw, device = config, draw, spec.compute.device
         seed = tree(spec.seed, "learner", "noise")
         self.policy, self.target = (
@@ -55,7 +55,7 @@ class TD3Update:
         config, batch = self.config, self.draw()
         x, following = self.policy.inputs(batch.obs), self.policy.inputs(batch.next_obs)
         with torch.no_grad():
-            goal = batch.reward + config.gamma * (1 - batch.terminated) * self._future(following)
+            goal = batch.reward + batch.discount * self._future(following)
         loss = (self.critics(self._pair(x, batch.action)) - goal).square().mean(1).sum()
         self.critics_adam.zero_grad()
         loss.backward()

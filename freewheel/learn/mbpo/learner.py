@@ -21,7 +21,7 @@ from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Continuation, Fit, Fitter
 from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error, rule, task_function
-from freewheel.learn.replay import Batch, Replay, pack
+from freewheel.learn.replay import Minibatch, Replay, pack
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
 from freewheel.seeding import tree
@@ -197,10 +197,10 @@ class MBPO(SAC):
         progress = (self.pace.rows - begin) / max(1, end - begin)
         return int(short + (long - short) * min(1.0, max(0.0, progress)))
 
-    def draw(self) -> Batch:
+    def draw(self) -> Minibatch:
         """A share of real rows, and model rows for the rest."""
         parts = [self.replay.sample(self._real), self.model_buffer.sample(self.config.batch - self._real)]
-        return self.replay.columns.split(torch.cat(parts))
+        return Minibatch.of(self.replay.columns.split(torch.cat(parts)), self.config.gamma)
 
     def _follow(self, chunk: Chunk[Any]) -> None:
         """Keep the latest steps of a few lanes of each author, in order."""

@@ -12,7 +12,7 @@ from torch import nn
 from freewheel.core import Array
 from freewheel.errors import SetupError
 from freewheel.learn.adam import FusedAdam
-from freewheel.learn.replay import Batch
+from freewheel.learn.replay import Minibatch
 from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.critics import Critics
@@ -29,7 +29,7 @@ class SACUpdate:
     """Actor, critics and temperature. `step` draws a batch, moves all of them once, and never waits for the device."""
 
     def __init__(
-        self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Batch], *, generators: list[torch.Generator]
+        self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Minibatch], *, generators: list[torch.Generator]
     ) -> None:
         self.config, self.draw, device = config, draw, spec.compute.device
         noise = tree(spec.seed, "learner", "noise")
@@ -119,11 +119,12 @@ class SACUpdate:
             action, log_prob = self.policy.rsample(following)
             lower = self.critics.lower_target(torch.cat([select(columns, following), action], -1))
             future = lower - temperature * log_prob
-            goal = torch.addcmul(batch.reward, 1 - batch.terminated, future, value=self.config.gamma)
+            goal = torch.addcmul(batch.reward, batch.discount, future)
         q = self.critics(torch.cat([seen, batch.action], -1))
-        error = q.detach() - goal  # [C, N]: the loss is half its square, so this is also its slope
+        error = q.detach() - goal  # [C, N]
+        slope = error if batch.weight is None else error * batch.weight  # of the loss, half the weighted square
         self._critics_adam.forget()
-        torch.autograd.backward([q], [error / len(goal)])
+        torch.autograd.backward([q], [slope / len(goal)])
         self._critics_adam.step()
         self.critics.follow(self.config.tau)
 
@@ -139,7 +140,7 @@ class SACUpdate:
         self.log_temperature.grad = (entropy - self._entropy).reshape(1)
         self._actor_adam.step()
         with torch.no_grad():
-            loss = error.square().mean() * 0.5 * len(error)
+            loss = (error * slope).mean() * 0.5 * len(error)
             self._losses += torch.stack([loss, temperature.squeeze(0), value, entropy])
 
     def _trainable(self, spec: LearnerSpec) -> list[nn.Parameter]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from freewheel.core import ActionSpec, Array, BatchSpec, EnvSpec, RowCounts, Slice, Transitions
 from freewheel.errors import FreewheelError, SetupError
-from freewheel.learn.replay import Batch
+from freewheel.learn.replay import Minibatch
 from freewheel.learn.replay_learner import BURST, REPORT, Pace
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
@@ -167,7 +167,7 @@ def test_updates_come_in_bursts_so_that_rows_are_looked_for() -> None:
 def test_every_update_draws_a_minibatch_of_its_own() -> None:
     drawn = list[torch.Tensor]()
 
-    def spied() -> Batch:
+    def spied() -> Minibatch:
         batch = learner.draw()
         drawn.append(batch.obs)
         return batch

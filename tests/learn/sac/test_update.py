@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from freewheel.core import BatchSpec
-from freewheel.learn.replay import Batch
+from freewheel.learn.replay import Minibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SACUpdate
 from freewheel.learn.spec import LearnerSpec
@@ -26,16 +26,18 @@ LINEAR = replace(SPEC, hidden=())
 ROWS = 16
 
 
-def batch_of(rows: int = ROWS, seed: int = 0) -> Batch:
+def batch_of(rows: int = ROWS, seed: int = 0, *, weighted: bool = False) -> Minibatch:
     rng = torch.Generator().manual_seed(seed)
     obs, next_obs = torch.randn(2, rows, 4, generator=rng)
     action = torch.rand(rows, 2, generator=rng) * 2 - 1
-    terminated = (torch.rand(rows, generator=rng) < 0.3).float()
-    return Batch(obs, action, torch.randn(rows, generator=rng), terminated, torch.ones(rows), next_obs)
+    discount = 0.95 * (torch.rand(rows, generator=rng) > 0.3).float()
+    reward = torch.randn(rows, generator=rng)
+    weight = 2 * torch.rand(rows, generator=rng) if weighted else None
+    return Minibatch(obs, action, reward, discount, next_obs, weight)
 
 
 def update_for(
-    spec: PolicySpec = SPEC, config: SACConfig | None = None, draw: Callable[[], Batch] = batch_of, seed: int = 0
+    spec: PolicySpec = SPEC, config: SACConfig | None = None, draw: Callable[[], Minibatch] = batch_of, seed: int = 0
 ) -> SACUpdate:
     given = LearnerSpec(policy=spec, batch=BatchSpec(4, 2), seed=seed)
     return SACUpdate(config or SACConfig(), given, draw, generators=[])
@@ -118,9 +120,9 @@ def test_the_actors_step_leaves_no_gradient_in_the_critics(monkeypatch: pytest.M
 
 
 def test_every_step_draws_and_losses_are_means_since_they_were_asked() -> None:
-    drawn = list[Batch]()
+    drawn = list[Minibatch]()
 
-    def draw() -> Batch:
+    def draw() -> Minibatch:
         drawn.append(batch_of(seed=len(drawn)))
         return drawn[-1]
 
@@ -195,15 +197,16 @@ class Reference:
         seen = torch.cat([x[:, 1:4], action], -1)
         return torch.stack([self.mlp(c, seen, norm=self.config.critic_norm).squeeze(-1) for c in critics])
 
-    def step(self, batch: Batch, noises: Sequence[Tensor]) -> None:
-        obs, action, reward, terminated, _, next_obs = (part.double() for part in batch)
+    def step(self, batch: Minibatch, noises: Sequence[Tensor]) -> None:
+        obs, action, reward, discount, next_obs = (part.double() for part in batch[:5] if part is not None)
+        weight = torch.ones(len(obs)) if batch.weight is None else batch.weight
         x, following = (((part - self.mean) * self.scale).clamp(-10, 10) for part in (obs, next_obs))
         alpha = self.log_temperature.exp().detach()
         with torch.no_grad():
             then, log_prob = self.act(following, noises[0].double())
             goal = self.q(self.targets, following, then).min(0).values - alpha * log_prob
-            goal = reward + self.config.gamma * (1 - terminated) * goal
-        loss = sum(0.5 * functional.mse_loss(q, goal) for q in self.q(self.critics, x, action))
+            goal = reward + discount * goal
+        loss = sum(0.5 * (weight * (q - goal).square()).mean() for q in self.q(self.critics, x, action))
         self._descend(1, loss)
         with torch.no_grad():
             for target, part in zip(itertools.chain(*self.targets), itertools.chain(*self.critics), strict=True):
@@ -222,11 +225,12 @@ class Reference:
 
 CASES = {
     "plain": (SPEC, SACConfig(lr=1e-3)),
-    "many steps' tau": (SPEC, SACConfig(lr=1e-2, tau=0.2, gamma=0.9)),
+    "many steps' tau": (SPEC, SACConfig(lr=1e-2, tau=0.2)),
     "fixed temperature": (SPEC, SACConfig(temperature=0.3)),
     "layer norm": (SPEC, SACConfig(critic_norm=True, target_entropy=-1.0)),
     "normalised": (replace(SPEC, normalised=((0, 4),)), SACConfig()),
     "linear": (LINEAR, SACConfig()),
+    "weighted": (SPEC, SACConfig(lr=1e-3)),
 }
 
 
@@ -236,9 +240,9 @@ def assert_close(ours: Tensor, reference: Tensor) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_updates_are_those_of_plain_autograd(case: str) -> None:
-    spec, config = CASES[case]
+    (spec, config), weighted = CASES[case], case == "weighted"
     drawn = itertools.count()
-    update = update_for(spec, config, lambda: batch_of(seed=next(drawn)))
+    update = update_for(spec, config, lambda: batch_of(seed=next(drawn), weighted=weighted))
     if spec.normalised:
         update.policy.normalise(np.array([0.5, -1.0, 0.0, 2.0]), np.array([2.0, 0.5, 9.0, 1.0]))
     reference = Reference.of(update)
@@ -248,7 +252,7 @@ def test_updates_are_those_of_plain_autograd(case: str) -> None:
         generator.set_state(update.policy.generator.get_state())
         noises = [torch.empty(ROWS, 2).normal_(generator=generator) for _ in range(2)]
         update.step()
-        reference.step(batch_of(seed=number), noises)
+        reference.step(batch_of(seed=number, weighted=weighted), noises)
         assert torch.equal(generator.get_state(), update.policy.generator.get_state()), "it drew more random numbers"
         for parameter, wanted in zip(update._actor, reference.actor, strict=True):
             assert_close(parameter, wanted)
