@@ -36,8 +36,7 @@ help: ## this list
 	@echo "setting up .venv-isaac (once; a few minutes and 8 GB)"
 	@$(PYTHON312) -m venv .venv-isaac
 	@.venv-isaac/bin/python -m pip install $(PIP_FLAGS) isaaclab==3.0.0
-	@.venv-isaac/bin/python -m pip install $(PIP_FLAGS) tyro rich psutil cloudpickle safetensors hypothesis pytest pytest-timeout
-	@.venv-isaac/bin/python -m pip install $(PIP_FLAGS) --no-deps --editable .
+	@.venv-isaac/bin/python -m pip install $(PIP_FLAGS) --editable . hypothesis pytest pytest-timeout
 	@touch $@
 
 .venv/.bench: .venv/.ready
