@@ -28,6 +28,7 @@ class MBPOOptions(TypedDict, total=False):
     publish_every: int | None
     target_entropy: float | None
     temperature: float | None
+    first_temperature: float
     critics: int
     critic_subset: int
     critic_norm: bool
@@ -99,6 +100,7 @@ class SACOptions(TypedDict, total=False):
     publish_every: int | None
     target_entropy: float | None
     temperature: float | None
+    first_temperature: float
     critics: int
     critic_subset: int
     critic_norm: bool

@@ -34,8 +34,8 @@ def Xform "Ground"
 def write_assets(folder: Path) -> Path:
     """Write them below this folder, which ISAACSIM_ASSET_ROOT has to name before Isaac Lab is imported."""
     newton = importlib.util.find_spec("newton")
-    assert newton is not None and newton.origin is not None, "Isaac Lab comes with Newton"
-    robot = (Path(newton.origin).parent / COPY).read_text()
+    assert newton is not None, "Isaac Lab comes with Newton"
+    robot = (Path(newton.origin or "").parent / COPY).read_text()
     # its default prim is spelled in another way than the prim itself
     for path, text in ((ROBOT, robot.replace('defaultPrim = "cartPole"', 'defaultPrim = "cartpole"')), (GROUND, PLANE)):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

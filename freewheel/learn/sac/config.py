@@ -22,6 +22,9 @@ class SACConfig(ReplayConfig):
     """Entropy that the temperature steers to (default: minus the number of action columns)."""
     temperature: Annotated[float | None, POSITIVE] = None
     """Weight of the entropy; a number fixes it (default: learned)."""
+    first_temperature: Annotated[float, POSITIVE] = 1.0
+    """Where a learned temperature begins. Set it to about the size of a step's reward where that is small: at 1, entropy counts
+    for more than such rewards through thousands of updates, and nothing else is learned."""
     critics: Annotated[int, Range(least=1, most=100)] = 2
     """Critics that are trained."""
     critic_subset: Annotated[int, Range(least=1, most=100)] = 2

@@ -40,8 +40,8 @@ class SACUpdate:
         weights, norm = generator(spec.seed, "critics"), config.critic_norm
         subset = config.critic_subset
         self.critics = Critics(spec.policy, weights, device, count=config.critics, subset=subset, norm=norm)
-        start = 0.0 if config.temperature is None else math.log(config.temperature)
-        self.log_temperature = torch.tensor([start], device=device)
+        start = config.first_temperature if config.temperature is None else config.temperature
+        self.log_temperature = torch.tensor([math.log(start)], device=device)
         self._entropy = -float(spec.policy.action_size) if config.target_entropy is None else config.target_entropy
         self._actor = self._trainable(spec)
         learned = [self.log_temperature] if config.temperature is None else []

@@ -80,6 +80,16 @@ def test_the_entropy_to_steer_to_can_be_given(target: float) -> None:
     assert float(update.log_temperature.grad) == pytest.approx(update.losses()["policy/entropy"] - target, rel=1e-5)
 
 
+def test_a_learned_temperature_begins_where_it_is_told_and_moves_by_the_same_share() -> None:
+    update = update_for(config=SACConfig(first_temperature=0.02))
+    update.step()
+    assert update.losses()["policy/temperature"] == pytest.approx(0.02)  # as it was in the step
+    moved = float(update.log_temperature) - math.log(0.02)
+    assert abs(moved) == pytest.approx(
+        SACConfig().lr, rel=1e-2
+    )  # Adam's first step is one lr long, whatever it begins with
+
+
 def test_a_fixed_temperature_stays() -> None:
     update = update_for(config=SACConfig(temperature=0.2))
     for _ in range(3):
