@@ -116,12 +116,17 @@ def resume(
 
     A run that has nothing left to do is not started; the result is that of its end.
     """
-    from freewheel.config.resolve import LimitOptions
+    import dataclasses
+
+    from freewheel.config import flags
+    from freewheel.config.resolve import LimitOptions, all_names
     from freewheel.run.checkpoints.resume import ResumeSettings
     from freewheel.run.checkpoints.resume import resume as go_on
 
     given: dict[str, Any] = {**limits}
     trust = given.pop("trust", False)
+    known = dict.fromkeys(field.name for field in dataclasses.fields(LimitOptions))
+    flags.check_names(given, known, "resume()", dict.fromkeys(all_names(), "a run goes on with the options it has"))
     settings = ResumeSettings(limits=LimitOptions(**given), which=str(checkpoint), env=env, trust=trust)
     again = go_on(run, settings, quiet=quiet, hooks=hooks, sinks=sinks)
     if again.exit_code == 130:

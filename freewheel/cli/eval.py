@@ -62,19 +62,21 @@ class AboutRun(Protocol):
 T = TypeVar("T", bound=AboutRun)
 
 
-def parse(options: type[T], argv: Sequence[str], command: str) -> T:
-    """The options of a command whose first or last word is a run."""
-    found = parse_runs(options, argv, command)
+def parse(options: type[T], argv: Sequence[str], command: str, answers: Mapping[str, str] | None = None) -> T:
+    """The options of a command whose first or last word is a run; `answers`: flags.check_names."""
+    found = parse_runs(options, argv, command, answers)
     if len(found) > 1:
         raise UsageError(f"give one run, not {' '.join(one.run for one in found)}")
     return found[0]
 
 
-def parse_runs(options: type[T], argv: Sequence[str], command: str) -> list[T]:
+def parse_runs(
+    options: type[T], argv: Sequence[str], command: str, answers: Mapping[str, str] | None = None
+) -> list[T]:
     """The options of a command that takes runs, once for each run."""
     from freewheel.config import flags
 
-    positional, given = flags.read_argv(argv, flags.option_types(options))
+    positional, given = flags.read_argv(argv, flags.option_types(options), answers=answers or {})
     runs = positional or [name for name in given.get("run", ()) if name]
     if not runs:
         raise UsageError(f"which run? freewheel {command} NAME, a directory under runs/")

@@ -36,14 +36,31 @@ class ResumeOptions:
             raise UsageError("--checkpoint best has weights only: use train --init RUN to start from them")
 
 
-def resume_with(argv: Sequence[str]) -> int:
-    """The command, with these words."""
+def _read(argv: Sequence[str], run: str) -> ResumeOptions:
+    from freewheel.config import flags
+    from freewheel.config.resolve import all_names
+
+    own = flags.option_types(ResumeOptions)
+    taken = ", ".join(map(flags.as_flag, own))
+    answers = dict.fromkeys(all_names(), f"a run goes on with the options it has; resume takes {taken}")
+    if not run:
+        return parse(ResumeOptions, argv, "resume", answers)
+    envs, given = flags.read_argv(argv, own, answers=answers)
+    if given.setdefault("run", (run,)) != (run,):
+        raise UsageError(f"give one run, not {run} and {given['run'][0]}")
+    if len(named := [*envs, *given.get("env", ())]) > 1:
+        raise UsageError(f"--resume {run} goes on in one environment, not in {' and '.join(named)}")
+    return flags.build(ResumeOptions, given | ({"env": (envs[0],)} if envs else {}))
+
+
+def resume_with(argv: Sequence[str], run: str = "") -> int:
+    """The command, with these words. If the run is known, a word without a flag is the environment, as it is for `train`."""
 
     from freewheel.config.resolve import LimitOptions
     from freewheel.files.output import lasting_output
     from freewheel.run.checkpoints.resume import ResumeSettings, resume
 
-    options = parse(ResumeOptions, argv, "resume")
+    options = _read(argv, run)
     limits = LimitOptions(steps=options.steps, minutes=options.minutes, episodes=options.episodes)
     settings = ResumeSettings(
         limits=limits, which=options.checkpoint, runs_dir=options.runs_dir, env=options.env or None, trust=options.trust

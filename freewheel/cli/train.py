@@ -102,7 +102,7 @@ def _resume(own: CommandOptions, argv: Sequence[str]) -> int:
 
     if own != CommandOptions(resume=own.resume, trust=own.trust):
         raise UsageError("--resume goes on with one run: leave out --seeds, --jobs, --dry-run and --print-config")
-    return resume_with(["--run", own.resume, *argv, *(["--trust"] if own.trust else [])])
+    return resume_with([*argv, *(["--trust"] if own.trust else [])], own.resume)
 
 
 def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:

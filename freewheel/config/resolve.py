@@ -249,7 +249,7 @@ def _of(env: str | Callable[..., Any], given: flags.Layer, files: Sequence[flags
 
 def read_options(argv: Sequence[str]) -> tuple[list[str], flags.Layer]:
     """The positional arguments of a command line, and its options of any world, algorithm and mode."""
-    positional, given = flags.read_argv(argv, _vocabulary(), FREE, words.ANSWERS)
+    positional, given = flags.read_argv(argv, all_names(), FREE, words.ANSWERS)
     return positional, vocabulary.renamed("flag", given, _all_options())
 
 
@@ -365,7 +365,8 @@ def _all_options() -> Mapping[str, Any]:
 
 
 @functools.cache
-def _vocabulary() -> Mapping[str, Any]:
+def all_names() -> Mapping[str, Any]:
+    """Every option of any algorithm, mode and world, and every word for one, with its type."""
     return vocabulary.types_of_all(_all_options())
 
 
@@ -385,7 +386,7 @@ def _layer(source: str, data: Mapping[str, Any], where: str = "") -> flags.Layer
         raise UsageError(f"env_args in {where} must be a table of the environment's arguments, not {args!r}")
     plain = {key: value for key, value in data.items() if key not in ("sources", "env_args")}
     flat = flags.flatten(plain | {f"{FREE}{key}": value for key, value in args.items()}, FREE)
-    flags.check_names((name for name in flat if not name.startswith(FREE)), _vocabulary(), where, words.ANSWERS)
+    flags.check_names((name for name in flat if not name.startswith(FREE)), all_names(), where, words.ANSWERS)
     return vocabulary.renamed(
         source,
         {name: _tokens(vocabulary.aliases().get(name, name), value) for name, value in flat.items()},

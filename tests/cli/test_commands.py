@@ -273,7 +273,11 @@ def test_resume_goes_on_and_says_when_there_is_nothing_left(cartpole: Result, tm
     done = cartpole.summary["env_steps"]
     assert cli.main(["resume", "it", "--runs-dir", str(tmp_path)]) == 0
     assert "it has nothing left to do" in capfd.readouterr().out
-    for argv in (["resume", str(path)], ["train", "--resume", str(path)]):
+    for argv in (
+        ["resume", str(path)],
+        ["train", "--resume", str(path)],
+        ["train", "CartPole-v1", "--resume", str(path)],
+    ):
         done += 600
         assert cli.main([*argv, "--steps", str(done)]) == 0
         assert "going on from step" in capfd.readouterr().out
@@ -284,12 +288,26 @@ def test_resume_goes_on_and_says_when_there_is_nothing_left(cartpole: Result, tm
     ("argv", "code", "told"),
     [
         (["resume"], 2, "which run? freewheel resume NAME"),
-        (["resume", "RUN", "--lr", "1"], 2, "unknown option --lr"),
+        (
+            ["resume", "RUN", "--lr", "1"],
+            2,
+            "there is no --lr: a run goes on with the options it has; resume takes --run, ",
+        ),
+        (
+            ["resume", "RUN", "--step-timeout", "2"],
+            2,
+            "there is no --step-timeout: a run goes on with the options it has",
+        ),
+        (["resume", "RUN", "--stepss", "2"], 2, "unknown option --stepss; did you mean '--steps'?"),
         (["resume", "RUN", "--steps", "0"], 2, "--steps must be positive, not 0"),
         (["resume", "RUN", "--checkpoint", "best"], 2, "--checkpoint best has weights only"),
         (["resume", "RUN@77"], 2, "there is no checkpoint of step 77"),
         (["train", "--resume", "RUN", "--seeds", "1..3"], 2, "--resume goes on with one run"),
-        (["train", "--resume", "RUN", "--num-envs", "3"], 2, "unknown option --num-envs"),
+        (["train", "--resume", "RUN", "--num-envs", "3"], 2, "there is no --num-envs: a run goes on with"),
+        (["train", "A", "B", "--resume", "RUN"], 2, "goes on in one environment, not in A and B"),
+        (["train", "A", "--env", "B", "--resume", "RUN"], 2, "goes on in one environment, not in A and B"),
+        (["train", "--run", "other", "--resume", "RUN"], 2, "give one run, not"),
+        (["train", "Pendulum-v1", "--resume", "RUN", "--steps", "9999"], 1, "Pendulum-v1 does not fit"),
     ],
 )
 def test_resume_refuses_in_a_line(cartpole: Result, capfd: Capture, argv: list[str], code: int, told: str) -> None:
