@@ -79,6 +79,8 @@ _ROWS = "an update learns from --num-envs × --num-steps-per-env rows"
 _LOGS = "every run writes metrics.jsonl in its directory, and --sinks NAME adds a tracker of an installed package"
 _GPU = "say --device cuda (or cuda:N, auto, cpu)"
 _MINIBATCHES = "say --ppo.minibatch ROWS, the rows of one minibatch, not how many minibatches there are"
+_SAVES = "say --checkpoint-every MINUTES (default 5); freewheel resume RUN goes on from the newest checkpoint"
+_GO_ON = "freewheel resume RUN goes on with a run; --init RUN begins a new one with the weights of another"
 _SHAPE = "the policy is described by --policy.hidden, --policy.activation and --policy.module (your own network)"
 #: Words for what is done in another way here.
 ANSWERS = {
@@ -116,10 +118,18 @@ ANSWERS = {
     "capture_video": "train, then say freewheel play RUN --render gif",
     "render": "train, then say freewheel play RUN",
     "eval_freq": "say --evals N: so many evaluations, evenly spaced over the run",
-    "save_interval": "leave it out: the best and the latest weights are kept",
+    "save_interval": _SAVES,
+    "save_freq": _SAVES,
+    "checkpoint_freq": _SAVES,
+    "checkpoint_frequency": _SAVES,
+    "checkpoint_interval": _SAVES,
     "torch_deterministic": "leave it out: --mode lockstep, sequential and batch are repeatable with the same --seed",
-    "resume": "say --init RUN to begin with the weights of another run",
-    "load_run": "say --init RUN to begin with the weights of another run",
+    "resume": _GO_ON,
+    "resume_from": _GO_ON,
+    "resume_from_checkpoint": _GO_ON,
+    "restore": _GO_ON,
+    "load_run": _GO_ON,
+    "load_checkpoint": _GO_ON,
 }
 
 #: Options of some worlds that mean nothing in others, and why they need not be refused there: --headless asks for what is so.
