@@ -45,6 +45,8 @@ class MBPOOptions(TypedDict, total=False):
     termination: str
     rollouts_per_row: float
     rollout_schedule: Sequence[int]
+    max_disagreement: float | None
+    model_buffer: int
     keep_models: int
     real_ratio: float
     clock: Literal["auto", "serial", "async"]

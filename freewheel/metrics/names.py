@@ -117,6 +117,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         ("model/train_loss", "loss", "mean", "Training loss in the last epoch of a fit, over all members."),
         ("model/holdout", "loss", "mean", "Error of the elite members on held-out rows."),
         ("model/termination_error", "share", "mean", "Held-out error of the predicted ends of episodes."),
+        ("model/rollout_length", "steps", "mean", "Mean length of the newest model's rollouts."),
         ("model/error_*", "", "mean", "Prediction error after so many steps without correction."),
     ),
 }  # fmt: skip

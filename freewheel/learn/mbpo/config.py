@@ -54,6 +54,11 @@ class MBPOConfig(SACConfig):
     """Rollouts of the model per row collected."""
     rollout_schedule: Annotated[tuple[int, int, int, int], Range(least=0, most=10**12)] = (0, 0, 1, 1)
     """Length of a rollout: from row A to row B it grows from C to D steps."""
+    max_disagreement: Annotated[float | None, Range(above=0, most=1e9)] = None
+    """A rollout stops where two models disagree more than so many times as much as on 95 % of the real states that rollouts
+    begin in (divergence of their predictions); the schedule then gives the greatest length. Default: disagreement stops none."""
+    model_buffer: Annotated[int, Range(least=1, most=10**10)] = 1_000_000
+    """Rows of rollouts that are kept at most; new rows replace the oldest."""
     keep_models: Annotated[int, Range(least=1, most=1_000)] = 4
     """Models whose rows are kept; rows of older models expire."""
     real_ratio: Annotated[float, SHARE] = 0.05
@@ -66,6 +71,8 @@ class MBPOConfig(SACConfig):
         super().__post_init__()
         if self.elites > self.members:
             raise UsageError(f"mbpo.elites {self.elites} cannot be more than mbpo.members {self.members}")
+        if self.max_disagreement is not None and self.elites < 2:
+            raise UsageError("mbpo.max_disagreement compares two models; set mbpo.elites to 2 or more")
         begin, end, short, long = self.rollout_schedule
         if not (0 <= begin <= end and 1 <= short <= long):
             form = "FROM_ROW TO_ROW FROM_STEPS TO_STEPS, each pair rising, steps from 1"
@@ -81,13 +88,24 @@ class MBPOConfig(SACConfig):
         weights = sum(before * after for before, after in itertools.pairwise(sizes))
         models = Need(self.members * weights, "weights of models", 20, "--mbpo.model-hidden")
         drawn = Need(self.members * self.model_batch, "rows of a model's batch", each, "--mbpo.model-batch")
-        rollouts = int(self.rollouts_per_row * self.model_every)
+        rollouts = self.rollouts * self.rollout_schedule[3]
         return (
             *super().needs(spec),
             models,
             drawn,
-            Need(rollouts, "rollouts of a model", each, "--mbpo.rollouts-per-row"),
+            Need(rollouts, "rows of a model's rollouts", each, "--mbpo.rollouts-per-row"),
+            Need(self.rows_of_models, "rows of all rollouts", each, "--mbpo.model-buffer"),
         )
+
+    @property
+    def rollouts(self) -> int:
+        """How many begin with every new model."""
+        return round(self.rollouts_per_row * self.model_every)
+
+    @property
+    def rows_of_models(self) -> int:
+        """Rows of rollouts that are kept at most."""
+        return min(self.model_buffer, self.keep_models * self.rollouts * self.rollout_schedule[3])
 
     def describe(self, spec: LearnerSpec) -> str:
         sizes = " - ".join(map(str, self.model_hidden))

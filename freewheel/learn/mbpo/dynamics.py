@@ -66,6 +66,7 @@ class Prediction(NamedTuple):
     reward: Tensor | None  # [N]
     next_obs: Tensor  # [N, D]
     termination: Tensor | None  # [N] its probability
+    disagreement: Tensor | None = None  # [N] of two members, where it was asked for
 
 
 class Ensemble:
@@ -176,15 +177,32 @@ class Ensemble:
         return Output(x[..., :size], logvar, x[..., 2 * size :])
 
     @torch.no_grad()
-    def sample(self, obs: Tensor, action: Tensor, elites: Tensor, generator: torch.Generator) -> Prediction:
-        """Draw for each row from a random elite: a random permutation of the rows gives each elite an equal share."""
-        rows, share = len(obs), -(-len(obs) // len(elites))
+    def sample(
+        self, obs: Tensor, action: Tensor, elites: Tensor, generator: torch.Generator, *, compare: bool = False
+    ) -> Prediction:
+        """Draw for each row from a random elite: a random permutation of the rows gives each elite an equal share.
+
+        compare: also how far a second elite, another one for every row, disagrees with the first. Over many rows that estimates
+        the mean over all pairs of elites, at the cost of two members instead of all.
+        """
+        rows, members = len(obs), len(elites)
+        share = -(-rows // members)
         order = torch.rand(rows, generator=generator, device=obs.device).argsort()
-        filled = order[torch.arange(share * len(elites), device=obs.device) % rows]
-        out = self.forward(self._inputs(obs, action)[filled].view(len(elites), share, -1), elites)
-        parts = (part.flatten(0, 1)[:rows] for part in out)
-        out = Output(*(torch.empty_like(part).index_copy_(0, order, part) for part in parts))
-        return self._draw(obs, out, generator)
+        filled = order[torch.arange(share * members, device=obs.device) % rows]
+        inputs = self._inputs(obs, action)[filled].view(members, share, -1)
+        out = self.forward(inputs, elites)
+
+        def in_order(part: Tensor) -> Tensor:
+            part = part.flatten(0, 1)[:rows]
+            return torch.empty_like(part).index_copy_(0, order, part)
+
+        disagreement = None
+        if compare:
+            ahead = 1 + torch.rand(1, generator=generator, device=obs.device).mul(members - 1).long()
+            other = self.forward(inputs, elites[(torch.arange(members, device=obs.device) + ahead) % members])
+            disagreement = in_order(divergence(out, other, self._precision["out"].sign())[..., None]).squeeze(-1)
+        drawn = self._draw(obs, Output(*map(in_order, out)), generator)
+        return drawn._replace(disagreement=disagreement)
 
     @torch.no_grad()
     def expect(self, obs: Tensor, action: Tensor, elites: Tensor) -> Tensor:
@@ -216,3 +234,14 @@ class Ensemble:
         for name, value in self._state.items():
             value.copy_(torch.as_tensor(state[name]))
         self._refresh()
+
+
+def divergence(one: Output, other: Output, weight: Tensor) -> Tensor:
+    """The geometric Jensen-Shannon divergence of two Gaussians, [...]: the mean of their KL divergences from the normalised
+    geometric mean of both. It is large where means differ by more than the noise that both expect, or variances differ.
+    weight [K]: 0 for targets that do not count."""
+    first, second = torch.exp(-one.logvar), torch.exp(-other.logvar)
+    precision, spread = 0.5 * (first + second), 0.5 * (1 / first + 1 / second)
+    apart = 0.125 * (one.mean - other.mean).square() * (first.square() + second.square()) / precision
+    each = spread * precision - 1 - torch.log(precision) - 0.5 * (one.logvar + other.logvar) + apart
+    return 0.5 * (each * weight).sum(-1)

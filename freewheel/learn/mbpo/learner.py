@@ -21,7 +21,8 @@ from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Continuation, Fit, Fitter
 from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error, rule, task_function
-from freewheel.learn.replay import Minibatch, Replay, pack
+from freewheel.learn.mbpo.rollouts import Rollouts
+from freewheel.learn.replay import Minibatch, Replay
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
 from freewheel.seeding import tree
@@ -45,15 +46,17 @@ class MBPO(SAC):
         learned = (task[0] is None, task[1] is None)
         model = ModelSpec(columns, config.members, config.model_hidden, config.predict, *learned)
         self.model = Ensemble(model, device)
-        self._starts = round(config.rollouts_per_row * config.model_every)
+        self._starts = config.rollouts
         noise = tree(seed, "learner", "dream")  # names of seeds stay, or seeded runs would change
-        self._model_env = ModelEnv(self.model, config.elites, self._starts, noise, task)
-        kept = config.keep_models * self._starts * config.rollout_schedule[3]
-        self.model_buffer = Replay(kept, columns, device, tree(seed, "learner", "imagined"))
+        limit = config.max_disagreement
+        self._model_env = ModelEnv(self.model, config.elites, self._starts, noise, task, max_disagreement=limit)
+        longest, compile_ = config.rollout_schedule[3], spec.compute.compile
+        self._rollouts = Rollouts(self._model_env, self.updater.policy, longest, compile_)
+        self.model_buffer = Replay(config.rows_of_models, columns, device, tree(seed, "learner", "imagined"))
         self.updater.generators.append(self.model_buffer.generator)
         self._real = int(config.batch * config.real_ratio + 1e-9)
         assert spec.services.executors is not None, "the model needs an executor"
-        fitter = partial(Fitter, model, config, seed, device, spec.compute.compile)
+        fitter = partial(Fitter, model, config, seed, device, compile_)
         self._executor = spec.services.executors(fitter, "the model")
         self._requested_at: deque[int] = deque()  # rows there were when each fit under way was requested
         self._sent = self._model_rows = 0  # rows that the fitter has; rows that the present model was fitted to
@@ -179,13 +182,10 @@ class MBPO(SAC):
         """Roll the present policy out from real states in the model; rows of older models expire."""
         self._keep_finite()
         self.model_buffer.expire(self._fits - self.config.keep_models + 1)
-        self._model_env.begin(self.replay.columns.split(self.replay.sample(self._starts)).obs)
-        for _ in range(self.length):
-            obs = self._model_env.obs.clone()
-            action, _ = self.updater.policy.act(obs)
-            step = self._model_env.step(action)
-            rows = pack(obs, action, step.reward, step.terminated, torch.ones_like(step.valid), step.next_obs)
-            self.model_buffer.add(rows[step.valid], self._fits)
+        states = self.replay.columns.split(self.replay.sample(self._starts)).obs
+        rows = self._rollouts(states, self.length)
+        self.model_buffer.add(rows, self._fits)
+        self._about["model/rollout_length"] = len(rows) / self._starts
         if not self.model_buffer.count:
             remedy = "give it more rows to start with (mbpo.learning_starts)"
             raise DivergedError(f"no prediction of the model is finite; {remedy}")

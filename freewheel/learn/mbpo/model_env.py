@@ -18,18 +18,24 @@ from freewheel.registry import own_object
 TaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 Task: TypeAlias = tuple[TaskFunction | None, TaskFunction | None]  # reward, termination
 POLE = 0.6  # metres, each of the double pendulum's two
+TRUSTED = 0.95  # share of the rows at real states whose disagreement is taken for usual
 
 
 class ModelEnv:
     """N rows stepped by a random elite each. All of its state is in fixed tensors, so that a step can be captured.
 
-    The task's reward and termination are None where the model has learned them. A row that ends, or whose
-    prediction is not finite, stays where it is and is no longer valid. There is no time limit: nothing is ever truncated.
+    The task's reward and termination are None where the model has learned them. A row that ends, whose prediction is not finite,
+    or on which elites disagree more than `max_disagreement` times as much as is usual at real states, stays where it is and is
+    no longer valid. There is no time limit: nothing is ever truncated.
     """
 
-    def __init__(self, model: Ensemble, elites: int, lanes: int, seed: int, task: Task) -> None:
+    def __init__(
+        self, model: Ensemble, elites: int, lanes: int, seed: int, task: Task, *, max_disagreement: float | None = None
+    ) -> None:
         device = model.vector.device
         self.model, (self._reward, self._termination) = model, task
+        self._max_disagreement = max_disagreement
+        self._limit = torch.full((), torch.inf, device=device)  # of disagreement
         self.generator = torch.Generator(device).manual_seed(seed)
         self.elites = torch.arange(elites, device=device)  # [k] copy new ones into it
         self.obs = torch.zeros(lanes, model.spec.columns.obs_size, device=device)  # [N, D]
@@ -42,11 +48,23 @@ class ModelEnv:
         self.obs.copy_(states)
         self.alive.fill_(True)
 
+    def calibrate(self, act: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        """Learn from the states that rollouts begin in, and what the policy does there, how much disagreement is usual."""
+        if self._max_disagreement is not None:
+            action, _ = act(self.obs)
+            found = self.model.sample(self.obs, action, self.elites, self.generator, compare=True).disagreement
+            assert found is not None, "it was asked for"
+            usual = found.nan_to_num(torch.inf).sort().values[int(TRUSTED * (len(found) - 1))]
+            self._limit.copy_(self._max_disagreement * usual)
+
     @torch.no_grad()
     def step(self, action: Tensor) -> Step[Tensor]:
-        drawn = self.model.sample(self.obs, action, self.elites, self.generator)
+        compare = self._max_disagreement is not None
+        drawn = self.model.sample(self.obs, action, self.elites, self.generator, compare=compare)
         rewards = self._reward_of(drawn.reward, action, drawn.next_obs)
         valid = self.alive & drawn.next_obs.isfinite().all(-1) & rewards.isfinite()
+        if drawn.disagreement is not None:
+            valid = valid & (drawn.disagreement <= self._limit)
         next_obs = torch.where(valid[:, None], drawn.next_obs, self.obs)
         terminated = valid & self._ends(drawn.termination, action, next_obs)
         self.alive.copy_(valid & ~terminated)

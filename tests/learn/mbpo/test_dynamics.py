@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec
+from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec, Output, divergence
 from freewheel.learn.replay import Columns, pack
 
 Predict: TypeAlias = Literal["delta", "direct"]
@@ -255,7 +255,8 @@ def test_a_state_makes_another_ensemble_the_same() -> None:
     copy = Ensemble(SPEC, "cpu")
     copy.load({name: value.numpy() for name, value in model.state().items()})
     obs, action = torch.randn(20, 3), torch.randn(20, 2)
-    for one, other in zip(*(m.sample(obs, action, torch.arange(3), rng()) for m in (model, copy)), strict=True):
+    drawn = (m.sample(obs, action, torch.arange(3), rng(), compare=True) for m in (model, copy))
+    for one, other in zip(*drawn, strict=True):
         assert one is not None
         assert other is not None
         assert torch.equal(one, other)
@@ -274,3 +275,31 @@ def test_held_out_error_is_the_squared_error_and_not_the_likelihood() -> None:
     e = torch.arange(4.0)
     torch.testing.assert_close(error, (2 * e.square() + (e - 1).square() + (10 * e - 1).square()) / 4)
     torch.testing.assert_close(wrong, 1 - torch.sigmoid(e))
+
+
+def test_disagreement_is_the_mean_divergence_from_the_geometric_mean() -> None:
+    """Against torch's own KL divergence, in float64."""
+    mean, logvar = torch.randn(2, 2, 50, 3, dtype=torch.float64, generator=rng())
+    one, other = (Output(mean[i], logvar[i], mean[i]) for i in range(2))
+    first, second = (torch.distributions.Normal(part.mean, (0.5 * part.logvar).exp()) for part in (one, other))
+    precision = 0.5 * (first.variance.reciprocal() + second.variance.reciprocal())
+    between = 0.5 * (first.mean / first.variance + second.mean / second.variance) / precision
+    middle = torch.distributions.Normal(between, precision.rsqrt())
+    weight = torch.tensor([1.0, 0.0, 1.0])
+    kl = torch.distributions.kl_divergence
+    wanted = 0.5 * (kl(first, middle) + kl(second, middle))
+    torch.testing.assert_close(divergence(one, other, weight), (wanted * weight).sum(-1))
+    torch.testing.assert_close(divergence(one, one, weight), torch.zeros(50, dtype=torch.float64))
+
+
+def test_two_different_elites_are_compared_for_each_row() -> None:
+    """Members that differ in their bias only: the divergence of a row tells which two were compared."""
+    model = Ensemble(SPEC, "cpu")
+    for member, value in enumerate((0.0, 1.0, 10.0)):
+        model.params[f"{model.depth - 1}.bias"].data[member, 0, 0] = value
+    drawn = model.sample(torch.zeros(301, 3), torch.zeros(301, 2), torch.tensor([2, 0, 1]), rng(), compare=True)
+    found = drawn.disagreement
+    assert found is not None
+    assert found.shape == (301,)
+    ratios = (found / found.min()).sqrt().round().int().tolist()
+    assert set(ratios) == {1, 9, 10}, "1 - 0, 10 - 1, 10 - 0"

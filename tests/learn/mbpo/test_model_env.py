@@ -81,6 +81,33 @@ def test_nothing_is_ever_truncated() -> None:
     torch.testing.assert_close(env.obs, torch.full((4, 1), 50.0))
 
 
+def disputed() -> Ensemble:
+    """Two members who agree that x grows by the action; the reward is x for one and 2 x for the other."""
+    model = counting(noise=-20.0)
+    model.params["0.weight"].data[1, 0, 0] = 2
+    return model
+
+
+@pytest.mark.parametrize(("factor", "steps"), [(0.3, 6), (1.0, 10), (3.9, 19)])
+def test_a_rollout_stops_where_models_disagree_more_than_is_usual(factor: float, steps: int) -> None:
+    """With equal variances the divergence is x² times a constant, and 9.5 is usual among 0, 0.5, ... 10."""
+    env = ModelEnv(disputed(), 2, 21, 0, (None, never), max_disagreement=factor)
+    env.begin(torch.arange(0, 10.5, 0.5)[:, None])
+    env.calibrate(lambda obs: (torch.zeros_like(obs), torch.zeros(len(obs))))
+    highest = 9.5 * math.sqrt(factor)
+    assert env.step(torch.zeros(21, 1)).valid.tolist() == [x / 2 <= highest for x in range(21)]
+    env.begin(torch.zeros(21, 1))
+    valid = torch.stack([env.step(torch.ones(21, 1)).valid for _ in range(25)])
+    assert valid.sum(0).tolist() == [steps] * 21
+
+
+def test_without_a_limit_no_rollout_stops_for_disagreement() -> None:
+    env = ModelEnv(disputed(), 2, 3, 0, (None, never))
+    env.begin(column(0, 10, 1e6))
+    env.calibrate(lambda obs: (torch.zeros_like(obs), torch.zeros(len(obs))))
+    assert all(env.step(torch.ones(3, 1)).valid.all() for _ in range(3))
+
+
 @pytest.mark.parametrize("wild", [math.inf, math.nan])
 def test_what_is_not_finite_is_not_valid_and_goes_no_further(wild: float) -> None:
     env = model_env(counting(), 2, termination=above_three)

@@ -1,0 +1,48 @@
+"""Rollouts of the model: the present policy acts in it from real states, one captured step after the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from freewheel.core import Compile
+from freewheel.learn.mbpo.model_env import ModelEnv
+from freewheel.learn.replay import pack
+from freewheel.policies.nets import TensorPolicy
+from freewheel.rollout.graphs import Program
+
+
+class Rollouts:
+    """N rollouts at once, of up to `longest` steps. All state is in fixed tensors: a step is captured once and replayed."""
+
+    def __init__(self, env: ModelEnv, policy: TensorPolicy, longest: int, compile_: Compile) -> None:
+        self.env, self.policy, self._compile = env, policy, compile_
+        lanes, width = len(env.obs), env.model.spec.columns.width
+        self._rows = torch.zeros(longest, lanes, width, device=env.obs.device)
+        self._valid = torch.zeros(longest, lanes, dtype=torch.bool, device=env.obs.device)
+        self._number = torch.zeros(1, dtype=torch.int64, device=env.obs.device)  # of the next step
+        self._step: Program | None = None
+
+    def __call__(self, states: Tensor, length: int) -> Tensor:
+        """Roll out from these observations [N, D]: the rows [n, width], step by step."""
+        self.env.begin(states)
+        self.env.calibrate(self.policy.act)
+        self._number.zero_()
+        if self._step is None:
+            env = self.env
+            state = [env.obs, env.alive, self._rows, self._valid, self._number]
+            generators = [env.generator, self.policy.generator]
+            self._step = Program(self._one_step, self._compile, state=state, generators=generators)
+        for _ in range(length):
+            self._step()
+        return self._rows[:length][self._valid[:length]]
+
+    def _one_step(self) -> None:
+        obs = self.env.obs.clone()
+        action, _ = self.policy.act(obs)
+        step = self.env.step(action)
+        known = torch.ones_like(step.valid)
+        rows = pack(obs, action, step.reward, step.terminated, known, step.next_obs)
+        self._rows.index_copy_(0, self._number, rows[None])
+        self._valid.index_copy_(0, self._number, step.valid[None])
+        self._number += 1
