@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     """The parts of packed rows [..., width], in this order, float32."""
 
     obs: Tensor  # [..., D]
-    action: Tensor  # [..., A]
+    action: Tensor  # [..., A]; a discrete one is its number, A = 1
     reward: Tensor  # [...]
     terminated: Tensor  # [...]
     has_successor: Tensor  # [...] 1 where next_obs is the true successor; where 0, next_obs means nothing
@@ -49,9 +49,10 @@ class Minibatch(NamedTuple):
 def pack(
     obs: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, has_successor: Tensor, next_obs: Tensor
 ) -> Tensor:
-    """Rows [..., width]; the scalars come as [...], of any type."""
+    """Rows [..., width]; the scalars come as [...], of any type, and so do discrete actions."""
+    action = action if action.dim() == obs.dim() else action[..., None]
     scalars = torch.stack([part.float() for part in (reward, terminated, has_successor)], dim=-1)
-    return torch.cat([obs.float(), action, scalars, next_obs.float()], dim=-1)
+    return torch.cat([obs.float(), action.float(), scalars, next_obs.float()], dim=-1)
 
 
 @dataclass(frozen=True)

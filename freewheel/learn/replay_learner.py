@@ -90,7 +90,7 @@ class ReplayLearner:
         policy, device = spec.policy, spec.compute.device
         self.config: ReplayConfig = config
         self.spec, self.version = spec, 0
-        columns = Columns(policy.obs_size, policy.action_size)
+        columns = Columns(policy.obs_size, policy.action_columns)
         self.replay = Replay(config.rows_kept(spec), columns, device, tree(spec.seed, "learner", "replay"))
         self._publish_every = config.publish_every or spec.batch.rows
         self._published = 0  # rows behind the present version

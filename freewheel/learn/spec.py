@@ -115,7 +115,7 @@ class AlgorithmConfig(Protocol):
 def row_bytes(policy: PolicySpec) -> int:
     """Of a transition: both observations, the action and a few numbers."""
     width = 1 if policy.obs_dtype == "uint8" else 4
-    return 2 * width * policy.obs_size + 4 * (policy.action_size + 3)
+    return 2 * width * policy.obs_size + 4 * (policy.action_columns + 3)
 
 
 def network_need(policy: PolicySpec, copies: int = 5) -> Need:
@@ -171,6 +171,10 @@ class ReplayConfig(AlgorithmConfig):
         """Updates per row."""
         return self.updates_per_row if self.replay_ratio is None else self.replay_ratio / self.batch
 
+    def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
+        head = "squashed" if world.action.kind == "box" else "categorical"
+        return {**super().usual(world, rows), "policy.head": head}
+
     def rows_kept(self, spec: LearnerSpec) -> int:
         """Capacity of the replay buffer: no more than the run will bring."""
         return self.buffer if spec.total_steps is None else min(self.buffer, spec.total_steps + 2 * spec.batch.rows)
@@ -185,7 +189,7 @@ class ReplayConfig(AlgorithmConfig):
         return (*networks, drawn, replay)
 
     def describe(self, spec: LearnerSpec) -> str:
-        rows, width = self.rows_kept(spec), 2 * spec.policy.obs_size + spec.policy.action_size + 3
+        rows, width = self.rows_kept(spec), 2 * spec.policy.obs_size + spec.policy.action_columns + 3
         replay = f"replay of {rows:,} rows ({4 * rows * width / 2**20:,.0f} MB)"
         return f"{self.ratio:g} updates a row, batches of {self.batch}, {replay}"
 
@@ -193,7 +197,7 @@ class ReplayConfig(AlgorithmConfig):
 #: Options of a run that suit algorithms with a replay buffer.
 REPLAY_DEFAULTS: Mapping[str, Any] = {
     "num_steps_per_env": 1,
-    "policy": {"hidden": [256, 256], "activation": "relu", "head": "squashed"},
+    "policy": {"hidden": [256, 256], "activation": "relu"},
 }
 
 ALGORITHMS: Registry[Algorithm] = Registry("algorithm", "ALGORITHM", "freewheel.learn", leaf="config")

@@ -65,6 +65,13 @@ class Reparameterised(Distribution, Protocol):
     def rsample(self, generator: torch.Generator) -> tuple[Tensor, Tensor]: ...  # as `sample`, differentiable
 
 
+@runtime_checkable
+class Enumerated(Distribution, Protocol):
+    """A Distribution over K discrete actions, each of which has its probability."""
+
+    log_p: Tensor  # [N, K]; of an action that is not allowed so low that e to it is 0
+
+
 class Slopes(Protocol):
     """The head with its gradient in numpy, for minibatches of N rows: first log_prob, then entropy, then slope."""
 
@@ -80,6 +87,7 @@ class Head(Protocol):
     name: str
     analytic: bool = False  # whether `slopes` exists
     reparameterised: bool = False  # whether its distribution is Reparameterised
+    discrete: bool = False  # actions are numbers 0 .. K - 1, and its distribution is Enumerated
     # How outputs become the greedy action, for exported networks: the first largest output, the first A outputs or tanh of them.
     greedy: Literal["argmax", "mean", "tanh", ""] = ""
 
@@ -189,6 +197,16 @@ class PolicySpec:
     def outputs(self) -> int:
         """K: width of the actor's last layer."""
         return HEADS[self.head].outputs(self.action_size)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether an action is a number 0 .. action_size - 1 instead of as many columns."""
+        return HEADS[self.head].discrete
+
+    @property
+    def action_columns(self) -> int:
+        """A: columns of an action in a table of rows; a discrete one is its number."""
+        return 1 if self.discrete else self.action_size
 
     @property
     def rescales(self) -> bool:

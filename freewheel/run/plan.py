@@ -233,8 +233,6 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     init = _initial_weights(config)
     config = settle(config if init is None else _as_in(config, init), spec)
     config = _with_publications(config, spec)
-    if spec.action.kind == "discrete" and config.sources.get("policy.head") == f"algorithm {config.algo}":
-        raise SetupError(f"{config.algo} needs Box actions and {spec.name} has discrete ones; use --algo ppo")
     policy = config.policy.resolve(spec)
     planned = Plan(config, spec, policy, name, device, init, cost, tuple(remarks))
     require_room(cost, spec.lanes, planned.workers)

@@ -139,7 +139,7 @@ REFUSED = [
     case
     for also in ("--dry-run", "--seeds 1..3")
     for case in (
-        Case(f"train CartPole-v1 --algo sac {also}", 1, r"sac needs Box actions and CartPole-v1 has discrete ones; use"),
+        Case(f"train CartPole-v1 --algo sac --policy.head squashed {also}", 1, r"policy.head squashed does not fit .*; use auto"),
         Case(f"train CartPole-v1 --policy.module nosuch:Net {also}", 1, r"policy.module 'nosuch:Net' cannot be imported"),
         Case(f"train CartPole-v1 --sinks nosuch {also}", 2, r"unknown sink 'nosuch'"),
         Case(f"train CartPole-v1 --init nosuch {also}", 2, r"no run 'nosuch' in runs; train one first"),

@@ -65,9 +65,12 @@ def test_rows_of_an_update_do_not_depend_on_the_number_of_lanes(lanes: int, word
 
 @pytest.mark.parametrize("algo", [name for name in ALGORITHMS if name != "ppo"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_algorithms_with_a_replay_buffer_leave_observations_as_they_are(algo: str, world: str) -> None:
+def test_algorithms_with_a_replay_buffer_leave_observations_as_they_are_and_fit_the_actions(
+    algo: str, world: str
+) -> None:
     settled = settle(from_argv(["X-v0", "--algo", algo]), WORLDS[world])
     assert settled.policy.normalize_obs is False
+    assert settled.policy.head == ("categorical" if world == "Discrete actions" else "squashed")
 
 
 def test_what_is_given_stays(tmp_path: Path) -> None:
@@ -107,6 +110,11 @@ def test_presets_keep_what_they_were_published_with(preset: str) -> None:
     }
     settled = settle(from_argv(["X-v0", "--preset", preset]), world)
     assert tuple(values(settled)[name] for name in NAMES) == known[preset]
+
+
+def test_a_head_that_is_given_stays_with_a_replay_buffer() -> None:
+    settled = settle(from_argv(["X-v0", "--algo", "sac", "--policy.head", "gaussian"]), BOX)
+    assert (settled.policy.head, settled.sources["policy.head"]) == ("gaussian", "flag")
 
 
 def test_a_run_that_is_read_back_has_the_same_values(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Fit
 from freewheel.learn.mbpo.learner import MBPO
 from freewheel.learn.replay import Columns
+from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.spec import LearnerSpec, Services
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicyConfig, PolicySpec
@@ -26,15 +28,19 @@ from freewheel.transport.executors import SerialExecutor
 
 BOX_LANES, BOX_STEPS = 3, 8
 CHUNK = BOX_LANES * BOX_STEPS  # rows
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def box_world(**policy: Any) -> tuple[Callable[[Snapshot], Chunk], PolicySpec]:
-    """A function that acts in IdentityBox, CHUNK rows at a time, and the policy for it."""
-    config = GymConfig(id="tests.support.worlds:IdentityBox")
+def box_world(
+    world: str = "tests.support.worlds:IdentityBox", args: Mapping[str, Any] = NOTHING, **policy: Any
+) -> tuple[Callable[[Snapshot], Chunk], PolicySpec]:
+    """A function that acts in IdentityBox or another world, CHUNK rows at a time, and the policy for it."""
+    config = GymConfig(id=world, args=args)
     lanes = range(BOX_LANES)
     env = config.make(lanes)
     env.close()
-    spec = PolicyConfig(hidden=(8,), head="squashed", **policy).resolve(env.spec)
+    head = SACConfig().usual(env.spec, None)["policy.head"]
+    spec = PolicyConfig(hidden=(8,), head=head, **policy).resolve(env.spec)
     runner = Runner(RunnerFactory(config.make, make_actor(spec), seed=5), lanes)
 
     def collect(snapshot: Snapshot) -> Chunk:

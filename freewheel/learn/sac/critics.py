@@ -17,7 +17,8 @@ from freewheel.policies.spec import PolicySpec
 
 
 class Critics:
-    """`count` networks, C. All weights are views of one flat `vector`, so a target follows by one operation."""
+    """`count` networks, C; where actions are discrete, each has a value for every one of the K actions. All weights are views of
+    one flat `vector`, so a target follows by one operation."""
 
     def __init__(
         self,
@@ -30,9 +31,11 @@ class Critics:
         norm: bool = False,
     ) -> None:
         self.count, self.subset, self._norm = count, subset, norm
-        inputs = sum(stop - start for start, stop in spec.critic_columns) + spec.action_size
+        inputs = sum(stop - start for start, stop in spec.critic_columns)
+        self._by_action = spec.discrete
+        ends = (inputs, spec.action_size) if self._by_action else (inputs + spec.action_size, 1)
         self._shapes, start = list[tuple[int, int, int]](), list[NDArray]()
-        for fan_in, fan_out in itertools.pairwise((inputs, *spec.hidden, 1)):
+        for fan_in, fan_out in itertools.pairwise((ends[0], *spec.hidden, ends[1])):
             for rows in (fan_in, 1):  # weights, biases
                 self._shapes.append((self.count, rows, fan_out))
                 start.append(rng.uniform(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), self._shapes[-1]).ravel())
@@ -50,7 +53,7 @@ class Critics:
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def __call__(self, x: Tensor, weights: Sequence[Tensor] | None = None) -> Tensor:
-        """x [N, D + A] -> [C, N]; with `frozen` weights, gradients flow to x alone."""
+        """x [N, D + A] -> [C, N], or for discrete actions [N, D] -> [C, N, K]; `frozen` weights: gradients flow to x alone."""
         weights = self.parameters if weights is None else weights
         x = x.expand(self.count, *x.shape)
         *hidden, last, bias = weights
@@ -59,6 +62,8 @@ class Critics:
             if self._norm:
                 x = functional.layer_norm(x, x.shape[-1:])
             x = self._activation(x)
+        if self._by_action:
+            return torch.baddbmm(bias, x, last)
         if x.is_cuda:
             return torch.baddbmm(bias, x, last).squeeze(-1)
         # a matrix product with one column is slow on a CPU

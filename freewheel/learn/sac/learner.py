@@ -1,155 +1,27 @@
-"""SAC: soft actor-critic; its gradient step on a packed batch is one fixed-shape computation."""
+"""SAC: soft actor-critic as a learner over a replay buffer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-
-import numpy as np
-import torch
-from torch import nn
-
-from freewheel.core import Array
 from freewheel.errors import SetupError
-from freewheel.learn.adam import FusedAdam
-from freewheel.learn.replay import Minibatch
 from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.config import SACConfig
-from freewheel.learn.sac.critics import Critics
+from freewheel.learn.sac.continuous import ContinuousUpdate
+from freewheel.learn.sac.discrete import DiscreteUpdate
+from freewheel.learn.sac.update import SACUpdate
 from freewheel.learn.spec import LearnerSpec
-from freewheel.policies.nets import TensorPolicy
-from freewheel.policies.spec import HEADS, actor_layout, select
-from freewheel.rollout.graphs import Program
-from freewheel.seeding import generator, tree
-
-LOSSES = ("loss/critic", "policy/temperature", "value/q_mean", "policy/entropy")
+from freewheel.policies.spec import HEADS
 
 
-class SACUpdate:
-    """Actor, critics and temperature. `step` draws a batch, moves all of them once, and never waits for the device."""
-
-    def __init__(
-        self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Minibatch], *, generators: list[torch.Generator]
-    ) -> None:
-        self.config, self.draw, device = config, draw, spec.compute.device
-        noise = tree(spec.seed, "learner", "noise")
-        self.policy = TensorPolicy(spec.policy, generator(spec.seed, "weights"), device, noise)
-        if spec.start is not None:  # which holds no critics of this kind: they start from random weights
-            self.policy.begin(spec.start.params)
-        self.net = self.policy.net
-        weights, norm = generator(spec.seed, "critics"), config.critic_norm
-        subset = config.critic_subset
-        self.critics = Critics(spec.policy, weights, device, count=config.critics, subset=subset, norm=norm)
-        start = config.first_temperature if config.temperature is None else config.temperature
-        self.log_temperature = torch.tensor([math.log(start)], device=device)
-        self._entropy = -float(spec.policy.action_size) if config.target_entropy is None else config.target_entropy
-        self._actor = self._trainable(spec)
-        learned = [self.log_temperature] if config.temperature is None else []
-        self._lr = config.lr
-        self._actor_adam = FusedAdam([*self._actor, *learned], config.lr)
-        self._critics_adam = FusedAdam(self.critics.parameters, config.lr)
-        critics, targets = self.critics.vector, self.critics.target
-        self._state = {
-            "critics": critics,
-            "targets": targets,
-            "temperature": self.log_temperature,
-        }  # but for the policy
-        for number, adam in enumerate((self._actor_adam, self._critics_adam)):
-            self._state |= {f"adam.{number}.{i}": value for i, value in enumerate(adam.state)}
-        self._losses = torch.zeros(len(LOSSES), device=device)
-        self.unread = 0  # updates since `losses` was last called
-        self._compile = spec.compute.compile
-        self.generators = [*generators, self.policy.generator, self.critics.generator]  # that an update uses
-        self._program: Program | None = None
-
-    def step(self) -> None:
-        if self._program is None:
-            state = [self.net.vector, self._losses, *self._state.values()]
-            self._program = Program(self._update, self._compile, state=state, generators=self.generators)
-        self._program()
-        self.unread += 1
-
-    @property
-    def fallback(self) -> str:
-        """Why there is no CUDA graph where one was requested."""
-        return "" if self._program is None else self._program.fallback
-
-    @property
-    def learning_rate(self) -> float:
-        return self._lr
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._lr = value
-        for adam in (self._actor_adam, self._critics_adam):
-            adam.lr.fill_(value)  # in place: a graph reads it there
-
-    def losses(self) -> dict[str, float]:
-        """Means since the last call; waits for the device."""
-        sums, steps = self._losses.tolist(), max(1, self.unread)
-        self._losses.zero_()
-        self.unread = 0
-        return {name: value / steps for name, value in zip(LOSSES, sums, strict=True)}
-
-    def state_dict(self) -> dict[str, Array]:
-        tensors = self._state | {"params": self.policy.flat, "noise": self.policy.generator.get_state()}
-        tensors |= {"subsets": self.critics.generator.get_state()}
-        tensors |= {"losses": self._losses}
-        state: dict[str, Array] = {name: value.cpu().numpy().copy() for name, value in tensors.items()}
-        return state | {"learning_rate": np.array(self._lr), "unread": np.array(self.unread)}
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        tensors = {name: torch.as_tensor(np.array(value)) for name, value in state.items()}
-        self.policy.load_flat(tensors["params"])
-        self.learning_rate = float(state["learning_rate"])
-        self.policy.generator.set_state(tensors["noise"])
-        self.critics.generator.set_state(tensors["subsets"])
-        self._losses.copy_(tensors["losses"])
-        self.unread = int(state["unread"])
-        for name, value in self._state.items():
-            value.copy_(tensors[name])
-
-    def _update(self) -> None:
-        batch = self.draw()
-        x, following = self.policy.inputs(batch.obs), self.policy.inputs(batch.next_obs)
-        columns = self.net.spec.critic_columns
-        seen = select(columns, x)
-        temperature = self.log_temperature.exp()
-        with torch.no_grad():
-            action, log_prob = self.policy.rsample(following)
-            lower = self.critics.lower_target(torch.cat([select(columns, following), action], -1))
-            future = lower - temperature * log_prob
-            goal = torch.addcmul(batch.reward, batch.discount, future)
-        q = self.critics(torch.cat([seen, batch.action], -1))
-        error = q.detach() - goal  # [C, N]
-        slope = error if batch.weight is None else error * batch.weight  # of the loss, half the weighted square
-        self._critics_adam.forget()
-        torch.autograd.backward([q], [slope / len(goal)])
-        self._critics_adam.step()
-        self.critics.follow(self.config.tau)
-
-        action, log_prob = self.policy.rsample(x)
-        q = self.critics(torch.cat([seen, action], -1), self.critics.frozen)
-        with torch.no_grad():  # the loss is temperature × log_prob - q, as the actor counts it
-            each, by_q = self.critics.for_actor(q)
-            by_q = by_q * (-1.0 / len(each))
-            by_log_prob = (temperature / len(each)).expand_as(log_prob)
-            value, entropy = each.mean(), -log_prob.mean()
-        self._actor_adam.forget()
-        torch.autograd.backward([q, log_prob], [by_q, by_log_prob])
-        self.log_temperature.grad = (entropy - self._entropy).reshape(1)
-        self._actor_adam.step()
-        with torch.no_grad():
-            loss = (error * slope).mean() * 0.5 * len(error)
-            self._losses += torch.stack([loss, temperature.squeeze(0), value, entropy])
-
-    def _trainable(self, spec: LearnerSpec) -> list[nn.Parameter]:
-        """The actor's part of the policy; a user's own module is trained whole."""
-        names = actor_layout(spec.policy)
-        chosen = [p for name, p in self.net.module.named_parameters() if spec.policy.module or name in names]
-        for parameter in self.net.module.parameters():
-            parameter.requires_grad_(any(parameter is one for one in chosen))
-        return chosen
+def update_for(config: SACConfig, spec: LearnerSpec) -> type[SACUpdate]:
+    """The gradient step for these actions, by what their head can do."""
+    head = HEADS[spec.policy.head]
+    if head.discrete:
+        return DiscreteUpdate
+    if head.reparameterised:
+        return ContinuousUpdate
+    found = f"{spec.world.name or 'this world'} has the head {head.name}"
+    remedy = "use policy.head auto, or another algorithm"
+    raise SetupError(f"{config.name} needs a head whose actions are discrete or have a gradient; {found}: {remedy}")
 
 
 class SAC(ReplayLearner):
@@ -159,12 +31,8 @@ class SAC(ReplayLearner):
     updater: SACUpdate
 
     def __init__(self, config: SACConfig, spec: LearnerSpec) -> None:
-        policy = spec.policy
-        if not HEADS[policy.head].reparameterised:
-            found = f"{spec.world.name or 'this world'} has the head {policy.head}"
-            remedy = "use policy.head squashed, or another algorithm"
-            raise SetupError(f"{config.name} needs bounded Box actions and a squashed head; {found}: {remedy}")
-        super().__init__(config, spec, lambda draw: SACUpdate(config, spec, draw, generators=[self.replay.generator]))
+        update = update_for(config, spec)
+        super().__init__(config, spec, lambda draw: update(config, spec, draw, generators=[self.replay.generator]))
 
     @property
     def learning_rate(self) -> float:

@@ -27,6 +27,7 @@ class CategoricalHead(Head):
     name = "categorical"
     greedy = "argmax"
     analytic = True
+    discrete = True
 
     def misfit(self, action: ActionSpec) -> str:
         return "" if action.kind == "discrete" else "it needs discrete actions; use auto"
@@ -136,7 +137,7 @@ def _masked(logits: NDArray, obs: NDArray, mask: tuple[int, int] | None) -> NDAr
 
 
 class Categorical:
-    """Implements Distribution."""
+    """Implements Enumerated."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None) -> None:
         if mask is not None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from freewheel.core import BatchSpec
 from freewheel.learn.replay import Minibatch
 from freewheel.learn.sac.config import SACConfig
-from freewheel.learn.sac.learner import SACUpdate
+from freewheel.learn.sac.continuous import ContinuousUpdate
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.spec import PolicySpec
 
@@ -38,9 +38,9 @@ def batch_of(rows: int = ROWS, seed: int = 0, *, weighted: bool = False) -> Mini
 
 def update_for(
     spec: PolicySpec = SPEC, config: SACConfig | None = None, draw: Callable[[], Minibatch] = batch_of, seed: int = 0
-) -> SACUpdate:
+) -> ContinuousUpdate:
     given = LearnerSpec(policy=spec, batch=BatchSpec(4, 2), seed=seed)
-    return SACUpdate(config or SACConfig(), given, draw, generators=[])
+    return ContinuousUpdate(config or SACConfig(), given, draw, generators=[])
 
 
 def fill(views: dict[str, Any], weight: float, bias: Sequence[float]) -> None:
@@ -171,7 +171,7 @@ class Reference:
         ]
 
     @classmethod
-    def of(cls, update: SACUpdate) -> Reference:
+    def of(cls, update: ContinuousUpdate) -> Reference:
         views = update.policy.weights(on_device=False)
         count = len(update.net.spec.hidden) + 1
         actor = [views[f"actor.{i}.{part}"] for i in range(count) for part in ("weight", "bias")]

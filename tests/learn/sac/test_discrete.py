@@ -1,0 +1,271 @@
+"""The gradient step of soft actor-critic for discrete actions: against sums done by hand, and against plain autograd."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from freewheel.core import BatchSpec
+from freewheel.learn.replay import Batch, Minibatch
+from freewheel.learn.sac.config import SACConfig
+from freewheel.learn.sac.discrete import ENTROPY_SHARE, DiscreteUpdate
+from freewheel.learn.sac.learner import SAC
+from freewheel.learn.spec import LearnerSpec
+from freewheel.policies.spec import PolicySpec
+from freewheel.testing.conformance import check_learner
+from tests.support.model_story import BOX_LANES, CHUNK, box_world
+
+K, ROWS = 3, 16
+SPEC = PolicySpec(4, "float32", ((0, 3),), ((1, 4),), (), None, "categorical", K, (12, 8), "tanh", 0.0, "")
+MASKED = replace(SPEC, obs_size=4 + K, mask=(4, 4 + K))
+TABLE = PolicySpec(2, "float32", ((0, 2),), ((0, 2),), (), None, "categorical", K, (), "tanh", 0.0, "")
+
+
+def batch_of(rows: int = ROWS, seed: int = 0, *, masked: bool = False) -> Minibatch:
+    rng = torch.Generator().manual_seed(seed)
+    obs, next_obs = torch.randn(2, rows, 4, generator=rng)
+    discount = 0.95 * (torch.rand(rows, generator=rng) > 0.3).float()
+    reward = torch.randn(rows, generator=rng)
+    allowed = torch.ones(2, rows, K)
+    if masked:
+        allowed = (torch.rand(2, rows, K, generator=rng) < 0.5).float()
+        allowed.scatter_(-1, torch.randint(K, (2, rows, 1), generator=rng), 1.0)  # at least one
+        obs, next_obs = (torch.cat(parts, -1) for parts in zip((obs, next_obs), allowed, strict=True))
+    action = torch.multinomial(allowed[0], 1, generator=rng).float()
+    weight = 2 * torch.rand(rows, generator=rng) if masked else None
+    return Minibatch(obs, action, reward, discount, next_obs, weight)
+
+
+def update_for(
+    spec: PolicySpec = SPEC, config: SACConfig | None = None, draw: Callable[[], Minibatch] = batch_of, seed: int = 0
+) -> DiscreteUpdate:
+    given = LearnerSpec(policy=spec, batch=BatchSpec(4, 2), seed=seed)
+    return DiscreteUpdate(config or SACConfig(), given, draw, generators=[])
+
+
+def test_targets_losses_and_slopes_of_a_table_are_those_of_the_formulas() -> None:
+    """Two states that are one-hot, linear networks without biases: every number can be looked up."""
+    logits = np.array([[0.2, -0.4, 1.0], [0.5, 0.5, -2.0]])
+    online = np.array([[[1.0, 2.0, -1.0], [0.0, 0.5, 3.0]], [[0.5, 2.5, -2.0], [1.0, -0.5, 2.0]]])  # [C, S, K]
+    target = np.array([[[4.0, -1.0, 2.0], [1.5, 0.0, -3.0]], [[3.0, 0.0, 2.5], [2.0, -1.0, -2.5]]])
+    here, then = np.array([0, 0, 1, 1]), np.array([1, 0, 1, 0])
+    action, reward, ends = np.array([2, 0, 1, 1]), np.array([1.0, -2.0, 0.5, 3.0]), np.array([0, 0, 0, 1])
+    gamma, alpha = 0.9, 0.3
+
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    p = np.exp(log_p)
+    soft = (p * (target.min(0) - alpha * log_p)).sum(1)
+    goal = reward + gamma * (1 - ends) * soft[then]
+    error = online[:, here, action] - goal
+
+    eye = torch.eye(2)
+    rows = torch.tensor(action)[:, None].float(), torch.tensor(reward).float(), torch.tensor(ends).float()
+    batch = Minibatch.of(Batch(eye[here], *rows, torch.ones(4), eye[then]), gamma)
+    update = update_for(TABLE, SACConfig(temperature=alpha), lambda: batch)
+    views = update.net.named_views()
+    with torch.no_grad():
+        views["actor.0.weight"].copy_(torch.tensor(logits))
+        for flat, table in ((update.critics.vector, online), (update.critics.target, target)):
+            weight, bias = update.critics.views(flat)
+            weight.copy_(torch.tensor(table))
+            bias.zero_()
+    torch.testing.assert_close(update.future(batch.next_obs, torch.tensor([alpha])).double(), torch.tensor(soft[then]))
+    q = update.values(batch.obs, batch.action)
+    torch.testing.assert_close(q.detach().double(), torch.tensor(online[:, here, action]))
+
+    found = update.improve(batch.obs, torch.tensor([alpha]))
+    lower = online.min(0)
+    advantage = alpha * log_p - lower
+    by_logit = p * (advantage - (p * advantage).sum(1, keepdims=True))  # of Σ p (α log p - q), by the rule for softmax
+    expected = by_logit * np.bincount(here)[:, None] / len(here)
+    (weight, *_) = (one for one in update._actor if one.shape == (2, K))
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad.double(), torch.tensor(expected), rtol=1e-5, atol=1e-7)
+    entropy = -(p * log_p).sum(1)[here].mean()
+    assert float(found.value) == pytest.approx((p * lower).sum(1)[here].mean(), rel=1e-6)
+    assert float(found.entropy) == pytest.approx(entropy, rel=1e-6)
+    assert float(found.excess) == pytest.approx(entropy - ENTROPY_SHARE * math.log(K), rel=1e-5)
+
+    update.step()
+    assert update.losses()["loss/critic"] == pytest.approx(0.5 * np.square(error).mean(1).sum(), rel=1e-6)
+    slopes = np.zeros_like(online)
+    for row, (state, chosen) in enumerate(zip(here, action, strict=True)):
+        slopes[:, state, chosen] += error[:, row] / 4
+    grad = update.critics.parameters[0].grad
+    assert grad is not None
+    torch.testing.assert_close(grad.double(), torch.tensor(slopes), rtol=1e-5, atol=1e-7)
+
+
+def test_forbidden_actions_are_in_no_sum() -> None:
+    """Whatever the critics say about them, and however many there are."""
+    batch = batch_of(masked=True)
+    update = update_for(MASKED)
+    forbidden = batch.next_obs[:, 4:] <= 0
+    temperature = torch.tensor([0.5])
+    before = update.future(batch.next_obs, temperature)
+    log_p = update.policy.net.outputs(batch.next_obs).masked_fill(forbidden, -math.inf).log_softmax(-1)
+    lower = update.critics.lower_target(update.seen(batch.next_obs))
+    each = [(row.exp() * (value - 0.5 * row))[row > -math.inf].sum() for row, value in zip(log_p, lower, strict=True)]
+    torch.testing.assert_close(before, torch.stack(each))
+
+    only = batch.obs.clone()
+    only[:, 4:] = torch.tensor([1.0, 0.0, 1.0])
+    *_, bias = update.critics.views(update.critics.target)
+    bias[..., 1] += 1e6
+    torch.testing.assert_close(update.future(only, temperature), update.future(only, temperature).clamp(max=1e3))
+    found = update.improve(only, temperature)
+    grads = [one.grad for one in update._actor if one.shape == (K,)]
+    assert grads[-1] is not None
+    assert grads[-1][1] == 0 != grads[-1][0]
+    assert float(found.entropy) == pytest.approx(math.log(2), abs=1e-3)  # the first policy is close to uniform
+
+
+@pytest.mark.parametrize(
+    ("masks", "excess"),
+    [
+        ([(1, 1, 1)], (1 - ENTROPY_SHARE) * math.log(3)),
+        ([(1, 0, 1), (0, 1, 1)], (1 - ENTROPY_SHARE) * math.log(2)),
+        ([(0, 1, 0)], 0.0),
+        ([(1, 1, 1), (1, 0, 0)], (1 - ENTROPY_SHARE) * math.log(3) / 2),
+    ],
+    ids=["all", "two", "one", "some"],
+)
+def test_the_greatest_entropy_is_that_of_the_allowed_actions(masks: list[tuple[int, ...]], excess: float) -> None:
+    update = update_for(MASKED)
+    with torch.no_grad():
+        update.net.vector.zero_()  # a uniform policy
+    obs = torch.cat([torch.zeros(len(masks), 4), torch.tensor(masks).float()], -1)
+    assert float(update.improve(obs, torch.ones(1)).excess) == pytest.approx(excess, abs=1e-6)
+
+
+@dataclass
+class Reference:
+    """The same as formulas, in float64, with autograd and torch's Adam for each of three losses."""
+
+    config: SACConfig
+    spec: PolicySpec
+    actor: list[nn.Parameter]
+    critics: list[list[nn.Parameter]]
+    log_temperature: nn.Parameter
+
+    def __post_init__(self) -> None:
+        self.targets = [[part.detach().clone() for part in critic] for critic in self.critics]
+        trained = (self.actor, [*itertools.chain(*self.critics)], [self.log_temperature])
+        self.optimisers = [torch.optim.Adam(parts, lr=self.config.lr) for parts in trained]
+
+    @classmethod
+    def of(cls, update: DiscreteUpdate) -> Reference:
+        views, count = update.policy.weights(on_device=False), len(update.net.spec.hidden) + 1
+        actor = [views[f"actor.{i}.{part}"] for i in range(count) for part in ("weight", "bias")]
+        critics = [[nn.Parameter(part[i].detach().double()) for part in update.critics.parameters] for i in range(2)]
+        wide = [nn.Parameter(torch.tensor(part).double()) for part in actor]
+        return cls(update.config, update.net.spec, wide, critics, nn.Parameter(update.log_temperature.double().clone()))
+
+    def mlp(self, parts: Sequence[Tensor], x: Tensor, *, norm: bool = False) -> Tensor:
+        for i in range(0, len(parts), 2):
+            x = x @ parts[i] + parts[i + 1]
+            if i < len(parts) - 2:
+                x = torch.tanh(functional.layer_norm(x, x.shape[-1:]) if norm else x)
+        return x
+
+    def policy(self, x: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
+        """And which actions are allowed."""
+        logits = self.mlp(self.actor, x[:, 0:3])
+        allowed = x[:, slice(*self.spec.mask)] > 0 if self.spec.mask else torch.ones_like(logits) > 0
+        return torch.distributions.Categorical(logits=logits.masked_fill(~allowed, -1e18)), allowed
+
+    def q(self, critics: Sequence[Sequence[Tensor]], x: Tensor) -> Tensor:
+        return torch.stack([self.mlp(c, x[:, 1:4], norm=self.config.critic_norm) for c in critics])
+
+    def step(self, batch: Minibatch) -> None:
+        obs, action, reward, discount, next_obs = (part.double() for part in batch[:5] if part is not None)
+        weight = torch.ones(len(obs)) if batch.weight is None else batch.weight
+        alpha = self.log_temperature.exp().detach()
+        with torch.no_grad():
+            then, _ = self.policy(next_obs)
+            soft = (then.probs * self.q(self.targets, next_obs).min(0).values).sum(-1) + alpha * then.entropy()
+            goal = reward + discount * soft
+        taken = action.long()[:, 0]
+        every = self.q(self.critics, obs)
+        errors = [q[torch.arange(len(q)), taken] - goal for q in every]
+        self._descend(1, sum(0.5 * (weight * error.square()).mean() for error in errors))
+        with torch.no_grad():
+            for target, part in zip(itertools.chain(*self.targets), itertools.chain(*self.critics), strict=True):
+                target.copy_((1 - self.config.tau) * target + self.config.tau * part)
+        now, allowed = self.policy(obs)
+        lower = self.q(self.critics, obs).min(0).values.detach()
+        self._descend(0, (-alpha * now.entropy() - (now.probs * lower).sum(-1)).mean())
+        wanted = self.config.target_entropy
+        goal = ENTROPY_SHARE * allowed.sum(-1).log() if wanted is None else torch.full((len(obs),), wanted)
+        if self.config.temperature is None:
+            self._descend(2, (self.log_temperature * (now.entropy().detach() - goal)).mean())
+
+    def _descend(self, which: int, loss: Any) -> None:
+        self.optimisers[which].zero_grad()
+        loss.backward()
+        self.optimisers[which].step()
+
+
+CASES = {
+    "plain": (SPEC, SACConfig(lr=1e-3)),
+    "masked": (MASKED, SACConfig(lr=1e-2, tau=0.2)),
+    "fixed temperature": (MASKED, SACConfig(temperature=0.3)),
+    "layer norm": (SPEC, SACConfig(critic_norm=True, target_entropy=0.4)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_updates_are_those_of_plain_autograd(case: str) -> None:
+    spec, config = CASES[case]
+    drawn = itertools.count()
+    update = update_for(spec, config, lambda: batch_of(seed=next(drawn), masked=spec.mask is not None))
+    reference, noise = Reference.of(update), update.policy.generator.get_state()
+    for number in range(3):
+        update.step()
+        reference.step(batch_of(seed=number, masked=spec.mask is not None))
+        pairs: list[tuple[Tensor, Tensor]] = list(zip(update._actor, reference.actor, strict=True))
+        flat = update.critics.views(update.critics.target)
+        for i, (parameter, target) in enumerate(zip(update.critics.parameters, flat, strict=True)):
+            for twin in range(2):
+                pairs += [(parameter[twin], reference.critics[twin][i]), (target[twin], reference.targets[twin][i])]
+        for ours, theirs in [*pairs, (update.log_temperature, reference.log_temperature)]:
+            torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-5)
+    assert torch.equal(noise, update.policy.generator.get_state()), "sums need no random numbers"
+
+
+def test_a_restored_agent_goes_on_bit_for_bit() -> None:
+    ours, theirs = update_for(), update_for(seed=3)
+    for _ in range(2):
+        ours.step()
+    theirs.load_state_dict(ours.state_dict())
+    for update in (ours, theirs):
+        update.step()
+    mine, other = ours.state_dict(), theirs.state_dict()
+    assert mine.keys() == other.keys()
+    assert all(np.array_equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_it_keeps_the_promises_of_a_learner(normalised: bool) -> None:
+    """In a world with a mask; the buffer wraps."""
+    config = SACConfig(batch=16, buffer=60, learning_starts=CHUNK)
+    collect, spec = box_world("tests.support.worlds:Wandering", {"discrete": 5}, normalize_obs=normalised)
+    assert (spec.head, spec.mask is not None) == ("categorical", True)
+    task = LearnerSpec(policy=spec, batch=BatchSpec(CHUNK // BOX_LANES, BOX_LANES), seed=1)
+    check_learner(lambda: SAC(config, task), collect)
+
+
+def test_an_action_is_one_column_of_a_row() -> None:
+    """However many there are to choose from: the buffer of a world with 145 actions is no larger."""
+    many = replace(SPEC, action_size=145)
+    learner = SAC(SACConfig(buffer=2_000), LearnerSpec(policy=many, batch=BatchSpec(4, 2), seed=0))
+    assert learner.replay.columns.width == 2 * 4 + 1 + 3
