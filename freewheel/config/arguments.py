@@ -40,7 +40,7 @@ class MBPOOptions(TypedDict, total=False):
     model_every: int
     model_rows: int
     max_epochs: int
-    predict: Literal["delta", "direct"]
+    predict: Literal["delta", "direct", "affine"]
     reward: str
     termination: str
     rollouts_per_row: float

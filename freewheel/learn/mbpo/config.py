@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from freewheel.errors import POSITIVE, SHARE, Range, UsageError
 from freewheel.files.memory import Need
@@ -15,6 +15,10 @@ from freewheel.policies.spec import WIDTH
 
 if TYPE_CHECKING:
     from freewheel.core import Learner
+    from freewheel.policies.spec import PolicySpec
+
+
+Predict: TypeAlias = Literal["delta", "direct", "affine"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,10 @@ class MBPOConfig(SACConfig):
     """Rows that the model is fitted to; new rows replace the oldest."""
     max_epochs: Annotated[int, Range(least=1, most=10**6)] = 1000
     """Passes of one fit at most; it stops when held-out rows show no progress."""
-    predict: Literal["delta", "direct"] = "delta"
-    """What the model predicts: how the next observation differs from the present one, or the next observation itself."""
+    predict: Predict = "delta"
+    """What the model predicts. delta: how the next observation differs from the present one; direct: the next observation
+    itself; affine: the difference as f(obs) + G(obs) × action, with a matrix G of a number for each pair of an observation's
+    and an action's columns: right also for actions that were never tried, where the world is of this kind."""
     reward: str = "learned"
     """Where rewards of model rows come from: learned, or your own package.module:function(obs, action, next_obs)."""
     termination: str = "auto"
@@ -84,10 +90,12 @@ class MBPOConfig(SACConfig):
 
     def needs(self, spec: LearnerSpec) -> Sequence[Need]:
         policy, each = spec.policy, row_bytes(spec.policy)
-        sizes = (policy.obs_size + policy.action_size, *self.model_hidden, 2 * (policy.obs_size + 1))
+        effects = self._effects(policy)
+        sizes = (policy.obs_size + policy.action_size, *self.model_hidden, 2 * (policy.obs_size + 1) + effects)
         weights = sum(before * after for before, after in itertools.pairwise(sizes))
         models = Need(self.members * weights, "weights of models", 20, "--mbpo.model-hidden")
-        drawn = Need(self.members * self.model_batch, "rows of a model's batch", each, "--mbpo.model-batch")
+        batch = self.members * self.model_batch
+        drawn = Need(batch, "rows of a model's batch", each + 8 * effects, "--mbpo.model-batch")
         rollouts = self.rollouts * self.rollout_schedule[3]
         return (
             *super().needs(spec),
@@ -95,6 +103,7 @@ class MBPOConfig(SACConfig):
             drawn,
             Need(rollouts, "rows of a model's rollouts", each, "--mbpo.rollouts-per-row"),
             Need(self.rows_of_models, "rows of all rollouts", each, "--mbpo.model-buffer"),
+            Need(self.rollouts, "steps of rollouts and what actions do there", 8 * effects, "--mbpo.rollouts-per-row"),
         )
 
     @property
@@ -107,9 +116,16 @@ class MBPOConfig(SACConfig):
         """Rows of rollouts that are kept at most."""
         return min(self.model_buffer, self.keep_models * self.rollouts * self.rollout_schedule[3])
 
+    def _effects(self, policy: PolicySpec) -> int:
+        """Numbers that say what an action does to an observation and a reward."""
+        return (policy.obs_size + 2) * policy.action_size if self.predict == "affine" else 0
+
     def describe(self, spec: LearnerSpec) -> str:
         sizes = " - ".join(map(str, self.model_hidden))
-        return f"{super().describe(spec)}; {self.members} models of {sizes}, fitted every {self.model_every} rows"
+        effects = self._effects(spec.policy)
+        affine = f" and {effects:,} effects of an action" if effects else ""
+        fitted = f"fitted every {self.model_every} rows"
+        return f"{super().describe(spec)}; {self.members} models of {sizes}{affine}, {fitted}"
 
     def build(self, spec: LearnerSpec) -> Learner:
         from freewheel.learn.mbpo.learner import MBPO

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from freewheel.core import Array
+from freewheel.learn.mbpo.config import Predict
 from freewheel.learn.replay import Batch, Columns
 from freewheel.policies.spec import views
 
@@ -29,7 +30,7 @@ class ModelSpec:
     columns: Columns  # of the packed rows that it learns from
     members: int
     hidden: tuple[int, ...]
-    predict: Literal["delta", "direct"]
+    predict: Predict
     learns_reward: bool
     learns_termination: bool
 
@@ -43,9 +44,20 @@ class ModelSpec:
         """Columns of (reward, if learned; next observation)."""
         return self.learns_reward + self.columns.obs_size
 
+    @property
+    def seen(self) -> int:
+        """Columns of the inputs that the networks see: without the action, where their outputs say what it does."""
+        return self.inputs - (self.columns.action_size if self.predict == "affine" else 0)
+
+    @property
+    def effects(self) -> int:
+        """Outputs that say what the action does, see `Ensemble._add_effects`."""
+        per_column = self.targets + self.learns_termination + self.learns_reward
+        return per_column * self.columns.action_size if self.predict == "affine" else 0
+
     def layout(self) -> dict[str, tuple[int, int, int]]:
         """Name and shape of the parameters, [E, in, out] each."""
-        sizes = (self.inputs, *self.hidden, 2 * self.targets + self.learns_termination)
+        sizes = (self.seen, *self.hidden, 2 * self.targets + self.learns_termination + self.effects)
         layout = dict.fromkeys(("max_logvar", "min_logvar"), (self.members, 1, self.targets))
         for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             layout |= {f"{i}.weight": (self.members, fan_in, fan_out), f"{i}.bias": (self.members, 1, fan_out)}
@@ -154,7 +166,7 @@ class Ensemble:
 
     def _raw_targets(self, row: Batch) -> tuple[Tensor, Tensor]:
         """[..., K] and their weights: both are 0 where the row does not hold the target."""
-        successor = row.next_obs - row.obs if self.spec.predict == "delta" else row.next_obs
+        successor = row.next_obs if self.spec.predict == "direct" else row.next_obs - row.obs
         target = torch.cat([row.reward[..., None], successor], dim=-1) if self.spec.learns_reward else successor
         weight = torch.maximum(row.has_successor[..., None], self._certain)
         return torch.where(weight > 0, target, 0), weight
@@ -167,14 +179,27 @@ class Ensemble:
     def forward(self, x: Tensor, elites: Tensor | None = None) -> Output:
         """Normalised inputs x [E, N, in], by all members or by these in their order."""
         params = {name: value if elites is None else value[elites] for name, value in self.params.items()}
+        x, action = x[..., : self.spec.seen], x[..., self.spec.seen :]
         for i in range(self.depth):
             x = torch.baddbmm(params[f"{i}.bias"], x, params[f"{i}.weight"])
             x = x if i == self.depth - 1 else functional.silu(x)
-        size = self.spec.targets
+        size, effects = self.spec.targets, self.spec.effects
+        x, effect = x.split([x.shape[-1] - effects, effects], dim=-1)
         highest, lowest = params["max_logvar"], params["min_logvar"]
         logvar = highest - functional.softplus(highest - x[..., size : 2 * size])
         logvar = lowest + functional.softplus(logvar - lowest)
-        return Output(x[..., :size], logvar, x[..., 2 * size :])
+        out = Output(x[..., :size], logvar, x[..., 2 * size :])
+        return self._add_effects(out, effect, action) if effects else out
+
+    def _add_effects(self, out: Output, effect: Tensor, action: Tensor) -> Output:
+        """What the action [E, N, A] adds to the means and the logit: a matrix [K + 1, A], which depends on the observation
+        alone, times the action. Effort often has a price that grows with its square, so a learned reward also gets a
+        coefficient for the square of each column."""
+        size, ends, reward = self.spec.targets, int(self.spec.learns_termination), int(self.spec.learns_reward)
+        linear, square = effect.unflatten(-1, (-1, action.shape[-1])).split([size + ends, reward], dim=-2)
+        of_mean, of_logit = (linear * action[..., None, :]).sum(-1).split([size, ends], dim=-1)
+        price = functional.pad((square * action.square()[..., None, :]).sum(-1), (0, size - reward))
+        return Output(out.mean + of_mean + price, out.logvar, out.logit + of_logit)
 
     @torch.no_grad()
     def sample(
@@ -223,7 +248,7 @@ class Ensemble:
     def _successor(self, obs: Tensor, target: Tensor) -> Tensor:
         """From normalised targets [N, K]."""
         raw = (target * self.statistics["out_scale"] + self.statistics["out_mean"])[:, self.spec.learns_reward :]
-        return obs + raw if self.spec.predict == "delta" else raw
+        return raw if self.spec.predict == "direct" else obs + raw
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and statistics, copied."""
