@@ -93,18 +93,18 @@ class EnvSpec:
     lanes: int
     obs_size: int  # D: every observation space becomes D columns
     obs_dtype: Literal["float32", "uint8"]
-    # "policy", "critic", "action_mask" (0/1) and "context" have a meaning here; other names belong to the environment.
+    # "policy", "critic", "action_mask" (0/1), "context" and "model_state" have a meaning; others are the environment's own.
     slices: tuple[Slice, ...]
     action: ActionSpec
     device: str = "cpu"
     measures: tuple[str, ...] = ()  # names of floats reported with every finished episode
     one_per_process: bool = False  # a process can hold only one simulation
     batched_on_device: bool = False  # all lanes are one simulation, and its arrays are torch tensors on `device`
-    # Whether next_obs of an episode's last row is known; if not, it repeats the row's own observation.
-    has_final_obs: bool = True
+    has_final_obs: bool = True  # whether next_obs of an episode's last row is known; if not, it repeats the row's own
     context: int = 0  # C: numbers in the context of an episode; 0: no contexts
     # The spaces as plain data (policies/layout.py), kept beside the weights; empty: a policy of it cannot be used elsewhere.
     layout: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    model_task: Any = field(default=None, compare=False, repr=False)  # see learn/mbpo/task.py; or none is declared
     bounds: NDArray | None = field(default=None, compare=False, repr=False)  # [2, D] declared, lowest first; or none is
 
     def slice(self, name: str) -> Slice | None:

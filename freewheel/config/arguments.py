@@ -41,6 +41,8 @@ class MBPOOptions(TypedDict, total=False):
     model_rows: int
     max_epochs: int
     predict: Literal["delta", "direct", "affine"]
+    predicted: Sequence[str]
+    read: Sequence[str]
     reward: str
     termination: str
     rollouts_per_row: float

@@ -64,6 +64,7 @@ class DeviceEnv:
             batched_on_device=True,
             has_final_obs=self._finals,
             layout=Layout(Observations("float32", self._columns.parts), self._actions.layout).to_json(),
+            model_task=getattr(self._bare, "model_task", None),
         )
         self._step = _blank_step(self._spec)
         self._obs = torch.zeros_like(self._step.next_obs)  # [B, D] what to act on next

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from freewheel.core import BatchSpec, Compile, EnvSpec
+from freewheel.core import BatchSpec, Compile, EnvSpec, Slice
 from freewheel.errors import POSITIVE, SHARE, Range, UsageError, check_ranges
 from freewheel.files.memory import Need
 from freewheel.registry import Registry
@@ -40,6 +40,8 @@ class WorldFacts:
     name: str = ""  # known rules of a task are found by it
     batched_on_device: bool = False  # rows come as tensors, from a batched simulator
     has_final_obs: bool = True  # the true successor of an episode's last row is known
+    slices: tuple[Slice, ...] = ()  # groups of the observation
+    model_task: Any = None  # what the simulator declares about itself, a learn.mbpo.task.ModelTask; or nothing
 
 
 @dataclass(frozen=True, kw_only=True)

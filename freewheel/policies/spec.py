@@ -32,7 +32,7 @@ Views = Mapping[str, NDArray]  # parameters or their gradients by name
 WIDTH = Range(least=1, most=10**6)  # of a layer
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 HEADS: Registry[Head] = Registry("head", "HEAD", "freewheel.policies.heads")
-UNNORMALISED = ("action_mask", "context")
+UNNORMALISED = ("action_mask", "context", "model_state")  # no part of what is observed; the last no network reads
 CLIP = 10.0  # normalised observations stay within ± CLIP
 
 

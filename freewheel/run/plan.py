@@ -86,7 +86,13 @@ class Plan:
             seed=run.seed,
             total_steps=self.config.horizon,
             compute=Compute(device=self.device, compile=run.machine.compile),
-            world=WorldFacts(name=name, batched_on_device=spec.batched_on_device, has_final_obs=spec.has_final_obs),
+            world=WorldFacts(
+                name=name,
+                batched_on_device=spec.batched_on_device,
+                has_final_obs=spec.has_final_obs,
+                slices=spec.slices,
+                model_task=spec.model_task,
+            ),
             start=None if self.init is None else Start(self.init.params, self.init.step),
         )
 

@@ -51,11 +51,17 @@ class MBPOConfig(SACConfig):
     """What the model predicts. delta: how the next observation differs from the present one; direct: the next observation
     itself; affine: the difference as f(obs) + G(obs) × action, with a matrix G of a number for each pair of an observation's
     and an action's columns: right also for actions that were never tried, where the world is of this kind."""
-    reward: str = "learned"
-    """Where rewards of model rows come from: learned, or your own package.module:function(obs, action, next_obs)."""
+    predicted: tuple[str, ...] = ()
+    """Observations that the model predicts: groups, or columns of one as policy[0:12] (default: the state that the simulator
+    declares, else all). In rollouts of the model all others stay as they are."""
+    read: tuple[str, ...] = ()
+    """Observations that the model reads besides those it predicts; with mbpo.predicted."""
+    reward: str = "auto"
+    """Where rewards of model rows come from: learned, your own package.module:function(obs, action, next_obs), or (auto) the
+    simulator's model_task, else learned."""
     termination: str = "auto"
     """When episodes in the model end: learned, never, your own package.module:function(obs, action, next_obs), or (auto) the
-    known rule of a Gymnasium task, else learned."""
+    simulator's model_task or the known rule of a Gymnasium task, else learned."""
     rollouts_per_row: Annotated[float, Range(above=0, most=1e6)] = 400.0
     """Rollouts of the model per row collected."""
     rollout_schedule: Annotated[tuple[int, int, int, int], Range(least=0, most=10**12)] = (0, 0, 1, 1)
@@ -79,6 +85,8 @@ class MBPOConfig(SACConfig):
             raise UsageError(f"mbpo.elites {self.elites} cannot be more than mbpo.members {self.members}")
         if self.max_disagreement is not None and self.elites < 2:
             raise UsageError("mbpo.max_disagreement compares two models; set mbpo.elites to 2 or more")
+        if self.read and not self.predicted:
+            raise UsageError("mbpo.read needs mbpo.predicted: name what the model predicts as well")
         begin, end, short, long = self.rollout_schedule
         if not (0 <= begin <= end and 1 <= short <= long):
             form = "FROM_ROW TO_ROW FROM_STEPS TO_STEPS, each pair rising, steps from 1"

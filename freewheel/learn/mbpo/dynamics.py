@@ -27,12 +27,13 @@ CONSTANT = 1e-6  # a column that deviates less than this share of its mean is ro
 class ModelSpec:
     """What a model looks like; what it does not learn is computed by functions of the task."""
 
-    columns: Columns  # of the packed rows that it learns from
+    columns: Columns  # of the packed rows that it learns from: observations as the model sees them, see task.py
     members: int
     hidden: tuple[int, ...]
     predict: Predict
     learns_reward: bool
     learns_termination: bool
+    predicted: int | None = None  # columns of a next observation that are predicted, the first ones; None: all
 
     @property
     def inputs(self) -> int:
@@ -41,8 +42,8 @@ class ModelSpec:
 
     @property
     def targets(self) -> int:
-        """Columns of (reward, if learned; next observation)."""
-        return self.learns_reward + self.columns.obs_size
+        """Columns of (reward, if learned; what is predicted of the next observation)."""
+        return self.learns_reward + (self.columns.obs_size if self.predicted is None else self.predicted)
 
     @property
     def seen(self) -> int:
@@ -76,7 +77,7 @@ class Prediction(NamedTuple):
     """A draw from the model; None where a function of the task decides."""
 
     reward: Tensor | None  # [N]
-    next_obs: Tensor  # [N, D]
+    next_obs: Tensor  # [N, P] its predicted columns
     termination: Tensor | None  # [N] its probability
     disagreement: Tensor | None = None  # [N] of two members, where it was asked for
 
@@ -166,7 +167,9 @@ class Ensemble:
 
     def _raw_targets(self, row: Batch) -> tuple[Tensor, Tensor]:
         """[..., K] and their weights: both are 0 where the row does not hold the target."""
-        successor = row.next_obs if self.spec.predict == "direct" else row.next_obs - row.obs
+        columns = slice(self.spec.predicted)
+        successor = row.next_obs[..., columns]
+        successor = successor if self.spec.predict == "direct" else successor - row.obs[..., columns]
         target = torch.cat([row.reward[..., None], successor], dim=-1) if self.spec.learns_reward else successor
         weight = torch.maximum(row.has_successor[..., None], self._certain)
         return torch.where(weight > 0, target, 0), weight
@@ -231,7 +234,7 @@ class Ensemble:
 
     @torch.no_grad()
     def expect(self, obs: Tensor, action: Tensor, elites: Tensor) -> Tensor:
-        """The next observation [N, D] that these members expect, on average."""
+        """What these members expect of the next observation [N, P], on average."""
         each = self.forward(self._inputs(obs, action).expand(len(elites), -1, -1), elites).mean
         return self._successor(obs, each.mean(0))
 
@@ -248,7 +251,7 @@ class Ensemble:
     def _successor(self, obs: Tensor, target: Tensor) -> Tensor:
         """From normalised targets [N, K]."""
         raw = (target * self.statistics["out_scale"] + self.statistics["out_mean"])[:, self.spec.learns_reward :]
-        return raw if self.spec.predict == "direct" else obs + raw
+        return raw if self.spec.predict == "direct" else obs[:, : self.spec.predicted] + raw
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and statistics, copied."""

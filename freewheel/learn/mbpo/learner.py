@@ -20,8 +20,9 @@ from freewheel.learn.finite import SkippedUpdates
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Continuation, Fit, Fitter
-from freewheel.learn.mbpo.model_env import ModelEnv, open_loop_error, rule, task_function
+from freewheel.learn.mbpo.model_env import ModelEnv, look, open_loop_error
 from freewheel.learn.mbpo.rollouts import Rollouts
+from freewheel.learn.mbpo.task import model_rows
 from freewheel.learn.replay import Minibatch, Replay
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
@@ -41,15 +42,16 @@ class MBPO(SAC):
     def __init__(self, config: MBPOConfig, spec: LearnerSpec) -> None:
         super().__init__(config, spec)
         device, seed, columns = spec.compute.device, spec.seed, self.replay.columns
-        reward = None if config.reward == "learned" else task_function("mbpo.reward", config.reward)
-        task = (reward, rule(config.termination, spec.world.name))
-        learned = (task[0] is None, task[1] is None)
-        model = ModelSpec(columns, config.members, config.model_hidden, config.predict, *learned)
+        self._view, task = look(config, spec)
+        learned, seen = (task[0] is None, task[1] is None), replace(columns, obs_size=self._view.size)
+        sizes = (config.members, config.model_hidden, config.predict)
+        model = ModelSpec(seen, *sizes, *learned, predicted=self._view.predicted)
         self.model = Ensemble(model, device)
         self._starts = config.rollouts
         noise = tree(seed, "learner", "dream")  # names of seeds stay, or seeded runs would change
-        limit = config.max_disagreement
-        self._model_env = ModelEnv(self.model, config.elites, self._starts, noise, task, max_disagreement=limit)
+        self._model_env = ModelEnv(
+            self.model, config.elites, self._starts, noise, task, self._view, config.max_disagreement
+        )
         longest, compile_ = config.rollout_schedule[3], spec.compute.compile
         self._rollouts = Rollouts(self._model_env, self.updater.policy, longest, compile_)
         self.model_buffer = Replay(config.rows_of_models, columns, device, tree(seed, "learner", "imagined"))
@@ -141,7 +143,7 @@ class MBPO(SAC):
             self._adopt(fit)
 
     def _request(self, rows: int) -> None:
-        new = self._export(self.replay.newest(min(rows - self._sent, self.replay.count)))
+        new = self._export(self._seen(self.replay.newest(min(rows - self._sent, self.replay.count))))
         self._executor.submit(self._continuation(new) if self._continues and self._fitter else new)
         self._sent, self._continues = rows, False
         self._requested_at.append(rows)
@@ -150,9 +152,12 @@ class MBPO(SAC):
         """For a fitter that has nothing yet: the rows, the model and the optimiser of the one that the run had before."""
         had = min(int(self._fitter["seen"]), self.config.model_rows)
         kept = min(had, self.replay.count - len(new))
-        rows = self._export(self.replay.newest(kept + len(new))[:kept])
+        rows = self._export(self._seen(self.replay.newest(kept + len(new))[:kept]))
         state = {name: self._export(value) for name, value in self.model.state().items()}
         return Continuation(new, rows, state, self._fitter)
+
+    def _seen(self, rows: Tensor) -> Tensor:
+        return model_rows(self._view, self.replay.columns, rows)
 
     @staticmethod
     def _export(rows: Tensor) -> Array:
@@ -218,6 +223,7 @@ class MBPO(SAC):
         parts = [torch.cat(list(trail)) for trail in self._trail.values()]
         batches = [self.replay.columns.split(part) for part in parts if len(part) > horizon]
         if batches:
-            errors = [open_loop_error(self.model, self._model_env.elites, batch, horizon) for batch in batches]
+            args = self.model, self._model_env.elites
+            errors = [open_loop_error(*args, batch, horizon, self._view) for batch in batches]
             error = torch.stack(errors).mean(0).tolist()
             self._about |= {"model/error_1": error[0], f"model/error_{horizon}": error[-1]}

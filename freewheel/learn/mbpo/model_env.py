@@ -10,12 +10,13 @@ from torch import Tensor
 
 from freewheel.core import Step
 from freewheel.errors import SetupError
+from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble
+from freewheel.learn.mbpo.task import NamedColumns, StateColumns, TaskFunction, View, find_columns, whole
 from freewheel.learn.replay import Batch
+from freewheel.learn.spec import LearnerSpec
 from freewheel.registry import own_object
 
-#: (obs [N, D], action [N, A], next_obs [N, D]) -> [N], bool for ends and float for rewards.
-TaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 Task: TypeAlias = tuple[TaskFunction | None, TaskFunction | None]  # reward, termination
 POLE = 0.6  # metres, each of the double pendulum's two
 TRUSTED = 0.95  # share of the rows at real states whose disagreement is taken for usual
@@ -30,15 +31,23 @@ class ModelEnv:
     """
 
     def __init__(
-        self, model: Ensemble, elites: int, lanes: int, seed: int, task: Task, *, max_disagreement: float | None = None
+        self,
+        model: Ensemble,
+        elites: int,
+        lanes: int,
+        seed: int,
+        task: Task,
+        view: View | None = None,
+        max_disagreement: float | None = None,
     ) -> None:
         device = model.vector.device
         self.model, (self._reward, self._termination) = model, task
+        self.view = whole(model.spec.columns.obs_size) if view is None else view
         self._max_disagreement = max_disagreement
         self._limit = torch.full((), torch.inf, device=device)  # of disagreement
         self.generator = torch.Generator(device).manual_seed(seed)
         self.elites = torch.arange(elites, device=device)  # [k] copy new ones into it
-        self.obs = torch.zeros(lanes, model.spec.columns.obs_size, device=device)  # [N, D]
+        self.obs = torch.zeros(lanes, self.view.width, device=device)  # [N, D]
         self.alive = torch.zeros(lanes, dtype=torch.bool, device=device)  # [N]
         self._never = torch.zeros_like(self.alive)
         self._measures = torch.zeros(lanes, 0, device=device)
@@ -52,20 +61,24 @@ class ModelEnv:
         """Learn from the states that rollouts begin in, and what the policy does there, how much disagreement is usual."""
         if self._max_disagreement is not None:
             action, _ = act(self.obs)
-            found = self.model.sample(self.obs, action, self.elites, self.generator, compare=True).disagreement
+            seen = self.view.encode(self.obs, self.obs)
+            found = self.model.sample(seen, action, self.elites, self.generator, compare=True).disagreement
             assert found is not None, "it was asked for"
             usual = found.nan_to_num(torch.inf).sort().values[int(TRUSTED * (len(found) - 1))]
             self._limit.copy_(self._max_disagreement * usual)
 
     @torch.no_grad()
     def step(self, action: Tensor) -> Step[Tensor]:
-        compare = self._max_disagreement is not None
-        drawn = self.model.sample(self.obs, action, self.elites, self.generator, compare=compare)
-        rewards = self._reward_of(drawn.reward, action, drawn.next_obs)
-        valid = self.alive & drawn.next_obs.isfinite().all(-1) & rewards.isfinite()
+        seen, compare = self.view.encode(self.obs, self.obs), self._max_disagreement is not None
+        drawn = self.model.sample(seen, action, self.elites, self.generator, compare=compare)
+        finite = drawn.next_obs.isfinite().all(-1)
+        predicted = torch.where(finite[:, None], drawn.next_obs, seen[:, : self.view.predicted])
+        following = self.view.successor(self.obs, action, predicted)
+        rewards = self._reward_of(drawn.reward, action, following)
+        valid = self.alive & finite & following.isfinite().all(-1) & rewards.isfinite()
         if drawn.disagreement is not None:
             valid = valid & (drawn.disagreement <= self._limit)
-        next_obs = torch.where(valid[:, None], drawn.next_obs, self.obs)
+        next_obs = torch.where(valid[:, None], following, self.obs)
         terminated = valid & self._ends(drawn.termination, action, next_obs)
         self.alive.copy_(valid & ~terminated)
         self.obs.copy_(torch.where(self.alive[:, None], next_obs, self.obs))
@@ -85,24 +98,25 @@ class ModelEnv:
 
 
 @torch.no_grad()
-def open_loop_error(model: Ensemble, elites: Tensor, batch: Batch, horizon: int) -> Tensor:
+def open_loop_error(model: Ensemble, elites: Tensor, batch: Batch, horizon: int, view: View) -> Tensor:
     """How wrong the elites' mean prediction is after 1 .. horizon steps along recorded actions, [horizon].
 
     Of consecutive rows [T, B, ...], every one that has `horizon` rows ahead begins a prediction, which counts while next_obs is
     the observation of the row after; rows whose `has_successor` is 0 do not count. The unit is the deviation of each
-    observed column in the data; constant ones are left out.
+    column that the model reads in the data; constant ones are left out.
     """
     obs, action, next_obs, known = batch.obs, batch.action, batch.next_obs, batch.has_successor
-    size, starts = model.spec.columns.obs_size, len(obs) - horizon + 1
-    scale = model.statistics["in_scale"][:size]
-    state = obs[:starts].reshape(-1, size)  # [S * B, D]
+    starts = len(obs) - horizon + 1
+    scale = model.statistics["in_scale"][: view.predicted]
+    state = obs[:starts].flatten(0, 1)  # [S * B, D]
     counts = known[:starts].reshape(-1)
     errors = []
     for ahead in range(horizon):
         here = slice(ahead, ahead + starts)
-        state = model.expect(state, action[here].reshape(len(state), -1), elites)
-        truth = next_obs[here].reshape(len(state), -1)
-        error = torch.where(scale > 0, (state - truth) / scale, 0).square().sum(-1)
+        chosen, truth = action[here].reshape(len(state), -1), next_obs[here].flatten(0, 1)
+        state = view.successor(state, chosen, model.expect(view.encode(state, state), chosen, elites))
+        gap = (view.encode(state, truth) - view.encode(truth, truth))[:, : view.predicted]
+        error = torch.where(scale > 0, gap / scale, 0).square().sum(-1)
         columns = torch.count_nonzero(scale) * counts.sum()
         errors.append((torch.where(counts > 0, error, 0).sum() / columns.clamp(min=1)).sqrt())
         if ahead + 1 < horizon:
@@ -160,10 +174,10 @@ RULES: Mapping[str, TaskFunction] = dict.fromkeys(ENDLESS, never) | {
 }
 
 
-def rule(name: str, env: str) -> TaskFunction | None:
-    """The function that mbpo.termination means for this env id; None: learn it."""
+def rule(name: str, env: str, declared: TaskFunction | None = None) -> TaskFunction | None:
+    """The function that mbpo.termination means for this env id, which may have declared one; None: learn it."""
     if name == "auto":
-        return RULES.get(env)
+        return declared or RULES.get(env)
     if name == "learned":
         return None
     return never if name == "never" else task_function("mbpo.termination", name)
@@ -175,3 +189,21 @@ def task_function(option: str, place: str) -> TaskFunction:
     if not callable(found):
         raise SetupError(f"{option} '{place}' is a {type(found).__name__}; name a function of (obs, action, next_obs)")
     return found
+
+
+def look(config: MBPOConfig, spec: LearnerSpec) -> tuple[View, Task]:
+    """What the model sees, and the functions of the task: what is chosen, else what the simulator declares."""
+    world, width = spec.world, spec.policy.obs_size
+    view: View = whole(width)
+    reward = termination = None
+    if config.predicted:
+        predicted, read = (
+            find_columns(f"mbpo.{name}", getattr(config, name), world.slices) for name in ("predicted", "read")
+        )
+        view = NamedColumns(width, predicted, read)
+    elif world.model_task is not None:
+        view = StateColumns(world.model_task, world.slices)
+        reward, termination = view.function("reward"), view.function("termination")
+    if config.reward != "auto":
+        reward = None if config.reward == "learned" else task_function("mbpo.reward", config.reward)
+    return view, (reward, rule(config.termination, world.name, termination))

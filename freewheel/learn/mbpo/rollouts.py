@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,8 @@ class Rollouts:
 
     def __init__(self, env: ModelEnv, policy: TensorPolicy, longest: int, compile_: Compile) -> None:
         self.env, self.policy, self._compile = env, policy, compile_
-        lanes, width = len(env.obs), env.model.spec.columns.width
+        (lanes, obs_size), columns = env.obs.shape, env.model.spec.columns
+        width = replace(columns, obs_size=obs_size).width
         self._rows = torch.zeros(longest, lanes, width, device=env.obs.device)
         self._valid = torch.zeros(longest, lanes, dtype=torch.bool, device=env.obs.device)
         self._number = torch.zeros(1, dtype=torch.int64, device=env.obs.device)  # of the next step

@@ -84,7 +84,7 @@ class Checkup:
             "env": self.config.env.name,
             "fine": self.fine,
             "cores": usable_cores(),
-            "spaces": None if self.spec is None else asdict(replace(self.spec, bounds=None)),
+            "spaces": None if self.spec is None else asdict(replace(self.spec, bounds=None, model_task=None)),
             "cost": None if self.cost is None else {name: getattr(self.cost, name) for name in COSTS},
             "findings": [vars(finding) for finding in self.findings],
             "default": given,

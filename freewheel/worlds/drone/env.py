@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
 import gymnasium
@@ -16,44 +15,16 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from freewheel.errors import UsageError, nearest
+from freewheel.learn.mbpo.task import MODEL_STATE
 from freewheel.worlds.drone import quadrotor as quad
-from freewheel.worlds.drone.quadrotor import BodyConfig, Control, Quadrotor, heading, length, rotate_back, to_heading
-from freewheel.worlds.drone.terrain import Terrain, TerrainConfig, grow
+from freewheel.worlds.drone.model import DroneModel
+from freewheel.worlds.drone.quadrotor import Control, Quadrotor, length
+from freewheel.worlds.drone.task import DISTANCE, LAST, LOAD, SEEN, START, TASK, WIND, DroneConfig, DroneTask, Lanes
+from freewheel.worlds.drone.terrain import Terrain, grow
 
 Obs: TypeAlias = dict[str, Tensor]
 
 MEASURES = ("success", "crashed", "coverage", "goal_distance", "level")
-RADIUS = 0.2  # m, of the drone as a ball
-CAUTION = 1.0  # m: nearer to ground or pillars than this costs
-#: Columns of a lane's task: its goal, wind, load, how far the goal was at first, how far it is, cells seen, the last action.
-GOAL, WIND, LOAD, START, DISTANCE, SEEN = slice(0, 3), slice(3, 6), slice(6, 7), slice(7, 8), slice(8, 9), slice(9, 10)
-LAST, TASK = slice(10, None), 10
-
-
-@dataclass(frozen=True)
-class DroneConfig(BodyConfig, TerrainConfig):
-    """Everything about the world that can be chosen; see also BodyConfig and TerrainConfig."""
-
-    episode_seconds: float = 20.0  # seconds after which an episode is truncated
-    compute_final_obs: bool = False
-    """Whether extras["final_obs"] holds what was observed at the end of episodes; it costs a second observation per step."""
-    bounded_actions: bool = True
-    """Whether the action space is Box(-1, 1) or, as Isaac Lab has it, unbounded; actions are clipped to ±1 all the same."""
-    level: int = 0  # where every lane begins
-    # whether a lane goes up a level when it reaches its goal, and down when it crashes before half of its way
-    curriculum: bool = False
-    wind: float = 0.5  # m/s at most along x and y, constant in an episode
-    load_spread: float = 0.05  # an episode's mass and inertia are up to so much larger or smaller
-    goal_radius: float = 1.0  # m: nearer to the goal than this is there
-    max_height: float = 5.0  # m above ground: higher counts as a crash
-    max_tilt: float = 75.0  # degrees: more counts as a crash
-    view_radius: float = 3.0  # m: cells of the map whose middle is nearer than this are seen
-    reward_progress: float = 1.0  # for each metre nearer to the goal
-    reward_cell: float = 0.05  # for each cell of the map, a square metre, that is seen for the first time
-    reward_success: float = 10.0
-    reward_crash: float = -10.0
-    reward_effort: float = -0.02  # times the mean square of the action
-    reward_proximity: float = -0.1  # at a touch; nothing from a metre on
 
 
 class RoughDrone(gymnasium.Env[Obs, Tensor]):
@@ -66,7 +37,8 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
     `policy` observes (all of the order of 1): velocity, angular velocity and gravity in the body; height above ground; the
     goal in the heading frame and its distance; the last action; the height scan; the lidar. `critic` observes the same but for
     the lidar, and what only the world knows: wind, the ground's normal, load, level, time left, distance to the nearest
-    pillar, progress, coverage, and the next pillars one by one.
+    pillar, progress, coverage, and the next pillars one by one. With cfg.model_state, `model_state` is everything that decides
+    what happens next, and `model_task` says what a model of the world has to learn (see model.py).
 
     extras["measures"] has a float a lane, read where an episode has just ended: success, crashed, coverage (share of the tile
     that was seen), goal_distance and level.
@@ -88,9 +60,11 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         self.cfg = _configured(cfg or DroneConfig(), options)
         self.num_envs, self.device = num_envs, str(device)
         self.step_dt = self.cfg.step_dt
-        self.max_episode_length = math.ceil(self.cfg.episode_seconds / self.step_dt - 1e-6)
+        self.max_episode_length = self.cfg.episode_steps
         self.generator = torch.Generator(device).manual_seed(seed)
         self.terrain = Terrain(self.cfg, grow(self.cfg, seed), device)
+        self.task = DroneTask(self.cfg, self.terrain, device)
+        self.model_task = DroneModel(self.task) if self.cfg.model_state else None
         self._dynamics = Quadrotor(self.cfg, device)
         self._make_tensors()
         self._make_spaces()
@@ -102,13 +76,11 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(lanes, *shape, dtype=dtype, device=self.device)
 
-        cells = math.ceil(cfg.tile_size)
-        self._down = torch.tensor(((0.0, 0.0, -1.0),), device=self.device)  # [1, 3]
-        self._middles = torch.arange(cells, device=self.device) + 0.5  # [G] of the map's cells, which are a metre wide
         self._body, self._task = zeros(quad.STATE), zeros(TASK + cfg.action_size)
         self._level, self._tile = zeros(dtype=torch.int32), zeros(dtype=torch.int32)
         self._length = zeros(dtype=torch.int64)
-        self._seen = zeros(cells, cells, dtype=torch.bool)  # by y and x
+        self._seen = zeros(self.task.cells, self.task.cells, dtype=torch.bool)
+        self._lanes = Lanes(self._body, self._task, self._level, self._tile, self._length, self._seen)
         self._reward, self._terminated, self._truncated = zeros(), zeros(dtype=torch.bool), zeros(dtype=torch.bool)
         self._measures = torch.zeros(len(MEASURES), lanes, device=self.device)
         self._obs = {name: torch.cat(parts, 1) for name, parts in self._sense().items()}
@@ -135,9 +107,8 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that a step changes."""
-        state = [self._body, self._task, self._level, self._tile, self._length, self._seen]
         answers = [self._reward, self._terminated, self._truncated, self._measures]
-        return [*state, *answers, *self._obs.values(), *self._final.values()]
+        return [*self._lanes, *answers, *self._obs.values(), *self._final.values()]
 
     @torch.no_grad()
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
@@ -153,12 +124,10 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
 
     @torch.no_grad()
     def step(self, action: Tensor) -> tuple[Obs, Tensor, Tensor, Tensor, dict[str, Any]]:  # type: ignore[override]
-        self._length += 1
         sane = (action == action).all(1, keepdim=True)
         action = action.detach().nan_to_num(0.0).clamp(-1, 1)
-        self._body.copy_(self._dynamics.advance(self._body, action, self._task[:, LOAD], self._task[:, WIND]))
-        self._task[:, LAST] = action
-        over = self._judge(sane)
+        body = self._dynamics.advance(self._body, action, self._task[:, LOAD], self._task[:, WIND])
+        over = self._judge(self.task.move(self._lanes, body, action), sane)
         if self._final:
             self._observe(self._final)
         self._promote()
@@ -168,42 +137,18 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
             torch.where(over[:, None], final, self._obs[name], out=final)
         return self._obs, self._reward, self._terminated, self._truncated, self.extras
 
-    def _judge(self, sane: Tensor) -> Tensor:
-        """Reward, flags and measures of the state just reached; which lanes are over [N]."""
-        cfg, position = self.cfg, self._body[:, quad.POSITION]
-        height, pillar = self.terrain.touch(self._tile, position)
-        x, y = self._body[:, quad.ATTITUDE][:, 1:3].chunk(2, 1)
-        upright = 1 - 2 * (x * x + y * y)
-        inside = ((position[:, :2] > 0) & (position[:, :2] < cfg.tile_size)).all(1, keepdim=True)
-        room = torch.minimum(height, pillar)
-        safe = sane & inside & (room > RADIUS) & (height < cfg.max_height)
-        safe &= upright > math.cos(math.radians(cfg.max_tilt))
-
-        distance = length(self._task[:, GOAL] - position)
-        there = safe & (distance < cfg.goal_radius)
+    def _judge(self, after: Lanes, sane: Tensor) -> Tensor:
+        """Move on to the state just reached: its reward, flags and measures; which lanes are over [N]."""
+        reward, there, safe = self.task.judge(self._lanes, after, sane)
+        for here, new in zip(self._lanes, after, strict=True):
+            here.copy_(new)
         late = self._length[:, None] >= self.max_episode_length
         self._terminated.copy_((there | ~safe)[:, 0])
         self._truncated.copy_((late & safe & ~there)[:, 0])
-
-        found, seen = self._explore(position)
-        reward = cfg.reward_progress * (self._task[:, DISTANCE] - distance) + cfg.reward_cell * found
-        reward += cfg.reward_success * there + cfg.reward_crash * ~safe
-        reward += cfg.reward_effort * self._task[:, LAST].square().mean(1, keepdim=True)
-        reward += cfg.reward_proximity * (1 - (room - RADIUS) / CAUTION).clamp(0, 1)
         self._reward.copy_(reward[:, 0])
-        self._task[:, DISTANCE] = distance
-        measures = (there.float(), ~safe, seen / self._seen[0].numel(), distance, self._level[:, None])
-        self._measures.copy_(torch.cat(measures, 1).T)
+        coverage, distance = self._task[:, SEEN] / self._seen[0].numel(), self._task[:, DISTANCE]
+        self._measures.copy_(torch.cat((there.float(), ~safe, coverage, distance, self._level[:, None]), 1).T)
         return self._terminated | self._truncated
-
-    def _explore(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Mark what is seen from here: [N, 1] how many cells are new (at an episode's first step none), and all so far."""
-        away = (self._middles - position[:, :2, None]).square()  # [N, 2, G]
-        self._seen |= away[:, 1, :, None] + away[:, 0, None] < self.cfg.view_radius**2  # [N, G, G]
-        seen = self._seen.flatten(1).sum(1, keepdim=True)
-        found = (seen - self._task[:, SEEN]) * (self._length[:, None] > 1)
-        self._task[:, SEEN] = seen
-        return found, seen
 
     def _promote(self) -> None:
         """Move lanes whose episode is over to another level."""
@@ -236,35 +181,8 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
 
     def _sense(self) -> dict[str, list[Tensor]]:
         """The columns of each group of the current observation."""
-        cfg, body, task = self.cfg, self._body, self._task
-        attitude, position, distance = body[:, quad.ATTITUDE], body[:, quad.POSITION], task[:, DISTANCE]
-        yaw = heading(attitude)
-        sight = self.terrain.look(self._tile, position, yaw)
-        vectors = torch.stack((task[:, GOAL] - position, task[:, WIND], sight.normal), 1)
-        goal, wind, normal, *pillars = to_heading(yaw[:, None], torch.cat((vectors, sight.closest), 1)).unbind(1)
-        plain = [
-            rotate_back(attitude, body[:, quad.VELOCITY]) / cfg.max_speed,
-            body[:, quad.OMEGA] / 5,
-            rotate_back(attitude, self._down),
-            sight.height / 2,
-            goal / distance.clamp(min=5),
-            distance / 10,
-            task[:, LAST],
-            *([] if sight.scan is None else [(sight.scan / 2).clamp(-1, 1)]),
-        ]
-        truth = [
-            wind,
-            normal,
-            task[:, LOAD],
-            self._level[:, None] / cfg.levels,
-            1 - self._length[:, None] / self.max_episode_length,
-            sight.pillar.clamp(max=cfg.lidar_range) / cfg.lidar_range,
-            1 - distance / task[:, START].clamp(min=1),
-            task[:, SEEN] / self._seen[0].numel(),
-            (torch.cat(pillars, 1) / cfg.lidar_range).clamp(-1, 1),
-        ]
-        lidar = [] if sight.lidar is None else [sight.lidar / cfg.lidar_range]
-        return {"policy": plain + lidar, "critic": plain + truth}
+        groups = self.task.sense(self._lanes)
+        return groups if self.model_task is None else groups | {MODEL_STATE: self.model_task.state_of(self._lanes)}
 
 
 def _pick(share: Tensor, count: int) -> Tensor:

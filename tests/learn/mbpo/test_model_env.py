@@ -12,7 +12,8 @@ from torch import Tensor
 
 from freewheel.errors import SetupError
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
-from freewheel.learn.mbpo.model_env import RULES, ModelEnv, TaskFunction, never, open_loop_error, rule, task_function
+from freewheel.learn.mbpo.model_env import RULES, ModelEnv, never, open_loop_error, rule, task_function
+from freewheel.learn.mbpo.task import TaskFunction, whole
 from freewheel.learn.replay import Batch, Columns
 
 
@@ -181,7 +182,7 @@ def trajectory(steps: int, lanes: int) -> Batch:
 
 
 def test_a_perfect_model_makes_no_error_however_far_it_looks() -> None:
-    error = open_loop_error(counting(), torch.arange(2), trajectory(20, 3), 10)
+    error = open_loop_error(counting(), torch.arange(2), trajectory(20, 3), 10, whole(1))
     torch.testing.assert_close(error, torch.zeros(10), rtol=0, atol=1e-5)
 
 
@@ -191,7 +192,7 @@ def test_a_constant_bias_adds_up_and_is_told_in_deviations_of_the_data() -> None
     model.statistics["in_scale"].copy_(torch.tensor([4.0, 1.0]))
     model.load(model.state())
     model.params["0.weight"].data[:, 0] *= 4
-    error = open_loop_error(model, torch.arange(2), trajectory(12, 3), 6)
+    error = open_loop_error(model, torch.arange(2), trajectory(12, 3), 6, whole(1))
     torch.testing.assert_close(error, 0.2 / 4 * torch.arange(1.0, 7.0), rtol=1e-4, atol=0)
 
 
@@ -200,7 +201,7 @@ def test_an_error_is_not_followed_into_the_next_episode() -> None:
     batch.obs[5, 0] = 100.0  # lane 0 begins again, far away, at row 5
     batch.next_obs[5:, 0] = 100 + batch.action[5:, 0].cumsum(0)
     batch.obs[6:, 0] = batch.next_obs[5:-1, 0]
-    error = open_loop_error(counting(), torch.arange(2), batch, 4)
+    error = open_loop_error(counting(), torch.arange(2), batch, 4, whole(1))
     torch.testing.assert_close(error, torch.zeros(4), rtol=0, atol=1e-4)
 
 
@@ -209,7 +210,7 @@ def test_constant_columns_are_left_out() -> None:
     model.statistics["in_scale"][1] = 0
     seen = torch.full((5, 4, 2), 3.0)
     batch = trajectory(5, 4)._replace(obs=seen, next_obs=seen)
-    error = open_loop_error(model, torch.arange(2), batch, 2)
+    error = open_loop_error(model, torch.arange(2), batch, 2, whole(2))
     torch.testing.assert_close(error, torch.tensor([3.0, 3.0]))
 
 

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
-from freewheel.worlds.drone.env import MEASURES, RADIUS, DroneConfig, RoughDrone
+from freewheel.worlds.drone.env import MEASURES, RoughDrone
 from freewheel.worlds.drone.quadrotor import ATTITUDE, POSITION, VELOCITY
+from freewheel.worlds.drone.task import RADIUS, DroneConfig
 
 GOAL_SEEN = slice(10, 13)  # columns of the policy's observation
 

@@ -1,0 +1,153 @@
+"""What a simulator can tell about itself so that a model has less to learn, and what the model sees of an observation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from freewheel.core import Slice
+from freewheel.errors import SetupError, UsageError, nearest
+from freewheel.learn.replay import Columns, pack
+from freewheel.policies.spec import Columns as Runs
+from freewheel.policies.spec import select
+
+MODEL_STATE = "model_state"  # the group of observations that neither actor nor critic reads
+#: (obs [N, D], action [N, A], next_obs [N, D]) -> [N], bool for ends and float for rewards.
+TaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class ModelTask:
+    """What a simulator declares, as its attribute `model_task`, about its group of observations `model_state` [N, S].
+
+    A state holds all that decides what happens next. As this class has it, its first `predicted` columns are predicted, `read`
+    further ones are read, and all but the first stay as they are in an episode. Derive from it to say more: other coordinates
+    (`encode` and `successor`), sensors that are computed instead of predicted (`observe`), and the task itself (`reward` and
+    `termination`, which are learned where they are None). Actions are the policy's, between -1 and 1. Whatever is given here
+    runs on the simulator's device, must not wait for it, and has to take any finite numbers.
+    """
+
+    predicted: int
+    read: int = 0
+    #: (state, action, next_state) -> [N], of float and of bool
+    reward: TaskFunction | None = None
+    termination: TaskFunction | None = None
+
+    def encode(self, state: Tensor, frame: Tensor) -> Tensor:
+        """[N, predicted + read]: a state in the coordinates of the model, as seen from another one: `frame` is the state itself
+        where it is an input, and the one before where it is a successor."""
+        return state[:, : self.predicted + self.read]
+
+    def successor(self, state: Tensor, action: Tensor, predicted: Tensor) -> Tensor:
+        """The next state, from the predicted coordinates [N, predicted] of it as seen from this one."""
+        return torch.cat((predicted, state[:, self.predicted :]), 1)
+
+    def observe(self, state: Tensor) -> Mapping[str, Tensor]:
+        """All other groups of an observation, [N, ...] by name."""
+        raise NotImplementedError(f"{type(self).__name__} has no observe(state)")
+
+
+class View(Protocol):
+    """What the model sees of observations [N, D]: numbers [N, size], of which it predicts the first."""
+
+    @property
+    def width(self) -> int: ...  # D
+    @property
+    def size(self) -> int: ...
+    @property
+    def predicted(self) -> int: ...
+    # An observation as seen from another one: itself where it is an input, the one before where it is a successor.
+    def encode(self, obs: Tensor, frame: Tensor) -> Tensor: ...
+    def successor(self, obs: Tensor, action: Tensor, predicted: Tensor) -> Tensor: ...  # the next observation [N, D]
+
+
+class NamedColumns:
+    """Columns of an observation as they are: some are predicted, others are only read, and the rest the model never sees. In a
+    rollout, all that is not predicted stays as it was in the beginning. Implements View."""
+
+    def __init__(self, width: int, predicted: Runs, read: Runs = ()) -> None:
+        self.width, self._all = width, predicted == ((0, width),)
+        self._predicted, self._seen = predicted, (*predicted, *read)
+        self.predicted, self.size = (sum(stop - start for start, stop in runs) for runs in (predicted, self._seen))
+
+    def encode(self, obs: Tensor, frame: Tensor) -> Tensor:
+        seen: Tensor = select(self._seen, obs)
+        return seen
+
+    def successor(self, obs: Tensor, action: Tensor, predicted: Tensor) -> Tensor:
+        if self._all:
+            return predicted
+        following = obs.clone()
+        parts = predicted.split([stop - start for start, stop in self._predicted], -1)
+        for (start, stop), part in zip(self._predicted, parts, strict=True):
+            following[:, start:stop] = part
+        return following
+
+
+def whole(width: int) -> NamedColumns:
+    """All columns are predicted."""
+    return NamedColumns(width, ((0, width),))
+
+
+class StateColumns:
+    """The state that a simulator's ModelTask describes; all other columns are computed from it. Implements View."""
+
+    def __init__(self, task: ModelTask, slices: Sequence[Slice]) -> None:
+        self._task, self._groups, self.width = task, [part.name for part in slices], slices[-1].stop
+        self.predicted, self.size = task.predicted, task.predicted + task.read
+        where = next((part for part in slices if part.name == MODEL_STATE), None)
+        if where is None:
+            known = ", ".join(self._groups)
+            raise SetupError(f"the simulator has a model_task but observes no group '{MODEL_STATE}', only {known}")
+        self._state = slice(where.start, where.stop)
+
+    def encode(self, obs: Tensor, frame: Tensor) -> Tensor:
+        return self._task.encode(obs[:, self._state], frame[:, self._state])
+
+    def successor(self, obs: Tensor, action: Tensor, predicted: Tensor) -> Tensor:
+        state = self._task.successor(obs[:, self._state], action, predicted)
+        groups = {**self._task.observe(state), MODEL_STATE: state}
+        return torch.cat([groups[name].flatten(1) for name in self._groups], 1)
+
+    def function(self, name: str) -> TaskFunction | None:
+        """The task's reward or termination, of whole observations; None: it is to be learned."""
+        of_states: TaskFunction | None = getattr(self._task, name)
+        if of_states is None:
+            return None
+        columns = self._state
+        return lambda obs, action, next_obs: of_states(obs[:, columns], action, next_obs[:, columns])
+
+
+def model_rows(view: View, columns: Columns, rows: Tensor) -> Tensor:
+    """Packed rows [n, width] as the model sees them: rows of Columns(view.size, columns.action_size)."""
+    row = columns.split(rows)
+    seen = view.encode(row.obs, row.obs)
+    if seen is row.obs:
+        return rows
+    following = view.encode(row.next_obs, row.obs)
+    return pack(seen, row.action, row.reward, row.terminated, row.has_successor, following)
+
+
+def find_columns(option: str, names: Sequence[str], slices: Sequence[Slice]) -> Runs:
+    """The columns that these names stand for: a group of observations, or some of its columns as group[START:STOP]."""
+    known, found = {part.name: part for part in slices}, list[tuple[int, int]]()
+    for name in names:
+        group, start, stop = _PART.fullmatch(name).groups() if _PART.fullmatch(name) else (name, None, None)  # type: ignore[union-attr]
+        if group not in known:
+            raise UsageError(f"{option}: no observation is called '{group}'{nearest(group, known)}")
+        part = known[group]
+        first, end = (int(at) if at else default for at, default in ((start, 0), (stop, part.stop - part.start)))
+        if not 0 <= first < end <= part.stop - part.start:
+            raise UsageError(f"{option}: {name} is not a part of the {part.stop - part.start} columns of {group}")
+        found.append((part.start + first, part.start + end))
+    for (_, before), (after, _) in pairwise(sorted(found)):
+        if after < before:
+            raise UsageError(f"{option}: a column is named twice in {' '.join(names)}")
+    return tuple(found)
+
+
+_PART = re.compile(r"(.+)\[(\d*):(\d*)\]")
