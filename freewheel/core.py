@@ -46,7 +46,7 @@ WORKER_TIME = (
     "step", "reset", "infer", "write", "wait-credit", "wait-slot", "wait-gate", "load", "down", "other",
 )  # fmt: skip
 #: Every learner-second is one of these.
-LEARNER_TIME = ("observe", "update", "publish", "wait-data", "eval", "save", "other")
+LEARNER_TIME = ("observe", "update", "fit", "rollout", "publish", "wait-data", "wait-model", "eval", "save", "other")
 #: Why a row may be dropped; there are no other reasons.
 CAUSES = ("stale", "overflow", "nan", "shape", "env_error", "worker_death", "shutdown", "quarantine")
 #: The table of contexts of a run that has none.

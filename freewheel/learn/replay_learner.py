@@ -133,7 +133,8 @@ class ReplayLearner:
             self._good = LastGood(self.updater.state_dict())
         for _ in range(count):
             self.updater.step()
-        self.pace.updates += count
+            self.pace.updates += 1
+            self.spec.services.between_steps()
         self._admit()
         about: dict[str, float] = {"updates": count}
         return about | self._publish() if self._complete else about

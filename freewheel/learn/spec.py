@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
@@ -21,8 +22,13 @@ SIMULATED_STEPS = 64  # of each lane, with a batched simulator
 Schedule = Literal["constant", "linear"]  # linear: falls to 0 over --steps
 
 
-def _keep_waiting() -> None:
-    """Nothing ends the wait."""
+def _go_on() -> None:
+    """Nothing ends the work."""
+
+
+def _uncounted(_kind: str) -> AbstractContextManager[object]:
+    """Nobody asks where the time goes."""
+    return nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +55,10 @@ class Services:
     """What a run offers to its learner."""
 
     executors: MakeExecutor | None = None  # runs a part of the learner elsewhere; for learners that have such a part
-    while_waiting: Callable[[], None] = _keep_waiting  # called again and again; what it raises ends the wait
+    # Both write a row of metrics if one is due, and what they raise ends the run; call them at least every tenth of a second.
+    while_waiting: Callable[[], None] = _go_on  # in a wait, or where nothing is lost if the work is done again
+    between_steps: Callable[[], None] = _go_on  # between two steps of what a signal should not cut short
+    span: Callable[[str], AbstractContextManager[object]] = _uncounted  # a block of one kind of core.LEARNER_TIME
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, RowCounts, Tick
-from freewheel.metrics.names import COUNTS, describe
+from freewheel.metrics.names import COUNTS, WORKING, describe
 from freewheel.rollout.probe import usable_cores
 
 WINDOW = 100  # episodes behind return_mean, length_mean and the measures, at most
@@ -212,7 +212,7 @@ class Meter:
             "cpu_util": _ratio(max(used.cpu_s - interval.cpu_s, 0.0), (now - interval.cpu_since) * usable_cores()),
             "gpu_util": gpu_util(),
             "env_busy": _ratio(worker["step"] + worker["reset"], sum(worker.values())),
-            "learner_busy": _ratio(learner["observe"] + learner["update"] + learner["publish"], wall),
+            "learner_busy": _ratio(sum(learner[kind] for kind in WORKING), wall),
             **asdict(rows),
             **{name: _finite(value) for name, value in stats.items()},
             **self._latest,

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+#: What a learner does, of core.LEARNER_TIME, when it neither waits nor serves the run around it.
+WORKING = ("observe", "update", "fit", "rollout", "publish")
+
 #: Totals of a model-based learner, which the classic console line shows.
 COUNTS = ("real_data", "model_data", "agent_updates", "dynamics_updates")
 
@@ -86,7 +89,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         ("cpu_util", "share", "mean", "CPU time of all processes of the run, of all cores."),
         ("gpu_util", "share", "last", "Busy part of the GPU, as its driver reports it."),
         ("env_busy", "share", "mean", "Part of the workers' time spent in step and reset of environments."),
-        ("learner_busy", "share", "mean", "Part of the learner's time spent in observe, update and publish."),
+        ("learner_busy", "share", "mean", "Part of the learner's time spent in observe, update, fit, rollout and publish."),
         ("memory/trainer_mb", "MB", "last", "Resident memory of the trainer's process."),
         ("memory/workers_mb", "MB", "last", "Sum of the resident memory of all child processes; pages they share count in each."),
     ),
@@ -139,9 +142,12 @@ SHARES: Mapping[str, Mapping[str, str]] = {
     },
     "learner": {
         "observe": "Takes rows in: copies, statistics, replay buffer.",
-        "update": "Gradient steps.",
+        "update": "Gradient steps of the agent.",
+        "fit": "Fits the model, where that is done in turn with the updates (serial clock), or hands rows to where it is fitted.",
+        "rollout": "Rolls the policy out in the model, and checks the model's predictions.",
         "publish": "Hands new weights to the workers.",
         "wait-data": "Waits for rows: the environments are the slower ones. In lockstep they are stepped meanwhile.",
+        "wait-model": "Waits for a model: its fit is the slower one. Updates go on when it is here.",
         "eval": "Evaluation that the learner waits for or plays itself.",
         "save": "Writes checkpoints.",
         "other": "The rest: logging, the loop itself.",

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -82,12 +83,12 @@ def lower_priority(planned: Plan) -> Iterator[None]:
             os.setpriority(os.PRIO_PROCESS, thread, before)
 
 
-def executors(planned: Plan) -> AbstractContextManager[MakeExecutor]:
+def executors(planned: Plan, while_waiting: Callable[[], None] = lambda: None) -> AbstractContextManager[MakeExecutor]:
     """Where parts of the learner run: in turn with it, or beside it in threads (on a GPU) or processes."""
     kind = planned.config.learner.executor
     if kind == "async" or (kind == "auto" and isinstance(planned.config.collector, WorkersConfig)):
         return Executors("process" if planned.device == "cpu" else "thread", planned.device)
-    return nullcontext(SerialExecutor)
+    return nullcontext(partial(SerialExecutor, while_waiting=while_waiting))
 
 
 def learner_stream(device: str) -> AbstractContextManager[object]:
@@ -139,6 +140,7 @@ class Endable(Protocol):
 
     @property
     def saving(self) -> bool: ...  # a checkpoint is being written, and is waited for
+    def log(self) -> None: ...  # write a row of metrics; from the run's own thread
     def emergency_end(self, reason: str, exit_code: int, *, save: bool) -> bool: ...
     def last_known(self) -> tuple[Path, Mapping[str, Any]]: ...  # where the summary will be, and what it would be now
 
@@ -154,7 +156,7 @@ class Stop:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._begun = False
-        self.time_up = math.inf  # when the time is over, as time.monotonic counts it
+        self.time_up = self.row_due = math.inf  # when the time is over, and a row of metrics due: by time.monotonic
         self.over = False  # the summary is being written, which must not be interrupted
         self.cut = False  # a signal has interrupted something else than an environment, perhaps an update
         self.run: Endable | None = None
@@ -178,10 +180,19 @@ class Stop:
         self.prepare()
 
     def check(self) -> None:
+        """Whatever the run is doing: ends it if a signal has asked for that or its time is over, and writes rows when they are
+        due. Call it in every wait, and between the steps of what takes long."""
         if self.signal is not None:
             raise Interrupted
-        if time.monotonic() > self.time_up:
+        self.keep_time()
+
+    def keep_time(self) -> None:
+        """The same, and a signal waits: for what it should not cut short."""
+        now = time.monotonic()
+        if now > self.time_up:
             raise TimeUp
+        if now >= self.row_due and self.run is not None:
+            self.run.log()
 
     def guard(self, phase: int) -> Wrap:
         """For calls of this kind of environments in this process: they are watched over, signals interrupt them, and none of them
@@ -190,10 +201,11 @@ class Stop:
         def wrap(call: Callable[In, Out]) -> Callable[In, Out]:
             def guarded(*args: In.args, **kwargs: In.kwargs) -> Out:
                 try:
-                    cells[SINCE] = now = time.monotonic_ns()
-                    cells[PHASE] = phase
-                    if self.signal is not None or now > self.time_up * 1e9:
+                    now = time.monotonic()
+                    if self.signal is not None or now > self.time_up or now >= self.row_due:
                         self.check()
+                    cells[SINCE] = time.monotonic_ns()
+                    cells[PHASE] = phase
                     return call(*args, **kwargs)
                 except (SystemExit, KeyboardInterrupt) as error:
                     raise left(error) from None

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,19 @@ from freewheel.transport.clock import NOTABLE, clock
 
 QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
 
-WHILE_EVALUATING = 1.0  # seconds that a row comes later while an evaluation holds the run up: nothing is learned
+# Rows in the middle of a turn of the loop: so many seconds later, because most turns end sooner, and at most every so many.
+AMID, AMID_EVERY = 0.1, 0.5
+#: What the learner may be doing when its state is halfway between two that can be saved.
+HALFWAY = ("observe", "update", "rollout")
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """All that is told what happens in a run."""
+
+    outlets: Outlets
+    hooks: Sequence[object] = ()
+    recorder: Recorder | None = None
 
 
 class Session:
@@ -47,25 +59,23 @@ class Session:
         planned: Plan,
         saver: Saver,
         folder: RunDirectory,
-        outlets: Outlets,
         stop: Stop,
-        hooks: Sequence[object],
-        recorder: Recorder | None,
+        meter: Meter,
+        listeners: Listeners,
     ) -> None:
-        self._plan, self._directory, self._outlets = planned, folder, outlets
+        self._plan, self._directory, self._outlets, self._meter = planned, folder, listeners.outlets, meter
         self._learner, self._saver, self._earlier = saver.learner, saver, saver.earlier
-        self._stop, self._ending, self._recorder = stop, Ending(), recorder
+        self._stop, self._ending, self._recorder = stop, Ending(), listeners.recorder
         self._options, self._budget = planned.config.run, planned.config.run.budget
-        self._meter = Meter(planned.workers, planned.spec.measures)
         contexts = None if saver.earlier is None else saver.earlier.contexts
-        self._hooks = Hooks(hooks, Run(planned, self._learner, self._meter, saver.now, contexts), stop.spare)
+        self._hooks = Hooks(listeners.hooks, Run(planned, self._learner, meter, saver.now, contexts), stop.spare)
         self._lost = RowCounts()  # rows under way when an earlier session was saved
         self._turning = False  # inside a turn of the loop: a failure there may leave an update half done
         saver.progress = self._progress
         if saver.earlier is not None:
-            self._meter.restore(saver.earlier.progress["meter"])
+            meter.restore(saver.earlier.progress["meter"])
         self._collector: Collector | None = None
-        self._next_log = self._meter.wall_s + self._options.output.log_every
+        self._next_row = math.inf  # by time.monotonic
         self._fallback = ""  # why updates are not replayed from CUDA graphs
         self._schedule: EvaluationSchedule | None = None
         self._verdict: Verdict | None = None
@@ -90,7 +100,7 @@ class Session:
                 ending.reason = "interrupted"
             except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
                 ending.fail(error, "training")
-            self._stop.over = True
+            self._stop.over, self._stop.row_due = True, math.inf
             ending.attempt("ending what environments have started", self._stop.leftovers.kill, None)
             ending.begin()
             summary = self._finish()
@@ -118,9 +128,7 @@ class Session:
                 collector.load_state_dict(self._earlier.state.collector)
             with self._ending.leaving(collector, "closing the environments"):
                 self._collector = self._saver.collector = collector
-                around = Around(
-                    lambda: self._meter.wall_s, self._ran_s, self._longest, self._note, self._while_evaluating
-                )
+                around = Around(lambda: self._meter.wall_s, self._ran_s, self._longest, self._note, self._stop.check)
                 evaluator = evaluator or reserved_lanes(planned, collector)
                 self._schedule = EvaluationSchedule(evaluator, self._options.evaluation, self._budget, around)
                 if self._earlier is not None:
@@ -143,6 +151,7 @@ class Session:
         max_lag, run, recorder = self._plan.max_lag, self._hooks.run, self._recorder
         source = collector if recorder is None else recorder.listen(collector, self._plan, self._learner)
         self._time_is_up()
+        self._expect_row(time.monotonic())
         ended, began = "" if self._earlier is None else self._why_ended(), self._ran_s()
         turns = loop(source, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts)
         try:
@@ -161,8 +170,8 @@ class Session:
                 self._evaluate(schedule, tick)
                 if ended := run.stopping:  # by on_eval
                     break
-                if self._meter.wall_s >= self._next_log:
-                    self._log()
+                if time.monotonic() >= self._next_row:
+                    self.log()
                 self._save_now_and_then()
                 began = self._ran_s()
         except TimeUp:
@@ -215,7 +224,7 @@ class Session:
             self._verdict = verdict = schedule.close()
         if verdict.final is not None:
             self._take_score(verdict.final, best=verdict.best is verdict.final)
-        self._log()
+        self.log()
 
     def _why_ended(self) -> str:
         """Empty while the run goes on."""
@@ -252,12 +261,8 @@ class Session:
     def _weights(self) -> Snapshot:
         return replace(self._learner.snapshot(), context=self._options.contexts)
 
-    def _while_evaluating(self) -> None:
-        self._stop.check()
-        if self._meter.wall_s >= self._next_log + WHILE_EVALUATING:
-            self._log()
-
-    def _log(self) -> None:
+    def log(self) -> None:
+        """One row of metrics."""
         assert self._collector is not None, "it is open, or was"
         collector = self._collector
         self._rows = balance(collector.rows(), self._learner.rows(), self._lost)
@@ -270,7 +275,14 @@ class Session:
                 self._note(f"no CUDA graph for the updates, they are launched one by one: {self._fallback}")
         self._directory.keep()
         self._outlets.write(row)
-        self._next_log = self._meter.wall_s + self._options.output.log_every
+        self._expect_row(self._next_row)
+
+    def _expect_row(self, last: float) -> None:
+        """The next row is due --log-every after the last one was; those that were missed are not made up for. It is written
+        between two turns of the loop, or by `Stop` in the middle of one that takes longer."""
+        every, now = self._options.output.log_every, time.monotonic()
+        self._next_row = last + every if last + every > now else now + every
+        self._stop.row_due = max(self._next_row + AMID, now + AMID_EVERY)
 
     def _new_pauses(self) -> list[str]:
         """What the user should know of times in which the run was stopped."""
@@ -321,7 +333,7 @@ class Session:
             stuck = FreewheelError(reason)
             stuck.exit_code = exit_code
             ending.fail(stuck, "training")
-        whole = save and self._meter.doing not in ("observe", "update")
+        whole = save and self._meter.doing not in HALFWAY
         self._turning = self._turning and not whole
         self._close_down(self._rows_now(), {}, ending.attempt("saving", self._save, None) if whole else None)
         return True

@@ -11,6 +11,7 @@ from typing import Any
 from freewheel.config.resolve import Config
 from freewheel.core import Sink
 from freewheel.learn.spec import Services
+from freewheel.metrics.meter import Meter
 from freewheel.run import process
 from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.checkpoints.saver import Saver
@@ -19,7 +20,7 @@ from freewheel.run.plan import Plan, plan, print_line, silent
 from freewheel.run.process import Stop, import_torch
 from freewheel.run.saved import RunDirectory, check_fit, lock_run
 from freewheel.run.schedule.recorder import Recorder
-from freewheel.run.session import Session
+from freewheel.run.session import Listeners, Session
 from freewheel.run.watchdog import Watchdog
 from freewheel.sinks.outlets import Outlets
 from freewheel.sinks.sink import Outputs, RunInfo, chosen
@@ -75,12 +76,15 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
     with (
         process.learner_threads(config.run.machine.threads),
         process.lower_priority(planned),
-        process.executors(planned) as executors,
+        process.executors(planned, stop.check) as executors,
         ExitStack() as held,
     ):
         recorder = Recorder() if config.run.output.record_schedule and earlier is None else None
         executors = executors if recorder is None else recorder.executors(executors)
-        services = Services(executors=executors, while_waiting=stop.check)
+        meter = Meter(planned.workers, planned.spec.measures)
+        services = Services(
+            executors=executors, while_waiting=stop.check, between_steps=stop.keep_time, span=meter.span
+        )
         learner = config.learner.build(replace(planned.learner_spec, services=services))
         if earlier is None:
             stop.begin()
@@ -107,5 +111,5 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
         directory.keep()
         if recorder is not None:
             recorder.open(directory.path, outlets.note, hooks=len(hooks))
-        session = Session(planned, saver, directory, outlets, stop, hooks, recorder)
+        session = Session(planned, saver, directory, stop, meter, Listeners(outlets, hooks, recorder))
         return Result(planned.path, session.train())

@@ -1,4 +1,7 @@
-"""Executors: run a function in the caller's thread, in a thread with its own CUDA stream, or in a process."""
+"""Executors: run a function in the caller's thread, in a thread with its own CUDA stream, or in a process.
+
+A function may be a generator: it can be interrupted where it yields, and what it returns is the result.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +34,34 @@ GRACE = 1.0  # seconds for a process to end by itself
 THREAD_GRACE = 30.0  # seconds for a thread to finish its call
 
 
+def _go_on() -> None:
+    """Nothing ends the call."""
+
+
 class SerialExecutor:
     """Calls the function in `submit`, in the caller's thread. Implements core.Executor."""
 
     busy = False
 
-    def __init__(self, build: Callable[[], Function[Any, Any]], what: str) -> None:
-        self._build = build
+    def __init__(
+        self, build: Callable[[], Function[Any, Any]], what: str, while_waiting: Callable[[], None] = _go_on
+    ) -> None:
+        """while_waiting: called where the function yields; what it raises ends the call."""
+        self._build, self._while_waiting = build, while_waiting
         self._function: Function[Any, Any] | None = None
         self._results: deque[Any] = deque()
 
     def submit(self, argument: Any) -> None:
         if self._function is None:
             self._function = self._build()
-        self._results.append(self._function(argument))
+        self._results.append(returned(self._function(argument), lambda _: self._while_waiting()))
 
     def result(self, wait: float = 0.0) -> Any:
         return self._results.popleft() if self._results else None
+
+
+class _OverError(Exception):
+    """The executor ends, and its call with it."""
 
 
 class ThreadExecutor:
@@ -82,7 +96,12 @@ class ThreadExecutor:
         self._calls -= 1
         return result
 
+    def _go_on(self) -> None:
+        if self._over.is_set():
+            raise _OverError
+
     def close(self) -> None:
+        """Ends a generator where it yields; other calls are waited for."""
         self._over.set()
         self._arguments.put(None)
         self._thread.join(THREAD_GRACE)
@@ -99,7 +118,9 @@ class ThreadExecutor:
                     stream.wait_event(ready)
                 try:
                     function = function or build()
-                    result = function(argument)
+                    result = returned(function(argument), lambda _: self._go_on())
+                except _OverError:
+                    return
                 except FreewheelError as error:
                     result = error
                 except Exception as error:  # noqa: BLE001 - the result of the call, for the caller to raise
@@ -114,9 +135,8 @@ class ThreadExecutor:
 class ProcessExecutor(Generic[Argument, Value]):
     """Calls in another process, which is started for the first call and replaced if it dies. Implements core.Executor.
 
-    A function may be a generator: what it returns is the result, and what it yields says which call of an environment comes next,
-    which can be read from `place` until that has returned. A function that has `close` is closed when the executor ends in good
-    order.
+    What a generator yields may say which call of an environment comes next, which can be read from `place` until that has
+    returned. A function that has `close` is closed when the executor ends in good order.
     """
 
     def __init__(
@@ -223,9 +243,7 @@ def _serve(build: bytes, pipe: Any, nice: int, place: Place) -> None:
                 if function is None:
                     function = cloudpickle.loads(build)()
                     forkserver.freeze_heap()
-                result: Any = function(argument)
-                if isinstance(result, Generator):
-                    result = _returned(result, place)
+                result = returned(function(argument), lambda call: None if call is None else place(*call))
             except FreewheelError as error:
                 result = error
             pipe.send_bytes(cloudpickle.dumps(result))
@@ -234,13 +252,14 @@ def _serve(build: bytes, pipe: Any, nice: int, place: Place) -> None:
         close()
 
 
-def _returned(calls: Generator[Any, None, Any], place: Place) -> Any:
-    """What a generator returns at its end; what it yields until then is written down."""
-    while True:
+def returned(result: Any, each: Callable[[Any], None] = lambda _: None) -> Any:
+    """The same, or what a generator returns at its end; `each` is given what it yields until then."""
+    while isinstance(result, Generator):
         try:
-            place(*next(calls))
+            each(next(result))
         except StopIteration as end:
             return end.value
+    return result
 
 
 def wait_for_any(executors: Sequence[ProcessExecutor[Any, Any]], seconds: float) -> None:

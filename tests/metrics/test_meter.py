@@ -226,8 +226,8 @@ def test_time_shares_are_those_of_the_interval(meter: Meter, clock: Clock) -> No
         with meter.span(kind):
             clock.pass_by(2.0)
     closed = row(meter)
-    assert closed["learner_busy"] == 6.0 / 14.0
-    assert [closed[key] for key in EXTRA if key.startswith("time/learner_")] == [2.0 / 14.0] * len(LEARNER_TIME)
+    assert closed["learner_busy"] == 10.0 / 20.0
+    assert [closed[key] for key in EXTRA if key.startswith("time/learner_")] == [2.0 / 20.0] * len(LEARNER_TIME)
     clock.pass_by(1.0)
     assert row(meter)["learner_busy"] == 0.0
 

@@ -90,6 +90,7 @@ class Planted:
 
 
 def mbpo_for(config: MBPOConfig = SMALL, *, executors: MakeExecutor = SerialExecutor, **spec: Any) -> MBPO:
-    services = Services(executors=executors, while_waiting=spec.pop("while_waiting", lambda: None))
+    offered = {name: spec.pop(name) for name in ("while_waiting", "between_steps", "span") if name in spec}
+    services = Services(executors=executors, **offered)
     given: dict[str, Any] = {"policy": SPEC, "batch": BatchSpec(S // 2, 2), "seed": 0} | spec
     return MBPO(config, LearnerSpec(**given, services=services))

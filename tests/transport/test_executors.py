@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, Literal
 
@@ -63,6 +63,56 @@ def results(executor: Executor, count: int) -> list[Any]:
 
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("freewheel-")]
+
+
+def counter() -> Callable[[int], Generator[None, None, int]]:
+    """Counts up to a number, and can be interrupted at each."""
+
+    def count(number: int) -> Generator[None, None, int]:
+        done = 0
+        while done < number:
+            done += 1
+            time.sleep(0.001)
+            yield
+        return done
+
+    return count
+
+
+ENDLESS = 10**9
+
+
+class EnoughError(Exception):
+    pass
+
+
+def test_a_call_in_turn_is_interrupted_where_it_yields() -> None:
+    looks = list[int]()
+
+    def look() -> None:
+        looks.append(0)
+        if len(looks) == 8:
+            raise EnoughError
+
+    executor = SerialExecutor(counter, "numbers", look)
+    executor.submit(3)
+    assert (executor.result(), len(looks)) == (3, 3)
+    with pytest.raises(EnoughError):
+        executor.submit(ENDLESS)
+    assert (executor.result(), len(looks)) == (None, 8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generator_returns_its_result_and_is_not_waited_for_at_the_end(kind: Kind) -> None:
+    with Executors(kind, "cpu") as make:
+        executor = make(counter, "numbers")
+        executor.submit(5)
+        assert results(executor, 1) == [5]
+        executor.submit(ENDLESS)
+        assert executor.result(0.05) is None
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    assert not threads()
 
 
 # ------------------------------------------------------------------------------------------------------ threads and processes

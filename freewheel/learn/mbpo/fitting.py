@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,12 +67,22 @@ class Fitter:
         return min(self.seen, self.config.model_rows)
 
     def __call__(self, rows: Array | Continuation) -> Fit:
+        fitting = self.in_steps(rows)
+        while True:
+            try:
+                next(fitting)
+            except StopIteration as end:
+                fit: Fit = end.value
+                return fit
+
+    def in_steps(self, rows: Array | Continuation) -> Generator[None, None, Fit]:
+        """The same; yields after every gradient step."""
         if isinstance(rows, Continuation):
             self._continue(rows)
             rows = rows.new
         self._append(torch.as_tensor(rows, device=self.device))
         before = self.ensemble.vector.clone(), {name: value.clone() for name, value in self._moments.items()}
-        metrics, elites = self._train(*self._draw())
+        metrics, elites = yield from self._train(*self._draw())
         not_finite = "" if np.isfinite(metrics["model/holdout"]) else "error on held-out rows"
         if not_finite:
             self.ensemble.vector.copy_(before[0])
@@ -131,14 +141,14 @@ class Fitter:
         self.ensemble.normalise(self._data[train])
         return self._data[shuffled[:held]], steps
 
-    def _train(self, held: Tensor, steps: int) -> tuple[dict[str, float], Tensor]:
+    def _train(self, held: Tensor, steps: int) -> Generator[None, None, tuple[dict[str, float], Tensor]]:
         """Until held-out rows show no progress; each member ends with its best weights. Metrics, elites."""
         vector = self.ensemble.vector
         self._best.copy_(vector)
         least = torch.full((self.config.members,), torch.inf)
         epochs = idle = 0
         while epochs < self.config.max_epochs and idle <= PATIENCE:
-            self._epoch(steps)
+            yield from self._epoch(steps)
             epochs += 1
             error = self.ensemble.holdout_error(held)[0].cpu()  # the only wait for the device
             better = error < (1 - PROGRESS) * least
@@ -159,7 +169,7 @@ class Fitter:
             metrics["model/termination_error"] = float(self.ensemble.holdout_error(held)[1][elites].mean())
         return metrics, elites
 
-    def _epoch(self, steps: int) -> None:
+    def _epoch(self, steps: int) -> Iterator[None]:
         """One pass of every member over its sample, in a new order."""
         order = self._order[:, : steps * self.config.model_batch]
         keys = torch.rand(order.shape, generator=self._rng, device=self.device)
@@ -168,6 +178,7 @@ class Fitter:
         self._loss.zero_()
         for _ in range(steps):
             self._step()
+            yield
 
 
 def _owners(spec: ModelSpec) -> Tensor:

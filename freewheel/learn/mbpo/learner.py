@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
 from freewheel.seeding import tree
 
-LOOK = 0.2  # seconds between two checks whether the run has to end, while a fit is waited for
+LOOK = 0.1  # seconds between two checks whether the run has to end, while a fit is waited for
 TRAIL, TRAIL_LANES = 64, 16  # steps and lanes of each author that multi-step predictions are checked on
 MODEL_REMEDY = "lower --mbpo.model-lr, or scale observations and rewards"
 HORIZON = 5  # steps ahead, or the length of rollouts where that is more
@@ -54,11 +54,12 @@ class MBPO(SAC):
         )
         longest, compile_ = config.rollout_schedule[3], spec.compute.compile
         self._rollouts = Rollouts(self._model_env, self.updater.policy, longest, compile_)
+        self._rollouts.between_steps = spec.services.between_steps
         self.model_buffer = Replay(config.rows_of_models, columns, device, tree(seed, "learner", "imagined"))
         self.updater.generators.append(self.model_buffer.generator)
         self._real = int(config.batch * config.real_ratio + 1e-9)
         assert spec.services.executors is not None, "the model needs an executor"
-        fitter = partial(Fitter, model, config, seed, device, compile_)
+        fitter = partial(_fitter, model, config, seed, device, compile_)
         self._executor = spec.services.executors(fitter, "the model")
         self._requested_at: deque[int] = deque()  # rows there were when each fit under way was requested
         self._sent = self._model_rows = 0  # rows that the fitter has; rows that the present model was fitted to
@@ -131,11 +132,13 @@ class MBPO(SAC):
         self._collect_fits()
         newest = self._requested_at[-1] if self._requested_at else max(self._tried, self._model_rows)
         if not self._executor.busy and (not self._fits or rows - newest >= self.config.model_every):
-            self._request(rows)
+            with self.spec.services.span("fit"):
+                self._request(rows)
             self._collect_fits()  # a serial executor is done by now
         while self._requested_at and (not self._fits or rows - self._requested_at[0] >= self.config.model_every):
-            while (fit := self._executor.result(LOOK)) is None:
-                self.spec.services.while_waiting()
+            with self.spec.services.span("wait-model"):
+                while (fit := self._executor.result(LOOK)) is None:
+                    self.spec.services.while_waiting()
             self._adopt(fit)
 
     def _collect_fits(self) -> None:
@@ -180,16 +183,20 @@ class MBPO(SAC):
         self._model_rows = self._tried
         self._model_steps += int(fit.metrics["model/steps"])
         self._about = dict(fit.metrics)
-        self._roll_out()
-        self._check()
+        with self.spec.services.span("rollout"):
+            self._roll_out()
+            self._check()
 
     def _roll_out(self) -> None:
         """Roll the present policy out from real states in the model; rows of older models expire."""
         self._keep_finite()
         self.model_buffer.expire(self._fits - self.config.keep_models + 1)
         states = self.replay.columns.split(self.replay.sample(self._starts)).obs
-        rows = self._rollouts(states, self.length)
-        self.model_buffer.add(rows, self._fits)
+        try:
+            self._rollouts(states, self.length)
+        finally:  # also what has been done until the time of the run was over
+            rows = self._rollouts.rows
+            self.model_buffer.add(rows, self._fits)
         self._about["model/rollout_length"] = len(rows) / self._starts
         if not self.model_buffer.count:
             remedy = "give it more rows to start with (mbpo.learning_starts)"
@@ -227,3 +234,8 @@ class MBPO(SAC):
             errors = [open_loop_error(*args, batch, horizon, self._view) for batch in batches]
             error = torch.stack(errors).mean(0).tolist()
             self._about |= {"model/error_1": error[0], f"model/error_{horizon}": error[-1]}
+
+
+def _fitter(*args: Any) -> Callable[[Any], Generator[None, None, Fit]]:
+    """For an executor, which may interrupt it."""
+    return Fitter(*args).in_steps

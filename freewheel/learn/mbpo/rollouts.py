@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -25,9 +26,17 @@ class Rollouts:
         self._valid = torch.zeros(longest, lanes, dtype=torch.bool, device=env.obs.device)
         self._number = torch.zeros(1, dtype=torch.int64, device=env.obs.device)  # of the next step
         self._step: Program | None = None
+        self._steps = 0  # of the present rollouts
+        self.between_steps: Callable[[], None] = lambda: None  # what it raises ends the rollouts
 
-    def __call__(self, states: Tensor, length: int) -> Tensor:
-        """Roll out from these observations [N, D]: the rows [n, width], step by step."""
+    @property
+    def rows(self) -> Tensor:
+        """The rows [n, width] of the steps so far, step by step."""
+        return self._rows[: self._steps][self._valid[: self._steps]]
+
+    def __call__(self, states: Tensor, length: int) -> None:
+        """Roll out from these observations [N, D]."""
+        self._steps = 0
         self.env.begin(states)
         self.env.calibrate(self.policy.act)
         self._number.zero_()
@@ -38,7 +47,8 @@ class Rollouts:
             self._step = Program(self._one_step, self._compile, state=state, generators=generators)
         for _ in range(length):
             self._step()
-        return self._rows[:length][self._valid[:length]]
+            self._steps += 1
+            self.between_steps()
 
     def _one_step(self) -> None:
         obs = self.env.obs.clone()

@@ -17,6 +17,7 @@ from freewheel.collect.serial import SerialConfig
 from freewheel.config import flags, resolve, vocabulary
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError
+from freewheel.metrics.names import WORKING
 from freewheel.rollout.probe import usable_cores
 from freewheel.run.advice.throughput import Forecast, Limit, PolicyTimes, StepTimes, Way, forecast, measure_policy
 from freewheel.run.plan import Plan, arrange
@@ -211,6 +212,10 @@ def _remarks(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
     yield from _lost_rows(summary)
     yield from _too_many_workers(planned, summary)
     learner = summary["shares"]["learner"]
+    if learner["wait-model"] >= IDLE:
+        share = f"the learner waited for the model {learner['wait-model']:.0%} of the time"
+        smaller = ", ".join(f"--{planned.config.algo}.{name}" for name in ("model-every", "max-epochs", "model-hidden"))
+        yield f"{share}: {smaller} make fits rarer or shorter"
     if learner["eval"] >= EVALUATING:
         share = f"evaluations were {learner['eval']:.0%} of the time"
         yield f"{share}: fewer of them (--evals, --eval-episodes) leave up to {times(1 / (1 - learner['eval']))} for training"
@@ -220,7 +225,7 @@ def _another_mode(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
     """Another mode that would make clearly more of what this run has measured."""
     learner, rows = summary["shares"]["learner"], summary["env_steps"]
     training = summary["wall_s"] * (1.0 - learner["eval"] - learner["save"])
-    learning = sum(learner[kind] for kind in ("observe", "update", "publish")) * summary["wall_s"]
+    learning = sum(learner[kind] for kind in (*WORKING, "wait-model")) * summary["wall_s"]  # no mode fits models faster
     acting = {kind: share * planned.workers * summary["wall_s"] for kind, share in summary["shares"]["worker"].items()}
     policy = PolicyTimes(act=acting["infer"] / rows, learn=learning / rows)
     rate, way = rows / training, way_of(planned)
@@ -256,7 +261,7 @@ def _calibrated(way: Way, env: StepTimes, policy: PolicyTimes, rate: float) -> S
 def _why(planned: Plan, summary: Mapping[str, Any]) -> str:
     """What the run spent its time on."""
     learner, worker = summary["shares"]["learner"], summary["shares"]["worker"]
-    envs, learning = worker["step"] + worker["reset"], learner["update"] + learner["observe"]
+    envs, learning = worker["step"] + worker["reset"], sum(learner[kind] for kind in WORKING)
     waiting = sum(share for kind, share in worker.items() if kind.startswith("wait"))
     if planned.worker_config is not None and waiting >= IDLE:
         return f"workers waited {waiting:.0%} of the time"
@@ -279,7 +284,7 @@ def _too_many_workers(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str
     if config is None or planned.cost is None:
         return
     learner, worker = summary["shares"]["learner"], summary["shares"]["worker"]
-    busy = learner["observe"] + learner["update"] + learner["publish"]
+    busy = sum(learner[kind] for kind in WORKING)
     waiting = sum(share for kind, share in worker.items() if kind.startswith("wait"))
     enough = max(1, ceil(workers * (1 - waiting)))
     if planned.cost.computes and workers > cores:

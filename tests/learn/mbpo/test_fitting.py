@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -118,9 +119,10 @@ class Scripted(Fitter):
     def scripted(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return torch.tensor(self.script[self.epoch - 1]), torch.zeros(3)
 
-    def _epoch(self, steps: int) -> None:
+    def _epoch(self, steps: int) -> Iterator[None]:
         self.epoch += 1
         self.ensemble.vector.fill_(self.epoch)
+        yield
 
 
 def test_a_fit_stops_when_no_member_improves_and_each_keeps_its_best() -> None:
@@ -171,7 +173,7 @@ def test_what_is_held_out_is_not_trained_on_and_every_member_has_its_own_sample(
     assert not torch.equal(counts[0], counts[1])
     before = samples.clone()
     fitter._step = lambda: None  # type: ignore[assignment]
-    fitter._epoch(steps)
+    assert len(list(fitter._epoch(steps))) == steps
     assert not torch.equal(before, samples)
     assert all(
         torch.equal(torch.bincount(sample, minlength=1000), count)
@@ -199,7 +201,7 @@ def test_an_epoch_sees_every_sample_of_every_member_once(monkeypatch: pytest.Mon
         return torch.tensor(2.0)
 
     monkeypatch.setattr(fitter.ensemble, "gradient", spy)
-    fitter._epoch(steps)
+    assert len(list(fitter._epoch(steps))) == steps
     assert [rows.shape for rows in seen] == [(3, 64, SPEC.columns.width)] * steps
     x = torch.cat(seen, dim=1)[:, :, 0].sort(dim=1).values
     expected = fitter._data[fitter._order[:, : steps * 64]][:, :, 0].sort(dim=1).values

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -222,6 +222,37 @@ def test_a_wait_for_a_model_can_be_interrupted() -> None:
         feed(mbpo_for(executors=Never(), while_waiting=waiting), 20)
 
 
+def test_it_says_what_it_is_doing() -> None:
+    """With every fit waited for: each is asked for, waited for and rolled out, one inside of none."""
+    told, depth, deepest = list[str](), 0, 0
+
+    @contextmanager
+    def span(kind: str) -> Iterator[None]:
+        nonlocal depth, deepest
+        told.append(kind)
+        depth += 1
+        deepest = max(deepest, depth)
+        yield
+        depth -= 1
+
+    steps, built = list[int](), list[MBPO]()
+    learner = mbpo_for(
+        replace(SMALL, rollout_schedule=(0, 0, 3, 3)),
+        executors=Planted(slow=True),
+        span=span,
+        between_steps=lambda: steps.append(built[0].pace.updates),
+    )
+    built.append(learner)
+    feed(learner, STARTS // 2)
+    assert told == ["fit", "wait-model", "rollout"]
+    assert steps == [0, 0, 0], "one call a step of a rollout"
+    feed(learner, EVERY)
+    assert learner._fits >= 2
+    assert told == ["fit", "wait-model", "rollout"] * learner._fits
+    assert deepest == 1
+    assert set(steps) == {*range(learner.pace.updates + 1)}, "and one an update"
+
+
 def test_counters_and_what_publications_say() -> None:
     learner = mbpo_for(executors=Planted())
     reported = feed(learner, 16)
@@ -295,7 +326,7 @@ def failing(error: Exception) -> Callable[[Any], Any]:
 def test_what_the_fitter_raises_is_raised_here(
     kind: Literal["serial", "thread", "process"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freewheel.learn.mbpo.learner.Fitter", lambda *_: failing(EnvError("no fit today")))
+    monkeypatch.setattr("freewheel.learn.mbpo.learner._fitter", lambda *_: failing(EnvError("no fit today")))
     with ExitStack() as stack:
         executors = {} if kind == "serial" else {"executors": stack.enter_context(Executors(kind, "cpu"))}
         learner = mbpo_for(SMALL, **executors)
@@ -416,7 +447,7 @@ def fits(good: int) -> Callable[..., Callable[[Any], Fit]]:
 
 
 def test_a_first_model_that_is_not_finite_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freewheel.learn.mbpo.learner.Fitter", fits(0))
+    monkeypatch.setattr("freewheel.learn.mbpo.learner._fitter", fits(0))
     with pytest.raises(
         DivergedError, match=r"^mbpo: the error on held-out rows of the first model is not finite; lower"
     ):
@@ -424,7 +455,7 @@ def test_a_first_model_that_is_not_finite_ends_the_run(monkeypatch: pytest.Monke
 
 
 def test_fits_that_are_not_finite_are_skipped_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freewheel.learn.mbpo.learner.Fitter", fits(2))
+    monkeypatch.setattr("freewheel.learn.mbpo.learner._fitter", fits(2))
     learner = mbpo_for(SMALL)
     with pytest.raises(
         DivergedError, match=r"^the model of mbpo learns nothing: 10 of the last 12 fits were skipped, since fit 3,"
