@@ -97,7 +97,11 @@ def beside(options: argparse.Namespace) -> list[dict[str, Any]]:
             rows.append({"variant": variant, "seed": seed, "error": repr(error)})
             traceback.print_exc()
 
-    jobs = [(variant, seed) for variant in options.variants for seed in options.seeds]
+    jobs = [
+        (name, int(seed))
+        for name, _, given in (words.partition(":") for words in options.runs)
+        for seed in (given.split(",") if given else options.seeds)
+    ]
     threads = [threading.Thread(target=guarded, args=job, name="-".join(map(str, job))) for job in jobs]
     for thread in threads:
         thread.start()
@@ -132,7 +136,9 @@ def report(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["preset"])
+    parser.add_argument(
+        "--runs", nargs="+", default=["preset"], help=f"VARIANT or VARIANT:SEED,SEED; {', '.join(VARIANTS)}"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--minutes", type=float, default=None)
