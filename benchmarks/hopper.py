@@ -58,7 +58,7 @@ SMALL = {
 
 def train(variant: str, seed: int, options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """One run; its rows are added to `rows` while it goes on."""
-    changes = {**VARIANTS[variant], **(SMALL if options.quick else {}), **options.mbpo}
+    changes: Any = {**VARIANTS[variant], **(SMALL if options.quick else {}), **options.mbpo}
     labels = {"variant": variant, "seed": seed, "settings": {name: changes[name] for name in sorted(changes)}}
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
