@@ -47,6 +47,7 @@ LEARNER, COLLECTOR, PROGRESS = "learner.safetensors", "collector.safetensors", "
 BEST = "best.safetensors"
 STATE = frozenset((LEARNER, COLLECTOR, PROGRESS))  # of every full one
 SEGMENT = re.compile(r"([a-z][a-z0-9_]{0,30})-(0|[1-9][0-9]{0,17})\.safetensors")
+NO_BEST = "no evaluation has chosen the best weights yet"
 FORMAT = 2  # 1 had weights only
 UNKNOWN = 1 << 20  # bytes of weights that are read whatever the network is
 PART = ".part-"  # begins the name of what is being written or removed; readers look only at names made of digits
@@ -264,11 +265,13 @@ def _candidates(root: Path, which: str, known: list[Name]) -> Iterator[tuple[Nam
 
 def _no_link(root: Path, which: str) -> str:
     if which == "best" and not (root / which).is_symlink():
-        return "no evaluation has chosen the best weights yet"
+        return NO_BEST
     return f"{root / which} is missing or is not a link to a step"
 
 
 def _warnings(problems: list[str], found: Name, which: str) -> tuple[str, ...]:
+    if problems == [NO_BEST]:
+        return (f"{NO_BEST}: using step {found}",)
     return (*problems, f"using step {found} instead of '{which}'") if problems else ()
 
 
