@@ -169,7 +169,10 @@ def score(
     actor, problems = saved.actor()
     for text in problems:
         warnings.warn(text, stacklevel=2)
-    return saved.score(actor, episodes, seed)
+    found = saved.score(actor, episodes, seed)
+    if found.warning:
+        warnings.warn(found.warning, stacklevel=2)
+    return found
 
 
 def replay(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from freewheel.core import Actor
     from freewheel.envs.family import EvalProtocol
+    from freewheel.run.evaluation.episodes import Score
     from freewheel.run.saved import SavedRun
 
 EPISODES = 20
@@ -144,10 +145,18 @@ def _evaluate(options: EvalOptions, console: Console, *, alone: bool) -> dict[st
     if alone and not options.json:
         _score(options, run, actor, console)
         return about
-    score = run.score(actor, options.episodes or EPISODES, options.seed)
+    score = _play(options, run, actor, console)
     figures = {"mean": score.mean, "std": score.spread, "min": min(score.returns), "max": max(score.returns)}
-    numbers = {"episodes": len(score.returns), "length": sum(score.lengths) / len(score.lengths), "cut": score.cut}
-    return {**about, **figures, **numbers, "returns": list(score.returns), "lengths": list(score.lengths)}
+    counts = {"episodes": len(score.returns), "cut": score.cut, "failed": score.failed}
+    length = {"length": sum(score.lengths) / len(score.lengths)}
+    return {**about, **figures, **counts, **length, "returns": list(score.returns), "lengths": list(score.lengths)}
+
+
+def _play(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) -> Score:
+    score = run.score(actor, options.episodes or EPISODES, options.seed)
+    if score.warning:
+        console.print(f"warning: {score.warning}", style="yellow", markup=False, soft_wrap=True)
+    return score
 
 
 def _print_table(results: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -167,11 +176,10 @@ def _score(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) 
     """Greedy episodes as one line, and what the world family compares them with."""
     from freewheel.envs.family import family_of
 
-    episodes = options.episodes or EPISODES
-    score, name = run.score(actor, episodes, options.seed), run.config.env.label
+    score, name = _play(options, run, actor, console), run.config.env.label
     extremes = f"min {min(score.returns):.1f}, max {max(score.returns):.1f}"
     length = f"length {sum(score.lengths) / len(score.lengths):.0f}"
-    mean = f"mean {score.mean:.1f} ± {score.spread:.1f} over {episodes} greedy episodes"
+    mean = f"mean {score.mean:.1f} ± {score.spread:.1f} over {len(score.returns)} greedy episodes"
     console.print(f"{name}: {mean} ({extremes}, {length})", soft_wrap=True, markup=False)
     if (compare := family_of(run.config.env.name).evaluation.compare) is not None:
         compare(run, score.mean, console)

@@ -136,7 +136,7 @@ class SavedRun:
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
         """Score greedy episodes; by default fresh ones, which no evaluation of the run has played."""
         world, options = self.config.env, self.config.run.evaluation
-        with closing(self._open(eval_lanes(world, episodes))) as env:
+        with closing(self._open(eval_lanes(world, episodes), fault_tolerant=True)) as env:
             chosen = scoring_seed(options.eval_seed) if seed is None else seed
             return evaluate(env, actor, episodes, chosen, options.eval_max_steps, self.config.run.contexts)
 
@@ -146,10 +146,10 @@ class SavedRun:
         with closing(self._open(range(1), render_mode)) as env:
             return play(env, actor, episode, show, limit, self.config.run.contexts)
 
-    def _open(self, lanes: range, render_mode: str | None = None) -> Env:
+    def _open(self, lanes: range, render_mode: str | None = None, *, fault_tolerant: bool = False) -> Env:
         """The environment, or a SetupError that says in what it differs from the one of the training."""
         with ExitStack() as undo:
-            env = playable(self.config.env.make(lanes, render_mode=render_mode))
+            env = playable(self.config.env.make(lanes, fault_tolerant=fault_tolerant, render_mode=render_mode))
             undo.callback(env.close)
             check_fit(checkpoint.load(self.path / CHECKPOINTS), env.spec)
             undo.pop_all()

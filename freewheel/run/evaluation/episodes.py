@@ -30,11 +30,13 @@ LANES = 8  # episodes played side by side where each lane costs as much as the f
 class Score:
     """Greedy episodes of one policy."""
 
-    returns: tuple[float, ...]  # by episode number
+    returns: tuple[float, ...]  # by episode number, without those that failed
     lengths: tuple[int, ...]
     cut: int = 0  # episodes that had not ended at the limit; they count as far as they went
     measures: Mapping[str, float] = field(default_factory=dict)  # means over the episodes that ended and have them
-    contexts: tuple[tuple[float, ...], ...] = ()  # by episode number, in a run with contexts
+    contexts: tuple[tuple[float, ...], ...] = ()  # like returns, in a run with contexts
+    failed: int = 0  # episodes in which the environment failed
+    failure: str = ""  # the first of them, in a line
 
     @property
     def mean(self) -> float:
@@ -43,6 +45,11 @@ class Score:
     @property
     def spread(self) -> float:
         return float(np.std(self.returns))
+
+    @property
+    def warning(self) -> str:
+        """What has to be said of it."""
+        return f"{self.failed} evaluation episodes failed and are left out: {self.failure}" if self.failed else ""
 
 
 def playable(env: Env[Any]) -> Env:
@@ -61,6 +68,7 @@ class Played(NamedTuple):
     length: int
     ended: bool  # False: cut at the limit of steps
     measures: tuple[float, ...]
+    failure: str = ""  # what the environment did, if it failed; the episode does not count then
 
 
 def evaluate(
@@ -77,30 +85,37 @@ def evaluate(
 
 
 def scored(played: Sequence[Played], spec: EnvSpec, seed: int, context: NDArray = NO_CONTEXT) -> Score:
-    """Episodes 0, 1, 2, ... of an evaluation seed as a score; EnvError if a return is not finite."""
+    """Episodes 0, 1, 2, ... of an evaluation seed as a score; EnvError if all failed, or if a return is not finite."""
     seeds = [evaluation_episodes(seed, number, 1).seed(0) for number in range(len(played))]
+    failures = [one.failure for one in played if one.failure]
+    if len(failures) == len(played):
+        raise EnvError(f"all {len(played)} evaluation episodes of {spec.name} failed: {failures[0]}")
     for number, one in enumerate(played):
         if not math.isfinite(one.ret):
             which = f"evaluation episode {number} of {spec.name}, seed {seeds[number]},"
             raise EnvError(f"{which} has return {one.ret}: check the env for NaN and inf", "nan")
+    seeds = [own for own, one in zip(seeds, played, strict=True) if not one.failure]
+    played = [one for one in played if not one.failure]
     ended = [one.measures for one in played if one.ended]
     known = ([value for value in own if not math.isnan(value)] for own in zip(*ended, strict=True))
     means = [math.fsum(values) / len(values) if values else math.nan for values in known]
     contexts = tuple(tuple(drawn(context, own).tolist()) for own in seeds) if context.size else ()
     returns, lengths = tuple(one.ret for one in played), tuple(one.length for one in played)
-    return Score(returns, lengths, len(played) - len(ended), dict(zip(spec.measures, means, strict=False)), contexts)
+    measures, first = dict(zip(spec.measures, means, strict=False)), next(iter(failures), "").partition("\n")[0]
+    return Score(returns, lengths, len(played) - len(ended), measures, contexts, len(failures), first)
 
 
 def play_round(
     env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: int
 ) -> Generator[Call, None, list[Played]]:
-    """One episode per lane, until the first `wanted` have ended or reach the limit; these are returned.
+    """One episode per lane, until the first `wanted` have ended, failed or reach the limit; these are returned. EnvError if a
+    lane fails too often.
 
     Says which call of the environment comes next, so that whoever drives it can stop, or see how long the call takes.
     """
     lanes, first = env.spec.lanes, start[1]
     total, length, playing = np.zeros(lanes), np.zeros(lanes, np.int64), np.ones(lanes, np.bool_)
-    measures = np.zeros((lanes, len(env.spec.measures)), np.float32)
+    measures, failed = np.zeros((lanes, len(env.spec.measures)), np.float32), [""] * lanes
     yield "reset", first, 0
     for taken, step in enumerate(_greedy_steps(env, actor, start, limit)):
         if step is None:
@@ -111,11 +126,16 @@ def play_round(
         length += counts
         over = step.terminated | step.truncated
         np.copyto(measures, step.measures, where=(playing & over)[:, None])
+        for failure in step.failures:
+            if failure.cause == "quarantine":
+                raise EnvError(failure.report, failure.cause)
+            if playing[failure.lane]:
+                failed[failure.lane], playing[failure.lane] = failure.report, False
         playing &= ~over
         if not playing[:wanted].any():
             break
         yield "step", first, taken + 1
-    columns = total.tolist(), length.tolist(), (~playing).tolist(), map(tuple, measures.tolist())
+    columns = total.tolist(), length.tolist(), (~playing).tolist(), map(tuple, measures.tolist()), failed
     return [Played(*one) for one in zip(*columns, strict=True)][:wanted]
 
 

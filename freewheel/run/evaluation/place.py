@@ -60,13 +60,15 @@ def open_evaluator(plan: Plan, factory: RunnerFactory) -> Iterator[Evaluator | N
     if batched:
         cost = cost._replace(step=cost.step / len(lanes))
     if not separate:
-        build = partial(Rounds, lambda: playable(factory.make(lanes)), actor, options.eval_max_steps)
+        build = partial(
+            Rounds, lambda: playable(factory.make(lanes, fault_tolerant=True)), actor, options.eval_max_steps
+        )
         with closing(InlinePlayer(build)) as player:
             yield Players(lambda: player, plan.spec, len(lanes), cost, in_turn=True)
         return
     how = plan.worker_spec
     forkserver.prepare(how.modules)  # it imports them while training begins
-    make_env: Callable[[], Env] = partial(plan.config.env.make, lanes)
+    make_env: Callable[[], Env] = partial(plan.config.env.make, lanes, fault_tolerant=True)
     make = partial(ProcessPlayer, partial(Rounds, make_env, actor, options.eval_max_steps), how, plan.spec.name)
     in_turn = plan.worker_config is None and not cost.waits
     with closing(ProcessPlayers(make, plan.spec, len(lanes), cost, in_turn=in_turn, busy=plan.workers)) as players:

@@ -92,7 +92,7 @@ class EvaluationSchedule:
         self._spent = 0.0  # seconds of evaluations so far
         self._next = 0.0  # not before this
         self._takes = 0.0  # seconds of the last one
-        self._told = False
+        self._told = self._warned = False
         self._last: tuple[int, Snapshot] | None = None
         self._verdict: Verdict | None = None
 
@@ -201,6 +201,8 @@ class EvaluationSchedule:
                     score["cut"],
                     dict(score["measures"]),
                     tuple(map(tuple, score["contexts"])),
+                    score.get("failed", 0),  # a run of an older version has none
+                    score.get("failure", ""),
                 ),
             )
 
@@ -222,6 +224,7 @@ class EvaluationSchedule:
         if isinstance(result, FreewheelError):
             self._run.note(f"no evaluation at step {step}: {result}")
             return []
+        self._warn(result)
         found = Evaluation(step, snapshot, result[0])
         if self.candidate is None or found.score.mean > self.candidate.score.mean:
             self.candidate = found
@@ -246,6 +249,13 @@ class EvaluationSchedule:
         self._spent += took
         self._next = self._began + took / self._options.eval_share
         return result
+
+    def _warn(self, scores: Sequence[Score]) -> None:
+        """Once, of evaluations with episodes that failed."""
+        warning = next((score.warning for score in scores if score.warning), "")
+        if warning and not self._warned:
+            self._warned = True
+            self._run.note(warning)
 
     def _skip(self, count: int, takes: float) -> None:
         if count <= 0:
@@ -285,6 +295,7 @@ class EvaluationSchedule:
                 self._run.waiting()
         if result is None or isinstance(result, FreewheelError):
             return Verdict(self.candidate, why=f"no closing evaluation: {result}")
+        self._warn(result)
         last = Evaluation(step, final, result[-1])
         best = last if chosen is None else chosen._replace(score=result[0])
         return Verdict(last if last.score.mean > best.score.mean else best, last, fresh=True, seed=seed)

@@ -26,7 +26,7 @@ from freewheel.run.checkpoints import checkpoint
 from freewheel.run.evaluation.episodes import Score, evaluate, play
 from freewheel.seeding import drawn, tree
 from tests.support.runs import train
-from tests.support.worlds import Conditioned
+from tests.support.worlds import Conditioned, Raises
 
 SEED = 11
 TABLE = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
@@ -118,6 +118,47 @@ class Gaps(Mock):
 
 def test_rows_that_are_not_valid_do_not_count() -> None:
     assert evaluate(Gaps(), Greedy(), 3, SEED) == Score((2.0,) * 3, (2,) * 3)
+
+
+class Fragile(BySeed):
+    """Raises in the second step of episodes whose seed can be divided by 3, and in their reset if it can also by 2."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray, dict[str, Any]]:
+        seen = super().reset(seed=seed)
+        if self.seed and self.seed % 6 == 0:  # 0: it is only looked at
+            raise OSError("no socket")
+        return seen
+
+    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
+        if self.seed % 3 == 0 and self.left < 1 + self.seed % 5:
+            raise ValueError("the pump is dry")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+def test_episodes_in_which_the_env_fails_are_left_out_and_counted(lanes: int) -> None:
+    env = GymConfig(id="Fragile", factory=Fragile).make(range(lanes), fault_tolerant=True)
+    seeds = [tree(SEED, "eval", number) for number in range(20)]
+    good = [number for number, seed in enumerate(seeds) if seed % 3 or (seed % 2 and seed % 5 == 0)]
+    score = evaluate(env, Greedy(), 20, SEED)
+    assert list(zip(score.returns, score.lengths, strict=True)) == [expected(number) for number in good]
+    assert (score.failed, score.cut) == (20 - len(good), 0)
+    assert {seed % 6 for seed in seeds} >= {0, 3}
+    assert score.warning.startswith(f"{score.failed} evaluation episodes failed and are left out: lane ")
+    assert score.failure.endswith(")")  # the line with the seed, without the traceback
+
+
+def test_an_env_that_fails_every_time_has_no_score() -> None:
+    env = GymConfig(id="Raises", factory=Raises, args={"at": 1}).make(range(2), fault_tolerant=True)
+    with pytest.raises(EnvError, match=r"was given up after 3 failures in a row; the last: .*ValueError: boom"):
+        evaluate(env, Greedy(), 20, SEED)
+    with pytest.raises(EnvError, match=r"^all 2 evaluation episodes of Raises failed: .*ValueError: boom"):
+        evaluate(
+            GymConfig(id="Raises", factory=Raises, args={"at": 1}).make(range(2), fault_tolerant=True),
+            Greedy(),
+            2,
+            SEED,
+        )
 
 
 class Circles(BySeed):
