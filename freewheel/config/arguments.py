@@ -32,6 +32,11 @@ class MBPOOptions(TypedDict, total=False):
     critics: int
     critic_subset: int
     critic_norm: bool
+    priority: Literal["uniform", "td", "recent"]
+    priority_alpha: float
+    priority_beta: float
+    recency: float
+    n_step: int
     members: int
     elites: int
     model_hidden: Sequence[int]
@@ -108,6 +113,11 @@ class SACOptions(TypedDict, total=False):
     critics: int
     critic_subset: int
     critic_norm: bool
+    priority: Literal["uniform", "td", "recent"]
+    priority_alpha: float
+    priority_beta: float
+    recency: float
+    n_step: int
 
 
 class TrainOptions(TypedDict, total=False):

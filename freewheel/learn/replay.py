@@ -1,4 +1,4 @@
-"""Replay buffer: a preallocated ring of packed rows, on the CPU or on a GPU, sampled uniformly by a generator of its own."""
+"""Replay buffer: a preallocated ring of packed rows, on the CPU or on a GPU, sampled by a generator of its own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import numpy as np
 import psutil
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from freewheel.core import Array, NDArray, Transitions, to_numpy
 from freewheel.errors import SetupError
+from freewheel.learn.n_step import Successors
+from freewheel.learn.priority import Uniform
 
 SHARE = 0.8  # of the free memory: the most that one buffer may take
 
@@ -38,12 +41,34 @@ class Minibatch(NamedTuple):
     discount: Tensor  # [N] what the future counts; 0 where the episode terminated
     next_obs: Tensor  # [N, D]
     weight: Tensor | None = None  # [N] of each row in the critics' loss, 1 on average; None: all are 1
+    places: Tensor | None = None  # [k] of the first k rows in the replay buffer, if it wants to know their errors
 
     @classmethod
     def of(cls, rows: Batch, gamma: float) -> Minibatch:
-        """Of rows as they were stored."""
+        """Of rows of one step."""
         discount = torch.rsub(rows.terminated, gamma, alpha=gamma)  # gamma × (1 - terminated)
         return cls(rows.obs, rows.action, rows.reward, discount, rows.next_obs)
+
+
+class Drawn(NamedTuple):
+    """Packed rows of a draw. Where they stand for several steps: the sum of their rewards, and the end of the last one."""
+
+    rows: Tensor  # [n, width]
+    discount: Tensor | None = None  # [n] gamma to the power of the steps; None: one step each
+    weight: Tensor | None = None  # see Minibatch
+    places: Tensor | None = None
+
+    def and_also(self, rows: Tensor, gamma: float) -> Drawn:
+        """And these rows of one step, of weight 1."""
+        count = len(rows)
+        discount = None if self.discount is None else functional.pad(self.discount, (0, count), value=gamma)
+        weight = None if self.weight is None else functional.pad(self.weight, (0, count), value=1.0)
+        return Drawn(torch.cat([self.rows, rows]), discount, weight, self.places)
+
+    def minibatch(self, columns: Columns, gamma: float) -> Minibatch:
+        rows = columns.split(self.rows)
+        batch = Minibatch.of(rows, gamma)._replace(weight=self.weight, places=self.places)
+        return batch if self.discount is None else batch._replace(discount=self.discount * (1 - rows.terminated))
 
 
 def pack(
@@ -85,10 +110,23 @@ class Columns:
 
 
 class Replay:
-    """The newest rows that fit. Rows are added under a version, and expire by it. Implements core.RowBuffer."""
+    """The newest rows that fit. Rows are added under a version, and expire by it. Implements core.RowBuffer.
 
-    def __init__(self, capacity: int, columns: Columns, device: str, seed: int) -> None:
+    `draw` follows the priority where there is one, and gives returns over several steps where successors are known.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        columns: Columns,
+        device: str,
+        seed: int,
+        *,
+        priority: Uniform | None = None,
+        successors: Successors | None = None,
+    ) -> None:
         self.capacity, self.columns = capacity, columns
+        self.priority, self._successors = priority or Uniform(), successors
         require_room(self.bytes, device, f"a replay buffer of {capacity:,} rows")
         self._rows = torch.zeros(capacity, columns.width, device=device)
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -108,6 +146,8 @@ class Replay:
         self.added += max(0, len(rows) - self.capacity)
         rows = rows[-self.capacity :]
         self._put(self.added, rows)
+        for places in self._places(self.added, self.added + len(rows)):
+            self.priority.add(places.start, places.stop)
         self.added += len(rows)
         self.count = min(self.capacity, self.count + len(rows))
         if self._versions and self._versions[-1][0] == version:
@@ -121,15 +161,29 @@ class Replay:
         while self._versions and self._versions[0][0] < oldest:
             begin = max(begin, self._versions.popleft()[1])
         expired = self.count - (self.added - begin)
+        for places in self._places(begin - expired, begin):
+            self.priority.remove(places.start, places.stop)
         self.count -= expired
         self._publish()
         return expired
 
     def sample(self, count: int) -> Tensor:
         """Rows [count, width], uniform, with replacement; nothing here waits for the device."""
-        draw = torch.rand(count, dtype=torch.float64, device=self._rows.device, generator=self.generator)
-        index = ((draw * self._span[1]).long() + self._span[0]) % self.capacity
-        return self._rows.index_select(0, index)
+        return self._rows.index_select(0, Uniform().choose(count, self._span, self.generator).places % self.capacity)
+
+    def draw(self, count: int) -> Drawn:
+        """So many rows to learn from, with replacement; nothing here waits for the device."""
+        choice = self.priority.choose(count, self._span, self.generator)
+        places, weight = choice.places % self.capacity, choice.weight
+        rows = self._rows.index_select(0, places)
+        told = places if self.priority.wants_errors else None
+        if self._successors is None:
+            return Drawn(rows, None, weight, told)
+        ring, before = self.columns.split(self._rows), self.columns.obs_size + self.columns.action_size
+        steps = self._successors.walk(places, ring.reward)
+        last = self._rows.index_select(0, steps.last)
+        rows = torch.cat([rows[:, :before], steps.reward[:, None], last[:, before + 1 :]], dim=1)
+        return Drawn(rows, steps.discount, weight, told)
 
     def newest(self, count: int) -> Tensor:
         """The last `count` rows added, in order."""
@@ -152,13 +206,22 @@ class Replay:
         left_out = max(0, self.added - self.count - first)
         self._put(first + left_out, torch.as_tensor(rows[left_out:]).to(self._rows.device))
 
+    def follow(self, data: Transitions[Any], lane0: int, rows: Tensor) -> None:
+        """What was added last are these transitions [T, B] as rows; where several steps are to be learned from."""
+        if self._successors is not None:
+            first, split = self.added - len(rows), self.columns.split
+            self._successors.add(data, lane0, split(rows), first, split(self._rows))
+
     def state_dict(self) -> dict[str, Array]:
         """Without the rows: see core.BufferedLearner."""
-        return {
+        state: dict[str, Array] = {
             "counts": np.array([self.added, self.count], np.int64),
             "versions": np.array(self._versions, np.int64).reshape(-1, 2),
             "rng": self.generator.get_state().numpy(),
         }
+        for part in self._parts:
+            state |= part.state_dict(self.added - self.count, self.added)
+        return state
 
     def load_state_dict(self, state: dict[str, Array]) -> None:
         """The rows have to be written after this."""
@@ -166,7 +229,19 @@ class Replay:
         self.count = min(count, self.capacity)
         self._versions = deque((int(version), int(end)) for version, end in state["versions"])
         self.generator.set_state(torch.as_tensor(state["rng"]))
+        for part in self._parts:
+            part.load_state_dict(state, self.added - self.count, self.added)
         self._publish()
+
+    @property
+    def _parts(self) -> list[Uniform | Successors]:
+        """What else remembers something of rows."""
+        return [self.priority] if self._successors is None else [self.priority, self._successors]
+
+    def _places(self, first: int, end: int) -> list[range]:
+        """Where rows with these numbers stand, before and after the wrap."""
+        at, count = first % self.capacity, end - first
+        return [part for part in (range(at, min(at + count, self.capacity)), range(at + count - self.capacity)) if part]
 
     def _put(self, first: int, rows: Tensor) -> None:
         """Store rows by their numbers, from `first` on."""

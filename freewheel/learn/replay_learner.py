@@ -25,6 +25,8 @@ from freewheel.errors import FreewheelError
 from freewheel.learn.chunks import from_arrays, to_arrays, under
 from freewheel.learn.finite import STATISTICS, WEIGHTS, LastGood, first_not_finite, is_finite
 from freewheel.learn.moments import RunningMoments
+from freewheel.learn.n_step import Successors
+from freewheel.learn.priority import Uniform
 from freewheel.learn.replay import Columns, Minibatch, Replay
 from freewheel.learn.spec import LearnerSpec, ReplayConfig
 from freewheel.policies.nets import TensorPolicy
@@ -85,13 +87,25 @@ class ReplayLearner:
     remedy = "lower its lr, or scale rewards"
 
     def __init__(
-        self, config: ReplayConfig, spec: LearnerSpec, make_update: Callable[[Callable[[], Minibatch]], Update]
+        self,
+        config: ReplayConfig,
+        spec: LearnerSpec,
+        make_update: Callable[[Callable[[], Minibatch]], Update],
+        *,
+        priority: Uniform | None = None,
+        successors: Successors | None = None,
     ) -> None:
         policy, device = spec.policy, spec.compute.device
         self.config: ReplayConfig = config
         self.spec, self.version = spec, 0
-        columns = Columns(policy.obs_size, policy.action_columns)
-        self.replay = Replay(config.rows_kept(spec), columns, device, tree(spec.seed, "learner", "replay"))
+        self.replay = Replay(
+            config.rows_kept(spec),
+            Columns(policy.obs_size, policy.action_columns),
+            device,
+            tree(spec.seed, "learner", "replay"),
+            priority=priority,
+            successors=successors,
+        )
         self._publish_every = config.publish_every or spec.batch.rows
         self._published = 0  # rows behind the present version
         self.pace = Pace(config.ratio, config.learning_starts, self._publish_every)
@@ -157,8 +171,7 @@ class ReplayLearner:
         return RowCounts(trained=self._stored, queued=self._waiting_rows)
 
     def draw(self) -> Minibatch:
-        rows = self.replay.columns.split(self.replay.sample(self.config.batch))
-        return Minibatch.of(rows, self.config.gamma)
+        return self.replay.draw(self.config.batch).minibatch(self.replay.columns, self.config.gamma)
 
     def buffers(self) -> Mapping[str, RowBuffer]:
         return {"replay": self.replay}
@@ -193,6 +206,7 @@ class ReplayLearner:
             if len(rows) != chunk.rows:
                 raise FreewheelError(f"a chunk of {chunk.rows} rows holds {len(rows)}: please report this")
             self.replay.add(rows)
+            self.replay.follow(chunk.data, chunk.origin.lane0, rows)
             self._waiting_rows -= chunk.rows
             self._stored += chunk.rows
             self.pace.rows += chunk.rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import fields
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,18 +63,26 @@ def chunk_of(number: int) -> Chunk[Tensor]:
         return torch.randn(*shape, *more, generator=rng, device="cuda")
 
     terminated, truncated = random() > 1.5, random() > 1.5
+    next_obs = random(5)
     data = Transitions(
-        obs=random(5), action=random(2).tanh(), log_prob=random() - 2, reward=random(), terminated=terminated,
-        truncated=truncated & ~terminated, next_obs=random(5), valid=torch.ones(shape, dtype=torch.bool, device="cuda"),
+        obs=torch.cat([random(5)[:1], next_obs[:-1]]), action=random(2).tanh(), log_prob=random() - 2, reward=random(),
+        terminated=terminated,
+        truncated=truncated & ~terminated, next_obs=next_obs, valid=torch.ones(shape, dtype=torch.bool, device="cuda"),
     )  # fmt: skip
     origin = Origin(0, 0, number, 0)
     return Chunk(data, number, origin, (), torch.zeros(LANES, 0), np.zeros(len(WORKER_TIME), np.int64), ROWS)
 
 
-def test_sac_takes_the_same_steps() -> None:
+SWITCHES: tuple[dict[str, Any], ...] = (
+    {}, {"priority": "td"}, {"priority": "recent"}, {"n_step": 3}, {"priority": "td", "n_step": 3}
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+def test_sac_takes_the_same_steps(switches: dict[str, Any]) -> None:
     weights = []
     for kind in KINDS:
-        config = SACConfig(batch=64, learning_starts=ROWS, updates_per_row=20 / ROWS, buffer=4 * ROWS)
+        config = SACConfig(batch=64, learning_starts=ROWS, updates_per_row=20 / ROWS, buffer=4 * ROWS, **switches)
         learner = SAC(config, task_of("squashed", kind))
         start = learner.updater.net.vector.clone()
         for number in range(2):
@@ -83,6 +92,7 @@ def test_sac_takes_the_same_steps() -> None:
         assert (learner.pace.updates, learner.updater.fallback) == (20, "")
         updater = learner.updater
         weights.append([updater.net.vector, updater.critics.vector, updater.critics.target, updater.log_temperature])
+        weights[-1] += [part / 2**20 for part in learner.replay.priority.tensors]
         assert not torch.equal(updater.net.vector, start)
     for eager, graphed in zip(*weights, strict=True):
         close(eager, graphed)

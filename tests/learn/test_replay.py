@@ -18,7 +18,7 @@ from torch import Tensor
 from freewheel.core import NDArray, Transitions
 from freewheel.errors import SetupError
 from freewheel.learn import replay as module
-from freewheel.learn.replay import Batch, Columns, Minibatch, Replay
+from freewheel.learn.replay import Columns, Drawn, Replay, pack
 
 COLUMNS = Columns(1, 1)  # rows of 6 columns
 SHAPE = (5, 3)
@@ -289,10 +289,25 @@ def test_successors_are_unknown_exactly_where_an_episode_ended_and_the_world_hid
     np.testing.assert_array_equal(batch.next_obs.numpy().reshape(*SHAPE, 4), data.next_obs)
 
 
-def test_the_future_is_discounted_and_ends_with_the_world() -> None:
-    parts = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
-    rows = Batch(parts[:, None], parts[:, :1], parts[:, 0], torch.tensor([0.0, 1, 0, 1, 0, 0]), parts[:, 1], parts)
-    batch = Minibatch.of(rows, 0.97)
-    assert batch.discount.tolist() == [float(np.float32(0.97)) * goes_on for goes_on in (1, 0, 1, 0, 1, 1)]
-    assert all(getattr(batch, name) is getattr(rows, name) for name in ("obs", "action", "reward", "next_obs"))
+@pytest.mark.parametrize("steps", [False, True])
+def test_the_future_is_discounted_and_ends_with_the_world(steps: bool) -> None:
+    columns, generator = Columns(4, 2), torch.Generator().manual_seed(0)
+    obs, next_obs = torch.randn(2, 6, 4, generator=generator)
+    action, reward = torch.randn(6, 2, generator=generator), torch.randn(6, generator=generator)
+    rows = pack(obs, action, reward, torch.tensor([0, 1, 0, 1, 0, 0]), torch.ones(6), next_obs)
+    drawn = Drawn(rows[:4], torch.tensor([0.5, 0.25, 0.75, 0.5]) if steps else None)
+    batch = drawn.and_also(rows[4:], 0.97).minibatch(columns, 0.97)
+    one = float(np.float32(0.97))
+    assert batch.discount.tolist() == [0.5 if steps else one, 0, 0.75 if steps else one, 0, one, one]
+    for name, part in {"obs": obs, "action": action, "reward": reward, "next_obs": next_obs}.items():
+        assert torch.equal(getattr(batch, name), part)
     assert batch.weight is None
+    assert batch.places is None
+
+
+def test_rows_beside_those_of_the_buffer_weigh_1() -> None:
+    rows, index = numbered(0, 5), torch.tensor([7, 8])
+    batch = Drawn(rows[:2], None, torch.tensor([0.5, 1.5]), index).and_also(rows[2:], 0.9).minibatch(COLUMNS, 0.9)
+    assert batch.weight is not None
+    assert batch.weight.tolist() == [0.5, 1.5, 1, 1, 1]
+    assert batch.places is index

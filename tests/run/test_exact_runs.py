@@ -43,10 +43,15 @@ class StopAt:
             run.stop("enough")
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_stopped_by_a_hook_and_by_a_signal_it_equals_a_run_that_was_not(tmp_path: Path, algo: str, mode: str) -> None:
-    options: dict[str, Any] = {**USUAL, **MODES[mode], "algo": algo, "mode": mode, algo: ALGORITHMS[algo]}
+@pytest.mark.parametrize(
+    ("algo", "mode", "switches"),
+    [*((algo, mode, {}) for algo in ALGORITHMS for mode in MODES), ("sac", "batch", {"priority": "td", "n_step": 3})],
+    ids=str,
+)
+def test_stopped_by_a_hook_and_by_a_signal_it_equals_a_run_that_was_not(
+    tmp_path: Path, algo: str, mode: str, switches: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {**USUAL, **MODES[mode], "algo": algo, "mode": mode, algo: ALGORITHMS[algo] | switches}
     straight = train(tmp_path / "straight", WORLD, **options)
     first = train(tmp_path / "stopped", WORLD, **options, hooks=[StopAt(40)])
     with pytest.raises(KeyboardInterrupt):

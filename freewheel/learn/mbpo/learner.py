@@ -211,8 +211,9 @@ class MBPO(SAC):
 
     def draw(self) -> Minibatch:
         """A share of real rows, and model rows for the rest."""
-        parts = [self.replay.sample(self._real), self.model_buffer.sample(self.config.batch - self._real)]
-        return Minibatch.of(self.replay.columns.split(torch.cat(parts)), self.config.gamma)
+        real, gamma = self.replay.draw(self._real), self.config.gamma
+        model_rows = self.model_buffer.sample(self.config.batch - self._real)
+        return real.and_also(model_rows, gamma).minibatch(self.replay.columns, gamma)
 
     def _follow(self, chunk: Chunk[Any]) -> None:
         """Keep the latest steps of a few lanes of each author, in order."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from freewheel.errors import POSITIVE, Range, UsageError
+from freewheel.errors import POSITIVE, SHARE, Range, UsageError
+from freewheel.files.memory import Need
 from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec, ReplayConfig
 
 if TYPE_CHECKING:
@@ -32,12 +34,30 @@ class SACConfig(ReplayConfig):
     follows the mean of all critics."""
     critic_norm: bool = False
     """Layer normalisation in the critics: steadier at many updates a row."""
+    priority: Literal["uniform", "td", "recent"] = "uniform"
+    """Which rows of the replay buffer are drawn more often. td: those with a large error when they were last drawn, with weights
+    in the critics' loss that correct for it; recent: new ones, without weights."""
+    priority_alpha: Annotated[float, Range(least=0, most=10)] = 0.6
+    """With priority td: a row is drawn in proportion to its error to this power."""
+    priority_beta: Annotated[float, SHARE] = 1.0
+    """With priority td: how far the weights correct the loss towards that of uniform draws; 1: altogether, 0: not at all."""
+    recency: Annotated[float, Range(above=1, most=1e9)] = 10.0
+    """With priority recent: how many times as often as the oldest row the newest one is drawn; in between it falls exponentially
+    with age."""
+    n_step: Annotated[int, Range(least=1, most=1_000)] = 1
+    """Rewards of real rows that a critic's target sums up before the value of what follows. They are those of the policy that
+    acted then, which nothing corrects: a few steps may learn faster, many learn another policy's values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.critic_subset > self.critics:
             there = f"{self.name}.critics {self.critics}"
             raise UsageError(f"{self.name}.critic_subset {self.critic_subset} cannot be more than {there}")
+
+    def needs(self, spec: LearnerSpec) -> Sequence[Need]:
+        remembered = 8 * (self.priority == "td") + 8 * (self.n_step > 1)
+        rows = Need(self.rows_kept(spec), "priorities and successors of rows", remembered, f"--{self.name}.buffer")
+        return (*super().needs(spec), rows) if remembered else super().needs(spec)
 
     def build(self, spec: LearnerSpec) -> Learner:
         from freewheel.learn.sac.learner import SAC

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from freewheel.errors import SetupError
+from freewheel.learn.n_step import Successors
+from freewheel.learn.priority import ByError, Recent, Uniform
 from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.continuous import ContinuousUpdate
@@ -24,6 +26,21 @@ def update_for(config: SACConfig, spec: LearnerSpec) -> type[SACUpdate]:
     raise SetupError(f"{config.name} needs a head whose actions are discrete or have a gradient; {found}: {remedy}")
 
 
+def priority_for(config: SACConfig, spec: LearnerSpec) -> Uniform:
+    """By which the rows of an update are drawn."""
+    if config.priority == "td":
+        alpha, beta = config.priority_alpha, config.priority_beta
+        return ByError(config.rows_kept(spec), spec.compute.device, alpha=alpha, beta=beta)
+    return Recent(config.recency) if config.priority == "recent" else Uniform()
+
+
+def successors_for(config: SACConfig, spec: LearnerSpec) -> Successors | None:
+    """What finds the further steps of a row; None: one step is enough."""
+    rows, lanes, device = config.rows_kept(spec), spec.batch.lanes, spec.compute.device
+    steps, gamma = config.n_step, config.gamma
+    return None if steps == 1 else Successors(rows, lanes, device, steps=steps, gamma=gamma)
+
+
 class SAC(ReplayLearner):
     """Soft actor-critic over a replay buffer. Implements core.AdjustableLearner."""
 
@@ -32,7 +49,14 @@ class SAC(ReplayLearner):
 
     def __init__(self, config: SACConfig, spec: LearnerSpec) -> None:
         update = update_for(config, spec)
-        super().__init__(config, spec, lambda draw: update(config, spec, draw, generators=[self.replay.generator]))
+        super().__init__(
+            config,
+            spec,
+            lambda draw: update(config, spec, draw, generators=[self.replay.generator]),
+            priority=priority_for(config, spec),
+            successors=successors_for(config, spec),
+        )
+        self.updater.priority = self.replay.priority
 
     @property
     def learning_rate(self) -> float:

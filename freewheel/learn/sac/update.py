@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from freewheel.core import Array
 from freewheel.learn.adam import FusedAdam
+from freewheel.learn.priority import Uniform
 from freewheel.learn.replay import Minibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.critics import Critics
@@ -68,11 +69,12 @@ class SACUpdate(ABC):
         self.unread = 0  # updates since `losses` was last called
         self._compile = spec.compute.compile
         self.generators = [*generators, self.policy.generator, self.critics.generator]  # that an update uses
+        self.priority = Uniform()  # is told the errors of rows that it wants to know
         self._program: Program | None = None
 
     def step(self) -> None:
         if self._program is None:
-            state = [self.net.vector, self._losses, *self._state.values()]
+            state = [self.net.vector, self._losses, *self._state.values(), *self.priority.tensors]
             self._program = Program(self._update, self._compile, state=state, generators=self.generators)
         self._program()
         self.unread += 1
@@ -148,6 +150,8 @@ class SACUpdate(ABC):
         torch.autograd.backward([q], [slope / len(goal)])
         self._critics_adam.step()
         self.critics.follow(self.config.tau)
+        if batch.places is not None:
+            self.priority.learned(batch.places, error[:, : len(batch.places)].abs().mean(0))
 
         self._actor_adam.forget()
         found = self.improve(x, temperature)

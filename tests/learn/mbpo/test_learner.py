@@ -64,6 +64,34 @@ def test_mbpo_keeps_the_promises_of_a_learner(termination: str, normalised: bool
     check_learner(lambda: mbpo_for(config, policy=spec, batch=BatchSpec(CHUNK // BOX_LANES, BOX_LANES)), collect)
 
 
+@pytest.mark.parametrize("options", [{"priority": "td"}, {"priority": "recent"}, {"n_step": 3}], ids=str)
+def test_every_way_to_draw_real_rows_keeps_the_promises_of_a_learner(options: dict[str, Any]) -> None:
+    collect, spec = box_world()
+    config = replace(SMALL, learning_starts=CHUNK, model_every=1_000, rollouts_per_row=0.03, real_ratio=0.5, **options)
+    check_learner(lambda: mbpo_for(config, policy=spec, batch=BatchSpec(CHUNK // BOX_LANES, BOX_LANES)), collect)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 1.0])
+def test_priorities_and_several_steps_are_for_real_rows(ratio: float) -> None:
+    learner = mbpo_for(replace(SMALL, batch=32, real_ratio=ratio, priority="td", n_step=3, gamma=0.5))
+    data = play(SPEC, learner.snapshot(), (6, 2))
+    learner.observe(sign(data))
+    rows = learner.replay.newest(12).clone()
+    rows[:, -4] = 1.0  # of the model: nothing ends
+    learner.replay.columns.split(rows).terminated.zero_()
+    learner.model_buffer.add(rows)
+    batch, real = learner.draw(), round(32 * ratio)
+    assert batch.places is not None
+    assert batch.weight is not None
+    assert len(batch.places) == real
+    assert (batch.weight[real:] == 1).all()
+    assert (batch.discount[real:] == 0.5).all()
+    assert not real or (batch.discount[:real] < 0.5).any()
+    before = learner.replay.priority.tensors[0].clone()
+    learner.updater.step()
+    assert torch.equal(before, learner.replay.priority.tensors[0]) == (real == 0)
+
+
 @pytest.mark.parametrize(
     ("batch", "ratio", "real"), [(256, 0.05, 12), (256, 1.0, 256), (64, 0.0, 0), (10, 0.5, 5), (20, 0.99, 19)]
 )

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from freewheel.core import ActionSpec, Array, BatchSpec, EnvSpec, RowCounts, Slice, Transitions
 from freewheel.errors import FreewheelError, SetupError
+from freewheel.learn.priority import UNIT, ByError
 from freewheel.learn.replay import Minibatch
 from freewheel.learn.replay_learner import BURST, REPORT, Pace
 from freewheel.learn.sac.config import SACConfig
@@ -56,6 +57,12 @@ def fingerprint(learner: SAC) -> str:
     return hashlib.sha256(b"".join(np.asarray(state[name]).tobytes() for name in sorted(state))).hexdigest()
 
 
+SWITCHES: dict[str, dict[str, Any]] = {
+    "td": {"priority": "td"},
+    "recent": {"priority": "recent"},
+    "n-step": {"n_step": 3},
+    "td and n-step": {"priority": "td", "priority_beta": 0.4, "n_step": 3},
+}
 KIT = SACConfig(batch=16, buffer=60, learning_starts=CHUNK)  # the buffer wraps within the kit
 
 
@@ -74,6 +81,13 @@ def test_sac_keeps_the_promises_of_a_learner(config: SACConfig, normalised: bool
     check_learner(lambda: kit_learner(SAC, spec, config), collect)
 
 
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_every_way_to_draw_keeps_the_promises_of_a_learner(switch: str) -> None:
+    """Among them: restored from its state, it goes on bit for bit."""
+    collect, spec = box_world()
+    check_learner(lambda: kit_learner(SAC, spec, replace(KIT, **SWITCHES[switch])), collect)
+
+
 class Amnesiac(SAC):
     """Restores everything but its target critics."""
 
@@ -88,11 +102,25 @@ class Unlucky(SAC):
         super().load_state_dict({**state, "replay.rng": torch.Generator().manual_seed(9).get_state().numpy()})
 
 
-@pytest.mark.parametrize("kind", [Amnesiac, Unlucky])
+class Unprejudiced(SAC):
+    """Restores everything but the priorities of rows."""
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        super().load_state_dict({**state, "replay.priorities": np.ones_like(state["replay.priorities"])})
+
+
+class Shortsighted(SAC):
+    """Restores everything but the successors of rows."""
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        super().load_state_dict({**state, "replay.further": np.zeros_like(state["replay.further"])})
+
+
+@pytest.mark.parametrize("kind", [Amnesiac, Unlucky, Unprejudiced, Shortsighted])
 def test_one_that_forgets_is_caught(kind: type[SAC]) -> None:
     collect, spec = box_world()
     with pytest.raises(AssertionError, match="behaves differently"):
-        check_learner(lambda: kit_learner(kind, spec, KIT), collect)
+        check_learner(lambda: kit_learner(kind, spec, replace(KIT, **SWITCHES["td and n-step"])), collect)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -287,6 +315,57 @@ def test_another_head_is_refused_in_a_line(bound: float) -> None:
     )
 
 
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_every_way_to_draw_repeats_itself_bit_for_bit(switch: str) -> None:
+    def run(config: SACConfig) -> str:
+        learner = sac_for(config)
+        data = play(SPEC, sac_for().snapshot(), (30, 2))
+        for start in range(0, 30, 5):
+            learner.observe(sign(data, slice(start, start + 5)))
+            settle(learner)
+        return hashlib.sha256(learner.updater.state_dict()["critics"].tobytes()).hexdigest()  # type: ignore[union-attr]
+
+    once = run(replace(SMALL, **SWITCHES[switch]))
+    torch.default_generator.manual_seed(4)
+    assert run(replace(SMALL, **SWITCHES[switch])) == once
+    assert run(SMALL) != once
+
+
+def test_errors_of_the_critics_become_priorities() -> None:
+    learner = sac_for(replace(SMALL, priority="td", learning_starts=39, priority_alpha=1.0))
+    learner.observe(sign(play(SPEC, learner.snapshot(), (20, 2))))
+    batch, told, priority = learner.draw(), dict[int, float](), learner.replay.priority
+    learner.updater.draw = lambda: batch._replace(discount=torch.zeros(SMALL.batch))  # so that rewards are the targets
+    assert isinstance(priority, ByError)
+    assert batch.places is not None
+    before = priority.tree.leaves.clone()
+    values = learner.updater.values(learner.updater.policy.inputs(batch.obs), batch.action).detach()
+    for place, error in zip(batch.places.tolist(), (values - batch.reward).abs().mean(0).tolist(), strict=True):
+        told[place] = max(error, told.get(place, 0.0))
+    assert settle(learner)
+    assert learner.pace.updates == 1
+    after = priority.tree.leaves[:40] / UNIT
+    assert after[[*told]].tolist() == pytest.approx([*told.values()], rel=1e-4, abs=1e-5)
+    others = [place for place in range(40) if place not in told]
+    assert torch.equal(priority.tree.leaves[others], before[others])
+
+
+def test_several_steps_are_learned_from_by_lane() -> None:
+    learner = sac_for(replace(SMALL, n_step=3, gamma=0.5, learning_starts=100))
+    data = play(SPEC, learner.snapshot(), (20, 2))
+    for start in range(0, 20, 4):
+        learner.observe(sign(data, slice(start, start + 4)))
+    batches = [learner.draw() for _ in range(50)]
+    discounts = torch.cat([batch.discount for batch in batches])
+    assert {*discounts.tolist()} == {0.0, 0.5, 0.25, 0.125}
+    ends = (data.terminated | data.truncated) | (np.arange(20) == 19)[:, None]
+    for batch in batches:
+        for obs, reward in zip(batch.obs.numpy(), batch.reward.tolist(), strict=True):
+            (step,), (lane,) = np.nonzero((data.obs == obs).all(-1))
+            stop = min(step + 3, step + 1 + int(np.argmax(ends[step:, lane])))
+            assert reward == pytest.approx(float((data.reward[step:stop, lane] * 0.5 ** np.arange(stop - step)).sum()))
+
+
 @pytest.mark.parametrize("spec", [SPEC, NORMALISED], ids=["plain", "normalised"])
 def test_it_repeats_itself_bit_for_bit_and_uses_only_its_own_generators(spec: PolicySpec) -> None:
     def run(seed: int) -> str:
@@ -318,8 +397,9 @@ def test_rows_on_tensors_teach_the_same() -> None:
 
 
 @pytest.mark.parametrize("planted", [math.nan, math.inf, 3e38])
-def test_updates_that_are_not_finite_are_undone_and_named(planted: float) -> None:
-    learner = sac_for(replace(SMALL, updates_per_row=8.0, batch=64))
+@pytest.mark.parametrize("priority", ["uniform", "td"])
+def test_updates_that_are_not_finite_are_undone_and_named(planted: float, priority: Any) -> None:
+    learner = sac_for(replace(SMALL, updates_per_row=8.0, batch=64, priority=priority))
     data = play(SPEC, learner.snapshot(), (20, 2))
     data.reward[::3] = planted
     learner.observe(sign(data))

@@ -1,0 +1,221 @@
+"""Returns over several steps, against sums by hand: where episodes end, where lanes mix, and where the ring wraps."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freewheel.core import Transitions
+from freewheel.learn.n_step import Successors
+from freewheel.learn.replay import Columns, Replay
+
+COLUMNS = Columns(1, 1)
+GAMMA = 0.5
+
+
+def ring(capacity: int, lanes: int, steps: int) -> Replay:
+    successors = Successors(capacity, lanes, "cpu", steps=steps, gamma=GAMMA)
+    return Replay(capacity, COLUMNS, "cpu", 0, successors=successors)
+
+
+def story(lanes: list[str]) -> Transitions:
+    """A lane is a word: a letter for every step. '.' goes on, 'x' terminates, 't' truncates, '-' is a gap, '!' loses what
+    comes between. The reward of step t is 1 + t, that of lane b 100 b more; observations name lane and step."""
+    steps, shape = len(lanes[0]), (len(lanes[0]), len(lanes))
+    kind = np.array([list(lane) for lane in lanes]).T
+    number = 1 + np.arange(steps)[:, None] + 100.0 * np.arange(len(lanes))
+    obs, after = number[..., None], number[..., None] + 1 + 0.5 * np.isin(kind, ["x", "t", "!"])[..., None]
+    return Transitions(
+        obs=obs.astype(np.float32),
+        action=np.zeros((*shape, 1), np.float32),
+        log_prob=np.zeros(shape, np.float32),
+        reward=number.astype(np.float32),
+        terminated=kind == "x",
+        truncated=kind == "t",
+        next_obs=after.astype(np.float32),
+        valid=kind != "-",
+    )
+
+
+def cut(data: Transitions, steps: slice, lanes: slice = slice(None)) -> Transitions:
+    return Transitions(*(getattr(data, part.name)[steps, lanes] for part in fields(Transitions)))
+
+
+def add(replay: Replay, data: Transitions, lane0: int = 0, *, tensors: bool = False, final: bool = True) -> None:
+    given: Any = data
+    if tensors:
+        given = Transitions(*(torch.from_numpy(getattr(data, part.name).copy()) for part in fields(Transitions)))
+    rows = COLUMNS.pack(given, "cpu", has_final_obs=final)
+    replay.add(rows)
+    replay.follow(given, lane0, rows)
+
+
+def told(replay: Replay) -> dict[float, tuple[float, float, float]]:
+    """By the observation of a row: its return, the discount of what follows, and what follows."""
+    drawn = replay.draw(60 * replay.count)
+    batch = drawn.minibatch(COLUMNS, GAMMA)
+    parts = (batch.obs[:, 0], batch.reward, batch.discount, batch.next_obs[:, 0])
+    found = {float(obs): (float(r), float(d), float(n)) for obs, r, d, n in zip(*parts, strict=True)}
+    assert len(found) == replay.count, "not every row was drawn"
+    return found
+
+
+def by_hand(data: Transitions, steps: int, *, final: bool = True) -> dict[float, tuple[float, float, float]]:
+    """The same by a walk along each lane."""
+    found = {}
+    for lane in range(data.valid.shape[1]):
+        for start in np.flatnonzero(data.valid[:, lane]):
+            total, discount, t = 0.0, 1.0, int(start)
+            while True:
+                total += discount * float(data.reward[t, lane])
+                discount *= GAMMA
+                over = t + 1 >= len(data.valid) or data.terminated[t, lane] or data.truncated[t, lane]
+                if over or t + 1 - start >= steps or not data.valid[t + 1, lane]:
+                    break
+                if data.obs[t + 1, lane, 0] != data.next_obs[t, lane, 0]:
+                    break  # something was lost
+                if not final and data.truncated[t + 1, lane]:
+                    break
+                t += 1
+            end = 0.0 if data.terminated[t, lane] else discount
+            found[float(data.obs[start, lane, 0])] = (total, end, float(data.next_obs[t, lane, 0]))
+    return found
+
+
+def test_an_episode_by_hand() -> None:
+    """Rewards 1, 2, 3, 4 with gamma 1/2 over three steps; the fourth row terminates, the fifth begins anew."""
+    replay = ring(10, 1, 3)
+    add(replay, story(["...x."]))
+    assert told(replay) == {
+        1.0: (1 + 2 / 2 + 3 / 4, 1 / 8, 4.0),
+        2.0: (2 + 3 / 2 + 4 / 4, 0.0, 5.5),
+        3.0: (3 + 4 / 2, 0.0, 5.5),
+        4.0: (4.0, 0.0, 5.5),
+        5.0: (5.0, 1 / 2, 6.0),  # what comes next is not here yet
+    }
+    add(replay, cut(story(["......t"]), slice(5, 7)))
+    assert told(replay)[5.0] == (5 + 6 / 2 + 7 / 4, 1 / 8, 8.5), "a time limit ends the sum, not the future"
+    assert told(replay)[6.0] == (6 + 7 / 2, 1 / 4, 8.5)
+
+
+WORLDS = {
+    "one lane": ["..x...t..x...."],
+    "three lanes": ["..x...t..x....", ".............x", "tx.......t...."],
+    "gaps": ["..x-..t-.x....", "..-..-.......x"],
+    "losses": ["...!.....!....", ".!x..........."],
+}
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5, 40])
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("pieces", [[14], [1] * 14, [5, 1, 8]], ids=["whole", "single steps", "pieces"])
+def test_returns_do_not_depend_on_how_rows_arrive(world: str, pieces: list[int], steps: int) -> None:
+    data, replay = story(WORLDS[world]), ring(50, len(WORLDS[world]), steps)
+    for end, piece in zip(np.cumsum(pieces), pieces, strict=True):
+        add(replay, cut(data, slice(end - piece, end)))
+    assert told(replay) == by_hand(data, steps)
+
+
+@pytest.mark.parametrize("capacity", [3, 7, 11])
+@pytest.mark.parametrize("piece", [1, 3, 14])
+def test_rows_that_were_replaced_are_in_no_return(capacity: int, piece: int) -> None:
+    data, replay = story(WORLDS["three lanes"]), ring(capacity, 3, 3)
+    for begin in range(0, 14, piece):
+        add(replay, cut(data, slice(begin, begin + piece)))
+    expected, kept = by_hand(data, 3), told(replay)
+    assert len(kept) == capacity
+    assert kept == {obs: expected[obs] for obs in kept}
+    assert {*kept} == {float(name) for name in data.obs.reshape(-1)[-capacity:]}
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_authors_may_take_turns(tensors: bool) -> None:
+    """Lanes 0 and 1 of one author, lane 2 of another, in fragments of different lengths."""
+    data, replay = story(WORLDS["three lanes"]), ring(60, 3, 4)
+    for begin in (0, 7):
+        add(replay, cut(data, slice(begin, begin + 7), slice(2, 3)), 2, tensors=tensors)
+        for step in range(begin, begin + 7):
+            add(replay, cut(data, slice(step, step + 1), slice(0, 2)), tensors=tensors)
+    assert told(replay) == by_hand(data, 4)
+
+
+def test_a_row_whose_successor_is_hidden_ends_the_sum_before_it() -> None:
+    """Where the world does not show the last observation: the value of the last row's own observation is the better end."""
+    data, replay = story(["..t..x.."]), ring(20, 1, 3)
+    add(replay, data, final=False)
+    found = told(replay)
+    assert found == by_hand(data, 3, final=False)
+    assert found[2.0] == (2.0, 1 / 2, 3.0)
+    assert found[5.0] == (5 + 6 / 2, 0.0, 7.5), "a terminated row needs no successor"
+
+
+def test_a_chunk_of_gaps_ends_what_was_going_on() -> None:
+    data, replay = story(["..-..."]), ring(20, 1, 3)
+    for step in range(6):
+        add(replay, cut(data, slice(step, step + 1)))
+    assert told(replay) == by_hand(data, 3)
+
+
+Words = st.text(alphabet="....xt-!", min_size=9, max_size=9)
+
+
+@settings(max_examples=60)
+@given(
+    lanes=st.lists(Words, min_size=1, max_size=3),
+    capacity=st.integers(1, 30),
+    steps=st.integers(2, 6),
+    pieces=st.lists(st.integers(1, 4), min_size=9, max_size=9),
+    again=st.integers(0, 8),
+)
+def test_any_story_told_in_any_pieces(
+    lanes: list[str], capacity: int, steps: int, pieces: list[int], again: int
+) -> None:
+    data, replay, begin = story(lanes), ring(capacity, len(lanes), steps), 0
+    for number, piece in enumerate(pieces):
+        add(replay, cut(data, slice(begin, begin + piece)))
+        begin += piece
+        if number == again:
+            replay = restored(replay, capacity, len(lanes), steps)
+        if begin >= 9:
+            break
+    expected = by_hand(cut(data, slice(0, min(begin, 9))), steps)
+    if replay.count:
+        kept = told(replay)
+        assert kept == {obs: expected[obs] for obs in kept}
+
+
+def restored(before: Replay, capacity: int, lanes: int, steps: int) -> Replay:
+    """As a resumed run has it."""
+    replay = ring(capacity, lanes, steps)
+    replay.load_state_dict({name: np.array(value) for name, value in before.state_dict().items()})
+    first = replay.added - replay.count
+    replay.write(first, before.read(first, before.added))
+    return replay
+
+
+@pytest.mark.parametrize("after", [8, 12, 30])
+def test_a_restored_buffer_knows_successors_whatever_its_capacity(after: int) -> None:
+    data, replay = story(WORLDS["three lanes"]), ring(12, 3, 3)
+    add(replay, cut(data, slice(0, 10)))
+    replay = restored(replay, after, 3, 3)
+    add(replay, cut(data, slice(10, 14)))
+    expected, kept = by_hand(data, 3), told(replay)
+    assert kept == {obs: expected[obs] for obs in kept}
+    assert sum(row[1] == GAMMA**3 for row in kept.values()) >= 1
+
+
+def test_one_step_is_the_row_itself() -> None:
+    data = story(WORLDS["three lanes"])
+    several, plain = ring(50, 3, 1), Replay(50, COLUMNS, "cpu", 0)
+    for replay in (several, plain):
+        add(replay, data)
+    one, other = several.draw(500), plain.draw(500)
+    assert torch.equal(one.rows, other.rows)
+    assert other.discount is None
+    assert torch.equal(*(drawn.minibatch(COLUMNS, GAMMA).discount for drawn in (one, other)))
