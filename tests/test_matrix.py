@@ -90,6 +90,18 @@ def test_every_algorithm_runs_in_every_mode(tmp_path: Path, algo: str, mode: str
     assert result.summary["lag_max"] <= {"sequential": 0, "lockstep": 0, "batch": 1}.get(mode, math.inf)
 
 
+@pytest.mark.parametrize("mode", ["lockstep", "continuous"])
+@pytest.mark.parametrize("algo", ["sac", "mbpo"])
+def test_algorithms_with_a_replay_buffer_take_discrete_actions_and_masks(tmp_path: Path, algo: str, mode: str) -> None:
+    """Where nothing is said about the head."""
+    world = {"env": "tests.support.worlds:Wandering", "env_args": {"discrete": 5, "length": 16}}
+    result = train(tmp_path, algo=algo, mode=mode, **MODES[mode] | world)
+    assert_well(result, algo, mode)
+    kept = json.loads((result.path / "config.json").read_text())
+    assert (kept["policy"]["head"], kept["sources"]["policy.head"]) == ("categorical", "default for Discrete actions")
+    assert result.summary["dropped"].keys() <= {"shutdown"}
+
+
 @pytest.mark.parametrize("mode", [*IN_TURN, *BESIDE])
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_algorithm_runs_on_a_batched_simulator(tmp_path: Path, algo: str, mode: str) -> None:

@@ -44,14 +44,19 @@ class StopAt:
 
 
 @pytest.mark.parametrize(
-    ("algo", "mode", "switches"),
-    [*((algo, mode, {}) for algo in ALGORITHMS for mode in MODES), ("sac", "batch", {"priority": "td", "n_step": 3})],
+    ("algo", "mode", "switches", "world"),
+    [
+        *((algo, mode, {}, {}) for algo in ALGORITHMS for mode in MODES),
+        ("sac", "batch", {"priority": "td", "n_step": 3}, {}),
+        *((algo, "lockstep", {}, {"env_args": {"discrete": 5}}) for algo in ("sac", "mbpo")),
+    ],
     ids=str,
 )
 def test_stopped_by_a_hook_and_by_a_signal_it_equals_a_run_that_was_not(
-    tmp_path: Path, algo: str, mode: str, switches: dict[str, Any]
+    tmp_path: Path, algo: str, mode: str, switches: dict[str, Any], world: dict[str, Any]
 ) -> None:
-    options: dict[str, Any] = {**USUAL, **MODES[mode], "algo": algo, "mode": mode, algo: ALGORITHMS[algo] | switches}
+    algorithm = ALGORITHMS[algo] | switches
+    options: dict[str, Any] = {**USUAL, **MODES[mode], **world, "algo": algo, "mode": mode, algo: algorithm}
     straight = train(tmp_path / "straight", WORLD, **options)
     first = train(tmp_path / "stopped", WORLD, **options, hooks=[StopAt(40)])
     with pytest.raises(KeyboardInterrupt):

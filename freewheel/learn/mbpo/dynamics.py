@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.nn import functional
 
 from freewheel.core import Array
 from freewheel.learn.mbpo.config import Predict
+from freewheel.learn.mbpo.prediction import Output, Prediction, divergence
 from freewheel.learn.replay import Batch, Columns
 from freewheel.policies.spec import views
 
@@ -34,11 +34,17 @@ class ModelSpec:
     learns_reward: bool
     learns_termination: bool
     predicted: int | None = None  # columns of a next observation that are predicted, the first ones; None: all
+    choices: int = 0  # discrete actions to choose from: the model reads which one it is, as one-hot columns; 0: a box
+
+    @property
+    def action_inputs(self) -> int:
+        """Columns of an action, as the model reads it."""
+        return self.choices or self.columns.action_size
 
     @property
     def inputs(self) -> int:
         """Columns of (observation, action)."""
-        return self.columns.obs_size + self.columns.action_size
+        return self.columns.obs_size + self.action_inputs
 
     @property
     def targets(self) -> int:
@@ -48,13 +54,13 @@ class ModelSpec:
     @property
     def seen(self) -> int:
         """Columns of the inputs that the networks see: without the action, where their outputs say what it does."""
-        return self.inputs - (self.columns.action_size if self.predict == "affine" else 0)
+        return self.inputs - (self.action_inputs if self.predict == "affine" else 0)
 
     @property
     def effects(self) -> int:
         """Outputs that say what the action does, see `Ensemble._add_effects`."""
         per_column = self.targets + self.learns_termination + self.learns_reward
-        return per_column * self.columns.action_size if self.predict == "affine" else 0
+        return per_column * self.action_inputs if self.predict == "affine" else 0
 
     def layout(self) -> dict[str, tuple[int, int, int]]:
         """Name and shape of the parameters, [E, in, out] each."""
@@ -65,28 +71,13 @@ class ModelSpec:
         return layout
 
 
-class Output(NamedTuple):
-    """What E networks predict from N inputs each, in units of normalised targets."""
-
-    mean: Tensor  # [E, N, K]
-    logvar: Tensor  # [E, N, K]
-    logit: Tensor  # [E, N, 1] of termination; [E, N, 0] where it is not learned
-
-
-class Prediction(NamedTuple):
-    """A draw from the model; None where a function of the task decides."""
-
-    reward: Tensor | None  # [N]
-    next_obs: Tensor  # [N, P] its predicted columns
-    termination: Tensor | None  # [N] its probability
-    disagreement: Tensor | None = None  # [N] of two members, where it was asked for
-
-
 class Ensemble:
     """`vector` holds all parameters and `grad` their gradients; `params` and their `.grad` are named views of them.
 
     Inputs and targets are normalised by column with the statistics in_mean, in_scale, out_mean, out_scale, which are part of
     the state but not trained. A constant column has scale 0: no information as an input, repeated and not learned as a target.
+    One-hot columns of discrete actions stay as they are: an action that was rare would be a huge number when it is chosen.
+    Actions are columns of packed rows, or numbers as a policy chooses them.
     Without a generator all weights are 0, to be loaded.
     """
 
@@ -113,6 +104,7 @@ class Ensemble:
         self.statistics = {f"{side}_scale": torch.ones_like(ones) for side, ones in self._precision.items()}
         self.statistics |= {f"{side}_mean": torch.zeros_like(ones) for side, ones in self._precision.items()}
         self._state = {"vector": self.vector} | self.statistics
+        self._choices = torch.arange(spec.choices, device=device)
         self._certain = torch.zeros(spec.targets, device=device)  # 1 for targets that do not need the successor
         self._certain[: spec.learns_reward] = 1
 
@@ -120,13 +112,16 @@ class Ensemble:
         """Take the statistics of these packed rows [n, width]; successors count where there are any."""
         row = self.spec.columns.split(rows)
         target, weight = self._raw_targets(row)
-        inputs = torch.cat([row.obs, row.action], dim=-1)
+        inputs = torch.cat([row.obs, self._encoded(row.action)], dim=-1)
         for side, value, weights in (("in", inputs, inputs.new_ones(1).expand_as(inputs)), ("out", target, weight)):
             count = weights.sum(0).clamp(min=1)
             mean = (weights * value).sum(0) / count
             scale = ((weights * (value - mean).square()).sum(0) / count).sqrt()
             self.statistics[f"{side}_mean"].copy_(mean)
             self.statistics[f"{side}_scale"].copy_(torch.where(scale > CONSTANT * mean.abs(), scale, 0))
+        if self.spec.choices:
+            self.statistics["in_mean"][-self.spec.choices :] = 0
+            self.statistics["in_scale"][-self.spec.choices :] = 1
         self._refresh()
 
     def _refresh(self) -> None:
@@ -163,7 +158,13 @@ class Ensemble:
         return error, (torch.sigmoid(out.logit) - row.terminated[..., None]).abs().sum((1, 2)) / len(rows)
 
     def _inputs(self, obs: Tensor, action: Tensor) -> Tensor:
-        return (torch.cat([obs, action], dim=-1) - self.statistics["in_mean"]) * self._precision["in"]
+        return (torch.cat([obs, self._encoded(action)], dim=-1) - self.statistics["in_mean"]) * self._precision["in"]
+
+    def _encoded(self, action: Tensor) -> Tensor:
+        if not self.spec.choices:
+            return action
+        number = action if action.is_floating_point() else action[..., None]
+        return (number == self._choices).float()
 
     def _raw_targets(self, row: Batch) -> tuple[Tensor, Tensor]:
         """[..., K] and their weights: both are 0 where the row does not hold the target."""
@@ -262,14 +263,3 @@ class Ensemble:
         for name, value in self._state.items():
             value.copy_(torch.as_tensor(state[name]))
         self._refresh()
-
-
-def divergence(one: Output, other: Output, weight: Tensor) -> Tensor:
-    """The geometric Jensen-Shannon divergence of two Gaussians, [...]: the mean of their KL divergences from the normalised
-    geometric mean of both. It is large where means differ by more than the noise that both expect, or variances differ.
-    weight [K]: 0 for targets that do not count."""
-    first, second = torch.exp(-one.logvar), torch.exp(-other.logvar)
-    precision, spread = 0.5 * (first + second), 0.5 * (1 / first + 1 / second)
-    apart = 0.125 * (one.mean - other.mean).square() * (first.square() + second.square()) / precision
-    each = spread * precision - 1 - torch.log(precision) - 0.5 * (one.logvar + other.logvar) + apart
-    return 0.5 * (each * weight).sum(-1)

@@ -45,7 +45,8 @@ class MBPO(SAC):
         self._view, task = look(config, spec)
         learned, seen = (task[0] is None, task[1] is None), replace(columns, obs_size=self._view.size)
         sizes = (config.members, config.model_hidden, config.predict)
-        model = ModelSpec(seen, *sizes, *learned, predicted=self._view.predicted)
+        choices = spec.policy.action_size if spec.policy.discrete else 0
+        model = ModelSpec(seen, *sizes, *learned, predicted=self._view.predicted, choices=choices)
         self.model = Ensemble(model, device)
         self._starts = config.rollouts
         noise = tree(seed, "learner", "dream")  # names of seeds stay, or seeded runs would change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -126,7 +127,7 @@ def open_loop_error(model: Ensemble, elites: Tensor, batch: Batch, horizon: int,
     return torch.stack(errors)
 
 
-#: The rules of Gymnasium's MuJoCo tasks (v5, default arguments) follow.
+#: The rules of Gymnasium's tasks (MuJoCo v5 and classic control, default arguments) follow.
 def never(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
     return torch.zeros(len(next_obs), dtype=torch.bool, device=next_obs.device)
 
@@ -153,6 +154,16 @@ def inverted_double_pendulum(_obs: Tensor, _action: Tensor, next_obs: Tensor) ->
     return tip <= 1
 
 
+def cart_pole(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
+    return (next_obs[:, 0].abs() > 2.4) | (next_obs[:, 2].abs() > math.radians(12))
+
+
+def acrobot(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
+    """Columns: cosine and sine of the first joint, those of the second, ...; the tip has to be one link above the axis."""
+    cosine, sine, cosine2, sine2 = next_obs[:, :4].unbind(-1)
+    return -cosine - (cosine * cosine2 - sine * sine2) > 1
+
+
 def ant(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
     height = next_obs[:, 0]
     return ~(next_obs.isfinite().all(-1) & (height >= 0.2) & (height <= 1.0))
@@ -165,7 +176,9 @@ def humanoid(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
 
 ENDLESS = ("HalfCheetah-v5", "HumanoidStandup-v5", "Pendulum-v1", "Pusher-v5", "Reacher-v5", "Swimmer-v5")
 RULES: Mapping[str, TaskFunction] = dict.fromkeys(ENDLESS, never) | {
+    "Acrobot-v1": acrobot,
     "Ant-v5": ant,
+    "CartPole-v1": cart_pole,
     "Hopper-v5": hopper,
     "Humanoid-v5": humanoid,
     "InvertedDoublePendulum-v5": inverted_double_pendulum,
@@ -193,14 +206,14 @@ def task_function(option: str, place: str) -> TaskFunction:
 
 def look(config: MBPOConfig, spec: LearnerSpec) -> tuple[View, Task]:
     """What the model sees, and the functions of the task: what is chosen, else what the simulator declares."""
-    world, width = spec.world, spec.policy.obs_size
-    view: View = whole(width)
+    world, width, mask = spec.world, spec.policy.obs_size, spec.policy.mask
+    view: View = whole(width, mask)
     reward = termination = None
     if config.predicted:
         predicted, read = (
             find_columns(f"mbpo.{name}", getattr(config, name), world.slices) for name in ("predicted", "read")
         )
-        view = NamedColumns(width, predicted, read)
+        view = NamedColumns(width, predicted, read, mask)
     elif world.model_task is not None:
         view = StateColumns(world.model_task, world.slices)
         reward, termination = view.function("reward"), view.function("termination")

@@ -17,7 +17,7 @@ from freewheel.policies.spec import Columns as Runs
 from freewheel.policies.spec import select
 
 MODEL_STATE = "model_state"  # the group of observations that neither actor nor critic reads
-#: (obs [N, D], action [N, A], next_obs [N, D]) -> [N], bool for ends and float for rewards.
+#: (obs [N, D], action [N, A] or, of discrete ones, int64 [N], next_obs [N, D]) -> [N], bool for ends and float for rewards.
 TaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -67,10 +67,11 @@ class View(Protocol):
 
 class NamedColumns:
     """Columns of an observation as they are: some are predicted, others are only read, and the rest the model never sees. In a
-    rollout, all that is not predicted stays as it was in the beginning. Implements View."""
+    rollout, all that is not predicted stays as it was in the beginning. Columns of an action mask become 0 or 1: an action is
+    allowed if more than 0.5 is predicted, or no other prediction is higher. Implements View."""
 
-    def __init__(self, width: int, predicted: Runs, read: Runs = ()) -> None:
-        self.width, self._all = width, predicted == ((0, width),)
+    def __init__(self, width: int, predicted: Runs, read: Runs = (), mask: tuple[int, int] | None = None) -> None:
+        self.width, self._all, self._mask = width, predicted == ((0, width),), mask
         self._predicted, self._seen = predicted, (*predicted, *read)
         self.predicted, self.size = (sum(stop - start for start, stop in runs) for runs in (predicted, self._seen))
 
@@ -79,18 +80,21 @@ class NamedColumns:
         return seen
 
     def successor(self, obs: Tensor, action: Tensor, predicted: Tensor) -> Tensor:
-        if self._all:
+        if self._all and self._mask is None:
             return predicted
         following = obs.clone()
         parts = predicted.split([stop - start for start, stop in self._predicted], -1)
         for (start, stop), part in zip(self._predicted, parts, strict=True):
             following[:, start:stop] = part
+        if self._mask is not None:
+            mask = following[:, slice(*self._mask)]
+            mask.copy_((mask > 0.5) | (mask == mask.amax(-1, keepdim=True)))
         return following
 
 
-def whole(width: int) -> NamedColumns:
+def whole(width: int, mask: tuple[int, int] | None = None) -> NamedColumns:
     """All columns are predicted."""
-    return NamedColumns(width, ((0, width),))
+    return NamedColumns(width, ((0, width),), mask=mask)
 
 
 class StateColumns:

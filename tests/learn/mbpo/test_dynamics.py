@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from freewheel.learn.mbpo.config import Predict
-from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec, Output, divergence
+from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec
+from freewheel.learn.mbpo.prediction import Output, divergence
 from freewheel.learn.replay import Columns, pack
 
 SPEC = ModelSpec(Columns(3, 2), 4, (8, 8), "delta", True, True)
@@ -375,3 +376,39 @@ def test_an_affine_model_recovers_a_linear_system() -> None:
         reported = model.sample(one, torch.tensor([[0.0], [1.0], [3.0]]), elite, rng()).reward
         assert reported is not None
         torch.testing.assert_close(reported, torch.tensor([3.0, 2.5, -1.5]), rtol=0, atol=0.15)
+
+
+CHOICES = ModelSpec(Columns(2, 1), 2, (), "delta", True, False, choices=3)
+
+
+def test_of_discrete_actions_the_model_reads_which_one_it_is() -> None:
+    """Linear members whose weights of the one-hot columns say what each action does: by number and by column of a row."""
+    model = Ensemble(CHOICES, "cpu")
+    weight, effect = model.params["0.weight"].data, torch.tensor([[1.0, 0.5, 0], [2.0, 0, 0.25], [3.0, -1, -1]])
+    weight[:, 2:, :3] = effect
+    number = torch.tensor([2, 0, 1, 2])
+    obs = torch.randn(4, 2, generator=rng())
+    elites = torch.tensor([0, 1])
+    for action in (number, number[:, None].float()):
+        torch.testing.assert_close(model.expect(obs, action, elites), obs + effect[number, 1:])
+    rows = pack(obs, number, torch.zeros(4), torch.zeros(4), torch.ones(4), obs)
+    assert rows.shape == (4, CHOICES.columns.width)
+    assert CHOICES.columns.split(rows).action.squeeze(-1).tolist() == [2, 0, 1, 2]
+    assert (CHOICES.inputs, weight.shape[1]) == (5, 5)
+
+
+@pytest.mark.parametrize("predict", ["delta", "affine"])
+def test_columns_of_choices_are_not_scaled(predict: Predict) -> None:
+    """A choice that was made once in a thousand rows is a 1 like any other, and one that was never made is a 0."""
+    obs = torch.randn(1000, 2, generator=rng()) * 3 + 1
+    number = torch.zeros(1000, dtype=torch.int64)
+    number[7] = 1
+    rows = pack(obs, number, torch.randn(1000, generator=rng()), torch.zeros(1000), torch.ones(1000), obs)
+    model = Ensemble(replace(CHOICES, predict=predict), "cpu", rng())
+    model.normalise(rows)
+    inputs = model._inputs(obs, number)
+    assert inputs[:, 2:].sum(0).tolist() == [999, 1, 0]
+    torch.testing.assert_close(inputs[:, :2].std(0, unbiased=False), torch.ones(2))
+    loss = model.gradient(rows.expand(2, -1, -1))
+    assert loss.isfinite()
+    assert model.grad.isfinite().all()

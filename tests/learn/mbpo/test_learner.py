@@ -55,6 +55,9 @@ def feed(learner: MBPO, steps: int, after: Callable[[], None] = lambda: None) ->
     return reported
 
 
+WANDERING = ("tests.support.worlds:Wandering", {"discrete": 5})  # with a mask
+
+
 @pytest.mark.parametrize("termination", ["never", "learned"])
 @pytest.mark.parametrize("normalised", [False, True])
 def test_mbpo_keeps_the_promises_of_a_learner(termination: str, normalised: bool) -> None:
@@ -90,6 +93,27 @@ def test_priorities_and_several_steps_are_for_real_rows(ratio: float) -> None:
     before = learner.replay.priority.tensors[0].clone()
     learner.updater.step()
     assert torch.equal(before, learner.replay.priority.tensors[0]) == (real == 0)
+
+
+def test_it_keeps_them_with_discrete_actions_and_rolls_out_only_what_is_allowed() -> None:
+    collect, spec = box_world(*WANDERING)
+    config = replace(
+        SMALL, learning_starts=CHUNK, model_every=1_000, rollouts_per_row=0.03, rollout_schedule=(0, 0, 4, 4)
+    )
+    batch = BatchSpec(CHUNK // BOX_LANES, BOX_LANES)
+    check_learner(lambda: mbpo_for(config, policy=spec, batch=batch), collect)
+    learner = mbpo_for(config, policy=spec, batch=batch)
+    while not learner.model_buffer.count:
+        learner.observe(collect(learner.snapshot()))
+        while learner.ready:
+            learner.update()
+    rows = learner.replay.columns.split(learner.model_buffer.newest(learner.model_buffer.count))
+    assert spec.mask is not None
+    allowed = rows.obs[:, slice(*spec.mask)]
+    assert allowed.unique().tolist() == [0, 1]
+    assert rows.next_obs[:, slice(*spec.mask)].unique().tolist() == [0, 1]
+    assert allowed.gather(-1, rows.action.long()).eq(1).all()
+    assert len(rows.action.unique()) > 2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -171,6 +172,25 @@ def test_only_elites_are_rolled_out_and_they_are_renewed_in_place() -> None:
     torch.testing.assert_close(env.step(torch.zeros(20, 1)).next_obs, torch.full((20, 1), 7.0))
 
 
+def test_masks_that_are_predicted_are_masks() -> None:
+    """Columns x, three of a mask, y: allowed is what is predicted above 0.5, and at least the likeliest."""
+    model = Ensemble(ModelSpec(Columns(5, 1), 1, (), "direct", False, False, choices=3), "cpu")
+    model.params["min_logvar"].data.fill_(-40)
+    model.params["0.bias"].data[..., 5:] = -40
+    for column in range(5):  # the prediction is what is there
+        model.params["0.weight"].data[0, column, column] = 1
+    env = ModelEnv(model, 1, 4, 0, (lambda obs, action, after: action.float(), never), whole(5, (1, 4)))
+    states = torch.tensor(
+        [[0.7, 0.9, 0.1, 0.6, -2], [5, -1.0, -3, -2, 0.4], [1, 0.2, 0.4, 0.3, 0], [1, math.nan, 1, 1, 0]]
+    )
+    env.begin(states)
+    step = env.step(torch.tensor([0, 1, 2, 0]))
+    assert step.next_obs[:3, 1:4].tolist() == [[1, 0, 1], [1, 0, 0], [0, 1, 0]]
+    torch.testing.assert_close(step.next_obs[:3, [0, 4]], states[:3, [0, 4]])
+    assert step.reward.tolist() == [0, 1, 2, 0], "a function of the task is given the number of the action"
+    assert step.valid.tolist() == [True, True, True, False]
+
+
 def trajectory(steps: int, lanes: int) -> Batch:
     """x grows by the action, [T, B, 1]."""
     action = torch.randn(steps, lanes, 1, generator=torch.Generator().manual_seed(0))
@@ -223,6 +243,8 @@ TASKS = {
     "InvertedPendulum-v5": (400, 20),
     "Walker2d-v5": (600, 10),
     "HumanoidStandup-v5": (50, 0),
+    "CartPole-v1": (400, 10),
+    "Acrobot-v1": (100, 0),
 } | dict.fromkeys(("HalfCheetah-v5", "Pendulum-v1", "Pusher-v5", "Reacher-v5", "Swimmer-v5"), (100, 0))
 
 
@@ -251,6 +273,28 @@ def test_a_rule_is_the_tasks_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "spread", "actions"),
+    [("CartPole-v1", (3.0, 1.0, 0.3, 1.0), 2), ("Acrobot-v1", (3.1, 3.1, 4.0, 8.0), 3)],
+)
+def test_a_rule_of_classic_control_is_the_tasks_own_from_any_state(
+    name: str, spread: tuple[float, ...], actions: int
+) -> None:
+    """Also where random actions would hardly ever lead."""
+    env: Any = gymnasium.make(name).unwrapped
+    env.reset(seed=1)
+    rng, after, ended = np.random.default_rng(1), list[Any](), list[bool]()
+    for _ in range(300):
+        env.state = rng.uniform(-1, 1, 4) * spread
+        env.steps_beyond_terminated = None
+        successor, _, terminated, *_ = env.step(int(rng.integers(actions)))
+        after.append(successor)
+        ended.append(bool(terminated))
+    rows = torch.as_tensor(np.array(after, np.float32))
+    assert RULES[name](rows, torch.zeros(300, dtype=torch.int64), rows).tolist() == ended
+    assert 30 < sum(ended) < 270
+
+
+@pytest.mark.parametrize(
     ("name", "healthy", "column", "low", "high"),
     [
         ("Hopper-v5", {0: 1.25}, 0, 0.7, None),
@@ -261,6 +305,8 @@ def test_a_rule_is_the_tasks_own(name: str) -> None:
         ("InvertedPendulum-v5", {}, 1, -0.2, 0.2),
         ("Ant-v5", {0: 0.75}, 0, 0.2, 1.0),
         ("Humanoid-v5", {0: 1.4}, 0, 1.0, 2.0),
+        ("CartPole-v1", {}, 0, -2.4, 2.4),
+        ("CartPole-v1", {}, 2, -12 * math.pi / 180, 12 * math.pi / 180),
     ],
 )
 def test_both_ends_of_a_range(
