@@ -11,9 +11,8 @@ import json
 import sys
 import tempfile
 import threading
-import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +20,37 @@ import torch
 
 import freewheel
 from benchmarks._common import RESULTS, context
+from freewheel.run.trainer import Result
 
 PUBLISHED = 3.7  # env steps/s of published MBPO
 #: Mean of five seeds over 10,000 steps each, from the one that begins with step 0; MACURA stops rollouts at disagreement.
 MBPO = (183, 441, 590, 767, 1221, 2158, 2862, 3070)
 MACURA = (401, 1153, 1951, 2894, 3152, 3281)
-ONE_STEP = {"rollout_schedule": (20_000, 150_000, 1, 15), "max_disagreement": None, "critic_norm": False}
-#: What a variant changes in the preset.
+ONE_STEP = {
+    "rollout_schedule": (20_000, 150_000, 1, 15),
+    "max_disagreement": None,
+    "critic_norm": False,
+    "target_entropy": -1,
+}
+FIVE = ONE_STEP | {"rollout_schedule": (0, 0, 5, 5)}
+TEN = ONE_STEP | {
+    "rollout_schedule": (0, 0, 10, 10),
+    "max_disagreement": 10.0,
+    "first_temperature": 0.2,
+    "max_epochs": 40,
+}
+SLOW = {"tau": 0.00125, "target_entropy": 0}
+#: What a variant changes in the preset; "hidden" is the policy's.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "preset": {},
-    "one-step": ONE_STEP | {"updates_per_row": 20},
-    "five": {"rollout_schedule": (0, 0, 5, 5), "max_disagreement": None, "critic_norm": False, "updates_per_row": 20},
-    "five-norm": {"rollout_schedule": (0, 0, 5, 5), "max_disagreement": None, "critic_norm": True, "updates_per_row": 20},
-    "five-norm-10": {"rollout_schedule": (0, 0, 5, 5), "max_disagreement": None, "critic_norm": True, "updates_per_row": 10},
-    "trust": {"rollout_schedule": (0, 0, 10, 10), "max_disagreement": 1.0, "critic_norm": False, "updates_per_row": 20},
-    "trust-norm": {"rollout_schedule": (0, 0, 10, 10), "max_disagreement": 1.0, "critic_norm": True, "updates_per_row": 20},
-    "trust2-norm": {"rollout_schedule": (0, 0, 10, 10), "max_disagreement": 2.0, "critic_norm": True, "updates_per_row": 20},
-    "trust-norm-10": {"rollout_schedule": (0, 0, 10, 10), "max_disagreement": 1.0, "critic_norm": True, "updates_per_row": 10},
-    "trust-redq-10": {
-        "rollout_schedule": (0, 0, 10, 10), "max_disagreement": 1.0, "critic_norm": True, "updates_per_row": 10, "critics": 5,
-    },
-    "trust-redq": {
-        "rollout_schedule": (0, 0, 10, 10), "max_disagreement": 1.0, "critic_norm": True, "updates_per_row": 20, "critics": 5,
-    },
-}  # fmt: skip
+    "one-step": ONE_STEP,
+    "five": FIVE,
+    "five-norm": FIVE | {"critic_norm": True},
+    "ten-norm": TEN | {"critic_norm": True, "hidden": (512, 512)},
+    "ten-slow": TEN | SLOW | {"hidden": (512, 512)},
+    "ten-slow-norm": TEN | SLOW | {"critic_norm": True, "hidden": (512, 512)},
+    "ten-redq": TEN | {"critic_norm": True, "critics": 5, "updates_per_row": 10},
+}
 APART = 5.0  # seconds between two starts
 COLUMNS = (
     "wall_s", "env_steps", "updates", "steps_per_s", "eval_return", "return_mean", "length_mean", "policy/temperature",
@@ -56,59 +62,100 @@ SMALL = {
 }  # fmt: skip
 
 
-def train(variant: str, seed: int, options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """One run; its rows are added to `rows` while it goes on."""
-    changes: Any = {**VARIANTS[variant], **(SMALL if options.quick else {}), **options.mbpo}
-    labels = {"variant": variant, "seed": seed, "settings": {name: changes[name] for name in sorted(changes)}}
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.monotonic()
-        result = freewheel.train(
-            "Hopper-v5", preset="mbpo-hopper", seed=seed, steps=options.steps, minutes=options.minutes, device=options.device,
-            evals=options.evals, eval_episodes=options.eval_episodes, log_every=2.0, runs_dir=folder, quiet=True, mbpo=changes,
-        )  # fmt: skip
-        found = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
-    told = None
-    for row in found:
-        if row.get("eval_return") not in (None, told):
-            told = row["eval_return"]
-            rows.append(labels | {name: row.get(name) for name in COLUMNS})
-    summary = result.summary
-    rows.append(
-        labels
-        | {"ended": summary["ended"], "env_steps": summary["env_steps"], "wall_s": time.monotonic() - began}
-        | {"final": summary["final_eval"], "best": summary["best_eval"], "shares": summary["shares"]["learner"]}
-        | {
-            "curve": [[row["env_steps"], row["return_mean"]] for row in found if row.get("return_mean") is not None][
-                ::5
-            ]
-        }
-    )
-    print(variant, seed, f"{summary['env_steps']} steps, final {summary['final_eval']}", flush=True)
+class Run:
+    """One training, which may go on later; its rows are read from its own directory."""
 
+    def __init__(self, variant: str, seed: int, options: argparse.Namespace, folder: Path) -> None:
+        self.variant, self.seed, self._options = variant, seed, options
+        self._folder = folder / f"{variant}-{seed}"
+        self._result: Result | None = None
+        self.error = ""
 
-def beside(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All variants and seeds side by side; a run that fails leaves a row that says so."""
-    rows: list[dict[str, Any]] = []
-
-    def guarded(variant: str, seed: int) -> None:
+    def train(self, minutes: float | None) -> None:
+        """For so many minutes in all, or to the end of its steps. What goes wrong is kept: the others go on."""
+        options = self._options
+        changes: Any = {**VARIANTS[self.variant], **(SMALL if options.quick else {}), **options.mbpo}
+        policy: Any = {"hidden": changes.pop("hidden")} if "hidden" in changes else {}
         try:
-            train(variant, seed, options, rows)
-        except BaseException as error:  # noqa: BLE001 - the others go on
-            rows.append({"variant": variant, "seed": seed, "error": repr(error)})
+            if self._result is not None:
+                self._result = freewheel.resume(self._result, steps=options.steps, minutes=minutes, quiet=True)
+            else:
+                self._result = freewheel.train(
+                    "Hopper-v5", preset="mbpo-hopper", seed=self.seed, steps=options.steps, minutes=minutes, log_every=2.0,
+                    device=options.device, evals=options.evals, eval_episodes=options.eval_episodes, quiet=True, mbpo=changes,
+                    policy=policy, runs_dir=self._folder,
+                )  # fmt: skip
+            print(
+                self.variant,
+                self.seed,
+                self._result.summary["env_steps"],
+                self._result.summary["final_eval"],
+                flush=True,
+            )
+        except BaseException as error:  # noqa: BLE001
+            self.error = repr(error)
             traceback.print_exc()
 
-    jobs = [
-        (name, int(seed))
-        for name, _, given in (words.partition(":") for words in options.runs)
-        for seed in (given.split(",") if given else options.seeds)
-    ]
-    threads = [threading.Thread(target=guarded, args=job, name="-".join(map(str, job))) for job in jobs]
+    def metrics(self) -> list[dict[str, Any]]:
+        files = self._folder.glob("*/metrics.jsonl")
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    def score(self) -> float:
+        """Mean of the last three evaluations."""
+        found = [row["eval_return"] for row in self.evaluations()]
+        return float(sum(found[-3:]) / max(1, len(found[-3:])))
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        rows = [row for row in self.metrics() if row.get("eval_return") is not None]
+        return [
+            row
+            for row, before in zip(rows, [{}, *rows], strict=False)
+            if row["eval_return"] != before.get("eval_return")
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        labels = {
+            "variant": self.variant,
+            "seed": self.seed,
+            "settings": {**VARIANTS[self.variant], **self._options.mbpo},
+        }
+        rows = [labels | {name: row.get(name) for name in COLUMNS} for row in self.evaluations()]
+        returns = [
+            [row["env_steps"], row["return_mean"]] for row in self.metrics() if row.get("return_mean") is not None
+        ]
+        end = {} if self._result is None else self._result.summary
+        kept = {name: end.get(name) for name in ("ended", "env_steps", "wall_s", "final_eval", "best_eval")}
+        return [*rows, labels | kept | {"shares": end.get("shares"), "returns": returns[::5], "error": self.error}]
+
+
+def beside(runs: Sequence[Run], minutes: float | None) -> None:
+    """All of these side by side."""
+    threads = [threading.Thread(target=run.train, args=(minutes,)) for run in runs]
     for thread in threads:
         thread.start()
         thread.join(APART)
     for thread in threads:
         thread.join()
-    return rows
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[Run]:
+    """Every run that is asked for; with --first, then the best variant goes on, and other seeds of it begin."""
+    words = [word.partition(":") for word in options.runs]
+    jobs = [(name, int(seed)) for name, _, given in words for seed in (given.split(",") if given else options.seeds)]
+    runs = [Run(*job, options, folder) for job in jobs]
+    beside(runs, options.first or options.minutes)
+    if options.first:
+        best = max((run for run in runs if not run.error), key=Run.score)
+        print("goes on:", best.variant, {(run.variant, run.seed): round(run.score()) for run in runs}, flush=True)
+        others = [Run(best.variant, seed, options, folder) for seed in options.seeds if seed != best.seed]
+        both = [threading.Thread(target=beside, args=([best], options.first + options.minutes)),
+                threading.Thread(target=beside, args=(others, options.minutes))]  # fmt: skip
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        runs += others
+    return runs
 
 
 def report(rows: list[dict[str, Any]]) -> str:
@@ -142,6 +189,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--minutes", type=float, default=None)
+    parser.add_argument(
+        "--first", type=float, default=0.0, help="minutes for all runs; then the best variant goes on, in all seeds"
+    )
     parser.add_argument("--evals", type=int, default=25)
     parser.add_argument("--eval-episodes", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -151,13 +201,14 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick:
         options.steps, options.evals, options.eval_episodes, options.seeds = 400, 1, 1, options.seeds[:1]
-    rows = beside(options)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row for run in measure(options, Path(folder)) for row in run.rows()]
     if not options.quick:
         about = context("hopper") | {"device": torch.cuda.get_device_name() if options.device != "cpu" else "CPU"}
         with options.out.open("a") as file:
             file.writelines(json.dumps(row | about) + "\n" for row in rows)
     print(report(rows))
-    failed = [row for row in rows if "error" in row]
+    failed = [row for row in rows if row.get("error")]
     print("targets that count are met" if not failed else f"{len(failed)} runs failed")
     return int(bool(failed))
 

@@ -56,8 +56,9 @@ class Program:
 
 
 def _capture(body: Callable[[], None], generators: Sequence[torch.Generator]) -> torch.cuda.CUDAGraph:
-    """Capture on a separate stream; other threads may continue meanwhile."""
-    stream = torch.cuda.Stream()
+    """Capture on a separate stream; other threads may continue meanwhile. Torch hands its streams out in turn, so that a new one
+    may be another thread's, whose work then fails while it is captured; those of high priority are used for nothing else."""
+    stream = torch.cuda.Stream(priority=-1)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
