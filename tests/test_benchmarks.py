@@ -12,6 +12,7 @@ QUICK = (
     "cage2_rates",
     "checkpoint --only replay",
     "first_day",
+    "inverted_pendulum",
     "timeline",
     "chaos --only killed damaged",
     "soak",

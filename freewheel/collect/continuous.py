@@ -59,6 +59,9 @@ class ContinuousConfig(WorkersConfig):
         """Steps of each env in a fragment."""
         return min(self.collection_batch_size or max(1, min(32, batch.steps // 2)), self._under_way(batch))
 
+    def first_steps(self, batch: BatchSpec) -> int:
+        return self.fragment_steps(batch)
+
     def _allowed(self, batch: BatchSpec) -> int:
         """Fragments of a worker that can ever wait."""
         return -(-self._under_way(batch) // self.fragment_steps(batch)) + 1

@@ -27,6 +27,10 @@ class ModeConfig(Protocol):
     def planned(self, cost: EnvCost) -> Self: ...  # the same with every number that was "auto" chosen
     def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector: ...
 
+    def first_steps(self, batch: BatchSpec) -> int:
+        """Steps of each env before the learner is given the first rows; after `planned`."""
+        return batch.steps
+
     def size_notes(self, batch: BatchSpec) -> Sequence[str]:
         """What to tell the user about options that have another effect than they seem to ask for; after `planned`."""
         return ()

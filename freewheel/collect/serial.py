@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from freewheel.collect.mode import ModeConfig, count
-from freewheel.core import WORKER_TIME, Array, Chunk, Collector, Env, Episode, RowCounts, Snapshot
+from freewheel.core import WORKER_TIME, Array, BatchSpec, Chunk, Collector, Env, Episode, RowCounts, Snapshot
 from freewheel.errors import check_ranges
 from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
@@ -50,6 +50,9 @@ class SerialConfig(ModeConfig, ABC):
 
     def plan_line(self) -> str:
         return f"{count(self.num_envs, 'env')} in this process"
+
+    def first_steps(self, batch: BatchSpec) -> int:
+        return min(LONGEST, batch.steps)
 
     @property
     def lanes(self) -> int:

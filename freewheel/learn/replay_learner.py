@@ -232,9 +232,10 @@ class ReplayLearner:
             else:  # the network reads observations as before
                 self.not_finite = STATISTICS
         if self._lags:
-            about["lag_mean"] = sum(lag * rows for lag, rows in self._lags) / sum(rows for _, rows in self._lags)
-            about["lag_max"] = float(max(lag for lag, _ in self._lags))
+            about["replay/lag_mean"] = sum(lag * rows for lag, rows in self._lags) / sum(rows for _, rows in self._lags)
+            about["replay/lag_max"] = float(max(lag for lag, _ in self._lags))
             self._lags.clear()
+        about["replay/drawn"] = self.pace.updates * self.config.batch
         return about | {"replay/updates_per_row": self.pace.achieved, "update/skipped": float(bool(self.not_finite))}
 
     def _keep_finite(self, losses: Metrics = NO_METRICS) -> None:

@@ -116,6 +116,15 @@ class AlgorithmConfig(Protocol):
         networks = () if spec.policy.module else (network_need(spec.policy),)
         return (*networks, Need(spec.batch.rows, "rows of an update", row_bytes(spec.policy), "--num-steps-per-env"))
 
+    def rows_before_update(self, spec: LearnerSpec) -> int:
+        """Rows that the first update takes."""
+        return spec.batch.rows
+
+    @property
+    def starts_option(self) -> str:
+        """The option that makes it take more than the rows of an update, if there is one."""
+        return ""
+
     def gradient_steps(self, spec: LearnerSpec) -> int:
         """Of one update, which nothing can interrupt."""
         return 1
@@ -185,6 +194,13 @@ class ReplayConfig(AlgorithmConfig):
     def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
         head = "squashed" if world.action.kind == "box" else "categorical"
         return {**super().usual(world, rows), "policy.head": head}
+
+    def rows_before_update(self, spec: LearnerSpec) -> int:
+        return self.learning_starts + math.ceil(1 / self.ratio - 1e-9)
+
+    @property
+    def starts_option(self) -> str:
+        return f"--{self.name}.learning-starts"
 
     def rows_kept(self, spec: LearnerSpec) -> int:
         """Capacity of the replay buffer: no more than the run will bring."""

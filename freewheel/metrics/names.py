@@ -69,14 +69,14 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         ("eval/*", "the environment's", "last", "Mean of a measure over the newest evaluation's episodes that have it."),
     ),
     "Lag": _group(
-        ("lag_mean", "versions", "mean", "Mean lag of the rows that updates learned from."),
-        ("lag_max", "versions", "max", "Greatest lag of a row that an update learned from."),
+        ("lag_mean", "versions", "mean", "Mean lag of the rows that updates learned from (PPO)."),
+        ("lag_max", "versions", "max", "Greatest lag of a row that an update learned from (PPO): never above --max-lag."),
         ("lag/share_*", "share", "mean", "Share of an update's rows with this lag."),
         ("lag/effective_samples", "share", "mean", "Effective sample size of an update's rows under importance weights."),
     ),
     "Rows": _group(
         ("produced", "rows", "last", "Rows written by all environments."),
-        ("trained", "rows", "last", "Rows used by an update, or stored in the replay buffer."),
+        ("trained", "rows", "last", "Rows used by their update (PPO), or stored in the replay buffer (SAC, MBPO)."),
         ("queued", "rows", "last", "Rows that wait to be used."),
         ("open", "rows", "last", "Rows of fragments that are still being written."),
         ("dropped", "rows by cause", "last", "Rows that were given up; the five counts always balance."),
@@ -109,6 +109,10 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         ("value/q_mean", "reward", "mean", "Mean value of the critics for the policy's actions (SAC, MBPO)."),
         ("gradient/norm", "", "mean", "Norm of the gradient before it was clipped."),
         ("update/skipped", "share", "mean", "Share of updates that were undone because a number was not finite."),
+        ("replay/drawn", "rows", "last", "Rows that updates have drawn so far, of real rows and of the model's (SAC, MBPO)."),
+        ("replay/lag_mean", "versions", "mean", "Mean age of rows when they are stored: versions published since their action."),
+        ("replay/lag_max", "versions", "max",
+         "Greatest of these ages; --max-lag bounds the rows under way, not their age: a slow step outlasts versions."),
         ("replay/updates_per_row", "updates", "last", "Updates so far per row that came after learning began."),
     ),
     "Model": _group(

@@ -13,6 +13,7 @@ from freewheel.core import Sink
 from freewheel.learn.spec import Services
 from freewheel.metrics.meter import Meter
 from freewheel.run import process
+from freewheel.run.advice.beginning import checked
 from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.hooks import find_hooks
@@ -44,7 +45,7 @@ def check(config: Config) -> Plan:
     """The plan of a run, after everything that could refuse it has been tried; nothing is started or written."""
     chosen(config.run.output.sinks)
     find_hooks(config.run.hooks)
-    planned = plan(config)
+    planned = checked(plan(config))
     planned.config.learner.build(replace(planned.learner_spec, services=Services(executors=SerialExecutor)))
     return planned
 
@@ -69,7 +70,9 @@ def run(
 def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, earlier: Earlier | None) -> Result:
     entries, report = chosen(config.run.output.sinks), silent if outputs.quiet else print_line
     planned = plan(config, report, meanwhile=import_torch, run=None if earlier is None else earlier.path)
-    if earlier is not None:
+    if earlier is None:
+        planned = checked(planned)
+    else:
         check_fit(earlier.saved, planned.spec)
     config = planned.config
     process.keep_freed_memory()

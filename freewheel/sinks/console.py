@@ -100,7 +100,7 @@ def _line(budget: Budget, row: Mapping[str, Any]) -> str:
         f"return {_number(row['return_mean']):>7} (last {row['return_episodes']})",
         f"length {_number(row['length_mean'], 0):>5}",
         f"updates {row['updates']:>5}",
-        f"lag {_number(row['lag_mean']):>3}",
+        f"lag {_number(_lag(row, 'mean')):>3}",
         f"learner {_percent(row['learner_busy']):>4} env {_percent(row['env_busy']):>4}",
     ]
     if progress is not None and not (progress == 1 and _evaluating(row)):
@@ -143,13 +143,19 @@ def _evaluating(row: Mapping[str, Any]) -> str:
     return f"evaluating {row['evaluating/ended']}/{row['evaluating/episodes']}" if "evaluating/episodes" in row else ""
 
 
+def _lag(row: Mapping[str, Any], which: str) -> float | None:
+    """Of rows when an update learns from them, or when they are stored for many updates."""
+    lag: float | None = row[f"lag_{which}"]
+    return lag if lag is not None else row.get(f"replay/lag_{which}")
+
+
 def _figures(row: Mapping[str, Any], best: float | None) -> Columns:
     busy = {kind: _percent(row[f"{kind}_busy"]) for kind in ("learner", "env")}
     used = {part: _percent(row[f"{part}_util"]) for part in ("queue", "buffer", "cpu", "gpu")}
     groups = (
         {f"{noun}/s": _rate(row[f"{noun}_per_s"]) for noun in ("steps", "updates", "episodes")},
         {"return": _number(row["return_mean"]), "length": _number(row["length_mean"], 0), "best eval": _number(best)},
-        {"lag": _number(row["lag_mean"]), "lag max": _number(row["lag_max"], 0), "queue": used["queue"]},
+        {"lag": _number(_lag(row, "mean")), "lag max": _number(_lag(row, "max"), 0), "queue": used["queue"]},
         {"learner": busy["learner"], "env": busy["env"], "buffer": used["buffer"]},
         {"cpu": used["cpu"], "gpu": used["gpu"]},
     )

@@ -217,10 +217,10 @@ def test_publications_say_how_old_rows_were() -> None:
     learner.observe(sign(data, slice(4, 7), version=1))
     learner.observe(sign(data, slice(7, 8), version=0))
     reported = learner.update()
-    assert (reported["lag_mean"], reported["lag_max"]) == (2 * 1 / 8, 1.0)
+    assert (reported["replay/lag_mean"], reported["replay/lag_max"]) == (2 * 1 / 8, 1.0)
     assert learner.buffer_util == 16 / 1_000
     learner.observe(sign(data, slice(8, 12), version=2))
-    assert learner.update()["lag_max"] == 0.0
+    assert learner.update()["replay/lag_max"] == 0.0
 
 
 def test_what_was_achieved_is_told() -> None:

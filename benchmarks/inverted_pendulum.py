@@ -1,0 +1,71 @@
+"""MBPO solves InvertedPendulum-v5 within 5,000 env steps on a CPU, whether it acts and learns in turn or at the same time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks._common import Notebook, Row, number, rotated, run_python, spread, table
+
+NAME, ENV, PRESET = "inverted_pendulum", "InvertedPendulum-v5", "mbpo-inverted-pendulum"
+MODES = ("continuous", "batch", "sequential")
+STEPS, TARGET, EPISODES = 3_000, 990.0, 10
+QUICK = ("--steps", 700, "--mbpo.updates-per-row", 1, "--mbpo.max-epochs", 2, "--mbpo.rollouts-per-row", 4)
+WORK = ("update", "fit", "rollout", "wait-model", "wait-data", "eval")
+
+
+def solve(mode: str, seed: int, *flags: object) -> dict[str, Any]:
+    """One run by the command line; its best weights and its last ones are scored on the same fresh episodes."""
+    with TemporaryDirectory() as folder:
+        given = ("--preset", PRESET, "--mode", mode, "--seed", seed, "--runs-dir", folder, "--run", "once")
+        scored = ("--evals", 4, "--eval-episodes", EPISODES, "--eval-share", 0.5)
+        run_python("-m", "freewheel", "train", ENV, *given, *scored, *flags, cwd=folder)
+        summary = json.loads((Path(folder) / "once" / "summary.json").read_text())
+    shares = summary["shares"]
+    return {
+        "mode": mode, "seed": seed, "env_steps": summary["env_steps"], "updates": summary["updates"],
+        "best_eval": summary["best_eval"], "best_step": summary["best_step"], "final_eval": summary["final_eval"],
+        "episodes": summary["eval_episodes"], "fresh": summary["eval_fresh"], "seconds": summary["wall_s"],
+        "learner": {kind: round(shares["learner"][kind], 3) for kind in WORK},
+        "workers": {kind: round(share, 3) for kind, share in shares["worker"].items() if share >= 0.01},
+        "solved": summary["eval_fresh"] and summary["best_eval"] >= TARGET,
+    }  # fmt: skip
+
+
+def cells(mode: str, rows: Sequence[Row]) -> list[str]:
+    solved = sum(row["solved"] for row in rows)
+    figures = [spread([row[key] for row in rows]) for key in ("best_eval", "best_step", "final_eval", "seconds")]
+    return [mode, f"{solved} of {len(rows)}", *figures]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
+    given = parser.parse_args()
+    if given.quick:
+        given.seeds, given.modes = given.seeds[:1], given.modes[:1]
+    flags = QUICK if given.quick else ("--steps", STEPS)
+    notebook = Notebook(NAME, f"{ENV}, preset {PRESET}, {flags[1]:,} env steps on a CPU", quick=given.quick)
+    rows: dict[str, list[Row]] = {mode: [] for mode in given.modes}
+    for turn, seed in enumerate(given.seeds):
+        for mode in rotated(given.modes, turn):
+            row = notebook.keep(solve(mode, seed, *flags))
+            best, last = number(row["best_eval"]), number(row["final_eval"])
+            print(f"{mode} seed {seed}: best {best} (step {row['best_step']}), last {last}", flush=True)
+            rows[mode].append(row)
+    header = ("mode", f"solved (≥ {TARGET:g})", f"best weights, {EPISODES} fresh episodes", "step", "last", "seconds")
+    notebook.write(table(header, [cells(mode, part) for mode, part in rows.items()]))
+    for mode, part in rows.items():
+        solved = sum(row["solved"] for row in part)
+        notebook.judge(f"{mode}: {solved} of {len(part)} seeds reach {TARGET:g}", solved == len(part))
+    return notebook.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,88 @@
+"""When a run will have its first rows and its first update, by what was measured; and whether its budget lasts until then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import floor, log10
+
+from freewheel.errors import UsageError
+from freewheel.rollout.probe import usable_cores
+from freewheel.run.advice.prospects import way_of
+from freewheel.run.advice.throughput import PolicyTimes, StepTimes, forecast
+from freewheel.run.plan import Plan
+
+MARGIN = 2.0  # a run is refused if even so many times the predicted speed would bring nothing in time
+SOON = 2.0  # seconds until a first update that nobody has to be told about
+AT_ONCE = PolicyTimes(act=0.0, learn=0.0)  # nothing is learned before it begins
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """How a run begins."""
+
+    steps: int  # of each env, before the learner is given any rows
+    lanes: int
+    rows: int | None  # that the first update takes; None: it takes episodes, however long
+    rate: float | None  # env steps/s until then, at most; None: not known
+
+    @property
+    def seconds(self) -> tuple[float, float] | None:
+        """Until the first rows, and until the first update; None: not known."""
+        if self.rate is None or self.rows is None:
+            return None
+        delivered = self.steps * self.lanes
+        return delivered / self.rate, max(delivered, self.rows) / self.rate
+
+    def __str__(self) -> str:
+        steps = f"{self.steps:,} step{'s' * (self.steps != 1)} of each env"
+        told = f"the first rows come after {steps}, the first update after {self.rows:,} rows"
+        return (
+            told
+            if self.seconds is None
+            else f"{told}: in about {_about(self.seconds[0])} and {_about(self.seconds[1])}"
+        )
+
+
+def beginning_of(planned: Plan) -> Beginning:
+    """By the plan and the measured steps of its environment."""
+    config, batch, way = planned.config, planned.batch, way_of(planned)
+    rate = None
+    if way is not None and planned.cost is not None and planned.cost.row > 0:
+        rate = forecast(way, StepTimes.of(planned.cost), AT_ONCE, usable_cores()).rate
+    rows = None if batch.episodes is not None else config.learner.rows_before_update(planned.learner_spec)
+    return Beginning(config.collector.first_steps(batch), batch.lanes, rows, rate)
+
+
+def checked(planned: Plan) -> Plan:
+    """The same with a remark on how it begins; UsageError if it would end before its first rows or its first update."""
+    begins, config = beginning_of(planned), planned.config
+    if begins.rows is None:
+        return planned
+    budget, named = config.run.budget, config.learner.starts_option
+    starts = f"{named} takes {begins.rows:,} rows" if named else f"an update takes {begins.rows:,} rows"
+    fewer = f"fewer {named}" if named else "a smaller --num-steps-per-env"
+    # An on-policy learner finishes the update that it has begun to collect for.
+    if budget.steps is not None and not config.learner.on_policy and begins.rows > budget.steps:
+        raise UsageError(
+            f"--steps {budget.steps:,} would end before the first update ({starts}): use more steps or {fewer}"
+        )
+    if budget.minutes is not None and begins.seconds is not None:
+        delivered, learned = (seconds / MARGIN / 60 for seconds in begins.seconds)
+        limit = f"--minutes {budget.minutes:g} would end before the first"
+        if delivered > budget.minutes:
+            when = f"{begins.steps:,} steps of each env take about {_about(begins.seconds[0])}"
+            raise UsageError(f"{limit} rows ({when}): use a smaller --collection-batch-size or --num-steps-per-env")
+        if learned > budget.minutes:
+            raise UsageError(
+                f"{limit} update ({starts}, in about {_about(begins.seconds[1])}): use {fewer}, or more time"
+            )
+    if config.learner.on_policy and (begins.seconds is None or begins.seconds[1] < SOON):
+        return planned
+    return replace(planned, remarks=(*planned.remarks, str(begins)))
+
+
+def _about(seconds: float) -> str:
+    """To one figure: a prediction is not exact."""
+    value, unit = (seconds, "s") if seconds < 90 else (seconds / 60, "min") if seconds < 5400 else (seconds / 3600, "h")
+    digits = floor(log10(value)) if value >= 0.1 else -1
+    return f"{max(round(value, -digits), 0.1):g} {unit}"

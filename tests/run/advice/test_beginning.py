@@ -1,0 +1,122 @@
+"""When the first rows and the first update are expected, and what would end before them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from freewheel.config.resolve import from_argv
+from freewheel.core import ActionSpec
+from freewheel.errors import UsageError
+from freewheel.rollout.probe import EnvCost
+from freewheel.run.advice.beginning import _about, beginning_of, checked
+from freewheel.run.naming import name_run
+from freewheel.run.plan import Plan, arrange
+from tests.support.costs import SPEC
+
+BOX = replace(SPEC, action=ActionSpec("box", 2, (-1.0, -1.0), (1.0, 1.0)))
+WAITS = EnvCost(spec=BOX, wall=0.01, row=0.01, cpu=1e-5, times=(0.01,), steps=100)  # 100 steps/s
+ONE = "--mode continuous --workers 1 --num-envs 1"
+
+
+def planned(words: str, tmp_path: Path, cost: EnvCost = WAITS) -> Plan:
+    config = from_argv(["Toy-v0", *words.split(), "--runs-dir", str(tmp_path)])
+    return arrange(config, cost, name_run(config), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "rows", "seconds"),
+    [
+        (f"--algo sac {ONE}", 1, 1001, (0.01, 10.01)),
+        (f"--algo sac {ONE} --num-steps-per-env 400 --collection-batch-size 200", 200, 1001, (2.0, 10.01)),
+        (f"--algo mbpo {ONE} --mbpo.learning-starts 500 --mbpo.updates-per-row 0.25", 1, 504, (0.01, 5.04)),
+        ("--algo sac --mode sequential --num-envs 2", 1, 1001, (0.02, 10.01)),
+        ("--algo sac --mode sequential --num-envs 1 --num-steps-per-env 100", 64, 1001, (0.64, 10.01)),
+        ("--mode batch --workers 2 --num-envs 2 --num-steps-per-env 300", 300, 600, (3.0, 3.0)),
+    ],
+)
+def test_the_first_rows_and_the_first_update(
+    tmp_path: Path, words: str, steps: int, rows: int, seconds: tuple[float, float]
+) -> None:
+    begins = beginning_of(planned(f"{words} --steps 100000", tmp_path))
+    assert (begins.steps, begins.rows) == (steps, rows)
+    assert begins.seconds == pytest.approx(seconds, rel=0.05)
+
+
+def test_the_plan_says_so(tmp_path: Path) -> None:
+    lines = checked(planned(f"--algo sac {ONE} --steps 9000", tmp_path)).lines()
+    expected = (
+        "the first rows come after 1 step of each env, the first update after 1,001 rows: in about 0.1 s and 10 s"
+    )
+    assert f"note     {expected}" in lines
+    quick = replace(WAITS, wall=1e-5, row=1e-5, cpu=1e-5, times=(1e-5,))
+    assert not checked(planned("--steps 9000", tmp_path, quick)).remarks, "PPO learns within the blink of an eye"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            f"--algo sac {ONE} --steps 1000",
+            (
+                "--steps 1,000 would end before the first update (--sac.learning-starts takes 1,001 rows): use more steps or "
+                "fewer --sac.learning-starts"
+            ),
+        ),
+        (
+            f"--algo mbpo {ONE} --minutes 0.3",
+            (
+                "--minutes 0.3 would end before the first update (--mbpo.learning-starts takes 5,001 rows, in about 50 s): use "
+                "fewer --mbpo.learning-starts, or more time"
+            ),
+        ),
+        (
+            f"--algo sac {ONE} --num-steps-per-env 4000 --collection-batch-size 3000 --minutes 0.2",
+            (
+                "--minutes 0.2 would end before the first rows (3,000 steps of each env take about 30 s): use a smaller "
+                "--collection-batch-size or --num-steps-per-env"
+            ),
+        ),
+        (
+            "--mode batch --workers 1 --num-envs 1 --num-steps-per-env 5000 --minutes 0.3",
+            (
+                "--minutes 0.3 would end before the first rows (5,000 steps of each env take about 50 s): use a smaller "
+                "--collection-batch-size or --num-steps-per-env"
+            ),
+        ),
+        (
+            "--mode sequential --num-envs 1 --num-steps-per-env 9000 --minutes 0.5",
+            (
+                "--minutes 0.5 would end before the first update (an update takes 9,000 rows, in about 2 min): use a smaller "
+                "--num-steps-per-env, or more time"
+            ),
+        ),
+    ],
+)
+def test_what_would_deliver_nothing_is_refused(tmp_path: Path, words: str, told: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        checked(planned(words, tmp_path))
+    assert str(refused.value) == told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"--algo sac {ONE} --steps 1001",
+        f"--algo mbpo {ONE} --minutes 0.5",  # twice as fast as predicted it would come to that
+        "--mode sequential --num-envs 1 --num-steps-per-env 9000 --steps 100",  # an update of PPO is finished
+        "--mode episodes --episodes-per-update 20 --workers 1 --minutes 0.01",  # nobody knows how long they are
+    ],
+)
+def test_what_may_deliver_something_is_not(tmp_path: Path, words: str) -> None:
+    checked(planned(words, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.004, "0.1 s"), (0.26, "0.3 s"), (7.4, "7 s"), (45.0, "40 s"), (500.0, "8 min"), (1e4, "3 h")],
+)
+def test_predictions_have_one_figure(seconds: float, text: str) -> None:
+    assert _about(seconds) == text
