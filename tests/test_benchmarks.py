@@ -11,6 +11,7 @@ QUICK = (
     "beside --only training",
     "cage2_rates",
     "checkpoint --only replay",
+    "device_ablation --device cpu --algo mbpo",
     "first_day",
     "inverted_pendulum",
     "timeline",

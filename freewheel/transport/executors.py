@@ -207,12 +207,13 @@ class ProcessExecutor(Generic[Argument, Value]):
         if self._running or not self._waiting:
             return
         if self._process is None:
-            self._start()
+            self.start()
         with suppress(BrokenPipeError):  # the process is dead: `result` will find the end of the pipe
             self._pipe.send_bytes(cloudpickle.dumps(self._waiting.popleft()))
         self._running = True
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the process before the first call, which then finds it ready."""
         forkserver.prepare(self._modules)
         self._pipe, theirs = multiprocessing.get_context("forkserver").Pipe()
         process = self._lifeline.process(_serve, self._build, theirs, self._nice, self.place, name="freewheel-executor")
@@ -235,13 +236,14 @@ class ProcessExecutor(Generic[Argument, Value]):
 
 def _serve(build: bytes, pipe: Any, nice: int, place: Place) -> None:
     os.nice(nice)
+    make = cloudpickle.loads(build)  # imports what it needs before the first call comes
     function: Function[Any, Any] | None = None
     with suppress(EOFError, ConnectionError):  # nobody waits for results any more
         while True:
             argument = cloudpickle.loads(pipe.recv_bytes())
             try:
                 if function is None:
-                    function = cloudpickle.loads(build)()
+                    function = make()
                     forkserver.freeze_heap()
                 result = returned(function(argument), lambda call: None if call is None else place(*call))
             except FreewheelError as error:
@@ -291,7 +293,9 @@ class Executors:
 
     def __call__(self, build: Callable[[], Function[Any, Any]], what: str) -> Executor:
         if self._kind == "process":
-            return self._made.enter_context(ProcessExecutor[Any, Any](build, what, nice=0))
+            process = self._made.enter_context(ProcessExecutor[Any, Any](build, what, nice=0))
+            process.start()
+            return process
         executor = ThreadExecutor(build, what, self._device)
         self._made.callback(executor.close)
         return executor
