@@ -22,7 +22,7 @@ SIMULATED_STEPS = 64  # of each lane, with a batched simulator
 Schedule = Literal["constant", "linear"]  # linear: falls to 0 over --steps
 
 
-def _go_on() -> None:
+def go_on() -> None:
     """Nothing ends the work."""
 
 
@@ -55,9 +55,14 @@ class Services:
     """What a run offers to its learner."""
 
     executors: MakeExecutor | None = None  # runs a part of the learner elsewhere; for learners that have such a part
-    # Both write a row of metrics if one is due, and what they raise ends the run; call them at least every tenth of a second.
-    while_waiting: Callable[[], None] = _go_on  # in a wait, or where nothing is lost if the work is done again
-    between_steps: Callable[[], None] = _go_on  # between two steps of what a signal should not cut short
+    # All three write a row of metrics if one is due. Call one of them at least every tenth of a second, whatever takes long.
+    while_waiting: Callable[[], None] = (
+        go_on  # in a wait, or where the work can be done again: what it raises ends the run
+    )
+    between_steps: Callable[[], None] = (
+        go_on  # where the state can be saved: ends a run whose time is over; signals wait
+    )
+    report: Callable[[], None] = go_on  # in the middle of what has to be finished
     span: Callable[[str], AbstractContextManager[object]] = _uncounted  # a block of one kind of core.LEARNER_TIME
 
 

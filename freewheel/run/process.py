@@ -188,10 +188,13 @@ class Stop:
 
     def keep_time(self) -> None:
         """The same, and a signal waits: for what it should not cut short."""
-        now = time.monotonic()
-        if now > self.time_up:
+        if time.monotonic() > self.time_up:
             raise TimeUp
-        if now >= self.row_due and self.run is not None:
+        self.report()
+
+    def report(self) -> None:
+        """Write a row of metrics if one is due."""
+        if time.monotonic() >= self.row_due and self.run is not None:
             self.run.log()
 
     def guard(self, phase: int) -> Wrap:

@@ -85,9 +85,8 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
         recorder = Recorder() if config.run.output.record_schedule and earlier is None else None
         executors = executors if recorder is None else recorder.executors(executors)
         meter = Meter(planned.workers, planned.spec.measures)
-        services = Services(
-            executors=executors, while_waiting=stop.check, between_steps=stop.keep_time, span=meter.span
-        )
+        looks = {"while_waiting": stop.check, "between_steps": stop.keep_time, "report": stop.report}
+        services = Services(executors=executors, span=meter.span, **looks)
         learner = config.learner.build(replace(planned.learner_spec, services=services))
         if earlier is None:
             stop.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pkgutil
 import signal
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -17,7 +18,7 @@ import pytest
 import freewheel
 from freewheel.learn.mbpo.fitting import Fit, Fitter
 from freewheel.run.trainer import Result
-from tests.support.runs import assert_balanced, rows_of
+from tests.support.runs import IDENTITY, assert_balanced, rows_of
 from tests.support.worlds import Counter
 
 WORLD = "tests.support.worlds:Wandering"
@@ -111,6 +112,38 @@ def test_a_signal_ends_the_first_fit_and_the_run_goes_on_as_if_it_had_not(
     if clock == "serial":
         last, straight = freewheel.resume(stopped, quiet=True), train(tmp_path / "straight")
         assert last.summary["weights_sha256"] == straight.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize("gradient", ["analytic", "autograd"])
+def test_rows_come_during_a_long_update_of_ppo(tmp_path: Path, gradient: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One update of 20 gradient steps, each of which takes a tenth of a second."""
+    module, step = {
+        "analytic": ("numpy_engine.NumpyEngine", "gradient"),
+        "autograd": ("torch_engine.TorchEngine", "_gradient"),
+    }[gradient]
+    name = f"freewheel.learn.ppo.{module}.{step}"
+    real = pkgutil.resolve_name(f"freewheel.learn.ppo.{module.replace('.', ':')}.{step}")
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.1)
+        return real(*args)
+
+    monkeypatch.setattr(name, slow)
+    ppo: dict[str, Any] = {"epochs": 5, "minibatch": 8, "gradient": gradient}
+    options: dict[str, Any] = {
+        "ppo": ppo,
+        "steps": 32,
+        "num_envs": 1,
+        "num_steps_per_env": 32,
+        "log_every": 0.5,
+        "evals": 0,
+    }
+    rows = rows_of(freewheel.train(IDENTITY, quiet=True, runs_dir=tmp_path, mode="sequential", **options))
+    amid = [row for row in rows if row["time/learner_update"] > 0.9]
+    assert len(amid) >= 2
+    assert all((row["updates"], row["queued"]) == (0, 32) for row in amid[:2])
+    for row in rows:
+        assert_balanced(row)
 
 
 class Slow(Counter):

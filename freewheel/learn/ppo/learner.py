@@ -171,7 +171,7 @@ def build_engine(config: PPOConfig, spec: LearnerSpec) -> NumpyEngine | TorchEng
         net = PolicyNet(spec.policy, first, device)
         if spec.start is not None:
             net.begin(spec.start.params)
-        return NumpyEngine(config, net, rng)
+        return NumpyEngine(config, net, rng, spec.services.report)
     policy = TensorPolicy(spec.policy, first, device, tree(spec.seed, "learner"))
     if spec.start is not None:
         policy.begin(spec.start.params)

@@ -14,6 +14,7 @@ from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
 from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, inspected, prepare
+from freewheel.learn.spec import go_on
 from freewheel.policies.nets import PolicyNet
 from freewheel.policies.spec import ACTIVATIONS, HEADS, PolicySpec, Views, layers, network_inputs, select, views
 from freewheel.seeding import generator_state, restore_generator
@@ -74,8 +75,11 @@ class NumpyEngine:
 
     fallback = ""
 
-    def __init__(self, config: PPOConfig, net: PolicyNet, rng: np.random.Generator) -> None:
-        self.config, self.net, self._rng = config, net, rng
+    def __init__(
+        self, config: PPOConfig, net: PolicyNet, rng: np.random.Generator, report: Callable[[], None] = go_on
+    ) -> None:
+        """report: called after every gradient step."""
+        self.config, self.net, self._rng, self._report = config, net, rng, report
         self.grad = torch.zeros_like(net.vector)
         self._adam = Adam(net.vector, self.grad)
         self._views = net.params.views
@@ -104,6 +108,7 @@ class NumpyEngine:
             if norm > self.config.max_grad_norm:
                 self.grad.mul_(self.config.max_grad_norm / (norm + 1e-6))
             self._adam.step(coefficients.lr)
+            self._report()
         if not np.isfinite(self.net.array).all():
             self._adam.recall(*before)
             return WEIGHTS

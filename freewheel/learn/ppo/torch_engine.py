@@ -42,6 +42,7 @@ class TorchEngine:
         self._at = torch.zeros(1, dtype=torch.int64, device=self._device)  # first row of the next minibatch
         self._kl, self._norm, self._clip, self._entropy, self._factor = torch.zeros(5, device=self._device).unbind()
         self._recompute = self._scaled = False
+        self._report = spec.services.report
 
     @property
     def fallback(self) -> str:
@@ -125,6 +126,7 @@ class TorchEngine:
             for size in self._sizes:
                 self._size = size
                 step()
+                self._report()
                 count += 1
                 if apply is not None and self.config.target_kl is not None:
                     if float(self._kl) > 1.5 * self.config.target_kl:
