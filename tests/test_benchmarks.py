@@ -11,7 +11,7 @@ QUICK = (
     "beside --only training",
     "cage2_rates",
     "checkpoint --only replay",
-    "device_ablation --device cpu --algo mbpo",
+    "device_ablation --device cpu",
     "first_day",
     "inverted_pendulum",
     "timeline",
