@@ -203,7 +203,7 @@ def test_a_config_is_read_back_as_it_was_written(
     assert from_argv(["--config", str(file)], trust=True) == settled  # an argument may look like a path
 
 
-FOR_REPLAY = {"num_steps_per_env", "policy.hidden", "policy.activation", "policy.head"}
+FOR_REPLAY = {"num_steps_per_env", "policy.hidden", "policy.activation"}
 FOR_SIMULATORS = {"num_envs", "workers", "device"}
 
 
