@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import math
@@ -227,26 +228,35 @@ def merge(layers: Sequence[Layer]) -> tuple[Flags, dict[str, str]]:
 
 def build(options: type[T], flags: Flags) -> T:
     """The typed options, or a UsageError about the first value that does not fit its type."""
-    types_of = option_types(options)
-    normalised = {name: tuple(_normalised(word, types_of[name]) for word in words) for name, words in flags.items()}
-    try:
-        return _parse(options, normalised)
-    except SystemExit:
-        for name, words in normalised.items():
-            if not _fits(words, types_of[name]):
-                given, wanted = " ".join(flags[name]) or "nothing", _describe(types_of[name])
-                raise UsageError(f"{as_flag(name)} must be {wanted}, not {shortened(given)}") from None
-        raise UsageError(f"these options cannot be used: {shortened(' '.join(_argv(normalised)))}") from None
+    types_of, given = option_types(options), {}
+    for name, words in flags.items():
+        kind = types_of[name]
+        try:
+            given[name] = _value(kind, tuple(_normalised(word, kind) for word in words))
+        except SystemExit:
+            typed = shortened(" ".join(words) or "nothing")
+            raise UsageError(f"{as_flag(name)} must be {_describe(kind)}, not {typed}") from None
+    return options(**_given_fields(options, given, "", flat=False))
 
 
-def _fits(words: Tokens, kind: Any) -> bool:
-    """Whether tyro reads these words as a value of this type: a parser of one option is made in a moment."""
+def _given_fields(kind: type[Any], given: Mapping[str, Any], prefix: str, *, flat: bool) -> dict[str, Any]:
+    """The fields of a dataclass of options that differ from their defaults, those in dataclasses in it included."""
+    found: dict[str, Any] = {}
+    for name, field, inner in _options(kind, prefix, flat):
+        if not dataclasses.is_dataclass(inner):
+            found |= {field.name: given[name]} if name in given else {}
+        elif fields := _given_fields(typing.cast(type[Any], inner), given, f"{name}." if name else "", flat=not name):
+            made: Any = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            found[field.name] = dataclasses.replace(made, **fields)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _value(kind: Any, words: Tokens) -> Any:
+    """These words as a value of this type, read by tyro: a parser of one option is made in a moment, one of all is not."""
     one = dataclasses.make_dataclass("One", [("value", kind)])
-    try:
-        _parse(one, {"value": words})
-    except SystemExit:
-        return False
-    return True
+    with contextlib.redirect_stderr(io.StringIO()):  # tyro prints a box; our message is one line
+        return tyro.cli(one, args=_argv({"value": words}), config=_CONFIG, registry=_RULES).value
 
 
 def shortened(text: str) -> str:
@@ -259,11 +269,6 @@ def show_help(options: type[Any], prog: str) -> None:
     """Print the options and their descriptions, under the docstring of their dataclass."""
     with contextlib.suppress(SystemExit):
         tyro.cli(options, args=["--help"], prog=prog, description=options.__doc__, config=_CONFIG, registry=_RULES)
-
-
-def _parse(options: type[T], flags: Flags) -> T:
-    with contextlib.redirect_stderr(io.StringIO()):  # tyro prints a box; our message is one line
-        return tyro.cli(options, args=_argv(flags), config=_CONFIG, registry=_RULES)
 
 
 def _argv(flags: Flags) -> list[str]:
