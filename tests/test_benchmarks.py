@@ -18,6 +18,7 @@ QUICK = (
     "chaos --only killed damaged",
     "soak",
     "defaults --only freewheel/CartPole-v1/ppo",
+    "drone_mbpo --arms mbpo",
 )
 
 
