@@ -20,7 +20,7 @@ from freewheel.config.resolve import presets
 GOAL = 0.9  # share of greedy episodes that reach their goal
 ENV = "freewheel/RoughDrone-v0"
 #: What SAC and MBPO share in arms of equal updates per row; the preset drone-mbpo says it for MBPO.
-SHARED = ("batch", "updates_per_row", "lr", "tau", "gamma", "critic_norm", "learning_starts", "buffer")
+SHARED = ("batch", "updates_per_row", "lr", "tau", "first_temperature", "critic_norm", "learning_starts", "buffer")
 MARKS = (5_000, 10_000, 20_000, 40_000, 100_000, 1_000_000, 10_000_000)  # env steps at which arms are compared
 SECONDS = (10, 20, 30, 45, 60)
 #: The same on a CPU in minutes: no lidar and no scan, small networks, short fits.
