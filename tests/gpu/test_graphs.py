@@ -15,8 +15,11 @@ from torch import Tensor
 from freewheel.core import WORKER_TIME, BatchSpec, Chunk, Compile, Origin, Snapshot, Transitions
 from freewheel.envs.batched import BatchedConfig
 from freewheel.learn.mbpo.config import MBPOConfig
-from freewheel.learn.mbpo.dynamics import ModelSpec
+from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Fitter
+from freewheel.learn.mbpo.model_env import ModelEnv
+from freewheel.learn.mbpo.rollouts import Rollouts
+from freewheel.learn.mbpo.task import StateColumns
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.ppo.torch_engine import TorchEngine
@@ -24,12 +27,13 @@ from freewheel.learn.replay import Columns
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts
+from freewheel.policies.nets import TensorPolicy
 from freewheel.policies.numpy_actor import make_tensor_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
 from freewheel.rollout.device_runner import DeviceRunner
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.graphs import Program
-from freewheel.seeding import generator
+from freewheel.seeding import generator, training_episodes
 
 if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU here", allow_module_level=True)
@@ -161,6 +165,33 @@ def test_drones_fly_the_same_way() -> None:
             (one.lane, one.number, one.length) for one in graphed.episodes
         ]
     assert any(chunk.episodes for chunk in stories[0])
+
+
+def test_drones_are_imagined_the_same_way() -> None:
+    """Rollouts of a model that knows nothing, with the world's own sensors, reward and ends, from real states."""
+    args = {"model_state": True, "levels": 1}
+    env = BatchedConfig("freewheel/RoughDrone-v0", args, device="cuda").make(range(LANES))
+    policy = PolicyConfig(hidden=(32,), head="squashed").resolve(env.spec)
+    with closing(env):
+        seen = env.reset([training_episodes(7, 0)]).clone()
+        found = []
+        for kind in KINDS:
+            view = StateColumns(env.spec.model_task, env.spec.slices)
+            columns = Columns(view.size, policy.action_size)
+            model = Ensemble(ModelSpec(columns, 3, (16,), "delta", False, False, predicted=view.predicted), "cuda")
+            model.statistics["out_scale"].fill_(0.01)
+            task = view.function("reward"), view.function("termination")
+            rollouts = Rollouts(
+                ModelEnv(model, 2, LANES, 3, task, view),
+                TensorPolicy(policy, generator(1, "weights"), "cuda", 5),
+                6,
+                kind,
+            )
+            for _ in range(2):
+                rollouts(seen, 6)
+            found.append(rollouts.rows)
+    assert found[0].shape == found[1].shape
+    close(*found)
 
 
 def test_a_program_starts_where_it_would_have_started_without_a_graph() -> None:

@@ -138,20 +138,21 @@ def model_rows(view: View, columns: Columns, rows: Tensor) -> Tensor:
 
 def find_columns(option: str, names: Sequence[str], slices: Sequence[Slice]) -> Runs:
     """The columns that these names stand for: a group of observations, or some of its columns as group[START:STOP]."""
-    known, found = {part.name: part for part in slices}, list[tuple[int, int]]()
-    for name in names:
-        group, start, stop = _PART.fullmatch(name).groups() if _PART.fullmatch(name) else (name, None, None)  # type: ignore[union-attr]
-        if group not in known:
-            raise UsageError(f"{option}: no observation is called '{group}'{nearest(group, known)}")
-        part = known[group]
-        first, end = (int(at) if at else default for at, default in ((start, 0), (stop, part.stop - part.start)))
-        if not 0 <= first < end <= part.stop - part.start:
-            raise UsageError(f"{option}: {name} is not a part of the {part.stop - part.start} columns of {group}")
-        found.append((part.start + first, part.start + end))
+    found = [_find(option, name, {part.name: part for part in slices}) for name in names]
     for (_, before), (after, _) in pairwise(sorted(found)):
         if after < before:
             raise UsageError(f"{option}: a column is named twice in {' '.join(names)}")
     return tuple(found)
 
 
-_PART = re.compile(r"(.+)\[(\d*):(\d*)\]")
+def _find(option: str, name: str, groups: Mapping[str, Slice]) -> tuple[int, int]:
+    ranged = re.fullmatch(r"(.+)\[(\d*):(\d*)\]", name)
+    group, start, stop = ranged.groups() if ranged else (name, "", "")
+    if group not in groups:
+        raise UsageError(f"{option}: no observation is called '{group}'{nearest(group, groups)}")
+    part = groups[group]
+    width = part.stop - part.start
+    first, end = int(start or 0), int(stop or width)
+    if not 0 <= first < end <= width:
+        raise UsageError(f"{option}: {name} is not a part of the {width} columns of {group}")
+    return part.start + first, part.start + end

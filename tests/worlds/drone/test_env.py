@@ -13,13 +13,13 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
 from freewheel.worlds.drone.env import MEASURES, RoughDrone
 from freewheel.worlds.drone.quadrotor import ATTITUDE, POSITION, VELOCITY
 from freewheel.worlds.drone.task import RADIUS, DroneConfig
+from tests.support.operations import Operations
 
 GOAL_SEEN = slice(10, 13)  # columns of the policy's observation
 
@@ -239,26 +239,6 @@ def test_global_generators_are_left_alone() -> None:
     story(make(), 0)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])  # type: ignore[index]  # noqa: NPY002
-
-
-class Operations(TorchDispatchMode):
-    """The operations that run, by name; it fails where one would wait for the device or have a shape that depends on data."""
-
-    waits = "_local_scalar_dense nonzero masked_select _unique2 equal is_nonzero lift_fresh unique_dim".split()  # noqa: SIM905
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func.overloadpacket).removeprefix("aten.")
-        assert name not in self.waits, f"{name} cannot be captured"
-        if name in ("index", "index_put", "index_put_"):
-            assert all(index is None or index.dtype != torch.bool for index in args[1]), "a mask selects rows"
-        if name.startswith(("rand", "normal", "uniform", "bernoulli")):
-            assert (kwargs or {}).get("generator") is not None, f"{name} draws from the global generator"
-        self.names.append(name)
-        return func(*args, **kwargs or {})
 
 
 @pytest.mark.parametrize("options", [{}, {"control": "thrust", "compute_final_obs": True, "curriculum": True}])

@@ -14,6 +14,7 @@ from freewheel.worlds.drone import quadrotor as quad
 from freewheel.worlds.drone.env import RoughDrone
 from freewheel.worlds.drone.model import DroneModel
 from freewheel.worlds.drone.task import CONSTANT, WIND
+from tests.support.operations import Operations
 
 LANES = 128
 MODELLED = {"model_state": True, "compute_final_obs": True, "levels": 2, "tiles_per_level": 2, "level": 1}
@@ -112,3 +113,17 @@ def test_only_who_asks_observes_the_state() -> None:
     one, two = (env.reset(seed=0) and env.step(action)[0] for env in (plain, modelled))
     assert torch.equal(one["policy"], two["policy"])
     assert torch.equal(one["critic"], two["critic"])
+
+
+def test_a_step_of_the_model_can_be_captured_as_far_as_a_cpu_can_tell() -> None:
+    told = []
+    for model, state, action, after, *_ in played(3):
+        motion = model.encode(after[MODEL_STATE], state)[:, : model.predicted]
+        with Operations() as operations:
+            imagined = model.successor(state, action, motion)
+            model.observe(imagined)
+            model.reward(state, action, imagined)
+            model.termination(state, action, imagined)
+            model.encode(imagined, imagined)
+        told.append(operations.names)
+    assert told[0] == told[1] == told[2]
