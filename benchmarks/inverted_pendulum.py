@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks._common import Notebook, Row, number, rotated, run_python, spread, table
+import freewheel
+from benchmarks._common import Notebook, Row, number, rotated, spread, table
 
 NAME, ENV, PRESET = "inverted_pendulum", "InvertedPendulum-v5", "mbpo-inverted-pendulum"
 MODES = ("continuous", "batch", "sequential")
-STEPS, TARGET, EPISODES = 3_000, 990.0, 10
-QUICK = ("--steps", 700, "--mbpo.updates-per-row", 1, "--mbpo.max-epochs", 2, "--mbpo.rollouts-per-row", 4)
+STEPS, TARGET, EPISODES = 5_000, 990.0, 10
+QUICK = {"updates_per_row": 1, "max_epochs": 2, "rollouts_per_row": 4}
 WORK = ("update", "fit", "rollout", "wait-model", "wait-data", "eval")
 
 
-def solve(mode: str, seed: int, *flags: object) -> dict[str, Any]:
-    """One run by the command line; its best weights and its last ones are scored on the same fresh episodes."""
+class StopWhenSolved:
+    """A hook. What it sees is not what is reported: the run closes with fresh episodes, for its best weights and its last."""
+
+    def on_eval(self, run: freewheel.Run, step: int, score: Any) -> None:
+        if score.mean >= TARGET:
+            run.stop("solved")
+
+
+def solve(mode: str, seed: int, steps: int, **mbpo: object) -> dict[str, Any]:
+    """One run; its best weights and its last ones are scored on the same fresh episodes."""
     with TemporaryDirectory() as folder:
-        given = ("--preset", PRESET, "--mode", mode, "--seed", seed, "--runs-dir", folder, "--run", "once")
-        scored = ("--evals", 4, "--eval-episodes", EPISODES, "--eval-share", 0.5)
-        run_python("-m", "freewheel", "train", ENV, *given, *scored, *flags, cwd=folder)
-        summary = json.loads((Path(folder) / "once" / "summary.json").read_text())
+        result = freewheel.train(
+            ENV, quiet=True, seed=seed, steps=steps, evals=10, eval_episodes=EPISODES, eval_share=0.5, runs_dir=folder,
+            hooks=[StopWhenSolved()], options={"preset": PRESET, "mode": mode, "device": "cpu", "mbpo": mbpo},
+        )  # fmt: skip
+    summary = result.summary
     shares = summary["shares"]
     return {
-        "mode": mode, "seed": seed, "env_steps": summary["env_steps"], "updates": summary["updates"],
+        "mode": mode, "seed": seed, "ended": summary["ended"], "env_steps": summary["env_steps"], "updates": summary["updates"],
         "best_eval": summary["best_eval"], "best_step": summary["best_step"], "final_eval": summary["final_eval"],
         "episodes": summary["eval_episodes"], "fresh": summary["eval_fresh"], "seconds": summary["wall_s"],
         "learner": {kind: round(shares["learner"][kind], 3) for kind in WORK},
@@ -50,12 +58,12 @@ def main() -> int:
     given = parser.parse_args()
     if given.quick:
         given.seeds, given.modes = given.seeds[:1], given.modes[:1]
-    flags = QUICK if given.quick else ("--steps", STEPS)
-    notebook = Notebook(NAME, f"{ENV}, preset {PRESET}, {flags[1]:,} env steps on a CPU", quick=given.quick)
+    steps, mbpo = (700, QUICK) if given.quick else (STEPS, {})
+    notebook = Notebook(NAME, f"{ENV}, preset {PRESET}, at most {steps:,} env steps on a CPU", quick=given.quick)
     rows: dict[str, list[Row]] = {mode: [] for mode in given.modes}
     for turn, seed in enumerate(given.seeds):
         for mode in rotated(given.modes, turn):
-            row = notebook.keep(solve(mode, seed, *flags))
+            row = notebook.keep(solve(mode, seed, steps, **mbpo))
             best, last = number(row["best_eval"]), number(row["final_eval"])
             print(f"{mode} seed {seed}: best {best} (step {row['best_step']}), last {last}", flush=True)
             rows[mode].append(row)

@@ -157,6 +157,7 @@ class Stop:
         self.signal: signal.Signals | None = None
         self._begun = False
         self.time_up = self.row_due = math.inf  # when the time is over, and a row of metrics due: by time.monotonic
+        self._looked, self._longest = time.monotonic(), 0.0  # the last look at the time, and the longest without one
         self.over = False  # the summary is being written, which must not be interrupted
         self.cut = False  # a signal has interrupted something else than an environment, perhaps an update
         self.run: Endable | None = None
@@ -188,9 +189,20 @@ class Stop:
 
     def keep_time(self) -> None:
         """The same, and a signal waits: for what it should not cut short."""
-        if time.monotonic() > self.time_up:
+        now = time.monotonic()
+        self._look(now)
+        if now > self.time_up:
             raise TimeUp
         self.report()
+
+    def _look(self, now: float) -> None:
+        self._longest, self._looked = max(self._longest, now - self._looked), now
+
+    def longest_gap(self) -> float:
+        """Seconds that went by at most without a look at the time since this was last called: so late an end may be noticed."""
+        self._look(time.monotonic())
+        longest, self._longest = self._longest, 0.0
+        return longest
 
     def report(self) -> None:
         """Write a row of metrics if one is due."""
@@ -205,6 +217,7 @@ class Stop:
             def guarded(*args: In.args, **kwargs: In.kwargs) -> Out:
                 try:
                     now = time.monotonic()
+                    self._look(now)
                     if self.signal is not None or now > self.time_up or now >= self.row_due:
                         self.check()
                     cells[SINCE] = time.monotonic_ns()

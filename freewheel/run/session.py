@@ -81,7 +81,7 @@ class Session:
         self._verdict: Verdict | None = None
         self._steps = self._meter.done["env_steps"]  # delivered rows
         self._stats = dict[str, float | None]()  # the collector's last figures
-        self._turn = 0.0  # seconds of the loop's last turn
+        self._turn = 0.0  # seconds of the loop's last turn in which nothing could end it
         self._rows = RowCounts()  # when they were last logged
         self._began, self._pauses = time.monotonic(), len(clock.pauses)  # those that the user has been told about
         learner = self._learner
@@ -152,6 +152,7 @@ class Session:
         source = collector if recorder is None else recorder.listen(collector, self._plan, self._learner)
         self._time_is_up()
         self._expect_row(time.monotonic())
+        self._stop.longest_gap()  # from now on
         ended, began = "" if self._earlier is None else self._why_ended(), self._ran_s()
         turns = loop(source, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts)
         try:
@@ -161,7 +162,8 @@ class Session:
                 self._turning = False
                 self._meter.take(tick)
                 self._judge(tick)
-                self._steps, self._turn = tick.env_steps, self._ran_s() - began
+                self._steps = tick.env_steps
+                self._turn = min(self._ran_s() - began, self._stop.longest_gap())
                 self._hooks.turn(tick)
                 if recorder is not None:
                     recorder.turn(tick)

@@ -133,7 +133,7 @@ class ThreadExecutor:
 
 
 class ProcessExecutor(Generic[Argument, Value]):
-    """Calls in another process, which is started for the first call and replaced if it dies. Implements core.Executor.
+    """Calls in another process, which is started by `start` or the first call, and replaced if it dies. Implements core.Executor.
 
     What a generator yields may say which call of an environment comes next, which can be read from `place` until that has
     returned. A function that has `close` is closed when the executor ends in good order.

@@ -96,6 +96,15 @@ def test_minutes_are_over_during_the_first_fit(
     assert (result.path / "checkpoints" / "latest" / "learner.safetensors").exists(), "it can be resumed"
 
 
+def test_minutes_are_used_although_every_fit_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of the loop that can be ended at any time is no reason to end a run early."""
+    slow_fits(0.9, monkeypatch)
+    seconds = 2.5
+    result = train(tmp_path, steps=None, minutes=seconds / 60)
+    assert result.summary["ended"] == "minutes"
+    assert seconds <= result.summary["wall_s"] < 1.1 * seconds + 0.2
+
+
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_a_signal_ends_the_first_fit_and_the_run_goes_on_as_if_it_had_not(
     tmp_path: Path, clock: str, monkeypatch: pytest.MonkeyPatch

@@ -144,6 +144,13 @@ def test_a_slow_learner_is_the_same_in_every_mode(tmp_path: Path) -> None:
     assert closing(plan, slow) is None
 
 
+def test_a_learner_that_waits_for_its_model_is_told_what_makes_fits_shorter(tmp_path: Path) -> None:
+    plan = planned("--algo mbpo --mode continuous", replace(UNEVEN, spec=_box()), tmp_path)
+    waiting = summary({"update": 0.3, "wait_model": 0.52}, {"step": 0.1, "wait_credit": 0.85})
+    said = "the learner waited for the model 52% of the time: --mbpo.model-every, --mbpo.max-epochs, --mbpo.model-hidden make"
+    assert (closing(plan, waiting) or "").startswith(said), "and no other mode is advised, as fits take as long there"
+
+
 def _box() -> Any:
     return replace(SPEC, action=replace(SPEC.action, kind="box", size=1, low=(-1.0,), high=(1.0,)))
 
