@@ -15,7 +15,9 @@ KEPT = (
 
 
 def main() -> None:
-    order: dict[str, Any] = json.loads(sys.argv[1])  # options as freewheel.train takes them, env included; curve: bool
+    order: dict[str, Any] = json.loads(
+        sys.argv[1]
+    )  # options as freewheel.train takes them, env included; curve, returns: bool
     watch = Watch(goal=None)
     options = {name: value for name, value in order["options"].items() if name != "env"}
     summary = train(order["options"]["env"], options, watch).summary
@@ -23,6 +25,8 @@ def main() -> None:
     row["update_s"] = summary["shares"]["learner"]["update"] * summary["wall_s"] / max(1, summary["updates"])
     if order.get("curve"):
         row["curve"] = watch.curve
+    if order.get("returns"):
+        row["returns"] = [round(value, 2) for value in watch.returns]
     print(json.dumps({"order": order, **row}))
 
 

@@ -19,6 +19,7 @@ QUICK = (
     "soak",
     "defaults --only freewheel/CartPole-v1/ppo",
     "drone_mbpo --arms mbpo",
+    "replay_switches --arms uniform td",
 )
 
 

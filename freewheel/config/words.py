@@ -52,6 +52,12 @@ LEARNER = {
     "minibatch_size": ("minibatch", "batch"),
     "sgd_minibatch_size": ("minibatch",),
     "buffer_size": ("buffer",),
+    "nstep": ("n_step",),
+    "multi_step": ("n_step",),
+    "per_alpha": ("priority_alpha",),
+    "prioritized_replay_alpha": ("priority_alpha",),
+    "per_beta": ("priority_beta",),
+    "prioritized_replay_beta": ("priority_beta",),
     "clip_coef": ("clip",),
     "clip_param": ("clip",),
     "clip_range": ("clip",),
@@ -77,6 +83,7 @@ LEARNER = {
 
 _ROWS = "an update learns from --num-envs × --num-steps-per-env rows"
 _LOGS = "every run writes metrics.jsonl in its directory, and --sinks NAME adds a tracker of an installed package"
+_PRIORITY = "say --sac.priority td (rows by their error) or recent (by their age)"
 _GPU = "say --device cuda (or cuda:N, auto, cpu)"
 _MINIBATCHES = "say --ppo.minibatch ROWS, the rows of one minibatch, not how many minibatches there are"
 _SAVES = "say --checkpoint-every MINUTES (default 5); freewheel resume RUN goes on from the newest checkpoint"
@@ -100,6 +107,9 @@ ANSWERS = {
     "q_lr": "say --sac.lr, which is for actor and critics alike",
     "gradient_steps": "say --sac.updates-per-row (updates for each row collected)",
     "train_freq": "say --sac.updates-per-row (updates for each row collected)",
+    "use_per": _PRIORITY,
+    "prioritized_replay": _PRIORITY,
+    "prioritized_replay_eps": "leave it out: 1e-6 is added to every error",
     "autotune": "leave it out: the temperature is learned unless --sac.temperature gives it",
     "init_noise_std": "say --policy.log-std, its logarithm",
     "critic_hidden_dims": "say --policy.hidden, which is for actor and critic alike",

@@ -98,6 +98,6 @@ class Successors:
 def _numbers(data: Transitions[Any], first: int) -> Tensor:
     """Of the rows that the transitions [T, B] become, NONE for gaps; those of a batched simulator have none."""
     if isinstance(data.valid, Tensor):
-        return first + torch.arange(data.valid.numel()).view(data.valid.shape)
+        return first + torch.arange(data.valid.numel(), device=data.valid.device).view(data.valid.shape)
     valid = torch.from_numpy(data.valid)
     return torch.where(valid, first - 1 + valid.flatten().cumsum(0).view(valid.shape), NONE)

@@ -109,7 +109,7 @@ class SumTree:
             numbers = level.view(-1, WIDTH).index_select(0, block)
             sums = numbers.cumsum(-1)
             at = torch.searchsorted(sums, target[:, None], right=True)
-            target = target - (sums - numbers).gather(1, at).squeeze(1)
+            target = target - (sums.gather(1, at) - numbers.gather(1, at)).squeeze(1)
             block = block * WIDTH + at.squeeze(1)
         return block
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from freewheel.core import BatchSpec
 from freewheel.errors import UsageError
+from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
+from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.spec import ALGORITHMS, LearnerSpec
 from freewheel.policies.spec import PolicySpec
 from tests.support.places import ROOT
@@ -39,6 +42,30 @@ def test_settings_that_cannot_work_are_refused(name: str, values: tuple[float, .
     for value in values:
         with pytest.raises(UsageError, match=rf"^--ppo\.{flag} {complaint}.*{value}"):
             PPOConfig(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "needed"), [({"priority_alpha": 0.5}, "td"), ({"priority_beta": 0.4}, "td"), ({"recency": 2.0}, "recent")]
+)
+def test_settings_of_another_way_to_draw_are_refused(given: dict[str, float], needed: Any) -> None:
+    (name,) = given
+    for kind in (SACConfig, MBPOConfig):
+        with pytest.raises(
+            UsageError, match=rf"^{kind.name}\.{name} has no effect with .* uniform: add .* {needed}, or"
+        ):
+            kind(**given)  # type: ignore[arg-type]
+        assert getattr(kind(priority=needed, **given), name) == given[name]  # type: ignore[arg-type]
+
+
+def test_what_an_update_learns_from_is_told() -> None:
+    policy = PolicySpec(2, "float32", ((0, 2),), ((0, 2),), (), None, "squashed", 3, (4,), "tanh", 0.0, "")
+    spec = LearnerSpec(policy=policy, batch=BatchSpec(4, 2), seed=0)
+    assert SACConfig().describe(spec).endswith("MB)")
+    assert SACConfig(priority="td", n_step=3).describe(spec).endswith(", large errors more often, returns over 3 steps")
+    each = [need.each for need in SACConfig(priority="td", n_step=3).needs(spec) if need.what.startswith("priorities")]
+    assert each == [16]
+    described = MBPOConfig(predict="affine", priority="recent").describe(spec)
+    assert "new ones more often; 7 models of 200 - 200 - 200 - 200 and 12 effects of an action" in described
 
 
 def test_the_edges_are_allowed() -> None:

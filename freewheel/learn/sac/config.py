@@ -53,6 +53,16 @@ class SACConfig(ReplayConfig):
         if self.critic_subset > self.critics:
             there = f"{self.name}.critics {self.critics}"
             raise UsageError(f"{self.name}.critic_subset {self.critic_subset} cannot be more than {there}")
+        for option, needed in (("priority_alpha", "td"), ("priority_beta", "td"), ("recency", "recent")):
+            if self.priority != needed and getattr(self, option) != getattr(SACConfig, option):
+                remedy = f"add {self.name}.priority {needed}, or leave it out"
+                raise UsageError(
+                    f"{self.name}.{option} has no effect with {self.name}.priority {self.priority}: {remedy}"
+                )
+
+    def describe(self, spec: LearnerSpec) -> str:
+        often = {"td": ", large errors more often", "recent": ", new ones more often"}.get(self.priority, "")
+        return super().describe(spec) + often + (f", returns over {self.n_step} steps" if self.n_step > 1 else "")
 
     def needs(self, spec: LearnerSpec) -> Sequence[Need]:
         remembered = 8 * (self.priority == "td") + 8 * (self.n_step > 1)
