@@ -53,34 +53,39 @@ def steps_to_goal(returns: list[float]) -> float:
     return next((float(LENGTH * (WINDOW + late)) for late, mean in enumerate(means) if mean >= GOAL), float("inf"))
 
 
-def cost(notebook: Notebook, arms: list[str], stored: int, turns: int) -> list[Row]:
-    """Milliseconds of an update with each arm, on one thread: arms take turns, the median of the turns counts."""
+def cost(notebook: Notebook, given: argparse.Namespace, stored: int, turns: int) -> list[Row]:
+    """Milliseconds of an update with each arm, on one thread or from CUDA graphs: arms take turns, the median of turns counts."""
     import torch
 
     from freewheel.core import BatchSpec
     from freewheel.learn.sac.config import SACConfig
     from freewheel.learn.sac.learner import SAC
-    from freewheel.learn.spec import LearnerSpec
+    from freewheel.learn.spec import Compute, LearnerSpec
     from freewheel.policies.spec import PolicySpec
 
     torch.set_num_threads(1)
     seen = ((0, OBS),)
     policy = PolicySpec(OBS, "float32", seen, seen, (), None, "squashed", ACTION, (256, 256), "relu", 0.0, "")
-    learners = {}
-    for arm in arms:
+    device, learners = torch.device(given.device), {}
+    compute = Compute(device=given.device, compile="off" if device.type == "cpu" else "graphs")
+    for arm in given.arms:
         config = SACConfig(buffer=stored, **ARMS[arm])
-        learner = SAC(config, LearnerSpec(policy=policy, batch=BatchSpec(1, LANES), seed=1))
+        learner = SAC(config, LearnerSpec(policy=policy, batch=BatchSpec(1, LANES), seed=1, compute=compute))
         _fill(learner, stored)
         learner.updater.step()
+        learner.updater.losses()  # waits for the device
+        assert not learner.fallback, learner.fallback
         learners[arm] = learner
-    times: dict[str, list[float]] = {arm: [] for arm in arms}
+    times: dict[str, list[float]] = {arm: [] for arm in given.arms}
     for turn in range(turns):
-        for arm in rotated(arms, turn):
+        for arm in rotated(given.arms, turn):
             began = perf_counter()
             for _ in range(20):
                 learners[arm].updater.step()
+            learners[arm].updater.losses()
             times[arm].append(1e3 * (perf_counter() - began) / 20)
-    return [notebook.keep({"arm": arm, "update_ms": times[arm], "stored": stored}) for arm in arms]
+    about = {"stored": stored, "device": given.device}
+    return [notebook.keep({"arm": arm, "update_ms": times[arm], **about}) for arm in given.arms]
 
 
 def _fill(learner: Any, stored: int) -> None:
@@ -94,7 +99,7 @@ def _fill(learner: Any, stored: int) -> None:
     never, scalar = np.zeros((steps, LANES), np.bool_), rng.normal(size=(steps, LANES)).astype(np.float32)
     action = np.tanh(rng.normal(size=(steps, LANES, ACTION))).astype(np.float32)
     data = Transitions(obs[:-1], action, scalar, scalar, never, never, obs[1:], ~never)
-    rows = learner.replay.columns.pack(data, torch.device("cpu"))
+    rows = learner.replay.columns.pack(data, torch.device(learner.spec.compute.device))
     learner.replay.add(rows)
     learner.replay.follow(data, 0, rows)
 
@@ -104,7 +109,7 @@ def kept(part: str) -> list[Row]:
     path = RESULTS / f"{NAME}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     chosen = [row for row in rows if ("update_ms" in row) == (part == "cost")]
-    return list({(row["arm"], row.get("seed")): row for row in chosen}.values())
+    return list({(row["arm"], row.get("seed"), row.get("device")): row for row in chosen}.values())
 
 
 def report(notebook: Notebook, learned: list[Row], costs: list[Row]) -> None:
@@ -118,14 +123,13 @@ def report(notebook: Notebook, learned: list[Row], costs: list[Row]) -> None:
             greedy = [number(row["final_eval"]) for row in rows]
             lines.append([arm, ", ".join(first), ", ".join(last), ", ".join(greedy)])
         notebook.write(table(("", f"steps to {GOAL:g}", f"last {WINDOW} episodes", "greedy, fresh episodes"), lines))
-    if costs:
-        plain = float(np.median(costs[0]["update_ms"]))
-        notebook.write(f"## An update with {costs[0]['stored']:,} rows stored, batches of 256, one thread")
-        lines = [
-            [row["arm"], spread(row["update_ms"]), f"{float(np.median(row['update_ms'])) / plain:.2f}×"]
-            for row in costs
-        ]
-        notebook.write(table(("", "ms: median (least .. greatest)", f"of {costs[0]['arm']}"), lines))
+    for device in dict.fromkeys(row["device"] for row in costs):
+        there = [row for row in costs if row["device"] == device]
+        plain = float(np.median(there[0]["update_ms"]))
+        notebook.write(f"## An update on {device} with {there[0]['stored']:,} rows stored, batches of 256")
+        times = [(row["arm"], row["update_ms"], float(np.median(row["update_ms"])) / plain) for row in there]
+        lines = [[arm, spread(each), f"{ratio:.2f}×"] for arm, each, ratio in times]
+        notebook.write(table(("", "ms: median (least .. greatest)", f"of {there[0]['arm']}"), lines))
     finite = all(np.isfinite(row["returns"]).all() for row in learned)
     notebook.judge(f"{len(learned)} runs, every return is finite", finite, exact=True)
 
@@ -135,6 +139,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2, help="runs of each arm, seeds 1 .. SEEDS")
     parser.add_argument("--steps", type=int, default=STEPS, help="env steps of a run")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument(
+        "--device", default="cpu", help="of the updates whose cost is measured; on a GPU from CUDA graphs"
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
@@ -143,7 +150,7 @@ def main() -> int:
         given.seeds, given.steps, stored, turns = 1, 250, 2_000, 1
     notebook = Notebook(NAME, "Ways to draw rows from a replay buffer", quick=given.quick)
     learned = learning(notebook, given) if "learning" in given.only else kept("learning")
-    costs = cost(notebook, given.arms, stored, turns) if "cost" in given.only else kept("cost")
+    costs = cost(notebook, given, stored, turns) if "cost" in given.only else kept("cost")
     report(notebook, learned, costs)
     return notebook.close()
 
