@@ -15,6 +15,7 @@ from freewheel.seeding import closing_seed, tree
 from tests.support.chaos import MODES, every
 from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV, command
+from tests.support.warm import Server
 
 EVALUATED = tree(
     closing_seed(1000), "eval", 0
@@ -85,14 +86,15 @@ def test_an_evaluation_that_hangs_does_not_delay_the_end(
 
 
 @pytest.mark.parametrize(("mode", "how"), [("sequential", "Hangs"), *[("lockstep", "Hangs")] * LONG])
-def test_an_evaluation_that_hangs_in_the_runs_own_process_ends_the_run(mode: str, how: str, tmp_path: Path) -> None:
+def test_an_evaluation_that_hangs_in_the_runs_own_process_ends_the_run(
+    server: Server, mode: str, how: str, tmp_path: Path
+) -> None:
     """It cannot be interrupted there; what was learned is saved, and the call is named."""
     argv = [f"tests.support.worlds:{how}", "--env.only_seed", str(DURING), "--mode", mode, "--num-envs", "1"]
     argv += ["--steps", "100000000", "--step-timeout", "1", "--evals", "1000000", "--eval-episodes", "2"]
-    with command(tmp_path, *SMALL_ARGV, *argv) as process:
-        _, errors = process.communicate(timeout=LIMIT)
-    assert process.returncode == 1
-    assert f"did not return within 1 s (episode 0, seed {DURING}, step 3" in errors
+    with command(server, tmp_path, *argv) as process:
+        assert process.wait(LIMIT) == 1
+    assert f"did not return within 1 s (episode 0, seed {DURING}, step 3" in process.err
     summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
     assert (summary["ended"], summary["exit_code"]) == ("failed", 1)
     assert list((tmp_path / "cut" / "checkpoints").iterdir())

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from freewheel.rollout.kernel import compiled
 from freewheel.run.saved import open_run
 from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV, wait_until
-from tests.support.warm import Command, Server, warm_server
+from tests.support.warm import Command, Server
 
 INLINE = ["--placement", "inline", "--num-envs", "2"]
 ENDLESS = ["--steps", "1000000000"]
@@ -33,12 +32,6 @@ PHASES = {
     "constructing": ["--env.call", "construct", "--env.only", "1"],
     "resetting": ["--env.call", "reset", "--env.at", "1"],
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with warm_server() as server:
-        yield server
 
 
 def argv(how: str, *more: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -38,6 +37,7 @@ from tests.support.chaos import MODES, Trial, hang_a_worker_of_each, idle, kill,
 from tests.support.places import LONG
 from tests.support.pools import wire_of
 from tests.support.trainers import SMALL_ARGV, alive, command, commands, family, has_logged, wait_until, workers_of
+from tests.support.warm import Server
 
 TIMES = 333 if LONG else 3
 COMMANDS = MODES if LONG else MODES[1:2]  # a command needs seconds to start
@@ -81,10 +81,10 @@ def test_workers_that_hang_or_are_stopped_or_dead_do_not_delay_the_end(mode: str
     ("number", "hung"),
     [(signal.SIGINT, True), *[(signal.SIGTERM, True), (signal.SIGINT, False), (signal.SIGTERM, False)] * LONG],
 )
-def test_a_signal_ends_a_command_in_order(number: signal.Signals, hung: bool, tmp_path: Path) -> None:
+def test_a_signal_ends_a_command_in_order(server: Server, number: signal.Signals, hung: bool, tmp_path: Path) -> None:
     """SIGINT goes to the whole group, as from a terminal; SIGTERM to the trainer alone, as from a job queue."""
     argv = [world("Faulty"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(tmp_path / "faults", 0)]
-    with commands(tmp_path, COMMANDS, *argv) as processes:
+    with commands(server, tmp_path, COMMANDS, *argv) as processes:
         if hung:
             hang_a_worker_of_each(tmp_path / "faults", len(COMMANDS))
         children = {mode: family(process.pid) for mode, process in processes.items()}
@@ -92,9 +92,9 @@ def test_a_signal_ends_a_command_in_order(number: signal.Signals, hung: bool, tm
         for process in processes.values():
             (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
         for mode, process in processes.items():
-            _, err = process.communicate(timeout=20)
+            process.wait(20.0)
             assert time.monotonic() - sent < (8.0 if hung else 5.0)
-            assert (process.returncode, err) == (128 + number, "")
+            assert (process.code, process.err) == (128 + number, "")
             wait_until(lambda mode=mode: not any(map(alive, children[mode])), limit=1.0)  # type: ignore[misc]
             assert_in_order(tmp_path / mode, number)
 
@@ -137,19 +137,19 @@ def assert_in_order(runs: Path, number: signal.Signals) -> dict[str, int]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("placement", ["inline", "processes"])
-def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, placement: str) -> None:
+def test_a_signal_ends_the_run_in_order(server: Server, tmp_path: Path, number: signal.Signals, placement: str) -> None:
     """SIGINT goes to the whole group, as from a terminal; SIGTERM to the trainer alone, as from a job queue."""
     runs = tmp_path / "runs"
     argv = ["CartPole-v1", "--placement", placement, "--num-envs", "2", "--steps", "1000000000", "--log-every", "0.01"]
     argv += ["--num-steps-per-env", "64", "--evals", "5", "--eval-episodes", "2"]
-    with command(runs, *argv) as process:
+    with command(server, runs, *argv) as process:
         wait_until(lambda: has_logged(runs), limit=40.0)
         children = psutil.Process(process.pid).children(recursive=True)
         sent = time.monotonic()
         (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-        _, err = process.communicate(timeout=20)
+        process.wait(20.0)
         assert time.monotonic() - sent < 5.0
-    assert (process.returncode, err) == (128 + number, "")
+    assert (process.code, process.err) == (128 + number, "")
     lanes = len(children) - 2  # besides the forkserver and its resource tracker
     assert lanes >= 2 if placement == "processes" else lanes == 0
     assert not psutil.wait_procs(children, timeout=2)[1]
@@ -157,14 +157,14 @@ def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, 
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "continuous"])
-def test_an_interrupt_while_the_env_is_measured_ends_at_once(tmp_path: Path, mode: str) -> None:
+def test_an_interrupt_while_the_env_is_measured_ends_at_once(server: Server, tmp_path: Path, mode: str) -> None:
     """The env hangs in its first step; nothing of it is left."""
-    with command(tmp_path / "runs", "tests.support.worlds:Hangs", "--env.at", "1", "--mode", mode) as process:
+    with command(server, tmp_path / "runs", "tests.support.worlds:Hangs", "--env.at", "1", "--mode", mode) as process:
         wait_until(lambda: len(family(process.pid)) == 3, limit=40.0)  # forkserver, resource tracker, survey
         children = family(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=20)
-    assert (process.returncode, err) == (130, "")
+        process.wait(20.0)
+    assert (process.code, process.err) == (130, "")
     assert not psutil.wait_procs(children, timeout=2)[1]
     assert not (tmp_path / "runs").exists()
 
@@ -185,20 +185,19 @@ class Env(Counter):
 """
 
 
-def test_a_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:
+def test_a_second_interrupt_ends_the_run_at_once(server: Server, tmp_path: Path) -> None:
     """The first one waits for the end of an update that takes very long."""
     (tmp_path / "slow_env.py").write_text(SLOW)
     argv = ["slow_env:Env", "--mode", "sequential", "--num-steps-per-env", "8", "--ppo.epochs", "10000"]
     argv += ["--policy.hidden", "512", "512"]
-    with command(tmp_path / "runs", *argv) as process:
+    with command(server, tmp_path / "runs", *argv) as process:
         wait_until((tmp_path / "collected").exists, limit=40.0)
         time.sleep(0.3)  # not a synchronisation: the update has begun or is about to, and takes very long
         os.kill(process.pid, signal.SIGINT)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=0.7)
+        assert not process.ended(0.7)
         os.kill(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=5)
-    assert (process.returncode, err) == (130, "")
+        process.wait(5.0)
+    assert (process.code, process.err) == (130, "")
     summary = json.loads((tmp_path / "runs" / "cut" / "summary.json").read_text())
     assert (summary["exit_code"], summary["updates"]) == (130, 0)
     assert summary["produced"] == sum(summary["dropped"].values()) == 8
@@ -207,16 +206,16 @@ def test_a_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:
     assert LEARNER not in saved  # a learner in the middle of an update is nothing to go on from
 
 
-def test_a_crawling_env_does_not_delay_the_end(tmp_path: Path) -> None:
+def test_a_crawling_env_does_not_delay_the_end(server: Server, tmp_path: Path) -> None:
     """Sixty steps of half a second are left."""
     runs = tmp_path / "runs"
     argv = ["tests.support.worlds:Crawls", "--env.seconds", "0.5", "--env.at", "0", "--env.length", "4"]
     argv += ["--placement", "inline", "--num-envs", "1", "--num-steps-per-env", "64"]
-    with command(runs, *argv) as process:
+    with command(server, runs, *argv) as process:
         wait_until((runs / "cut" / "config.json").exists, limit=40.0)
         time.sleep(1.0)  # not a synchronisation: the run must end soon after a signal at any moment
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(timeout=5) == 143
+        assert process.wait(5.0) == 143
     assert json.loads((runs / "cut" / "summary.json").read_text())["ended"] == "interrupted (SIGTERM)"
 
 
@@ -324,10 +323,10 @@ def kill_and_watch(pid: int, children: list[psutil.Process]) -> None:
     assert time.monotonic() - killed < 2.0
 
 
-def test_every_child_dies_with_the_trainer(tmp_path: Path) -> None:
+def test_every_child_dies_with_the_trainer(server: Server, tmp_path: Path) -> None:
     """One worker hangs in a step and ignores SIGTERM, one is stopped, and one acts."""
     argv = [world("Faulty"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(tmp_path / "faults", 0)]
-    with commands(tmp_path, MODES, *argv) as processes:
+    with commands(server, tmp_path, MODES, *argv) as processes:
         hang_a_worker_of_each(tmp_path / "faults", len(MODES))
         for process in processes.values():
             workers = workers_of(process.pid)
@@ -338,13 +337,13 @@ def test_every_child_dies_with_the_trainer(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not LONG, reason="in the long form")
 @pytest.mark.parametrize("mode", MODES)
-def test_no_child_is_left_if_the_trainer_is_killed_at_any_moment(mode: str, tmp_path: Path) -> None:
+def test_no_child_is_left_if_the_trainer_is_killed_at_any_moment(server: Server, mode: str, tmp_path: Path) -> None:
     """From the first import to the middle of training, evaluations included."""
     rng = np.random.default_rng(7)
     argv = [world("Certified"), "--mode", mode, "--workers", "4", "--num-envs", "4", "--steps", "1000000000"]
     for number in range(34):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with command(folder / "runs", *argv) as process:
+        with command(server, folder / "runs", *argv) as process:
             time.sleep(rng.uniform(0.0, 6.0))
             kill_and_watch(process.pid, family(process.pid))

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from tests.support.chaos import world
 from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV, alive, family, wait_until, workers_of
-from tests.support.warm import Command, Server, warm_server
+from tests.support.warm import Command, Server
 
 MODES = {
     "sequential": ["--mode", "sequential"],
@@ -30,12 +29,6 @@ TRIALS = 100 if LONG else 1  # of each mode
 LATEST = 4.0 if LONG else 2.0  # seconds after the start at which a signal comes
 EVALS = ["--evals", "1000", "--eval-episodes", "2"]
 ENDLESS = ["--steps", "1000000000", "--log-every", "0.05"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with warm_server() as server:
-        yield server
 
 
 def argv(env: str, mode: str, *more: str) -> list[str]:

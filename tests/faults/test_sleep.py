@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import forkserver as server
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,8 @@ import pytest
 
 from tests.support.chaos import MODES, kill, trial, world
 from tests.support.places import LONG
-from tests.support.trainers import SMALL_ARGV, command, family, has_logged, wait_until
+from tests.support.trainers import command, family, has_logged, wait_until
+from tests.support.warm import Server
 
 LIMIT = 1.5  # seconds of every time-out
 STOPPED = 8.0 if LONG else 2.5  # seconds: longer than that
@@ -51,33 +51,31 @@ def stop_for_a_while(processes: Sequence[psutil.Process]) -> None:
             time.sleep(STOPPED)
 
 
-def run_and_stop(folder: Path, argv: Sequence[str]) -> Ended:
+def run_and_stop(server: Server, folder: Path, argv: Sequence[str]) -> Ended:
     """Train; stop all processes for a while, and later the trainer alone."""
     runs, limits = folder / "runs", [f"--{call}-timeout={LIMIT}" for call in ("step", "reset")]
     args = [world("Timewarped"), "--hooks", "tests.support.faulty_worlds:StepTheClock", *argv, *limits]
     args += ["--steps", "6000" if LONG else "2500", "--log-every", "0.05"]
     log = runs / "cut" / "metrics.jsonl"
-    with command(runs, *SMALL_ARGV, *args, "--evals", "20", "--eval-episodes", "3", "--eval-share", "0.5") as process:
-        wait_until(lambda: has_logged(runs) or process.poll() is not None, limit=60.0)
-        assert process.poll() is None, process.communicate()[1]
+    with command(server, runs, *args, "--evals", "20", "--eval-episodes", "3", "--eval-share", "0.5") as process:
+        wait_until(lambda: has_logged(runs) or process.ended(), limit=60.0)
+        assert not process.ended(), process.err
         trainer = psutil.Process(process.pid)
         for stopped in ([trainer, *family(process.pid)], [trainer]):
             logged = log.stat().st_size
             wait_until(lambda logged=logged: log.stat().st_size > logged, limit=30.0)  # type: ignore[misc]
             stop_for_a_while(stopped)
-        try:
-            output, errors = process.communicate(timeout=60.0)
-        except subprocess.TimeoutExpired:
-            pytest.fail("it never ended")
+        code = process.wait(60.0)
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    return Ended(process.returncode, output + errors, json.loads((runs / "cut" / "summary.json").read_text()), rows)
+    return Ended(code, process.out + process.err, json.loads((runs / "cut" / "summary.json").read_text()), rows)
 
 
 @pytest.fixture(scope="module")
-def stopped_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Ended]]:
+def stopped_runs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Ended]]:
     """All kinds of runs side by side."""
     with ThreadPoolExecutor(len(KINDS)) as pool:
-        return {kind: pool.submit(run_and_stop, tmp_path_factory.mktemp("run"), argv) for kind, argv in KINDS.items()}
+        folders = {kind: tmp_path_factory.mktemp("run") for kind in KINDS}
+        return {kind: pool.submit(run_and_stop, server, folders[kind], argv) for kind, argv in KINDS.items()}
 
 
 @pytest.mark.timeout(240)  # for all of them, on a busy machine
@@ -117,7 +115,7 @@ def test_workers_that_were_all_stopped_are_all_replaced(mode: str) -> None:
 def test_a_forkserver_that_was_stopped_delays_no_replacement(mode: str) -> None:
     with trial(world("Certified"), mode, workers=3, num_envs=3) as on:
         on.wait_for_workers()
-        psutil.Process(server._forkserver._forkserver_pid).suspend()  # type: ignore[attr-defined]
+        psutil.Process(forkserver._forkserver._forkserver_pid).suspend()  # type: ignore[attr-defined]
         began = time.monotonic()
         assert kill(on.supervisor.slots[1], [])
         on.run(lambda: on.audit.incarnations().get(1, 0) > 0)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
-from tests.support.places import ROOT
+from tests.support.warm import Command, Server
 
 SEED = 5
 SMALL_ARGV = ["--num-steps-per-env", "16", "--policy.hidden", "8", "--evals", "0", "--seed", str(SEED)]
@@ -28,34 +24,19 @@ def wait_until(
         time.sleep(0.005)
 
 
-@contextmanager
-def command(runs: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
+def command(server: Server, runs: Path, *argv: str) -> AbstractContextManager[Command]:
     """`freewheel train` in its own session, as in a terminal; killed if it does not end."""
-    where = ["--runs-dir", str(runs), "--run", "cut"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "freewheel", "train", *SMALL_ARGV, *argv, *where],
-        cwd=runs.parent,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    words = ["train", *SMALL_ARGV, *argv, "--runs-dir", str(runs), "--run", "cut"]
+    return server.command(runs.parent, *words, prefix=f"{runs.name}-")
 
 
 @contextmanager
-def commands(folder: Path, modes: Sequence[str], *argv: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def commands(server: Server, folder: Path, modes: Sequence[str], *argv: str) -> Iterator[dict[str, Command]]:
     """A command for each of these modes, with three workers, all at the same time; returns when all are training."""
     options = ["--workers", "3", "--num-envs", "3", "--steps", "1000000000", "--log-every", "0.05"]
     with ExitStack() as stack:
         processes = {
-            mode: stack.enter_context(command(folder / mode, *argv, *options, "--mode", mode)) for mode in modes
+            mode: stack.enter_context(command(server, folder / mode, *argv, *options, "--mode", mode)) for mode in modes
         }
         wait_until(lambda: all(has_logged(folder / mode) for mode in modes), limit=40.0)
         yield processes

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,9 +31,10 @@ for line in sys.stdin:
         continue
     os.setsid()
     os.chdir(told["folder"])
+    sys.path[0] = told["folder"]
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for descriptor, name in ((1, "out"), (2, "err")):
+    for descriptor, name in ((1, told["output"] + "out"), (2, told["output"] + "err")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = ["freewheel", *told["argv"]]
@@ -43,42 +45,58 @@ for line in sys.stdin:
 class Command:
     """A command that runs."""
 
-    def __init__(self, pid: int, folder: Path, server: subprocess.Popen[str]) -> None:
-        self.pid, self.folder, self._server = pid, folder, server
+    def __init__(self, pid: int, output: str, server: Server) -> None:
+        self.pid, self._output, self._server = pid, output, server
         self.code: int | None = None
 
-    def wait(self, limit: float) -> int:
-        """The exit code; fails if it does not end in time."""
+    def ended(self, limit: float = 0.0) -> bool:
+        """Whether it ends within so many seconds."""
         if self.code is None:
             handle = os.pidfd_open(self.pid)
             try:
-                ended, _, _ = select.select([handle], [], [], limit)
+                if select.select([handle], [], [], limit)[0]:
+                    self.code = int(self._server.ask(self.pid))
             finally:
                 os.close(handle)
-            assert ended, f"it has not ended within {limit:g} s"
-            self.code = int(_ask(self._server, self.pid))
+        return self.code is not None
+
+    def wait(self, limit: float) -> int:
+        """The exit code; fails if it does not end in time."""
+        assert self.ended(limit), f"it has not ended within {limit:g} s"
+        assert self.code is not None, "it has ended"
         return self.code
 
     @property
     def out(self) -> str:
-        return (self.folder / "out").read_text()
+        return Path(f"{self._output}out").read_text()
 
     @property
     def err(self) -> str:
-        return (self.folder / "err").read_text()
+        return Path(f"{self._output}err").read_text()
 
 
 class Server:
-    """Starts commands."""
+    """Starts commands, for any number of threads."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+        self._process, self._lock = process, threading.Lock()
+
+    def ask(self, what: object) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.flush()
+            return self._process.stdout.readline()
 
     @contextmanager
-    def command(self, folder: Path, *argv: str) -> Iterator[Command]:
-        """Killed if it has not ended."""
-        pid = int(_ask(self._process, {"folder": str(folder), "argv": argv}))
-        command = Command(pid, folder, self._process)
+    def command(self, folder: Path, *argv: str, prefix: str = "") -> Iterator[Command]:
+        """In this folder; its output is in the files `out` and `err` there, whose names begin with `prefix`. Killed if it has
+        not ended."""
+        folder.mkdir(parents=True, exist_ok=True)
+        output = str(folder / prefix) if prefix else f"{folder}/"
+        pid = int(self.ask({"folder": str(folder), "argv": argv, "output": output}))
+        command = Command(pid, output, self)
         try:
             yield command
         finally:
@@ -97,11 +115,3 @@ def warm_server() -> Iterator[Server]:
         yield Server(process)
         assert process.stdin is not None
         process.stdin.close()
-
-
-def _ask(server: subprocess.Popen[str], what: object) -> str:
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps(what) + "\n")
-    server.stdin.flush()
-    return server.stdout.readline()
