@@ -45,8 +45,8 @@ for line in sys.stdin:
 class Command:
     """A command that runs."""
 
-    def __init__(self, pid: int, output: str, server: Server) -> None:
-        self.pid, self._output, self._server = pid, output, server
+    def __init__(self, pid: int, folder: Path, output: str, server: Server) -> None:
+        self.pid, self.folder, self._output, self._server = pid, folder, output, server
         self.code: int | None = None
 
     def ended(self, limit: float = 0.0) -> bool:
@@ -96,7 +96,7 @@ class Server:
         folder.mkdir(parents=True, exist_ok=True)
         output = str(folder / prefix) if prefix else f"{folder}/"
         pid = int(self.ask({"folder": str(folder), "argv": argv, "output": output}))
-        command = Command(pid, output, self)
+        command = Command(pid, folder, output, self)
         try:
             yield command
         finally:
