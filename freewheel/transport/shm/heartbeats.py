@@ -167,7 +167,9 @@ class Stragglers:
             workers, np.int64
         )  # ns of step and reset as the workers have counted them, sleep included
         self._pauses = len(clock.pauses)  # those that are dealt with
-        self._asleep = np.zeros(workers, np.int64)  # ns of pauses that may be in what a worker counts next
+        self._asleep: list[list[int]] = [
+            [] for _ in range(workers)
+        ]  # ns of pauses that may be in what each counts next
         self._look()
 
     def take(self, worker: int, episodes: Sequence[Episode]) -> None:
@@ -224,13 +226,13 @@ class Stragglers:
         if clock.behind(time.monotonic()):
             return
         for pause in clock.pauses[self._pauses :]:
-            self._asleep += int(pause.seconds * 1e9)
+            for pending in self._asleep:
+                pending.append(int(pause.seconds * 1e9))
             self._pauses += 1
         counted = self._times[:, BUSY].sum(axis=1)
         added = counted - self._counted
         changed = added > 0
-        slept = np.where(added > self._asleep - PAUSE_ERROR, np.minimum(added, self._asleep), 0)
-        self._asleep[slept > 0] = 0
+        slept = np.array([_slept(*one) for one in zip(self._asleep, added.tolist(), strict=True)])
         self._counted, self._busy = counted, self._busy + added - slept
         self._steps[changed] = self._heartbeats.memory["steps"][changed]
 
@@ -249,6 +251,16 @@ class Stragglers:
         phase, age = self._heartbeats.memory["phase"].copy(), self._heartbeats.age()
         lasting = np.where(((phase == STEP) | (phase == RESET)) & (age >= NOTICE), age, 0.0)
         return np.asarray(np.maximum(mean, lasting / (taken + 1)))
+
+
+def _slept(pending: list[int], added: int) -> int:
+    """How much of the time that a worker has added were pauses: those that fit in. They and earlier ones are dealt with."""
+    slept = done = 0
+    for number, pause in enumerate(pending, 1):
+        if pause - PAUSE_ERROR < added - slept:
+            slept, done = slept + min(pause, added - slept), number
+    del pending[:done]
+    return slept
 
 
 def _median(means: NDArray) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from freewheel.core import WORKER_TIME, Episode
+from freewheel.transport.clock import Pause, clock
 from freewheel.transport.shm.heartbeats import RESET, STEP, WAIT, WINDOW, Heartbeats, Stragglers
 
 
@@ -120,3 +121,17 @@ def test_all_episodes_count_even_if_their_rows_were_dropped(fake: FakeWorkers) -
     for worker, length, seconds in ((0, 10, 1.0), (3, 30, 4.0)):
         fake.stragglers.take(worker, [Episode(0, 0, 0, (), 0.0, length, seconds, ())])
     assert fake.stragglers.produced() == {"count": 2, "length_mean": 20.0, "seconds_mean": 2.5}
+
+
+def test_a_step_with_one_of_two_pauses_in_it_is_not_slow(fake: FakeWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are stopped for 2.5 s, and the trainer alone again before the worker has closed its fragment."""
+    monkeypatch.setattr(clock, "pauses", [])
+    fake.stragglers._pauses = 0
+    fake.play(2.0, EVEN)
+    clock.pauses += [Pause(102.0, 104.5), Pause(105.0, 107.5)]
+    fake.times[1, WORKER_TIME.index("step")] += int(2.5e9)
+    assert fake.play(1.0, EVEN) == []
+    assert fake.stragglers.mean_step() == pytest.approx(0.01)
+    fake.times[2, WORKER_TIME.index("step")] += int(5.1e9)  # both
+    assert fake.play(1.0, EVEN) == []
+    assert fake.stragglers.mean_step() == pytest.approx(0.01, rel=0.05)
