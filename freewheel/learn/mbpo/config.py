@@ -132,8 +132,14 @@ class MBPOConfig(SACConfig):
         sizes = " - ".join(map(str, self.model_hidden))
         effects = self._effects(spec.policy)
         affine = f" and {effects:,} effects of an action" if effects else ""
-        fitted = f"fitted every {self.model_every} rows"
+        fitted = f"fitted every {self.model_every} rows, which predict {self._predictions(spec)}"
         return f"{super().describe(spec)}; {self.members} models of {sizes}{affine}, {fitted}"
+
+    def _predictions(self, spec: LearnerSpec) -> str:
+        if self.predicted:
+            return " ".join(self.predicted)
+        task = spec.world.model_task
+        return "all columns" if task is None else f"{task.predicted} numbers, by the simulator's model_task"
 
     def build(self, spec: LearnerSpec) -> Learner:
         from freewheel.learn.mbpo.learner import MBPO

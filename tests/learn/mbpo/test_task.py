@@ -165,6 +165,20 @@ def test_what_is_chosen_goes_before_what_is_declared_and_that_before_what_is_kno
     assert facts(None)[0].size == 9
 
 
+@pytest.mark.parametrize(
+    ("options", "declared", "said"),
+    [
+        ({}, None, "all columns"),
+        ({}, Slider(), "2 numbers, by the simulator's model_task"),
+        ({"predicted": ("critic", "policy[0:1]")}, Slider(), "critic policy[0:1]"),
+    ],
+)
+def test_the_plan_says_what_is_predicted(options: dict[str, Any], declared: ModelTask | None, said: str) -> None:
+    world = WorldFacts(slices=SLICES, model_task=declared)
+    spec = replace(mbpo_for().spec, world=world)
+    assert MBPOConfig(**options).describe(spec).endswith(f"which predict {said}")
+
+
 def test_a_task_without_its_group_is_refused() -> None:
     with pytest.raises(SetupError, match="has a model_task but observes no group 'model_state', only policy, critic"):
         facts(Slider(), SLICES[:2])
