@@ -114,6 +114,13 @@ class Meter:
         self._taken: set[str] = set()  # names of rows so far, but for those that hooks have logged
         self._interval = self._next_interval(self._began)
 
+    def begin(self) -> None:
+        """The run begins now, and its time with it; what was measured so far does not count."""
+        line = self._learner
+        line.seconds |= dict.fromkeys(LEARNER_TIME, 0.0)
+        self._began = line.since = line.now()
+        self._interval = self._next_interval(self._began)
+
     @property
     def wall_s(self) -> float:
         """Seconds since the run began."""

@@ -67,6 +67,7 @@ class Session:
         self._learner, self._saver, self._earlier = saver.learner, saver, saver.earlier
         self._stop, self._ending, self._recorder = stop, Ending(), listeners.recorder
         self._options, self._budget = planned.config.run, planned.config.run.budget
+        meter.begin()
         contexts = None if saver.earlier is None else saver.earlier.contexts
         self._hooks = Hooks(listeners.hooks, Run(planned, self._learner, meter, saver.now, contexts), stop.spare)
         self._lost = RowCounts()  # rows under way when an earlier session was saved

@@ -220,6 +220,17 @@ def test_spans_split_the_learner_time_and_inner_time_is_not_counted_twice(meter:
     assert spent == {"update": 8.0, "wait-data": 3.0, "eval": 4.0, "other": 1.0}
 
 
+def test_time_begins_with_the_run(meter: Meter, clock: Clock) -> None:
+    with meter.span("update"):
+        clock.pass_by(5.0)
+    meter.begin()
+    assert meter.wall_s == 0
+    with meter.span("fit"):
+        clock.pass_by(3.0)
+    assert row(meter)["time/learner_fit"] == 1
+    assert meter.shares()["learner"]["fit"] == 1
+
+
 def test_time_shares_are_those_of_the_interval(meter: Meter, clock: Clock) -> None:
     row(meter)
     for kind in LEARNER_TIME:
