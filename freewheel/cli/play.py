@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from freewheel.cli.eval import RunOptions, open_policy, parse
 from freewheel.errors import EnvError, SetupError, UsageError
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from freewheel.core import NDArray
     from freewheel.run.saved import SavedRun
 
-RENDER_MODES = {"human": "human", "ansi": "ansi", "gif": "rgb_array", "mp4": "rgb_array"}
-#: The module that writes a file of this kind, and how to get it.
-WRITERS = {
+RENDER_MODES = {"human": "human", "ansi": "ansi", "gif": "rgb_array", "mp4": "rgb_array", "png": "rgb_array"}
+#: The module that a file of this kind needs, and how to get it.
+MODULES = {
     "gif": ("PIL", "animated pictures need Pillow: pip install pillow"),
     "mp4": ("imageio_ffmpeg", "films need ffmpeg: pip install imageio-ffmpeg"),
 }
@@ -40,16 +41,17 @@ FRAMES_PER_S = 30
 class PlayOptions(RunOptions):
     """Watch the greedy policy of a run."""
 
-    render: Literal["auto", "human", "ansi", "gif", "mp4", "none"] = "auto"
-    """How to show episodes: in a window, as text, as an animated picture or a film in a file, or not at all."""
+    render: Literal["auto", "human", "ansi", "gif", "mp4", "png", "none"] = "auto"
+    """How to show episodes: in a window, as text, in a file as an animated picture, as a film or as the last picture (of the
+    drone it shows the whole flight), or not at all."""
     out: str = ""
-    """The file to write, NAME.gif or NAME.mp4 (default: play/episode-1.gif in the run directory). Several episodes are
-    NAME-1.gif, NAME-2.gif, ..."""
+    """The file to write, NAME.gif, NAME.mp4 or NAME.png (default: play/episode-1.gif in the run directory). Several episodes
+    are NAME-1.gif, NAME-2.gif, ..."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.out and Path(self.out).suffix[1:] not in WRITERS:
-            raise UsageError(f"--out {self.out}: write a .gif or an .mp4")
+        if self.out and Path(self.out).suffix[1:] not in RECORDERS:
+            raise UsageError(f"--out {self.out}: write a .gif, an .mp4 or a .png")
         if self.out and self.render not in ("auto", Path(self.out).suffix[1:]):
             raise UsageError(f"--render {self.render} does not write {self.out}; leave out one of them")
 
@@ -74,28 +76,28 @@ def _run(argv: Sequence[str]) -> int:
     options, console = parse(PlayOptions, argv, "play"), Console(highlight=False)
     run, actor = open_policy(options, console)
     render = _render_mode(options.shown, run)
-    kind = options.shown if options.shown in WRITERS else "gif"
+    kind = options.shown if options.shown in RECORDERS else "gif"
     if render == "rgb_array":
-        _require_writer(kind)
+        _require_module(kind)
     seed = scoring_seed(run.config.run.evaluation.eval_seed) if options.seed is None else options.seed
     for episode in range(options.episodes or 1):
-        frames: list[NDArray] = []
+        file = File(options.file(run.path, episode, kind), kind)
 
-        def show(picture: NDArray | str | None, frames: list[NDArray] = frames) -> None:
+        def show(picture: NDArray | str | None, file: File = file) -> None:
             if isinstance(picture, str):
                 console.print(picture, markup=False, soft_wrap=True)
             elif picture is not None:
-                frames.append(picture)
+                file.add(picture)
 
         try:
             rewards = run.play(actor, (seed, episode), render, show)
         except (SetupError, EnvError) as error:
             raise _explained(error, render) from None
+        finally:
+            file.close()
         console.print(f"episode {episode + 1}: return {sum(rewards):.1f} in {len(rewards)} steps")
-        if frames:
-            path = options.file(run.path, episode, kind)
-            _write(frames, path, kind)
-            console.print(f"  {path}", markup=False, soft_wrap=True)
+        if file.begun:
+            console.print(f"  {file.path}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -108,19 +110,19 @@ def _render_mode(wanted: str, run: SavedRun) -> str | None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame fails before it draws into memory
         os.environ.setdefault("MUJOCO_GL", "egl")  # else MuJoCo looks for a screen
     offered = run.config.env.render_modes()
-    if wanted == "auto":
-        preferred = ["human", "ansi", "rgb_array"] if screen else ["ansi", "rgb_array"]
-        return next((mode for mode in preferred if mode in offered), None)
+    if wanted == "auto":  # what the environment names first
+        shown = ["human", "ansi", "rgb_array"] if screen else ["ansi", "rgb_array"]
+        return next((mode for mode in offered if mode in shown), None)
     if RENDER_MODES[wanted] not in offered:
         raise SetupError(f"{run.config.env.id} cannot render {wanted}; it offers {', '.join(offered) or 'nothing'}")
     return RENDER_MODES[wanted]
 
 
-def _require_writer(kind: str) -> None:
+def _require_module(kind: str) -> None:
     """Before anything is played."""
-    module, remedy = WRITERS[kind]
-    if importlib.util.find_spec(module) is None:
-        raise SetupError(f"{remedy}, or use --render none")
+    module, remedy = MODULES.get(kind, ("", ""))
+    if module and importlib.util.find_spec(module) is None:
+        raise SetupError(f"{remedy}, or use --render png, which needs nothing")
 
 
 def _explained(error: SetupError | EnvError, render: str | None) -> SetupError | EnvError:
@@ -130,30 +132,103 @@ def _explained(error: SetupError | EnvError, render: str | None) -> SetupError |
     return error if found is None else SetupError(f"cannot show it: {found}, or use --render none")
 
 
-def _write(frames: Sequence[NDArray], path: Path, kind: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (_animation if kind == "gif" else _film)([frame.astype("uint8") for frame in frames], path)
-    except OSError as error:
-        raise SetupError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None
+class Recorder(Protocol):
+    """Takes the pictures [H, W, 3] of an episode, one after the other, and makes a file of them."""
+
+    def __init__(self, path: Path) -> None: ...
+    def add(self, picture: NDArray) -> None: ...
+    def close(self) -> None: ...
 
 
-def _animation(frames: Sequence[NDArray], path: Path) -> None:
-    from PIL import Image
+class Animation:
+    """A gif, which is written when all pictures are there."""
 
-    first, *rest = (Image.fromarray(frame) for frame in frames)
-    first.save(path, save_all=True, append_images=rest, duration=1000 // FRAMES_PER_S, loop=0)
+    def __init__(self, path: Path) -> None:
+        self._path, self._pictures = path, list[Any]()
+
+    def add(self, picture: NDArray) -> None:
+        from PIL import Image
+
+        self._pictures.append(Image.fromarray(picture).quantize())
+
+    def close(self) -> None:
+        if self._pictures:
+            first, *rest = self._pictures
+            first.save(self._path, save_all=True, append_images=rest, duration=1000 // FRAMES_PER_S, loop=0)
 
 
-def _film(frames: Sequence[NDArray], path: Path) -> None:
-    import imageio_ffmpeg
+class Film:
+    """An mp4, which is written picture by picture."""
 
-    height, width = (size // 2 * 2 for size in frames[0].shape[:2])  # the codec wants even sizes
-    film = imageio_ffmpeg.write_frames(str(path), (width, height), fps=FRAMES_PER_S, macro_block_size=1)
-    film.send(None)
-    for frame in frames:
-        film.send(frame[:height, :width].copy(order="C"))
-    film.close()
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._film: Any = None
+
+    def add(self, picture: NDArray) -> None:
+        height, width = (size // 2 * 2 for size in picture.shape[:2])  # the codec wants even sizes
+        if self._film is None:
+            import imageio_ffmpeg
+
+            self._film = imageio_ffmpeg.write_frames(
+                str(self._path), (width, height), fps=FRAMES_PER_S, macro_block_size=1
+            )
+            self._film.send(None)
+        self._film.send(picture[:height, :width].copy(order="C"))
+
+    def close(self) -> None:
+        if self._film is not None:
+            self._film.close()
+
+
+class LastPicture:
+    """A png of how it ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._picture: NDArray | None = None
+
+    def add(self, picture: NDArray) -> None:
+        self._picture = picture
+
+    def close(self) -> None:
+        from freewheel.files import png
+
+        if self._picture is not None:
+            self._path.write_bytes(png.encode(self._picture))
+
+
+RECORDERS: Mapping[str, type[Recorder]] = {"gif": Animation, "mp4": Film, "png": LastPicture}
+
+
+class File:
+    """Where the pictures of an episode go; it is made when there is one. What cannot be written is a SetupError."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path, self._kind = path, kind
+        self._recorder: Recorder | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._recorder is not None
+
+    def add(self, picture: NDArray) -> None:
+        with self._explaining():
+            if self._recorder is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._recorder = RECORDERS[self._kind](self.path)
+            self._recorder.add(picture.astype("uint8"))
+
+    def close(self) -> None:
+        with self._explaining():
+            if self._recorder is not None:
+                self._recorder.close()
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SetupError(f"cannot write {self.path}: {error.strerror or error}; choose another --out") from None
 
 
 COMMAND = Command(

@@ -92,7 +92,7 @@ USAGE = [
     ("eval nosuch", "no run 'nosuch' in runs; train one first"),
     ("play a b", "give one run, not a b"),
     ("eval a --episodes 0", "--episodes must be positive, not 0"),
-    ("play nosuch --render film", "--render must be one of auto, human, ansi, gif, mp4, none, not film"),
+    ("play nosuch --render film", "--render must be one of auto, human, ansi, gif, mp4, png, none, not film"),
     ("doctor --all", "freewheel doctor takes no arguments, not --all"),
 ]
 SETUP = [

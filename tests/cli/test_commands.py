@@ -9,10 +9,12 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+import numpy as np
 import psutil
 import pytest
 
@@ -21,6 +23,7 @@ from freewheel.cli import doctor, play
 from freewheel.cli import main as cli
 from freewheel.errors import EnvError
 from freewheel.run.trainer import Result
+from tests.support.pictures import decoded
 from tests.support.places import ROOT
 
 Capture: TypeAlias = pytest.CaptureFixture[str]
@@ -81,10 +84,15 @@ def test_eval_of_several_runs_is_a_table(cartpole: Result, capfd: Capture) -> No
 @pytest.mark.parametrize(
     ("argv", "code", "told"),
     [
-        ("--out it.avi", 2, "--out it.avi: write a .gif or an .mp4"),
+        ("--out it.avi", 2, "--out it.avi: write a .gif, an .mp4 or a .png"),
+        ("--render mp4 --out it.png", 2, "--render mp4 does not write it.png; leave out one of them"),
         ("--render ansi --out it.gif", 2, "--render ansi does not write it.gif; leave out one of them"),
-        ("--render mp4", 1, "films need ffmpeg: pip install imageio-ffmpeg, or use --render none"),
-        ("--render gif", 1, "animated pictures need Pillow: pip install pillow, or use --render none"),
+        ("--render mp4", 1, "films need ffmpeg: pip install imageio-ffmpeg, or use --render png, which needs nothing"),
+        (
+            "--render gif",
+            1,
+            "animated pictures need Pillow: pip install pillow, or use --render png, which needs nothing",
+        ),
     ],
 )
 def test_play_says_what_is_missing(
@@ -171,10 +179,52 @@ def test_a_batched_simulator_scores_again_and_plays(tmp_path: Path, capfd: Captu
     seed = str(result.summary["eval_fresh_seed"])
     assert cli.main(["eval", str(result.path), "--episodes", "4", "--seed", seed]) == 0
     assert f": mean {result.summary['final_eval']:.1f} ± " in capfd.readouterr().out
-    assert cli.main(["play", str(result.path)]) == 0
-    assert re.fullmatch(r"episode 1: return \S+ in \d+ steps\n", capfd.readouterr().out)
-    assert cli.main(["play", str(result.path), "--render", "ansi"]) == 1
-    assert "freewheel/RoughDrone-v0 cannot render ansi; it offers nothing" in capfd.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def drone(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    options = {"num_steps_per_env": 8, "steps": 16, "eval_max_steps": 6, "policy.hidden": [4]}
+    return trained(tmp_path_factory.mktemp("drone"), "freewheel/RoughDrone-v0", mode="lockstep", **options)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # imageio_ffmpeg leaves an unused pipe open
+def test_play_draws_the_drone(drone: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    """By name and from another directory; the picture of the whole flight is the last one of the film."""
+    import imageio_ffmpeg
+
+    monkeypatch.chdir(tmp_path)
+    argv = ["play", "it", "--runs-dir", str(drone.path.parent), "--seed", "3", "--episodes", "2"]
+    for name in "flight.mp4", "flight.png":
+        assert cli.main([*argv, "--out", name]) == 0
+    told = capfd.readouterr().out.splitlines()
+    assert told[:4:2] == told[4::2]  # the same episodes
+    assert told[1::2] == [f"  flight-{number}.{kind}" for kind in ("mp4", "png") for number in (1, 2)]
+    for number in 1, 2:
+        read = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-i", f"flight-{number}.mp4"]
+        raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+        film = subprocess.run([*read, *raw], capture_output=True, check=True, timeout=50)
+        frames = np.frombuffer(film.stdout, np.uint8).reshape(-1, 480, 960, 3)
+        assert len(frames) == int(told[2 * number - 2].split()[-2]) + 1  # at the start, and after each step
+        first, last = frames[0].astype(int), frames[-1].astype(int)
+        picture = decoded(Path(f"flight-{number}.png").read_bytes())
+        assert np.abs(last - picture).mean() < np.abs(first - picture).mean()
+        assert np.abs(last - picture).mean() < 4  # a film is not exact
+
+
+def test_play_prints_the_drone_as_a_map(drone: Result, capfd: Capture) -> None:
+    assert cli.main(["play", str(drone.path), "--render", "ansi"]) == 0
+    *maps, end = capfd.readouterr().out.splitlines()
+    assert len(maps) == (int(end.split()[-2]) + 1) * 25  # 24 m and a line of figures, once a step
+    assert {len(line) for line in maps if "return" not in line} == {48}
+
+
+def test_a_film_that_cannot_be_written(drone: Result, tmp_path: Path, capfd: Capture) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main(["play", str(drone.path), "--out", str(tmp_path / "file" / "it.png")]) == 1
+    told = capfd.readouterr().err
+    assert re.fullmatch(
+        r"freewheel: cannot write \S+/it.png: (Not a directory|File exists); choose another --out\n", told
+    )
 
 
 def test_a_missing_checkpoint_is_passed_over_aloud(tmp_path: Path, capfd: Capture) -> None:

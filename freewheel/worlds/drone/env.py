@@ -14,12 +14,26 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from freewheel.core import NDArray, to_numpy
 from freewheel.errors import UsageError, nearest
 from freewheel.learn.mbpo.task import MODEL_STATE
 from freewheel.worlds.drone import quadrotor as quad
 from freewheel.worlds.drone.model import DroneModel
-from freewheel.worlds.drone.quadrotor import Control, Quadrotor, length
-from freewheel.worlds.drone.task import DISTANCE, LAST, LOAD, SEEN, START, TASK, WIND, DroneConfig, DroneTask, Lanes
+from freewheel.worlds.drone.quadrotor import Control, Quadrotor, heading, length
+from freewheel.worlds.drone.render import Camera, Moment
+from freewheel.worlds.drone.task import (
+    DISTANCE,
+    GOAL,
+    LAST,
+    LOAD,
+    SEEN,
+    START,
+    TASK,
+    WIND,
+    DroneConfig,
+    DroneTask,
+    Lanes,
+)
 from freewheel.worlds.drone.terrain import Terrain, grow
 
 Obs: TypeAlias = dict[str, Tensor]
@@ -51,18 +65,29 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         "autoreset_mode": AutoresetMode.SAME_STEP,
         "capturable": True,
         "device_world": True,
-        "render_modes": [],
+        "render_modes": ["rgb_array", "ansi"],
+        "render_fps": 10,
     }
 
     def __init__(
-        self, num_envs: int = 64, device: str = "cpu", seed: int = 0, cfg: DroneConfig | None = None, **options: Any
+        self,
+        num_envs: int = 64,
+        device: str = "cpu",
+        seed: int = 0,
+        cfg: DroneConfig | None = None,
+        render_mode: str | None = None,
+        **options: Any,
     ) -> None:
         self.cfg = _configured(cfg or DroneConfig(), options)
         self.num_envs, self.device = num_envs, str(device)
         self.step_dt = self.cfg.step_dt
         self.max_episode_length = self.cfg.episode_steps
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.terrain = Terrain(self.cfg, grow(self.cfg, seed), device)
+        tiles = grow(self.cfg, seed)
+        self.terrain = Terrain(self.cfg, tiles, device)
+        self.render_mode, self._camera = render_mode, Camera(self.cfg, tiles) if render_mode else None
+        if self._camera:  # which copies from the device at every step
+            self.metadata = {**self.metadata, "capturable": False}
         self.task = DroneTask(self.cfg, self.terrain, device)
         self.model_task = DroneModel(self.task) if self.cfg.model_state else None
         self._dynamics = Quadrotor(self.cfg, device)
@@ -120,14 +145,20 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         self._observe(self._obs)
         for name, final in self._final.items():
             final.copy_(self._obs[name])
+        if self._camera:
+            self._camera.begin(self._moment())
         return self._obs, self.extras
 
     @torch.no_grad()
     def step(self, action: Tensor) -> tuple[Obs, Tensor, Tensor, Tensor, dict[str, Any]]:  # type: ignore[override]
+        if self._camera and self._camera.over:
+            self._camera.begin(self._moment())
         sane = (action == action).all(1, keepdim=True)
         action = action.detach().nan_to_num(0.0).clamp(-1, 1)
         body = self._dynamics.advance(self._body, action, self._task[:, LOAD], self._task[:, WIND])
         over = self._judge(self.task.move(self._lanes, body, action), sane)
+        if self._camera:
+            self._camera.add(self._moment())
         if self._final:
             self._observe(self._final)
         self._promote()
@@ -136,6 +167,36 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         for name, final in self._final.items():
             torch.where(over[:, None], final, self._obs[name], out=final)
         return self._obs, self._reward, self._terminated, self._truncated, self.extras
+
+    def render(self) -> NDArray | str | None:
+        """The episode of lane 0, up to its end in the last step if there was one: RGB [480, 960, 3], a map as text, or None."""
+        if self._camera is None:
+            return None
+        return self._camera.text() if self.render_mode == "ansi" else self._camera.picture()
+
+    def _moment(self) -> Moment:
+        """Lane 0 as it is now, copied from its device."""
+
+        def plain(lanes: Tensor) -> NDArray:
+            return to_numpy(lanes[0]).copy()
+
+        body, length = self._body[:1], int(self._length[0])
+        yaw = heading(body[:, quad.ATTITUDE])
+        lidar = self.terrain.look(self._tile[:1], body[:, quad.POSITION], yaw).lidar
+        success, crashed, *_ = plain(self._measures.T)
+        late = "late" if self._truncated[0] else ""
+        return Moment(
+            tile=int(self._tile[0]),
+            goal=plain(self._task[:, GOAL]),
+            seconds=length * self.step_dt,
+            position=plain(body[:, quad.POSITION]),
+            velocity=plain(body[:, quad.VELOCITY]),
+            yaw=plain(yaw),
+            seen=plain(self._seen),
+            lidar=None if lidar is None else plain(lidar).reshape(self.cfg.lidar_channels, -1),
+            reward=float(self._reward[0]) if length else 0.0,
+            outcome=("success" if success else "crashed" if crashed else late) if length else "",
+        )
 
     def _judge(self, after: Lanes, sane: Tensor) -> Tensor:
         """Move on to the state just reached: its reward, flags and measures; which lanes are over [N]."""

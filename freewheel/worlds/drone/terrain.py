@@ -41,6 +41,11 @@ class TerrainConfig:
     lidar_range: float = 5.0  # m: what is farther reads as this
     height_scan: bool = True  # whether policy and critic observe the ground at 5 x 5 points around
 
+    @property
+    def elevations(self) -> NDArray:
+        """[channels] of the lidar, in radians."""
+        return np.radians(np.linspace(-30, 15, self.lidar_channels))
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -136,7 +141,7 @@ class Terrain:
         self._pillars = _tensor(np.array(padded), device)  # [squares, K, 3]
 
         turns = 2 * math.pi / cfg.lidar_azimuths * np.arange(cfg.lidar_azimuths)
-        elevations = np.radians(np.linspace(-30, 15, cfg.lidar_channels))
+        elevations = cfg.elevations
         ahead = np.stack((np.cos(turns), np.sin(turns)), 1)  # [azimuths, 2]
         out = np.linspace(0, cfg.lidar_range, cfg.lidar_steps + 1)
         self._ahead, self._out = _tensor(ahead, device), _tensor(np.maximum(out, 1e-4)[:, None], device)

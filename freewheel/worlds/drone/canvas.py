@@ -1,0 +1,164 @@
+"""A picture [H, W, 3] of bytes, and what can be drawn on it: smooth lines, discs and rings, rectangles, and small letters.
+
+Points are (x, y) in pixels from the upper left corner of the picture, so that the middle of its first pixel is (0.5, 0.5).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+
+from freewheel.core import NDArray
+
+Colour: TypeAlias = tuple[int, int, int]
+
+GLYPH = 6, 11  # pixels from one letter to the next, and from one line to the next, at scale 1
+#: Letters of 5 x 9 pixels; the last two rows are below the line.
+LETTERS = """
+a     b     c     d     e     f     g     h     i     j     k     l     m
+..... #.... ..... ....# ..... ..##. ..... #.... ..#.. ...#. #.... .##.. .....
+..... #.... ..... ....# ..... .#..# ..... #.... ..... ..... #.... ..#.. .....
+.###. #.##. .###. .##.# .###. .#... .#### #.##. .##.. ..##. #..#. ..#.. ##.#.
+....# ##..# #...# #..## #...# ####. #...# ##..# ..#.. ...#. #.#.. ..#.. #.#.#
+.#### #...# #.... #...# ##### .#... #...# #...# ..#.. ...#. ##... ..#.. #.#.#
+#...# #...# #...# #...# #.... .#... #...# #...# ..#.. ...#. #.#.. ..#.. #.#.#
+.#### ####. .###. .#### .###. .#... .#### #...# .###. ...#. #..#. .###. #.#.#
+..... ..... ..... ..... ..... ..... ....# ..... ..... #..#. ..... ..... .....
+..... ..... ..... ..... ..... ..... .###. ..... ..... .##.. ..... ..... .....
+
+n     o     p     q     r     s     t     u     v     w     x     y     z
+..... ..... ..... ..... ..... ..... .#... ..... ..... ..... ..... ..... .....
+..... ..... ..... ..... ..... ..... .#... ..... ..... ..... ..... ..... .....
+#.##. .###. ####. .#### #.##. .#### ####. #...# #...# #...# #...# #...# #####
+##..# #...# #...# #...# ##..# #.... .#... #...# #...# #.#.# .#.#. #...# ...#.
+#...# #...# #...# #...# #.... .###. .#... #...# #...# #.#.# ..#.. #...# ..#..
+#...# #...# #...# #...# #.... ....# .#..# #..## .#.#. #.#.# .#.#. #...# .#...
+#...# .###. ####. .#### #.... ####. ..##. .##.# ..#.. .#.#. #...# .#### #####
+..... ..... #.... ....# ..... ..... ..... ..... ..... ..... ..... ....# .....
+..... ..... #.... ....# ..... ..... ..... ..... ..... ..... ..... .###. .....
+
+0     1     2     3     4     5     6     7     8     9     .     :     -
+.###. ..#.. .###. .###. ...#. ##### ..##. ##### .###. .###. ..... ..... .....
+#...# .##.. #...# #...# ..##. #.... .#... ....# #...# #...# ..... ..... .....
+#..## ..#.. ....# ....# .#.#. ####. #.... ...#. #...# #...# ..... ..#.. .....
+#.#.# ..#.. ...#. ..##. #..#. ....# ####. ..#.. .###. .#### ..... ..... #####
+##..# ..#.. ..#.. ....# ##### ....# #...# ..#.. #...# ....# ..... ..#.. .....
+#...# ..#.. .#... #...# ...#. #...# #...# .#... #...# ...#. ..#.. ..... .....
+.###. .###. ##### .###. ...#. .###. .###. .#... .###. .##.. ..#.. ..... .....
+..... ..... ..... ..... ..... ..... ..... ..... ..... ..... ..... ..... .....
+..... ..... ..... ..... ..... ..... ..... ..... ..... ..... ..... ..... .....
+
+/     %     ,     (     )     +
+....# ##..# ..... ...#. .#... .....
+....# ##..# ..... ..#.. ..#.. ..#..
+...#. ...#. ..... .#... ...#. ..#..
+..#.. ..#.. ..... .#... ...#. #####
+.#... .#... ..... .#... ...#. ..#..
+#.... #..## ..#.. ..#.. ..#.. ..#..
+#.... #..## ..#.. ...#. .#... .....
+..... ..... .#... ..... ..... .....
+..... ..... ..... ..... ..... .....
+"""
+
+
+def _cut(letters: str) -> dict[str, NDArray]:
+    """[9, 6] bools of each letter."""
+    glyphs = {" ": np.zeros((9, 6), np.bool_)}
+    for band in letters.strip().split("\n\n"):
+        names, *rows = band.splitlines()
+        pixels = np.array([[mark == "#" for mark in row + " "] for row in rows])
+        glyphs |= {name: pixels[:, 6 * at : 6 * at + 6] for at, name in enumerate(names.split())}
+    return glyphs
+
+
+GLYPHS = _cut(LETTERS)
+
+
+def blank(width: int, height: int, colour: Colour) -> NDArray:
+    """A new picture of one colour."""
+    return np.full((height, width, 3), colour, np.uint8)
+
+
+def mix(pixels: NDArray, colour: Colour, share: NDArray | float) -> NDArray:
+    """Pixels [..., 3] with so much (0 to 1, [...] or one number) of a colour in them."""
+    part = np.asarray(share, np.float32)[..., None]
+    mixed: NDArray = np.rint(pixels + (np.array(colour, np.float32) - pixels) * part).astype(np.uint8)
+    return mixed
+
+
+def box(picture: NDArray, corner: tuple[int, int], size: tuple[int, int], colour: Colour) -> None:
+    """A filled rectangle."""
+    (left, top), (width, height) = corner, size
+    picture[top : top + height, left : left + width] = colour
+
+
+def disc(picture: NDArray, middle: NDArray, radius: float, colour: Colour, opacity: float = 1.0) -> None:
+    part, away = _around(picture, middle, radius + 1)
+    part[:] = mix(part, colour, opacity * np.clip(radius + 0.5 - away, 0, 1))
+
+
+def ring(picture: NDArray, middle: NDArray, radius: float, colour: Colour, width: float = 1.5) -> None:
+    """A circle whose line is so wide."""
+    part, away = _around(picture, middle, radius + width / 2 + 1)
+    part[:] = mix(part, colour, np.clip(width / 2 + 0.5 - np.abs(away - radius), 0, 1))
+
+
+def _around(picture: NDArray, middle: NDArray, reach: float) -> tuple[NDArray, NDArray]:
+    """The square of a picture around a point, and how far the middles of its pixels are away [h, w]."""
+    sides = zip(middle.tolist(), (picture.shape[1], picture.shape[0]), strict=True)
+    spans = [(max(0, int(at - reach)), max(0, min(size, math.ceil(at + reach)))) for at, size in sides]
+    x, y = (np.arange(*span) + 0.5 - at for span, at in zip(spans, middle, strict=True))
+    (left, right), (top, bottom) = spans
+    return picture[top : max(top, bottom), left : max(left, right)], np.hypot(x, y[:, None])
+
+
+def path(picture: NDArray, points: NDArray, colour: Colour, width: float, outline: Colour | None = None) -> None:
+    """A line through points [N, 2], with a dark edge around all of it if an outline is given."""
+    pixels, away = _distances(picture, points[:-1], points[1:], width / 2 + 1.5)
+    if outline is not None:
+        _lay(picture, pixels, away, outline, width + 2.5, 0.7)
+    _lay(picture, pixels, away, colour, width, 1.0)
+
+
+def lines(picture: NDArray, start: NDArray, end: NDArray, colour: Colour, width: float, opacity: float = 1.0) -> None:
+    """From points to points [N, 2], which may be the same for dots; where lines cross, the colour is laid on once."""
+    pixels, away = _distances(picture, start, end, width / 2)
+    _lay(picture, pixels, away, colour, width, opacity)
+
+
+def _distances(picture: NDArray, start: NDArray, end: NDArray, reach: float) -> tuple[NDArray, NDArray]:
+    """The pixels of a picture within reach of lines, by number, and how far their middles are from the nearest line.
+
+    On every line there is a point in every pixel's length, from which the pixels around it are looked at.
+    """
+    height, width, _ = picture.shape
+    start, course = np.broadcast_arrays(start, end - start)  # [N, 2]
+    square = np.maximum((course**2).sum(1), 1e-12)  # of their lengths
+    share = np.linspace(0, 1, math.ceil(math.sqrt(square.max(initial=0))) + 1)[:, None, None]
+    around = np.arange(-math.ceil(reach + 1), math.ceil(reach + 1) + 1)
+    column, row = np.moveaxis(np.floor(start + course * share).astype(np.int64), -1, 0)  # [S, N]
+    column, row = column + around[:, None, None], row + around[:, None, None, None]  # together [R, R, S, N]
+    x, y = column + 0.5 - start[:, 0], row + 0.5 - start[:, 1]
+    along = np.clip((x * course[:, 0] + y * course[:, 1]) / square, 0, 1)
+    away = np.hypot(x - along * course[:, 0], y - along * course[:, 1])
+    near = (away < reach + 0.5) & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    nearest = np.full(height * width, np.inf)
+    np.minimum.at(nearest, (row * width + column)[near], away[near])
+    pixels = np.flatnonzero(nearest < np.inf)
+    return pixels, nearest[pixels]
+
+
+def _lay(picture: NDArray, pixels: NDArray, away: NDArray, colour: Colour, width: float, opacity: float) -> None:
+    """Colour pixels, given by number, of a line that is so wide and so far away."""
+    row, column = np.divmod(pixels, picture.shape[1])
+    picture[row, column] = mix(picture[row, column], colour, opacity * np.clip(width / 2 + 0.5 - away, 0, 1))
+
+
+def write(picture: NDArray, corner: tuple[int, int], text: str, colour: Colour, scale: int = 1) -> int:
+    """Write a line of small letters that fits into the picture; returns the column where it ends."""
+    pixels = np.concatenate([GLYPHS[letter] for letter in text.lower()], 1).repeat(scale, 0).repeat(scale, 1)
+    left, top = corner
+    picture[top : top + pixels.shape[0], left : left + pixels.shape[1]][pixels] = colour
+    return left + int(pixels.shape[1])
