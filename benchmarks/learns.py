@@ -36,18 +36,23 @@ TASKS: Mapping[str, Task] = {
 
 
 def learn(name: str, seed: int, steps: int, *flags: str) -> dict[str, Any]:
-    """One run by the command line, with these flags besides, and what its weights are worth."""
+    """One run with the preset of a task, with these flags besides, and what its weights are worth."""
     task = TASKS[name]
+    found = train_and_score(task.env, seed, steps, "--preset", name, *flags)
+    learned = found["greedy_best"] >= task.target
+    return {"env": task.env, "preset": name, **found, "target": task.target, "learned": learned}
+
+
+def train_and_score(env: str, seed: int, steps: int, *flags: str) -> dict[str, Any]:
+    """One run by the command line, and what its weights are worth in greedy episodes that it has never seen."""
     with TemporaryDirectory() as folder:
-        given = (task.env, "--preset", name, "--steps", steps, "--seed", seed, "--runs-dir", folder, "--run", "once")
+        given = (env, "--steps", steps, "--seed", seed, "--runs-dir", folder, "--run", "once")
         run_python("-m", "freewheel", "train", *given, *flags, cwd=folder)
         path = Path(folder) / "once"
         summary = json.loads((path / "summary.json").read_text())
         best = freewheel.score(str(path), episodes=MANY, which="best", seed=EVAL_SEED).returns
         latest = freewheel.score(str(path), episodes=EPISODES, which="latest", seed=EVAL_SEED).returns
     return {
-        "env": task.env,
-        "preset": name,
         "seed": seed,
         "env_steps": summary["env_steps"],
         "seconds": summary["wall_s"],
@@ -55,8 +60,6 @@ def learn(name: str, seed: int, steps: int, *flags: str) -> dict[str, Any]:
         "greedy_best": fmean(best[:EPISODES]),
         f"greedy_best_{MANY}": fmean(best),
         "greedy_latest": fmean(latest),
-        "target": task.target,
-        "learned": fmean(best[:EPISODES]) >= task.target,
     }
 
 

@@ -20,6 +20,7 @@ QUICK = (
     "defaults --only freewheel/CartPole-v1/ppo",
     "drone_mbpo --arms mbpo",
     "replay_switches --arms uniform td",
+    "discrete --only cartpole-sac",
 )
 
 

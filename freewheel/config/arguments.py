@@ -27,6 +27,7 @@ class MBPOOptions(TypedDict, total=False):
     replay_ratio: float | None
     publish_every: int | None
     target_entropy: float | None
+    entropy_share: float
     temperature: float | None
     first_temperature: float
     critics: int
@@ -108,6 +109,7 @@ class SACOptions(TypedDict, total=False):
     replay_ratio: float | None
     publish_every: int | None
     target_entropy: float | None
+    entropy_share: float
     temperature: float | None
     first_temperature: float
     critics: int

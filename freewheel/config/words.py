@@ -67,6 +67,7 @@ LEARNER = {
     "entropy_coef": ("entropy",),
     "entropy_coeff": ("entropy",),
     "alpha": ("temperature",),
+    "target_entropy_scale": ("entropy_share",),
     "vf_coef": ("value",),
     "vf_loss_coeff": ("value",),
     "value_loss_coef": ("value",),
@@ -89,6 +90,7 @@ _MINIBATCHES = "say --ppo.minibatch ROWS, the rows of one minibatch, not how man
 _SAVES = "say --checkpoint-every MINUTES (default 5); freewheel resume RUN goes on from the newest checkpoint"
 _GO_ON = "freewheel resume RUN goes on with a run; --init RUN begins a new one with the weights of another"
 _SHAPE = "the policy is described by --policy.hidden, --policy.activation and --policy.module (your own network)"
+_DRAWN = "leave it out: actions are drawn from the policy, and --sac.entropy-share says how random it stays"
 #: Words for what is done in another way here.
 ANSWERS = {
     "num_minibatches": _MINIBATCHES,
@@ -110,6 +112,13 @@ ANSWERS = {
     "use_per": _PRIORITY,
     "prioritized_replay": _PRIORITY,
     "prioritized_replay_eps": "leave it out: 1e-6 is added to every error",
+    "target_update_interval": "say --sac.tau: targets follow the critics a little in every update",
+    "target_network_frequency": "say --sac.tau: targets follow the critics a little in every update",
+    "exploration_fraction": _DRAWN,
+    "exploration_initial_eps": _DRAWN,
+    "exploration_final_eps": _DRAWN,
+    "start_e": _DRAWN,
+    "end_e": _DRAWN,
     "autotune": "leave it out: the temperature is learned unless --sac.temperature gives it",
     "init_noise_std": "say --policy.log-std, its logarithm",
     "critic_hidden_dims": "say --policy.hidden, which is for actor and critic alike",

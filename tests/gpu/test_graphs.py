@@ -58,7 +58,7 @@ def task_of(head: str, kind: Compile) -> LearnerSpec:
     return LearnerSpec(policy=policy_with(head), batch=BatchSpec(STEPS, LANES), seed=1, compute=compute, world=world)
 
 
-def chunk_of(number: int) -> Chunk[Tensor]:
+def chunk_of(number: int, head: str = "squashed") -> Chunk[Tensor]:
     """Random rows on the GPU, the same for the same number."""
     rng = torch.Generator("cuda").manual_seed(number)
     shape = (STEPS, LANES)
@@ -67,9 +67,10 @@ def chunk_of(number: int) -> Chunk[Tensor]:
         return torch.randn(*shape, *more, generator=rng, device="cuda")
 
     terminated, truncated = random() > 1.5, random() > 1.5
+    action = (random() > 0).long() if head == "categorical" else random(2).tanh()
     next_obs = random(5)
     data = Transitions(
-        obs=torch.cat([random(5)[:1], next_obs[:-1]]), action=random(2).tanh(), log_prob=random() - 2, reward=random(),
+        obs=torch.cat([random(5)[:1], next_obs[:-1]]), action=action, log_prob=random() - 2, reward=random(),
         terminated=terminated,
         truncated=truncated & ~terminated, next_obs=next_obs, valid=torch.ones(shape, dtype=torch.bool, device="cuda"),
     )  # fmt: skip
@@ -82,15 +83,17 @@ SWITCHES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("switches", SWITCHES, ids=str)
-def test_sac_takes_the_same_steps(switches: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("head", "switches"), [*(("squashed", switches) for switches in SWITCHES), ("categorical", {})], ids=str
+)
+def test_sac_takes_the_same_steps(head: str, switches: dict[str, Any]) -> None:
     weights = []
     for kind in KINDS:
         config = SACConfig(batch=64, learning_starts=ROWS, updates_per_row=20 / ROWS, buffer=4 * ROWS, **switches)
-        learner = SAC(config, task_of("squashed", kind))
+        learner = SAC(config, task_of(head, kind))
         start = learner.updater.net.vector.clone()
         for number in range(2):
-            learner.observe(chunk_of(number))
+            learner.observe(chunk_of(number, head))
         while learner.pace.due:
             learner.update()
         assert (learner.pace.updates, learner.updater.fallback) == (20, "")

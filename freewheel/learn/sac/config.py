@@ -21,7 +21,11 @@ class SACConfig(ReplayConfig):
     name: ClassVar[str] = "sac"
 
     target_entropy: Annotated[float | None, Range(least=-1e9, most=1e9)] = None
-    """Entropy that the temperature steers to (default: minus the number of action columns)."""
+    """Entropy that the temperature steers to (default: minus the number of action columns; for discrete actions see
+    entropy_share)."""
+    entropy_share: Annotated[float, SHARE] = 0.5
+    """For discrete actions: the entropy that the temperature steers to, as a share of the greatest one, log of the number of
+    allowed actions. Close to 1, policies stay close to uniform; close to 0, they cease to explore."""
     temperature: Annotated[float | None, POSITIVE] = None
     """Weight of the entropy; a number fixes it (default: learned)."""
     first_temperature: Annotated[float, POSITIVE] = 1.0

@@ -8,10 +8,6 @@ from torch import Tensor
 from freewheel.learn.sac.update import Improvement, SACUpdate
 from freewheel.policies.spec import Enumerated
 
-#: Of the greatest entropy, log of the number of allowed actions: what the temperature steers to. At 0.98, which was published
-#: with the algorithm, policies stay close to uniform and fail where one wrong action ends the episode.
-ENTROPY_SHARE = 0.5
-
 
 class DiscreteUpdate(SACUpdate):
     """Critics read the observation and have a value for every action. Actions that a mask forbids have the probability 0: they
@@ -48,7 +44,7 @@ class DiscreteUpdate(SACUpdate):
             allowed = inputs.new_full((1,), float(spec.action_size))
         else:
             allowed = (inputs[:, slice(*spec.mask)] > 0).sum(-1).clamp(min=1)
-        return ENTROPY_SHARE * allowed.log()
+        return self.config.entropy_share * allowed.log()
 
     def _log_p(self, inputs: Tensor) -> Tensor:
         distribution = self.policy.distribution(inputs)

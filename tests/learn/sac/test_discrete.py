@@ -17,14 +17,14 @@ from torch.nn import functional
 from freewheel.core import BatchSpec
 from freewheel.learn.replay import Batch, Minibatch
 from freewheel.learn.sac.config import SACConfig
-from freewheel.learn.sac.discrete import ENTROPY_SHARE, DiscreteUpdate
+from freewheel.learn.sac.discrete import DiscreteUpdate
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.spec import PolicySpec
 from freewheel.testing.conformance import check_learner
 from tests.support.model_story import BOX_LANES, CHUNK, box_world
 
-K, ROWS = 3, 16
+K, ROWS, SHARE = 3, 16, SACConfig().entropy_share
 SPEC = PolicySpec(4, "float32", ((0, 3),), ((1, 4),), (), None, "categorical", K, (12, 8), "tanh", 0.0, "")
 MASKED = replace(SPEC, obs_size=4 + K, mask=(4, 4 + K))
 TABLE = PolicySpec(2, "float32", ((0, 2),), ((0, 2),), (), None, "categorical", K, (), "tanh", 0.0, "")
@@ -93,7 +93,7 @@ def test_targets_losses_and_slopes_of_a_table_are_those_of_the_formulas() -> Non
     entropy = -(p * log_p).sum(1)[here].mean()
     assert float(found.value) == pytest.approx((p * lower).sum(1)[here].mean(), rel=1e-6)
     assert float(found.entropy) == pytest.approx(entropy, rel=1e-6)
-    assert float(found.excess) == pytest.approx(entropy - ENTROPY_SHARE * math.log(K), rel=1e-5)
+    assert float(found.excess) == pytest.approx(entropy - SHARE * math.log(K), rel=1e-5)
 
     update.step()
     assert update.losses()["loss/critic"] == pytest.approx(0.5 * np.square(error).mean(1).sum(), rel=1e-6)
@@ -132,10 +132,10 @@ def test_forbidden_actions_are_in_no_sum() -> None:
 @pytest.mark.parametrize(
     ("masks", "excess"),
     [
-        ([(1, 1, 1)], (1 - ENTROPY_SHARE) * math.log(3)),
-        ([(1, 0, 1), (0, 1, 1)], (1 - ENTROPY_SHARE) * math.log(2)),
+        ([(1, 1, 1)], (1 - SHARE) * math.log(3)),
+        ([(1, 0, 1), (0, 1, 1)], (1 - SHARE) * math.log(2)),
         ([(0, 1, 0)], 0.0),
-        ([(1, 1, 1), (1, 0, 0)], (1 - ENTROPY_SHARE) * math.log(3) / 2),
+        ([(1, 1, 1), (1, 0, 0)], (1 - SHARE) * math.log(3) / 2),
     ],
     ids=["all", "two", "one", "some"],
 )
@@ -205,7 +205,7 @@ class Reference:
         lower = self.q(self.critics, obs).min(0).values.detach()
         self._descend(0, (-alpha * now.entropy() - (now.probs * lower).sum(-1)).mean())
         wanted = self.config.target_entropy
-        goal = ENTROPY_SHARE * allowed.sum(-1).log() if wanted is None else torch.full((len(obs),), wanted)
+        goal = self.config.entropy_share * allowed.sum(-1).log() if wanted is None else torch.full((len(obs),), wanted)
         if self.config.temperature is None:
             self._descend(2, (self.log_temperature * (now.entropy().detach() - goal)).mean())
 
@@ -217,7 +217,7 @@ class Reference:
 
 CASES = {
     "plain": (SPEC, SACConfig(lr=1e-3)),
-    "masked": (MASKED, SACConfig(lr=1e-2, tau=0.2)),
+    "masked": (MASKED, SACConfig(lr=1e-2, tau=0.2, entropy_share=0.9)),
     "fixed temperature": (MASKED, SACConfig(temperature=0.3)),
     "layer norm": (SPEC, SACConfig(critic_norm=True, target_entropy=0.4)),
 }
