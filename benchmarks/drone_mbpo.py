@@ -27,7 +27,7 @@ SECONDS = (10, 20, 30, 45, 60)
 SMALL: dict[str, Any] = {
     "device": "cpu",
     "mode": "sequential",
-    "num-envs": 64,
+    "num-envs": 32,
     "env.lidar": False,
     "env.height_scan": False,
     "policy.hidden": "64 64",
@@ -36,8 +36,6 @@ SMALL_MODEL: dict[str, Any] = {
     "mbpo.members": 3,
     "mbpo.elites": 2,
     "mbpo.model-hidden": "64 64",
-    "mbpo.model-batch": 256,
-    "mbpo.max-epochs": 30,
 }
 QUICK: dict[str, Any] = {"steps": 700, "minutes": 1, "evals": 2, "eval-episodes": 8}
 QUICK_MODEL: dict[str, Any] = {"mbpo.max-epochs": 2, "mbpo.rollouts-per-row": 1, "mbpo.learning-starts": 256}
