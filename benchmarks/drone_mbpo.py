@@ -21,7 +21,7 @@ GOAL = 0.9  # share of greedy episodes that reach their goal
 ENV = "freewheel/RoughDrone-v0"
 #: What SAC and MBPO share in arms of equal updates per row; the preset drone-mbpo says it for MBPO.
 SHARED = ("batch", "updates_per_row", "lr", "tau", "first_temperature", "critic_norm", "learning_starts", "buffer")
-MARKS = (5_000, 10_000, 20_000, 40_000, 100_000, 1_000_000, 10_000_000)  # env steps at which arms are compared
+MARKS = (1_000, 2_000, 4_000, 8_000, 100_000, 1_000_000, 10_000_000)  # env steps at which arms are compared
 SECONDS = (10, 20, 30, 45, 60)
 #: The same on a CPU in minutes: no lidar and no scan, small networks, short fits.
 SMALL: dict[str, Any] = {
@@ -38,7 +38,12 @@ SMALL_MODEL: dict[str, Any] = {
     "mbpo.model-hidden": "64 64",
 }
 QUICK: dict[str, Any] = {"steps": 700, "minutes": 1, "evals": 2, "eval-episodes": 8}
-QUICK_MODEL: dict[str, Any] = {"mbpo.max-epochs": 2, "mbpo.rollouts-per-row": 1, "mbpo.learning-starts": 256}
+QUICK_MODEL: dict[str, Any] = {
+    "mbpo.max-epochs": 2,
+    "mbpo.rollouts-per-row": 1,
+    "mbpo.learning-starts": 256,
+    "mbpo.updates-per-row": 1,
+}
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
