@@ -66,7 +66,10 @@ def test_the_summary_shows_which_episodes_are_missing(tmp_path: Any) -> None:
     assert result.summary["lag_max"] == 0
     assert result.summary["dropped"].keys() <= {"stale", "shutdown"}
     assert result.summary["dropped"]["stale"] > 0
-    assert trained["seconds_mean"] <= produced["seconds_mean"]
+    seconds = [episodes["count"] * episodes["seconds_mean"] for episodes in (trained, produced)]
+    assert seconds[0] <= seconds[1] * (1 + 1e-9)
+    if LONG:  # a mean over few episodes may go either way: the last ones are dropped whatever they took
+        assert trained["seconds_mean"] <= produced["seconds_mean"]
 
 
 # ----------------------------------------------------------------------------------------- stragglers
