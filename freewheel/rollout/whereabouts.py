@@ -17,9 +17,8 @@ CODE = 8  # the exit code then
 LIMITS = 9  # ms that a call of each kind may take; 0: any time
 SEEDS = LIMITS + 4  # the seed of the episode of each lane
 
-CONSTRUCT, RESET, CALL, ELSEWHERE = range(
-    4
-)  # kinds of calls; the last: processes do the work, and have limits of their own
+#: Kinds of calls; the last: processes do the work, and have limits of their own.
+CONSTRUCT, RESET, CALL, ELSEWHERE = range(4)
 ALL = -1
 LANES = 4096  # whose seeds there is room for
 
