@@ -26,30 +26,21 @@ PUBLISHED = 3.7  # env steps/s of published MBPO
 #: Mean of five seeds over 10,000 steps each, from the one that begins with step 0; MACURA stops rollouts at disagreement.
 MBPO = (183, 441, 590, 767, 1221, 2158, 2862, 3070)
 MACURA = (401, 1153, 1951, 2894, 3152, 3281)
-ONE_STEP = {
-    "rollout_schedule": (20_000, 150_000, 1, 15),
-    "max_disagreement": None,
-    "critic_norm": False,
-    "target_entropy": -1,
-}
-FIVE = ONE_STEP | {"rollout_schedule": (0, 0, 5, 5)}
-TEN = ONE_STEP | {
-    "rollout_schedule": (0, 0, 10, 10),
-    "max_disagreement": 10.0,
-    "first_temperature": 0.2,
-    "max_epochs": 40,
-}
-SLOW = {"tau": 0.00125, "target_entropy": 0}
+PLAIN = {
+    "max_disagreement": None, "target_entropy": -1, "first_temperature": 1.0, "tau": 0.005, "max_epochs": 1000,
+    "hidden": (256, 256),
+}  # fmt: skip
+TEN = {"critic_norm": True, "tau": 0.005, "target_entropy": -1}
 #: What a variant changes in the preset; "hidden" is the policy's.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "preset": {},
-    "one-step": ONE_STEP,
-    "five": FIVE,
-    "five-norm": FIVE | {"critic_norm": True},
-    "ten-norm": TEN | {"critic_norm": True, "hidden": (512, 512)},
-    "ten-slow": TEN | SLOW | {"hidden": (512, 512)},
-    "ten-slow-norm": TEN | SLOW | {"critic_norm": True, "hidden": (512, 512)},
-    "ten-redq": TEN | {"critic_norm": True, "critics": 5, "updates_per_row": 10},
+    "preset": {},  # "ten-slow" in the rows: rollouts of ten steps, slow targets, entropy 0
+    "published": PLAIN | {"rollout_schedule": (20_000, 150_000, 1, 15)},
+    "five": PLAIN | {"rollout_schedule": (0, 0, 5, 5)},
+    "five-norm": PLAIN | {"rollout_schedule": (0, 0, 5, 5), "critic_norm": True},
+    "ten-norm": TEN,
+    "ten-slow-norm": {"critic_norm": True},
+    "unlimited": {"max_disagreement": None},
+    "redq": TEN | {"max_disagreement": 1.0, "critics": 5, "updates_per_row": 10, "hidden": (256, 256)},
 }
 APART = 5.0  # seconds between two starts
 COLUMNS = (

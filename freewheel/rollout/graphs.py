@@ -11,6 +11,7 @@ from torch import Tensor
 from freewheel.core import Compile
 
 CAPTURING = threading.Lock()  # one capture at a time over all threads
+_READY: set[torch.device] = set()  # whose thread for backward passes has a context
 WARM_UPS = 3  # calls before a capture: libraries allocate handles and workspaces in the first calls
 
 
@@ -31,6 +32,8 @@ class Program:
         generators: Sequence[torch.Generator] = (),
     ) -> None:
         self._body = body
+        for device in {tensor.device for tensor in state if tensor.is_cuda} - _READY:
+            _give_context(device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fallback = ""
         if compile == "graphs":
@@ -53,6 +56,13 @@ class Program:
             self._body()
         else:
             self.graph.replay()
+
+
+def _give_context(device: torch.device) -> None:
+    """Torch runs the backward passes of a device in a thread of its own, which gets a context with its first kernel; cuBLAS, if
+    it comes first there, warns that there is none."""
+    torch.zeros(1, device=device, requires_grad=True).exp().backward()
+    _READY.add(device)
 
 
 def _capture(body: Callable[[], None], generators: Sequence[torch.Generator]) -> torch.cuda.CUDAGraph:

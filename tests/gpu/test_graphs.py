@@ -14,6 +14,7 @@ from torch import Tensor
 
 from freewheel.core import WORKER_TIME, BatchSpec, Chunk, Compile, Origin, Snapshot, Transitions
 from freewheel.envs.batched import BatchedConfig
+from freewheel.envs.family import register_ids
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Fitter
@@ -172,6 +173,7 @@ def test_drones_fly_the_same_way() -> None:
 
 def test_drones_are_imagined_the_same_way() -> None:
     """Rollouts of a model that knows nothing, with the world's own sensors, reward and ends, from real states."""
+    register_ids()
     args = {"model_state": True, "levels": 1}
     env = BatchedConfig("freewheel/RoughDrone-v0", args, device="cuda").make(range(LANES))
     policy = PolicyConfig(hidden=(32,), head="squashed").resolve(env.spec)

@@ -19,7 +19,7 @@ NETWORK = {"hidden": [32, 32]}
 REPLAY: dict[str, Any] = {"learning_starts": 64, "batch": 64}
 MODEL: dict[str, Any] = {
     **REPLAY, "updates_per_row": 2, "rollouts_per_row": 4, "model_every": 64, "members": 3, "elites": 2,
-    "model_hidden": [32, 32], "max_epochs": 5, "clock": "serial",
+    "model_hidden": [32, 32], "max_epochs": 5, "clock": "serial", "rollout_schedule": [0, 0, 1, 1], "critic_norm": False,
 }  # fmt: skip
 ALGORITHMS: Mapping[str, dict[str, Any]] = {
     "ppo-CartPole-v1": {"env": "CartPole-v1", "steps": 1024, "num_steps_per_env": 64, "ppo": {"minibatch": 64}},

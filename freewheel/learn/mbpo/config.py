@@ -31,6 +31,8 @@ class MBPOConfig(SACConfig):
     """Updates per row collected, held within hard bounds in every mode."""
     learning_starts: Annotated[int, Range(least=1, most=10**10)] = 5_000
     """Rows before the first model and the first update; until then the untrained policy acts, which is close to uniform."""
+    critic_norm: bool = True
+    """Layer normalisation in the critics: many updates a row make values run away without it, or without a small tau."""
     members: Annotated[int, Range(least=1, most=1_000)] = 7
     """Networks of the ensemble."""
     elites: Annotated[int, Range(least=1, most=1_000)] = 5
@@ -62,10 +64,11 @@ class MBPOConfig(SACConfig):
     termination: str = "auto"
     """When episodes in the model end: learned, never, your own package.module:function(obs, action, next_obs), or (auto) the
     simulator's model_task or the known rule of a Gymnasium task, else learned."""
-    rollouts_per_row: Annotated[float, Range(above=0, most=1e6)] = 400.0
+    rollouts_per_row: Annotated[float, Range(above=0, most=1e6)] = 100.0
     """Rollouts of the model per row collected."""
-    rollout_schedule: Annotated[tuple[int, int, int, int], Range(least=0, most=10**12)] = (0, 0, 1, 1)
-    """Length of a rollout: from row A to row B it grows from C to D steps."""
+    rollout_schedule: Annotated[tuple[int, int, int, int], Range(least=0, most=10**12)] = (0, 0, 5, 5)
+    """Length of a rollout: from row A to row B it grows from C to D steps. With one step only, values of states that no rollout
+    begins in run away."""
     max_disagreement: Annotated[float | None, Range(above=0, most=1e9)] = None
     """A rollout stops where two models disagree more than so many times as much as on 95 % of the real states that rollouts
     begin in (divergence of their predictions); the schedule then gives the greatest length. Default: disagreement stops none."""
