@@ -25,7 +25,7 @@ class Task:
 
 TASKS: Mapping[str, Task] = {
     "cartpole-sac": Task("CartPole-v1", 30_000, "--preset cartpole-sac --evals 10", 475.0),
-    "acrobot-sac": Task("Acrobot-v1", 260_000, "--preset acrobot-sac", -100.0),
+    "acrobot-sac": Task("Acrobot-v1", 100_000, "--preset acrobot-sac --evals 10", -100.0),
     "cartpole-mbpo": Task("CartPole-v1", 3_000, "--preset cartpole-mbpo", 475.0, seeds=(1,)),
     "cage2-sac": Task("freewheel/Cage2-v0", 50_000, "--algo sac --sac.updates-per-row 0.05 --num-envs 64", seeds=(1,)),
     "cage2-ppo": Task("freewheel/Cage2-v0", 50_000, "--num-envs 64", seeds=(1,)),

@@ -61,7 +61,8 @@ class Program:
 def _give_context(device: torch.device) -> None:
     """Torch runs the backward passes of a device in a thread of its own, which gets a context with its first kernel; cuBLAS, if
     it comes first there, warns that there is none."""
-    torch.zeros(1, device=device, requires_grad=True).exp().backward()
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.zeros(1, device=device, requires_grad=True).exp().backward()
     _READY.add(device)
 
 
