@@ -155,7 +155,7 @@ SMALL = [
     Case("train CartPole-v1 --seeds 1..2 --seed 3", 2, r"give --seed or --seeds, not both$"),
     Case("train CartPole-v1 --jobs 2", 2, r"--jobs is the number of runs of --seeds side by side; add --seeds or leave it out$"),
     Case("eval nosuch other --json", 2, r"no run 'nosuch' in runs; train one first$"),
-    Case("play nosuch --out it.avi", 2, r"--out it.avi: write a .gif or an .mp4$"),
+    Case("play nosuch --out it.avi", 2, r"--out it.avi: write a .gif, an .mp4 or a .png$"),
     Case("help shares", 0, r"Shares of time, as in the bars at the end of a run"),
     Case("train --help max-lag", 0, r"--max-lag"),
     Case("eval", 2, r"which run\? freewheel eval NAME, a directory under runs/$"),

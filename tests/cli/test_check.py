@@ -62,7 +62,7 @@ def test_it_is_readable_without_colour_at_80_columns(capfd: Capture) -> None:
     [
         (f"{WORLDS}:NotANumber", "a reward was nan"),
         (f"{WORLDS}:Raises", "raised RuntimeError: the pump is broken"),
-        (f"{WORLDS}:Sound --algo sac", "sac"),
+        (f"{WORLDS}:Sound --policy.head gaussian", "policy.head gaussian does not fit the actions"),
         ("NoSuchEnv-v0", "unknown environment 'NoSuchEnv-v0'"),
     ],
 )

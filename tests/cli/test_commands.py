@@ -232,7 +232,9 @@ def test_a_missing_checkpoint_is_passed_over_aloud(tmp_path: Path, capfd: Captur
     for argv in (["eval", str(done.path)], ["play", str(done.path), "--render", "none"]):
         assert cli.main(argv) == 0
         out = capfd.readouterr().out
-        assert out.startswith("warning: no evaluation has chosen the best weights yet: using step 64\n")
+        assert out.startswith(
+            "warning: no evaluation has chosen the best weights yet: using step 64 instead of 'best'\n"
+        )
 
 
 def test_a_run_of_a_script_asks_for_a_module(tmp_path: Path, capfd: Capture) -> None:

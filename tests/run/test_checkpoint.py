@@ -212,7 +212,8 @@ def test_a_missing_file_is_noticed(tmp_path: Path, name: str) -> None:
 def test_a_missing_or_foolish_link_is_noticed(tmp_path: Path) -> None:
     store(tmp_path, 1)
     store(tmp_path, 2)
-    assert load(tmp_path, "best").warnings == ("no evaluation has chosen the best weights yet: using step 2",)
+    told = "no evaluation has chosen the best weights yet: using step 2 instead of 'best'"
+    assert load(tmp_path, "best").warnings == (told,)
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").symlink_to(tmp_path / "1")  # out of the folder, in principle
     found = load(tmp_path)

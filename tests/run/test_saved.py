@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(copy: Path, result: Result) 
 def test_a_run_without_evaluations_plays_its_last_weights(tmp_path: Path) -> None:
     done = train(tmp_path, steps=64, evals=0)
     _, warnings = open_run(str(done.path)).actor("best")
-    assert warnings == ["no evaluation has chosen the best weights yet: using step 64"]
+    assert warnings == ["no evaluation has chosen the best weights yet: using step 64 instead of 'best'"]
 
 
 DISCRETE, DRONE = "tests.support.worlds:Identity", "freewheel/RoughDrone-v0"

@@ -271,7 +271,7 @@ def _no_link(root: Path, which: str) -> str:
 
 def _warnings(problems: list[str], found: Name, which: str) -> tuple[str, ...]:
     if problems == [NO_BEST]:
-        return (f"{NO_BEST}: using step {found}",)
+        return (f"{NO_BEST}: using step {found} instead of '{which}'",)
     return (*problems, f"using step {found} instead of '{which}'") if problems else ()
 
 
