@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -229,7 +230,11 @@ class Training:
         watch = _Watch(Progress(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
         classic = resolved.run.output.console == "classic"
         sinks = [ClassicSink(ClassicLines(episodes=proposal.episodes))] if classic else []
-        result = run(resolved, quiet=True, hooks=[watch], sinks=sinks)
+        try:
+            result = run(resolved, quiet=True, hooks=[watch], sinks=sinks)
+        except (KeyboardInterrupt, SystemExit) as early:  # a signal that came before the run had begun
+            code = early.code if isinstance(early, SystemExit) else None
+            raise InterruptedSearch(code if isinstance(code, int) else SIGNALLED + signal.SIGINT) from None
         if result.exit_code > SIGNALLED:
             raise InterruptedSearch(result.exit_code)
         watch.write()
