@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from freewheel.core import BatchSpec
 from freewheel.learn.replay import Batch, Minibatch
@@ -23,6 +21,7 @@ from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.spec import PolicySpec
 from freewheel.testing.conformance import check_learner
 from tests.support.model_story import BOX_LANES, CHUNK, box_world
+from tests.support.sac_reference import ACTOR, CRITICS, TEMPERATURE, Reference, assert_goes_on
 
 K, ROWS, SHARE = 3, 16, SACConfig().entropy_share
 SPEC = PolicySpec(4, "float32", ((0, 3),), ((1, 4),), (), None, "categorical", K, (12, 8), "tanh", 0.0, "")
@@ -147,35 +146,8 @@ def test_the_greatest_entropy_is_that_of_the_allowed_actions(masks: list[tuple[i
     assert float(update.improve(obs, torch.ones(1)).excess) == pytest.approx(excess, abs=1e-6)
 
 
-@dataclass
-class Reference:
-    """The same as formulas, in float64, with autograd and torch's Adam for each of three losses."""
-
-    config: SACConfig
-    spec: PolicySpec
-    actor: list[nn.Parameter]
-    critics: list[list[nn.Parameter]]
-    log_temperature: nn.Parameter
-
-    def __post_init__(self) -> None:
-        self.targets = [[part.detach().clone() for part in critic] for critic in self.critics]
-        trained = (self.actor, [*itertools.chain(*self.critics)], [self.log_temperature])
-        self.optimisers = [torch.optim.Adam(parts, lr=self.config.lr) for parts in trained]
-
-    @classmethod
-    def of(cls, update: DiscreteUpdate) -> Reference:
-        views, count = update.policy.weights(on_device=False), len(update.net.spec.hidden) + 1
-        actor = [views[f"actor.{i}.{part}"] for i in range(count) for part in ("weight", "bias")]
-        critics = [[nn.Parameter(part[i].detach().double()) for part in update.critics.parameters] for i in range(2)]
-        wide = [nn.Parameter(torch.tensor(part).double()) for part in actor]
-        return cls(update.config, update.net.spec, wide, critics, nn.Parameter(update.log_temperature.double().clone()))
-
-    def mlp(self, parts: Sequence[Tensor], x: Tensor, *, norm: bool = False) -> Tensor:
-        for i in range(0, len(parts), 2):
-            x = x @ parts[i] + parts[i + 1]
-            if i < len(parts) - 2:
-                x = torch.tanh(functional.layer_norm(x, x.shape[-1:]) if norm else x)
-        return x
+class Formulas(Reference):
+    """The same as formulas."""
 
     def policy(self, x: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
         """And which actions are allowed."""
@@ -197,22 +169,15 @@ class Reference:
         taken = action.long()[:, 0]
         every = self.q(self.critics, obs)
         errors = [q[torch.arange(len(q)), taken] - goal for q in every]
-        self._descend(1, sum(0.5 * (weight * error.square()).mean() for error in errors))
-        with torch.no_grad():
-            for target, part in zip(itertools.chain(*self.targets), itertools.chain(*self.critics), strict=True):
-                target.copy_((1 - self.config.tau) * target + self.config.tau * part)
+        self.descend(CRITICS, sum(0.5 * (weight * error.square()).mean() for error in errors))
+        self.follow()
         now, allowed = self.policy(obs)
         lower = self.q(self.critics, obs).min(0).values.detach()
-        self._descend(0, (-alpha * now.entropy() - (now.probs * lower).sum(-1)).mean())
+        self.descend(ACTOR, (-alpha * now.entropy() - (now.probs * lower).sum(-1)).mean())
         wanted = self.config.target_entropy
         goal = self.config.entropy_share * allowed.sum(-1).log() if wanted is None else torch.full((len(obs),), wanted)
         if self.config.temperature is None:
-            self._descend(2, (self.log_temperature * (now.entropy().detach() - goal)).mean())
-
-    def _descend(self, which: int, loss: Any) -> None:
-        self.optimisers[which].zero_grad()
-        loss.backward()
-        self.optimisers[which].step()
+            self.descend(TEMPERATURE, (self.log_temperature * (now.entropy().detach() - goal)).mean())
 
 
 CASES = {
@@ -228,30 +193,16 @@ def test_updates_are_those_of_plain_autograd(case: str) -> None:
     spec, config = CASES[case]
     drawn = itertools.count()
     update = update_for(spec, config, lambda: batch_of(seed=next(drawn), masked=spec.mask is not None))
-    reference, noise = Reference.of(update), update.policy.generator.get_state()
+    reference, noise = Formulas.of(update), update.policy.generator.get_state()
     for number in range(3):
         update.step()
         reference.step(batch_of(seed=number, masked=spec.mask is not None))
-        pairs: list[tuple[Tensor, Tensor]] = list(zip(update._actor, reference.actor, strict=True))
-        flat = update.critics.views(update.critics.target)
-        for i, (parameter, target) in enumerate(zip(update.critics.parameters, flat, strict=True)):
-            for twin in range(2):
-                pairs += [(parameter[twin], reference.critics[twin][i]), (target[twin], reference.targets[twin][i])]
-        for ours, theirs in [*pairs, (update.log_temperature, reference.log_temperature)]:
-            torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-5)
+        reference.assert_equal(update)
     assert torch.equal(noise, update.policy.generator.get_state()), "sums need no random numbers"
 
 
 def test_a_restored_agent_goes_on_bit_for_bit() -> None:
-    ours, theirs = update_for(), update_for(seed=3)
-    for _ in range(2):
-        ours.step()
-    theirs.load_state_dict(ours.state_dict())
-    for update in (ours, theirs):
-        update.step()
-    mine, other = ours.state_dict(), theirs.state_dict()
-    assert mine.keys() == other.keys()
-    assert all(np.array_equal(mine[name], other[name]) for name in mine)
+    assert_goes_on(lambda seed: update_for(seed=seed))
 
 
 @pytest.mark.parametrize("normalised", [False, True])
