@@ -49,7 +49,7 @@ COLUMNS = (
 )  # fmt: skip
 SMALL = {
     "model_hidden": (16, 16), "members": 3, "elites": 2, "learning_starts": 200, "max_epochs": 3, "rollouts_per_row": 4.0,
-    "batch": 32,
+    "batch": 32, "hidden": (32, 32), "rollout_schedule": (0, 0, 2, 2),
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ QUICK = (
     "checkpoint --only replay",
     "device_ablation --device cpu",
     "first_day",
+    "hopper --device cpu",
     "inverted_pendulum",
     "timeline",
     "chaos --only killed damaged",

@@ -34,9 +34,8 @@ class Successors:
 
     def __init__(self, capacity: int, lanes: int, device: str, *, steps: int, gamma: float) -> None:
         self.capacity, self.steps, self.gamma = capacity, steps, gamma
-        self._next = torch.full(
-            (capacity + 1,), NONE, device=device
-        )  # the place behind the ring takes what has no place
+        # One place more than the ring has: it takes what has no place.
+        self._next = torch.full((capacity + 1,), NONE, device=device)
         self._newest = torch.full((lanes,), NONE, device=device)  # number of a lane's last row, if its episode goes on
 
     def add(self, data: Transitions[Any], lane0: int, rows: Batch, first: int, ring: Batch) -> None:
