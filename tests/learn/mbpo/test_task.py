@@ -184,6 +184,14 @@ def test_a_task_without_its_group_is_refused() -> None:
         facts(Slider(), SLICES[:2])
 
 
+def test_a_task_that_cannot_observe_is_refused_before_the_first_rollout() -> None:
+    class Blind(ModelTask):
+        predicted = 2
+
+    with pytest.raises(SetupError, match=r"^Blind has no observe\(state\), which computes the other groups"):
+        facts(Blind())
+
+
 # ------------------------------------------------------------------------------------------------------------- the drone
 
 
