@@ -10,7 +10,8 @@ other packages by the entry points in their pyproject.toml:
     algorithms   ALGORITHM    freewheel.learn.*.config                      freewheel.algorithms
     modes        MODE         freewheel.collect.*                           freewheel.modes
     sinks        SINK         freewheel.sinks.*                             freewheel.sinks
-    commands     COMMAND      freewheel.cli.*, freewheel.worlds.*.command   freewheel.commands
+    commands     COMMAND      freewheel.cli.*, freewheel.*.command and      freewheel.commands
+                              freewheel.worlds.*.command
     heads        HEAD         freewheel.policies.heads.*                    freewheel.heads
 
 An entry is imported when its registry is first read. Its module must be light: heavy imports belong into functions.

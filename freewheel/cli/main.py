@@ -12,7 +12,9 @@ from freewheel.errors import FreewheelError
 from freewheel.files.output import complain, fill_standard_streams
 from freewheel.registry import Command, Registry
 
-COMMANDS: Registry[Command] = Registry("command", "COMMAND", "freewheel.cli", "freewheel.worlds", leaf="command")
+COMMANDS: Registry[Command] = Registry(
+    "command", "COMMAND", "freewheel.cli", "freewheel.worlds", "freewheel", leaf="command"
+)
 HELP = ("-h", "--help")
 #: What the system has run out of, and what to do.
 EXHAUSTED = {

@@ -1,0 +1,1 @@
+"""`freewheel compare`: every mode on the user's own environment, with equal work, and a recommendation."""

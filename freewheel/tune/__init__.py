@@ -1,0 +1,1 @@
+"""`freewheel tune`: measures an environment, predicts every setting, runs the best for real and writes a config."""
