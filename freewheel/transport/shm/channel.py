@@ -153,6 +153,14 @@ class _Ring:
         """Rows of a slot before this step, lost ones included."""
         return self.tally[self.at(number, step)] - self.tally[self.at(number, 0)]
 
+    def before(self, number: int) -> int:
+        """Rows produced before this slot, which is not freed meanwhile; its writer may begin it at any time."""
+        if self.opened[0] < number:
+            produced = self.tally[self.at(number - 1, self.steps(number - 1))]
+            if self.opened[0] < number:  # so the slot before it was not overwritten
+                return int(produced)
+        return int(self.tally[self.at(number, 0)])
+
     def reached(self) -> Tally:
         """The worker's progress, from the slot that it began last."""
         number = self.opened[0]
@@ -349,9 +357,8 @@ class Reader:
         """Count the rows that the ring has dropped since the last call."""
         if self._channel.overflow is None:
             return
-        ring, number = self._rings[worker], self._rings[worker].taken[0]
-        before = ring.tally[ring.at(number, 0)] if number <= ring.opened[0] else ring.reached().produced
-        dropped = before - self._read[worker]  # negative if this slot was partly read
+        ring = self._rings[worker]
+        dropped = ring.before(ring.taken[0]) - self._read[worker]  # negative if this slot was partly read
         if dropped > 0:
             self._read[worker] += dropped
             self.overflowed += dropped

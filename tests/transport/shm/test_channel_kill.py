@@ -204,6 +204,26 @@ def test_the_counts_balance_although_the_writer_continues_during_the_count(cell:
         counted.balance()
 
 
+@pytest.mark.parametrize("fragments", [0, 1])
+def test_rows_written_during_the_count_are_not_taken_for_dropped_ones(fragments: int) -> None:
+    with closing(Channel(shape(slots=2), drop_oldest=True)) as channel:
+        author, counted = Pen(Writer(channel.ports[0], 0, 0)), CountingReader(channel)
+        author.fragment(3)
+        counted.take()
+
+        def run_ahead() -> None:
+            for _ in range(fragments):
+                author.fragment(2)
+            author.begin()
+            author.step()
+
+        ring = counted.reader._rings[0]
+        ring.opened = Hooked(ring.opened, run_ahead)  # type: ignore[assignment] # read like a memoryview
+        counted.balance()
+        assert counted.reader.overflowed == 0
+        counted.balance()
+
+
 # ---------------------------------------------------------------------------------------------------------- real processes
 
 
