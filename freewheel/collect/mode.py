@@ -151,9 +151,13 @@ def useful_workers(cost: EnvCost) -> int:
     cores = usable_cores()
     if cost.computes:
         return max(1, cores - 1) if cores > 2 or cost.fast < CHEAP else cores
-    busy = (cost.cpu + WORKER_STEP) / max(cost.own, WORKER_STEP)  # cores that a worker will keep busy
-    times = 1 << max(0, math.floor(math.log2(1 / busy)))
+    times = 1 << max(0, math.floor(math.log2(1 / worker_cores(cost))))
     return min(max(MOST_WAITING, cores), cores * times)
+
+
+def worker_cores(cost: EnvCost) -> float:
+    """Cores that a worker keeps busy while it steps."""
+    return (cost.cpu + WORKER_STEP) / max(cost.own, WORKER_STEP)
 
 
 def memory_room(cost: EnvCost) -> int:

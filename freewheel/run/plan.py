@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from freewheel.collect.mode import MODES, WorkersConfig, require_room
+from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_cores
 from freewheel.config.auto import kind_of, settle
 from freewheel.config.resolve import Config, MachineOptions
 from freewheel.core import BatchSpec, EnvSpec, Snapshot
 from freewheel.errors import SetupError, UsageError
 from freewheel.files.memory import Need
-from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts
+from freewheel.learn.spec import Compute, LearnerSpec, ReplayConfig, WorldFacts
+from freewheel.metrics.targets import Setup
 from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, Start, actor_layout, check_weights, head_layout, statistics_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory, SimulationSpec, WorkerSpec
@@ -137,6 +138,30 @@ class Plan:
         env = self.config.env
         nice = NICE if self.yields == "workers" else 0
         return WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules), nice=nice)
+
+    @property
+    def setup(self) -> Setup:
+        """What decides which targets the run can reach."""
+        learner, spec, run, workers = self.config.learner, self.learner_spec, self.config.run, self.worker_config
+        apart = getattr(self.config.collector, "placement", "inline") == "processes"  # lockstep
+        replay = learner if isinstance(learner, ReplayConfig) else None
+        rows = None if self.batch.episodes is not None else float(self.batch.rows)
+        kept = None if replay is None else replay.rows_kept(spec)
+        return Setup(
+            mode=self.config.mode,
+            algo=self.config.algo,
+            workers=self.spec.lanes if apart else self.workers,
+            in_turn=workers is None and not self.spec.batched_on_device,
+            cores=usable_cores(),
+            device=self.device,
+            worker_cores=None if self.cost is None or workers is None else worker_cores(self.cost),
+            rows_per_update=rows if replay is None else 1.0 / replay.ratio,
+            learning_starts=0 if replay is None else replay.learning_starts,
+            replay_rows=kept,
+            replay_filled=self.config.horizon,
+            threads=run.machine.threads,
+            log_every=run.output.log_every,
+        )
 
     def collect_spec(self, snapshot: Snapshot, while_waiting: Callable[[], None]) -> CollectSpec:
         """What the collector has to do. Our actors load only their part of a snapshot, a user's module all of it."""

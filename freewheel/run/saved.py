@@ -18,6 +18,7 @@ from freewheel.files import disk, origin
 from freewheel.files.lock import FileLock, HeldError
 from freewheel.files.outage import Outage, twice
 from freewheel.files.read import json_object
+from freewheel.metrics import targets
 from freewheel.policies.layout import Layout
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
@@ -31,7 +32,7 @@ from freewheel.seeding import scoring_seed
 if TYPE_CHECKING:
     from freewheel.run.trainer import Result
 
-FILES = CONFIG, SUMMARY = "config.json", "summary.json"
+FILES = CONFIG, SUMMARY, TARGETS = "config.json", "summary.json", targets.FILE
 METRICS, LOCK = "metrics.jsonl", ".lock"
 
 
@@ -48,6 +49,7 @@ class RunDirectory:
         # A network of the user's is code, which is imported again only where it is known who has named it.
         signed = {origin.FIELD: origin.signature("policy", described)} if plan.policy.module else {}
         self.about: Mapping[str, Any] = about | signed
+        self._setup = plan.setup.to_json()
         self.outages = {what: Outage(str(self.path / what), say) for what in (*FILES, CHECKPOINTS)}
         self._unsaved: tuple[int, Snapshot] | None = None  # the best weights, which could not be saved yet
 
@@ -62,6 +64,7 @@ class RunDirectory:
             if not self.path.is_dir():
                 self._say(f"{self.path} was removed while the run writes to it; it is made again")
             self.write(CONFIG, self._config)
+            self.write(TARGETS, self._setup)
         if self._unsaved is not None:
             self.save(*self._unsaved, best=True)
 
@@ -107,6 +110,7 @@ class RunDirectory:
         except OSError as error:
             raise SetupError(f"cannot write in {self.path}: {error.strerror}") from None
         self.write(CONFIG, self._config)
+        self.write(TARGETS, self._setup)
 
 
 def lock_run(path: Path) -> FileLock:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.columns import Columns
@@ -14,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freewheel.metrics.meter import Budget
+from freewheel.metrics.targets import Indicator, Setup, judge
 from freewheel.sinks.classic import ClassicLines
 from freewheel.sinks.sink import RunInfo, SinkEntry
 
@@ -23,21 +26,32 @@ LABEL = 11  # columns before the lines of the summary
 SMALL = 0.02  # kinds of time with a smaller share are shown together as the rest
 SHADES, ASCII_SHADES = "█▓▒░·", "#=+-."  # from the greatest share to the smallest
 FREE_RUNNING = ("continuous", "episodes")  # modes whose classic name begins with Async
+#: Key figures of the panel by their metric, and what colour a figure with a target has.
+FIGURES = {"steps_per_s": "steps/s", "updates_per_s": "updates/s", "queue_util": "queue", "buffer_util": "buffer",
+           "gpu_util": "gpu", "cpu_util": "cpu"}  # fmt: skip
+STYLES = {"good": "bold green", "bad": "bold red"}
+STEADY = 5  # rows in succession after which it is told why a target is out of reach
 ENDINGS = {"steps": "all steps taken", "minutes": "time is up", "episodes": "all episodes played"}
 
 
 class ConsoleSink:
     """Prints a run. Implements core.Sink.
 
-    `classic`: these lines instead of the panel or plain lines.
+    `classic`: these lines instead of the panel or plain lines; `setup`: which targets the run can reach.
     """
 
     direct = True
 
     def __init__(
-        self, title: str, budget: Budget, out: Console | None = None, classic: ClassicLines | None = None
+        self,
+        title: str,
+        budget: Budget,
+        out: Console | None = None,
+        classic: ClassicLines | None = None,
+        setup: Setup | None = None,
     ) -> None:
         self._title, self._budget, self._out, self._classic = title, budget, out or Console(), classic
+        self._setup, self._beyond = setup, Counter[str]()  # rows in succession in which a target was out of reach
         self._live: Live | None = None
         self._best: float | None = None
 
@@ -69,10 +83,20 @@ class ConsoleSink:
             # Refreshed here, so that it needs no thread.
             self._live = Live(console=self._out, auto_refresh=False, transient=True)
             self._live.start()
-        body = Group(_progress(self._budget, row), "", _figures(row, self._best), "", *_ledger(row))
+        judged = judge(row, self._setup)
+        self._explain(judged)
+        body = Group(_progress(self._budget, row), "", _figures(row, self._best, judged), "", *_ledger(row))
         title, elapsed = Text(self._title, "bold"), Text(_clock(row["wall_s"]), "dim")
         panel = Panel(body, title=title, subtitle=elapsed, padding=(0, 1), width=min(self._out.width, WIDTH))
         self._live.update(panel, refresh=True)
+
+    def _explain(self, judged: Sequence[Indicator]) -> None:
+        """Say once why a target is out of reach, when that is no passing matter."""
+        for one in judged:
+            self._beyond[one.name] = self._beyond[one.name] + 1 if one.state == "unreachable" else 0
+            if self._beyond[one.name] == STEADY:
+                self._print(Text(f"{one.label}: {one.reason}", "dim"))
+                self._beyond[one.name] = -sys.maxsize  # never again
 
     def _print(self, text: Text) -> None:
         # Lines are not folded, for `grep`; above a panel they must be, or the panel would be cut as well.
@@ -83,7 +107,7 @@ def _open(run: RunInfo) -> ConsoleSink | None:
     name = ("Async" if run.mode in FREE_RUNNING else "") + run.algorithm.upper()
     episodes = run.budget.episodes
     classic = ClassicLines("" if episodes else name, episodes=episodes) if run.console == "classic" else None
-    return None if run.quiet else ConsoleSink(run.title, run.budget, classic=classic)
+    return None if run.quiet else ConsoleSink(run.title, run.budget, classic=classic, setup=run.setup)
 
 
 SINK = SinkEntry("console", _open, default=True)
@@ -149,7 +173,8 @@ def _lag(row: Mapping[str, Any], which: str) -> float | None:
     return lag if lag is not None else row.get(f"replay/lag_{which}")
 
 
-def _figures(row: Mapping[str, Any], best: float | None) -> Columns:
+def _figures(row: Mapping[str, Any], best: float | None, judged: Sequence[Indicator]) -> Columns:
+    """Green and red are figures with a target; what cannot reach its target is neither."""
     busy = {kind: _percent(row[f"{kind}_busy"]) for kind in ("learner", "env")}
     used = {part: _percent(row[f"{part}_util"]) for part in ("queue", "buffer", "cpu", "gpu")}
     groups = (
@@ -159,15 +184,16 @@ def _figures(row: Mapping[str, Any], best: float | None) -> Columns:
         {"learner": busy["learner"], "env": busy["env"], "buffer": used["buffer"]},
         {"cpu": used["cpu"], "gpu": used["gpu"]},
     )
-    return Columns([_group(figures) for figures in groups], padding=(0, 2))
+    styles = {FIGURES[one.name]: STYLES.get(one.state, "bold") for one in judged}
+    return Columns([_group(figures, styles) for figures in groups], padding=(0, 2))
 
 
-def _group(figures: Mapping[str, str]) -> Table:
+def _group(figures: Mapping[str, str], styles: Mapping[str, str]) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_column(style="dim")
-    table.add_column(style="bold", justify="right", min_width=5)
-    for pair in figures.items():
-        table.add_row(*pair)
+    table.add_column(justify="right", min_width=5)
+    for name, value in figures.items():
+        table.add_row(name, Text(value, styles.get(name, "bold")))
     return table
 
 

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from freewheel.core import Sink
 from freewheel.metrics.meter import Budget
+from freewheel.metrics.targets import Setup
 from freewheel.registry import Registry
 
 
@@ -21,6 +22,7 @@ class RunInfo:
     budget: Budget
     algorithm: str
     mode: str
+    setup: Setup | None = None  # which targets it can reach
     quiet: bool = False  # nothing is to be printed
     console: Literal["live", "classic"] = "live"
     say: Callable[[str], None] = lambda _: None  # tells the user something, through all sinks

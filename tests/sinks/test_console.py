@@ -17,6 +17,7 @@ from rich.text import Text
 
 from freewheel.core import Sink
 from freewheel.metrics.meter import Budget
+from freewheel.metrics.targets import Setup
 from freewheel.sinks import console
 from freewheel.sinks.classic import ClassicLines, ClassicSink
 from freewheel.sinks.console import ConsoleSink
@@ -226,6 +227,22 @@ def test_the_panel() -> None:
         "╰──────────────────────────────────── 0:04 ────────────────────────────────────╯",
     ]
     sink.close(SUMMARY)
+
+
+def test_figures_are_green_or_red_and_say_once_why_they_cannot_be() -> None:
+    file = io.StringIO()
+    out = Console(file=file, force_terminal=True, width=80, color_system="standard", no_color=False, _environ={})
+    setup = Setup(mode="continuous", algo="ppo", workers=2, in_turn=False, cores=2, device="cpu", worker_cores=1.0)
+    sink = ConsoleSink(TITLE, Budget(), out, setup=setup)
+    for _ in range(20):
+        sink.write(ROW | {"queue_util": 0.6, "cpu_util": 0.3})
+    drawn = file.getvalue()
+    sink.close(SUMMARY)
+    assert "\x1b[1;32m  60%\x1b[0m" in drawn
+    assert "\x1b[1;31m  30%\x1b[0m" in drawn
+    assert drawn.count("GPU: no GPU here") == 1
+    assert drawn.count("buffer: PPO empties") == 1
+    assert "CPU:" not in drawn
 
 
 @pytest.mark.parametrize("width", [20, 80, 200])

@@ -1,0 +1,257 @@
+"""Targets of the key figures of a run: whether each is where it should be, and if it cannot be, why not.
+
+`judge` is the one place that decides it: the console, the terminal view and the live page show what it returns. It needs a row of
+metrics.jsonl and the set-up of the run, which is in the run directory as targets.json (`read`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from freewheel.errors import FileError
+from freewheel.files.read import json_object, record
+
+FILE = "targets.json"  # in a run directory
+
+QUEUE, BUFFER = (0.5, 0.8), (0.7, 0.9)  # shares between which they should be
+GPU, CPU = 0.9, 0.8  # shares that they should be above
+RATE = 0.9  # of what the rates would be if nobody waited
+WAITING = 0.1  # share of the time in which waiting is not worth a word
+
+State: TypeAlias = Literal["good", "bad", "unreachable", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What decides which targets a run can reach. Plain numbers, so that readers of a run directory have them too."""
+
+    mode: str
+    algo: str
+    workers: int  # processes or threads that act
+    in_turn: bool  # environments are stepped in turn with the updates, and there is no queue
+    cores: int
+    device: str  # of the learner
+    worker_cores: float | None = (
+        None  # that a worker keeps busy while it does not wait for the learner; None: not known
+    )
+    rows_per_update: float | None = None  # None: it varies
+    learning_starts: int = 0  # rows before the first update
+    replay_rows: int | None = None  # capacity of the replay buffer; None: rows are used once
+    replay_filled: int | None = None  # rows that it will hold at the end of the run; None: not known
+    threads: int = 1  # of the learner
+    log_every: float = 1.0  # seconds between two rows of metrics
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], where: str = FILE) -> Setup:
+        """FileError if it is something else; fields that are not known here are left out."""
+        known = {field.name for field in fields(cls)}
+        return record(cls, {name: value for name, value in data.items() if name in known}, where)
+
+
+@dataclass(frozen=True)
+class Indicator:
+    """A key figure beside its target."""
+
+    name: str  # of the metric
+    label: str  # for people
+    value: float | None  # a share, 0 to 1, or a rate per second
+    low: float | None  # where it should be; None: no such limit
+    high: float | None
+    state: State
+    reason: str = ""  # in a sentence, unless it is good
+
+    @property
+    def is_share(self) -> bool:
+        return self.name.endswith("_util")
+
+
+def read(run: Path) -> Setup | None:
+    """The set-up of a run directory; None where it is not there or cannot be read."""
+    try:
+        return Setup.from_json(json_object(run / FILE), str(run / FILE))
+    except FileError:
+        return None
+
+
+def judge(row: Mapping[str, Any], setup: Setup | None) -> tuple[Indicator, ...]:
+    """Every key figure of a row of metrics, beside its target. Without the set-up there are values only."""
+    if setup is None:
+        return tuple(
+            Indicator(name, label, row.get(name), None, None, "unknown", "the set-up of this run is not known")
+            for name, label in LABELS.items()
+        )
+    seen = _Seen.of(row)
+    return (
+        _collection(row, setup, seen),
+        _updates(row, setup, seen),
+        _queue(row, setup, seen),
+        _buffer(row, setup),
+        _gpu(row, setup, seen),
+        _cpu(row, setup, seen),
+    )
+
+
+LABELS = {
+    "steps_per_s": "collection rate",
+    "updates_per_s": "update rate",
+    "queue_util": "queue",
+    "buffer_util": "buffer",
+    "gpu_util": "GPU",
+    "cpu_util": "CPU",
+}
+
+
+class _Seen(NamedTuple):
+    """Who waits for whom, in shares of their time."""
+
+    workers_wait: float  # for the learner or for each other
+    workers_down: float
+    learner_waits: float
+    learner_busy: float
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> _Seen:
+        waits = (row.get(f"time/worker_wait_{what}") or 0.0 for what in ("credit", "slot", "gate"))
+        down, idle = (row.get(f"time/{name}") or 0.0 for name in ("worker_down", "learner_wait_data"))
+        return cls(min(sum(waits), 1.0), down, idle, row.get("learner_busy") or 0.0)
+
+    @property
+    def free(self) -> float:
+        """What the rates would be times if no worker waited."""
+        return 1.0 / max(1.0 - self.workers_wait - self.workers_down, 0.01)
+
+    @property
+    def learner_limits(self) -> bool:
+        return self.workers_wait > WAITING and self.learner_busy >= self.workers_wait
+
+    @property
+    def learner_is_limit(self) -> str:
+        busy = f"it is busy {_percent(self.learner_busy)} of the time"
+        return f"the learner is the limit: {busy}, workers wait for it {_percent(self.workers_wait)}"
+
+    @property
+    def envs_are_limit(self) -> str:
+        return f"the environments are the limit: the learner waits for rows {_percent(self.learner_waits)} of the time"
+
+
+Said: TypeAlias = tuple[State, str]
+GOOD: Said = ("good", "")
+
+
+def _indicator(
+    row: Mapping[str, Any], name: str, low: float | None, high: float | None, otherwise: Said, unknown: str = ""
+) -> Indicator:
+    """Good if the value is between its limits, otherwise what is given; a value that is missing is unknown."""
+    value = row.get(name)
+    if value is None:
+        said: Said = ("unreachable", unknown) if unknown else ("unknown", "not measured yet")
+    else:
+        said = GOOD if (low is None or value >= low) and (high is None or value <= high) else otherwise
+    return Indicator(name, LABELS[name], value, low, high, *said)
+
+
+def _collection(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
+    """Beside the free run: what the same workers would do if none of them waited."""
+    rate = row.get("steps_per_s")
+    low = None if not rate else RATE * rate * seen.free
+    return _indicator(row, "steps_per_s", low, None, _why_slow(setup, seen))
+
+
+def _why_slow(setup: Setup, seen: _Seen) -> Said:
+    if seen.workers_down > seen.workers_wait:
+        return "bad", f"workers are down {_percent(seen.workers_down)} of the time: they die and are replaced, or start"
+    if setup.in_turn:
+        return "unreachable", f"{setup.mode} takes turns: environments rest while the learner learns"
+    if seen.learner_limits:
+        return "unreachable", seen.learner_is_limit
+    if setup.mode == "batch":
+        return "unreachable", f"batch waits for its slowest worker: {_percent(seen.workers_wait)} of the workers' time"
+    return "bad", f"workers wait {_percent(seen.workers_wait)} of the time: too few rows may be under way"
+
+
+def _updates(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
+    """As many as the rows of the free run call for; one may be missing in an interval."""
+    rate = row.get("steps_per_s")
+    if setup.rows_per_update is None:
+        said: Said = ("unknown", "no target: updates differ in their number of rows")
+        return Indicator("updates_per_s", LABELS["updates_per_s"], row.get("updates_per_s"), None, None, *said)
+    low = None if not rate else max(0.0, RATE * rate * seen.free / setup.rows_per_update - 1.0 / setup.log_every)
+    otherwise = _why_slow(setup, seen)
+    if (row.get("env_steps") or 0) < setup.learning_starts:
+        otherwise = "unreachable", f"learning begins after {setup.learning_starts:,} rows"
+    return _indicator(row, "updates_per_s", low, None, otherwise)
+
+
+def _queue(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
+    none = f"{setup.mode} takes turns: there is no queue" if setup.in_turn else ""
+    value, (low, high) = row.get("queue_util"), QUEUE
+    if value is not None and value > high:
+        said: Said = ("bad", f"{seen.learner_is_limit}; fewer workers, or a longer queue")
+    elif seen.learner_waits > WAITING:
+        idle = f"it waits {_percent(seen.learner_waits)} of the time"
+        said = "unreachable", f"the learner takes fragments as they come: {idle}"
+    else:
+        said = "bad", "the queue is longer than it has to be"
+    return _indicator(row, "queue_util", low, high, said, unknown=none)
+
+
+def _buffer(row: Mapping[str, Any], setup: Setup) -> Indicator:
+    low, high = BUFFER
+    if setup.replay_rows is None:
+        said: Said = (
+            "unreachable",
+            f"{setup.algo.upper()} empties its rollout buffer at every update: it swings between 0 and 100 %",
+        )
+        return Indicator("buffer_util", LABELS["buffer_util"], row.get("buffer_util"), low, high, *said)
+    filled = None if setup.replay_filled is None else min(setup.replay_filled / setup.replay_rows, 1.0)
+    if (row.get("buffer_util") or 0.0) > high:
+        said = "unreachable", "a replay buffer that is full stays full: new rows replace the oldest"
+    elif filled is not None and filled < low:
+        said = "unreachable", f"the rows of this run fill {_percent(filled)} of {setup.replay_rows:,} at most"
+    else:
+        said = "unreachable", f"it still fills: it holds up to {setup.replay_rows:,} rows"
+    return _indicator(row, "buffer_util", low, high, said)
+
+
+def _gpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
+    none = "no GPU here: the learner computes on the CPU" if setup.device == "cpu" else ""
+    if seen.learner_waits > WAITING:
+        said: Said = ("unreachable", seen.envs_are_limit)
+    else:
+        said = "bad", "the GPU is faster than what is asked of it: larger minibatches or networks would use it"
+    return _indicator(row, "gpu_util", GPU, None, said, unknown=none)
+
+
+def _cpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
+    return _indicator(row, "cpu_util", CPU, None, _why_idle(setup, seen))
+
+
+def _why_idle(setup: Setup, seen: _Seen) -> Said:
+    learner = min(seen.learner_busy, 1.0) * setup.threads if setup.device == "cpu" else 0.0
+    if setup.in_turn:
+        at_once = min(max(setup.workers, setup.threads), setup.cores)
+        if at_once < CPU * setup.cores:
+            return "unreachable", f"{setup.mode} uses {at_once} of {setup.cores} cores at a time"
+        return "unreachable", f"{setup.mode} takes turns: environments and learner wait for each other"
+    if setup.worker_cores is not None:
+        most = min(1.0, (setup.workers * setup.worker_cores + learner) / setup.cores)
+        if most < CPU and setup.worker_cores < 0.5:
+            return "unreachable", f"workers sleep: {setup.workers} of them use {_percent(most)} of the CPU at most"
+        if most < CPU:
+            return (
+                "bad",
+                f"{setup.workers} workers use {_percent(most)} of {setup.cores} cores at most: more would use the rest",
+            )
+    if seen.learner_limits:
+        return "unreachable", seen.learner_is_limit
+    return "bad", "cores are free, or other programs use them"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
