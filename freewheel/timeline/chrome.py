@@ -1,0 +1,83 @@
+"""trace.json: a timeline as Chrome trace events, which ui.perfetto.dev and chrome://tracing open; and read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from freewheel.errors import FileError
+from freewheel.files import read as files
+from freewheel.timeline.model import FORMAT, GROUPS, Group, Row, Span, Timeline
+
+TRACE = "trace.json"  # the whole run, at its end
+RECENT = "timeline.json"  # the last minute, while it runs: Timeline.to_json
+TITLES: Mapping[Group, str] = {"envs": "Envs", "learner": "Learner", "gpu": "GPU", "sync": "Sync"}
+MOST_BYTES = 64 << 20
+
+
+def read(path: Path) -> Timeline:
+    """The timeline of a run: of its directory, or of a file that is a trace.json or timeline.json. FileError if there is none."""
+    if path.is_dir():
+        found = next((path / name for name in (TRACE, RECENT) if (path / name).is_file()), None)
+        if found is None:
+            raise FileError(f"{path} has no timeline: train with --trace to record one")
+        path = found
+    data = files.json_object(path, MOST_BYTES)
+    return _from_events(data, str(path)) if "traceEvents" in data else Timeline.from_json(data, str(path))
+
+
+def encode(timeline: Timeline) -> bytes:
+    """The content of trace.json; one event a line, so that a person can look into it too."""
+    about = {"format": FORMAT, "writer": "freewheel", "about": dict(timeline.about)}
+    window = {"begin_s": timeline.begin_s, "end_s": timeline.end_s}
+    head = json.dumps({"displayTimeUnit": "ms", "otherData": about | window})[:-1]
+    lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in _events(timeline))
+    return f'{head}, "traceEvents": [\n{lines}\n]}}\n'.encode()
+
+
+def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    for place, group in enumerate(GROUPS, 1):
+        rows = list(timeline.group(group))
+        if not rows:
+            continue
+        yield _name("process_name", place, 0, name=TITLES[group])
+        yield _name("process_sort_index", place, 0, sort_index=place)
+        for number, row in enumerate(rows, 1):
+            yield _name("thread_name", place, number, name=row.name)
+            yield _name("thread_sort_index", place, number, sort_index=number)
+            for span in row.spans:
+                yield _complete(span, group, place, number)
+
+
+def _name(what: str, process: int, thread: int, **values: Any) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": values}
+
+
+def _complete(span: Span, group: Group, process: int, thread: int) -> dict[str, Any]:
+    begin, end = round(span.t0_s * 1e6, 3), round(span.t1_s * 1e6, 3)
+    event = {"name": span.kind, "cat": group, "ph": "X", "ts": begin, "dur": round(end - begin, 3)}
+    place = {"pid": process, "tid": thread}
+    return event | place | ({"args": {"waits_for": span.waits_for}} if span.waits_for else {})
+
+
+def _from_events(data: Mapping[str, Any], name: str) -> Timeline:
+    try:
+        about, names = data.get("otherData", {}), {}
+        spans: dict[tuple[int, int], list[Span]] = {}
+        for event in data["traceEvents"]:
+            row = event["pid"], event["tid"]
+            if event["ph"] == "M" and event["name"] == "thread_name":
+                names[row] = str(event["args"]["name"])
+                spans.setdefault(row, [])
+            elif event["ph"] == "X":
+                begin, party = float(event["ts"]), str(event.get("args", {}).get("waits_for", ""))
+                span = Span(str(event["name"]), begin / 1e6, (begin + float(event["dur"])) / 1e6, party)
+                spans.setdefault(row, []).append(span)
+        rows = [Row(names[row], GROUPS[row[0] - 1], own) for row, own in spans.items()]
+        end = max((own[-1].t1_s for own in spans.values() if own), default=0.0)
+        window = float(about.get("begin_s", 0.0)), float(about.get("end_s", end))
+        return Timeline(rows, {str(kind): str(text) for kind, text in about.get("about", {}).items()}, *window)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"{name} is no trace of freewheel ({type(error).__name__}: {error})") from None
