@@ -8,6 +8,7 @@
     ├── LedgerError               exit 1   rows were lost or counted twice: a bug in Freewheel
     ├── FileError                 exit 1   a file is missing, damaged, or holds something else than it should
     │   └── CheckpointError       exit 1   no valid checkpoint on disk
+    ├── MeasureError              exit 1   a training that was to be measured failed, or took too long
     ├── DiskError                 exit 1   the last weights or the summary could not be written
     ├── DivergedError             exit 1   the learner's numbers are not finite: it learns nothing
     └── ObservationError          exit 1   what predict() was given does not fit the policy; also a ValueError
@@ -65,6 +66,10 @@ class FileError(FreewheelError):
 
 class CheckpointError(FileError):
     """No valid checkpoint on disk."""
+
+
+class MeasureError(FreewheelError):
+    """A training that was to be measured failed, or took too long."""
 
 
 class DiskError(FreewheelError):

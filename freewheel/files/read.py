@@ -308,7 +308,8 @@ _hints = functools.cache(typing.get_type_hints)
 
 
 def value_of(kind: Any, value: object, where: str) -> Any:
-    """A value of JSON as this type (a class of plain values, a dataclass, a tuple, a union or a Literal of them)."""
+    """A value of JSON as this type (a class of plain values, a dataclass, a tuple, a mapping from texts, a union or a Literal of
+    them; Any is not looked at)."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if value is None and types.NoneType in inner:
@@ -318,6 +319,10 @@ def value_of(kind: Any, value: object, where: str) -> Any:
         return value_of((fitting or others)[0], value, where)
     if origin is tuple:
         return _tuple(inner, value, where)
+    if origin in (dict, Mapping):
+        return _mapping(inner[1], value, where)
+    if kind is Any:
+        return value
     if dataclasses.is_dataclass(kind):
         return record(typing.cast(type[Any], kind), value, where)
     if not _plausible(kind, value):
@@ -334,6 +339,12 @@ def _tuple(inner: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]
     return tuple(value_of(one, item, f"{where} ({i})") for i, (one, item) in enumerate(zip(kinds, value, strict=True)))
 
 
+def _mapping(inner: Any, value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise FileError(f"{where} should be an object, not {show(value)}")
+    return {key: value_of(inner, item, f"{show(key)} in {where}") for key, item in value.items()}
+
+
 def _plausible(kind: Any, value: object) -> bool:
     if typing.get_origin(kind) is Literal:
         return any(type(value) is type(choice) and value == choice for choice in typing.get_args(kind))
@@ -343,6 +354,8 @@ def _plausible(kind: Any, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     if typing.get_origin(kind) is tuple:
         return isinstance(value, list | tuple)
+    if typing.get_origin(kind) in (dict, Mapping):
+        return isinstance(value, Mapping)
     if dataclasses.is_dataclass(kind):
         return isinstance(value, Mapping)
     return isinstance(value, kind)

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, SupportsFloat
 import numpy as np
 import psutil
 
-from freewheel.core import LEARNER_TIME, WORKER_TIME, Metrics, NDArray, RowCounts, Tick
+from freewheel.core import LEARNER_TIME, WORKER_TIME, Chunk, Metrics, NDArray, RowCounts, Tick
 from freewheel.metrics.names import COUNTS, WORKING, describe
 from freewheel.rollout.probe import usable_cores
 
 WINDOW = 100  # episodes behind return_mean, length_mean and the measures, at most
+STEPPING = ("step", "infer", "write")  # what an author does from its first step on
 LEAST, PART = 10, 10  # and no more than a tenth of all, beyond the first 10: older policies played the others
 
 
@@ -112,6 +113,7 @@ class Meter:
         self._eval: dict[str, float | None] = {}
         self._logged: dict[str, float | None] = {}  # the newest value of everything that hooks have logged
         self._taken: set[str] = set()  # names of rows so far, but for those that hooks have logged
+        self._first_step: float | None = None  # seconds after the beginning
         self._interval = self._next_interval(self._began)
 
     def begin(self) -> None:
@@ -146,6 +148,8 @@ class Meter:
 
     def take(self, tick: Tick) -> None:
         """Count one turn of the loop."""
+        if self._first_step is None and tick.chunks:
+            self._first_step = self._began_to_step(tick.chunks)
         for chunk in tick.chunks:
             self.done["env_steps"] += chunk.rows
             self.done["episodes"] += len(chunk.episodes)
@@ -159,6 +163,11 @@ class Meter:
         if tick.metrics is not None:
             self.done["updates"] += int(tick.metrics.get("updates", 1))
             self._learned(tick.metrics)
+
+    def _began_to_step(self, chunks: Sequence[Chunk[Any]]) -> float:
+        """When the first steps were begun, by what they took: the author that was through last has waited least since."""
+        took = max(sum(chunk.time[WORKER_TIME.index(kind)] for kind in STEPPING) for chunk in chunks) / 1e9
+        return max(0.0, self.wall_s - float(took))
 
     def _learned(self, metrics: Metrics) -> None:
         interval = self._interval
@@ -253,6 +262,7 @@ class Meter:
             "returns": [_number(value) for value in self._returns],
             "lengths": list(self._lengths),
             "measures": {name: [_number(value) for value in window] for name, window in self._measures.items()},
+            "first_step_s": self._first_step,
             "lag_max": self._lag_max,
             "latest": dict(self._latest),
             "eval": dict(self._eval),
@@ -285,6 +295,7 @@ class Meter:
             if name in self._measures:
                 self._measures[name].extend(map(float, window))
         self._lag_max, self._latest, self._eval = state["lag_max"], dict(state["latest"]), dict(state["eval"])
+        self._first_step = state.get("first_step_s", 0.0)  # runs of earlier versions have not noted it
         self._logged, self._taken = dict(state["logged"]), set(state["taken"])
         self._interval = _Interval(
             began=self._began + interval["began_s"],
@@ -329,6 +340,7 @@ class Meter:
             **self.done,
             **_rates(self.done, wall),
             **self._recent(),
+            "first_step_s": self._first_step,
             "lag_max": self._lag_max,
             **{name: value for name, value in self._latest.items() if name in COUNTS},
             **{name: value for name, value in self._eval.items() if name != "eval_return"},

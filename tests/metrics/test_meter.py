@@ -330,9 +330,22 @@ def test_totals(meter: Meter, clock: Clock) -> None:
     assert meter.totals() == {
         "wall_s": 4.0, "env_steps": 40, "episodes": 2, "updates": 1,
         "steps_per_s": 10.0, "episodes_per_s": 0.5, "updates_per_s": 0.25,
-        "return_mean": 1.5, "return_episodes": 2, "length_mean": 7.5, "lag_max": 3.0,
+        "return_mean": 1.5, "return_episodes": 2, "length_mean": 7.5, "first_step_s": 0.0, "lag_max": 3.0,
         "episodes_trained": {"count": 2, "length_mean": 7.5, "seconds_mean": 0.0},
     }  # fmt: skip
+
+
+def test_the_first_step_is_told_by_the_author_that_was_through_last(meter: Meter, clock: Clock) -> None:
+    assert meter.totals()["first_step_s"] is None
+    clock.pass_by(10.0)
+    meter.take(tick())
+    meter.take(tick(chunk(8, step=2 * 10**9), chunk(8, step=5 * 10**9, infer=10**9, reset=3 * 10**9)))
+    clock.pass_by(1.0)
+    meter.take(tick(chunk(8, step=10**9)))
+    assert meter.totals()["first_step_s"] == 4.0
+    again = Meter(workers=2, now=clock)
+    again.restore(meter.state())
+    assert again.totals()["first_step_s"] == 4.0
 
 
 def test_the_present_state(meter: Meter, clock: Clock) -> None:

@@ -1,0 +1,82 @@
+"""The process of a measured training: `freewheel train`, and a note of when each update ended. Started by `measure`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from freewheel.core import Episode
+    from freewheel.run.hooks import Run
+
+FILE = "marks.json"
+FINE = 1000  # marks of a training that learns from a replay buffer, at most about so many
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")  # as in `freewheel train`
+
+
+class Marks:
+    """A hook that notes the time and the counters at the end of every update, in marks.json of the run."""
+
+    def __init__(self) -> None:
+        self._began = 0.0  # when the training began, as time.time has it
+        self._marks: list[list[float]] = []
+        self._last: list[float] = []
+        self._rows = self._stride = 0
+        self._steps = 0  # of finished episodes
+
+    def on_start(self, run: Run) -> None:
+        self._began = time.time() - run.seconds
+        config = run.config
+        if config.learner.on_policy and not config.collector.episodes_per_update:
+            self._rows = config.run.steps_per_env * config.collector.lanes
+        else:
+            self._stride = (config.run.budget.steps or 0) // FINE
+
+    def on_episode(self, run: Run, episode: Episode) -> None:
+        self._steps += episode.length
+
+    def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
+        rows = run.updates * self._rows or run.env_steps
+        self._last = [run.seconds, rows, run.updates, run.episodes, self._steps]
+        if not self._marks or rows >= self._marks[-1][1] + self._stride:
+            self._marks.append(self._last)
+
+    def on_stop(self, run: Run, ended: str) -> None:
+        if self._marks and self._marks[-1] is not self._last:
+            self._marks.append(self._last)
+        noted: dict[str, Any] = {"began": self._began, "marks": self._marks}
+        Path(run.path, FILE).write_text(json.dumps(noted) + "\n")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train; failures are one line at the end of the output, as those of `freewheel train`."""
+    from freewheel.transport.command import end_with
+
+    parent, *words = argv
+    end_with(int(parent))
+    for name in ONE_THREAD:
+        os.environ.setdefault(name, "1")
+    from freewheel.config import resolve
+    from freewheel.errors import FreewheelError
+    from freewheel.files.output import complain, lasting_output
+    from freewheel.run.trainer import run
+
+    trust = "--trust" in words
+    try:
+        with lasting_output():
+            config = resolve.from_argv([word for word in words if word != "--trust"], trust=trust)
+            return run(config, hooks=[Marks()]).exit_code
+    except FreewheelError as error:
+        complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
