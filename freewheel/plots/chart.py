@@ -1,0 +1,129 @@
+"""Charts as data: what is drawn, whoever draws it (`svg` into a page, `picture` into files). One palette for all.
+
+The colours are those of Okabe and Ito, which people who confuse red and green can tell apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from freewheel.plots.numbers import Show, number, short
+
+#: On light paper; a page has lighter ones for a dark screen.
+PALETTE = ("#6b7280", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8f6bb3")
+
+Point: TypeAlias = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One value with its spread; None: not known."""
+
+    label: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    colour: int = 0  # in the palette
+    note: str = ""  # in place of the value
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each label, side by side for the eye to compare."""
+
+    name: str  # of its file
+    title: str
+    about: str  # unit, and what is better
+    bars: tuple[Bar, ...]
+    show: Show = number
+    ideal: float | None = None  # a line to compare with
+    ideal_label: str = ""
+
+    @property
+    def empty(self) -> bool:
+        return all(bar.value is None for bar in self.bars)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points in the order of x, with a band from low to high if there is one."""
+
+    label: str
+    points: tuple[Point, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    colour: int = 0
+    style: Literal["line", "dashed", "steps", "dots"] = "line"
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines over one axis."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    log_x: bool = False
+    from_zero: bool = False  # whether the axis of y begins at zero
+    mark: float | None = None  # a vertical line at this x
+    mark_label: str = ""
+    show_x: Show = short
+    show_y: Show = short
+
+    @property
+    def empty(self) -> bool:
+        return not any(line.points for line in self.lines)
+
+    def xs(self) -> list[float]:
+        return [x for line in self.lines for x, _ in line.points]
+
+    def ys(self) -> list[float]:
+        """All heights, those of the bands too."""
+        return [
+            *(y for line in self.lines for _, y in line.points),
+            *itertools.chain.from_iterable((*line.low, *line.high) for line in self.lines),
+        ]
+
+
+Chart: TypeAlias = Bars | Lines
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from `low` or below to `high` or above, at most so many and at least two."""
+    if not high > low:
+        margin = abs(low) / 10 or 1.0
+        low, high = low - margin * (low != 0), high + margin
+    rough = (high - low) / max(most - 1, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    for factor in (1, 2, 2.5, 5, 10, 20):
+        step = factor * power
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first + 1 <= most:
+            break
+    return [_clean(step * at) for at in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, ... as far as needed."""
+    steps = [factor * 10.0**power for power in range(-6, 16) for factor in (1, 2, 5)]
+    first = max((at for at, step in enumerate(steps) if step <= low * (1 + 1e-9)), default=0)
+    last = min((at for at, step in enumerate(steps) if step >= high * (1 - 1e-9)), default=len(steps) - 1)
+    return [_clean(step) for step in steps[first : max(last, first + 1) + 1]]
+
+
+def thinned(points: Sequence[int], most: int) -> list[int]:
+    """At most so many of them, evenly, the first and the last included."""
+    if len(points) <= most:
+        return list(points)
+    return [points[round(at * (len(points) - 1) / (most - 1))] for at in range(most)]
+
+
+def _clean(value: float) -> float:
+    """Without what adding has left: 0.30000000000000004 is 0.3."""
+    return float(f"{value:.12g}")
