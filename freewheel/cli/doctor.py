@@ -23,6 +23,8 @@ OPTIONAL = {
     "PIL": "animated pictures from `freewheel play`: pip install 'freewheel[video]'",
     "imageio_ffmpeg": "films (mp4) from `freewheel play`: pip install 'freewheel[video]'",
     "onnx": "`freewheel export` to ONNX: pip install onnx",
+    "tensorboard": "`--tensorboard`: pip install 'freewheel[tensorboard]'",
+    "wandb": "`--wandb`: pip install 'freewheel[wandb]'",
     "stable_baselines3": "the comparison in `make bench`: pip install 'freewheel[bench]'",
 }
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")

@@ -146,6 +146,9 @@ class TrainOptions(TypedDict, total=False):
     log_every: float
     checkpoint_every: float
     console: Literal["live", "classic"]
+    tensorboard: bool
+    wandb: bool
+    wandb_project: str
     record_schedule: bool
     device: str
     threads: int

@@ -23,7 +23,7 @@ from freewheel.registry import names_code
 #: What is about to be done with a config: train imports all that it names, play only the environment.
 Use = Literal["train", "play", "nothing"]
 #: Options whose values are never imported, whatever they look like.
-PLAIN = ("config", "console", "context", "device", "init", "measures", "run", "sinks")
+PLAIN = ("config", "console", "context", "device", "init", "measures", "run", "sinks", "wandb_project")
 
 
 @dataclass(frozen=True)

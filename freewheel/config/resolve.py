@@ -84,7 +84,14 @@ class OutputOptions:
     """live: a panel that is updated on a terminal, plain lines elsewhere; classic: counters per row of metrics ([AsyncMBPO]
     step=1000 ...), with --episodes their progress (10/100 episodes (15.2 eps/sec), update 3 complete (0.3 s))."""
     sinks: tuple[str, ...] = ()
-    """Sinks to write metrics to in addition to the usual ones, by name (those of installed packages)."""
+    """Sinks to write metrics to in addition to the usual ones, by name: tensorboard, wandb, and those of installed packages."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard, in the folder tensorboard of the run; the same as --sinks tensorboard."""
+    wandb: bool = False
+    """Write to Weights & Biases; where no key is configured, to files of the run that `wandb sync` uploads later. The same as
+    --sinks wandb."""
+    wandb_project: str = "freewheel"
+    """The project that --wandb writes to."""
     record_schedule: bool = False
     """Record in which order workers acted and the learner got their rows, in schedule.jsonl of the run: freewheel replay RUN
     then learns the same again, bit for bit."""
@@ -93,6 +100,11 @@ class OutputOptions:
         check_ranges(self)
         if "/" in self.name or self.name.startswith("."):
             raise UsageError(f"--run '{self.name}' must be a plain name; --runs-dir chooses the directory")
+
+    @property
+    def all_sinks(self) -> tuple[str, ...]:
+        """Those of --sinks, and those that have a flag of their own."""
+        return (*self.sinks, *(name for name in ("tensorboard", "wandb") if getattr(self, name)))
 
 
 @dataclass(frozen=True, kw_only=True)

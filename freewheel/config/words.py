@@ -38,6 +38,7 @@ OPTIONS = {
     "num_workers": "workers",
     "num_envs_per_env_runner": "envs_per_worker",
     "num_envs_per_worker": "envs_per_worker",
+    "wandb_project_name": "wandb_project",
 }
 
 #: Options of the algorithm or of the policy: the first of these names that the chosen one has.
@@ -83,7 +84,7 @@ LEARNER = {
 }
 
 _ROWS = "an update learns from --num-envs × --num-steps-per-env rows"
-_LOGS = "every run writes metrics.jsonl in its directory, and --sinks NAME adds a tracker of an installed package"
+_LOGS = "every run writes metrics.jsonl in its directory; --tensorboard and --wandb write there too"
 _PRIORITY = "say --sac.priority td (rows by their error) or recent (by their age)"
 _GPU = "say --device cuda (or cuda:N, auto, cpu)"
 _MINIBATCHES = "say --ppo.minibatch ROWS, the rows of one minibatch, not how many minibatches there are"
@@ -128,10 +129,8 @@ ANSWERS = {
     "cuda": _GPU,
     "gpu": _GPU,
     "num_gpus": _GPU,
-    "track": _LOGS,
-    "wandb": _LOGS,
-    "wandb_project_name": _LOGS,
-    "tensorboard_log": _LOGS,
+    "track": "say --wandb",
+    "tensorboard_log": "say --tensorboard: event files are written to the folder tensorboard of the run",
     "logger": _LOGS,
     "verbose": "leave it out; --console classic prints plain counters, and quiet=True in Python prints nothing",
     "capture_video": "train, then say freewheel play RUN --render gif",

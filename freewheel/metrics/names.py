@@ -21,7 +21,7 @@ INTRODUCTION = """\
 One row of `metrics.jsonl` closes an interval of `--log-every` seconds. A value that is unknown or not finite is null. A `*` in a
 name stands for any text. The column *interval* says how the values of an interval become one: their mean, the greatest of them
 (max), or the newest (last), which later rows repeat until there is a newer one. A metric that is not listed here is written too,
-as a mean.
+as a mean. *In trackers*: what TensorBoard and wandb call it ([trackers.md](trackers.md)).
 
 This file is written by `python -m freewheel.metrics.names > docs/metrics.md`.
 """
@@ -130,6 +130,18 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
 }  # fmt: skip
 
 
+#: The groups in which trackers (TensorBoard, wandb) show the metrics above: by their heading, unless they belong elsewhere.
+CHARTS: Mapping[str, str] = {
+    "Progress": "Progress", "Speed": "Perf", "Episodes": "Episodes", "Lag": "Async", "Rows": "Buffers", "Load": "Resource",
+    "Time": "Perf", "Learning": "Loss", "Model": "Model",
+}  # fmt: skip
+ELSEWHERE: Mapping[str, str] = {
+    "eval*": "Eval", "queue*": "Buffers", "buffer_util": "Buffers", "*_busy": "Perf", "replay/lag_*": "Async",
+    "replay/*": "Buffers",
+}  # fmt: skip
+OWN_CHARTS = "User"  # what is described nowhere: metrics of hooks, and of other packages' algorithms
+
+
 #: What the shares of time mean, those of core.WORKER_TIME and core.LEARNER_TIME: the bars at the end of a run and time/...
 SHARES: Mapping[str, Mapping[str, str]] = {
     "worker": {
@@ -175,12 +187,26 @@ def describe(name: str) -> Metric | None:
     return next((metric for metric in metrics if fnmatchcase(name, metric.name)), None)
 
 
+@functools.cache
+def chart(name: str) -> str:
+    """What trackers call a metric: Loss/policy, Async/lag_max, ... Names that are described nowhere keep a group of their own."""
+    heading = next((heading for heading, metrics in GROUPS.items() if describe(name) in metrics), None)
+    if heading is None:
+        head, _, rest = name.partition("/")
+        return name if rest and head not in {*CHARTS.values(), *ELSEWHERE.values()} else f"{OWN_CHARTS}/{name}"
+    group = next((group for pattern, group in ELSEWHERE.items() if fnmatchcase(name, pattern)), CHARTS[heading])
+    return f"{group}/{name.removeprefix(f'{group.lower()}/')}"
+
+
 def markdown() -> str:
     """docs/metrics.md."""
     parts = [INTRODUCTION]
     for group, metrics in GROUPS.items():
-        rows = [f"| `{one.name}` | {one.unit} | {one.aggregate} | {one.text} |\n" for one in metrics]
-        parts.append(f"\n## {group}\n\n| name | unit | interval | meaning |\n|---|---|---|---|\n{''.join(rows)}")
+        rows = [
+            f"| `{one.name}` | {one.unit} | {one.aggregate} | `{chart(one.name)}` | {one.text} |\n" for one in metrics
+        ]
+        heads = "| name | unit | interval | in trackers | meaning |\n|---|---|---|---|---|\n"
+        parts.append(f"\n## {group}\n\n{heads}{''.join(rows)}")
     parts.append(
         "\n## Shares of time\n\nThe bars at the end of a run and `time/...` cut time like this (`freewheel help shares`).\n"
     )

@@ -43,7 +43,7 @@ class Result:
 
 def check(config: Config) -> Plan:
     """The plan of a run, after everything that could refuse it has been tried; nothing is started or written."""
-    chosen(config.run.output.sinks)
+    chosen(config.run.output.all_sinks)
     find_hooks(config.run.hooks)
     planned = checked(plan(config))
     planned.config.learner.build(replace(planned.learner_spec, services=Services(executors=SerialExecutor)))
@@ -68,7 +68,7 @@ def run(
 
 
 def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, earlier: Earlier | None) -> Result:
-    entries, report = chosen(config.run.output.sinks), silent if outputs.quiet else print_line
+    entries, report = chosen(config.run.output.all_sinks), silent if outputs.quiet else print_line
     planned = plan(config, report, meanwhile=import_torch, run=None if earlier is None else earlier.path)
     if earlier is None:
         planned = checked(planned)
@@ -106,6 +106,9 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
             algorithm=config.algo,
             mode=config.mode,
             setup=planned.setup,
+            config=config.to_json(),
+            resumed=earlier is not None,
+            project=config.run.output.wandb_project,
             quiet=outputs.quiet,
             console=config.run.output.console,
             say=outlets.note,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from freewheel.core import Sink
+from freewheel.errors import SetupError
 from freewheel.metrics.meter import Budget
 from freewheel.metrics.targets import Setup
 from freewheel.registry import Registry
@@ -23,6 +25,9 @@ class RunInfo:
     algorithm: str
     mode: str
     setup: Setup | None = None  # which targets it can reach
+    config: Mapping[str, Any] = field(default_factory=dict)  # what config.json says
+    resumed: bool = False  # it goes on after the rows that metrics.jsonl has now
+    project: str = ""  # for trackers that have projects
     quiet: bool = False  # nothing is to be printed
     console: Literal["live", "classic"] = "live"
     say: Callable[[str], None] = lambda _: None  # tells the user something, through all sinks
@@ -42,12 +47,17 @@ class SinkEntry:
     name: str
     open: Callable[[RunInfo], Sink | None]  # None: it has nothing to write in this run
     default: bool = False
+    needs: tuple[str, str] | None = None  # a module, and the extra of this package that brings it
 
 
 SINKS: Registry[SinkEntry] = Registry("sink", "SINK", "freewheel.sinks")
 
 
 def chosen(names: Sequence[str]) -> list[SinkEntry]:
-    """The sinks that are on by default, and those of these names; UsageError if there is no such sink."""
+    """The sinks that are on by default, and those of these names; UsageError if there is no such sink, SetupError if it needs
+    a package that is missing."""
     named = [SINKS[name] for name in names]
+    for entry in named:
+        if entry.needs is not None and importlib.util.find_spec(entry.needs[0]) is None:
+            raise SetupError(f"--sinks {entry.name} needs {entry.needs[0]}: pip install 'freewheel[{entry.needs[1]}]'")
     return [entry for entry in SINKS.entries.values() if entry.default or entry in named]

@@ -20,6 +20,7 @@ VALUES = {
     "algo": "sac",
     "env": "Pendulum-v1",
     "run": "mine",
+    "wandb_project": "mine",
     "runs_dir": "there",
     "steps": 7,
     "episodes": 7,

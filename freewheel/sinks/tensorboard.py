@@ -1,0 +1,149 @@
+"""Event files for TensorBoard: every row over env steps, the settings as text and hyperparameters, and how the run ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from freewheel.sinks.sink import RunInfo, SinkEntry
+from freewheel.sinks.tracking import findings, last_step, scalars, settings, table
+
+FOLDER = "tensorboard"
+RESULTS = ("Eval/eval_return", "Episodes/return_mean")  # beside which the hyperparameters are shown
+
+
+class EventFile:
+    """A new event file in a folder, written with TensorBoard's own writer; all of it is on the disk after every call."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = EventFileWriter(str(folder))
+        self._last = 0
+
+    def forget_after(self, step: int) -> None:
+        """What earlier files of the folder have beyond this step is not shown any more."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._add(step + 1, session_log=SessionLog(status=SessionLog.START))
+        self._last = step
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        found = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._add(step, summary=Summary(value=found))
+        self._last = step
+
+    def text(self, tag: str, markdown: str) -> None:
+        from tensorboard.plugins.text import metadata
+
+        self._value(tag, metadata.create_summary_metadata(display_name=tag, description=""), [markdown.encode()])
+
+    def hyperparameters(self, values: Mapping[str, bool | float | str]) -> None:
+        """For the tab HPARAMS: the settings of this run, beside its returns."""
+        from google.protobuf.struct_pb2 import Value
+        from tensorboard.plugins.hparams import api_pb2, metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+        kinds = {bool: api_pb2.DATA_TYPE_BOOL, str: api_pb2.DATA_TYPE_STRING}
+        infos = [
+            api_pb2.HParamInfo(name=name, type=kinds.get(type(value), api_pb2.DATA_TYPE_FLOAT64))
+            for name, value in values.items()
+        ]
+        metrics = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in RESULTS]
+        experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=metrics, time_created_secs=time.time())
+        started = SessionStartInfo(start_time_secs=time.time())
+        for name, value in values.items():
+            given: dict[str, Any] = (
+                {"bool_value": value}
+                if isinstance(value, bool)
+                else {"string_value": value}
+                if isinstance(value, str)
+                else {"number_value": value}
+            )
+            started.hparams[name].CopyFrom(Value(**given))
+        for tag, data in (
+            (metadata.EXPERIMENT_TAG, HParamsPluginData(experiment=experiment)),
+            (metadata.SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=started)),
+        ):
+            self._value(tag, metadata.create_summary_metadata(data))
+
+    def ended(self, *, well: bool) -> None:
+        """For the tab HPARAMS: how the run ended."""
+        from tensorboard.plugins.hparams import api_pb2, metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+
+        status = api_pb2.STATUS_SUCCESS if well else api_pb2.STATUS_FAILURE
+        info = SessionEndInfo(status=status, end_time_secs=time.time())
+        data = HParamsPluginData(session_end_info=info)
+        self._value(metadata.SESSION_END_INFO_TAG, metadata.create_summary_metadata(data))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _value(self, tag: str, metadata: Any, words: list[bytes] | None = None) -> None:
+        """A value that is not a number, at the step of the last one."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
+
+        tensor = (
+            TensorProto(dtype=DT_FLOAT, float_val=[0.0])
+            if words is None
+            else TensorProto(dtype=DT_STRING, string_val=words)
+        )
+        self._add(self._last, summary=Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)]))
+
+    def _add(self, step: int, **what: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.add_event(Event(wall_time=time.time(), step=step, **what))
+        self._writer.flush()
+
+
+class TensorBoardSink:
+    """RUN/tensorboard. Its calls are made in a thread of their own. Implements core.Sink."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self._run = run
+        self._file: EventFile | None = None
+        self._step = self._kept = last_step(run.path / "metrics.jsonl") if run.resumed else 0
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._step = int(row["env_steps"])
+        self._opened().scalars(self._step, scalars(row))
+
+    def note(self, text: str) -> None:
+        """Notes are not charts."""
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            if found := findings(summary):
+                self._file.scalars(self._step, found)
+            self._file.ended(well=summary.get("exit_code") == 0)
+        finally:
+            self._file.close()
+
+    def _opened(self) -> EventFile:
+        """A file of its own for every session of a run."""
+        if self._file is None:
+            run, given = self._run, settings(self._run.config)
+            self._file = EventFile(run.path / FOLDER)
+            if run.resumed:
+                self._file.forget_after(self._kept)
+            self._file.text("config", table(given, ("option", "value")))
+            self._file.hyperparameters(given)
+        return self._file
+
+
+def _open(run: RunInfo) -> TensorBoardSink:
+    run.say(f"TensorBoard: tensorboard --logdir {run.path / FOLDER}")
+    return TensorBoardSink(run)
+
+
+SINK = SinkEntry("tensorboard", _open, needs=("tensorboard", "tensorboard"))

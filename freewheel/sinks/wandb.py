@@ -1,0 +1,170 @@
+"""Weights & Biases: every row over env steps, and the settings; without a key or a network in files that are uploaded later."""
+
+from __future__ import annotations
+
+import json
+import netrc
+import os
+import secrets
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from freewheel.files import disk
+from freewheel.files.read import json_object
+from freewheel.sinks.sink import RunInfo, SinkEntry
+from freewheel.sinks.tracking import STEPS, findings, scalars, settings
+
+FOLDER, KNOWN = "wandb", "freewheel.json"  # in the run directory; in it the name by which wandb knows the run
+CONNECT = 20.0  # seconds until a server that does not answer is given up
+Mode = Literal["online", "offline", "disabled"]
+
+
+def mode() -> Mode:
+    """online only where a key is configured, so that nobody is ever asked for one; WANDB_MODE may say less."""
+    wanted = os.environ.get("WANDB_MODE", "")
+    if wanted == "disabled":
+        return "disabled"
+    return "online" if _has_key() and wanted not in ("offline", "dryrun") else "offline"
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    places = (
+        [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    )
+    for place in places:
+        try:
+            if place.is_file() and netrc.netrc(str(place)).authenticators(host):
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False
+
+
+class Tracked:
+    """A run of wandb's, with files in `folder`/wandb. Its helper process ends with it."""
+
+    def __init__(self, folder: Path, **about: Any) -> None:
+        self.news: list[str] = []  # for the user
+        chosen = mode()
+        try:
+            self._run = self._begin(folder, chosen, about)
+        except Exception as error:
+            if chosen != "online":
+                raise
+            _end_service()
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.news.append(f"wandb does not answer, so the run is kept offline; {how_to_sync(folder)} ({why})")
+            self._run = self._begin(folder, "offline", about)
+
+    @staticmethod
+    def _begin(folder: Path, chosen: Mode, about: Mapping[str, Any]) -> Any:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: nothing is sent but the run
+        import wandb
+
+        options = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+            init_timeout=CONNECT,
+        )
+        run = wandb.init(dir=str(folder), mode=chosen, settings=options, reinit="create_new", **about)
+        run.define_metric(STEPS)
+        run.define_metric("*", step_metric=STEPS)
+        return run
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        self._run.log(dict(values))
+
+    def conclude(self, values: Mapping[str, Any]) -> None:
+        """What is shown of the run in tables."""
+        self._run.summary.update(dict(values))
+
+    def close(self, exit_code: int) -> None:
+        try:
+            self._run.finish(exit_code=exit_code)
+        finally:
+            _end_service()
+
+
+def _end_service() -> None:
+    """End wandb's helper process, unless the user has a run of his own in this process."""
+    import wandb
+
+    if wandb.run is None:
+        wandb.teardown()
+
+
+def how_to_sync(folder: Path) -> str:
+    return f"to upload: wandb sync {folder / FOLDER}/offline-run-*"
+
+
+class WandbSink:
+    """RUN/wandb. Its calls are made in a thread of their own. Implements core.Sink."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self._run = run
+        self._tracked: Tracked | None = None
+        self.news: deque[str] = deque()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._opened().log(scalars(row))
+
+    def note(self, text: str) -> None:
+        """Notes are not charts."""
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        if self._tracked is None:
+            return
+        try:
+            ended = {"ended": summary.get("ended"), "exit_code": summary.get("exit_code")}
+            self._tracked.conclude(findings(summary) | ended)
+        finally:
+            self._tracked.close(int(summary.get("exit_code", 1)))
+
+    def _opened(self) -> Tracked:
+        if self._tracked is None:
+            run, given = self._run, settings(self._run.config)
+            self._tracked = Tracked(
+                run.path,
+                id=_identity(run.path / FOLDER / KNOWN),
+                resume="allow" if run.resumed and mode() == "online" else None,
+                project=run.project,
+                name=run.path.name,
+                group=run.title.replace("  ", " "),
+                job_type="train",
+                tags=[run.algorithm, run.mode],
+                config=given,
+            )
+            self.news += self._tracked.news
+        return self._tracked
+
+
+def _identity(path: Path) -> str:
+    """The name by which wandb knows the run: the same in every session."""
+    if path.is_file():
+        return str(json_object(path).get("id") or "")
+    found = secrets.token_hex(4)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.replace(path, json.dumps({"format": 1, "id": found}).encode() + b"\n")
+    return found
+
+
+def _open(run: RunInfo) -> WandbSink | None:
+    chosen = mode()
+    if chosen == "disabled":
+        run.say("wandb is disabled (WANDB_MODE)")
+        return None
+    where = f"project {run.project}" if chosen == "online" else f"offline, no key is needed; {how_to_sync(run.path)}"
+    run.say(f"wandb: {where}")
+    return WandbSink(run)
+
+
+SINK = SinkEntry("wandb", _open, needs=("wandb", "wandb"))
