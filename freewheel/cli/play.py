@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from freewheel.cli.eval import RunOptions, open_policy, parse
-from freewheel.errors import EnvError, SetupError, UsageError
+from freewheel.errors import EnvError, Range, SetupError, UsageError
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
     from freewheel.core import NDArray
-    from freewheel.run.saved import SavedRun
 
 RENDER_MODES = {"human": "human", "ansi": "ansi", "gif": "rgb_array", "mp4": "rgb_array", "png": "rgb_array"}
 #: The module that a file of this kind needs, and how to get it.
@@ -34,7 +34,20 @@ REMEDIES = {
         "MuJoCo finds no OpenGL here: set MUJOCO_GL=egl (with a GPU) or MUJOCO_GL=osmesa (apt install libosmesa6)"
     ),
 }
-FRAMES_PER_S = 30
+USUAL_FPS = 30.0  # where an environment says nothing of its time
+GIF_FPS = 50.0  # what plays animated pictures shows no more a second
+#: Words for what is done in another way here.
+ANSWERS = {
+    "record": "say --video",
+    "record_video": "say --video",
+    "capture_video": "say --video",
+    "film": "say --video",
+    "mp4": "say --video",
+    "gif": "say --render gif",
+    "png": "say --render png",
+    "render_mode": "say --render human, ansi, gif, mp4 or png",
+    "output": "say --out NAME.mp4",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,11 @@ class PlayOptions(RunOptions):
     render: Literal["auto", "human", "ansi", "gif", "mp4", "png", "none"] = "auto"
     """How to show episodes: in a window, as text, in a file as an animated picture, as a film or as the last picture (of the
     drone it shows the whole flight), or not at all."""
+    video: bool = False
+    """Write a film of each episode, NAME.mp4: the same as --render mp4."""
+    fps: Annotated[float | None, Range(above=0, most=1000)] = None
+    """Pictures per second of a film or an animated picture, each a step (default: as time passes in the environment, by its
+    render_fps or the time of its step; else 30)."""
     out: str = ""
     """The file to write, NAME.gif, NAME.mp4 or NAME.png (default: play/episode-1.gif in the run directory). Several episodes
     are NAME-1.gif, NAME-2.gif, ..."""
@@ -52,13 +70,17 @@ class PlayOptions(RunOptions):
         super().__post_init__()
         if self.out and Path(self.out).suffix[1:] not in RECORDERS:
             raise UsageError(f"--out {self.out}: write a .gif, an .mp4 or a .png")
-        if self.out and self.render not in ("auto", Path(self.out).suffix[1:]):
-            raise UsageError(f"--render {self.render} does not write {self.out}; leave out one of them")
+        if self.video and self.render not in ("auto", "mp4"):
+            raise UsageError(f"--video writes an mp4, --render {self.render} does not; leave out one of them")
+        wanted = "mp4" if self.video else self.render
+        if self.out and wanted not in ("auto", Path(self.out).suffix[1:]):
+            given = "--video" if self.video else f"--render {self.render}"
+            raise UsageError(f"{given} does not write {self.out}; leave out one of them")
 
     @property
     def shown(self) -> str:
-        """--render, or what the name of the file says."""
-        return Path(self.out).suffix[1:] if self.out else self.render
+        """--render or --video, or what the name of the file says."""
+        return Path(self.out).suffix[1:] if self.out else "mp4" if self.video else self.render
 
     def file(self, folder: Path, episode: int, kind: str) -> Path:
         """Where the pictures of an episode go."""
@@ -71,17 +93,21 @@ class PlayOptions(RunOptions):
 def _run(argv: Sequence[str]) -> int:
     from rich.console import Console
 
+    from freewheel.envs.family import Rendering
     from freewheel.seeding import scoring_seed
 
-    options, console = parse(PlayOptions, argv, "play"), Console(highlight=False)
+    options, console = parse(PlayOptions, argv, "play", ANSWERS), Console(highlight=False)
     run, actor = open_policy(options, console)
-    render = _render_mode(options.shown, run)
+    _prepare_drawing()
+    offered = run.config.env.rendering() if options.shown != "none" else Rendering()
+    render = _render_mode(options.shown, run.config.env.id, offered.modes)
+    fps = options.fps or offered.fps or USUAL_FPS
     kind = options.shown if options.shown in RECORDERS else "gif"
     if render == "rgb_array":
         _require_module(kind)
     seed = scoring_seed(run.config.run.evaluation.eval_seed) if options.seed is None else options.seed
     for episode in range(options.episodes or 1):
-        file = File(options.file(run.path, episode, kind), kind)
+        file = File(options.file(run.path, episode, kind), kind, fps)
 
         def show(picture: NDArray | str | None, file: File = file) -> None:
             if isinstance(picture, str):
@@ -101,21 +127,30 @@ def _run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _render_mode(wanted: str, run: SavedRun) -> str | None:
-    """The render_mode of the environment for --render."""
-    if wanted == "none":
-        return None
-    screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    if not screen:
+def _screen() -> bool:
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _prepare_drawing() -> None:
+    """Let libraries draw into memory where there is no screen."""
+    if not _screen():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame fails before it draws into memory
         os.environ.setdefault("MUJOCO_GL", "egl")  # else MuJoCo looks for a screen
-    offered = run.config.env.render_modes()
+
+
+def _render_mode(wanted: str, env: str, offered: Sequence[str]) -> str | None:
+    """The render_mode of the environment for --render, of those that it offers."""
+    if wanted == "none":
+        return None
     if wanted == "auto":  # what the environment names first
-        shown = ["human", "ansi", "rgb_array"] if screen else ["ansi", "rgb_array"]
+        shown = ["human", "ansi", "rgb_array"] if _screen() else ["ansi", "rgb_array"]
         return next((mode for mode in offered if mode in shown), None)
-    if RENDER_MODES[wanted] not in offered:
-        raise SetupError(f"{run.config.env.id} cannot render {wanted}; it offers {', '.join(offered) or 'nothing'}")
-    return RENDER_MODES[wanted]
+    if RENDER_MODES[wanted] in offered:
+        return RENDER_MODES[wanted]
+    if possible := [one for one, mode in RENDER_MODES.items() if mode in offered]:
+        raise SetupError(f"{env} cannot be shown as {wanted}; say --render {' or '.join(possible)}")
+    remedy = 'give it a render() that returns a picture [H, W, 3], and metadata = {"render_modes": ["rgb_array"]}'
+    raise SetupError(f"{env} draws nothing; {remedy}")
 
 
 def _require_module(kind: str) -> None:
@@ -135,16 +170,19 @@ def _explained(error: SetupError | EnvError, render: str | None) -> SetupError |
 class Recorder(Protocol):
     """Takes the pictures [H, W, 3] of an episode, one after the other, and makes a file of them."""
 
-    def __init__(self, path: Path) -> None: ...
+    def __init__(self, path: Path, fps: float) -> None: ...
     def add(self, picture: NDArray) -> None: ...
     def close(self) -> None: ...
 
 
 class Animation:
-    """A gif, which is written when all pictures are there."""
+    """A gif, which is written when all pictures are there. Of more pictures per second than can be shown, every second, third,
+    ... is left out."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fps: float) -> None:
         self._path, self._pictures = path, list[Any]()
+        self._every = math.ceil(fps / GIF_FPS)
+        self._milliseconds = round(1000 * self._every / fps)
 
     def add(self, picture: NDArray) -> None:
         from PIL import Image
@@ -153,15 +191,15 @@ class Animation:
 
     def close(self) -> None:
         if self._pictures:
-            first, *rest = self._pictures
-            first.save(self._path, save_all=True, append_images=rest, duration=1000 // FRAMES_PER_S, loop=0)
+            first, *rest = self._pictures[:: self._every]
+            first.save(self._path, save_all=True, append_images=rest, duration=self._milliseconds, loop=0)
 
 
 class Film:
     """An mp4, which is written picture by picture."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, fps: float) -> None:
+        self._path, self._fps = path, fps
         self._film: Any = None
 
     def add(self, picture: NDArray) -> None:
@@ -170,7 +208,7 @@ class Film:
             import imageio_ffmpeg
 
             self._film = imageio_ffmpeg.write_frames(
-                str(self._path), (width, height), fps=FRAMES_PER_S, macro_block_size=1
+                str(self._path), (width, height), fps=self._fps, macro_block_size=1
             )
             self._film.send(None)
         self._film.send(picture[:height, :width].copy(order="C"))
@@ -183,7 +221,7 @@ class Film:
 class LastPicture:
     """A png of how it ended."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fps: float) -> None:
         self._path = path
         self._picture: NDArray | None = None
 
@@ -203,8 +241,8 @@ RECORDERS: Mapping[str, type[Recorder]] = {"gif": Animation, "mp4": Film, "png":
 class File:
     """Where the pictures of an episode go; it is made when there is one. What cannot be written is a SetupError."""
 
-    def __init__(self, path: Path, kind: str) -> None:
-        self.path, self._kind = path, kind
+    def __init__(self, path: Path, kind: str, fps: float) -> None:
+        self.path, self._kind, self._fps = path, kind, fps
         self._recorder: Recorder | None = None
 
     @property
@@ -215,7 +253,7 @@ class File:
         with self._explaining():
             if self._recorder is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._recorder = RECORDERS[self._kind](self.path)
+                self._recorder = RECORDERS[self._kind](self.path, self._fps)
             self._recorder.add(picture.astype("uint8"))
 
     def close(self) -> None:

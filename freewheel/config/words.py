@@ -133,7 +133,7 @@ ANSWERS = {
     "tensorboard_log": "say --tensorboard: event files are written to the folder tensorboard of the run",
     "logger": _LOGS,
     "verbose": "leave it out; --console classic prints plain counters, and quiet=True in Python prints nothing",
-    "capture_video": "train, then say freewheel play RUN --render gif",
+    "capture_video": "train, then say freewheel play RUN --video",
     "render": "train, then say freewheel play RUN",
     "eval_freq": "say --evals N: so many evaluations, evenly spaced over the run",
     "save_interval": _SAVES,

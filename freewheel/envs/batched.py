@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import gymnasium
 
-from freewheel.envs.family import EnvConfig, FamilyFlags, WorldFamily
+from freewheel.envs.family import EnvConfig, FamilyFlags, Rendering, WorldFamily
 from freewheel.envs.gym import GymConfig
 from freewheel.envs.lane import raised
 from freewheel.errors import POSITIVE, FreewheelError, SetupError, UsageError, check_ranges, nearest
@@ -108,9 +108,9 @@ class BatchedConfig(Simulator):
         world = self._gym(len(lanes)).open(lanes.start, render_mode)
         return DeviceEnv(world, self.name, self.action_bounds, self.clip_actions)
 
-    def render_modes(self) -> list[str]:
-        """The render modes that the simulator offers."""
-        return self._gym(1).render_modes()
+    def rendering(self) -> Rendering:
+        """How the simulator can be shown."""
+        return self._gym(1).rendering()
 
     def _gym(self, lanes: int) -> GymConfig:
         args = {**self.args, "num_envs": lanes, "device": self.device}
@@ -148,9 +148,9 @@ class IsaacConfig(IsaacOptions, Simulator):
         """Whether Isaac Sim is installed: its app can only run in the main thread."""
         return importlib.util.find_spec("isaacsim") is not None
 
-    def render_modes(self) -> list[str]:
-        """None: Isaac Lab shows its tasks in a window of its own."""
-        return []
+    def rendering(self) -> Rendering:
+        """Not at all: Isaac Lab shows its tasks in a window of its own."""
+        return Rendering()
 
     def _open(self, lanes: range, render_mode: str | None) -> DeviceEnv:
         with self._explaining():

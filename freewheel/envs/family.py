@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from freewheel.core import Env
 from freewheel.registry import Registry, names_code
@@ -17,6 +18,27 @@ if TYPE_CHECKING:
 
     from freewheel.core import Actor
     from freewheel.run.saved import SavedRun
+
+
+class Rendering(NamedTuple):
+    """How an environment can be shown."""
+
+    modes: Sequence[str] = ()  # of Gymnasium's render modes
+    fps: float | None = (
+        None  # pictures per second, one a step, at which time passes as in the environment; None: unknown
+    )
+
+    @classmethod
+    def of(cls, env: Any) -> Rendering:
+        """As an environment of Gymnasium declares it, or by the time that a step of it takes."""
+        metadata, world = getattr(env, "metadata", None) or {}, getattr(env, "unwrapped", env)
+        step_s = next((value for name in ("step_dt", "dt") if (value := _positive(getattr(world, name, None)))), None)
+        fps = _positive(metadata.get("render_fps")) or (step_s and 1 / step_s)
+        return cls(tuple(metadata.get("render_modes") or ()), fps)
+
+
+def _positive(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 < value < math.inf else None
 
 
 class EnvConfig(Protocol):
@@ -46,7 +68,7 @@ class EnvConfig(Protocol):
     def make(
         self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
     ) -> Env[Any]: ...
-    def render_modes(self) -> list[str]: ...
+    def rendering(self) -> Rendering: ...
 
 
 class BuildEnv(Protocol):

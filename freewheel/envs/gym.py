@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredEnv
 
 from freewheel.core import Env
-from freewheel.envs.family import EnvConfig, FamilyFlags, WorldFamily
+from freewheel.envs.family import EnvConfig, FamilyFlags, Rendering, WorldFamily
 from freewheel.envs.lane import close_env, raised
 from freewheel.envs.legacy import OldGym, is_old
 from freewheel.envs.loop import GymLoop, GymSingle
@@ -124,10 +124,10 @@ class GymConfig(GymOptions):
             undo.pop_all()
         return loop
 
-    def render_modes(self) -> list[str]:
-        """The render modes that the environment offers."""
+    def rendering(self) -> Rendering:
+        """How the environment can be shown."""
         with closing(self.open(0)) as env:
-            return list(env.metadata.get("render_modes", []))
+            return Rendering.of(env)
 
     def open(self, lane: int, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """One env, or a SetupError or EnvError that says why it cannot be made."""

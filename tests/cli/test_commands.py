@@ -21,6 +21,7 @@ import pytest
 import freewheel
 from freewheel.cli import doctor, play
 from freewheel.cli import main as cli
+from freewheel.envs.family import Rendering
 from freewheel.errors import EnvError
 from freewheel.run.trainer import Result
 from tests.support.pictures import decoded
@@ -87,6 +88,11 @@ def test_eval_of_several_runs_is_a_table(cartpole: Result, capfd: Capture) -> No
         ("--out it.avi", 2, "--out it.avi: write a .gif, an .mp4 or a .png"),
         ("--render mp4 --out it.png", 2, "--render mp4 does not write it.png; leave out one of them"),
         ("--render ansi --out it.gif", 2, "--render ansi does not write it.gif; leave out one of them"),
+        ("--video --out it.gif", 2, "--video does not write it.gif; leave out one of them"),
+        ("--video --render gif", 2, "--video writes an mp4, --render gif does not; leave out one of them"),
+        ("--record", 2, "there is no --record: say --video"),
+        ("--gif", 2, "there is no --gif: say --render gif"),
+        ("--video", 1, "films need ffmpeg: pip install imageio-ffmpeg, or use --render png, which needs nothing"),
         ("--render mp4", 1, "films need ffmpeg: pip install imageio-ffmpeg, or use --render png, which needs nothing"),
         (
             "--render gif",
@@ -164,13 +170,77 @@ def test_play_prints_text(tmp_path: Path, capfd: Capture) -> None:
 
 def test_play_says_what_a_world_can_show(cartpole: Result, capfd: Capture) -> None:
     assert cli.main(["play", str(cartpole.path), "--render", "ansi"]) == 1
-    assert capfd.readouterr().err == "freewheel: CartPole-v1 cannot render ansi; it offers human, rgb_array\n"
+    told = "CartPole-v1 cannot be shown as ansi; say --render human or gif or mp4 or png"
+    assert capfd.readouterr().err == f"freewheel: {told}\n"
 
 
 def test_play_of_a_world_without_pictures(tmp_path: Path, capfd: Capture) -> None:
     done = trained(tmp_path, "tests.support.worlds:Identity")
     assert cli.main(["play", str(done.path)]) == 0
     assert re.fullmatch(r"episode 1: return \S+ in 16 steps\n", capfd.readouterr().out)
+    assert cli.main(["play", str(done.path), "--video"]) == 1
+    told = r"freewheel: tests.support.worlds:Identity draws nothing; give it a render\(\) that returns a picture .*\n"
+    assert re.fullmatch(told, capfd.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "fps"),
+    [
+        ("CartPole-v1", "", 50),  # its render_fps
+        ("CartPole-v1", "--fps 20", 20),
+        ("freewheel/RoughDrone-v0", "", 10),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # imageio_ffmpeg leaves an unused pipe open
+def test_a_film_runs_as_time_passes_in_the_environment(
+    request: pytest.FixtureRequest, capfd: Capture, env: str, options: str, fps: float
+) -> None:
+    import imageio_ffmpeg
+
+    run = request.getfixturevalue("drone" if "Drone" in env else "cartpole")
+    assert cli.main(["play", str(run.path), "--video", "--seed", "1000", *options.split()]) == 0
+    told, where = capfd.readouterr().out.splitlines()
+    assert where == f"  {run.path / 'play' / 'episode-1.mp4'}"
+    frames, seconds = imageio_ffmpeg.count_frames_and_secs(where.strip())
+    assert frames == int(told.split()[-2]) + 1
+    assert seconds == pytest.approx(frames / fps, abs=0.02)
+
+
+@pytest.mark.parametrize(("fps", "shown", "milliseconds"), [(10, 9, 100), (50, 9, 20), (125, 3, 24), (30, 9, 30)])
+def test_animated_pictures_play_at_the_right_speed(tmp_path: Path, fps: float, shown: int, milliseconds: int) -> None:
+    """As exactly as the format knows: hundredths of a second."""
+    from PIL import Image
+
+    made = play.Animation(tmp_path / "it.gif", fps)
+    for number in range(9):
+        made.add(np.full((4, 4, 3), 25 * number, np.uint8))
+    made.close()
+    with Image.open(tmp_path / "it.gif") as picture:
+        assert getattr(picture, "n_frames", 1) == shown
+        assert picture.info["duration"] == pytest.approx(milliseconds, abs=5)
+
+
+class Declared:
+    """An environment that says of its time what is given."""
+
+    def __init__(self, metadata: dict[str, Any] | None = None, **attributes: Any) -> None:
+        self.metadata = metadata
+        self.__dict__ |= attributes
+
+
+@pytest.mark.parametrize(
+    ("env", "fps"),
+    [
+        (Declared({"render_fps": 12}), 12),
+        (Declared({"render_fps": 12}, dt=0.5), 12),
+        (Declared({"render_fps": None}, dt=0.02), 50),
+        (Declared({}, unwrapped=Declared({}, step_dt=0.1)), 10),
+        (Declared(), None),
+        (Declared({"render_fps": 0}, dt=float("inf")), None),
+    ],
+)
+def test_how_fast_time_passes_in_an_environment(env: Declared, fps: float | None) -> None:
+    assert Rendering.of(env).fps == fps
 
 
 def test_a_batched_simulator_scores_again_and_plays(tmp_path: Path, capfd: Capture) -> None:
