@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
@@ -14,6 +15,7 @@ import numpy as np
 from freewheel.collect.mode import ModeConfig, count
 from freewheel.core import WORKER_TIME, Array, BatchSpec, Chunk, Collector, Env, Episode, RowCounts, Snapshot
 from freewheel.errors import check_ranges
+from freewheel.metrics.workers import WorkerState, own_environments
 from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
 from freewheel.rollout.probe import EnvCost
@@ -78,7 +80,8 @@ class SerialRunner(Protocol):
 
 
 class SerialCollector:
-    """A Collector over one Runner: act, then learn, then act. The lag is 0 because nothing acts during an update.
+    """A Collector over one Runner: act, then learn, then act. The lag is 0 because nothing acts during an update. Implements
+    core.Collector and metrics.workers.ObservedCollector.
 
     The steps of an update come in chunks of at most `longest` (None: as one).
     Objects made before the end of the first chunk are excluded from garbage collection, as in workers.
@@ -89,7 +92,7 @@ class SerialCollector:
         self._longest, self._done = longest or steps, 0  # steps of the present update
         self._posted = Posted()
         self._idle_since = perf_counter_ns()
-        self._warm = False
+        self._warm = self._acting = False
 
     def __enter__(self) -> Self:
         return self
@@ -109,12 +112,13 @@ class SerialCollector:
             return ()
         self._waited()
         steps = min(self._longest, self._steps - self._done)
+        self._acting = True
         chunk = self._runner.unroll(steps)
         self._done = (self._done + steps) % self._steps
         if not self._warm:
             self._warm = True
             gc.freeze()
-        self._idle_since = perf_counter_ns()
+        self._idle_since, self._acting = perf_counter_ns(), False
         return (chunk,)
 
     def oldest(self) -> int | None:
@@ -125,6 +129,10 @@ class SerialCollector:
 
     def stats(self) -> Mapping[str, float | None]:
         return {"queue_util": None}
+
+    def workers(self) -> Sequence[WorkerState]:
+        idle_since = None if self._acting else self._idle_since
+        return [own_environments(self._runner.produced, idle_since, os.getpid())]
 
     def eval_episodes(self) -> list[Episode]:
         """Episodes of reserved lanes since the last call."""

@@ -83,6 +83,13 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def show(path: Path, data: bytes) -> None:
+    """The same as `replace` for those who read it now: it may be lost with the machine, and nobody waits for the disk."""
+    part = path.with_name(f".part-{path.name}")
+    part.write_bytes(data)
+    os.replace(part, path)
+
+
 def replace(path: Path, data: bytes) -> None:
     """A file whose content is, at any moment, the old one or the new one."""
     part = path.with_name(f".part-{path.name}")

@@ -37,7 +37,7 @@ class FileLock:
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            pid = self._holder()
+            pid = _holder(self._descriptor) or 0
             os.close(self._descriptor)
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
@@ -52,9 +52,24 @@ class FileLock:
         self._held.discard(self._file)
         os.close(self._descriptor)
 
-    def _holder(self) -> int:
-        question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        return int(struct.unpack(FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_GETLK, question))[4])
+    @classmethod
+    def holder(cls, path: Path) -> int | None:
+        """The id of the process that holds the lock; 0: one that cannot be seen from here; None: nobody does."""
+        with suppress(OSError):
+            if _identity(path.stat()) in cls._held:  # not opened: to close it again would release the lock
+                return os.getpid()
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                return _holder(descriptor)
+            finally:
+                os.close(descriptor)
+        return None
+
+
+def _holder(descriptor: int) -> int | None:
+    question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -4,7 +4,7 @@ Whatever is wrong becomes a FileError of one line that names the file and the fi
 allocated before it is known to fit, and nothing that a file names is imported here.
 
     content       the bytes of a regular file          typed_content the same of one that the user has typed
-    lines         the lines of a regular file
+    lines         the lines of a regular file          regular       the file itself, open
     json_object   an object of a JSON file             parse_json    the same of bytes that have been read (and verified)
     header        what a safetensors file holds        parse_arrays  its arrays, of bytes that have been read (and verified)
     record        a dataclass from an object of JSON, every value checked against the type of its field
@@ -52,7 +52,7 @@ DTYPES: Mapping[str, str] = {
 
 def content(path: Path, most: int | None = None) -> bytearray:
     """The bytes of a regular file: no link, pipe or device; at most so many, by default as many as fit into free memory."""
-    with _regular(path) as file:
+    with regular(path) as file:
         size = _size(file, path, most)
         try:
             data = bytearray(size)
@@ -69,7 +69,7 @@ def content(path: Path, most: int | None = None) -> bytearray:
 
 def lines(path: Path, longest: int) -> Iterator[bytes]:
     """The lines of a regular file with their ends, one by one; of a longer line only its beginning comes, without an end."""
-    with _regular(path) as file:
+    with regular(path) as file:
         while True:
             try:
                 line = file.readline(longest)
@@ -92,8 +92,8 @@ def typed_content(path: Path, most: int) -> bytes:
     return data
 
 
-def _regular(path: Path) -> BinaryIO:
-    """The open file; a link or a pipe of this name is not followed, and nobody waits for one."""
+def regular(path: Path) -> BinaryIO:
+    """A file, open for reading; a link or a pipe of this name is not followed, and nobody waits for one."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -212,7 +212,7 @@ class Entry:
 
 def header(path: Path) -> dict[str, Entry]:
     """What a safetensors file holds, checked against its size; its arrays are not read."""
-    with _regular(path) as file:
+    with regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         try:
             begin = file.read(8)

@@ -40,12 +40,13 @@ class Budget:
 class Timeline:
     """The learner's time, cut at every start and end of a span: each second belongs to exactly one kind."""
 
-    __slots__ = ("kind", "now", "outer", "seconds", "since")
+    __slots__ = ("began", "kind", "now", "outer", "seconds", "since")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.seconds, self.kind = dict.fromkeys(LEARNER_TIME, 0.0), "other"
         self.outer: list[str] = []  # the kinds that go on when the present one ends
         self.now, self.since = now, now()
+        self.began = self.since  # the present kind
 
     def cut(self) -> float:
         """Count the time since the last cut for the present kind; returns the present time."""
@@ -65,12 +66,12 @@ class Span:
 
     def __enter__(self) -> None:
         line = self._line
-        line.cut()
+        line.began = line.cut()
         line.outer.append(line.kind)
         line.kind = self._kind
 
     def __exit__(self, *exception: object) -> None:
-        self._line.cut()
+        self._line.began = self._line.cut()
         self._line.kind = self._line.outer.pop()
 
 
@@ -132,6 +133,11 @@ class Meter:
     def doing(self) -> str:
         """The kind of LEARNER_TIME that goes on now."""
         return self._learner.kind
+
+    @property
+    def doing_s(self) -> float:
+        """Seconds since it began."""
+        return max(0.0, self._learner.now() - self._learner.began)
 
     @property
     def episodes(self) -> int:

@@ -15,7 +15,7 @@ from freewheel.run.checkpoints import checkpoint
 if TYPE_CHECKING:  # a process that only loads a policy does not need it
     from freewheel.config.resolve import Config
 
-CHECKPOINTS = "checkpoints"
+CONFIG, SUMMARY, METRICS, LOCK, CHECKPOINTS = "config.json", "summary.json", "metrics.jsonl", ".lock", "checkpoints"
 LINKS = ("best", "latest")
 ASKED = (
     "flag",
@@ -89,7 +89,7 @@ class Place:
 def locate(name: str, runs_dir: str, which: str = "", usual: str = "best") -> Place:
     """What RUN, RUN@best, RUN@latest, RUN@STEP or the path of a checkpoint means; `which`: the same, given in another place."""
     for place in (Path(runs_dir) / name, Path(name)):
-        if place.parent.name == CHECKPOINTS and (place.parents[1] / "config.json").is_file():
+        if place.parent.name == CHECKPOINTS and (place.parents[1] / CONFIG).is_file():
             run, chosen = place.parents[1], place.name
             break
     else:
@@ -104,7 +104,7 @@ def locate(name: str, runs_dir: str, which: str = "", usual: str = "best") -> Pl
 def find_run(name: str, runs_dir: str) -> Path:
     """The directory of a run, given by its name under runs_dir or by its path."""
     for place in (Path(runs_dir) / name, Path(name)):
-        if (place / "config.json").is_file():
+        if (place / CONFIG).is_file():
             return place
     folder = Path(runs_dir)
     known = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []

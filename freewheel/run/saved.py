@@ -24,7 +24,7 @@ from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
 from freewheel.run.checkpoints.store import Store
 from freewheel.run.evaluation.episodes import Score, Show, eval_lanes, evaluate, play, playable
-from freewheel.run.naming import CHECKPOINTS, locate
+from freewheel.run.naming import CHECKPOINTS, CONFIG, LOCK, METRICS, SUMMARY, locate
 from freewheel.run.plan import Plan, find_device
 from freewheel.run.policy import actor_of, read_spec
 from freewheel.seeding import scoring_seed
@@ -32,8 +32,8 @@ from freewheel.seeding import scoring_seed
 if TYPE_CHECKING:
     from freewheel.run.trainer import Result
 
-FILES = CONFIG, SUMMARY, TARGETS = "config.json", "summary.json", targets.FILE
-METRICS, LOCK = "metrics.jsonl", ".lock"
+TARGETS = targets.FILE
+FILES = CONFIG, SUMMARY, TARGETS
 
 
 class RunDirectory:

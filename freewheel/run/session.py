@@ -27,9 +27,11 @@ from freewheel.run.ending import Ending
 from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.hooks import Hooks, Run
+from freewheel.run.live.reporter import LiveStatus
+from freewheel.run.naming import SUMMARY
 from freewheel.run.plan import Plan
 from freewheel.run.process import Interrupted, Stop, TimeUp
-from freewheel.run.saved import SUMMARY, RunDirectory
+from freewheel.run.saved import RunDirectory
 from freewheel.run.schedule.recorder import Recorder
 from freewheel.sinks.outlets import PATIENCE, Outlets
 from freewheel.transport.clock import NOTABLE, clock
@@ -67,6 +69,7 @@ class Session:
         self._learner, self._saver, self._earlier = saver.learner, saver, saver.earlier
         self._stop, self._ending, self._recorder = stop, Ending(), listeners.recorder
         self._options, self._budget = planned.config.run, planned.config.run.budget
+        self._live = LiveStatus(folder.path, planned.spec.name, meter, self._options.output.log_every)
         meter.begin()
         contexts = None if saver.earlier is None else saver.earlier.contexts
         self._hooks = Hooks(listeners.hooks, Run(planned, self._learner, meter, saver.now, contexts), stop.spare)
@@ -93,7 +96,7 @@ class Session:
 
     def train(self) -> dict[str, Any]:
         ending = self._ending
-        with self._stop.listening():
+        with self._stop.listening(), self._live:
             try:
                 with process.learner_stream(self._plan.device):
                     ending.reason = self._run()
@@ -128,10 +131,11 @@ class Session:
             if self._earlier is not None:
                 collector.load_state_dict(self._earlier.state.collector)
             with self._ending.leaving(collector, "closing the environments"):
-                self._collector = self._saver.collector = collector
+                self._collector = self._saver.collector = self._live.collector = collector
                 around = Around(lambda: self._meter.wall_s, self._ran_s, self._longest, self._note, self._stop.check)
                 evaluator = evaluator or reserved_lanes(planned, collector)
                 self._schedule = EvaluationSchedule(evaluator, self._options.evaluation, self._budget, around)
+                self._live.schedule = self._schedule
                 if self._earlier is not None:
                     self._go_on(self._earlier, collector, self._schedule)
                 work = partial(self._loop, collector, self._schedule)
@@ -390,6 +394,7 @@ class Session:
         ending.problems += [*directory.problems, *self._outlets.problems]
         ending.problems += [] if self._recorder is None else self._recorder.problems
         summary = self._summary(rows, report, saved)
+        self._live.end()
         if not directory.write(SUMMARY, summary):
             ending.fail(DiskError(f"the summary is not written: {directory.problems[-1]}"), "the summary")
             summary = self._summary(rows, report, saved)

@@ -40,3 +40,23 @@ class BackgroundCalls:
     def _serve(self) -> None:
         while not self._abandoned and (call := self._calls.get()) is not None:
             call()
+
+
+class RepeatedCall:
+    """Makes a call about every so many seconds, until it is closed. The call must not raise."""
+
+    def __init__(self, name: str, call: Callable[[], object], every: float) -> None:
+        self._call, self._every, self._over = call, every, threading.Event()
+        self._thread = threading.Thread(target=self._serve, name=f"freewheel-{name}", daemon=True)
+        self._thread.start()
+
+    def close(self, patience: float) -> bool:
+        """Whether the last call has ended before the patience does. Else the thread is left behind, and ends with it."""
+        self._over.set()
+        self._thread.join(patience)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while not self._over.is_set():
+            self._call()
+            self._over.wait(self._every)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from freewheel.core import CAUSES, WORKER_TIME, Array, Chunk, Origin, RowCounts, Snapshot
+from freewheel.metrics.workers import WorkerState
 from freewheel.pacing.pacing import NO_VERSION
 from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec
@@ -43,7 +44,7 @@ class Assembly(Protocol):
 
 
 class WorkerPool:
-    """Implements core.Collector."""
+    """Implements core.Collector and metrics.workers.ObservedCollector."""
 
     def __init__(self, wire: Wire, assembly: Assembly, spec: CollectSpec, patience: float = math.inf) -> None:
         self.wire, self._assembly, self._patience = wire, assembly, patience
@@ -110,6 +111,9 @@ class WorkerPool:
 
     def stats(self) -> Mapping[str, float | None]:
         return self.wire.stats()
+
+    def workers(self) -> Sequence[WorkerState]:
+        return self.wire.workers()
 
     def messages(self) -> Sequence[str]:
         return self.wire.messages()

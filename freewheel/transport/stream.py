@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from freewheel.core import WORKER_TIME, Chunk, Episode, RowCounts, Snapshot, Transitions
 from freewheel.errors import EnvError
+from freewheel.metrics.workers import WorkerState
 from freewheel.pacing.pacing import Pacing, Tally, Woken
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import Assembly, WorkerPool
@@ -48,6 +50,7 @@ class StreamWire(Wire):
         self._over = False
         self._runner: DeviceRunner | None = None
         self._side: torch.cuda.Stream | None = None
+        self._idle_since: int | None = perf_counter_ns()  # since when the simulation waits; None: it runs
         self._failed = 0  # rows of fragments with values that are not finite
         self._thread = threading.Thread(target=self.serve, name="freewheel-simulation", daemon=True)
 
@@ -167,6 +170,14 @@ class StreamWire(Wire):
         """Episodes of reserved lanes since the last call."""
         return [] if self._runner is None else self._runner.take_eval_episodes()
 
+    def workers(self) -> list[WorkerState]:
+        """All lanes are one simulation."""
+        idle, now = self._idle_since, perf_counter_ns()
+        slots = len(self._written) >= self._slots
+        state = "step" if idle is None else "wait-slot" if slots else "wait-credit"
+        since = 0.0 if idle is None else (now - idle) * 1e-9
+        return [WorkerState(worker=0, state=state, since_s=since, steps=self._produced, pid=os.getpid())]
+
     def messages(self) -> Sequence[str]:
         return [] if self._runner is None else self._runner.messages()
 
@@ -190,7 +201,7 @@ class StreamWire(Wire):
         assert runner is not None
         began, pacing = perf_counter_ns(), self.permits.pacing
         with self._changed:
-            grant = None
+            grant, self._idle_since = None, began
             while not self._over:
                 if len(self._written) < self._slots:
                     grant, _ = pacing.take(SIMULATION, Tally(runner.produced, 0, ended=False))
@@ -199,6 +210,7 @@ class StreamWire(Wire):
                 self._changed.wait(TURN)
             if grant is None:
                 return False
+            self._idle_since = None
             snapshot, ready = self._snapshots[grant.version]
             self._waited += perf_counter_ns() - began
         if grant.version != runner.version or runner.produced == 0:

@@ -35,6 +35,8 @@ class WorkerSlot:
     incarnation: int = -1
     steps: int = 0  # of earlier incarnations
     failures: int = 0  # in a row
+    deaths: int = 0
+    restarts: int = 0
     due: float = 0.0  # when to start the next incarnation
     given_up: bool = False
 
@@ -124,6 +126,7 @@ class Supervisor:
         for slot in self.slots:
             if slot.process is None and not slot.given_up and now >= slot.due and not self.heartbeats.stopping:
                 self.restarts += 1
+                slot.restarts += 1
                 self._start(slot)
 
     def _kill_silent(self) -> None:
@@ -179,6 +182,7 @@ class Supervisor:
         self.heartbeats.memory["died"][slot.worker] = time.monotonic_ns()
         if self.heartbeats.stopping:
             return
+        slot.deaths += 1
         good = int(self.heartbeats.memory["steps"][slot.worker]) - slot.steps
         slot.failures = 1 if good >= GOOD_STEPS and code != NO_LANES_LEFT else slot.failures + 1
         given_up = slot.failures >= FAILURES

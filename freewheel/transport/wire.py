@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from freewheel.core import Episode, NDArray, RowCounts, SeedStream, Snapshot, Transitions
+from freewheel.metrics.workers import WorkerState
 from freewheel.pacing.pacing import Grant, Pacing, Tally, Woken
 
 Value = TypeVar("Value")
@@ -140,6 +141,9 @@ class Wire(AbstractContextManager["Wire"]):
 
     def mean_step(self) -> float:  # seconds of a step over all workers; 0: unknown
         return 0.0
+
+    def workers(self) -> Sequence[WorkerState]:  # what they are doing now; for any thread
+        return ()
 
     def note_episodes(self, fragment: Fragment) -> None:
         """For the statistics of each worker."""

@@ -17,9 +17,9 @@ from freewheel.files.read import json_object
 from freewheel.metrics.meter import Budget
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.progress import Earlier
-from freewheel.run.naming import CHECKPOINTS
+from freewheel.run.naming import CHECKPOINTS, CONFIG, METRICS, SUMMARY
 from freewheel.run.plan import print_line
-from freewheel.run.saved import CONFIG, METRICS, SUMMARY, SavedRun, lock_run, open_run
+from freewheel.run.saved import SavedRun, lock_run, open_run
 from freewheel.run.trainer import Result, run
 
 

@@ -31,6 +31,16 @@ class Evaluation(NamedTuple):
 
 
 @dataclass(frozen=True)
+class UnderWay:
+    """An evaluation that is not over."""
+
+    since_s: float
+    limit_s: float  # seconds that it may take
+    ended: int  # episodes
+    episodes: int
+
+
+@dataclass(frozen=True)
 class Around:
     """What the schedule has to know of the run around it, and what it may do there."""
 
@@ -107,6 +117,13 @@ class EvaluationSchedule:
         if self._running is None or self._evaluator is None:
             return {}
         return dict(zip(("evaluating/ended", "evaluating/episodes"), self._evaluator.progress, strict=True))
+
+    @property
+    def under_way(self) -> UnderWay | None:
+        """The evaluation that goes on now. For any thread."""
+        if self._running is None or self._evaluator is None:
+            return None
+        return UnderWay(self._run.ran_s() - self._began, self._deadline - self._began, *self._evaluator.progress)
 
     @property
     def reserve(self) -> float:

@@ -23,9 +23,9 @@ from freewheel.pacing.episode_queue import EpisodeOrder
 from freewheel.run import process
 from freewheel.run.checkpoints.checkpoint import fingerprint_of
 from freewheel.run.hooks import Hooks, Run, find_hooks
-from freewheel.run.naming import RunName
+from freewheel.run.naming import SUMMARY, RunName
 from freewheel.run.plan import Plan, Report, arrange, find_device, silent, survey_env
-from freewheel.run.saved import SUMMARY, RunDirectory, SavedRun, open_run
+from freewheel.run.saved import RunDirectory, SavedRun, open_run
 from freewheel.run.schedule.answers import Answers, EndOfSchedule
 from freewheel.run.schedule.collector import ComparedCollector, DifferenceError, ReplayCollector
 from freewheel.run.schedule.log import FILE, Check, Schedule, describe

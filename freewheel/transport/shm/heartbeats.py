@@ -45,7 +45,10 @@ class Heartbeats:
                 "phase": each,
                 "since": each,  # CLOCK_MONOTONIC ns
                 "steps": each,  # of all incarnations
+                "kind": each,  # of wait, in the phase WAIT: an index of WORKER_TIME, ...
+                "idle": each,  # ... and ns, when it began
                 "died": each,  # ns, when the previous incarnation died
+                "ready": each,  # ns, when the present one had made its environments
                 "out_of_space": each,  # rows with an observation outside its space, of all incarnations
                 "peak": each,  # kB, the largest use of memory
                 "lane": each,  # of those of the worker, from 0: which one is being called
@@ -63,6 +66,11 @@ class Heartbeats:
     def enter(self, worker: int, phase: int) -> None:
         self.memory.numbers["since"][worker] = time.monotonic_ns()
         self.memory.numbers["phase"][worker] = phase
+
+    def wait(self, worker: int, kind: int, began: int) -> None:
+        """A wait of this kind, that began at this time (ns), goes on."""
+        self.memory.numbers["kind"][worker], self.memory.numbers["idle"][worker] = kind, began
+        self.enter(worker, WAIT)
 
     def report(self, worker: int, text: str) -> None:
         encoded = text.encode(errors="backslashreplace")
@@ -89,8 +97,13 @@ class Heartbeats:
         """[W] seconds since each worker entered its phase, without those in which this process was stopped."""
         return self._age(self.memory["since"] * 1e-9)
 
+    def waited(self) -> NDArray:
+        """[W] seconds since each worker that waits began to."""
+        return self._age(self.memory["idle"] * 1e-9)
+
     def call_age(self) -> NDArray:
-        """[W] the same, but from when a worker with several lanes was first seen to step the present one. One reader only."""
+        """[W] as `age`, but from when a worker with several lanes was first seen to step the present one. Where several threads
+        ask, one of them may see it a look later."""
         stepped = self.memory["steps"] * self._lanes + self.memory["lane"]
         moved = stepped != self._stepped
         self._stepped[moved], self._seen[moved] = stepped[moved], time.monotonic()

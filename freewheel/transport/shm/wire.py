@@ -13,6 +13,7 @@ import numpy as np
 
 from freewheel.core import MOST_CONTEXTS, NDArray, RowCounts, Snapshot
 from freewheel.errors import EnvError
+from freewheel.metrics.workers import WorkerState
 from freewheel.pacing.pacing import NO_VERSION, Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.runner import Author
@@ -23,6 +24,7 @@ from freewheel.transport.shm.heartbeats import Heartbeats, Stragglers, kind
 from freewheel.transport.shm.memory import NEVER, Mailbox, require_memory
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.progress import Progress
+from freewheel.transport.shm.states import worker_states
 from freewheel.transport.shm.worker import WorkerId, WorkerResources, work
 from freewheel.transport.supervisor import Supervisor
 from freewheel.transport.wire import Fragment, Wire
@@ -170,6 +172,9 @@ class SharedMemoryWire(Wire):
         memory, shape = self.channel.memory, self.channel.shape
         waiting = int((memory["committed"] - memory["taken"]).sum())
         return {"queue_util": waiting / (shape.workers * shape.slots), "queue/fragments": float(waiting)}
+
+    def workers(self) -> list[WorkerState]:
+        return [] if self._final is not None else worker_states(self.heartbeats, self.supervisor, self.lanes)
 
     def messages(self) -> list[str]:
         """Losses of workers, reports of environments, and stragglers, each once."""

@@ -131,6 +131,7 @@ class _Worker:
 
     def _report_ready(self) -> None:
         self._runner.spent()
+        self._heartbeats.memory["ready"][self._who.worker] = perf_counter_ns()
         died = int(self._heartbeats.memory["died"][self._who.worker])
         if died:
             self._runner.spend(DOWN, perf_counter_ns() - died)
@@ -245,7 +246,7 @@ class _Worker:
                     return grant
                 wakeup, kind = permits.wakeups[worker], WAIT_GATE if permits.pacing.gated else WAIT_CREDIT
             waited = True
-            heartbeats.enter(worker, phase.WAIT)
+            heartbeats.wait(worker, kind, began)
             wakeup.wait(phase.TURN)
         self._give_back()
         return None

@@ -1,0 +1,178 @@
+"""Following a run from outside: what is new in its directory since the last look, whatever happens to its trainer.
+
+follower = Follower(Path("runs/first"))
+rows = []
+while True:
+    news = follower.poll()
+    del rows[news.kept:]      # a resume has cut these back
+    rows += news.rows
+    ... follower.config, follower.status, follower.summary, follower.state
+    time.sleep(0.5)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from freewheel.errors import FileError
+from freewheel.files import read
+from freewheel.files.lock import FileLock
+from freewheel.run.live.status import STATUS, Status, read_status
+from freewheel.run.naming import CONFIG, LOCK, METRICS, SUMMARY
+
+Row = Mapping[str, Any]
+
+MOST = 8 << 20  # bytes of metrics.jsonl that are read in one look: who shows them has something to show soon
+LONGEST = 1 << 20  # bytes of a row; a longer one is damaged
+STATES = ("starting", "running", "ended", "failed", "interrupted", "gone")
+
+
+class News(NamedTuple):
+    """What a look has found."""
+
+    kept: int  # rows that were given before and still hold; later ones belong to work that is done again
+    rows: Sequence[Row]  # new ones, which come after these
+    more: bool  # there are more rows to read at once
+    changed: frozenset[str]  # which of config, status, summary and state
+
+
+def state_of(path: Path, summary: Mapping[str, Any] | None) -> str:
+    """One of STATES. Whether a trainer is at work is what the kernel says of its lock; `gone`: it has left no summary."""
+    if FileLock.holder(path / LOCK) is not None:
+        return "running"
+    if summary is None:
+        return "gone" if (path / CONFIG).exists() else "starting"
+    ended, code = str(summary.get("ended")), summary.get("exit_code")
+    if ended.startswith("interrupted"):
+        return "interrupted"
+    return "ended" if code in (0, 3) else "failed"
+
+
+class Follower:
+    """A run directory, which need not be there yet. Nothing in it is locked or changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config: Mapping[str, Any] | None = None
+        self.status: Status | None = None
+        self.summary: Mapping[str, Any] | None = None
+        self.state = "starting"
+        self.problems: dict[str, str] = {}  # by file: what is wrong with it
+        self._seen: dict[str, tuple[int, ...]] = {}  # files as they were read
+        self._rows = _Rows(path / METRICS)
+
+    def poll(self) -> News:
+        """Look, and read what is new."""
+        changed = set()
+        kept, rows, more = self._rows.read()
+        if self._rows.problem:
+            self.problems[METRICS] = self._rows.problem
+        for name, load in ((CONFIG, read.json_object), (STATUS, _status), (SUMMARY, read.json_object)):
+            field = name.removesuffix(".json")
+            if self._is_new(name):
+                changed.add(field)
+                setattr(self, field, self._read(name, load))
+        if (state := state_of(self.path, self.summary)) != self.state:
+            changed.add("state")
+            self.state = state
+        return News(kept, rows, more, frozenset(changed))
+
+    def _is_new(self, name: str) -> bool:
+        """Whether a file was written, replaced or removed since it was read."""
+        known: tuple[int, ...] = ()
+        with suppress(OSError):
+            found = os.stat(self.path / name)
+            known = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        changed = known != self._seen.get(name, ())
+        self._seen[name] = known
+        return changed
+
+    def _read(self, name: str, load: Callable[[Path], Any]) -> Any:
+        """What a file holds now, None without it; what was known before, where it cannot be understood."""
+        self.problems.pop(name, None)
+        if not self._seen[name]:
+            return None
+        try:
+            return load(self.path / name)
+        except FileError as error:
+            self.problems[name] = str(error)
+            return getattr(self, name.removesuffix(".json"))
+
+
+def _status(file: Path) -> Status:
+    return read_status(file.parent)
+
+
+class _Rows:
+    """metrics.jsonl, read once. It only grows, but for a resume, which cuts it back to a checkpoint: by the end and a sum of each
+    row it is known which of them still hold."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ends, self._sums = array("q"), array("L")  # of each line
+        self._given = array("q")  # rows that have been given when this line was read: damaged lines give none
+        self.problem = ""
+
+    def read(self) -> tuple[int, list[Row], bool]:
+        """How many earlier rows hold, those that are new, and whether there are more."""
+        try:
+            with read.regular(self._path) as file:
+                self._cut(self._holding(file))
+                return self._count(), *self._new(file)
+        except (FileError, OSError):
+            self._cut(0)  # it was removed, or is not there yet
+            return 0, [], False
+
+    def _count(self) -> int:
+        return self._given[-1] if self._given else 0
+
+    def _cut(self, lines: int) -> None:
+        del self._ends[lines:], self._sums[lines:], self._given[lines:]
+
+    def _holding(self, file: BinaryIO) -> int:
+        """Lines that are still as they were read; they are the first ones."""
+        low, high = 0, len(self._ends)
+        if high and self._holds(file, high - 1):
+            return high
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self._holds(file, middle) else (low, middle)
+        return low
+
+    def _holds(self, file: BinaryIO, line: int) -> bool:
+        begin = self._ends[line - 1] if line else 0
+        data = os.pread(file.fileno(), self._ends[line] - begin, begin)
+        return len(data) == self._ends[line] - begin and zlib.crc32(data) == self._sums[line]
+
+    def _new(self, file: BinaryIO) -> tuple[list[Row], bool]:
+        end, rows = self._ends[-1] if self._ends else 0, list[Row]()
+        data = os.pread(file.fileno(), MOST, end)
+        more = len(data) == MOST
+        whole = data.rfind(b"\n") + 1  # the rest has not been written to its end
+        if not whole and len(data) > LONGEST:
+            whole = len(data)  # no row is so long: it is passed over, up to here
+        for line in data[:whole].splitlines(keepends=True):
+            end += len(line)
+            row = self._parsed(line)
+            rows += [] if row is None else [row]
+            self._ends.append(end)
+            self._sums.append(zlib.crc32(line))
+            self._given.append(self._count() + (row is not None))
+        return rows, more
+
+    def _parsed(self, line: bytes) -> Row | None:
+        try:
+            row = json.loads(line, parse_constant=lambda _: None) if len(line) <= LONGEST else None
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            self.problem = f"{self._path} has lines that are no rows; they are left out"
+            return None
+        return row

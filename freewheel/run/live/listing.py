@@ -1,0 +1,134 @@
+"""Which runs there are in a directory, and how they stand: read from the few files that say it, whatever state these are in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freewheel.errors import FileError
+from freewheel.files import read
+from freewheel.run.live.following import state_of
+from freewheel.run.live.status import STATUS
+from freewheel.run.naming import CONFIG, LOCK, METRICS, SUMMARY
+
+TAIL = 1 << 16  # bytes at the end of metrics.jsonl in which the newest row is looked for
+SEEDS = "-seeds.json"  # NAME-seeds.json is the table of the runs NAME-s1, NAME-s2, ... of one command
+MEMBER = re.compile(r"(?P<group>.+)-s\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEntry:
+    """One run directory."""
+
+    name: str
+    path: Path
+    env: str = ""
+    algo: str = ""
+    mode: str = ""
+    seed: int | None = None
+    steps: int | None = None
+    wall_s: float | None = None  # seconds of training
+    best: float | None = None  # greedy return of the best weights
+    returned: float | None = None  # mean return of the latest training episodes
+    state: str = "gone"  # one of following.STATES, or damaged
+    updated: float = 0.0  # when something was last written, unix seconds
+    group: str = ""  # the name of the command with --seeds that it belongs to
+    problem: str = ""  # what is wrong with the directory, or why the run failed
+
+
+def list_runs(directory: Path) -> list[RunEntry]:
+    """All runs of a directory, the newest first. What is no run directory is passed over."""
+    try:
+        with os.scandir(directory) as found:
+            entries = list(found)
+    except OSError as error:
+        raise FileError(f"{directory} cannot be read: {error.strerror}") from None
+    groups = {entry.name.removesuffix(SEEDS) for entry in entries if entry.name.endswith(SEEDS)}
+    folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+    return sorted(_entries(folders, groups), key=lambda entry: (-entry.updated, entry.name))
+
+
+def _entries(folders: Sequence[Path], groups: set[str]) -> Iterator[RunEntry]:
+    for folder in folders:
+        if (entry := read_entry(folder, groups)) is not None:
+            yield entry
+
+
+def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
+    """The run in this directory; None: there is none. groups: names of commands with --seeds."""
+    updated = max((_written(folder / name) for name in (CONFIG, METRICS, STATUS, SUMMARY, LOCK)), default=0.0)
+    if not updated:
+        return None
+    member = MEMBER.fullmatch(folder.name)
+    group = member["group"] if member and member["group"] in (groups or ()) else ""
+    problems: list[str] = []
+    config = _object(folder / CONFIG, problems)
+    summary = _object(folder / SUMMARY, problems) if _written(folder / SUMMARY) else None
+    state = state_of(folder, summary)
+    known = {} if summary is not None else _object(folder / STATUS, []) or _newest_row(folder / METRICS)
+    told: Mapping[str, Any] = summary or {} if summary is not None else known or {}
+    if problems and state != "running":
+        state = "damaged"
+    failed = summary.get("error") if summary is not None and state == "failed" else ""
+    return RunEntry(
+        name=folder.name,
+        path=folder,
+        env=_text(config, "env"),
+        algo=_text(config, "algo"),
+        mode=_text(config, "mode"),
+        seed=_whole(config, "seed"),
+        steps=_whole(told, "env_steps"),
+        wall_s=_number(told, "wall_s"),
+        best=_number(told, "best_eval"),
+        returned=_number(told, "return_mean"),
+        state=state,
+        updated=updated,
+        group=group,
+        problem=(problems or [str(failed or "")])[0],
+    )
+
+
+def _written(path: Path) -> float:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def _object(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
+    try:
+        return read.json_object(path)
+    except FileError as error:
+        problems.append(str(error))
+        return None
+
+
+def _newest_row(path: Path) -> Mapping[str, Any]:
+    try:
+        with read.regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            lines = file.read().split(b"\n")
+        row = json.loads(lines[-2])
+    except (FileError, OSError, IndexError, ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def _text(found: Mapping[str, Any] | None, name: str) -> str:
+    value = (found or {}).get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _whole(found: Mapping[str, Any] | None, name: str) -> int | None:
+    value = (found or {}).get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(found: Mapping[str, Any] | None, name: str) -> float | None:
+    value = (found or {}).get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,168 @@
+"""The status of a run, written by a thread of its trainer: also while the training itself is stuck.
+
+It is replaced in one step and never waited for: a disk that takes nothing delays this thread and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from freewheel.core import Collector
+from freewheel.files import disk
+from freewheel.metrics.meter import Meter
+from freewheel.metrics.workers import ObservedCollector, WorkerState, own_environments
+from freewheel.rollout.whereabouts import SINCE, cells
+from freewheel.run.evaluation.schedule import EvaluationSchedule
+from freewheel.run.live.status import FORMAT, STATUS, Evaluator, Learner, Queue, Status, Worker, waits_for_rows
+from freewheel.transport.background import RepeatedCall
+
+EVERY = 1.0  # seconds between two
+WINDOW = 5.0  # seconds over which a worker's steps are counted
+LONG = 2.0  # seconds in which the learner does the same; from then on its stack is shown
+FRAMES = 16  # of it at most, the innermost
+PATIENCE = 0.5  # seconds that the end of a run waits for the thread, which may be in the middle of writing
+WHY = {
+    "wait-credit": "the learner: enough rows are under way until its next update",
+    "wait-slot": "a free place in its queue: the learner has not read what is there",
+    "wait-gate": "the others: the learner waits for older rows of theirs before its next update",
+    "lost": "nothing any more: it was given up",
+}
+
+
+class LiveStatus:
+    """Writes the status of a run in this block. `collector` and `schedule` are told when there are any."""
+
+    def __init__(self, path: Path, env: str, meter: Meter, log_every: float) -> None:
+        self._path, self._env, self._meter, self._log_every = path, env, meter, log_every
+        self.collector: Collector | None = None
+        self.schedule: EvaluationSchedule | None = None
+        self._deaths: dict[int, int] = {}  # of each worker, at the last look
+        self._past: deque[tuple[float, Mapping[int, int]]] = deque()  # steps of each worker at earlier looks
+        self._main = threading.get_ident()
+        self._thread: RepeatedCall | None = None
+
+    def __enter__(self) -> Self:
+        self._main = threading.get_ident()
+        self._thread = RepeatedCall("status", self._write, EVERY)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """The run has ended; also for a thread that ends a run which is stuck."""
+        thread, self._thread = self._thread, None
+        if thread is not None and thread.close(PATIENCE):
+            self._write("ended")
+
+    def _write(self, state: str = "running") -> None:
+        with suppress(Exception):  # of the disk, or of a part of the run that is just being closed
+            disk.show(self._path / STATUS, self.now(state).to_json().encode())
+
+    def now(self, state: str = "running") -> Status:
+        """What is going on at this moment. For any thread; one at a time."""
+        meter, schedule = self._meter, self.schedule
+        workers = self._workers() if state == "running" else ()
+        best = None if schedule is None else schedule.candidate
+        return Status(
+            format=FORMAT,
+            time=time.time(),
+            pid=os.getpid(),
+            run=self._path.name,
+            env=self._env,
+            wall_s=meter.wall_s,
+            state=state,
+            log_every=self._log_every,
+            **meter.done,
+            best_eval=None if best is None else best.score.mean,
+            learner=self._learner(workers),
+            queue=self._queue(),
+            evaluator=_evaluator(schedule),
+            workers=workers,
+        )
+
+    def _workers(self) -> tuple[Worker, ...]:
+        """A worker that has died since the last look was down meanwhile, and is shown so once, however soon it was replaced."""
+        collector = self.collector
+        states: Sequence[WorkerState] = ()
+        if isinstance(collector, ObservedCollector):
+            with suppress(KeyError):  # its memory has just been freed
+                states = collector.workers()
+        elif collector is None and cells[SINCE]:
+            states = [own_environments(pid=os.getpid())]
+        rates = self._rates({state.worker: state.steps for state in states})
+        before, self._deaths = self._deaths, {state.worker: state.deaths for state in states}
+        return tuple(
+            _row(state, rates[state.worker], down=state.deaths > before.get(state.worker, 0)) for state in states
+        )
+
+    def _rates(self, steps: Mapping[int, int]) -> dict[int, float]:
+        if not steps:
+            return {}
+        now = time.monotonic()
+        self._past.append((now, steps))
+        while len(self._past) > 2 and self._past[1][0] <= now - WINDOW:
+            self._past.popleft()
+        then, earlier = self._past[0]
+        seconds = max(now - then, 1e-9)
+        return {worker: max(0, count - earlier.get(worker, count)) / seconds for worker, count in steps.items()}
+
+    def _learner(self, workers: Sequence[Worker]) -> Learner:
+        doing, since = self._meter.doing, self._meter.doing_s
+        stack = _stack(sys._current_frames().get(self._main)) if since > LONG else ()
+        return Learner(doing=doing, since_s=since, waits_for=self._waits_for(doing, workers), stack=stack)
+
+    def _waits_for(self, doing: str, workers: Sequence[Worker]) -> str | None:
+        if doing == "wait-data":
+            return waits_for_rows(workers, self._env)
+        if doing == "wait-model":
+            return "the fit of a model, which goes on beside it"
+        if doing == "eval" and (found := _evaluator(self.schedule)) is not None and found.doing == "plays":
+            return f"an evaluation, of which {found.ended} of {found.episodes} episodes have ended"
+        return "the disk: a checkpoint is being written" if doing == "save" else None
+
+    def _queue(self) -> Queue:
+        found: Mapping[str, float | None] = {}
+        if self.collector is not None:
+            with suppress(KeyError):
+                found = self.collector.stats()
+        return Queue(fragments=found.get("queue/fragments"), util=found.get("queue_util"))
+
+
+def _row(state: WorkerState, rate: float, *, down: bool) -> Worker:
+    own = {name: value for name, value in vars(state).items() if name not in ("deaths", "why")}
+    if down and state.state != "lost":
+        own |= {"state": "down", "since_s": state.died_s or 0.0}
+    waits_for = WHY.get(own["state"])
+    if own["state"] == "down":
+        waits_for = f"its replacement: it {state.why or 'has ended'}"
+    elif state.state == "lost" and state.why:
+        waits_for = f"{waits_for}, because it {state.why}"
+    return Worker(**own, steps_per_s=rate, waits_for=waits_for)
+
+
+def _evaluator(schedule: EvaluationSchedule | None) -> Evaluator | None:
+    if schedule is None or not schedule.active:
+        return None
+    found = schedule.under_way
+    return Evaluator(doing="idle") if found is None else Evaluator(doing="plays", **asdict(found))
+
+
+def _stack(frame: FrameType | None) -> tuple[str, ...]:
+    """Places in the code, outermost first."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < FRAMES:
+        code = frame.f_code
+        lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+        frame = frame.f_back
+    return tuple(reversed(lines))

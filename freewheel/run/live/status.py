@@ -1,0 +1,134 @@
+"""status.json: what each part of a running trainer is doing, for everybody who wants to see it.
+
+A thread of the trainer writes it about once a second (reporter.py); here it is described and read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from freewheel.errors import FileError
+from freewheel.files import read
+from freewheel.transport.shm.place import call_of
+
+STATUS = "status.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    doing: str  # a kind of core.LEARNER_TIME
+    since_s: float
+    waits_for: str | None = None
+    stack: tuple[str, ...] = ()  # outermost first, where it has been doing the same for long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    fragments: float | None = None
+    util: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    doing: str  # idle or plays
+    since_s: float = 0.0
+    ended: int = 0
+    episodes: int = 0
+    limit_s: float | None = None  # seconds that it may take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    worker: int
+    state: str  # one of metrics.workers.STATES
+    since_s: float
+    steps: int
+    steps_per_s: float
+    restarts: int
+    pid: int | None
+    lane: int | None
+    seed: int | None
+    step: int | None = None  # of the episode that is being made
+    limit_s: float | None = None  # seconds that the present call may take
+    died_s: float | None = None  # seconds since its process last ended unexpectedly
+    waits_for: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """One status.json."""
+
+    format: int
+    time: float  # when it was written, unix seconds
+    pid: int
+    run: str
+    env: str
+    wall_s: float
+    state: str  # running or ended
+    log_every: float
+    env_steps: int
+    episodes: int
+    updates: int
+    best_eval: float | None
+    learner: Learner
+    queue: Queue
+    evaluator: Evaluator | None
+    workers: tuple[Worker, ...]
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was written, by the time of day."""
+        return max(0.0, time.time() - self.time)
+
+    def to_json(self) -> str:
+        return json.dumps(self, default=vars)
+
+
+def read_status(path: Path) -> Status:
+    """The status in a run directory; FileError if there is none, or none that can be understood."""
+    file = path / STATUS
+    data = read.json_object(file)
+    if data.get("format") != FORMAT:
+        raise FileError(f"{file} has the format {read.show(data.get('format'))}, of another version of freewheel")
+    return read.record(Status, _known(Status, data), str(file))
+
+
+def _known(kind: Any, data: Any) -> Any:
+    """Without what a later version of this format has added."""
+    if isinstance(data, list):
+        return [_known(kind, item) for item in data]
+    if not isinstance(data, Mapping):
+        return data
+    hints = get_type_hints(kind)
+    inner = {
+        field.name: next((one for one in (hints[field.name], *get_args(hints[field.name])) if is_dataclass(one)), None)
+        for field in fields(kind)
+    }
+    kept = {name: value for name, value in data.items() if name in inner}
+    return {name: value if inner[name] is None else _known(inner[name], value) for name, value in kept.items()}
+
+
+def waits_for_rows(workers: Sequence[Worker], env: str) -> str:
+    """What a learner without rows waits for."""
+    if len(workers) == 1 and workers[0].lane is not None:
+        one = workers[0]
+        return f"lane {one.lane} of {env}, which is in {called(one)}"
+    counts = Counter(worker.state for worker in workers)
+    told = ", ".join(f"{count} in {state}" for state, count in counts.most_common())
+    return f"rows of the environments ({told})" if told else "rows of the environments"
+
+
+def called(worker: Worker) -> str:
+    """The call of an environment that a worker is in, so that it can be repeated."""
+    if worker.state not in ("construct", "reset", "step"):
+        return worker.state
+    if worker.seed is None:
+        return {"construct": "its constructor"}.get(worker.state, f"{worker.state}()")
+    return call_of(worker.state, worker.seed, worker.step or 0)

@@ -1,0 +1,51 @@
+"""What each worker is doing, by its heartbeat and its supervisor."""
+
+from __future__ import annotations
+
+import time
+
+from freewheel.core import WORKER_TIME
+from freewheel.metrics.workers import WorkerState
+from freewheel.transport.shm.heartbeats import PHASES, STEP, UNKNOWN, WAIT, Heartbeats
+from freewheel.transport.supervisor import Supervisor, WorkerSlot
+
+
+def worker_states(heartbeats: Heartbeats, supervisor: Supervisor, lanes: int) -> list[WorkerState]:
+    """Of all workers, with so many lanes each. For any thread; the values of one worker may be a moment apart."""
+    memory, now = heartbeats.memory, time.monotonic_ns()
+    names = ("phase", "kind", "steps", "died", "ready", "lane", "seed", "before")
+    columns = zip(*(memory[name].tolist() for name in names), strict=True)
+    ages, waited = heartbeats.call_age().tolist(), heartbeats.waited().tolist()
+    limits = (supervisor.limits.construct, supervisor.limits.reset, supervisor.limits.step)
+    why = {loss.worker: loss.reason for loss in list(supervisor.losses)}
+    states = []
+    for slot, cells, age, wait in zip(supervisor.slots, columns, ages, waited, strict=True):
+        phase, kind, steps, died, ready, lane, seeds, before = cells
+        gone, process = _gone(slot, died, ready), slot.process
+        waits, died_s = phase == WAIT, max(0, now - died) * 1e-9 if died else None
+        calls = not gone and not waits
+        states.append(
+            WorkerState(
+                worker=slot.worker,
+                state=gone or (WORKER_TIME[kind] if waits else PHASES[phase]),
+                since_s=max(0.0, (died_s or 0.0) if gone else wait if waits else age),
+                steps=steps * lanes,
+                restarts=slot.restarts,
+                deaths=slot.deaths,
+                died_s=died_s,
+                why=why.get(slot.worker, ""),
+                pid=process.pid if process is not None else None,
+                lane=slot.worker * lanes + lane if calls else None,
+                seed=seeds[lane] if calls and seeds[lane] != UNKNOWN else None,
+                step=steps - before[lane] + 1 if calls and phase == STEP else None,
+                limit_s=limits[phase] if calls else None,
+            )
+        )
+    return states
+
+
+def _gone(slot: WorkerSlot, died: int, ready: int) -> str:
+    """Empty: its process is at work, or is the first one and begins."""
+    if slot.given_up:
+        return "lost"
+    return "down" if slot.deaths and (slot.process is None or ready < died) else ""

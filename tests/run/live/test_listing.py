@@ -1,0 +1,111 @@
+"""The list of runs: what is told of each, in which order, and how much is read for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freewheel.errors import FileError
+from freewheel.files.lock import FileLock
+from freewheel.run.live.listing import RunEntry, list_runs
+
+SUMMARY = {"ended": "steps", "exit_code": 0, "env_steps": 640, "wall_s": 1.5, "best_eval": 9.5, "return_mean": 8.0}
+
+
+def make(folder: Path, *, summary: Any = None, row: Any = None, age: float = 0.0, **config: Any) -> Path:
+    folder.mkdir(parents=True)
+    known = {"env": "CartPole-v1", "algo": "ppo", "mode": "lockstep", "seed": 3} | config
+    (folder / "config.json").write_text(json.dumps(known))
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    if row is not None:
+        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    then = time.time() - age
+    for file in folder.iterdir():
+        os.utime(file, (then, then))
+    return folder
+
+
+def by_name(folder: Path) -> dict[str, RunEntry]:
+    return {entry.name: entry for entry in list_runs(folder)}
+
+
+def test_what_is_told_of_a_run_that_has_ended(tmp_path: Path) -> None:
+    make(tmp_path / "a", summary=SUMMARY)
+    (entry,) = list_runs(tmp_path)
+    assert (entry.env, entry.algo, entry.mode, entry.seed) == ("CartPole-v1", "ppo", "lockstep", 3)
+    assert (entry.state, entry.steps, entry.wall_s, entry.best, entry.returned) == ("ended", 640, 1.5, 9.5, 8.0)
+    assert entry.problem == ""
+
+
+def test_the_newest_come_first(tmp_path: Path) -> None:
+    for name, age in (("old", 100.0), ("new", 1.0), ("middle", 50.0)):
+        make(tmp_path / name, summary=SUMMARY, age=age)
+    assert [entry.name for entry in list_runs(tmp_path)] == ["new", "middle", "old"]
+
+
+def test_running_gone_failed_and_interrupted_runs(tmp_path: Path) -> None:
+    row = {"env_steps": 64, "wall_s": 0.5, "return_mean": 4.0}
+    make(tmp_path / "running", row=row)
+    make(tmp_path / "gone", row=row)
+    make(tmp_path / "failed", summary=SUMMARY | {"ended": "failed", "exit_code": 1, "error": "it broke"})
+    make(tmp_path / "cut", summary=SUMMARY | {"ended": "interrupted (SIGINT)", "exit_code": 130})
+    with FileLock(tmp_path / "running" / ".lock"):
+        found = by_name(tmp_path)
+    assert {name: entry.state for name, entry in found.items()} == {
+        "running": "running", "gone": "gone", "failed": "failed", "cut": "interrupted",
+    }  # fmt: skip
+    assert found["failed"].problem == "it broke"
+    assert (found["running"].steps, found["running"].returned, found["gone"].steps) == (64, 4.0, 64)
+
+
+def test_damaged_directories_are_listed_with_what_is_wrong(tmp_path: Path) -> None:
+    (make(tmp_path / "config", summary=SUMMARY) / "config.json").write_text("{")
+    (make(tmp_path / "summary") / "summary.json").write_bytes(b"\xff\xff")
+    (make(tmp_path / "missing", summary=SUMMARY) / "config.json").unlink()
+    make(tmp_path / "types", env=7, seed=True, algo=None, summary={"exit_code": 0, "env_steps": "many", "ended": 5})
+    os.mkfifo(make(tmp_path / "pipe") / "metrics.jsonl")
+    (tmp_path / "no run").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    found = by_name(tmp_path)
+    assert {name: entry.state for name, entry in found.items()} == {
+        "config": "damaged", "summary": "damaged", "missing": "damaged", "types": "ended", "pipe": "gone",
+    }  # fmt: skip
+    assert "not JSON" in found["config"].problem
+    assert "UTF-8" in found["summary"].problem
+    assert "is missing" in found["missing"].problem
+    assert (found["types"].env, found["types"].seed, found["types"].steps) == ("", None, None)
+    assert (found["config"].steps, found["config"].best) == (640, 9.5)
+
+
+def test_the_runs_of_one_command_with_seeds_are_a_group(tmp_path: Path) -> None:
+    (tmp_path / "both-seeds.json").write_text("{}")
+    for name in ("both-s1", "both-s12", "alone-s1", "both"):
+        make(tmp_path / name, summary=SUMMARY)
+    groups = {name: entry.group for name, entry in by_name(tmp_path).items()}
+    assert groups == {"both-s1": "both", "both-s12": "both", "alone-s1": "", "both": ""}
+
+
+def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="No such file"):
+        list_runs(tmp_path / "none")
+
+
+def test_hundreds_of_runs_are_listed_at_once(tmp_path: Path) -> None:
+    """Of metrics.jsonl only the end is read, and only where nothing else says how far a run has come."""
+    rows = (json.dumps({"env_steps": 5, "filler": "x" * 2000}) + "\n") * 500
+    for number in range(300):
+        folder = make(tmp_path / str(number), summary=SUMMARY if number % 2 else None)
+        if number % 10 == 0:
+            (folder / "metrics.jsonl").write_text(rows)
+    began = time.process_time()
+    found = list_runs(tmp_path)
+    spent = time.process_time() - began
+    assert len(found) == 300
+    assert spent < 0.6, spent
