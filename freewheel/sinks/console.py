@@ -19,12 +19,25 @@ from freewheel.metrics.meter import Budget
 from freewheel.metrics.targets import Indicator, Setup, judge
 from freewheel.sinks.classic import ClassicLines
 from freewheel.sinks.sink import RunInfo, SinkEntry
+from freewheel.sinks.words import (
+    ASCII_SHADES,
+    SHADES,
+    causes,
+    clock,
+    evaluating,
+    filled,
+    lag_of,
+    ledger,
+    number,
+    percent,
+    progress_and_left,
+    rate,
+    shares_bar,
+)
 
 WIDTH = 88  # of the panel, where the terminal is wider
 BAR = 60  # cells of a bar of shares, where there is room
 LABEL = 11  # columns before the lines of the summary
-SMALL = 0.02  # kinds of time with a smaller share are shown together as the rest
-SHADES, ASCII_SHADES = "█▓▒░·", "#=+-."  # from the greatest share to the smallest
 FREE_RUNNING = ("continuous", "episodes")  # modes whose classic name begins with Async
 #: Key figures of the panel by their metric, and what colour a figure with a target has.
 FIGURES = {"steps_per_s": "steps/s", "updates_per_s": "updates/s", "queue_util": "queue", "buffer_util": "buffer",
@@ -85,8 +98,8 @@ class ConsoleSink:
             self._live.start()
         judged = judge(row, self._setup)
         self._explain(judged)
-        body = Group(_progress(self._budget, row), "", _figures(row, self._best, judged), "", *_ledger(row))
-        title, elapsed = Text(self._title, "bold"), Text(_clock(row["wall_s"]), "dim")
+        body = Group(_progress(self._budget, row), "", _figures(row, self._best, judged), "", *ledger(row))
+        title, elapsed = Text(self._title, "bold"), Text(clock(row["wall_s"]), "dim")
         panel = Panel(body, title=title, subtitle=elapsed, padding=(0, 1), width=min(self._out.width, WIDTH))
         self._live.update(panel, refresh=True)
 
@@ -114,73 +127,51 @@ SINK = SinkEntry("console", _open, default=True)
 
 
 def _line(budget: Budget, row: Mapping[str, Any]) -> str:
-    progress, left = _progress_and_left(budget, row)
+    progress, left = progress_and_left(budget, row)
     steps = str(row["env_steps"])
     if budget.steps is not None:
         steps = f"{steps:>{len(str(budget.steps))}}/{budget.steps}"
     parts = [
-        f"step {steps}" + ("" if progress is None else f" {_percent(progress):>4}"),
-        f"{_rate(row['steps_per_s']):>5} steps/s",
-        f"return {_number(row['return_mean']):>7} (last {row['return_episodes']})",
-        f"length {_number(row['length_mean'], 0):>5}",
+        f"step {steps}" + ("" if progress is None else f" {percent(progress):>4}"),
+        f"{rate(row['steps_per_s']):>5} steps/s",
+        f"return {number(row['return_mean']):>7} (last {row['return_episodes']})",
+        f"length {number(row['length_mean'], 0):>5}",
         f"updates {row['updates']:>5}",
-        f"lag {_number(_lag(row, 'mean')):>3}",
-        f"learner {_percent(row['learner_busy']):>4} env {_percent(row['env_busy']):>4}",
+        f"lag {number(lag_of(row, 'mean')):>3}",
+        f"learner {percent(row['learner_busy']):>4} env {percent(row['env_busy']):>4}",
     ]
-    if progress is not None and not (progress == 1 and _evaluating(row)):
-        parts.append(f"eta {_clock(left):>5}")
-    if evaluating := _evaluating(row):
-        parts.append(evaluating)
+    if progress is not None and not (progress == 1 and evaluating(row)):
+        parts.append(f"eta {clock(left):>5}")
+    if playing := evaluating(row):
+        parts.append(playing)
     if row.get("eval_return") is not None:
-        parts.append(f"eval {_number(row['eval_return'])}")
+        parts.append(f"eval {number(row['eval_return'])}")
     if row["dropped"]:
-        parts.append(f"dropped {sum(row['dropped'].values())} ({_causes(row)})")
+        parts.append(f"dropped {sum(row['dropped'].values())} ({causes(row)})")
     return "  ".join(parts)
 
 
 def _progress(budget: Budget, row: Mapping[str, Any]) -> RenderableType:
-    progress, left = _progress_and_left(budget, row)
+    progress, left = progress_and_left(budget, row)
     steps = f"{row['env_steps']:,}" + ("" if budget.steps is None else f" / {budget.steps:,}") + " steps"
     if progress is None:
         return Text(steps, "bold")
     line = Table.grid(padding=(0, 2), expand=True)
     line.add_column(ratio=1)
     bar = ProgressBar(total=1.0, completed=progress, complete_style="green")
-    doing = _evaluating(row) or f"eta {_clock(left)}"
-    line.add_row(bar, Text(_percent(progress), "bold"), steps, Text(doing, "cyan"))
+    doing = evaluating(row) or f"eta {clock(left)}"
+    line.add_row(bar, Text(percent(progress), "bold"), steps, Text(doing, "cyan"))
     return line
-
-
-def _progress_and_left(budget: Budget, row: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """How far the run is, 0 to 1, and the seconds left; None for a run without a limit."""
-    if budget == Budget():
-        return None, None
-    wall, ran = row["wall_s"], row["wall_s"] - row.get("slept_s", 0.0)
-    spent = ((row["env_steps"], budget.steps), (row["episodes"], budget.episodes))
-    left = [ran * max(limit - used, 0) / used for used, limit in spent if limit is not None and used > 0]
-    left += [] if budget.minutes is None else [max(60 * budget.minutes - wall, 0.0)]
-    return budget.progress(row["env_steps"], wall, row["episodes"]), min(left, default=None)
-
-
-def _evaluating(row: Mapping[str, Any]) -> str:
-    """How far the evaluation under way is; empty: there is none."""
-    return f"evaluating {row['evaluating/ended']}/{row['evaluating/episodes']}" if "evaluating/episodes" in row else ""
-
-
-def _lag(row: Mapping[str, Any], which: str) -> float | None:
-    """Of rows when an update learns from them, or when they are stored for many updates."""
-    lag: float | None = row[f"lag_{which}"]
-    return lag if lag is not None else row.get(f"replay/lag_{which}")
 
 
 def _figures(row: Mapping[str, Any], best: float | None, judged: Sequence[Indicator]) -> Columns:
     """Green and red are figures with a target; what cannot reach its target is neither."""
-    busy = {kind: _percent(row[f"{kind}_busy"]) for kind in ("learner", "env")}
-    used = {part: _percent(row[f"{part}_util"]) for part in ("queue", "buffer", "cpu", "gpu")}
+    busy = {kind: percent(row[f"{kind}_busy"]) for kind in ("learner", "env")}
+    used = {part: percent(row[f"{part}_util"]) for part in ("queue", "buffer", "cpu", "gpu")}
     groups = (
-        {f"{noun}/s": _rate(row[f"{noun}_per_s"]) for noun in ("steps", "updates", "episodes")},
-        {"return": _number(row["return_mean"]), "length": _number(row["length_mean"], 0), "best eval": _number(best)},
-        {"lag": _number(_lag(row, "mean")), "lag max": _number(_lag(row, "max"), 0), "queue": used["queue"]},
+        {f"{noun}/s": rate(row[f"{noun}_per_s"]) for noun in ("steps", "updates", "episodes")},
+        {"return": number(row["return_mean"]), "length": number(row["length_mean"], 0), "best eval": number(best)},
+        {"lag": number(lag_of(row, "mean")), "lag max": number(lag_of(row, "max"), 0), "queue": used["queue"]},
         {"learner": busy["learner"], "env": busy["env"], "buffer": used["buffer"]},
         {"cpu": used["cpu"], "gpu": used["gpu"]},
     )
@@ -208,20 +199,20 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
         lines.append(Text.assemble((f"  {label:<9}", "dim"), *parts))
 
     counts = ", ".join(f"{summary[key]:,} {key.replace('env_', '')}" for key in ("env_steps", "updates", "episodes"))
-    add("work", f"{counts} in {_clock(summary['wall_s'])}")
-    add("speed", ", ".join(f"{_rate(summary[f'{noun}_per_s'])} {noun}/s" for noun in ("steps", "updates", "episodes")))
-    add("return", f"{_number(summary['return_mean'])} (the last {summary['return_episodes']} training episodes)")
+    add("work", f"{counts} in {clock(summary['wall_s'])}")
+    add("speed", ", ".join(f"{rate(summary[f'{noun}_per_s'])} {noun}/s" for noun in ("steps", "updates", "episodes")))
+    add("return", f"{number(summary['return_mean'])} (the last {summary['return_episodes']} training episodes)")
     if evaluated := _evaluated(summary):
         add("eval", evaluated if shades == SHADES else evaluated.replace("±", "+-"))
     for party, shares in summary["shares"].items():
         room = None if width is None else max(12, width - LABEL)
-        bar, legend = _bar(shares, shades, min(BAR, room or BAR))
+        bar, legend = shares_bar(shares, shades, min(BAR, room or BAR))
         add(party, bar)
-        for line in _fill(legend, room):
+        for line in filled(legend, room):
             add("", line)
     if width is not None:
         add("", Text("what these are: freewheel help shares", "dim", no_wrap=True, overflow="ellipsis"))
-    for label, text in zip(("rows", "", ""), _ledger(summary), strict=False):
+    for label, text in zip(("rows", "", ""), ledger(summary), strict=False):
         add(label, text)
     if summary["worker_restarts"]:
         add("restarts", f"{summary['worker_restarts']:,} workers replaced")
@@ -235,8 +226,8 @@ def _closing_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str | tupl
     yield "saved in", summary["path"]
     if summary["ended"].startswith("interrupted") and summary.get("checkpoints", {}).get("saved"):
         yield "go on", f"freewheel resume {summary['path']}"
-    for number, problem in enumerate(summary.get("problems", ())):
-        yield ("" if number else "problems"), (problem, "yellow")
+    for place, problem in enumerate(summary.get("problems", ())):
+        yield ("" if place else "problems"), (problem, "yellow")
     if summary.get("advice"):
         yield "advice", (summary["advice"], "cyan")
 
@@ -244,7 +235,7 @@ def _closing_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str | tupl
 def _evaluated(summary: Mapping[str, Any]) -> str:
     """The best weights and the last, and on which episodes they were scored; empty: there were no evaluations."""
     best, final = (
-        f"{which} {_number(summary[f'{which}_eval'])} ± {_number(summary[f'{which}_eval_std'])}"
+        f"{which} {number(summary[f'{which}_eval'])} ± {number(summary[f'{which}_eval_std'])}"
         if summary[f"{which}_eval"] is not None
         else ""
         for which in ("best", "final")
@@ -257,79 +248,3 @@ def _evaluated(summary: Mapping[str, Any]) -> str:
         return ""  # a note has said why
     known = f"{best} (step {summary['best_step']:,}), {final or 'final not scored'}"
     return f"{known} ({count} episodes, the same that it was chosen by: {summary['eval_note'].splitlines()[0]})"
-
-
-def _bar(shares: Mapping[str, float], shades: str, length: int) -> tuple[Text, list[Text]]:
-    """Shares as one bar of so many cells, the greatest first, and the parts of its legend; the percentages add to 100."""
-    ranked = sorted(((kind, share) for kind, share in shares.items() if share >= SMALL), key=lambda pair: -pair[1])
-    ranked.append(("rest", 1.0 - sum(share for _, share in ranked)))
-    cells, percents = (_apportion([share for _, share in ranked], whole) for whole in (length, 100))
-    bar, legend = Text(), []
-    for rank, (kind, _) in enumerate(ranked):
-        shade = shades[-1 if kind == "rest" else min(rank, len(shades) - 2)]
-        waiting = kind.startswith("wait") or kind == "down"
-        colour = "yellow" if waiting else "dim" if kind in ("other", "rest") else "green"
-        bar.append(shade * cells[rank], colour)
-        if percents[rank]:
-            legend.append(Text.assemble((shade, colour), f" {kind} {percents[rank]}%"))
-    return bar, legend
-
-
-def _fill(parts: list[Text], width: int | None) -> list[Text]:
-    """The parts side by side, in as many lines as they need."""
-    lines: list[list[Text]] = [[]]
-    for part in parts:
-        if width is not None and lines[-1] and sum(len(one) + 2 for one in lines[-1]) + len(part) > width:
-            lines.append([])
-        lines[-1].append(part)
-    return [Text("  ").join(line) for line in lines]
-
-
-def _apportion(shares: list[float], whole: int) -> list[int]:
-    """Whole numbers that add up to `whole`, in proportion to shares that add to 1: the largest fractions round up."""
-    exact = [share * whole for share in shares]
-    parts = [int(value) for value in exact]
-    by_fraction = sorted(range(len(exact)), key=lambda index: parts[index] - exact[index])
-    for index in by_fraction[: whole - sum(parts)]:
-        parts[index] += 1
-    return parts
-
-
-def _ledger(rows: Mapping[str, Any]) -> list[Text]:
-    """The balance, the causes if any row was dropped, and rows that are doubtful."""
-    dropped = sum(rows["dropped"].values())
-    terms = " + ".join(f"{rows[term]:,} {term}" for term in ("trained", "queued", "open"))
-    balance = Text(f"{rows['produced']:,} produced = {terms} + {dropped:,} dropped")
-    lines = [balance, Text(f"dropped: {_causes(rows)}", "yellow")] if dropped else [balance]
-    if outside := rows.get("out_of_space"):
-        lines.append(Text(f"{outside:,} with an observation outside its space", "yellow"))
-    return lines
-
-
-def _causes(rows: Mapping[str, Any]) -> str:
-    return ", ".join(f"{cause} {count:,}" for cause, count in rows["dropped"].items())
-
-
-def _number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _rate(value: float | None) -> str:
-    """Three figures: 0.25, 24.1, 980, 12.4k, 1.25M."""
-    if value is None:
-        return "-"
-    units = ((1e6, "M"), (1e3, "k"))
-    unit, name = next((unit for unit in units if value >= 0.9995 * unit[0]), (1.0, ""))  # 999.6 rounds to 1k
-    return f"{value / unit:.3g}{name}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f}%"
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
