@@ -13,7 +13,7 @@ CYBORG := $(shell grep '^csle-cyborg==' constraints.txt)
 SCENARIO := --no-deps $(shell grep '^gym-csle-cyborg==' constraints.txt)
 EXTRAS := dev,classic,mujoco,video,cyborg,workflow,onnx,plot,dash,tensorboard,wandb,bench
 ONE_BENCH := bench-straggler bench-burn bench-lag bench-startup bench-checkpoint bench-versus bench-lag-learning bench-storm bench-solves bench-discrete bench-versus-sac bench-cyborg-rates \
-	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2 bench-first-day bench-inverted-pendulum
+	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2 bench-first-day bench-inverted-pendulum bench-compare-ranks
 
 .DEFAULT_GOAL := help
 .PHONY: help demo cyborg wheel walk readme test test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean

@@ -153,9 +153,12 @@ class Training:
         self.signal(signal.SIGTERM)
         try:
             code = self._process.wait(GRACE)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:
             self._process.kill()
             code = self._process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):  # a second signal
+                self._end(code)
+                raise
         self._end(code)
 
     def _end(self, code: int) -> None:

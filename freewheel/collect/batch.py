@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from freewheel.collect.mode import FRAGMENT, MOST_WAITING, Mode, WorkersConfig
+from freewheel.collect.mode import FRAGMENT, MOST_WAITING, WORKERS, Mode, WorkersConfig
 from freewheel.core import BatchSpec, Collector
 from freewheel.errors import Range
 from freewheel.pacing.one_ahead import OneAhead
@@ -48,9 +48,6 @@ class BatchConfig(WorkersConfig):
             )
         return found
 
-    def fragment_steps(self, batch: BatchSpec) -> int:
-        return min(self.collection_batch_size or batch.steps, batch.steps)
-
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         size = self.size(spec)
         workers = 1 if spec.env.batched_on_device else size.workers
@@ -64,7 +61,7 @@ class BatchConfig(WorkersConfig):
         return WorkerPool(SharedMemoryWire(factory, spec, pacing, size), assembly, spec)
 
     def size(self, spec: CollectSpec) -> Size:
-        steps = self.fragment_steps(spec.batch)
+        steps = min(self.collection_batch_size or spec.batch.steps, spec.batch.steps)
         slots = min(2, self.max_queue_size) * -(-spec.batch.steps // steps)
         return Size(workers=self.worker_count, slots=slots, steps=steps)
 
@@ -115,4 +112,4 @@ class WholeBatches:
 
 
 _SUMMARY = "workers collect the next batch during an update; repeatable"
-MODE = Mode(name="batch", config=BatchConfig, summary=_SUMMARY, whole_batches=True)
+MODE = Mode(name="batch", config=BatchConfig, summary=_SUMMARY, whole_batches=True, dependencies=WORKERS)

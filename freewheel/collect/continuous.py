@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from freewheel.collect.mode import FRAGMENT, Mode, WorkersConfig
+from freewheel.collect.mode import FRAGMENT, WORKERS, Mode, WorkersConfig
 from freewheel.core import BatchSpec, Collector
 from freewheel.errors import POSITIVE, Range, UsageError
 from freewheel.pacing.lag_bound import LagBound
@@ -91,4 +91,4 @@ class ContinuousConfig(WorkersConfig):
 
 
 _SUMMARY = "workers act all the time; --max-lag bounds how old their weights may be"
-MODE = Mode(name="continuous", config=ContinuousConfig, summary=_SUMMARY, free_running=True)
+MODE = Mode(name="continuous", config=ContinuousConfig, summary=_SUMMARY, free_running=True, dependencies=WORKERS)

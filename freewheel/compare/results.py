@@ -122,6 +122,7 @@ class ScalePoint:
     envs: int
     predicted: float  # env steps/s by the law
     limit: str  # what it waits for, by the law: envs, barrier, cores or learner
+    a_core_each: float | None = None  # the same law on a machine with a core for every worker and one for the learner
     measured: Spread | None = None  # None: extrapolated
     error: float | None = None  # predicted / measured - 1
     failed: str | None = None

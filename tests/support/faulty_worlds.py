@@ -52,6 +52,15 @@ class Certified(Toy):
         return float((self.seed + self.count) % 5 + action)
 
 
+class NotInWorkers(Certified):
+    """Raises in worker processes, and nowhere else."""
+
+    def judge(self, action: Any) -> float:
+        if worker() is not None:
+            raise RuntimeError("this simulator has no licence for another process")
+        return super().judge(action)
+
+
 class ReusesArray(Certified):
     """Always returns the same array, and overwrites it before the next step."""
 

@@ -1,0 +1,183 @@
+"""The command `freewheel compare`: every mode on one environment, measured side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from freewheel.errors import DEGRADED, DONE, FAILED, SIGNALLED, Range, SetupError, UsageError, check_ranges
+from freewheel.registry import Command
+
+if TYPE_CHECKING:
+    from freewheel.compare.comparison import Comparison, Request
+    from freewheel.compare.results import Results
+
+WIDTH = 120  # where the output is not a terminal
+MOST_WORKERS = 10_000
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What to compare, and how long."""
+
+    modes: str = "all"
+    """The modes to compare, with commas between them; all: every mode that is installed."""
+    budget: Annotated[float, Range(above=0, most=1e6)] = 60.0
+    """Seconds of training for each mode, over all repeats; start-up comes on top. The work, which is the same in every mode, is
+    sized so that the slowest mode fits. --steps fixes the work instead."""
+    repeats: Annotated[int, Range(least=1, most=100)] = 3
+    """How often every mode is measured, in turn with the others, each time with the next seed."""
+    scale: str = ""
+    """Numbers of workers (1,2,4,8): also measure the modes with so many, and say up to where more of them pay."""
+    out: str = ""
+    """A new folder for compare.json, table.md, report.html, plots and the trainings (default: compare-ENV-ALGO, numbered)."""
+    json: bool = False
+    """Print compare.json instead of tables."""
+    dry_run: bool = False
+    """Print what would be done and how long it would take, and exit."""
+    trust: bool = False
+    """Run code that the file of --config names, though you have not written it."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def chosen(self) -> tuple[str, ...]:
+        """The modes, those with the least lag first."""
+        from freewheel.collect.mode import MODES
+        from freewheel.config import words
+        from freewheel.run.advice.prospects import by_lag
+
+        if self.modes == "all":
+            return tuple(by_lag(MODES))
+        names = [word.strip() for word in self.modes.split(",") if word.strip()]
+        return tuple(by_lag(dict.fromkeys(MODES[words.MODES.get(name, name)].name for name in names)))
+
+    def worker_counts(self) -> tuple[int, ...]:
+        """Of --scale, ascending."""
+        if not self.scale:
+            return ()
+        if not re.fullmatch(r"\d{1,5}(,\d{1,5})*", self.scale):
+            raise UsageError(f"--scale must be numbers of workers like 1,2,4,8, not {self.scale}")
+        counts = sorted(set(map(int, self.scale.split(","))))
+        if not 1 <= counts[0] <= counts[-1] <= MOST_WORKERS:
+            raise UsageError(f"--scale takes 1 to {MOST_WORKERS:,} workers, not {self.scale}")
+        return tuple(counts)
+
+
+def _options(argv: Sequence[str]) -> type[Any]:
+    from freewheel.config import flags, resolve
+
+    options = resolve.options_type(argv)
+    own: list[Any] = [("own", Annotated[CompareOptions, flags.FLAT], dataclasses.field(default_factory=CompareOptions))]
+    shown = dataclasses.make_dataclass("Options", own, bases=(options,))
+    shown.__doc__ = (
+        "Train in every mode on your environment, with the same settings, seeds and amount of work, and say which to use. "
+        "Takes the options of `freewheel train`; an option that only some modes have is given to those."
+    )
+    return shown
+
+
+def _run(argv: Sequence[str]) -> int:
+    """0: done; 1: nothing could be measured; 3: some modes failed; 130: interrupted, what was measured is reported."""
+    from freewheel.compare.comparison import Request
+    from freewheel.compare.trainings.cases import Given
+    from freewheel.config import flags
+    from freewheel.files.output import lasting_output
+
+    others, given = flags.split_argv(argv, flags.option_types(CompareOptions))
+    own = flags.build(CompareOptions, given)
+    request = Request(
+        given=Given.read(others, own.trust),
+        modes=own.chosen(),
+        budget_s=own.budget,
+        repeats=own.repeats,
+        command=shlex.join(["freewheel", "compare", *argv]),
+        scale=own.worker_counts(),
+    )
+    if not request.modes:
+        raise UsageError("--modes names no mode; leave it out to compare all of them")
+    with lasting_output():
+        return _compare(request, own)
+
+
+def _compare(request: Request, own: CompareOptions) -> int:
+    from rich.console import Console
+
+    from freewheel.compare import comparison, table
+    from freewheel.compare.trainings.measuring import Progress
+    from freewheel.run.process import Stop
+
+    stop, waiting = Stop(), Console(stderr=True)
+    with stop.listening():
+        folder = None if own.dry_run else _folder(own.out, request)
+        try:
+            with waiting.status("starting ...") as status:
+                plan = comparison.prepare(request, status.update, folder and folder / comparison.RUNS)
+        except BaseException:
+            if folder is not None and not any(folder.iterdir()):
+                folder.rmdir()
+            raise
+        if folder is None:
+            sys.stdout.write("\n".join(plan.lines()) + "\n")
+            return DONE
+        stop.begin()
+        with Progress(plan.title) as progress:
+            progress.say("\n".join(plan.lines()))
+            results = comparison.carry_out(plan, folder, stop, progress)
+        stop.over = True
+        files = comparison.write(results, folder)
+        if own.json:
+            sys.stdout.write(json.dumps(results.to_json()) + "\n")
+        else:
+            console = Console(highlight=False)
+            table.show(results, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+            console.print(f"  {', '.join(str(path) for path in files)}", markup=False, soft_wrap=True)
+    return SIGNALLED + stop.signal if stop.signal is not None else _exit_code(plan, results)
+
+
+def _exit_code(plan: Comparison, results: Results) -> int:
+    from freewheel.compare.summary import unequal
+    from freewheel.files.output import complain
+
+    if not results.rows:
+        return FAILED
+    if wrong := unequal(results):
+        complain(f"the trainings did not do the same work: {wrong[0]}")
+        return FAILED
+    able = {case.label for case in plan.able}
+    return DEGRADED if any(case.failed for case in results.modes if case.mode in able) else DONE
+
+
+def _folder(out: str, request: Request) -> Path:
+    """A new folder, or an empty one that was named."""
+    usual = re.sub(
+        r"[^\w.-]+", "_", f"compare-{request.given.env or 'env'}-{request.given.flags.get('algo', ('ppo',))[0]}"
+    )
+    path, number = Path(out or usual), 1
+    while not out and path.exists():
+        number += 1
+        path = Path(f"{usual}-{number}")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise SetupError(f"--out {path} is not empty; choose another folder")
+    except OSError as error:
+        raise SetupError(f"cannot create {path}: {error.strerror}; choose another --out") from None
+    return path
+
+
+COMMAND = Command(
+    name="compare",
+    argument="ENV",
+    summary="train in every mode, measure them side by side, and say which one to use",
+    options=_options,
+    run=_run,
+    order=2,
+)

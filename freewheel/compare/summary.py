@@ -1,0 +1,139 @@
+"""The figures of every mode over all repeats: medians and spreads, speed-up, efficiency, returns at equal wall time."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from freewheel.compare.results import Figures, Ideal, Results, Row, Spread
+
+BASE = "sequential"  # what speed-ups are over
+EPISODES = 100_000
+
+
+def summarised(results: Results) -> Results:
+    """The same with the figures of every mode that has rows."""
+    present = [case.mode for case in results.modes if any(row.mode == case.mode for row in results.rows)]
+    by_mode = {mode: [row for row in results.rows if row.mode == mode] for mode in present}
+    own = {case.mode for case in results.modes if case.of is None}
+    ends = [statistics.median(row.wall_s for row in rows) for mode, rows in by_mode.items() if mode in own]
+    equal = min(ends, default=None)
+    figures = tuple(_figures(mode, rows, by_mode.get(BASE, []), results.ideal, equal) for mode, rows in by_mode.items())
+    return replace(results, summary=figures, equal_wall_s=equal, equal_work=equal_work(results.rows))
+
+
+def rates(rows: Sequence[Row]) -> dict[int, float]:
+    """Steps/s in each repeat: trainings of one repeat count as one that is as long as all of them."""
+    found = {}
+    for repeat in sorted({row.repeat for row in rows}):
+        part = [row for row in rows if row.repeat == repeat]
+        found[repeat] = sum(row.window_rows for row in part) / sum(row.window_s for row in part)
+    return found
+
+
+def gains(rows: Sequence[Row], base: Sequence[Row]) -> list[float]:
+    """Steps/s over those of the base, in every repeat that both have: what slows the machine for a while slows both."""
+    over, under = rates(rows), rates(base)
+    return [rate / under[repeat] for repeat, rate in over.items() if repeat in under]
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return Spread(statistics.median(known), min(known), max(known)) if known else None
+
+
+def return_at(row: Row, seconds: float) -> float | None:
+    """The mean return of the newest episodes at this time of the training; None: none had ended."""
+    past = bisect_right([point[0] for point in row.curve], seconds)
+    return row.curve[past - 1][2] if past else None
+
+
+def equal_work(rows: Sequence[Row]) -> str:
+    """Whether every training has done the same, by its ledger."""
+    if not rows:
+        return ""
+    trained, updates = sorted({row.trained for row in rows}), sorted({row.updates for row in rows})
+    if len(trained) == len(updates) == 1:
+        work = f"{trained[0]:,} rows trained and {updates[0]:,} updates"
+        return f"equal work by the ledger: {work} in each of {len(rows)} training{'s' * (len(rows) > 1)}"
+    both = ", ".join(f"{low:,} to {high:,} {what}" for low, high, what in _ranges(rows))
+    return f"not equal: {both} in {len(rows)} trainings"
+
+
+def _ranges(rows: Sequence[Row]) -> list[tuple[int, int, str]]:
+    trained, updates = [row.trained for row in rows], [row.updates for row in rows]
+    return [(min(trained), max(trained), "rows"), (min(updates), max(updates), "updates")]
+
+
+def unequal(results: Results) -> list[str]:
+    """What is wrong with the amount of work, for each training; nothing where it is as planned. A replay buffer takes rows as
+    they come, so that a training may end with up to an update's worth of rows more."""
+    work, wrong = results.work, []
+    allowed = 0 if work.updates is not None else max(work.rows_per_update, work.rows // 50)
+    for row in results.rows:
+        if not 0 <= row.trained - work.rows <= allowed or row.updates != (work.updates or row.updates):
+            wrong.append(
+                f"{row.path}: {row.trained:,} rows and {row.updates} updates instead of {work.rows:,} and {work.updates}"
+            )
+        if row.produced != row.trained + row.queued + row.open + sum(row.dropped.values()):
+            wrong.append(f"{row.path}: its ledger does not balance")
+    return wrong
+
+
+def _figures(mode: str, rows: Sequence[Row], base: Sequence[Row], ideal: Ideal, equal: float | None) -> Figures:
+    steps = spread(rates(rows).values())
+    assert steps is not None, "there are rows"
+    episodes = _by_repeat(rows, lambda row: row.episodes_per_s)
+    updates = spread(_by_repeat(rows, lambda row: row.updates_per_s))
+    assert updates is not None
+    per_s = spread(episodes)
+    return Figures(
+        mode=mode,
+        repeats=len(rates(rows)),
+        steps_per_s=steps,
+        episodes_per_s=per_s,
+        updates_per_s=updates,
+        time_100k_episodes_s=EPISODES / per_s.median if per_s is not None and per_s.median > 0 else None,
+        speedup=spread(gains(rows, base)),
+        efficiency=None if ideal.steps_per_s is None else steps.median / ideal.steps_per_s,
+        startup_s=spread(row.startup_s for row in rows),
+        return_final=spread(row.return_final for row in rows),
+        return_at=None if equal is None else _median(return_at(row, equal) for row in rows),
+        lag_mean=_mean(row.lag_mean for row in rows),
+        lag_max=max((row.lag_max for row in rows if row.lag_max is not None), default=None),
+        memory_mb=_median(row.memory_mb for row in rows),
+        cpu_util=_median(row.cpu_util for row in rows),
+        gpu_util=_median(row.gpu_util for row in rows),
+        dropped=sum(count for row in rows for cause, count in row.dropped.items() if cause != "shutdown"),
+        shares=_shares(rows),
+    )
+
+
+def _by_repeat(rows: Sequence[Row], figure: Callable[[Row], float | None]) -> list[float]:
+    """A rate in each repeat, weighted by the time that it was measured for."""
+    found = []
+    for repeat in sorted({row.repeat for row in rows}):
+        known = [(row.window_s, value) for row in rows if row.repeat == repeat and (value := figure(row)) is not None]
+        if known:
+            found.append(sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known))
+    return found
+
+
+def _shares(rows: Sequence[Row]) -> dict[str, Mapping[str, float]]:
+    parties = rows[0].shares
+    return {
+        party: {kind: statistics.fmean(row.shares[party][kind] for row in rows) for kind in kinds}
+        for party, kinds in parties.items()
+    }
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

@@ -1,0 +1,82 @@
+"""Figures of a comparison, on made-up numbers with known results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from freewheel.compare.results import Spread
+from freewheel.compare.summary import equal_work, gains, rates, return_at, spread, summarised, unequal
+from tests.support.comparison import ROWS, measured, row
+
+
+def test_median_spread_speed_up_efficiency_and_time_for_100k_episodes() -> None:
+    found = summarised(measured()).figures("continuous")
+    assert found is not None
+    assert vars(found.steps_per_s) == pytest.approx({"median": 3100.0, "low": 3050.0, "high": 3150.0})
+    assert found.episodes_per_s == Spread(31.0, 30.5, 31.5)
+    assert found.time_100k_episodes_s == pytest.approx(100_000 / 31.0)
+    assert found.speedup is not None
+    assert found.speedup.median == pytest.approx(3.1)  # 3.1, 3.119, 3.081: repeat by repeat
+    assert found.speedup.high == pytest.approx(3150 / 1010)
+    assert found.efficiency == pytest.approx(3100 / 4000)
+    assert found.lag_max == 2.0
+    assert found.dropped == 0  # what was under way when a training ended is none
+    assert found.repeats == 3
+
+
+def test_several_trainings_of_a_repeat_count_as_one_long_one() -> None:
+    twice = [row("batch", 1, 1000.0), row("batch", 1, 3000.0)]
+    assert rates(twice) == {1: pytest.approx(1500.0)}  # the same rows in three times the time, and in one
+    assert gains(twice, [row("sequential", 1, 500.0), row("sequential", 2, 100.0)]) == [pytest.approx(3.0)]
+
+
+def test_returns_are_compared_when_the_fastest_has_ended() -> None:
+    results = summarised(measured())
+    fast, slow = results.figures("continuous"), results.figures("sequential")
+    assert results.equal_wall_s == pytest.approx(ROWS / 3100 + 0.5)
+    assert fast is not None
+    assert slow is not None
+    assert fast.return_at == 200.0
+    assert slow.return_at == 60.0  # 7.1 of 21 s: the third of ten points
+    assert return_at(row("batch", 1, 1000.0), 0.0) is None
+
+
+def test_without_sequential_there_is_no_speed_up() -> None:
+    results = measured()
+    only = replace(
+        results, modes=results.modes[1:], rows=tuple(one for one in results.rows if one.mode != "sequential")
+    )
+    assert all(one.speedup is None for one in summarised(only).summary)
+
+
+def test_equal_work_is_proven_by_the_ledger() -> None:
+    results = measured()
+    assert (
+        equal_work(results.rows)
+        == "equal work by the ledger: 20,480 rows trained and 10 updates in each of 12 trainings"
+    )
+    assert unequal(results) == []
+    short = replace(results, rows=(*results.rows, row("batch", 4, 1.0, trained=ROWS - 1, dropped={"shutdown": 513})))
+    assert unequal(short) == ["runs/batch-r4: 20,479 rows and 10 updates instead of 20,480 and 10"]
+    assert equal_work(short.rows) == "not equal: 20,479 to 20,480 rows, 10 to 10 updates in 13 trainings"
+    lost = replace(results, rows=(row("batch", 1, 1.0, produced=ROWS),))
+    assert unequal(lost) == ["runs/batch-r1: its ledger does not balance"]
+
+
+def test_a_replay_buffer_may_take_a_few_rows_more() -> None:
+    results = measured()
+    off = replace(results, work=replace(results.work, updates=None))
+    more = row("batch", 1, 1.0, trained=ROWS + 100, produced=ROWS + 612, updates=7)
+    assert unequal(replace(off, rows=(more,))) == []
+    less = row("batch", 1, 1.0, trained=ROWS - 100, produced=ROWS + 412, updates=7)
+    assert len(unequal(replace(off, rows=(less,)))) == 1
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert spread([None, 2.0, None, 4.0, 3.0]) == Spread(3.0, 2.0, 4.0)
+    assert spread([None]) is None
+    nothing = summarised(measured({}))
+    assert nothing.summary == ()
+    assert nothing.equal_wall_s is None
