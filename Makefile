@@ -16,7 +16,7 @@ ONE_BENCH := bench-straggler bench-burn bench-lag bench-startup bench-checkpoint
 	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2 bench-first-day bench-inverted-pendulum bench-compare-ranks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cyborg wheel walk readme test test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
+.PHONY: help demo cyborg wheel walk readme browser test test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -59,7 +59,16 @@ cyborg: .venv/.ready ## install the real CAGE 2 simulator (PyPI's fork of CybORG
 test test312 test-isaac soak chaos: export OMP_NUM_THREADS := 1
 test test312 test-isaac soak chaos: export OPENBLAS_NUM_THREADS := 1
 
-test: .venv/.ready ## every test, and a new user's first five minutes
+# The page of `freewheel watch` is tested in a real browser: it is installed where it is missing and this may be done.
+browser:
+	@if command -v chromium > /dev/null && command -v chromedriver > /dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then \
+	echo "chromium and chromedriver are missing, and only root can install them: tests of the live page will not run"; exit 0; fi; \
+	echo "installing chromium and chromium-driver (once)"; export DEBIAN_FRONTEND=noninteractive; \
+	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } > /dev/null \
+	|| echo "they could not be installed: tests of the live page will not run"
+
+test: .venv/.ready browser ## every test, and a new user's first five minutes
 	$(BIN)/python -m pytest
 	@$(MAKE) --no-print-directory walk
 
@@ -74,7 +83,7 @@ walk: wheel ## what the README tells a new user, in an empty virtual environment
 readme: .venv/.ready ## the table of the README from the rows of the benchmarks
 	$(BIN)/python -m benchmarks.headlines
 
-test312: .venv312/.ready ## every test under Python 3.12 (PYTHON312 says where it is)
+test312: .venv312/.ready browser ## every test under Python 3.12 (PYTHON312 says where it is)
 	.venv312/bin/python -m pytest
 
 # A package that comes with Isaac Lab has a plugin for pytest that warns, and warnings are errors.

@@ -1,0 +1,166 @@
+// Curves with uPlot: one line a run, or for the seeds of a group their mean with a band from the least to the greatest.
+
+import { clock, make, placeTip, short, write } from "./format.js";
+
+const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800]; // between ticks
+const GRID = 300; // points of a group's mean
+const COLORS = ["#159b78", "#3a7fe0", "#d9622b", "#9b4fc0", "#c29200", "#d14a83", "#4aa3b8", "#7d8a2e", "#8c5a3c", "#6b7a8f"];
+
+export const color = (index) => COLORS[index % COLORS.length];
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** Points of a run as ascending x and y without gaps; of equal x the newest counts. */
+export function line(points, x, y) {
+  const xs = [], ys = [];
+  for (const point of points) {
+    const [at, value] = [point[x], point[y]];
+    if (at === null || value === null || at === undefined || value === undefined) continue;
+    const last = xs.length - 1;
+    if (last >= 0 && at < xs[last]) continue;
+    if (last >= 0 && at === xs[last]) ys[last] = value;
+    else { xs.push(at); ys.push(value); }
+  }
+  return [xs, ys];
+}
+
+/** The value of a line at x, between its points; null outside of it. */
+function between([xs, ys], x) {
+  if (!xs.length || x < xs[0] || x > xs[xs.length - 1]) return null;
+  let [low, high] = [0, xs.length - 1];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] <= x) low = middle; else high = middle;
+  }
+  if (low === high || xs[high] === xs[low]) return ys[high];
+  return ys[low] + ((ys[high] - ys[low]) * (x - xs[low])) / (xs[high] - xs[low]);
+}
+
+/** Mean, least and greatest of several lines where all of them are. */
+export function band(lines) {
+  const full = lines.filter(([xs]) => xs.length);
+  if (!full.length) return [[], [], [], []];
+  const first = Math.max(...full.map(([xs]) => xs[0])), last = Math.min(...full.map(([xs]) => xs[xs.length - 1]));
+  if (last < first) return [[], [], [], []];
+  const steps = last === first ? 0 : GRID;
+  const result = [[], [], [], []];
+  for (let k = 0; k <= steps; k += 1) {
+    const x = steps ? first + ((last - first) * k) / steps : first;
+    const values = full.map((one) => between(one, Math.min(x, last))).filter((value) => value !== null);
+    if (!values.length) continue;
+    result[0].push(x);
+    result[1].push(values.reduce((a, b) => a + b) / values.length);
+    result[2].push(Math.min(...values));
+    result[3].push(Math.max(...values));
+  }
+  return result;
+}
+
+/** A chart in an element. `draw` takes curves {label, color, lines: [[xs, ys], ...]}; several lines are the seeds of a group. */
+export class Chart {
+  constructor(element, tip) {
+    this.element = element;
+    this.tip = tip;
+    this.empty = element.appendChild(make("div", { className: "empty", textContent: "nothing yet" }));
+    this.plot = null;
+    this.shape = "";
+    this.curves = [];
+    this.pointed = false; // the tip is about this chart
+    new ResizeObserver(() => this.resize()).observe(element);
+  }
+
+  resize() {
+    const [width, height] = [this.element.clientWidth, this.element.clientHeight];
+    if (this.plot && width && (this.plot.width !== width || this.plot.height !== height)) this.plot.setSize({ width, height });
+  }
+
+  draw(curves, inTime) {
+    const tables = [], shown = [];
+    for (const curve of curves) {
+      const group = curve.lines.length > 1;
+      const [xs, ...columns] = group ? band(curve.lines) : curve.lines[0] ?? [[], []];
+      if (!xs.length) continue;
+      shown.push({ ...curve, group });
+      tables.push([xs, ...columns]);
+    }
+    this.empty.hidden = tables.length > 0;
+    if (!tables.length) { this.forget(); return; }
+    const data = tables.length === 1 ? tables[0] : uPlot.join(tables);
+    const shape = JSON.stringify([inTime, css("--text"), shown.map((curve) => [curve.label, curve.color, curve.group])]);
+    this.curves = shown;
+    if (shape !== this.shape) {
+      this.forget();
+      this.plot = new uPlot(this.options(shown, inTime), data, this.element);
+      this.shape = shape;
+    } else {
+      this.plot.setData(data);
+    }
+  }
+
+  forget() {
+    this.plot?.destroy();
+    this.plot = null;
+    this.shape = "";
+  }
+
+  options(curves, inTime) {
+    const x = inTime ? clock : short;
+    const axis = { stroke: css("--soft"), grid: { stroke: css("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui", gap: 4 };
+    const series = [{}], bands = [];
+    for (const curve of curves) {
+      const at = series.length;
+      const points = { show: (plot, index) => plot.data[index].filter((value) => value !== null && value !== undefined).length < 2, size: 6 };
+      series.push({ label: curve.label, stroke: curve.color, width: 1.8, spanGaps: true, points });
+      if (curve.group) {
+        const edge = { stroke: curve.color, width: 0, spanGaps: true, points: { show: false } };
+        series.push({ label: `${curve.label}, least`, ...edge }, { label: `${curve.label}, greatest`, ...edge });
+        bands.push({ series: [at + 2, at + 1], fill: `${curve.color}33` });
+      }
+    }
+    return {
+      width: this.element.clientWidth, height: this.element.clientHeight, series, bands,
+      legend: { show: false },
+      cursor: { y: false, points: { size: 6 } },
+      scales: { x: { time: false }, y: { range: (plot, least, most) => padded(least, most) } },
+      axes: [
+        { ...axis, size: 26, space: 60, ...(inTime ? { incrs: SECONDS } : {}), values: (plot, values) => values.map((value) => x(value)) },
+        { ...axis, size: 46, space: 34, values: (plot, values) => values.map(short) },
+      ],
+      hooks: { setCursor: [(plot) => this.hover(plot, x)] },
+    };
+  }
+
+  hover(plot, x) {
+    const { idx, left, top } = plot.cursor;
+    if (idx === null || idx === undefined || left < 0) {
+      if (this.pointed) this.tip.hidden = true;
+      this.pointed = false;
+      return;
+    }
+    this.pointed = true;
+    const lines = [x(plot.data[0][idx])];
+    let at = 1;
+    for (const curve of this.curves) {
+      const value = nearest(plot.data[at], idx);
+      const range = curve.group ? ` (${short(nearest(plot.data[at + 1], idx))} to ${short(nearest(plot.data[at + 2], idx))})` : "";
+      if (value !== null) lines.push(`${curve.label}: ${short(value)}${range}`);
+      at += curve.group ? 3 : 1;
+    }
+    write(this.tip, lines.join("\n"));
+    this.tip.hidden = false;
+    const box = plot.over.getBoundingClientRect();
+    placeTip(this.tip, box.left + left, box.top + top);
+  }
+}
+
+/** The value at an index, or the last one before it: joined curves have gaps where others have points. */
+function nearest(values, index) {
+  for (let at = index; at >= 0; at -= 1) if (values[at] !== null && values[at] !== undefined) return values[at];
+  return null;
+}
+
+function padded(least, most) {
+  if (least === null || !Number.isFinite(least)) return [0, 1];
+  const room = most > least ? 0.06 * (most - least) : Math.max(Math.abs(most) * 0.1, 0.5);
+  return [least >= 0 && least - room < 0 ? 0 : least - room, most + room];
+}

@@ -1,0 +1,88 @@
+// Numbers, times and elements: how the page writes them.
+
+const UNITS = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
+
+/** Three digits, with k, M or G where it is long: 12.3k. */
+export function short(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  for (const [unit, letter] of UNITS) if (size >= unit) return `${digits(value / unit)}${letter}`;
+  return digits(value);
+}
+
+function digits(value) {
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (size >= 99.95) return String(Math.round(value));
+  if (size >= 9.995) return value.toFixed(1).replace(/\.0$/, "");
+  if (size >= 0.0995) return value.toFixed(2).replace(/\.?0+$/, "");
+  return Number(value.toPrecision(2)).toString();
+}
+
+/** All digits of a whole number: 12,345. */
+export const whole = (value) => (Number.isFinite(value) ? Math.round(value).toLocaleString("en-US") : "–");
+
+export const percent = (share) => (Number.isFinite(share) ? `${digits(100 * share)} %` : "–");
+
+/** 0:42, 12:05 or 3:12:05. */
+export function clock(seconds) {
+  if (!Number.isFinite(seconds)) return "–";
+  const all = Math.max(0, Math.round(seconds));
+  const [hours, minutes, rest] = [Math.floor(all / 3600), Math.floor(all / 60) % 60, String(all % 60).padStart(2, "0")];
+  return hours ? `${hours}:${String(minutes).padStart(2, "0")}:${rest}` : `${minutes}:${rest}`;
+}
+
+/** How long ago, in words. */
+export function ago(seconds) {
+  if (!Number.isFinite(seconds)) return "–";
+  if (seconds < 5) return "now";
+  if (seconds < 90) return `${Math.round(seconds)} s ago`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
+  if (seconds < 129600) return `${Math.round(seconds / 3600)} h ago`;
+  return `${Math.round(seconds / 86400)} days ago`;
+}
+
+/** A short duration: 3 ms, 1.2 s. */
+export function spell(seconds) {
+  if (!Number.isFinite(seconds)) return "";
+  if (seconds >= 90) return clock(seconds);
+  return seconds < 0.95 ? `${digits(1000 * seconds)} ms` : `${digits(seconds)} s`;
+}
+
+/** An element with properties, attributes of `data` and children; text is never read as HTML. */
+export function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+export const find = (id) => document.getElementById(id);
+
+/** Set a text only where it changes, so that selections and layouts stay. */
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** What lies behind an element's `data-tip`, beside the pointer; at once and on touch, other than `title`. */
+export function watchTips(tip) {
+  const show = (event) => {
+    const owner = event.target.closest?.("[data-tip], [title]");
+    if (owner?.title) {
+      owner.dataset.tip = owner.title;
+      owner.removeAttribute("title");
+    }
+    if (!owner?.dataset.tip) { tip.hidden = true; return; }
+    write(tip, owner.dataset.tip);
+    tip.hidden = false;
+    placeTip(tip, event.clientX, event.clientY);
+  };
+  document.addEventListener("pointermove", show);
+  document.addEventListener("pointerdown", show);
+  document.addEventListener("pointerleave", () => { tip.hidden = true; });
+}
+
+export function placeTip(tip, x, y) {
+  const { width, height } = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 6))}px`;
+  tip.style.top = `${y + 18 + height > innerHeight ? Math.max(4, y - height - 12) : y + 18}px`;
+}

@@ -1,0 +1,242 @@
+// The page: which runs it shows, what the server tells of them, and when it is drawn.
+
+import { Chart, color, line } from "./charts.js";
+import { ago, find, make, short, watchTips, whole, write } from "./format.js";
+import { showHead, showLedger, showMessages, showShares, showTiles, showWorkers, swatch } from "./panels.js";
+
+const MOST = 12; // runs at once: the one that is open and those beside it
+const WINDOW = 60; // seconds of the strips
+const TIMELINE_EVERY = 3000; // milliseconds between two looks at a timeline
+const SILENCE = 15000; // milliseconds without a word of the server
+const PATIENCE = 3000; // milliseconds after a connection was lost in which it may come back
+
+const page = {
+  words: { shares: { worker: {}, learner: {} }, states: {}, colors: {} },
+  columns: [], kinds: [],   // names of the columns of points and of shares
+  runs: new Map(),          // name -> what is known of a run that is shown
+  listed: [], place: "", newest: null,
+  open: null, beside: [],   // names
+  x: "env_steps",
+  source: null, heard: 0, lost: 0, timeline: { stamp: null, asked: 0, chart: null },
+  late: false,              // something has come since it was last drawn
+};
+const tip = find("tip");
+const charts = { return_mean: new Chart(find("chart-return"), tip), eval_return: new Chart(find("chart-eval"), tip), steps_per_s: new Chart(find("chart-speed"), tip) };
+
+// ------------------------------------------------------------------------------------------------------------- addresses
+
+function readAddress() {
+  const given = new URLSearchParams(location.search);
+  page.open = given.get("run");
+  page.beside = given.getAll("with").slice(0, MOST - 1);
+  page.x = given.get("x") === "wall_s" ? "wall_s" : "env_steps";
+}
+
+function writeAddress() {
+  const given = new URLSearchParams();
+  if (page.open) given.set("run", page.open);
+  for (const name of page.beside) given.append("with", name);
+  if (page.x === "wall_s") given.set("x", page.x);
+  history.replaceState(null, "", given.size ? `/?${given}` : "/");
+}
+
+// ---------------------------------------------------------------------------------------------------------------- server
+
+function listen() {
+  page.source?.close();
+  const asked = new URLSearchParams([page.open, ...page.beside].filter(Boolean).map((name) => ["run", name]));
+  const source = new EventSource(`/events?${asked}`);
+  page.source = source;
+  const on = (kind, take) => source.addEventListener(kind, (event) => {
+    if (source !== page.source) return;
+    page.heard = Date.now();
+    page.lost = 0;
+    take(JSON.parse(event.data));
+    page.late = true;
+  });
+  on("hello", (told) => { page.words = told.words; page.columns = told.columns; page.kinds = told.kinds; });
+  on("runs", takeRuns);
+  on("run", takeRun);
+  on("alive", () => {});
+  source.onopen = () => { page.heard = Date.now(); page.lost = 0; };
+  source.onerror = () => { page.lost ||= Date.now(); };
+}
+
+function takeRuns(told) {
+  page.listed = told.runs;
+  page.place = told.place;
+  const known = page.open && told.runs.some((run) => run.name === page.open);
+  if (!known && told.newest) choose(told.newest, []);
+}
+
+function takeRun(told) {
+  let run = page.runs.get(told.name);
+  if (!run || told.full) {
+    run = { points: [], recent: [], about: {}, head: null, tiles: [], workers: null, learner: [], ledger: null, messages: [], timeline: null, tail: null };
+    page.runs.set(told.name, run);
+  }
+  const { points = [], recent = [], ...sections } = told;
+  run.points.push(...points);
+  run.recent.push(...recent);
+  Object.assign(run, sections);
+  const newest = run.recent.length ? run.recent[run.recent.length - 1][0] : 0;
+  run.recent = run.recent.filter((row) => row[0] >= newest - WINDOW);
+}
+
+// --------------------------------------------------------------------------------------------------------------- choices
+
+function choose(name, beside = page.beside.filter((other) => other !== name)) {
+  page.open = name;
+  page.beside = beside.slice(0, MOST - 1);
+  for (const known of [...page.runs.keys()]) if (known !== name && !page.beside.includes(known)) page.runs.delete(known);
+  page.timeline.chart?.destroy();
+  page.timeline = { stamp: null, asked: 0, chart: null };
+  writeAddress();
+  listen();
+  page.late = true;
+}
+
+function compare(names, on) {
+  const others = page.beside.filter((name) => !names.includes(name));
+  choose(page.open, on ? [...others, ...names.filter((name) => name !== page.open)] : others);
+}
+
+// --------------------------------------------------------------------------------------------------------------- drawing
+
+function draw() {
+  showBanner();
+  if (!page.late || document.hidden) return;
+  page.late = false;
+  showRuns();
+  drawCurves();
+  const run = page.runs.get(page.open);
+  if (!run?.head) return;
+  showHead(page.open, run.about, run.head);
+  showTiles(run.tiles);
+  showWorkers(run.workers, run.learner, page.words, run.about.mode);
+  showLedger(run.ledger);
+  showMessages(run.messages);
+  drawTime(run);
+}
+
+function showBanner() {
+  const refused = page.source?.readyState === EventSource.CLOSED, now = Date.now();
+  const silent = (page.lost && now - page.lost > PATIENCE) || (page.heard && now - page.heard > SILENCE);
+  const banner = find("banner");
+  banner.hidden = !refused && !silent;
+  if (refused) write(banner, "This page has ended. Start it again: freewheel watch");
+  else if (silent) write(banner, "The server of this page does not answer: is freewheel watch still running? Trainings go on without it.");
+}
+
+/** Curves of the open run and of those beside it; runs of a group that are all shown are one curve with a band. */
+function curvesShown() {
+  const names = [page.open, ...page.beside].filter((name) => page.runs.get(name)?.points);
+  const groups = new Map();
+  for (const name of names) {
+    const group = page.listed.find((run) => run.name === name)?.group ?? null;
+    const key = group ?? name;
+    groups.set(key, [...(groups.get(key) ?? []), name]);
+  }
+  return [...groups].map(([key, members], at) => ({
+    label: members.length > 1 ? `${key} (${members.length} seeds: mean, least to greatest)` : members[0], members, color: color(at),
+  }));
+}
+
+function drawCurves() {
+  const shown = curvesShown(), x = page.columns.indexOf(page.x);
+  for (const [column, chart] of Object.entries(charts)) {
+    const y = page.columns.indexOf(column);
+    chart.draw(shown.map((curve) => ({ ...curve, lines: curve.members.map((name) => line(allPoints(page.runs.get(name)), x, y)) })), page.x === "wall_s");
+  }
+  find("legend").replaceChildren(...shown.map((curve) => make("span", {}, swatch(curve.color), curve.label)));
+  for (const button of document.querySelectorAll("[data-x]")) button.setAttribute("aria-pressed", String(button.dataset.x === page.x));
+}
+
+const allPoints = (run) => (run.tail ? [...run.points, run.tail] : run.points);
+
+function drawTime(run) {
+  const gantt = typeof freewheelGantt === "function" && run.timeline !== null;
+  find("gantt").hidden = !gantt;
+  find("shares").hidden = gantt && page.timeline.chart !== null;
+  if (!find("shares").hidden) showShares(run.recent, page.kinds, page.words, ["running", "silent"].includes(run.head.state));
+  if (gantt && run.timeline !== page.timeline.stamp && Date.now() - page.timeline.asked > TIMELINE_EVERY) askTimeline(page.open, run.timeline);
+}
+
+async function askTimeline(name, stamp) {
+  page.timeline.asked = Date.now();
+  const answer = await fetch(`/timeline?${new URLSearchParams({ run: name })}`).catch(() => null);
+  if (!answer?.ok || name !== page.open) return;
+  const told = await answer.json();
+  page.timeline.stamp = stamp;
+  find("shares").hidden = true;
+  if (page.timeline.chart) page.timeline.chart.update(told);
+  else page.timeline.chart = freewheelGantt(find("gantt"), told);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ runs
+
+function showRuns() {
+  write(find("runs-place"), page.place ? `in ${page.place}` : "");
+  find("no-runs").hidden = page.listed.length > 0;
+  const rows = [], groups = new Map();
+  for (const run of page.listed) if (run.group) groups.set(run.group, [...(groups.get(run.group) ?? []), run]);
+  const done = new Set();
+  for (const run of page.listed) {
+    const members = groups.get(run.group) ?? [];
+    if (members.length < 2) { rows.push(runRow(run)); continue; }
+    if (done.has(run.group)) continue;
+    done.add(run.group);
+    rows.push(groupRow(run.group, members), ...members.map((member) => runRow(member, "member")));
+  }
+  const body = find("run-list"), text = rows.map((row) => row.dataset.key).join("\n");
+  if (body.dataset.key === text) return; // nothing new: do not take a box away under the pointer
+  body.dataset.key = text;
+  body.replaceChildren(...rows);
+}
+
+const shownNow = (name) => name === page.open || page.beside.includes(name);
+
+function box(names, label) {
+  const input = make("input", { type: "checkbox", checked: names.every(shownNow), disabled: names.length === 1 && names[0] === page.open });
+  input.setAttribute("aria-label", label);
+  input.addEventListener("change", () => compare(names, input.checked));
+  return input;
+}
+
+function runRow(run, className = "") {
+  const open = make("button", { type: "button", textContent: run.name });
+  open.addEventListener("click", () => choose(run.name));
+  const state = make("span", { className: `pill ${run.state}`, textContent: run.state });
+  const numbers = [run.seed ?? "–", Number.isFinite(run.steps) ? whole(run.steps) : "–", short(run.best), ago(Date.now() / 1000 - run.updated)];
+  const row = make("tr", { className: run.name === page.open ? `${className} open` : className },
+    make("td", {}, box([run.name], `compare ${run.name}`)), make("td", { className: "name" }, open), make("td", {}, state),
+    ...[run.env, run.algo, run.mode].map((value) => make("td", { textContent: value ?? "–" })),
+    ...numbers.map((value) => make("td", { className: "number", textContent: value })));
+  row.dataset.run = run.name;
+  row.dataset.key = JSON.stringify([run.name, run.state, numbers, row.className, shownNow(run.name)]);
+  return row;
+}
+
+function groupRow(group, members) {
+  const names = members.map((run) => run.name);
+  const all = make("button", { type: "button", textContent: `${group}: ${members.length} seeds` });
+  all.addEventListener("click", () => choose(names[0], names.slice(1)));
+  all.dataset.tip = "Open all of them: their mean, and a band from the least to the greatest";
+  const cell = make("td", { colSpan: 9 }, all);
+  const row = make("tr", { className: "group" }, make("td", {}, box(names, `compare all seeds of ${group}`)), cell);
+  row.dataset.key = JSON.stringify([group, names, names.every(shownNow)]);
+  return row;
+}
+
+// ----------------------------------------------------------------------------------------------------------------- begin
+
+readAddress();
+watchTips(tip);
+for (const button of document.querySelectorAll("[data-x]")) {
+  button.addEventListener("click", () => { page.x = button.dataset.x; writeAddress(); page.late = true; draw(); });
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { page.late = true; });
+document.addEventListener("visibilitychange", draw);
+addEventListener("resize", () => { page.late = true; });
+listen();
+setInterval(draw, 250);

@@ -1,0 +1,241 @@
+"""The page in a real browser, with a real training behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freewheel.files.lock import FileLock
+from tests.support.browser import browser, complaints, eventually, resize
+from tests.support.warm import Command, Server, warm_server
+from tests.support.watching import Page, row, rows_in, watch, worker, write_run, write_status
+
+RED = 2.0  # seconds after which a worker that was killed is red at the latest
+TRAINING = (  # noqa: SIM905 - as it would be typed
+    "freewheel/Straggler-v0 --env.mean 0.002 --mode continuous --workers 3 --envs-per-worker 1 --num-steps-per-env 64 "
+    "--policy.hidden 8 --evals 0 --steps 100000000 --log-every 0.25 --run live"
+).split()
+TILES = "return [...document.querySelectorAll('.tile')].map((tile) => [tile.dataset.name, tile.dataset.value, tile.className])"
+LEDGER = "return [...document.querySelectorAll('#ledger-list .entry')].map((entry) => [entry.dataset.key, entry.dataset.value])"
+PICTURE = "return document.querySelector(arguments[0] + ' canvas')?.toDataURL() ?? ''"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watched") / "runs"
+    for number, name in enumerate(("sweep-s1", "sweep-s2", "sweep-s3")):
+        write_run(
+            folder / name,
+            [row(k, return_mean=float(k + number), eval_return=0.5 * k) for k in range(1, 40)],
+            seed=number,
+        )
+    (folder / "sweep-seeds.json").write_text("{}")
+    write_run(folder / "many", [row(k) for k in range(1, 90)], mode="continuous", workers=100)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path) -> Iterator[Page]:
+    with watch(runs) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def window(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser that has opened the printed address."""
+    with browser(tmp_path_factory.mktemp("browser")) as window:
+        window.get(page.address)
+        eventually(lambda: text(window, "#name") not in ("", "waiting for a run"))
+        yield window
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with warm_server() as server:
+        yield server
+
+
+def text(window: Any, selector: str) -> str:
+    return str(window.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+
+
+def texts(window: Any, selector: str) -> list[str]:
+    found = window.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector
+    )
+    return list(found)
+
+
+def shown(window: Any, selector: str) -> bool:
+    return bool(window.execute_script("return Boolean(document.querySelector(arguments[0])?.offsetParent)", selector))
+
+
+def tiles(window: Any) -> dict[str, float | None]:
+    return {name: float(value) if value else None for name, value, _ in window.execute_script(TILES)}
+
+
+def picture(window: Any, chart: str = "#chart-return") -> str:
+    """The pixels of a chart."""
+    return str(window.execute_script(PICTURE, chart))
+
+
+def visit(window: Any, page: Page, query: str, name: str) -> None:
+    window.get(f"http://127.0.0.1:{page.port}/?{query}")
+    eventually(lambda: text(window, "#name") == name, what=f"{name} is not shown")
+    eventually(lambda: picture(window), what="nothing is drawn")
+
+
+# ----------------------------------------------------------------------------------------------------------- a real training
+
+
+@pytest.mark.timeout(120)
+def test_a_training_is_seen_as_it_goes(window: Any, page: Page, runs: Path, server: Server) -> None:
+    with ExitStack() as stack:
+        training = stack.enter_context(server.command(runs.parent, "train", *TRAINING, "--runs-dir", str(runs)))
+        eventually(lambda: "live" in texts(window, "#run-list td.name"), 30.0, "the new run is not listed")
+        visit(window, page, "run=live", "live")
+        window.execute_script("window.kept = 'the page was never loaded again'")
+        curves_move(window)
+        numbers_are_those_of_the_rows(window, runs / "live")
+        a_killed_worker_turns_red(window, runs / "live")
+        end(training)
+        eventually(lambda: text(window, "#state") == "interrupted", 10.0, "the end is not seen")
+        words = ("resume", "live", "--runs-dir", str(runs))
+        resumed = stack.enter_context(server.command(runs.parent, *words, prefix="resume-"))
+        the_resumed_run_is_seen(window)
+        end(resumed)
+        assert window.execute_script("return window.kept")
+    assert complaints(window) == []
+
+
+def curves_move(window: Any) -> None:
+    eventually(lambda: (tiles(window).get("return_mean") or 0) > 0, 20.0, "no episode has ended")
+    before, steps = picture(window), tiles(window)["env_steps"]
+    eventually(lambda: picture(window) != before, 5.0, "the curve does not move")
+    eventually(lambda: (tiles(window)["env_steps"] or 0) > (steps or 0), 5.0)
+
+
+def numbers_are_those_of_the_rows(window: Any, run: Path) -> None:
+    """What the page shows is a row of metrics.jsonl, number by number."""
+    shown = tiles(window)
+    ledger = {key: int(value) for key, value in window.execute_script(LEDGER)}
+    rows = {one["env_steps"]: one for one in rows_in(run)}
+    written = rows[shown["env_steps"]]
+    names = ("return_mean", "steps_per_s", "updates_per_s", "queue_util", "buffer_util", "cpu_util", "updates")
+    assert {name: shown[name] for name in names} == pytest.approx({name: written[name] for name in names})
+    by_produced = {one["produced"]: one for one in rows_in(run)}[ledger["produced"]]
+    assert {key: ledger[key] for key in ("trained", "queued", "open")} == {
+        key: by_produced[key] for key in ("trained", "queued", "open")
+    }
+    assert ledger["dropped"] == sum(by_produced["dropped"].values())
+    assert text(window, "#ledger-check") == "✓ every row is accounted for"
+
+
+def a_killed_worker_turns_red(window: Any, run: Path) -> None:
+    """At once: other programs of this machine may delay all of us now and then, so the best of three counts."""
+    took = []
+    for number in range(3):
+        found = json.loads((run / "status.json").read_text())["workers"][number]
+        began = time.monotonic()
+        os.kill(found["pid"], signal.SIGKILL)
+        red = f"[data-worker='{number}'].alert"
+        eventually(partial(shown, window, red), 15.0, f"worker {number} is not red")
+        took.append(time.monotonic() - began)
+        if took[-1] <= RED:
+            break
+    assert min(took) <= RED
+    color = "return getComputedStyle(document.querySelector('.worker.alert')).color"
+    assert window.execute_script(color) == "rgb(192, 39, 29)"
+    eventually(lambda: "1 restart" in " ".join(texts(window, ".worker .restarts")), 10.0)
+
+
+def end(training: Command) -> None:
+    os.kill(training.pid, signal.SIGINT)
+    assert training.wait(20.0) == 130
+
+
+def the_resumed_run_is_seen(window: Any) -> None:
+    steps = tiles(window)["env_steps"] or 0
+    eventually(lambda: text(window, "#state") == "running", 30.0, "the resumed run is not seen")
+    eventually(lambda: (tiles(window)["env_steps"] or 0) > steps, 20.0, "its rows are not seen")
+    eventually(lambda: len(texts(window, ".worker")) == 3, 10.0, "its workers are not seen")
+
+
+# ------------------------------------------------------------------------------------------------------------ runs side by side
+
+
+def test_runs_are_compared_and_the_axis_is_switched(window: Any, page: Page) -> None:
+    resize(window, 1400, 1000)
+    visit(window, page, "run=many", "many")
+    alone = picture(window)
+    window.execute_script("document.querySelector(\"[data-run='sweep-s1'] input\").click()")
+    eventually(lambda: texts(window, "#legend span") == ["many", "sweep-s1"])
+    eventually(lambda: picture(window) != alone, what="the second curve is not drawn")
+    beside = picture(window)
+    window.execute_script("document.querySelector(\"[data-x='wall_s']\").click()")
+    eventually(lambda: picture(window) != beside, what="the axis has not changed")
+    assert "with=sweep-s1" in window.current_url
+    assert "x=wall_s" in window.current_url
+    window.refresh()
+    eventually(lambda: texts(window, "#legend span") == ["many", "sweep-s1"], what="the choice is forgotten")
+    assert complaints(window) == []
+
+
+def test_seeds_of_a_group_are_one_curve_with_a_band(window: Any, page: Page) -> None:
+    resize(window, 1400, 1000)
+    visit(window, page, "run=many", "many")
+    window.execute_script("document.querySelector('tr.group button').click()")
+    eventually(lambda: texts(window, "#legend span") == ["sweep (3 seeds: mean, least to greatest)"])
+    eventually(lambda: picture(window))
+    place = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.left, box.top, box.width]"
+    x, y, width = window.execute_script(place, "#chart-return .u-over")
+    window.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x + width / 2, "y": y + 50})
+    eventually(lambda: "seeds" in text(window, "#tip"), what="there is no tip")
+    steps, curve = text(window, "#tip").split("\n")
+    values = [float(number) for number in re.findall(r"[\d.]+", curve.partition("): ")[2])]
+    # the return of seed k is steps / 10 + k
+    assert values == pytest.approx([float(steps) / 10 + k for k in (1, 0, 2)], abs=0.1)
+    assert complaints(window) == []
+
+
+def test_a_hundred_workers_are_readable_and_nothing_is_wider_than_the_window(
+    window: Any, page: Page, runs: Path
+) -> None:
+    dead = 42
+    with FileLock(runs / "many" / ".lock"):
+        states = ("step", "step", "wait-credit", "reset")
+        workers = [worker(k, states[k % 4]) for k in range(100)]
+        workers[dead] = worker(dead, "down", restarts=3, waits_for="its replacement: it was killed")
+        write_status(runs / "many", workers)
+        for width, height, dark in ((1400, 1000, False), (390, 844, True)):
+            resize(window, width, height, dark=dark)
+            visit(window, page, "run=many", "many")
+            eventually(lambda: len(texts(window, ".worker")) == 100, what="not every worker has a row")
+            assert window.execute_script("return document.documentElement.scrollWidth") <= width
+        assert texts(window, ".worker.alert .number") == [str(dead)]
+        cut = "return [...document.querySelectorAll('.worker .doing')].filter((e) => e.scrollWidth > e.clientWidth).length"
+        assert window.execute_script(cut) == 0
+        counts = " ".join(texts(window, "#worker-counts span"))
+        assert "1 down" in counts
+        assert "25 resets" in counts
+    resize(window, 1400, 1000)
+    assert complaints(window) == []
+
+
+def test_without_its_server_the_page_says_so(runs: Path, window: Any) -> None:
+    with watch(runs) as other:
+        window.get(other.address)
+        eventually(lambda: text(window, "#name") not in ("", "waiting for a run"))
+        assert not shown(window, "#banner")
+    eventually(lambda: shown(window, "#banner"), 15.0, "the page does not say that it has no server")
+    assert "freewheel watch" in text(window, "#banner")
