@@ -20,8 +20,11 @@ from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
 from freewheel.rollout.probe import EnvCost
 from freewheel.rollout.runner import Runner
+from freewheel.timeline.recording import Recording
+from freewheel.timeline.track import NoTrack, Ring, TurnTrack
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
+ENVS = "envs"  # their row in the timeline
 LONGEST = 64  # steps of a chunk: limits of time are looked at after each, and environments may be slow
 
 
@@ -36,12 +39,13 @@ class SerialConfig(ModeConfig, ABC):
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         lanes, steps = range(self.num_envs), spec.batch.steps
         if not spec.env.batched_on_device:
-            return SerialCollector(Runner(factory, lanes, env=self.place(factory.make, lanes)), steps, LONGEST)
+            runner = Runner(factory, lanes, env=self.place(factory.make, lanes))
+            return SerialCollector(runner, steps, LONGEST, trace=spec.trace)
         from freewheel.rollout.device_runner import DeviceRunner
 
         simulation = spec.simulation
         return SerialCollector(
-            DeviceRunner(factory, lanes, steps, simulation.compile, simulation.reserved_lanes), steps
+            DeviceRunner(factory, lanes, steps, simulation.compile, simulation.reserved_lanes), steps, trace=spec.trace
         )
 
     @abstractmethod
@@ -69,6 +73,8 @@ class SerialRunner(Protocol):
 
     @property
     def out_of_space(self) -> int: ...
+    @property
+    def counted(self) -> list[int]: ...
     def load(self, snapshot: Snapshot) -> None: ...
     def spend(self, kind: int, ns: int) -> None: ...
     def unroll(self, steps: int) -> Chunk[Any]: ...
@@ -87,17 +93,22 @@ class SerialCollector:
     Objects made before the end of the first chunk are excluded from garbage collection, as in workers.
     """
 
-    def __init__(self, runner: SerialRunner, steps: int, longest: int | None = None) -> None:
+    def __init__(
+        self, runner: SerialRunner, steps: int, longest: int | None = None, *, trace: Recording | None = None
+    ) -> None:
         self._runner, self._steps = runner, steps
         self._longest, self._done = longest or steps, 0  # steps of the present update
         self._posted = Posted()
         self._idle_since = perf_counter_ns()
+        self._track = NoTrack() if trace is None else _traced(trace, runner)
         self._warm = self._acting = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._waited()
+        self._track.cut(perf_counter_ns(), self._runner.counted)
         if self._warm:
             gc.unfreeze()
         self._runner.close()
@@ -114,6 +125,7 @@ class SerialCollector:
         steps = min(self._longest, self._steps - self._done)
         self._acting = True
         chunk = self._runner.unroll(steps)
+        self._track.taken(perf_counter_ns(), chunk.time.tolist())
         self._done = (self._done + steps) % self._steps
         if not self._warm:
             self._warm = True
@@ -154,4 +166,22 @@ class SerialCollector:
         self._done = int(state["done"])
 
     def _waited(self) -> None:
-        self._runner.spend(WAIT_CREDIT, perf_counter_ns() - self._idle_since)
+        now = perf_counter_ns()
+        self._track.waited(WAIT_CREDIT, self._idle_since, now, self._runner.counted)
+        self._runner.spend(WAIT_CREDIT, now - self._idle_since)
+
+
+def _traced(trace: Recording, runner: SerialRunner) -> TurnTrack:
+    """The environments of this process in the timeline: cut between two steps, where the runner steps in this process."""
+    ring, now = Ring.private(), perf_counter_ns()
+    trace.attach({ENVS: ring}, "envs")
+    trace.latest = trace.number(ENVS, "envs")
+    track = TurnTrack(ring, now)
+
+    def stepped() -> None:
+        if (now := perf_counter_ns()) >= track.due:
+            track.cut(now, runner.counted)
+
+    if isinstance(runner, Runner):
+        runner.stepped = stepped
+    return track

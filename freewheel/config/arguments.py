@@ -150,6 +150,7 @@ class TrainOptions(TypedDict, total=False):
     wandb: bool
     wandb_project: str
     record_schedule: bool
+    trace: bool
     device: str
     threads: int
     compile: Literal["off", "graphs"]

@@ -95,6 +95,9 @@ class OutputOptions:
     record_schedule: bool = False
     """Record in which order workers acted and the learner got their rows, in schedule.jsonl of the run: freewheel replay RUN
     then learns the same again, bit for bit."""
+    trace: bool = False
+    """Record what every worker, the collector and the learner do and whom they wait for: trace.json of the run, for
+    ui.perfetto.dev, and freewheel timeline RUN."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -40,18 +40,21 @@ class Budget:
 class Timeline:
     """The learner's time, cut at every start and end of a span: each second belongs to exactly one kind."""
 
-    __slots__ = ("began", "kind", "now", "outer", "seconds", "since")
+    __slots__ = ("began", "kind", "now", "outer", "record", "seconds", "since")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.seconds, self.kind = dict.fromkeys(LEARNER_TIME, 0.0), "other"
         self.outer: list[str] = []  # the kinds that go on when the present one ends
         self.now, self.since = now, now()
         self.began = self.since  # the present kind
+        self.record: Callable[[str, float, float], None] | None = None  # told each kind, its begin and its end
 
     def cut(self) -> float:
         """Count the time since the last cut for the present kind; returns the present time."""
         now = self.now()
         self.seconds[self.kind] += now - self.since
+        if self.record is not None:
+            self.record(self.kind, self.since, now)
         self.since = now
         return now
 
@@ -123,6 +126,17 @@ class Meter:
         line.seconds |= dict.fromkeys(LEARNER_TIME, 0.0)
         self._began = line.since = line.now()
         self._interval = self._next_interval(self._began)
+
+    def record(self, told: Callable[[str, float, float], None]) -> None:
+        """From now on tell what the learner does: each kind, when it began and when it ended, in seconds of the clock."""
+        self._learner.cut()
+        self._learner.record = told
+
+    @property
+    def present(self) -> tuple[str, float, float]:
+        """What it has not told yet: the kind that goes on, since when, and the time now. For any thread."""
+        line = self._learner
+        return line.kind, line.since, line.now()
 
     @property
     def wall_s(self) -> float:

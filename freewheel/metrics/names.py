@@ -171,6 +171,15 @@ SHARES: Mapping[str, Mapping[str, str]] = {
 }
 
 
+def kinds_of_time() -> dict[str, str]:
+    """What each kind of span in a timeline means."""
+    own = {
+        "take": "Reads the rows that have come and hands them to the learner.",
+        "other": "The rest: Python between these, logging, and time that other processes took away.",
+    }
+    return {**SHARES["worker"], **SHARES["learner"], **own}
+
+
 def glossary() -> str:
     """The text of `freewheel help shares`."""
     parts = ["Shares of time, as in the bars at the end of a run and in metrics.jsonl (time/...).\n"]

@@ -158,6 +158,11 @@ class DeviceRunner:
     def spend(self, kind: int, ns: int) -> None:
         self._time[kind] += ns
 
+    @property
+    def counted(self) -> list[int]:
+        """[len(WORKER_TIME)] ns since the last chunk, so far; not to be changed."""
+        return self._time
+
     def launch(self, steps: int) -> Written:
         """Launch the next rows of every lane, at most the steps that this runner was made for; the result is a copy."""
         if not self._programs:

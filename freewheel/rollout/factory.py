@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from freewheel.core import NO_CONTEXT, Actor, BatchSpec, Compile, Env, EnvSpec, NDArray, Transitions
 from freewheel.errors import Range, check_ranges
+
+if TYPE_CHECKING:
+    from freewheel.timeline.recording import Recording
 
 SECONDS = Range(above=0, most=1e7)  # of a time-out: a third of a year
 
@@ -102,3 +105,4 @@ class CollectSpec:
     simulation: SimulationSpec = SimulationSpec()
     while_waiting: Callable[[], None] = _keep_waiting  # called repeatedly during a wait; an exception ends the wait
     recorder: Recorder | None = None
+    trace: Recording | None = None  # of the timeline

@@ -117,6 +117,7 @@ class Runner:
         self._contexts = [NO_CONTEXT] * len(lanes)  # the table of contexts when each lane's episode began
         self._obs: NDArray | None = None
         self.calling: Callable[[str], None] = lambda _: None  # told each "reset" and "step" that brings an episode back
+        self.stepped: Callable[[], None] | None = None  # called after every step of `unroll`
         self._recording = Recording(len(lanes))
         self._returning: LaneStates | None = None  # what `begin` brings the lanes back to
         self._boundary: Boundary | None = None  # where a chunk began that was not finished
@@ -160,6 +161,11 @@ class Runner:
         """Add time that passed outside the Runner (waits) to the next chunk."""
         self._time[kind] += ns
 
+    @property
+    def counted(self) -> list[int]:
+        """[len(WORKER_TIME)] ns so far, of what `spent` will return; not to be changed."""
+        return self._time
+
     def spent(self) -> list[int]:
         """[len(WORKER_TIME)] ns since the last call."""
         time, self._time = self._time, [0] * len(WORKER_TIME)
@@ -178,6 +184,8 @@ class Runner:
             episodes += self.step(data, t)
             if self.over:
                 self.autoreset()
+            if self.stepped is not None:
+                self.stepped()
         self._check(data)
         self.review(data, steps)
         rows, self.open = self.open, 0

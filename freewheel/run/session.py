@@ -26,6 +26,7 @@ from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.ending import Ending
 from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
+from freewheel.run.evaluation.traced import TracedEvaluator
 from freewheel.run.hooks import Hooks, Run
 from freewheel.run.live.reporter import LiveStatus
 from freewheel.run.naming import SUMMARY
@@ -34,6 +35,8 @@ from freewheel.run.process import Interrupted, Stop, TimeUp
 from freewheel.run.saved import RunDirectory
 from freewheel.run.schedule.recorder import Recorder
 from freewheel.sinks.outlets import PATIENCE, Outlets
+from freewheel.timeline.parties import EVALUATOR
+from freewheel.timeline.recording import Recording
 from freewheel.transport.clock import NOTABLE, clock
 
 QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
@@ -51,6 +54,7 @@ class Listeners:
     outlets: Outlets
     hooks: Sequence[object] = ()
     recorder: Recorder | None = None
+    trace: Recording | None = None
 
 
 class Session:
@@ -68,6 +72,7 @@ class Session:
         self._plan, self._directory, self._outlets, self._meter = planned, folder, listeners.outlets, meter
         self._learner, self._saver, self._earlier = saver.learner, saver, saver.earlier
         self._stop, self._ending, self._recorder = stop, Ending(), listeners.recorder
+        self._trace = listeners.trace
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._live = LiveStatus(folder.path, planned.spec.name, meter, self._options.output.log_every)
         meter.begin()
@@ -124,7 +129,7 @@ class Session:
         if planned.worker_config is None and not planned.spec.batched_on_device:
             factory = replace(factory, make=process.watched(planned.config.env.make, self._stop))
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
-        spec = replace(spec, context=self._hooks.run.contexts, recorder=self._recorder)
+        spec = replace(spec, context=self._hooks.run.contexts, recorder=self._recorder, trace=self._trace)
         evaluating = open_evaluator(planned, factory)
         with self._ending.leaving(evaluating, "closing the environments of evaluations") as evaluator:
             collector = planned.config.collector.build(factory, spec)
@@ -134,6 +139,8 @@ class Session:
                 self._collector = self._saver.collector = self._live.collector = collector
                 around = Around(lambda: self._meter.wall_s, self._ran_s, self._longest, self._note, self._stop.check)
                 evaluator = evaluator or reserved_lanes(planned, collector)
+                if self._trace is not None and evaluator is not None:
+                    evaluator = TracedEvaluator(evaluator, self._trace.track(EVALUATOR, "learner"))
                 self._schedule = EvaluationSchedule(evaluator, self._options.evaluation, self._budget, around)
                 self._live.schedule = self._schedule
                 if self._earlier is not None:

@@ -12,6 +12,7 @@ from freewheel.config.resolve import Config
 from freewheel.core import Sink
 from freewheel.learn.spec import Services
 from freewheel.metrics.meter import Meter
+from freewheel.metrics.names import kinds_of_time
 from freewheel.run import process
 from freewheel.run.advice.beginning import checked
 from freewheel.run.checkpoints.progress import Earlier
@@ -25,8 +26,12 @@ from freewheel.run.session import Listeners, Session
 from freewheel.run.watchdog import Watchdog
 from freewheel.sinks.outlets import Outlets
 from freewheel.sinks.sink import Outputs, RunInfo, chosen
+from freewheel.sinks.timeline import TimelineSink
+from freewheel.timeline.parties import SAVER, LearnerTracks, doing, timed_executors
+from freewheel.timeline.recording import Recording
+from freewheel.timeline.terminal import show
 from freewheel.transport.clock import clock
-from freewheel.transport.executors import SerialExecutor
+from freewheel.transport.executors import Executors, SerialExecutor
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,10 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
     ):
         recorder = Recorder() if config.run.output.record_schedule and earlier is None else None
         executors = executors if recorder is None else recorder.executors(executors)
-        meter = Meter(planned.workers, planned.spec.measures)
+        meter, trace = Meter(planned.workers, planned.spec.measures), None
+        if config.run.output.trace:
+            trace = Recording(kinds_of_time())
+            executors = timed_executors(executors, trace) if isinstance(executors, Executors) else executors
         looks = {"while_waiting": stop.check, "between_steps": stop.keep_time, "report": stop.report}
         services = Services(executors=executors, span=meter.span, **looks)
         learner = config.learner.build(replace(planned.learner_spec, services=services))
@@ -113,9 +121,24 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
             console=config.run.output.console,
             say=outlets.note,
         )
-        outlets.open(entries, info, outputs.sinks)
+        traced = [] if trace is None else [_begin_trace(trace, planned, meter, saver)]
+        outlets.open(entries, info, [*outputs.sinks, *traced])
         directory.keep()
         if recorder is not None:
             recorder.open(directory.path, outlets.note, hooks=len(hooks))
-        session = Session(planned, saver, directory, stop, meter, Listeners(outlets, hooks, recorder))
-        return Result(planned.path, session.train())
+        session = Session(planned, saver, directory, stop, meter, Listeners(outlets, hooks, recorder, trace))
+        try:
+            return Result(planned.path, session.train())
+        finally:
+            if trace is not None and not outputs.quiet:
+                show(trace.timeline())
+
+
+def _begin_trace(trace: Recording, planned: Plan, meter: Meter, saver: Saver) -> TimelineSink:
+    """The timeline begins: what the learner does, and when checkpoints are written."""
+    earlier_s = 0.0 if saver.earlier is None else float(saver.earlier.progress["meter"]["wall_s"])
+    trace.begin(planned.path, earlier_s)
+    meter.record(LearnerTracks(trace, on_gpu=planned.device != "cpu"))
+    trace.attach({}, "learner", doing(lambda: meter.present))
+    saver.track = trace.track(SAVER, "learner")
+    return TimelineSink(trace)

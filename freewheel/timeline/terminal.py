@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 MOST_WORKERS = 12  # lines; of more workers the first ones are drawn
-NARROWEST = 20  # columns of time
+NARROWEST, WIDEST = 20, 160  # columns of time, and of all
 ENVS = ("step", "reset")
 IDLE = ("down", "other")
 SYNC = ("publish", "load", "take")
@@ -23,6 +23,14 @@ ROWS: Mapping[str, tuple[Group, ...]] = {
     "Envs": ("envs",),
     "Sync": ("envs", "learner", "sync"),
 }
+
+
+def show(timeline: Timeline) -> None:
+    """On standard output, as wide as it is."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(draw(timeline, min(console.width, WIDEST)), soft_wrap=True, end="")
 
 
 def draw(timeline: Timeline, width: int = 100) -> Text:
@@ -73,12 +81,15 @@ def busy(bar: str, timeline: Timeline, columns: int) -> tuple[list[float], int]:
     """The share of time, 0 to 1, that a bar shows in each column; and how many rows it is over."""
     rows = [row for row in timeline.rows if row.group in ROWS[bar]]
     on_gpu = {span.kind for row in timeline.group("gpu") for span in row.spans} if bar == "CPU" else set()
-    whole = timeline.seconds / columns * max(len(rows), 1)
-    levels = []
-    for cell in shares(rows, timeline.begin_s, timeline.end_s, columns):
-        part = sum(seconds for kind, seconds in cell.items() if kind not in on_gpu and _counts(bar, kind))
-        levels.append(min(part / whole, 1.0) if whole else 0.0)
-    return levels, len(rows)
+    whole = timeline.seconds / columns
+    each = []
+    for row in rows:
+        cells = shares([row], timeline.begin_s, timeline.end_s, columns)
+        parts = (sum(s for kind, s in cell.items() if kind not in on_gpu and _counts(bar, kind)) for cell in cells)
+        each.append([min(part / whole, 1.0) if whole else 0.0 for part in parts])
+    if bar in ("CPU", "GPU"):  # the busiest of those that share it
+        return [max(column) for column in zip(*each, strict=True)], len(rows)
+    return [sum(column) / len(rows) for column in zip(*each, strict=True)], len(rows)
 
 
 def _counts(bar: str, kind: str) -> bool:

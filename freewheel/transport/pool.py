@@ -16,6 +16,7 @@ from freewheel.metrics.workers import WorkerState
 from freewheel.pacing.pacing import NO_VERSION
 from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec
+from freewheel.timeline.recording import Recording
 from freewheel.transport.wire import Fragment, Wire
 
 LOOK = 0.1  # seconds between two checks of the workers while the learner waits
@@ -51,6 +52,7 @@ class WorkerPool:
         self._pacing, self._permits = wire.permits.pacing, wire.permits
         self._while_waiting, self._batch_steps = spec.while_waiting, spec.batch.steps
         self._recorder = spec.recorder
+        self._trace = None if spec.trace is None else _CollectorTrack(spec.trace)
         self._late: set[int] = set()  # workers that the learner does not wait for: their open fragment will be too late
         self._dropped: Counter[str] = Counter()
         self._done = 0  # rows of this run that were trained or dropped by the learner, ...
@@ -85,11 +87,20 @@ class WorkerPool:
             if bounded:
                 self._pacing.cells["gated"][0] = gated
             self._assembly.wait(self.wire)
+            began, blocking = time.perf_counter_ns(), self._blocking(oldest) if gated else None
             patience = self._wait(hurried=gated or self._assembly.hurried)
+            waited = time.perf_counter_ns()
             chunks = self._take()
+            if self._trace is not None:
+                self._trace.waited(began, waited, blocking)
             if gated and not chunks:
                 chunks = self._pass_over(patience)
         return chunks
+
+    def _blocking(self, version: int | None) -> int | None:
+        """A worker that acts on the oldest weights, which the next update waits for."""
+        announced = list(self._pacing.announced())
+        return announced.index(version) if version in announced else None
 
     def oldest(self) -> int | None:
         announced = self._pacing.announced()  # before the queue: rows are queued before an announcement is cleared
@@ -174,6 +185,8 @@ class WorkerPool:
                 self._recorder.skipped(fragment.worker, *skipped)
             origin = fragment.worker, fragment.incarnation, fragment.version
             self._recorder.acted(*origin, fragment.data, fragment.tickets)
+        if self._trace is not None:
+            self._trace.came_from(fragment.worker)
         self._dropped.update(fragment.lost)
         self.wire.note_episodes(fragment)
         worker = fragment.worker
@@ -231,6 +244,27 @@ class WorkerPool:
             self._dropped[cause] += fragment.rows
             incarnation, sequence = self._signed[fragment.worker]
             self._signed[fragment.worker] = (incarnation, sequence + 1)
+
+
+class _CollectorTrack:
+    """The collector in the timeline: how long it waits, and whose rows ended that."""
+
+    def __init__(self, trace: Recording) -> None:
+        self._trace, self._track = trace, trace.track("collector", "sync")
+
+    def came_from(self, worker: int) -> None:
+        self._trace.latest = self._number(worker)
+
+    def waited(self, began: int, ended: int, worker: int | None) -> None:
+        """`worker`: the one that the next update waits for; None: any rows end the wait. Then what has come was taken."""
+        kind, party = "wait-data", self._trace.latest
+        if worker is not None:
+            kind, party = "wait-gate", self._number(worker)
+        self._track.add(kind, began, ended, party)
+        self._track.add("take", ended, time.perf_counter_ns())
+
+    def _number(self, worker: int) -> int:
+        return self._trace.number(f"worker {worker}", "envs")
 
 
 class AsTheyCome:

@@ -19,6 +19,7 @@ from freewheel.errors import EnvError
 from freewheel.metrics.workers import WorkerState
 from freewheel.pacing.pacing import Pacing, Tally, Woken
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.timeline.recording import Recording
 from freewheel.transport.pool import Assembly, WorkerPool
 from freewheel.transport.wire import Fragment, Permits, Wire
 
@@ -46,6 +47,7 @@ class StreamWire(Wire):
         self._snapshots: dict[int, tuple[Snapshot, torch.cuda.Event | None]] = {}
         self._written: deque[Written] = deque()
         self._waited = self._produced = 0
+        self._trace = None if spec.trace is None else _SimulationTracks(spec.trace, on_gpu=spec.env.device != "cpu")
         self._error: BaseException | None = None
         self._over = False
         self._runner: DeviceRunner | None = None
@@ -114,6 +116,8 @@ class StreamWire(Wire):
 
         assert self._runner is not None
         self._runner.spend(WAIT_CREDIT, waited)
+        if self._trace is not None:
+            self._trace.finished(written.step_ns())
         with torch.cuda.stream(self._side) if self._side is not None else nullcontext():
             try:
                 chunk = self._runner.sign(written)
@@ -212,20 +216,46 @@ class StreamWire(Wire):
                 return False
             self._idle_since = None
             snapshot, ready = self._snapshots[grant.version]
-            self._waited += perf_counter_ns() - began
+            granted = perf_counter_ns()
+            self._waited += granted - began
         if grant.version != runner.version or runner.produced == 0:
             if stream is not None and ready is not None:
                 stream.wait_event(ready)
             runner.load(snapshot)
             if stream is not None:  # all weights are views of one tensor, which must not be reused before it is read
                 _any_tensor(snapshot).record_stream(stream)
+        loaded = perf_counter_ns()
         written = runner.launch(grant.steps)
+        if self._trace is not None:
+            self._trace.launched(began, granted, loaded)
         with self._changed:
             self._written.append(written)
             self._produced = runner.produced
             pacing.give_back(SIMULATION, Tally(runner.produced, 0, ended=False))
             self._changed.notify_all()
         return True
+
+
+class _SimulationTracks:
+    """The simulation in the timeline: what its thread does, and on a GPU when its fragments were done there."""
+
+    def __init__(self, trace: Recording, *, on_gpu: bool) -> None:
+        self._thread = trace.track("simulation", "envs")
+        self._gpu = trace.track("GPU simulation", "gpu") if on_gpu else None
+        self._until = 0
+        trace.latest = trace.number("simulation", "envs")
+
+    def launched(self, began: int, granted: int, loaded: int) -> None:
+        self._thread.add("wait-credit", began, granted)
+        self._thread.add("load", granted, loaded)
+        self._thread.add("step", loaded, perf_counter_ns())
+
+    def finished(self, ns: int) -> None:
+        """Now, after so many ns on the GPU."""
+        if self._gpu is not None:
+            now = perf_counter_ns()
+            self._gpu.add("step", max(now - ns, self._until), now)
+            self._until = now
 
 
 def _any_tensor(snapshot: Snapshot) -> Any:

@@ -178,6 +178,7 @@ class Supervisor:
         if code is None:
             raise SetupError(f"worker {slot.worker} (process {pid}) cannot be killed; check the machine")
         slot.process, call = None, self.heartbeats.call(slot.worker)
+        self.heartbeats.memory["died_in"][slot.worker] = self.heartbeats.memory["phase"][slot.worker]
         self.heartbeats.enter(slot.worker, WAIT)
         self.heartbeats.memory["died"][slot.worker] = time.monotonic_ns()
         if self.heartbeats.stopping:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from freewheel.run.checkpoints.progress import Earlier, Progress
 from freewheel.run.checkpoints.segments import RowsCut, Segments, restore
 from freewheel.run.checkpoints.store import Store, Written
 from freewheel.run.naming import CHECKPOINTS
+from freewheel.timeline.track import Track
 from freewheel.transport.executors import ThreadExecutor
 
 FIRST = 30.0  # seconds until the first one, where they are not more frequent than that
@@ -71,6 +72,7 @@ class Saver:
         self.progress: Callable[[str], Progress] = _unknown  # of the run, and why it has ended
         self.earlier: Earlier | None = None  # the session that this one goes on with
         self.counts = Counts()
+        self.track: Track | None = None  # of the timeline
         self._due = perf_counter() + min(FIRST, every_s) if every_s else math.inf
         buffers = learner.buffers() if isinstance(learner, BufferedLearner) else {}
         self._segments = {name: Segments(name, buffer) for name, buffer in buffers.items()}
@@ -162,6 +164,7 @@ class Saver:
         return _Cut(progress.env_steps, params, about, files, rows)
 
     def _write(self, cut: _Cut) -> Written | OSError:
+        began = perf_counter_ns()
         try:
             return self._directory.store.save(cut.step, cut.params, cut.about, cut.files)
         except OSError as error:
@@ -171,6 +174,9 @@ class Saver:
                 rows.close()
             cut.params.clear()  # the thread holds on to its last argument
             cut.files.clear()
+            if self.track is not None:
+                self.track.add("save", began, perf_counter_ns())
+                self.track.flush()
 
     def _done(self, cut: _Cut, result: Written | OSError | FreewheelError) -> Path | None:
         self._writing, outage = None, self._directory.outages[CHECKPOINTS]

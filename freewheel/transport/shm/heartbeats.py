@@ -47,7 +47,8 @@ class Heartbeats:
                 "steps": each,  # of all incarnations
                 "kind": each,  # of wait, in the phase WAIT: an index of WORKER_TIME, ...
                 "idle": each,  # ... and ns, when it began
-                "died": each,  # ns, when the previous incarnation died
+                "died": each,  # ns, when the previous incarnation died, ...
+                "died_in": each,  # ... and its phase then
                 "ready": each,  # ns, when the present one had made its environments
                 "out_of_space": each,  # rows with an observation outside its space, of all incarnations
                 "peak": each,  # kB, the largest use of memory

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerProcess
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -18,12 +19,14 @@ from freewheel.pacing.pacing import NO_VERSION, Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.runner import Author
 from freewheel.seeding import Position
+from freewheel.timeline.recording import Doing
 from freewheel.transport import forkserver
 from freewheel.transport.shm.channel import SKIPS, Channel, Reader, Shape
 from freewheel.transport.shm.heartbeats import Heartbeats, Stragglers, kind
 from freewheel.transport.shm.memory import NEVER, Mailbox, require_memory
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.progress import Progress
+from freewheel.transport.shm.rings import Rings, doing
 from freewheel.transport.shm.states import worker_states
 from freewheel.transport.shm.worker import WorkerId, WorkerResources, work
 from freewheel.transport.supervisor import Supervisor
@@ -51,7 +54,9 @@ class SharedMemoryWire(Wire):
         self.authors, self.lanes = size.workers, spec.env.lanes // size.workers
         self._modules, self._nice = spec.workers.modules, spec.workers.nice
         self._newest = NO_VERSION, spec.context  # version and contexts posted last
-        self._recorder = spec.recorder
+        self._recorder, self._trace = spec.recorder, spec.trace
+        self._rings: Rings | None = None  # where workers write their timeline
+        self._stopped = 0  # ns, when they were told to end
         actor = factory.actor()
         shape = Shape(
             replace(spec.env, lanes=self.lanes),
@@ -71,6 +76,8 @@ class SharedMemoryWire(Wire):
             rows, columns = spec.context.shape
             self.mailbox = _kept(undo, Mailbox(spec.weights, (max(rows, MOST_CONTEXTS) if rows else 0, columns)))
             self.heartbeats = _kept(undo, Heartbeats(size.workers, self.lanes, spec.env.name))
+            if spec.trace is not None:
+                self._rings = _kept(undo, Rings(size.workers))
             self._lifeline = _kept(undo, forkserver.Lifeline())
             self._resources = undo.pop_all()
         self.reader = Reader(self.channel)
@@ -99,6 +106,8 @@ class SharedMemoryWire(Wire):
             undo.push(self)
             forkserver.prepare(self._modules)
             self._resources.callback(self._close_accounts)
+            if self._trace is not None and self._rings is not None:
+                self._trace.attach(self._rings.by_name(), "envs", self._doing)
             self._resources.callback(self._stop)
             self.supervisor.start()
             undo.pop_all()
@@ -233,8 +242,13 @@ class SharedMemoryWire(Wire):
             context,
             self._nice,
             self._resume.pop(worker, None),
+            self._rings,
         )
         return self._lifeline.process(work, shared, who, name=f"freewheel-worker-{worker}")
+
+    def _doing(self) -> Doing:
+        alive = [slot.process is not None for slot in self.supervisor.slots]
+        return doing(self.heartbeats, alive, self._stopped or perf_counter_ns())
 
     def _settle(self, worker: int, for_good: bool) -> None:
         self.permits.settle(worker, self.reader.settle(worker), for_good=for_good)
@@ -242,6 +256,7 @@ class SharedMemoryWire(Wire):
 
     def _stop(self) -> None:
         """Wake waiting workers, so that they notice the end."""
+        self._stopped = perf_counter_ns()
         self.heartbeats.stop()
         self.permits.wakeups.notify(range(self.authors))
         for port in self.channel.ports:
@@ -250,6 +265,8 @@ class SharedMemoryWire(Wire):
 
     def _close_accounts(self) -> None:
         """Keep the final counts and reports of the workers, because their shared memory is about to be freed."""
+        if self._trace is not None and self._rings is not None:
+            self._trace.detach(self._rings.by_name(), self._doing)
         for worker in range(self.authors):
             self.reader.settle(worker)
         rows = self.rows()

@@ -21,12 +21,14 @@ from freewheel.rollout.probe import WatchedLanes, watching
 from freewheel.rollout.runner import Author
 from freewheel.rollout.single_env_runner import make_runner
 from freewheel.seeding import training_episodes
+from freewheel.timeline.track import NoTrack
 from freewheel.transport.forkserver import freeze_heap
 from freewheel.transport.shm import heartbeats as phase
 from freewheel.transport.shm.channel import Port, Writer
 from freewheel.transport.shm.heartbeats import Heartbeats, LaneCalls
 from freewheel.transport.shm.memory import NEVER, Mailbox
 from freewheel.transport.shm.permits import SharedPermits
+from freewheel.transport.shm.rings import Rings
 
 WAIT_CREDIT, WAIT_SLOT, WAIT_GATE, DOWN, OTHER = (
     WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "wait-gate", "down", "other")
@@ -47,6 +49,7 @@ class WorkerResources:
     context: NDArray  # [K, C] for episodes that begin before the first weights are loaded
     nice: int = 0  # how much to lower the priority
     resume: Mapping[str, NDArray] | None = None  # for Runner.load_state_dict: where an earlier run's worker was
+    rings: Rings | None = None  # where it writes its timeline
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class _Worker:
     def __init__(self, shared: WorkerResources, who: WorkerId) -> None:
         self._shared, self._who, self._heartbeats = shared, who, shared.heartbeats
         worker, memory = who.worker, shared.heartbeats.memory
+        self._track = NoTrack() if shared.rings is None else shared.rings.begin(worker, shared.heartbeats)
         factory: RunnerFactory = cloudpickle.loads(shared.factory)
         begun = memory["begun"][worker].tolist()
         streams = shared.permits.streams(worker) or [
@@ -105,16 +109,18 @@ class _Worker:
         self._writer = Writer(shared.port, worker, who.incarnation)
 
     def run(self) -> None:
+        began = perf_counter_ns()
         self._heartbeats.enter(self._who.worker, phase.RESET)
         self._runner.set_context(self._shared.context)
         self._runner.begin()
         self._begun[:] = [number + 1 for number in self._runner.numbers] if self._own_episodes else self._begun + 1
         self._report_notes()
         freeze_heap()
-        self._report_ready()
+        self._report_ready(began)
         self._mark = perf_counter_ns()
         while self._fragment():
             pass
+        self._track.cut(perf_counter_ns(), self._runner.counted)
         self._close()
 
     def _close(self) -> None:
@@ -129,12 +135,15 @@ class _Worker:
         for note in self._runner.messages():
             self._heartbeats.report(self._who.worker, note)
 
-    def _report_ready(self) -> None:
+    def _report_ready(self, began: int) -> None:
+        """`began`: when the environments were made, and their first episodes began."""
         self._runner.spent()
         self._heartbeats.memory["ready"][self._who.worker] = perf_counter_ns()
         died = int(self._heartbeats.memory["died"][self._who.worker])
+        now = perf_counter_ns()
         if died:
-            self._runner.spend(DOWN, perf_counter_ns() - died)
+            self._runner.spend(DOWN, now - died)
+        self._track.ready(began, now, self._runner.counted)
 
     def _fragment(self) -> bool:
         """Write the next fragment; False if the worker has to end."""
@@ -176,14 +185,16 @@ class _Worker:
     def _act(self, data: Transitions, steps: int) -> None:
         runner, writer, worker = self._runner, self._writer, self._who.worker
         closes = self._shared.permits.pacing.closes
-        version, since, counted = runner.version, self._since, self._steps
+        version, since, counted, due = runner.version, self._since, self._steps, self._track.due
         self._heartbeats.enter(worker, phase.STEP)
         t = -1
         for t in range(steps):
             if runner.over:
                 self._autoreset()
                 self._heartbeats.enter(worker, phase.STEP)
-            since[0] = perf_counter_ns()
+            since[0] = now = perf_counter_ns()
+            if now >= due:
+                due = self._track.cut(now, runner.counted)
             episodes = runner.step(data, t)
             writer.row(t, runner.rows, episodes, runner.failures)
             counted[0] += 1
@@ -224,6 +235,7 @@ class _Worker:
         time = self._runner.spent()
         time[OTHER] += max(0, now - self._mark - sum(time))
         self._mark = now
+        self._track.taken(now, time)
         return time
 
     def _await_grant(self) -> Grant | None:
@@ -242,14 +254,21 @@ class _Worker:
                 self._notify_learner()
                 if grant is not None:
                     if waited:
-                        self._runner.spend(kind, perf_counter_ns() - began)
+                        self._waited(kind, began)
                     return grant
                 wakeup, kind = permits.wakeups[worker], WAIT_GATE if permits.pacing.gated else WAIT_CREDIT
             waited = True
             heartbeats.wait(worker, kind, began)
             wakeup.wait(phase.TURN)
         self._give_back()
+        if waited:
+            self._waited(kind, began)
         return None
+
+    def _waited(self, kind: int, began: int) -> None:
+        now = perf_counter_ns()
+        self._track.waited(kind, began, now, self._runner.counted)
+        self._runner.spend(kind, now - began)
 
     def _report_failures(self, failures: Sequence[Failure]) -> None:
         """Report failures, each kind once."""

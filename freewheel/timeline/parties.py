@@ -1,0 +1,89 @@
+"""The parties of the trainer's process in a timeline: the learner, and what runs beside it in threads and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+from freewheel.core import Executor, MakeExecutor
+from freewheel.timeline.recording import Doing, Recording
+from freewheel.timeline.track import Track
+
+LEARNER, FITS, EVALUATOR, SAVER = "learner", "model fits", "evaluator", "checkpoints"
+ON_GPU = ("update", "fit", "rollout")  # what a learner on a GPU does there
+
+
+class LearnerTracks:
+    """What the learner does, as the meter tells it; on a GPU a row of its own shows when that has work."""
+
+    def __init__(self, recording: Recording, *, on_gpu: bool) -> None:
+        self._recording, self._track = recording, recording.track(LEARNER, "learner")
+        self._gpu = recording.track("GPU learner", "gpu") if on_gpu else None
+
+    def __call__(self, kind: str, begin_s: float, end_s: float) -> None:
+        """By seconds of time.perf_counter. A wait for rows was for the one whose rows ended it."""
+        begin, end = int(begin_s * 1e9), int(end_s * 1e9)
+        self._track.add(kind, begin, end, self._recording.latest if kind == "wait-data" else -1)
+        if self._gpu is not None and kind in ON_GPU:
+            self._gpu.add(kind, begin, end)
+
+
+def doing(present: Callable[[], tuple[str, float, float]]) -> Callable[[], Doing]:
+    """What the learner does now, by metrics.meter.Meter.present."""
+
+    def now() -> Doing:
+        kind, begin, end = present()
+        return {LEARNER: [(kind, int(begin * 1e9), int(end * 1e9))]}
+
+    return now
+
+
+class _Timed(NamedTuple):
+    """The result of a call, and when it was made where it ran."""
+
+    result: Any
+    began: int
+    ended: int
+
+
+def timed_executors(make: MakeExecutor, recording: Recording) -> MakeExecutor:
+    """The same executors, whose calls are a row of the timeline; for those that run beside the learner."""
+
+    def made(build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
+        return _TimedExecutor(make(lambda: _timed(build()), what), recording.track(FITS, "learner"))
+
+    return made
+
+
+def _timed(function: Callable[[Any], Any]) -> Callable[[Any], Generator[Any, None, _Timed]]:
+    def call(argument: Any) -> Generator[Any, None, _Timed]:
+        began = perf_counter_ns()
+        result = function(argument)
+        while isinstance(result, Generator):
+            result = yield from result
+        return _Timed(result, began, perf_counter_ns())
+
+    return call
+
+
+class _TimedExecutor:
+    """Implements core.Executor."""
+
+    def __init__(self, executor: Executor, track: Track) -> None:
+        self._executor, self._track = executor, track
+
+    @property
+    def busy(self) -> bool:
+        return self._executor.busy
+
+    def submit(self, argument: Any) -> None:
+        self._executor.submit(argument)
+
+    def result(self, wait: float = 0.0) -> Any:
+        found = self._executor.result(wait)
+        if not isinstance(found, _Timed):  # not yet, or an error
+            return found
+        self._track.add("fit", found.began, found.ended)
+        self._track.flush()
+        return found.result

@@ -1,0 +1,183 @@
+"""The recording of a run's timeline: all its tracks, what is kept of them, and the files that are written.
+
+The newest spans are kept as they are. When there are too many, the older half becomes coarser, again and again: a night fits into
+the same memory, its last minutes in detail, and how long each party did what stays exact.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+
+from freewheel.core import NDArray
+from freewheel.errors import FreewheelError
+from freewheel.files import disk
+from freewheel.timeline.cells import fitted
+from freewheel.timeline.chrome import RECENT, TRACE, encode, read
+from freewheel.timeline.model import Group, Row, Span, Timeline
+from freewheel.timeline.track import NAMES, NUMBERS, PARTY, WIDTH, Ring, Track
+
+MOST = 100_000  # spans that are kept of all rows together: a trace.json of some 8 MB
+LEAST = 200  # of a row
+FINEST = 20_000_000  # ns: the shortest cell that old spans are gathered in
+WINDOW = 60.0  # seconds of timeline.json, ...
+WINDOW_SPANS = 6000  # ... and its spans: some 150 kB
+
+#: What parties do at present, by row: (kind, begin, end) in ns of CLOCK_MONOTONIC, which no span says yet.
+Doing = Mapping[str, Sequence[tuple[str, int, int]]]
+
+
+class _Kept:
+    """The spans of one row."""
+
+    def __init__(self, name: str, group: Group, number: int) -> None:
+        self.name, self.group, self.number = name, group, number
+        self.spans: NDArray = np.empty((0, WIDTH), np.int64)
+        self.ring: Ring | None = None
+        self._next, self._cell = 0, FINEST
+
+    def attach(self, ring: Ring | None) -> None:
+        self.ring, self._next = ring, 0
+
+    def drain(self, most: int) -> None:
+        """Take what the ring has, and make older spans coarser where there are too many."""
+        if self.ring is not None:
+            new, self._next = self.ring.read(self._next)
+            self.spans = np.concatenate([self.spans, new]) if len(new) else self.spans
+        if len(self.spans) > most:
+            half = len(self.spans) - most // 2
+            old, self._cell = fitted(self.spans[:half], most // 4, self._cell)
+            self.spans = np.concatenate([old, self.spans[half:]])
+
+    def all(self, begin: int, now: int, doing: Doing) -> NDArray:
+        """With what is going on now, from this time on."""
+        spans = self.spans
+        end = int(spans[-1, 1]) if len(spans) else begin
+        for kind, since, until in doing.get(self.name, ()):
+            since, until = max(since, end), min(until, now)
+            if until > since:
+                spans = np.concatenate([spans, [[since, until, NUMBERS[kind]]]])
+                end = until
+        return spans[spans[:, 1] > begin]
+
+
+class Recording:
+    """All tracks of a run. Any thread may add rows, drain them and write."""
+
+    def __init__(self, about: Mapping[str, str] | None = None, now: Callable[[], int] = perf_counter_ns) -> None:
+        """about: what each kind means, for those who look at the timeline."""
+        self._about, self._now = dict(about or {}), now
+        self._begin = now()
+        self._rows: dict[str, _Kept] = {}
+        self._sources: list[Callable[[], Doing]] = []
+        self._tracks: list[Track] = []  # of this process
+        self._lock = threading.RLock()
+        self.latest = -1  # the number of the row that the learner got rows from last, so that its wait was for it
+        self._folder: Path | None = None
+
+    def begin(self, folder: Path, earlier_s: float = 0.0) -> None:
+        """The run begins now. `earlier_s`: of an earlier session that this one goes on with; what it recorded stays."""
+        self._begin, self._folder = self._now() - round(earlier_s * 1e9), folder
+        if earlier_s and (folder / TRACE).is_file():
+            with suppress(FreewheelError):  # it is damaged: the new one begins here
+                self._restore(read(folder / TRACE).window(0.0, earlier_s))
+
+    def _restore(self, earlier: Timeline) -> None:
+        for row in earlier.rows:
+            self.number(row.name, row.group)
+        for row in earlier.rows:
+            numbers = [
+                (*(self._begin + round(time * 1e9) for time in (span.t0_s, span.t1_s)), self._code(span))
+                for span in row.spans
+                if span.kind in NUMBERS
+            ]
+            self._rows[row.name].spans = np.array(numbers, np.int64).reshape(-1, WIDTH)
+
+    def _code(self, span: Span) -> int:
+        party = self._rows[span.waits_for].number + 1 if span.waits_for in self._rows else 0
+        return NUMBERS[span.kind] | party << PARTY
+
+    def number(self, name: str, group: Group) -> int:
+        """Of the row of this name, which is made if there is none."""
+        with self._lock:
+            if name not in self._rows:
+                self._rows[name] = _Kept(name, group, len(self._rows))
+            return self._rows[name].number
+
+    def attach(self, rings: Mapping[str, Ring], group: Group, doing: Callable[[], Doing] | None = None) -> None:
+        """Parties write their spans into these rings, until `detach`."""
+        with self._lock:
+            for name, ring in rings.items():
+                self.number(name, group)
+                self._rows[name].attach(ring)
+            self._sources += [] if doing is None else [doing]
+
+    def track(self, name: str, group: Group) -> Track:
+        """A track for a party of this process."""
+        ring = Ring.private()
+        self.attach({name: ring}, group)
+        self._tracks.append(made := Track(ring))
+        return made
+
+    def detach(self, rings: Iterable[str], doing: Callable[[], Doing] | None = None) -> None:
+        """The memory of these rings goes away; what is in them is kept."""
+        with self._lock:
+            self.drain()
+            now, last = self._now(), {} if doing is None else doing()
+            for row in map(self._rows.__getitem__, rings):
+                row.spans = row.all(self._begin, now, last)
+                row.attach(None)
+            self._sources = [source for source in self._sources if source != doing]
+
+    def drain(self) -> None:
+        with self._lock:
+            most = max(MOST // max(len(self._rows), 1), LEAST)
+            for row in self._rows.values():
+                row.drain(most)
+
+    def timeline(self, last_s: float | None = None, most: int | None = None) -> Timeline:
+        """What is known by now: of the whole run, or of its last seconds in at most so many spans."""
+        with self._lock:
+            self.drain()
+            now, names = self._now(), list(self._rows)
+            begin = self._begin if last_s is None else max(self._begin, now - round(last_s * 1e9))
+            doing = {name: spans for source in self._sources for name, spans in source().items()}
+            rows = []
+            for row in self._rows.values():
+                spans = row.all(begin, now, doing)
+                if most is not None:
+                    spans, _ = fitted(spans, max(most // len(names), LEAST // 4), 1_000_000)
+                if len(spans):
+                    rows.append(Row(row.name, row.group, self._named(spans, begin, now, names)))
+        return Timeline(rows, self._about, (begin - self._begin) / 1e9, (now - self._begin) / 1e9)
+
+    def _named(self, spans: NDArray, begin: int, end: int, names: Sequence[str]) -> list[Span]:
+        seconds = (spans[:, :2].clip(begin, end) - self._begin) / 1e9
+        codes = spans[:, 2]
+        kinds, parties = (codes & (1 << PARTY) - 1).tolist(), (codes >> PARTY).tolist()
+        return [
+            Span(NAMES[kind], t0, t1, names[party - 1] if party else "")
+            for (t0, t1), kind, party in zip(seconds.tolist(), kinds, parties, strict=True)
+        ]
+
+    def write_recent(self) -> None:
+        """timeline.json: the last minute, for those who watch the run. OSError if it cannot be written."""
+        if self._folder is not None:
+            recent = self.timeline(WINDOW, WINDOW_SPANS).to_json()
+            disk.show(self._folder / RECENT, json.dumps(recent, separators=(",", ":")).encode())
+
+    def write(self) -> Timeline:
+        """trace.json and timeline.json: the run has ended. OSError if they cannot be written."""
+        for track in self._tracks:
+            track.flush()
+        whole = self.timeline()
+        if self._folder is not None:
+            disk.replace(self._folder / TRACE, encode(whole))
+            self.write_recent()
+        return whole
