@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from freewheel.worlds.cage2 import family
 from freewheel.worlds.cage2.scenario import RED_AGENTS, find_red
 from freewheel.worlds.cage2.workflow import search
 from freewheel.worlds.cage2.workflow.envs import FAST, REAL, WEIGHT
+from freewheel.worlds.cage2.workflow.progress import TrialProgress, which_trial
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy
 from freewheel.worlds.cage2.workflow.trials import SIGNALLED, TRIALS, Book, InterruptedSearch, Stops, Training, workflow
 
@@ -244,12 +246,15 @@ def run_command(argv: Sequence[str]) -> int:
 
 def _search(task: Task, console: Console) -> int:
     searched, train = task.search, task.trainer()
+    session = time.monotonic(), searched.spent
 
     def trial(proposal: Proposal) -> Outcome:
         begun = f", from {proposal.init}" if proposal.init else ""
-        what = f"trial {proposal.number}: {workflow(proposal.order)}{begun}"
-        _print(console, f"{what}, up to {proposal.episodes:,} episodes")
-        outcome = train(proposal)
+        _print(
+            console,
+            f"{which_trial(searched, proposal)}: {workflow(proposal.order)}{begun}, up to {proposal.episodes:,} episodes",
+        )
+        outcome = train(proposal, TrialProgress(console, searched, proposal, session))
         worth = f"env return {outcome.env_return:.1f}, compliance {_number(outcome.compliance)}"
         _print(console, f"  {worth}; ended by {outcome.ended} after {outcome.episodes:,} episodes")
         return outcome

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from freewheel.config.resolve import Config, from_options
-from freewheel.core import Episode, Metrics, NDArray
+from freewheel.core import Episode, Metrics, NDArray, Sink
 from freewheel.errors import SetupError
 from freewheel.run.checkpoints.checkpoint import make_private
 from freewheel.run.hooks import Hook, Run
@@ -223,15 +223,16 @@ class Training:
         self._options, self._folder, self._stops, self._write = options, folder, stops, write
         self._length, self._episodes = length, before  # steps of an episode; episodes of all trials so far
 
-    def __call__(self, proposal: Proposal) -> Outcome:
+    def __call__(self, proposal: Proposal, shown: Sink | None = None) -> Outcome:
+        """Train; `shown` gets its metrics, unless the classic lines are asked for."""
         resolved = self.config(proposal)
         name = resolved.run.output.name
         shutil.rmtree(self._folder / TRIALS / name, ignore_errors=True)  # of a trial that was interrupted
         watch = _Watch(Progress(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
         classic = resolved.run.output.console == "classic"
-        sinks = [ClassicSink(ClassicLines(episodes=proposal.episodes))] if classic else []
+        sink = ClassicSink(ClassicLines(episodes=proposal.episodes)) if classic else shown
         try:
-            result = run(resolved, quiet=True, hooks=[watch], sinks=sinks)
+            result = run(resolved, quiet=True, hooks=[watch], sinks=[sink] if sink is not None else [])
         except (KeyboardInterrupt, SystemExit) as early:  # a signal that came before the run had begun
             code = early.code if isinstance(early, SystemExit) else None
             raise InterruptedSearch(code if isinstance(code, int) else SIGNALLED + signal.SIGINT) from None

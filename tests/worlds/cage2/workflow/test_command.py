@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def test_a_search_tries_chooses_and_tells(runs: Path, capfd: pytest.CaptureFixtu
     told, folder = capfd.readouterr().out, runs / "mine"
     trials = trials_of(folder)
     assert len(trials) >= 5
+    assert re.findall(r"^trial (\d+) of about \d+: ", told, re.M) == [str(one + 1) for one in range(len(trials))]
     assert sum(trial.outcome.episodes for trial in trials) == 40
     state = json.loads((folder / STATE).read_text())
     assert state["best"]["workflow"] in told.splitlines()[-1] + told.splitlines()[-2]
