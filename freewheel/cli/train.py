@@ -125,6 +125,8 @@ def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
         return 0
     from freewheel.files.output import lasting_output
 
+    if config.among:  # all runs in one mode
+        argv = [*argv, "--mode", planned.config.mode]
     with lasting_output():
         trusting = [*argv, "--trust"] if own.trust else argv
         return seeds.claim(planned, numbers, own.jobs).start(trusting, config.run.output.log_every)

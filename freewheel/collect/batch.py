@@ -48,6 +48,9 @@ class BatchConfig(WorkersConfig):
             )
         return found
 
+    def fragment_steps(self, batch: BatchSpec) -> int:
+        return min(self.collection_batch_size or batch.steps, batch.steps)
+
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         size = self.size(spec)
         workers = 1 if spec.env.batched_on_device else size.workers
@@ -61,7 +64,7 @@ class BatchConfig(WorkersConfig):
         return WorkerPool(SharedMemoryWire(factory, spec, pacing, size), assembly, spec)
 
     def size(self, spec: CollectSpec) -> Size:
-        steps = min(self.collection_batch_size or spec.batch.steps, spec.batch.steps)
+        steps = self.fragment_steps(spec.batch)
         slots = min(2, self.max_queue_size) * -(-spec.batch.steps // steps)
         return Size(workers=self.worker_count, slots=slots, steps=steps)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 import numpy as np
 
 from freewheel.collect.mode import ENVS, FRAGMENT, LANES, WORKERS, Mode, WorkersConfig, count, divisor
-from freewheel.core import Auto, Collector, Transitions
+from freewheel.core import Auto, BatchSpec, Collector, Transitions
 from freewheel.errors import POSITIVE, Range, SetupError, UsageError
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -66,6 +66,9 @@ class EpisodesConfig(WorkersConfig):
             return []
         places = f"{planned.num_envs} envs stand side by side in {count(planned.worker_count, 'worker')}, not in {self.workers}"
         return [f"{places}: many of them cost little more than one"]
+
+    def fragment_steps(self, batch: BatchSpec) -> int:
+        return self.collection_batch_size
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         if spec.env.batched_on_device:
@@ -158,5 +161,11 @@ class WholeEpisodes:
 
 _SUMMARY = "workers play whole episodes; the learner takes each as it ends"
 MODE = Mode(
-    name="episodes", config=EpisodesConfig, summary=_SUMMARY, simulators=False, free_running=True, dependencies=WORKERS
+    name="episodes",
+    config=EpisodesConfig,
+    summary=_SUMMARY,
+    simulators=False,
+    free_running=True,
+    whole_episodes=True,
+    dependencies=WORKERS,
 )

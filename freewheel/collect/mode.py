@@ -54,6 +54,7 @@ class Mode:
     simulators: bool = True  # it can collect from a simulator that steps all lanes at once
     whole_batches: bool = False  # every update gets exactly one batch: the policy must be published after each
     free_running: bool = False  # workers never wait for each other or for an update
+    whole_episodes: bool = False  # an episode keeps the version that it began with
     dependencies: tuple[str, ...] = ()  # what it needs beside the process of the trainer, for the user
 
 
@@ -125,6 +126,10 @@ class WorkersConfig(ModeConfig):
         """Number of environments, after planning."""
         assert self.num_envs != "auto", "call planned() first"
         return self.num_envs
+
+    def fragment_steps(self, batch: BatchSpec) -> int:
+        """Steps of each env in a fragment, the part that a worker hands over at once; after planning."""
+        return batch.steps
 
     def plan_line(self) -> str:
         """The plan in one line, for the user."""

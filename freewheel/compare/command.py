@@ -55,9 +55,9 @@ class CompareOptions:
         from freewheel.run.advice.prospects import by_lag
 
         if self.modes == "all":
-            return tuple(by_lag(MODES))
+            return tuple(sorted(MODES, key=by_lag))
         names = [word.strip() for word in self.modes.split(",") if word.strip()]
-        return tuple(by_lag(dict.fromkeys(MODES[words.MODES.get(name, name)].name for name in names)))
+        return tuple(sorted({MODES[words.MODES.get(name, name)].name for name in names}, key=by_lag))
 
     def worker_counts(self) -> tuple[int, ...]:
         """Of --scale, ascending."""

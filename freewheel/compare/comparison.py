@@ -24,7 +24,8 @@ from freewheel.compare.verdict import judged, variants
 from freewheel.errors import UsageError
 from freewheel.rollout.probe import usable_cores
 from freewheel.run.advice.beginning import AT_ONCE
-from freewheel.run.advice.prospects import WAITS_FOR, Prospect, predicted, remembering, way_of
+from freewheel.run.advice.policy_times import PolicyClock
+from freewheel.run.advice.prospects import WAITS_FOR, Prospect, predicted, way_of
 from freewheel.run.advice.throughput import Kind, PolicyTimes, StepTimes, Way, forecast
 from freewheel.run.process import Interrupted, Stop, learner_threads
 
@@ -135,7 +136,7 @@ def prepare(request: Request, report: Callable[[str], None], pilot_folder: Path 
     policy: PolicyTimes | None = None
     if times is not None:
         report("measuring the policy and its learner ...")
-        measure_once = remembering()
+        measure_once = PolicyClock()
         with learner_threads(setting.plan.config.run.machine.threads):
             for case in cases:
                 if case.plan is not None:

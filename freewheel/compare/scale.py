@@ -40,7 +40,7 @@ class Fitted:
 
     def predict(self, way: Way, cores: int | None = None) -> Forecast:
         """Of so many workers with an env each."""
-        return forecast(way, self.env, self.policy, self.cores if cores is None else cores, self.barrier)
+        return forecast(way, self.env, self.policy, self.cores if cores is None else cores, barrier=self.barrier)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from freewheel.policies.spec import PolicyConfig
 
 DEFAULT_STEPS = 100_000
 LONGEST_NAME = 4096  # characters: that of a file
+AUTO = "auto"  # in place of a mode: the one that suits the environment, chosen when it has been measured
 DEFAULTS = {"algo": "ppo", "mode": "lockstep"}
 
 
@@ -186,6 +187,7 @@ class Config:
     collector: ModeConfig
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)  # what was understood in another way than it was written
+    among: tuple[Config, ...] = field(default=(), compare=False)  # --mode auto: this run in each mode that it may have
 
     def __post_init__(self) -> None:
         fading = self.learner.schedules_need_steps
@@ -205,13 +207,16 @@ class Config:
     def to_json(self) -> dict[str, Any]:
         """Every option by name, in the form that `--config` reads."""
         world = flags.option_types(family_of(self.env.name).options, flat=True)
+        collector = flags.values(self.collector)
+        if self.among:  # options of a mode that is not chosen yet are those that were given
+            collector = {name: value for name, value in collector.items() if name in self.sources}
         return {
             "env": self.env.name,
             "env_args": dict(self.env.args),
             "algo": self.algo,
-            "mode": self.mode,
+            "mode": AUTO if self.among else self.mode,
             **{name: value for name, value in flags.values(self.env).items() if name in world},
-            **flags.values(self.collector),
+            **collector,
             **flags.values(self.run),
             self.algo: flags.values(self.learner),
             "policy": flags.values(self.policy),
@@ -313,6 +318,8 @@ def _resolve(
     for kind, chosen, usual in ("world", family, family.flags.defaults), ("algorithm", algorithm, algorithm.defaults):
         layers.insert(0, _layer(f"{kind} {chosen.name}", usual))
     layers = [vocabulary.for_algorithm(one, algorithm.name, _all_options(), strict=one is given) for one in layers]
+    if _last(layers, "mode") == AUTO:
+        return _in_any_mode(given, files, consent, family)
     mode = MODES[_last(layers, "mode")]
     options = options_of(algorithm.name, mode.name, family)
     types = flags.option_types(options)
@@ -324,13 +331,30 @@ def _resolve(
     consent.check(layers, family)
     names = Chosen(algorithm.name, mode.name, merged["env"][0])
     idle = vocabulary.check_given(layers[-1], types, names, _all_options())
-    args = {name.removeprefix(FREE): literal(value[0]) for name, value in merged.items() if name.startswith(FREE)}
+    free = {name.removeprefix(FREE): value[0] for name, value in merged.items() if name.startswith(FREE)}
+    args = {name: vocabulary.literal(word) for name, word in free.items()}
     built: Any = flags.build(options, {name: value for name, value in merged.items() if name in types})
     env = family.build(built.choices.env, args, built.world, built.run.machine.device)
     kept = {name: source for name, source in sources.items() if name in types or name.startswith(FREE)}
     learner = getattr(built, algorithm.name)
     notes += [*vocabulary.words_read(layers), *idle]
     return Config(algorithm.name, mode.name, env, built.run, learner, built.policy, built.collector, kept, tuple(notes))
+
+
+def _in_any_mode(given: flags.Layer, files: Sequence[flags.Layer], consent: Consent, family: WorldFamily) -> Config:
+    """The run in every mode that has the options that were given; the first of them stands for all until one is chosen."""
+    found, refused = list[Config](), list[UsageError]()
+    for mode in sorted(vocabulary.modes_with(given), key=lambda name: name != DEFAULTS["mode"]):
+        layer = dataclasses.replace(given, flags={**given.flags, "mode": (mode,)}, words=dict(given.words))
+        try:
+            one = _resolve(layer, files, consent, family)
+        except UsageError as error:
+            refused.append(error)
+        else:
+            found.append(dataclasses.replace(one, sources={**one.sources, "mode": AUTO}))
+    if not found:
+        raise refused[0]
+    return dataclasses.replace(found[0], among=tuple(found))
 
 
 def _substitute(layers: Sequence[flags.Layer]) -> list[str]:
@@ -352,7 +376,7 @@ def _choices() -> type[Any]:
     texts = {
         "env": f"The environment, also as the first or last word: {worlds}.",
         "algo": f"The algorithm. {algorithms}.",
-        "mode": f"How experience is collected. {modes}. Also understood: {others}.",
+        "mode": f"How experience is collected. {modes}; auto: the best of these here. Also understood: {others}.",
         "preset": f"Named options to start from: {', '.join(presets())}.",
         "config": "A JSON or TOML file with options, for example the config.json of another run.",
     }
@@ -419,14 +443,6 @@ def _tokens(name: str, value: Any) -> flags.Tokens:
     except TypeError:
         what = f"the environment's argument {name.removeprefix(FREE)}={value!r}"
         raise UsageError(f"{what} cannot be written as JSON; pass a function that makes the environment") from None
-
-
-def literal(word: str) -> Any:
-    """An environment's argument: JSON if the word is valid JSON, else the word itself."""
-    try:
-        return json.loads(word)
-    except json.JSONDecodeError:
-        return {"True": True, "False": False, "None": None}.get(word, word)
 
 
 def _last(layers: Sequence[flags.Layer], name: str) -> str:

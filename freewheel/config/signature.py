@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from freewheel.collect.mode import MODES
 from freewheel.config import flags
-from freewheel.config.resolve import options_of
+from freewheel.config.resolve import AUTO, options_of
 from freewheel.envs.family import WORLDS
 from freewheel.learn.spec import ALGORITHMS
 
@@ -47,7 +47,7 @@ def source() -> str:
         group, _, option = name.rpartition(".")
         groups.setdefault(group, {})[option] = _union(part for kind in kinds for part in _parts(kind))
     top = groups.pop("")
-    top |= {"algo": _literal(ALGORITHMS.ours), "mode": _literal(MODES.ours), "env_args": "Mapping[str, Any]"}
+    top |= {"algo": _literal(ALGORITHMS.ours), "mode": _literal([AUTO, *MODES.ours]), "env_args": "Mapping[str, Any]"}
     top |= dict.fromkeys(PATHS, f"str | {Path.__name__}") | {name: _class_name(name) for name in groups}
     parts = [_typed_dict(_class_name(name), f"Options of {name}.", options) for name, options in groups.items()]
     text = "Options of a run, which `freewheel train --help` describes."

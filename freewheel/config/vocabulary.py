@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -93,6 +94,15 @@ def check_given(given: flags.Layer, has: Mapping[str, Any], chosen: Chosen, know
     return notes
 
 
+def modes_with(given: flags.Layer) -> list[str]:
+    """The modes that have every option that was given, as far as it is one of any mode; UsageError if there is none."""
+    options = {name: flags.option_types(mode.config) for name, mode in MODES.items()}
+    asked = [name for name in given.flags if any(name in types for types in options.values())]
+    if not (fitting := [mode for mode, types in options.items() if all(name in types for name in asked)]):
+        raise UsageError(f"no mode has all of {', '.join(map(flags.as_flag, asked))}; leave out one of them")
+    return fitting
+
+
 def _where_it_belongs(name: str, chosen: Chosen, known: Mapping[str, Any]) -> str:
     """Who has an option that this run does not have, and what to do."""
     owner, _, last = name.rpartition(".")
@@ -116,3 +126,11 @@ def words_read(layers: Sequence[flags.Layer]) -> list[str]:
     """One note for all words that stood for options of ours."""
     read = [f"{word} as {option}" for layer in layers for word, option in layer.words.items()]
     return [f"read {', '.join(read)}"] if read else []
+
+
+def literal(word: str) -> Any:
+    """An environment's argument: JSON if the word is valid JSON, else the word itself."""
+    try:
+        return json.loads(word)
+    except json.JSONDecodeError:
+        return {"True": True, "False": False, "None": None}.get(word, word)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from freewheel.plots.numbers import Show, number, short
@@ -38,10 +38,17 @@ class Bars:
     name: str  # of its file
     title: str
     about: str  # unit, and what is better
-    bars: tuple[Bar, ...]
+    bars: tuple[Bar, ...] = ()
     show: Show = number
     ideal: float | None = None  # a line to compare with
     ideal_label: str = ""
+    whole: float | None = None  # the axis reaches at least as far as this
+
+    @property
+    def top(self) -> float:
+        """Where the axis ends; it begins at zero."""
+        ends = [end for bar in self.bars for end in (bar.value, bar.high) if end is not None]
+        return max([*ends, self.ideal or 0.0, self.whole or 0.0]) or 1.0
 
     @property
     def empty(self) -> bool:
@@ -75,10 +82,15 @@ class Lines:
     mark_label: str = ""
     show_x: Show = short
     show_y: Show = short
+    styles: Mapping[str, str] = field(default_factory=dict)  # what a style of line stands for, where several are drawn
 
     @property
     def empty(self) -> bool:
         return not any(line.points for line in self.lines)
+
+    def labelled(self) -> list[Line]:
+        """One line of each label, for the legend."""
+        return list({line.label: line for line in reversed(self.lines) if line.points}.values())[::-1]
 
     def xs(self) -> list[float]:
         return [x for line in self.lines for x, _ in line.points]
@@ -91,7 +103,36 @@ class Lines:
         ]
 
 
-Chart: TypeAlias = Bars | Lines
+@dataclass(frozen=True)
+class Stack:
+    """Shares of a whole, one after the other; kinds have colours of their own."""
+
+    label: str
+    shares: tuple[tuple[str, float], ...]  # kind and share of 1, in the order in which they are drawn
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """A whole for each label, cut into the same kinds."""
+
+    name: str
+    title: str
+    about: str
+    stacks: tuple[Stack, ...]
+    colours: Mapping[str, str]  # of every kind
+    meanings: Mapping[str, str]  # of kinds, a sentence each
+
+    @property
+    def empty(self) -> bool:
+        return not any(stack.shares for stack in self.stacks)
+
+    def kinds(self) -> list[str]:
+        """Those that can be seen, in the order of their colours."""
+        seen = {kind for stack in self.stacks for kind, share in stack.shares if share >= 0.005}
+        return [kind for kind in self.colours if kind in seen]
+
+
+Chart: TypeAlias = Bars | Lines | Stacks
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from freewheel.errors import SetupError
 from freewheel.files import disk
-from freewheel.plots.chart import PALETTE, Bars, Chart, Line, Lines, log_ticks
+from freewheel.plots.chart import PALETTE, Bars, Chart, Line, Lines, Stacks, log_ticks
 from freewheel.plots.numbers import Show
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg")
 INK, FAINT, PAPER = "#1f2937", "#6b7280", "#ffffff"
+UNDER: Any = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}  # text is read also over a line
 STYLE: Any = {  # matplotlib types every key
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 10,
@@ -91,12 +92,16 @@ def _figure(charts: Sequence[Chart], columns: int, title: str) -> Figure:
             axes.set_axis_off()
         elif isinstance(chart := charts[at], Bars):
             _bars(axes, chart)
+        elif isinstance(chart, Stacks):
+            _stacks(axes, chart)
         else:
             _lines(axes, chart)
     return figure
 
 
 def _height(chart: Chart) -> float:
+    if isinstance(chart, Stacks):
+        return 1.5 + 0.36 * len(chart.stacks)
     return 1.15 + 0.36 * len(chart.bars) if isinstance(chart, Bars) else 3.5
 
 
@@ -105,12 +110,12 @@ def _bars(axes: Axes, chart: Bars) -> None:
     values = [bar.value or 0.0 for bar in chart.bars]
     colours = [PALETTE[bar.colour % len(PALETTE)] for bar in chart.bars]
     axes.barh(places, values, height=0.62, color=colours)
-    top = max([*values, *(bar.high or 0.0 for bar in chart.bars), chart.ideal or 0.0]) or 1.0
+    top = chart.top
     for at, bar in enumerate(chart.bars):
         if bar.value is not None and bar.low is not None and bar.high is not None and bar.low < bar.high:
             axes.plot([bar.low, bar.high], [at, at], color=INK, linewidth=1.4, marker="|", markersize=7)
         end = max(bar.value or 0.0, bar.high or 0.0)
-        axes.text(end + 0.02 * top, at, _plain(bar.note or chart.show(bar.value)), va="center", fontsize=9)
+        axes.text(end + 0.02 * top, at, _plain(bar.note or chart.show(bar.value)), va="center", fontsize=9, bbox=UNDER)
     if chart.ideal is not None:
         axes.axvline(chart.ideal, color=FAINT, linestyle="--", linewidth=1)
         axes.text(chart.ideal, -0.75, _plain(chart.ideal_label), ha="right", va="center", fontsize=8, color=FAINT)
@@ -121,10 +126,34 @@ def _bars(axes: Axes, chart: Bars) -> None:
     axes.xaxis.set_visible(False)
     axes.grid(False)
     axes.spines["bottom"].set_visible(False)
-    axes.set_title(_plain(chart.title))
-    axes.text(0, 1.02, _plain(chart.about), transform=axes.transAxes, fontsize=8, color=FAINT, va="bottom")
-    axes.title.set_position((0, 1.0))
+    _head(axes, chart)
+
+
+def _head(axes: Axes, chart: Bars | Stacks) -> None:
+    """The title, and under it what it is about."""
     axes.set_title(_plain(chart.title), pad=20)
+    axes.text(0, 1.02, _plain(chart.about), transform=axes.transAxes, fontsize=8, color=FAINT, va="bottom")
+
+
+def _stacks(axes: Axes, chart: Stacks) -> None:
+    places, kinds = range(len(chart.stacks)), chart.kinds()
+    left = [0.0] * len(chart.stacks)
+    for kind in chart.colours:
+        widths = [max(dict(stack.shares).get(kind, 0.0), 0.0) for stack in chart.stacks]
+        label = kind if kind in kinds else None
+        axes.barh(places, widths, height=0.62, left=left, color=chart.colours[kind], label=label)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_yticks(places, [_plain(_cut(stack.label)) for stack in chart.stacks])
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(chart.stacks) - 0.4, -0.6)
+    axes.xaxis.set_visible(False)
+    axes.grid(False)
+    for side in ("bottom", "left"):
+        axes.spines[side].set_visible(False)
+    if kinds:
+        axes.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=5, handlelength=1, handleheight=1, columnspacing=1.2)
+    _head(axes, chart)
 
 
 def _lines(axes: Axes, chart: Lines) -> None:
@@ -148,7 +177,23 @@ def _lines(axes: Axes, chart: Lines) -> None:
     axes.set_xlabel(_plain(chart.x_label))
     axes.set_ylabel(_plain(chart.y_label))
     if not chart.empty:
+        _legend(axes, chart)
+
+
+def _legend(axes: Axes, chart: Lines) -> None:
+    if not chart.styles:
         axes.legend(loc="best")
+        return
+    from matplotlib.lines import Line2D
+
+    looks = {"dots": {"marker": "o", "linestyle": ""}, "dashed": {"linestyle": "--"}}
+    keys = [
+        Line2D([], [], color=PALETTE[line.colour % len(PALETTE)], label=_plain(line.label)) for line in chart.labelled()
+    ]
+    for style, text in chart.styles.items():
+        look: dict[str, Any] = dict(looks.get(style, {}))
+        keys.append(Line2D([], [], color=FAINT, label=_plain(text), **look))
+    axes.legend(handles=keys, loc="best")
 
 
 def _line(axes: Axes, line: Line) -> None:

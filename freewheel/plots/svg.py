@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
-from freewheel.plots.chart import PALETTE, Bar, Bars, Chart, Line, Lines, log_ticks, thinned, ticks
+from freewheel.plots.chart import PALETTE, Bar, Bars, Chart, Line, Lines, Stacks, log_ticks, thinned, ticks
+from freewheel.plots.numbers import percent
 
 BARS_WIDTH, ROW, THICK = 380, 42, 12
 LINES_WIDTH, HEIGHT = 560, 300
@@ -18,6 +19,8 @@ MOST_POINTS = 240
 
 def draw(chart: Chart) -> str:
     """The chart without its title, which is the page's to set; with the legend, where it needs one."""
+    if isinstance(chart, Stacks):
+        return _stacks(chart)
     return _bars(chart) if isinstance(chart, Bars) else _lines(chart)
 
 
@@ -34,17 +37,15 @@ def _open(width: int, height: float, label: str) -> str:
 
 
 def _bars(chart: Bars) -> str:
-    ends = [number for bar in chart.bars for number in (bar.value, bar.high, bar.low) if number is not None]
-    top = max([*ends, chart.ideal or 0.0, 0.0]) or 1.0
     height = ROW * len(chart.bars) + (18 if chart.ideal is not None else 2)
     said = "; ".join(f"{bar.label} {bar.note or chart.show(bar.value)}" for bar in chart.bars)
     parts = [_open(BARS_WIDTH, height, f"{chart.title}: {said}")]
     for at, bar in enumerate(chart.bars):
-        parts += _bar(chart, bar, at * ROW, BARS_WIDTH / top)
+        parts += _bar(chart, bar, at * ROW, BARS_WIDTH / chart.top)
     if chart.ideal is not None:
-        x = chart.ideal * BARS_WIDTH / top
-        x = min(x, BARS_WIDTH - 1)
-        parts.append(f'<path class="ideal" d="M{x:.1f} 16V{ROW * len(chart.bars)}"/>')
+        x = min(chart.ideal * BARS_WIDTH / chart.top, BARS_WIDTH - 1)
+        over = "".join(f"M{x:.1f} {at * ROW + 17}v{THICK + 6}" for at in range(len(chart.bars)))
+        parts.append(f'<path class="ideal" d="{over}"/>')
         anchor = "end" if x > BARS_WIDTH / 2 else "start"
         where = f'x="{x:.1f}" y="{height - 4:g}" text-anchor="{anchor}"'
         parts.append(f'<text class="faint" {where}>{escape(chart.ideal_label)}</text>')
@@ -103,7 +104,7 @@ def _lines(chart: Lines) -> str:
     for line in chart.lines:
         if line.points:
             parts += _line(chart, line, place_x, place_y)
-    return "".join([*parts, "</svg>", _legend(chart.lines)])
+    return "".join([*parts, "</svg>", _legend(chart)])
 
 
 def _scale(low: float, high: float, start: float, stop: float, *, log: bool = False) -> Callable[[float], float]:
@@ -170,10 +171,37 @@ def _stepped(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return found
 
 
-def _legend(lines: Sequence[Line]) -> str:
-    keys = [
-        f'<li class="{colour(line.colour)} {line.style}"><i></i>{escape(line.label)}</li>'
-        for line in lines
-        if line.points
-    ]
-    return f'<ul class="legend">{"".join(keys)}</ul>'
+def _legend(chart: Lines) -> str:
+    styles = {line.style for line in chart.lines if line.points} if chart.styles else set()
+    plain = "line" if chart.styles else ""
+    keys = [(colour(line.colour), plain or line.style, line.label) for line in chart.labelled()]
+    keys += [("ink", style, text) for style, text in chart.styles.items() if style in styles]
+    items = (f'<li class="{own} {style}"><i></i>{escape(text)}</li>' for own, style, text in keys)
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+# ------------------------------------------------------------------------------------------------------------------ stacks
+
+
+def _stacks(chart: Stacks) -> str:
+    said = "; ".join(
+        f"{one.label} {', '.join(f'{kind} {percent(share)}' for kind, share in one.shares)}" for one in chart.stacks
+    )
+    parts = [_open(LINES_WIDTH, ROW * len(chart.stacks) + 2, f"{chart.title}: {said}")]
+    for at, stack in enumerate(chart.stacks):
+        y, x = at * ROW, 0.0
+        parts.append(f'<text x="0" y="{y + 14}">{escape(stack.label)}</text>')
+        parts.append(f'<rect class="track" x="0" y="{y + 20}" width="{LINES_WIDTH}" height="{THICK + 4}"/>')
+        for kind, share in stack.shares:
+            width = min(max(share, 0.0) * LINES_WIDTH, LINES_WIDTH - x)
+            if width >= 0.3:
+                title = f"<title>{escape(f'{stack.label}: {kind} {percent(share)}')}</title>"
+                place = f'x="{x:.1f}" y="{y + 20}" width="{width:.1f}" height="{THICK + 4}"'
+                parts.append(f'<rect fill="{escape(chart.colours[kind])}" {place}>{title}</rect>')
+            x += width
+    keys = (
+        f'<li title="{escape(chart.meanings.get(kind, ""))}"><svg class="key" viewBox="0 0 12 12"><rect width="12" height="12" '
+        f'rx="2" fill="{escape(chart.colours[kind])}"/></svg>{escape(kind)}</li>'
+        for kind in chart.kinds()
+    )
+    return "".join([*parts, f'</svg><ul class="legend">{"".join(keys)}</ul>'])

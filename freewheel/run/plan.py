@@ -7,19 +7,19 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_cores
 from freewheel.config.auto import kind_of, settle
 from freewheel.config.resolve import Config, MachineOptions
-from freewheel.core import BatchSpec, EnvSpec, Snapshot
+from freewheel.core import BatchSpec, Env, EnvSpec, Snapshot
 from freewheel.errors import SetupError, UsageError
 from freewheel.files.memory import Need
 from freewheel.learn.spec import Compute, LearnerSpec, ReplayConfig, WorldFacts
 from freewheel.metrics.targets import Setup
 from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, Start, actor_layout, check_weights, head_layout, statistics_layout
-from freewheel.rollout.factory import CollectSpec, RunnerFactory, SimulationSpec, WorkerSpec
+from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, SimulationSpec, WorkerSpec
 from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
 from freewheel.run.advice.limits import check_learner, check_machine, check_sizes
 from freewheel.run.checkpoints import checkpoint
@@ -233,27 +233,6 @@ class Plan:
         return [*lines, *(f"note     {note}" for note in config.notes)]
 
 
-def plan(
-    config: Config, report: Report = silent, meanwhile: Callable[[], None] = nothing, run: Path | None = None
-) -> Plan:
-    """Work out the plan; every mistake that can be found without starting anything is reported here.
-
-    `report` is given a line for the user about what is going on; `meanwhile` is called while the environment is measured; `run`
-    is the directory of a run that goes on, which has its own weights, whatever it was started with.
-    """
-    check_sizes(config)
-    name = name_run(config) if run is None else RunName(run.parent, run.name, exact=True)
-    device, notes = _device(config.run.machine)
-    _initial_weights(config)  # whether they can be read is known before a process is started
-    config = replace(config, env=config.env.to(device), notes=(*config.notes, *notes))
-    report(f"{'opening' if config.env.on_device else 'measuring'} {config.env.label} ...")
-    cost = survey_env(config, meanwhile)
-    if run is None:
-        return arrange(config, cost, name, device)
-    planned = arrange(replace(config, run=replace(config.run, init="")), cost, name, device)
-    return replace(planned, config=replace(planned.config, run=replace(planned.config.run, init=config.run.init)))
-
-
 def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     """The plan for an environment that has been measured."""
     cost = replace(cost, batched=config.env.batched)
@@ -276,29 +255,70 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     return planned
 
 
-def survey_env(config: Config, meanwhile: Callable[[], None] = nothing, budget: float = BUDGET) -> EnvCost:
+def plan(
+    config: Config,
+    report: Report = silent,
+    meanwhile: Callable[[], None] = nothing,
+    run: Path | None = None,
+    arranged: Callable[[Config, EnvCost, RunName, str], Plan] = arrange,
+) -> Plan:
+    """Work out the plan; every mistake that can be found without starting anything is reported here.
+
+    `report` is given a line for the user about what is going on; `meanwhile` is called while the environment is measured; `run`
+    is the directory of a run that goes on, which has its own weights, whatever it was started with; `arranged` makes the plan
+    when the environment has been measured.
+    """
+    check_sizes(config)
+    name = name_run(config) if run is None else RunName(run.parent, run.name, exact=True)
+    device, notes = _device(config.run.machine)
+    _initial_weights(config)  # whether they can be read is known before a process is started
+    config = replace(config, env=config.env.to(device), notes=(*config.notes, *notes))
+    report(f"{'opening' if config.env.on_device else 'measuring'} {config.env.label} ...")
+    cost = survey_env(config, meanwhile)
+    if run is None:
+        return arranged(config, cost, name, device)
+    planned = arrange(replace(config, run=replace(config.run, init="")), cost, name, device)
+    return replace(planned, config=replace(planned.config, run=replace(planned.config.run, init=config.run.init)))
+
+
+def survey_env(
+    config: Config, meanwhile: Callable[[], None] = nothing, budget: float = BUDGET, lanes: int = 1
+) -> EnvCost:
     """What the environment costs, measured for about `budget` seconds in a process of its own; a simulator is not measured.
+    With several lanes, the times are those of a step of all of them.
 
     An env that cannot be sent to one is measured here, where no time-out holds, if the mode would run it here as well.
     """
     if config.env.on_device:
         return EnvCost(spec=_simulator(config), wall=0.0, row=0.0, cpu=0.0)
     env, workers = config.env, isinstance(config.collector, WorkersConfig)
+    make: MakeEnv = env.make if lanes == 1 else _Lanes(env.make, lanes)
     where = WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules))
     try:
         mode = config.collector
         chosen = (
             isinstance(mode, WorkersConfig) and mode.workers != "auto"
         )  # then no number depends on the time of a step
-        survey = Survey(env.make, env.label, where, budget=budget, patient=workers, hurried=chosen)
+        survey = Survey(make, env.label, where, budget=budget, patient=workers, hurried=chosen)
     except SetupError:
         if workers:
             raise
-        with measured(env.make, 0, budget=budget) as cost:
+        with measured(make, 0, budget=budget) as cost:
             return replace(cost, portable=False)
     with survey:
         meanwhile()
         return survey.result()
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """Makes so many lanes where one is asked for. Implements MakeEnv."""
+
+    make: MakeEnv
+    count: int
+
+    def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]:
+        return self.make(range(self.count), processes=processes, fault_tolerant=fault_tolerant)
 
 
 def _with_publications(config: Config, spec: EnvSpec) -> Config:

@@ -15,10 +15,11 @@ from freewheel.metrics.meter import Meter
 from freewheel.metrics.names import kinds_of_time
 from freewheel.run import process
 from freewheel.run.advice.beginning import checked
+from freewheel.run.advice.choice import plan_run
 from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.hooks import find_hooks
-from freewheel.run.plan import Plan, plan, print_line, silent
+from freewheel.run.plan import Plan, print_line, silent
 from freewheel.run.process import Stop, import_torch
 from freewheel.run.saved import RunDirectory, check_fit, lock_run
 from freewheel.run.schedule.recorder import Recorder
@@ -50,7 +51,7 @@ def check(config: Config) -> Plan:
     """The plan of a run, after everything that could refuse it has been tried; nothing is started or written."""
     chosen(config.run.output.all_sinks)
     find_hooks(config.run.hooks)
-    planned = checked(plan(config))
+    planned = checked(plan_run(config))
     planned.config.learner.build(replace(planned.learner_spec, services=Services(executors=SerialExecutor)))
     return planned
 
@@ -74,7 +75,7 @@ def run(
 
 def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, earlier: Earlier | None) -> Result:
     entries, report = chosen(config.run.output.all_sinks), silent if outputs.quiet else print_line
-    planned = plan(config, report, meanwhile=import_torch, run=None if earlier is None else earlier.path)
+    planned = plan_run(config, report, meanwhile=import_torch, run=None if earlier is None else earlier.path)
     if earlier is None:
         planned = checked(planned)
     else:

@@ -33,7 +33,7 @@ def measured(mode: str, kind: Kind, env: StepTimes, counts: tuple[int, ...], bar
     found = []
     for workers in counts:
         way = way_with(kind, workers, ROWS)
-        rate = forecast(way, env, POLICY, 2, barrier).rate
+        rate = forecast(way, env, POLICY, 2, barrier=barrier).rate
         found.append(Measured(mode, way, (trained(mode, 1 if kind == "barrier" else workers, rate),)))
     return found
 

@@ -47,7 +47,7 @@ def beginning_of(planned: Plan) -> Beginning:
     """By the plan and the measured steps of its environment."""
     config, batch, way = planned.config, planned.batch, way_of(planned)
     rate = None
-    if way is not None and planned.cost is not None and planned.cost.row > 0:
+    if way is not None and not config.env.batched and planned.cost is not None and planned.cost.row > 0:
         rate = forecast(way, StepTimes.of(planned.cost), AT_ONCE, usable_cores()).rate
     rows = None if batch.episodes is not None else config.learner.rows_before_update(planned.learner_spec)
     return Beginning(config.collector.first_steps(batch), batch.lanes, rows, rate)

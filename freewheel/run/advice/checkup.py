@@ -26,8 +26,7 @@ from freewheel.envs.gym import GymConfig
 from freewheel.envs.legacy import OldGym
 from freewheel.errors import FreewheelError
 from freewheel.rollout.probe import EnvCost, random_actions, usable_cores
-from freewheel.run.advice.prospects import GAIN, WAITS_FOR, Prospect, best_of, predicted, prospects, typed
-from freewheel.run.advice.throughput import StepTimes
+from freewheel.run.advice.prospects import GAIN, WAITS_FOR, Prospect, best_of, predicted, prospects, step_times, typed
 from freewheel.run.naming import name_run
 from freewheel.run.plan import MODULES, arrange, find_device, survey_env
 from freewheel.run.process import learner_threads
@@ -129,13 +128,17 @@ def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
     if any(finding.level == "problem" for finding in findings):
         return Checkup(config, findings, cost.spec, cost)
     report("measuring the policy and its learner ...")
+    env = step_times(config, cost)
     with learner_threads(config.run.machine.threads):
-        modes = prospects(planned, StepTimes.of(cost))
+        modes = prospects(planned, env)
         usual = next((one for one in modes if one.plan is not None and one.plan.config == planned.config), None)
-        usual = usual or predicted(planned, StepTimes.of(cost))
-    if config.env.batched:
-        findings.append(Finding("ok", "lanes", "all lanes of a process step as one: their speed is not predicted"))
-    elif all(one.forecast is None for one in modes):
+        usual = usual or predicted(planned, env)
+    if config.env.batched and env.together:
+        lanes, together = env.together[-1]
+        findings.append(
+            Finding("ok", "lanes", f"{lanes} lanes in one process take {together:.2g} times as long as one")
+        )
+    if all(one.forecast is None for one in modes):
         findings.append(Finding("ok", config.algo, "its learner is not measured: speeds are not predicted"))
     return Checkup(config, findings, cost.spec, cost, usual, modes)
 

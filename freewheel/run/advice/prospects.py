@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, TypeAlias
@@ -18,15 +18,17 @@ from freewheel.config import flags, resolve, vocabulary
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError
 from freewheel.metrics.names import WORKING
-from freewheel.rollout.probe import usable_cores
-from freewheel.run.advice.throughput import Forecast, Limit, PolicyTimes, StepTimes, Way, forecast, measure_policy
-from freewheel.run.plan import Plan, arrange
+from freewheel.rollout.probe import EnvCost, usable_cores
+from freewheel.run.advice.policy_times import PolicyClock, measure_policy
+from freewheel.run.advice.throughput import Forecast, Limit, PolicyTimes, StepTimes, Way, forecast
+from freewheel.run.plan import Plan, arrange, survey_env
 
 Measure: TypeAlias = Callable[[Plan], PolicyTimes | None]
 
 GAIN = 1.3  # times as many env steps/s: less is not worth another command
 AS_GOOD = 0.9  # of the best mode's env steps/s: of those that reach it, the one with the least lag is advised
 BY_LAG = ("sequential", "lockstep", "batch", "continuous", "episodes")  # from no lag to the most
+SIDE_BY_SIDE = 16  # lanes that are measured together
 SHORT_S, FEW_UPDATES = 10.0, 5  # runs with less say too little about themselves
 BUSY, IDLE, LOST, EVALUATING = 0.9, 0.3, 0.1, 0.3  # shares that are worth a word
 WAITS_FOR: Mapping[Limit, str] = {
@@ -67,41 +69,45 @@ def way_of(planned: Plan) -> Way | None:
     """How a plan collects; None where the model has no place for it."""
     config, mode = planned.config, MODES[planned.config.mode]
     lanes, steps = planned.spec.lanes, planned.batch.steps
-    if planned.spec.batched_on_device or config.env.batched:
+    if planned.spec.batched_on_device:
         return None
     if isinstance(config.collector, SerialConfig):
         apart = getattr(config.collector, "placement", "inline") == "processes"
         return Way(kind="barrier" if apart else "serial", workers=1, lanes=lanes, steps=steps)
     if not isinstance(config.collector, WorkersConfig) or not (mode.whole_batches or mode.free_running):
         return None
-    return Way(kind="batch" if mode.whole_batches else "free", workers=planned.workers, lanes=lanes, steps=steps)
+    return Way(
+        kind="batch" if mode.whole_batches else "free",
+        workers=planned.workers,
+        lanes=lanes,
+        steps=steps,
+        fragment=config.collector.fragment_steps(planned.batch),
+        max_lag=planned.max_lag,
+        episode=_episode_steps(planned) if mode.whole_episodes else 0.0,
+        yields=planned.yields == "learner",
+    )
+
+
+def _episode_steps(planned: Plan) -> float:
+    """Of an episode in the mean: as measured, or its limit where none has ended."""
+    lengths = () if planned.cost is None else planned.cost.lengths
+    return sum(lengths) / len(lengths) if lengths else float(planned.config.env.episode_limit or planned.batch.steps)
+
+
+def step_times(config: Config, cost: EnvCost) -> StepTimes:
+    """The times of an environment that has been measured; where many lanes cost little more than one, several lanes are measured
+    as well."""
+    return StepTimes.of(cost, survey_env(config, lanes=SIDE_BY_SIDE) if config.env.batched else None)
 
 
 def prospects(planned: Plan, env: StepTimes, policy: PolicyTimes | None = None) -> list[Prospect]:
     """What every mode would do with this run by default, that with the least lag first; the policy is measured unless given."""
-    measure = remembering() if policy is None else lambda _: policy
-    return [_prospect(planned, mode, env, measure) for mode in by_lag(MODES)]
+    measure: Measure = PolicyClock() if policy is None else lambda _: policy
+    return [_prospect(planned, mode, env, measure) for mode in sorted(MODES, key=by_lag)]
 
 
-def remembering() -> Measure:
-    """Measures the policy once for all modes in which it does the same."""
-    known: dict[tuple[object, ...], PolicyTimes | None] = {}
-
-    def measure(planned: Plan) -> PolicyTimes | None:
-        same = (planned.batch, planned.spec.lanes // planned.workers)
-        if same not in known:
-            known[same] = measure_policy(planned)
-        return known[same]
-
-    return measure
-
-
-def by_lag(modes: Iterable[str]) -> list[str]:
-    """Those with the least lag first, those that are not known here last."""
-    return sorted(modes, key=_lag)
-
-
-def _lag(mode: str) -> int:
+def by_lag(mode: str) -> int:
+    """The place of a mode, from no lag to the most."""
     return BY_LAG.index(mode) if mode in BY_LAG else len(BY_LAG)
 
 
@@ -118,7 +124,8 @@ def _prospect(planned: Plan, mode: str, env: StepTimes, measure: Measure) -> Pro
 def predicted(planned: Plan, env: StepTimes, measure: Measure = measure_policy) -> Prospect:
     """What this plan would do."""
     way = way_of(planned)
-    policy = None if way is None else measure(planned)
+    known = bool(env.together) or not planned.config.env.batched  # what lanes side by side cost
+    policy = measure(planned) if known and way is not None else None
     if way is None or policy is None:
         return Prospect(planned.config.mode, planned)
     return Prospect(planned.config.mode, planned, forecast(way, env, policy, usable_cores()))
@@ -149,7 +156,7 @@ def words(config: Config, mode: str = "") -> list[str]:
     layers = (source.partition(" ") for source in dict.fromkeys(config.sources.values()))
     files = [(LAYERS[kind], name) for kind, _, name in layers if kind in LAYERS]
     line = [config.env.name, *(word for pair in files for word in pair)]
-    if (mode and mode != config.mode) or config.sources.get("mode") in GIVEN:
+    if (mode and mode != config.mode) or config.sources.get("mode") in (*GIVEN, resolve.AUTO):
         line += ["--mode", mode or config.mode]
     for name, value in _given(config, mode).items():
         line += [f"--{name.replace('_', '-')}", *_tokens(name, value)]
@@ -233,15 +240,16 @@ def _another_mode(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
     learning = sum(learner[kind] for kind in (*WORKING, "wait-model")) * summary["wall_s"]  # no mode fits models faster
     acting = {kind: share * planned.workers * summary["wall_s"] for kind, share in summary["shares"]["worker"].items()}
     policy = PolicyTimes(act=acting["infer"] / rows, learn=learning / rows)
-    rate, way = rows / training, way_of(planned)
-    if way is None or planned.cost is None or GAIN * rate * policy.learn >= 1:  # no mode is faster than its learner
+    rate, way, config = rows / training, way_of(planned), planned.config
+    if way is None or planned.cost is None or config.env.batched:
+        return
+    if GAIN * rate * policy.learn >= 1:  # no mode is faster than its learner
         return
     env = StepTimes.of(planned.cost)
     if way.kind == "barrier":
         env = _calibrated(way, env, policy, rate)
     else:
         env = env.scaled((acting["step"] + acting["reset"]) / rows / env.row)
-    config = planned.config
     best = best_of(prospects(planned, env, policy), config.mode)
     if best is None or best.rate < GAIN * rate:
         return

@@ -1,38 +1,32 @@
-"""How many env steps a second a way of collecting would make here: one model, from measured times.
+"""How many env steps a second a way of collecting would make here, and how old its rows would be: one model, from measured times.
 
-A way is limited by the first of these that it meets: its environments one after the other, the slowest environment at every
-barrier, the cores, or the learner. What is measured where it is needed: the environment (rollout/probe.py), the policy and the
-learner (`measure_policy`). What is not, because it takes workers to see it, are the constants below; benchmarks/first_day.py
-holds the model to what is then measured.
+It is a small closed queueing network. Every worker goes round: its environment waits (which others do not feel), then it computes
+on the cores, which it shares with the other workers and with the learner. The learner is one more server, which the rows pass;
+behind a barrier every round takes as long as its slowest lane. Lag follows by Little's law from the rows that are under way.
+
+What is measured where it is needed: the environment (rollout/probe.py), the policy and the learner (policy_times.py), and in
+`freewheel tune` what handing rows over costs (tune/probe.py). What is not measured are the constants below;
+benchmarks/first_day.py and benchmarks/tune_error.py hold the model to what is then measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import median
-from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from freewheel.core import WORKER_TIME, Actor, Chunk, EnvSpec, Learner, NDArray, Origin
-from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout.probe import EnvCost
-from freewheel.rollout.runner import empty_transitions
-from freewheel.seeding import generator
-
-if TYPE_CHECKING:
-    from freewheel.run.plan import Plan
 
 #: Processor seconds of a row in a process of its own behind a barrier, beside the environment: Gymnasium's pipe both ways; and of
 #: the process that waits there, for one lane after the other (2 cores, AMD EPYC, 5 ms sleeps). A worker's own part is in the
 #: measurement already: the probe checks and copies rows as well, and wakes up on caches as cold.
 LANE_ROW, BARRIER_ROW = 210e-6, 100e-6
-#: How sharply one limit takes over from another: two equal ones leave 2 ** (-1 / SHARPNESS) of each.
+#: How sharply one limit of a barrier takes over from another: two equal ones leave 2 ** (-1 / SHARPNESS) of each.
 SHARPNESS = 4.0
-PATIENCE, WARM_UP = 0.2, 2  # seconds to measure the learner of a way, after so many updates
+FULL = 0.97  # of the time: a learner that is busy so much lets rows pile up
+HALVINGS = 40  # of the interval in which a rate is looked for
 
 Limit: TypeAlias = Literal["envs", "barrier", "cores", "learner"]
 Kind: TypeAlias = Literal["serial", "barrier", "batch", "free"]
@@ -46,14 +40,19 @@ class StepTimes:
     reset: float = 0.0  # of resets, for each step
     cpu: float = 0.0  # of the processor, for a step and its part of a reset
     ends_together: bool = False  # whether all episodes have the same length
+    #: (lanes, what one step of all of them takes, in steps of one alone), rising; empty: every lane takes as long as one alone
+    together: tuple[tuple[int, float], ...] = ()
 
     @classmethod
-    def of(cls, cost: EnvCost) -> StepTimes:
-        """As it was measured, without the time that other processes took."""
+    def of(cls, cost: EnvCost, many: EnvCost | None = None) -> StepTimes:
+        """As it was measured, without the time that other processes took; `many`: several lanes in one process."""
         alone = cost.own / cost.row if cost.row > 0 else 1.0
         equal = len(cost.lengths) > 1 and len(set(cost.lengths)) == 1
         measured = cls(times=cost.times or (cost.wall,), reset=cost.row - cost.wall, ends_together=equal)
-        return replace(measured.scaled(alone), cpu=cost.cpu)
+        found = replace(measured.scaled(alone), cpu=cost.cpu)
+        if many is None or many.spec.lanes <= 1 or found.row <= 0:
+            return found
+        return replace(found, together=((1, 1.0), (many.spec.lanes, many.own / found.row)))
 
     @property
     def row(self) -> float:
@@ -71,6 +70,21 @@ class StepTimes:
         times = tuple(factor * time for time in self.times)
         return replace(self, times=times, reset=factor * self.reset, cpu=factor * self.cpu)
 
+    def beside(self, lanes: int) -> StepTimes:
+        """Of a row where so many lanes share a process."""
+        if not self.together or lanes == 1:
+            return self
+        return self.scaled(along(self.together, lanes) / lanes)
+
+
+def along(points: tuple[tuple[int, float], ...], at: int) -> float:
+    """The value at a place, on straight lines through these points, the last of which goes on."""
+    if len(points) == 1:
+        return points[0][1] * at / points[0][0]
+    after = next((index for index, (place, _) in enumerate(points) if index and place >= at), len(points) - 1)
+    (left, low), (right, high) = points[after - 1], points[after]
+    return low + (high - low) * (at - left) / (right - left)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyTimes:
@@ -81,6 +95,27 @@ class PolicyTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WireTimes:
+    """Processor seconds of handing rows over from a worker, where they are not part of the other measurements."""
+
+    row: float = 0.0  # of the worker, for each row
+    fragment: float = 0.0  # of the worker, for each fragment
+    taken_row: float = 0.0  # of the learner's process, for each row
+    taken_fragment: float = 0.0  # of the learner's process, for each fragment
+
+    def sent(self, rows: float) -> float:
+        """Of the worker, for a row in fragments of so many."""
+        return self.row + self.fragment / rows
+
+    def taken(self, rows: float) -> float:
+        """Of the learner's process, for a row in fragments of so many."""
+        return self.taken_row + self.taken_fragment / rows
+
+
+NO_WIRE = WireTimes()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Way:
     """How rows are collected."""
 
@@ -88,6 +123,15 @@ class Way:
     workers: int  # processes that act
     lanes: int
     steps: int  # of each lane in one update
+    fragment: int = 0  # steps of each lane that a worker hands over at once; 0: not known
+    max_lag: int | None = None  # the bound on the lag, which bounds the rows under way; None: there is none
+    episode: float = 0.0  # steps of a lane that act on one version whatever happens: those of an episode; 0: none
+    yields: bool = False  # the learner leaves the cores to the workers
+
+    @property
+    def rows(self) -> int:
+        """Of one update."""
+        return self.steps * self.lanes
 
 
 @dataclass(frozen=True)
@@ -96,25 +140,83 @@ class Forecast:
 
     rate: float  # env steps/s
     limit: Limit  # what it waits for
+    lag: float = 0.0  # updates between choosing an action and learning from it, in the mean
+    busy: float = 0.0  # share of the time that the learner works
 
 
-def forecast(way: Way, env: StepTimes, policy: PolicyTimes, cores: int, barrier: float = 1.0) -> Forecast:
-    """The env steps/s of a way; `barrier`: it costs so many times what it usually does."""
+def forecast(
+    way: Way, env: StepTimes, policy: PolicyTimes, cores: int, wire: WireTimes = NO_WIRE, barrier: float = 1.0
+) -> Forecast:
+    """The env steps/s of a way, and the lag of its rows; `barrier`: it costs so many times what it usually does."""
     if way.kind == "serial":
-        each = env.row + policy.act
-        return Forecast(1.0 / (each + policy.learn), "envs" if each >= policy.learn else "learner")
+        each = env.beside(way.lanes).row + policy.act
+        rate = 1.0 / (each + policy.learn)
+        return Forecast(rate, "envs" if each >= policy.learn else "learner", busy=rate * policy.learn)
     if way.kind == "barrier":
         return _behind_a_barrier(way, env, policy, cores, barrier)
-    lanes = way.lanes // way.workers
-    each = env.row + policy.act
+    return _workers(way, env.beside(way.lanes // way.workers), policy, cores, wire)
+
+
+def _workers(way: Way, env: StepTimes, policy: PolicyTimes, cores: int, wire: WireTimes) -> Forecast:
+    """Workers beside a learner."""
+    each = way.lanes // way.workers
+    together = float(max(way.fragment or way.steps, 1) * each)  # rows of a fragment
+    works = env.cpu + policy.act + wire.sent(together)
+    waits = max(0.0, env.row - env.cpu)
     if way.kind == "batch":  # the slowest worker ends it; half of that is made up for, because others go on meanwhile
-        each += float(np.std(env.times)) / math.sqrt(way.steps * lanes) * _greatest_of_normal(way.workers) / 2
+        waits += float(np.std(env.times)) / math.sqrt(way.steps * each) * _greatest_of_normal(way.workers) / 2
+    learns = policy.learn + wire.taken(together)
+    rate = _shared(way, waits, works, learns, cores)
     limits: dict[Limit, float] = {
-        "envs": way.workers / each,
-        "cores": _rate(cores, env.cpu + policy.act + policy.learn),
-        "learner": _rate(1, policy.learn),
+        "learner": _rate(1, learns),
+        "envs": _rate(way.workers, waits + works),
+        "cores": _rate(cores, works + learns),
     }
-    return _first_met(limits)
+    if way.max_lag == 0:  # nothing is under way during an update
+        rate = _rate(1, 1 / _shared(way, waits, works, 0.0, cores) + learns)
+    busy = rate * learns
+    return Forecast(rate, min(limits, key=lambda limit: limits[limit]), _lag(way, busy), busy)
+
+
+def _shared(way: Way, waits: float, works: float, learns: float, cores: int) -> float:
+    """The rate at which workers and learner share the cores: what the learner uses at that rate is not there for them, unless it
+    yields. No more than the learner can take, and no more than all cores can do."""
+    most = min(_rate(1, learns), _rate(cores, works + learns), _rate(way.workers, waits + works))
+    if math.isinf(most):
+        return most
+    low, high = 0.0, most
+    for _ in range(HALVINGS):
+        rate = (low + high) / 2
+        left = cores if way.yields else max(cores - rate * learns, 1e-9)
+        low, high = (rate, high) if cycle_rate(way.workers, waits, works, left) >= rate else (low, rate)
+    return high
+
+
+def cycle_rate(count: int, waits: float, works: float, servers: float) -> float:
+    """How often a second so many go round, each waiting and then working at one of the servers, which all share: the machine
+    repair model, exact for any law of these times where the servers divide their time evenly."""
+    if works <= 0:
+        return _rate(count, waits)
+    if waits <= 0 or count <= servers:
+        return min(count / (waits + works), servers / works)
+    working = np.arange(1, count + 1)
+    odds = np.log((count - working + 1) * works / waits) - np.log(np.minimum(working, servers))
+    weights = np.concatenate([[0.0], np.cumsum(odds)])
+    shares = np.exp(weights - weights.max())
+    return float(shares[1:] @ np.minimum(working, servers) / shares.sum() / works)
+
+
+def _lag(way: Way, busy: float) -> float:
+    """The mean lag. A batch is one version old. Where workers run free, rows that are acted during an update are one older; those
+    in fragments under way, and episodes that keep their version, add their part of a batch; and in front of a learner that is
+    always busy rows pile up as far as the bound lets them."""
+    if way.kind == "batch":
+        return 1.0
+    if busy >= FULL and way.max_lag is not None:
+        return float(way.max_lag)
+    under_way = way.lanes * (way.episode or way.fragment / 2)
+    lag = min(busy, 1.0) + under_way / way.rows
+    return lag if way.max_lag is None else min(lag, float(way.max_lag))
 
 
 def _behind_a_barrier(way: Way, env: StepTimes, policy: PolicyTimes, cores: int, barrier: float) -> Forecast:
@@ -123,103 +225,22 @@ def _behind_a_barrier(way: Way, env: StepTimes, policy: PolicyTimes, cores: int,
     resets = env.reset if env.ends_together else lanes * env.reset  # a lane that begins anew holds up the others
     waits = env.slowest_of(lanes) + resets + lane_row
     works = lanes * (env.cpu + lane_row) / cores
-    rounds = _first_met({"barrier": _rate(1, waits), "cores": _rate(1, works)})
-    each = 1.0 / (rounds.rate * lanes) + barrier * BARRIER_ROW + policy.act
-    return Forecast(1.0 / (each + policy.learn), rounds.limit if each >= policy.learn else "learner")
+    rounds, limit = _first_met({"barrier": _rate(1, waits), "cores": _rate(1, works)})
+    each = 1.0 / (rounds * lanes) + barrier * BARRIER_ROW + policy.act
+    rate = 1.0 / (each + policy.learn)
+    return Forecast(rate, limit if each >= policy.learn else "learner", busy=rate * policy.learn)
 
 
 def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds > 0 else math.inf
 
 
-def _first_met(limits: dict[Limit, float]) -> Forecast:
+def _first_met(limits: dict[Limit, float]) -> tuple[float, Limit]:
     """Limits that lie close together are both felt."""
     felt = sum(rate**-SHARPNESS for rate in limits.values()) ** (-1.0 / SHARPNESS)
-    return Forecast(felt, min(limits, key=lambda limit: limits[limit]))
+    return felt, min(limits, key=lambda limit: limits[limit])
 
 
 def _greatest_of_normal(count: int) -> float:
     """The mean of the greatest of so many standard normal numbers, nearly."""
     return math.sqrt(2.0 * math.log(count)) if count > 1 else 0.0
-
-
-# --------------------------------------------------------------------------------------------- the policy and its learner
-
-
-def measure_policy(planned: Plan) -> PolicyTimes | None:
-    """What acting and learning cost on this machine, for the network, the batch and the algorithm of a plan; rows are random.
-    None where a part of the learner runs beside it (a model is fitted), which takes too long to try."""
-    if planned.config.learner.executor != "serial":
-        return None
-    learner = _sooner_ready(planned).build(planned.learner_spec)
-    actor = make_actor(planned.policy)()
-    actor.load(learner.snapshot())
-    together = max(1, planned.spec.lanes // planned.workers)
-    obs = _random_obs(planned.spec, together)
-    rng = generator(0, "measure")
-    act = _seconds(lambda: actor.act(obs, rng), PATIENCE / 5) / together
-    # Processor time does not grow with what else the machine is doing; with several threads or a GPU it is not what passes.
-    one_thread = planned.device == "cpu" and planned.config.run.machine.threads == 1
-    return PolicyTimes(act=act, learn=_learning(planned, learner, actor, process_time if one_thread else perf_counter))
-
-
-def _sooner_ready(planned: Plan) -> Any:
-    """The options of the algorithm, with learning from the first rows."""
-    learner: Any = planned.config.learner
-    return replace(learner, learning_starts=1) if hasattr(learner, "learning_starts") else learner
-
-
-def _learning(planned: Plan, learner: Learner, actor: Actor, clock: Callable[[], float]) -> float:
-    """Seconds a row of observing, updating and making a snapshot, after WARM_UP updates that load and allocate."""
-    spent, rows, cycles, end = 0.0, 0, 0, perf_counter() + PATIENCE
-    while cycles <= WARM_UP or perf_counter() < end:
-        chunk, began = _random_rows(planned, learner.version, actor), clock()
-        while not learner.ready:
-            learner.observe(chunk)
-            rows += chunk.rows
-        while learner.ready:
-            learner.update()
-        learner.snapshot()
-        cycles, spent = cycles + 1, spent + clock() - began
-        if cycles == WARM_UP:
-            spent, rows, end = 0.0, 0, perf_counter() + PATIENCE
-    return spent / rows
-
-
-def _random_rows(planned: Plan, version: int, actor: Actor) -> Chunk:
-    """A chunk as this plan's learner gets them: of all lanes, or of one episode."""
-    lanes = planned.spec.lanes if planned.batch.episodes is None else 1
-    spec, steps = replace(planned.spec, lanes=lanes), planned.batch.steps
-    rng = generator(version, "measure")
-    obs = _random_obs(spec, steps * lanes)
-    decision = actor.act(obs, rng)
-    data = empty_transitions(steps, spec)
-    over = rng.random((steps, lanes)) < 1 / 100
-    data.obs[:], data.next_obs[:] = obs.reshape(data.obs.shape), obs.reshape(data.obs.shape)
-    data.action[:], data.log_prob[:] = decision.action.reshape(data.action.shape), decision.log_prob.reshape(over.shape)
-    data.reward[:], data.terminated[:], data.truncated[:], data.valid[:] = rng.random(over.shape), over, False, True
-    state, time = np.zeros((lanes, actor.state_size), np.float32), np.zeros(len(WORKER_TIME), np.int64)
-    old = max(0, version - 1) if planned.worker_config is not None else version
-    return Chunk(data, old, Origin(0, 0, version, 0), (), state, time, steps * lanes)
-
-
-def _random_obs(spec: EnvSpec, rows: int) -> NDArray:
-    """[rows, D], every action allowed."""
-    rng = generator(rows, "measure")
-    shape = (rows, spec.obs_size)
-    if spec.obs_dtype == "uint8":
-        return rng.integers(256, size=shape, dtype=np.uint8)
-    obs = rng.standard_normal(shape, np.float32)
-    if mask := spec.slice("action_mask"):
-        obs[:, mask.start : mask.stop] = 1.0
-    return obs
-
-
-def _seconds(call: Callable[[], object], limit: float) -> float:
-    """The median time of a call, of so many as fit in `limit` seconds."""
-    taken, end = list[float](), perf_counter() + limit
-    while len(taken) < 3 or perf_counter() < end:
-        began = perf_counter()
-        call()
-        taken.append(perf_counter() - began)
-    return median(taken)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from freewheel.config import flags, resolve, words
-from freewheel.config.vocabulary import FREE
+from freewheel.config.vocabulary import FREE, literal
 from freewheel.errors import COUNT, SEED, SHARE, Range, SetupError, UsageError, check_ranges, nearest
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, plan
@@ -140,7 +140,7 @@ def read(argv: Sequence[str]) -> tuple[SearchOptions, dict[str, Any], list[str]]
         raise UsageError(f"give one world, not {' '.join([*positional, *given.get('env', ())])}")
     if positional:
         given["env"] = (positional[0],)
-    free = {name: resolve.literal(value[0]) for name, value in passed.items() if name.startswith(FREE)}
+    free = {name: literal(value[0]) for name, value in passed.items() if name.startswith(FREE)}
     return flags.build(SearchOptions, given), {**passed, **free}, [*given, *passed]
 
 

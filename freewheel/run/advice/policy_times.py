@@ -1,0 +1,124 @@
+"""What the policy and its learner cost on this machine, for the network, the batch and the algorithm of a plan.
+
+The actor and the learner are those of a run; the rows that they get are random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from time import perf_counter, process_time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from freewheel.core import WORKER_TIME, Actor, Chunk, EnvSpec, Learner, NDArray, Origin
+from freewheel.policies.numpy_actor import make_actor
+from freewheel.rollout.runner import empty_transitions
+from freewheel.run.advice.throughput import PolicyTimes
+from freewheel.seeding import generator
+
+if TYPE_CHECKING:
+    from freewheel.run.plan import Plan
+
+PATIENCE, WARM_UP = 0.2, 2  # seconds to measure the learner of a way, after so many updates
+
+
+class PolicyClock:
+    """Measures acting and learning for one plan after the other; what it knows from an earlier one is not measured again."""
+
+    def __init__(self) -> None:
+        self._acting: dict[int, float] = {}  # seconds a row, by the lanes that act at once
+        self._learning: dict[tuple[int, int | None], float] = {}  # seconds a row, by the rows and episodes of an update
+
+    def __call__(self, planned: Plan) -> PolicyTimes | None:
+        """None where a part of the learner runs beside it (a model is fitted), which takes too long to try."""
+        if planned.config.learner.executor != "serial":
+            return None
+        together, update = max(1, planned.spec.lanes // planned.workers), (planned.batch.rows, planned.batch.episodes)
+        if together not in self._acting or update not in self._learning:
+            learner = _sooner_ready(planned).build(planned.learner_spec)
+            actor = make_actor(planned.policy)()
+            actor.load(learner.snapshot())
+            if together not in self._acting:
+                self._acting[together] = _acting(planned, actor, together)
+            if update not in self._learning:
+                self._learning[update] = _learning(planned, learner, actor)
+        return PolicyTimes(act=self._acting[together], learn=self._learning[update])
+
+
+def measure_policy(planned: Plan) -> PolicyTimes | None:
+    """What acting and learning cost on this machine; None where it is not measured."""
+    return PolicyClock()(planned)
+
+
+def _acting(planned: Plan, actor: Actor, together: int) -> float:
+    """Seconds a row of choosing actions for so many lanes at once."""
+    obs, rng = _random_obs(planned.spec, together), generator(0, "measure")
+    return _seconds(lambda: actor.act(obs, rng), PATIENCE / 5) / together
+
+
+def _sooner_ready(planned: Plan) -> Any:
+    """The options of the algorithm, with learning from the first rows."""
+    learner: Any = planned.config.learner
+    return replace(learner, learning_starts=1) if hasattr(learner, "learning_starts") else learner
+
+
+def _learning(planned: Plan, learner: Learner, actor: Actor) -> float:
+    """Seconds a row of observing, updating and making a snapshot, after WARM_UP updates that load and allocate."""
+    # Processor time does not grow with what else the machine is doing; with several threads or a GPU it is not what passes.
+    one_thread = planned.device == "cpu" and planned.config.run.machine.threads == 1
+    clock = process_time if one_thread else perf_counter
+    spent, rows, cycles, end = 0.0, 0, 0, perf_counter() + PATIENCE
+    while cycles <= WARM_UP or perf_counter() < end:
+        chunk, began = _random_rows(planned, learner.version, actor), clock()
+        while not learner.ready:
+            learner.observe(chunk)
+            rows += chunk.rows
+        while learner.ready:
+            learner.update()
+        learner.snapshot()
+        cycles, spent = cycles + 1, spent + clock() - began
+        if cycles == WARM_UP:
+            spent, rows, end = 0.0, 0, perf_counter() + PATIENCE
+    return spent / rows
+
+
+def _random_rows(planned: Plan, version: int, actor: Actor) -> Chunk:
+    """A chunk as this plan's learner gets them: of all lanes, or of one episode."""
+    lanes = planned.spec.lanes if planned.batch.episodes is None else 1
+    spec, steps = replace(planned.spec, lanes=lanes), planned.batch.steps
+    rng = generator(version, "measure")
+    obs = _random_obs(spec, steps * lanes)
+    decision = actor.act(obs, rng)
+    data = empty_transitions(steps, spec)
+    over = rng.random((steps, lanes)) < 1 / 100
+    data.obs[:], data.next_obs[:] = obs.reshape(data.obs.shape), obs.reshape(data.obs.shape)
+    data.action[:], data.log_prob[:] = decision.action.reshape(data.action.shape), decision.log_prob.reshape(over.shape)
+    data.reward[:], data.terminated[:], data.truncated[:], data.valid[:] = rng.random(over.shape), over, False, True
+    state, time = np.zeros((lanes, actor.state_size), np.float32), np.zeros(len(WORKER_TIME), np.int64)
+    old = max(0, version - 1) if planned.worker_config is not None else version
+    return Chunk(data, old, Origin(0, 0, version, 0), (), state, time, steps * lanes)
+
+
+def _random_obs(spec: EnvSpec, rows: int) -> NDArray:
+    """[rows, D], every action allowed."""
+    rng = generator(rows, "measure")
+    shape = (rows, spec.obs_size)
+    if spec.obs_dtype == "uint8":
+        return rng.integers(256, size=shape, dtype=np.uint8)
+    obs = rng.standard_normal(shape, np.float32)
+    if mask := spec.slice("action_mask"):
+        obs[:, mask.start : mask.stop] = 1.0
+    return obs
+
+
+def _seconds(call: Callable[[], object], limit: float) -> float:
+    """The median time of a call, of so many as fit in `limit` seconds."""
+    taken, end = list[float](), perf_counter() + limit
+    while len(taken) < 3 or perf_counter() < end:
+        began = perf_counter()
+        call()
+        taken.append(perf_counter() - began)
+    return median(taken)

@@ -1,0 +1,336 @@
+"""The report of a comparison: its numbers are those of the rows, it needs no network, and whatever is missing it can be read."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from freewheel.compare import report
+from freewheel.compare.results import CaseInfo, Results, Row, Spread
+from freewheel.plots.numbers import duration, megabytes, number, percent, times
+from tests.support import comparisons
+from tests.support.runs import python
+
+VOID = ("meta", "rect", "path", "circle", "br")
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
+
+
+class Page(HTMLParser):
+    """The elements of a page: cells of the main table, of the raw rows, and all texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: dict[tuple[str, str], str] = {}
+        self.raw: dict[tuple[int, str], str] = {}
+        self.texts: list[str] = []
+        self._mode = self._row = self._key = ""
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.tags.append((tag, given))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "tr":
+            self._mode, self._row = given.get("data-mode") or "", given.get("data-row") or ""
+        if tag == "td":
+            self._key = given.get("data-key") or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self._open.pop() == tag, f"{tag} is closed out of order"
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] not in ("script", "style"):
+            self.texts.append(data)
+        if self._open and self._open[-1] == "td" and self._key:
+            if self._mode:
+                self.cells.setdefault((self._mode, self._key), data)
+            elif self._row:
+                self.raw[int(self._row), self._key] = data
+
+    @property
+    def shown(self) -> str:
+        return " ".join(self.texts)
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [given for name, given in self.tags if name == tag]
+
+
+def page(results: Results) -> Page:
+    found = Page(report.html(results))
+    assert found._open == [], "every element is closed"
+    return found
+
+
+def middle(rows: list[Row], name: str) -> float:
+    return float(median(getattr(row, name) for row in rows))
+
+
+def test_numbers_of_the_table_are_those_of_the_rows() -> None:
+    results = comparisons.full()
+    found = page(results)
+    base = {row.repeat: row.steps_per_s for row in results.rows if row.mode == "sequential"}
+    for mode in comparisons.MODES:
+        rows = [row for row in results.rows if row.mode == mode]
+        expected = {
+            "episodes_per_s": number(middle(rows, "episodes_per_s")),
+            "steps_per_s": number(middle(rows, "steps_per_s")),
+            "time_100k_episodes_s": duration(1e5 / middle(rows, "episodes_per_s")),
+            "speedup": times(median(row.steps_per_s / base[row.repeat] for row in rows)),
+            "efficiency": percent(middle(rows, "steps_per_s") / 5200),
+            "lag_max": number(middle(rows, "lag_max")),
+            "memory_mb": megabytes(middle(rows, "memory_mb")),
+            "cpu_util": percent(middle(rows, "cpu_util")),
+            "dropped": number(sum(sum(row.dropped.values()) for row in rows)),
+            "startup_s": duration(middle(rows, "startup_s")),
+        }
+        assert {key: found.cells[mode, key] for key in expected} == expected
+    assert len(found.cells) == len(comparisons.MODES) * len(expected)
+
+
+def test_raw_rows_are_all_there_to_six_digits() -> None:
+    results = comparisons.full()
+    found = page(results)
+    for at, row in enumerate(results.rows):
+        for name, value in vars(row).items():
+            if isinstance(value, int | float):
+                assert float(found.raw[at, name]) == pytest.approx(value, rel=1e-5)
+        assert (found.raw[at, "mode"], found.raw[at, "path"]) == (row.mode, row.path)
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    results = comparisons.full()
+    card = report.html(results).partition("Env steps per second</h3>")[2].partition("</svg>")[0]
+    widths = [float(width) for width in re.findall(r'class="bar c\d" x="0" y="\d+" width="([\d.]+)"', card)]
+    rates = sorted((one.steps_per_s.median for one in results.summary), reverse=True)
+    most = max(one.steps_per_s.high for one in results.summary)
+    assert widths == pytest.approx([380 * rate / most for rate in rates], abs=0.06)
+
+
+def test_the_fastest_comes_first_and_the_recommended_is_marked() -> None:
+    found = page(comparisons.full())
+    rows = [given for given in found.of("tr") if given.get("data-mode")]
+    assert [row["data-mode"] for row in rows] == ["continuous", "episodes", "batch", "lockstep", "sequential"]
+    assert [row["data-mode"] for row in rows if row.get("class") == "chosen"] == ["continuous"]
+    assert "Use continuous: 4,871 env steps/s" in found.shown
+    assert "freewheel train CartPole-v1 --mode continuous" in found.shown
+
+
+def test_nothing_is_fetched_and_only_our_script_runs() -> None:
+    text = report.html(comparisons.full())
+    found = Page(text)
+    assert not [given for _, given in found.tags if {"src", "href", "srcset", "action", "data", "style"} & set(given)]
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|fetch\(|XMLHttpRequest|import\(|WebSocket", text)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = next(str(given["content"]) for given in found.of("meta") if given.get("http-equiv"))
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'"
+
+
+def test_everything_of_the_user_is_escaped() -> None:
+    plain = comparisons.full()
+    case = replace(
+        plain.modes[1], mode=HOSTILE, title=HOSTILE, failed=HOSTILE, options={HOSTILE: HOSTILE}, command=HOSTILE,
+        dependencies=(HOSTILE,),
+    )  # fmt: skip
+    rows = [replace(row, mode=HOSTILE) if row.mode == "lockstep" else row for row in plain.rows]
+    summary = [replace(one, mode=HOSTILE) if one.mode == "lockstep" else one for one in plain.summary]
+    assert plain.recommendation is not None
+    assert plain.scale is not None
+    hostile = replace(
+        plain, env=HOSTILE, algo=HOSTILE, command=HOSTILE, created=HOSTILE, equal_work=HOSTILE, hardware={HOSTILE: HOSTILE},
+        modes=(plain.modes[0], case, *plain.modes[2:]), rows=tuple(rows), summary=tuple(summary),
+        recommendation=replace(plain.recommendation, sentence=HOSTILE, command=HOSTILE),
+        pairs=(replace(plain.pairs[0], what=HOSTILE, sentence=HOSTILE, before=HOSTILE),),
+        scale=replace(plain.scale, law=HOSTILE, verdict=(HOSTILE,), assumptions=(HOSTILE,)),
+        timelines={HOSTILE: json.loads(json.dumps(comparisons.timeline()).replace("worker 0", "</script><b>"))},
+    )  # fmt: skip
+    found = page(hostile)
+    assert not found.of("img")
+    assert [given.get("type") for given in found.of("script")] == ["application/json", None]
+    assert not [given for _, given in found.tags if any(name.startswith("on") for name in given)]
+    assert found.shown.count(HOSTILE) >= 18
+
+
+def test_an_interrupted_comparison_says_so() -> None:
+    whole = comparisons.full()
+    assert "interrupted" not in page(whole).shown
+    rows = whole.rows[:7]
+    partial = comparisons.from_rows(rows, tuple(comparisons.MODES), repeats=3, ended="interrupted")
+    found = page(partial)
+    assert "This comparison was interrupted: it has 7 of at least 15 trainings" in found.shown
+    assert {mode for mode, _ in found.cells} == set(comparisons.MODES)
+
+
+def test_a_failed_mode_is_explained_and_the_others_are_shown() -> None:
+    rows = [row for row in comparisons.results().rows if row.mode != "episodes"]
+    reason = "worker 2 died in step: Segmentation fault"
+    results = comparisons.from_rows(rows, tuple(comparisons.MODES), repeats=3, failed={"episodes": reason})
+    found = page(results)
+    assert f"episodes failed.  {reason}" in found.shown
+    assert "failed: see above" in found.shown
+    assert ("episodes", "steps_per_s") not in found.cells
+    assert found.cells["continuous", "speedup"] != "–"
+
+
+def test_one_mode_and_one_repeat() -> None:
+    results = comparisons.results(["continuous"], repeats=1)
+    found = page(results)
+    (row,) = results.rows
+    assert found.cells["continuous", "steps_per_s"] == number(row.steps_per_s)
+    assert found.cells["continuous", "speedup"] == "–"  # there is no sequential
+    text = report.html(results)
+    assert 'class="whisker' not in text
+    assert 'class="band' not in text
+
+
+def nothing(results: Results) -> Results:
+    """Every value that may be unknown is."""
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("startup_s", "episodes_per_s", "return_final", "lag_mean", "lag_max", "memory_mb", "cpu_util", "gpu_util")
+    )
+    rows = [replace(row, **unknown, curve=(), shares={}, dropped={}) for row in results.rows]
+    made = comparisons.from_rows(rows, tuple(comparisons.MODES), ideal=None, repeats=3)
+    cases = tuple(CaseInfo(mode=case.mode, title="") for case in made.modes)
+    summary = tuple(replace(one, speedup=None, shares={}) for one in made.summary)
+    return replace(
+        made, modes=cases, summary=summary, hardware={}, equal_wall_s=None, recommendation=None, equal_work=""
+    )
+
+
+def test_values_that_are_not_known_are_dashes() -> None:
+    found = page(nothing(comparisons.results()))
+    assert found.cells["batch", "steps_per_s"] != "–"
+    missing = (
+        "episodes_per_s",
+        "time_100k_episodes_s",
+        "speedup",
+        "efficiency",
+        "lag_max",
+        "memory_mb",
+        "cpu_util",
+        "startup_s",
+    )
+    assert {found.cells["batch", key] for key in missing} == {"–"}
+    assert "None" not in found.shown
+    assert "nan" not in found.shown.lower().replace("nanoseconds", "")
+    assert "No recommendation" in found.shown
+
+
+def test_a_comparison_that_has_nothing_yet() -> None:
+    results = comparisons.from_rows([], tuple(comparisons.MODES), repeats=3, ended="interrupted")
+    found = page(results)
+    assert "it has 0 of at least 15 trainings" in found.shown
+    assert found.shown.count("not measured") == 5
+
+
+def test_a_difference_within_noise_is_said() -> None:
+    results = comparisons.results()
+    assert results.recommendation is not None
+    near = replace(results, recommendation=replace(results.recommendation, within_noise=True))
+    assert "within noise" in page(near).shown
+    assert "within noise" not in page(results).shown
+
+
+def test_the_gpu_is_shown_where_there_is_one() -> None:
+    rows = [replace(row, gpu_util=0.62) for row in comparisons.results().rows]
+    with_gpu = page(comparisons.from_rows(rows, tuple(comparisons.MODES), repeats=3))
+    assert "GPU use" in with_gpu.shown
+    assert "GPU 62 %" in with_gpu.shown
+    assert "GPU use" not in page(comparisons.results()).shown
+
+
+def test_long_timelines_are_cut_and_the_page_stays_small() -> None:
+    spans = [[round(at * 1e-4, 5), round((at + 1) * 1e-4, 5), at % 2] for at in range(25_000)]
+    rows = [{"name": f"worker {number}", "group": "envs", "spans": spans} for number in range(2)]
+    long = {"kinds": ["step", "infer"], "about": ["", ""], "rows": rows, "begin": 0.0, "seconds": 2.5}
+    results = comparisons.results(timelines={"batch": long, "continuous": long})
+    text = report.html(results)
+    assert len(text) < 2_000_000
+    assert "1 s of 2.5 s" in Page(text).shown
+    packed = [json.loads(data) for data in re.findall(r'<script type="application/json">(.*?)</script>', text)]
+    assert [sum(len(row["spans"]) for row in one["rows"]) for one in packed] == [20_000, 20_000]
+
+
+def test_a_damaged_timeline_costs_only_itself() -> None:
+    found = page(comparisons.results(timelines={"batch": {"rows": 3}, "continuous": comparisons.timeline()}))
+    assert "the timeline of batch is no timeline" in found.shown
+    assert len([given for given in found.of("div") if given.get("class") == "timeline"]) == 1
+
+
+def test_the_report_is_a_function_of_compare_json(tmp_path: Path) -> None:
+    results = comparisons.full()
+    results.write(tmp_path)
+    assert report.html(Results.read(tmp_path)) == report.html(results)
+
+
+def test_files_are_written_beside_each_other(tmp_path: Path) -> None:
+    said: list[str] = []
+    written = report.write(comparisons.full(), tmp_path, said.append)
+    names = ["cost", "learning", "scaling", "speed", "time"]
+    assert sorted(written) == [*(tmp_path / "plots" / f"{name}.png" for name in names), tmp_path / "report.html"]
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in written[1:])
+    assert said == []
+
+
+def test_without_matplotlib_the_page_is_written_and_one_line_says_what_to_install(tmp_path: Path) -> None:
+    comparisons.full().write(tmp_path)
+    code = """
+import sys
+sys.modules["matplotlib"] = None
+from pathlib import Path
+from freewheel.compare import report
+from freewheel.compare.results import Results
+folder = Path(sys.argv[1])
+assert report.write(Results.read(folder), folder) == [folder / "report.html"]
+"""
+    assert (
+        python("-c", code, str(tmp_path)).stderr
+        == "freewheel: pictures need matplotlib: pip install 'freewheel[plot]'\n"
+    )
+    assert (tmp_path / "report.html").stat().st_size > 50_000
+
+
+def test_a_variant_follows_its_mode_and_is_not_ranked() -> None:
+    results = comparisons.results()
+    case = CaseInfo(mode="batch, no overlap", title="one option changed", of="batch")
+    rows = [replace(row, mode=case.mode) for row in results.rows if row.mode == "sequential"]
+    summary = comparisons.figures(rows, rows, None)
+    found = page(replace(results, modes=(*results.modes, case), summary=(*results.summary, summary)))
+    names = [given["data-mode"] for given in found.of("tr") if given.get("data-mode")]
+    assert names == ["continuous", "episodes", "batch", "batch, no overlap", "lockstep", "sequential"]
+
+
+def test_spread_is_shown_where_repeats_differ() -> None:
+    rows = [
+        comparisons.row("batch", repeat, steps_per_s=rate) for repeat, rate in ((1, 900.0), (2, 1000.0), (3, 1300.0))
+    ]
+    results = comparisons.from_rows(rows, ["batch"], repeats=3)
+    assert results.summary[0].steps_per_s == Spread(1000.0, 900.0, 1300.0)
+    assert "900 – 1,300" in page(results).shown
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_draws_the_timelines_under_the_policy_of_the_page(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(report.html(comparisons.full()), encoding="utf-8")
+    words = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    done = subprocess.run(
+        ["chromium", *words.split(), f"--user-data-dir={tmp_path / 'chromium'}", "--dump-dom", str(tmp_path / "report.html")],
+        capture_output=True, text=True, timeout=50, check=True,
+    )  # fmt: skip
+    assert done.stdout.count("<canvas") == 2
