@@ -22,6 +22,7 @@ QUICK = (
     "drone_mbpo --arms mbpo",
     "replay_switches --arms uniform td",
     "discrete --only cartpole-sac",
+    "watch_cost",
 )
 
 

@@ -13,7 +13,7 @@ export function showHead(name, about, head) {
   state.dataset.tip = head.why;
   write(state, head.state);
   const facts = [["", about.env], ["", about.algo], ["", about.mode], ["seed", about.seed], ["workers", about.workers],
-    ["environments", about.envs]].filter(([, value]) => value !== null && value !== undefined && value !== "");
+    ["envs", about.envs]].filter(([, value]) => value !== null && value !== undefined && value !== "");
   find("facts").replaceChildren(...facts.map(([word, value]) => make("span", {}, word ? `${word} ` : "", make("b", { textContent: value }))));
   const known = Number.isFinite(head.progress);
   find("progress").hidden = !Number.isFinite(head.wall_s);
@@ -53,11 +53,11 @@ export function showTiles(tiles) {
 function targetWords(tile) {
   const show = tile.unit === "%" ? (value) => percent(value).replace(" %", "") : short;
   const unit = tile.unit === "%" ? " %" : "";
-  const [low, high] = [Number.isFinite(tile.low), Number.isFinite(tile.high)];
+  const [low, high] = [Number.isFinite(tile.low) && tile.low > 0, Number.isFinite(tile.high)];
   const limits = low && high ? `${show(tile.low)}–${show(tile.high)}${unit}` : low ? `at least ${show(tile.low)}${unit}` : high ? `at most ${show(tile.high)}${unit}` : "";
-  if (tile.state === "good") return limits ? `✓ target ${limits}` : tile.note ?? "";
-  if (tile.state === "bad") return `✗ target ${limits}`;
-  if (tile.state === "unreachable") return `no target: ${tile.reason}`;
+  if (tile.state === "good") return limits ? `✓ target: ${limits}` : "✓ on target";
+  if (tile.state === "bad") return `✗ target: ${limits}${tile.reason ? `; ${tile.reason}` : ""}`;
+  if (tile.state === "unreachable") return tile.reason;
   return tile.note ?? tile.reason ?? "";
 }
 

@@ -1,0 +1,92 @@
+"""The command itself: what it prints, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import builtins
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from freewheel.cli.main import main
+from tests.support.watching import row, until, watch, write_run
+
+
+def test_it_ends_by_ctrl_c_with_pages_open_at_lower_priority(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "first", [row(1)])
+    with watch(tmp_path / "runs") as page:
+        page.enter()
+        with page.events("first") as events:
+            until(events, "run")
+            assert psutil.Process(page.process.pid).nice() >= 10
+            page.process.send_signal(signal.SIGINT)
+            assert page.process.wait(5.0) == 0
+    assert page.process.stdout is not None
+
+
+def test_a_run_elsewhere_is_opened_by_its_path_among_its_neighbours(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        write_run(tmp_path / "elsewhere" / name, [row(1)])
+    (tmp_path / "runs").mkdir()
+    with watch(tmp_path / "runs", str(tmp_path / "elsewhere" / "old")) as page:
+        page.enter()
+        with page.events() as events:
+            told = until(events, "runs")
+    assert told["newest"] == "old"
+    assert {run["name"] for run in told["runs"]} == {"old", "new"}
+
+
+def test_a_directory_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    with watch(tmp_path / "runs") as page:
+        page.enter()
+        with page.events() as events:
+            assert until(events, "runs")["runs"] == []
+            write_run(tmp_path / "runs" / "first", [row(1)])
+            assert until(events, "runs", limit=10.0)["newest"] == "first"
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["watch", "--runs-dir", str(tmp_path), "--port", str(port)]) == 1
+    assert capsys.readouterr().err == (
+        f"freewheel: cannot listen on port {port}: Address already in use; choose another --port, or leave it out\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--port", "70000"], "--port must be at most 65,535, not 70,000"),
+        (["--host", "0.0.0.0"], "unknown option --host"),
+        (["nothing"], "no run 'nothing' in"),
+        (["one", "two"], "give one run, not one two; the page compares several"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", *argv, "--runs-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_without_the_extra_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] in ("starlette", "uvicorn"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert main(["watch", "--runs-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        "freewheel: the page needs starlette and uvicorn: pip install 'freewheel[dash]', or use --tui\n"
+    )
