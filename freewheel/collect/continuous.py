@@ -86,6 +86,7 @@ class ContinuousConfig(WorkersConfig):
             ahead=self.max_lag,
             max_lag=self.max_lag if spec.on_policy else None,
             close_on_new=spec.on_policy,
+            turns=spec.workers.turns,
             whole_fragments=spec.env.batched_on_device,
         )
 

@@ -84,6 +84,7 @@ class EpisodesConfig(WorkersConfig):
             batch_episodes=each,
             max_lag=self.max_lag,
             wave=-(-(each or spec.env.lanes) // side_by_side) if self.wave else 0,
+            turns=spec.workers.turns,
         )
         size = Size(workers=workers, slots=SLOTS, steps=self.collection_batch_size)
         wire = SharedMemoryWire(factory, spec, pacing, size)

@@ -143,7 +143,8 @@ class WorkersConfig(ModeConfig):
             return [f"memory allows {count(room, 'env')}: one holds about {_rounded(cost.memory / 2**20)} MB"]
         cores = usable_cores()
         if workers is not None and workers > cores and cost.computes:
-            return [f"{workers} workers on {cores} cores bring no more than {cores}: the env computes all the time"]
+            no_more = f"{workers} workers on {cores} cores bring no more than {cores}: the env computes all the time"
+            return [f"{no_more}; --workers {cores} takes less memory"]
         return []
 
 

@@ -84,6 +84,9 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Load": _group(
         ("queue_util", "share", "last", "Used part of the queue between collector and learner."),
         ("queue/fragments", "fragments", "last", "Fragments that wait in the queue."),
+        ("queue/slots", "fragments", "last", "Fragments of a worker that may wait in the queue."),
+        ("workers/turns", "workers", "last", "Workers that may act at a time, in turn."),
+        ("fragment/steps", "steps", "last", "Steps of a fragment, at most."),
         ("buffer_util", "share", "last",
          "Part of the next update's rows that is there (PPO), used part of the replay buffer (SAC, MBPO)."),
         ("cpu_util", "share", "mean", "CPU time of all processes of the run, of all cores."),
@@ -151,7 +154,7 @@ SHARES: Mapping[str, Mapping[str, str]] = {
         "write": "Rows are written to where the learner reads them.",
         "wait-credit": "Waits because enough rows are under way: the learner is the slower one, or (lockstep) it is its turn.",
         "wait-slot": "Waits for a free place in its queue: the learner has not read what is there.",
-        "wait-gate": "Waits at a barrier or for the others: their steps take longer.",
+        "wait-gate": "Waits at a barrier or for the others: their steps take longer, or it is their turn.",
         "load": "Takes over new weights.",
         "down": "Is not there: it died and is being replaced, or still starts.",
         "other": "The rest: Python between these, and time that other processes took away.",

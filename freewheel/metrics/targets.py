@@ -86,7 +86,7 @@ def judge(row: Mapping[str, Any], setup: Setup | None) -> tuple[Indicator, ...]:
             Indicator(name, label, row.get(name), None, None, "unknown", "the set-up of this run is not known")
             for name, label in LABELS.items()
         )
-    seen = _Seen.of(row)
+    seen = _Seen.of(row, setup.workers)
     return (
         _collection(row, setup, seen),
         _updates(row, setup, seen),
@@ -116,10 +116,12 @@ class _Seen(NamedTuple):
     learner_busy: float
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> _Seen:
+    def of(cls, row: Mapping[str, Any], workers: int) -> _Seen:
+        """Where only some workers act at a time, waiting for one's turn does not count."""
         waits = (row.get(f"time/worker_wait_{what}") or 0.0 for what in ("credit", "slot", "gate"))
         down, idle = (row.get(f"time/{name}") or 0.0 for name in ("worker_down", "learner_wait_data"))
-        return cls(min(sum(waits), 1.0), down, idle, row.get("learner_busy") or 0.0)
+        acting = min((row.get("workers/turns") or workers) / max(workers, 1), 1.0)
+        return cls(max(0.0, 1.0 - (1.0 - min(sum(waits), 1.0)) / acting), down, idle, row.get("learner_busy") or 0.0)
 
     @property
     def free(self) -> float:
@@ -229,10 +231,12 @@ def _gpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
 
 
 def _cpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
-    return _indicator(row, "cpu_util", CPU, None, _why_idle(setup, seen))
+    return _indicator(
+        row, "cpu_util", CPU, None, _why_idle(setup, seen, int(row.get("workers/turns") or setup.workers))
+    )
 
 
-def _why_idle(setup: Setup, seen: _Seen) -> Said:
+def _why_idle(setup: Setup, seen: _Seen, workers: int) -> Said:
     learner = min(seen.learner_busy, 1.0) * setup.threads if setup.device == "cpu" else 0.0
     if setup.in_turn:
         at_once = min(max(setup.workers, setup.threads), setup.cores)
@@ -240,14 +244,12 @@ def _why_idle(setup: Setup, seen: _Seen) -> Said:
             return "unreachable", f"{setup.mode} uses {at_once} of {setup.cores} cores at a time"
         return "unreachable", f"{setup.mode} takes turns: environments and learner wait for each other"
     if setup.worker_cores is not None:
-        most = min(1.0, (setup.workers * setup.worker_cores + learner) / setup.cores)
+        most = min(1.0, (workers * setup.worker_cores + learner) / setup.cores)
+        used = f"use {_percent(most)} of the CPU at most"
         if most < CPU and setup.worker_cores < 0.5:
-            return "unreachable", f"workers sleep: {setup.workers} of them use {_percent(most)} of the CPU at most"
+            return "unreachable", f"workers sleep: {workers} of them {used}"
         if most < CPU:
-            return (
-                "bad",
-                f"{setup.workers} workers use {_percent(most)} of {setup.cores} cores at most: more would use the rest",
-            )
+            return "bad", f"{workers} workers {used}: more would use the rest"
     if seen.learner_limits:
         return "unreachable", seen.learner_is_limit
     return "bad", "cores are free, or other programs use them"

@@ -18,6 +18,7 @@ from freewheel.pacing.pacing import (
     KEEP,
     NO_TICKET,
     NO_VERSION,
+    WAITS,
     Cells,
     CreditPacing,
     Grant,
@@ -25,7 +26,6 @@ from freewheel.pacing.pacing import (
     Tally,
     Woken,
     fill,
-    wake_all,
 )
 from freewheel.seeding import training_episodes
 
@@ -118,6 +118,13 @@ class EpisodeQueue(CreditPacing):
             return (ahead + 1 + max(self.version, 0)) * self.batch_episodes + counted + unbounded
         return (ahead + 1) * self.batch_rows + done + unbounded
 
+    @property
+    def _share(self) -> int:
+        return self.cells["expected"][0]
+
+    def _ready(self, worker: int) -> bool:
+        return super()._ready(worker) and self.cells["ticket"][worker] < self.cells["released"][0]
+
     def wave_is_over(self) -> bool:
         """Every ticket that was released has been played."""
         released, tickets = self.cells["released"][0], self.cells["ticket"]
@@ -126,7 +133,7 @@ class EpisodeQueue(CreditPacing):
     def release(self) -> Woken:
         """The next wave may begin."""
         self.cells["released"][0] += self.wave
-        return wake_all(self.cells)
+        return self.call()
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
         """The replacement plays the ticket again, unless it was played to its end or too many workers died during it."""
@@ -141,7 +148,7 @@ class EpisodeQueue(CreditPacing):
             cells["ticket"][worker] = NO_TICKET
         self._end(worker, tally)
         cells["waiting"][worker] = 0
-        return wake_all(cells)
+        return self.call()
 
     def held(self, worker: int) -> int:
         """The ticket of a worker, or NO_TICKET."""
@@ -163,31 +170,29 @@ class EpisodeQueue(CreditPacing):
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
         cells = self.cells
         if cells["announced"][worker] != NO_VERSION:  # in the middle of an episode
-            return Grant(self.steps, KEEP), []
-        free = cells["limit"][0] - sum(cells["reserved"])
+            return Grant(cells["steps"][0], KEEP), []
+        wait, woken = self._must_wait(worker)
         posted = cells["posted"][0]
-        if free <= 0 or posted == NO_VERSION or cells["ticket"][worker] >= cells["released"][0]:
-            cells["waiting"][worker] = 1
-            return None, []
+        if wait or self.free <= 0 or not self._ready(worker):
+            cells["waiting"][worker] = WAITS
+            return None, woken
         cells["base"][worker] = tally.produced
         cells["announced"][worker] = posted
         begun = cells["reserved"][worker] if self.batch_episodes else tally.produced
         cells["reserved"][worker] = begun + cells["expected"][0]
-        cells["waiting"][worker] = 0
-        return Grant(self.steps, posted), []
+        return Grant(cells["steps"][0], posted), woken
 
     def give_back(self, worker: int, tally: Tally) -> Woken:
         if not tally.ended:
             return []
         self.cells["ticket"][worker] = NO_TICKET
         self._end(worker, tally)
-        return wake_all(self.cells)
+        return self.call()
 
     def _end(self, worker: int, tally: Tally) -> None:
         if not self.batch_episodes:
             self.cells["reserved"][worker] = tally.produced
-        self.cells["announced"][worker] = NO_VERSION
-        self.cells["revoked"][worker] = 0
+        self._stop_acting(worker)
 
     def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]:
         tickets = Tickets(self, worker, locked)

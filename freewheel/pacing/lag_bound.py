@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from freewheel.pacing.pacing import NO_VERSION, CreditPacing, Grant, Tally, Woken, wake_all
+from freewheel.pacing.pacing import NO_VERSION, WAITS, CreditPacing, Grant, Tally, Woken
 
 
 @dataclass(kw_only=True)
@@ -29,44 +29,46 @@ class LagBound(CreditPacing):
     def _limit(self, done: int) -> int:
         return (self.ahead + 1) * self.batch_rows + done
 
+    @property
+    def _share(self) -> int:
+        return self.cells["steps"][0] * self.lanes
+
     def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
         """Others may write the rest of its reservation."""
-        held, _ = super().revoke(worker, version, produced)
-        if held:
+        if self.cells["announced"][worker] == version != NO_VERSION:
             self.cells["reserved"][worker] = produced
-        return held, wake_all(self.cells) if held else []
+        return super().revoke(worker, version, produced)
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
         """Free the rows that it had reserved and not produced."""
         self._release(worker, tally)
         self.cells["waiting"][worker] = 0
-        return wake_all(self.cells)
+        return self.call()
 
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
         """Grants are whole steps of all lanes; the last grant may exceed the limit, or a remainder would block all workers."""
-        cells, lanes = self.cells, self.lanes
+        cells, lanes, most = self.cells, self.lanes, self.cells["steps"][0]
         unused = self._release(worker, tally)
-        free = cells["limit"][0] - sum(cells["reserved"])
-        version = cells["posted"][0]
-        if free <= 0 or version == NO_VERSION:
-            cells["waiting"][worker] = 1
-            return None, []
-        steps = self.steps if self.whole_fragments else min(self.steps, max(1, free // lanes))
+        wait, woken = self._must_wait(worker)
+        free, version = self.free, cells["posted"][0]
+        if wait or free <= 0 or version == NO_VERSION:
+            cells["waiting"][worker] = WAITS
+            return None, woken
+        steps = most if self.whole_fragments else min(most, max(1, free // lanes))
         cells["announced"][worker] = version
         cells["reserved"][worker] = tally.produced + steps * lanes
-        cells["waiting"][worker] = 0
-        return Grant(steps, version), wake_all(cells) if unused > steps * lanes else []
+        return Grant(steps, version), [*woken, *self.call()] if unused > steps * lanes else woken
 
     def give_back(self, worker: int, tally: Tally) -> Woken:
-        return wake_all(self.cells) if self._release(worker, tally) > 0 else []
+        freed = self._release(worker, tally) > 0
+        return self.call() if freed or self.cells["turns"][0] else []
 
     def _release(self, worker: int, tally: Tally) -> int:
         """End the worker's grant; returns the number of rows freed."""
         cells = self.cells
         unused = cells["reserved"][worker] - tally.produced
         cells["reserved"][worker] = tally.produced
-        cells["announced"][worker] = NO_VERSION
-        cells["revoked"][worker] = 0
+        self._stop_acting(worker)
         return unused
 
     def closes(self, worker: int, version: int, *, ended: bool) -> bool:

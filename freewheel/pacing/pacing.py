@@ -16,6 +16,7 @@ from freewheel.core import SeedStream
 
 NO_VERSION = NO_TICKET = -1
 KEEP = -2  # as the version of a grant: keep the weights already loaded
+WAITS, CALLED = 1, 2  # of the cell `waiting`; called: it has been woken and has the next turn
 
 Woken = list[int]  # workers that waited and should try again
 
@@ -96,6 +97,14 @@ class Pacing(ABC):
     def blocks(self, version: int | None) -> bool:  # whether a row of this version delays the next batch
         return False
 
+    def in_turn(self) -> list[int]:
+        """A hint: workers that have a turn, where only some act at a time."""
+        return []
+
+    @property
+    def slots(self) -> int:  # a hint: fragments of a worker that may wait; 0: as many as there is room for
+        return 0
+
     def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
         """Stop waiting for a worker; True if it still acted on this version."""
         return False, []
@@ -120,28 +129,55 @@ class Pacing(ABC):
         return False
 
     @property
-    def gated(self) -> bool:  # a hint: the learner waits for rows under way, therefore there are no grants
+    def gated(
+        self,
+    ) -> bool:  # a hint: those that wait do so for other workers: the learner waits for their rows, or they act
         return False
 
 
 @dataclass(kw_only=True)
 class CreditPacing(Pacing):
-    """Workers reserve what they write and announce the version they act on; the sum of reservations has a limit."""
+    """Workers reserve what they write and announce the version they act on; the sum of reservations has a limit.
+
+    Where workers would only take the processor from each other, a few of them act at a time, in turn: a turn is a grant. One
+    whose worker is late is lent to another (`lend`).
+    """
 
     batch_rows: int  # S
     version: int = NO_VERSION
+    turns: int = 0  # workers that may act at a time, at first; 0: all of them
+    first_steps: int = 0  # of a fragment, at first; 0: `steps`
 
     @property
     def layout(self) -> dict[str, int]:
-        each = dict.fromkeys(("reserved", "announced", "revoked", "waiting"), self.workers)
-        return {"limit": 1, "posted": 1, "gated": 1, **each}
+        """turns, steps: as above, now; slots: fragments of a worker that may wait; next: the worker whose turn it is."""
+        each = dict.fromkeys(("reserved", "announced", "revoked", "waiting", "lent"), self.workers)
+        return {"limit": 1, "posted": 1, "gated": 1, "turns": 1, "steps": 1, "slots": 1, "next": 1, **each}
 
     def attach(self, cells: Cells) -> None:
         super().attach(cells)
         fill(cells, NO_VERSION, "announced")
+        cells["turns"][0], cells["steps"][0] = self.turns, self.first_steps or self.steps
 
     @abstractmethod
     def _limit(self, done: int) -> int: ...
+
+    @property
+    @abstractmethod
+    def _share(self) -> int: ...  # what a grant reserves
+
+    def _ready(self, worker: int) -> bool:
+        """Whether a worker that waits could act if there were credit."""
+        return self.cells["posted"][0] != NO_VERSION
+
+    @property
+    def slots(self) -> int:
+        return self.cells["slots"][0]
+
+    @property
+    def free(self) -> int:
+        """What is not reserved."""
+        return self.cells["limit"][0] - sum(self.cells["reserved"])
 
     def publish(self, version: int, done: int) -> Woken:
         self.version = version
@@ -150,10 +186,67 @@ class CreditPacing(Pacing):
 
     def allow(self, done: int) -> Woken:
         self.cells["limit"][0] = self._limit(done)
-        return wake_all(self.cells)
+        return self.call()
 
     def allows_more(self, done: int) -> bool:
         return self.version != NO_VERSION and self._limit(done) > self.cells["limit"][0]
+
+    def call(self) -> Woken:
+        """Wake workers that wait, one after the other, as many as may act and what is free is enough for: others would wake in
+        vain, and a hundred of them take the processor away from those that work."""
+        cells, waiting, woken = self.cells, self.cells["waiting"], list[int]()
+        if WAITS not in list(waiting):
+            return woken
+        count, turns, first = -(-self.free // self._share), cells["turns"][0], cells["next"][0]
+        count = min(count, turns - self._acting()) if turns else count
+        for place in range(first, first + self.workers if count > 0 else first):
+            worker = place % self.workers
+            if waiting[worker] == WAITS and self._ready(worker):
+                waiting[worker] = CALLED if turns else 0
+                woken.append(worker)
+                if len(woken) == count:
+                    break
+        if woken:
+            cells["next"][0] = (woken[-1] + 1) % self.workers
+        return woken
+
+    def _has_turn(self, worker: int) -> bool:
+        cells = self.cells
+        acts = cells["announced"][worker] != NO_VERSION and not cells["revoked"][worker] and not cells["lent"][worker]
+        return acts or cells["waiting"][worker] == CALLED
+
+    def _acting(self) -> int:
+        return sum(map(self._has_turn, range(self.workers)))
+
+    def in_turn(self) -> list[int]:
+        return [worker for worker in range(self.workers) if self._has_turn(worker)] if self.cells["turns"][0] else []
+
+    def _must_wait(self, worker: int) -> tuple[bool, Woken]:
+        """Whether it is not this worker's turn: those that wait come first. Call it before credit is taken."""
+        cells = self.cells
+        called, cells["waiting"][worker] = cells["waiting"][worker] == CALLED, 0
+        if called or not cells["turns"][0]:
+            return False, []
+        woken = self.call()
+        return self._acting() >= cells["turns"][0], woken
+
+    def lend(self, worker: int) -> Woken:
+        """This worker has had its turn for too long: another one may act beside it."""
+        cells = self.cells
+        if cells["waiting"][worker] == CALLED:
+            cells["waiting"][worker] = WAITS
+        elif cells["announced"][worker] != NO_VERSION:
+            cells["lent"][worker] = 1
+        return self.call()
+
+    def set_turns(self, turns: int) -> Woken:
+        """From now on so many workers act at a time; 0: all of them."""
+        self.cells["turns"][0] = 0 if turns >= self.workers else turns
+        return self.call()
+
+    def _stop_acting(self, worker: int) -> None:
+        self.cells["announced"][worker] = NO_VERSION
+        self.cells["revoked"][worker] = self.cells["lent"][worker] = 0
 
     def announced(self) -> list[int]:
         """Read without the lock: announcements first, so that a revoked one cannot hide the next one."""
@@ -164,14 +257,15 @@ class CreditPacing(Pacing):
         return version is not None and self.max_lag is not None and version <= self.version - self.max_lag
 
     def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
+        """Its turn, too, is for others."""
         if version == NO_VERSION or self.cells["announced"][worker] != version:
             return False, []
         self.cells["revoked"][worker] = 1
-        return True, []
+        return True, self.call()
 
     @property
     def gated(self) -> bool:
-        return self.cells["gated"][0] > 0
+        return self.cells["gated"][0] > 0 or (self.cells["turns"][0] > 0 and self.free > 0)
 
 
 def fill(cells: Cells, value: int, *names: str) -> None:

@@ -63,6 +63,7 @@ class WorkerSpec:
     timeouts: Timeouts = Timeouts()
     modules: Sequence[str] = ()  # imported once, before workers are forked
     nice: int = 0  # how much lower their priority is than the learner's
+    turns: int = 0  # how many of them act at a time, where they run freely; 0: all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,5 +105,8 @@ class CollectSpec:
     workers: WorkerSpec = WorkerSpec()
     simulation: SimulationSpec = SimulationSpec()
     while_waiting: Callable[[], None] = _keep_waiting  # called repeatedly during a wait; an exception ends the wait
+    time_to_spare: Callable[[], None] = (
+        _keep_waiting  # called once, when the learner is seen to wait for rows a good deal
+    )
     recorder: Recorder | None = None
     trace: Recording | None = None  # of the timeline

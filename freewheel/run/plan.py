@@ -26,6 +26,7 @@ from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
 from freewheel.run.naming import RunName, locate, name_run
 from freewheel.run.policy import read_spec
+from freewheel.run.process import yield_further
 from freewheel.seeding import tree
 from freewheel.transport.survey import Survey
 
@@ -121,8 +122,17 @@ class Plan:
         line = self.config.collector.plan_line()
         if self.worker_config is None:
             return line
+        line += f", {self.turns} at a time" if self.turns else ""
         first = {"learner": " at lower priority", "workers": " at higher priority", None: ""}[self.yields]
         return f"{line}; the learner {f'shares them{first}' if self.workers >= usable_cores() else 'has a core'}"
+
+    @property
+    def turns(self) -> int:
+        """Workers that act at a time, in turn; 0: all. More that compute than there are cores only take these from each other
+        and from the learner."""
+        computes = self.cost is not None and self.cost.computes and self.worker_config is not None
+        too_many = computes and self.workers > usable_cores() and MODES[self.config.mode].free_running
+        return usable_cores() if too_many else 0
 
     @property
     def yields(self) -> Literal["learner", "workers"] | None:
@@ -137,7 +147,7 @@ class Plan:
         """Settings of worker processes."""
         env = self.config.env
         nice = NICE if self.yields == "workers" else 0
-        return WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules), nice=nice)
+        return WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules), nice=nice, turns=self.turns)
 
     @property
     def setup(self) -> Setup:
@@ -180,6 +190,7 @@ class Plan:
             workers=self.worker_spec,
             simulation=SimulationSpec(compile=compiled, reserved_lanes=reserved, main_thread=in_main),
             while_waiting=while_waiting,
+            time_to_spare=yield_further if self.yields == "learner" else nothing,
         )
 
     @property

@@ -35,7 +35,7 @@ In = ParamSpec("In")
 Out = TypeVar("Out")
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-NICE = 5  # how much lower the learner's priority is where it yields
+NICE = 5, 10  # how much lower the learner's priority is where it yields; the same when it has time to spare
 
 
 def keep_freed_memory() -> None:
@@ -75,12 +75,20 @@ def lower_priority(planned: Plan) -> Iterator[None]:
         return
     thread = threading.get_native_id()
     before = os.getpriority(os.PRIO_PROCESS, thread)
-    os.setpriority(os.PRIO_PROCESS, thread, min(19, before + NICE))
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, before + NICE[0]))
     try:
         yield
     finally:
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, thread, before)
+
+
+def yield_further() -> None:
+    """An even lower priority for the learner, whose thread calls this: it has time to spare, and workers that wake should not
+    have to wait for it, least of all beside another program. It could not be undone without privileges, so a learner that
+    everybody waits for keeps what it has."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICE[1] - NICE[0]))
 
 
 def executors(planned: Plan, while_waiting: Callable[[], None] = lambda: None) -> AbstractContextManager[MakeExecutor]:

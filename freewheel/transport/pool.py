@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from freewheel.core import CAUSES, WORKER_TIME, Array, Chunk, Origin, RowCounts, Snapshot
 from freewheel.metrics.workers import WorkerState
-from freewheel.pacing.pacing import NO_VERSION
+from freewheel.pacing.pacing import NO_VERSION, CreditPacing
 from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec
 from freewheel.timeline.recording import Recording
@@ -23,6 +23,8 @@ LOOK = 0.1  # seconds between two checks of the workers while the learner waits
 SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for this long, even if its steps are short
 GATHER = 0.02  # after the first fragment the learner gathers more for this fraction of the time of a batch, ...
 LONGEST_GATHER = 0.02  # ... and at most this many seconds
+SPARE, SPARE_S = 0.25, 3.0  # the learner has time to spare if it waits for this share of so many seconds
+LEND = 1.0, 10.0  # seconds without a row after which a turn is lent, at least; where no step is known yet
 
 
 class Assembly(Protocol):
@@ -54,6 +56,10 @@ class WorkerPool:
         self._recorder = spec.recorder
         self._trace = None if spec.trace is None else _CollectorTrack(spec.trace)
         self._late: set[int] = set()  # workers that the learner does not wait for: their open fragment will be too late
+        self._time_to_spare: Callable[[], None] | None = spec.time_to_spare
+        self._spare = 0.0, 0.0  # when the learner got its first rows; seconds that it has waited for others since
+        self._had_turn: dict[int, int] = {}  # rows of workers that had a turn at the last look
+        self._look_at_turns = 0.0  # by time.monotonic
         self._dropped: Counter[str] = Counter()
         self._done = 0  # rows of this run that were trained or dropped by the learner, ...
         self._done_before = 0  # ... and rows that were delivered to it in the run that this one continues
@@ -80,7 +86,7 @@ class WorkerPool:
         step that takes too long."""
         if not wait and self._assembly.only_waited_for:
             return []
-        bounded = self._pacing.max_lag is not None
+        bounded, asked = self._pacing.max_lag is not None, time.monotonic()
         oldest, chunks = self.oldest(), self._take()  # in this order: dropping a fragment in `_take` changes `oldest`
         while wait and not chunks and not (bounded and self.oldest() != oldest):
             gated = self._pacing.blocks(oldest)
@@ -95,12 +101,21 @@ class WorkerPool:
                 self._trace.waited(began, waited, blocking)
             if gated and not chunks:
                 chunks = self._pass_over(patience)
+        if self._time_to_spare is not None:
+            self._look_for_spare_time(asked, time.monotonic())
         return chunks
 
     def _blocking(self, version: int | None) -> int | None:
         """A worker that acts on the oldest weights, which the next update waits for."""
         announced = list(self._pacing.announced())
         return announced.index(version) if version in announced else None
+
+    def _look_for_spare_time(self, asked: float, now: float) -> None:
+        first, waited = self._spare
+        self._spare = (first, waited + now - asked) if first else (now, 0.0)
+        if first and now > first + SPARE_S and waited > SPARE * (now - first) and self._time_to_spare is not None:
+            self._time_to_spare()
+            self._time_to_spare = None
 
     def oldest(self) -> int | None:
         announced = self._pacing.announced()  # before the queue: rows are queued before an announcement is cleared
@@ -121,7 +136,11 @@ class WorkerPool:
         )
 
     def stats(self) -> Mapping[str, float | None]:
-        return self.wire.stats()
+        pacing, found = self._pacing, self.wire.stats()
+        if not isinstance(pacing, CreditPacing) or self.wire.authors != pacing.workers:
+            return found
+        turns, steps = pacing.cells["turns"][0] or pacing.workers, pacing.cells["steps"][0]
+        return {**found, "workers/turns": float(turns), "fragment/steps": float(steps)}
 
     def workers(self) -> Sequence[WorkerState]:
         return self.wire.workers()
@@ -177,7 +196,20 @@ class WorkerPool:
         for fragment in self.wire.take():
             self._put(fragment)
         self._permits.allow(self._rows_done())
+        self._lend_turns()
         return list(self._ready())
+
+    def _lend_turns(self) -> None:
+        """Where a few workers act at a time: let another one act in the place of one that has written nothing for too long."""
+        if (now := time.monotonic()) < self._look_at_turns:
+            return
+        mean = self.wire.mean_step()
+        self._look_at_turns = now + (max(LEND[0], self._patience * mean) if mean else LEND[1])
+        holding = {worker: self.wire.produced(worker) for worker in self._pacing.in_turn()}
+        for worker, rows in holding.items():
+            if self._had_turn.get(worker) == rows:
+                self._permits.lend(worker)
+        self._had_turn = holding
 
     def _put(self, fragment: Fragment, *, part: bool = False) -> None:
         if self._recorder is not None:

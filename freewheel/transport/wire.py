@@ -11,7 +11,7 @@ import numpy as np
 
 from freewheel.core import Episode, NDArray, RowCounts, SeedStream, Snapshot, Transitions
 from freewheel.metrics.workers import WorkerState
-from freewheel.pacing.pacing import Grant, Pacing, Tally, Woken
+from freewheel.pacing.pacing import CreditPacing, Grant, Pacing, Tally, Woken
 
 Value = TypeVar("Value")
 
@@ -83,6 +83,10 @@ class Permits:
 
     def give_back(self, worker: int, tally: Tally) -> None:
         self._woken(self.pacing.give_back, worker, tally)
+
+    def lend(self, worker: int) -> None:
+        if isinstance(self.pacing, CreditPacing):
+            self._woken(self.pacing.lend, worker)
 
     def locked(self, decide: Callable[..., Value], *arguments: Any) -> Value:
         """Make any other decision of this pacing."""

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from freewheel.collect.continuous import ContinuousConfig
-from freewheel.core import BatchSpec, Collector, Snapshot
+from freewheel.core import WORKER_TIME, BatchSpec, Collector, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import UsageError
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
+from freewheel.transport import pool
 from tests.support.pools import wire_of
 from tests.support.worlds import Drifting
 
@@ -48,12 +52,12 @@ class GatedLanes:
         first, second = (training_episodes(3, lane).seed(0) for lane in range(2))
         gates = {first: (0, str(self.start)), second: (2, str(self.gate))}
         world = GymConfig(id="Gated", args={"gates": gates}, factory=Gated)
-        self._factory = RunnerFactory(world.make, make_actor(policy), seed=3)
+        self.factory = RunnerFactory(world.make, make_actor(policy), seed=3)
 
     @contextmanager
     def playing(self, config: ContinuousConfig, spec: CollectSpec, first: Snapshot) -> Iterator[Collector]:
         """Waits until lane 1 is at its gate; then lets lane 0 continue."""
-        with config.build(self._factory, spec) as collector:
+        with config.build(self.factory, spec) as collector:
             collector.publish(first, 0)
             deadline = time.monotonic() + LIMIT
             while wire_of(collector).heartbeats.memory["steps"][1] < 2 and time.monotonic() < deadline:
@@ -211,3 +215,50 @@ def test_sizes_that_cannot_be_as_asked_say_so(given: dict[str, Any], steps: int,
     batch = BatchSpec(4, 128)
     assert config.size_notes(batch) == notes
     assert config.fragment_steps(batch) == steps
+
+
+# -------------------------------------------------------------------------------------------------------------------- turns
+
+
+def in_turn(spec: CollectSpec, turns: int) -> CollectSpec:
+    return replace(spec, workers=replace(spec.workers, turns=turns))
+
+
+def test_a_few_workers_act_at_a_time_and_every_lane_gets_its_turns(
+    factory: RunnerFactory, spec: Callable[..., CollectSpec], snapshot: Weights
+) -> None:
+    config = ContinuousConfig(workers=6, envs_per_worker=1, num_envs=6, max_lag=1000, collection_batch_size=4)
+    with config.build(factory, in_turn(spec(8, lanes=6), 2)) as collector:
+        collector.publish(snapshot(0), 0)
+        begun, deadline = set[int](), time.monotonic() + LIMIT
+        while len(begun) < 6 and time.monotonic() < deadline:
+            begun |= {chunk.origin.worker for chunk in collector.collect(wait=True)}
+        chunks = gather(collector, 6 * 40)
+        wire = wire_of(collector)
+        assert sum(version >= 0 for version in wire.permits.pacing.announced()) <= 2
+        assert collector.stats()["workers/turns"] == 2
+    rows = Counter(chunk.origin.worker for chunk in chunks for _ in range(chunk.rows))
+    assert len(rows) == 6
+    assert min(rows.values()) >= 20, "each in its turn: 40 of 240 rows on average"
+    spent = np.sum([chunk.time for chunk in chunks], axis=0)
+    assert spent[WORKER_TIME.index("wait-gate")] > spent[WORKER_TIME.index("wait-credit")]
+
+
+def test_the_turn_of_a_worker_that_hangs_is_lent(
+    gated: GatedLanes, spec: Callable[..., CollectSpec], snapshot: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lane 0 waits at its gate before its first row; without its turn, lane 1 would never act."""
+    monkeypatch.setattr(pool, "LEND", (0.05, 0.05))
+    config = replace(TWO, max_lag=1000)
+    with config.build(gated.factory, in_turn(spec(8, lanes=2), 1)) as collector:
+        collector.publish(snapshot(0), 0)
+        gated.gate.touch()
+        chunks = gather(collector, 8)
+        assert {chunk.origin.worker for chunk in chunks} == {1}
+        gated.start.touch()
+        deadline = time.monotonic() + LIMIT
+        while {chunk.origin.worker for chunk in chunks} != {0, 1} and time.monotonic() < deadline:
+            chunks += collector.collect(wait=True)
+        assert {chunk.origin.worker for chunk in chunks} == {0, 1}
+        rows = collector.rows()
+    assert rows.produced == rows.queued + rows.open + sum(chunk.rows for chunk in chunks)

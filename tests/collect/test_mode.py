@@ -111,7 +111,10 @@ def test_more_workers_than_cores_are_told_where_they_bring_nothing(cores: Any) -
     cores(2)
     assert BatchConfig(workers=2).remarks(COMPUTING) == BatchConfig(workers=20).remarks(SLEEPING) == []
     (remark,) = BatchConfig(workers=20).remarks(COMPUTING)
-    assert remark == "20 workers on 2 cores bring no more than 2: the env computes all the time"
+    assert (
+        remark
+        == "20 workers on 2 cores bring no more than 2: the env computes all the time; --workers 2 takes less memory"
+    )
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,15 @@ def test_the_collection_rate_stands_beside_that_of_workers_that_never_wait() -> 
     )
 
 
+def test_waiting_for_ones_turn_is_not_waiting_for_the_learner() -> None:
+    many = replace(FREE, workers=20)
+    crowd = ROW | {"time/worker_wait_credit": 0.0, "time/worker_wait_gate": 0.9, "learner_busy": 0.1}
+    assert one("steps_per_s", crowd, many).state == "bad"
+    assert one("steps_per_s", crowd | {"workers/turns": 2.0}, many).state == "good"
+    slow = one("steps_per_s", crowd | {"workers/turns": 4.0}, many)
+    assert slow.low == pytest.approx(0.9 * 20_480 / 0.5), "half of what four could do"
+
+
 def test_updates_follow_the_rows_and_one_may_be_missing_in_an_interval() -> None:
     assert one("updates_per_s", ROW | {"updates_per_s": 8.2}, FREE).state == "good"  # 0.9 x 20480 / 0.98 / 2048 - 1
     assert one("updates_per_s", ROW | {"updates_per_s": 8.0}, FREE).state == "bad"
@@ -117,7 +126,7 @@ def test_sleeping_workers_cannot_fill_the_cores_and_computing_ones_can() -> None
     sleepers = replace(FREE, workers=100, worker_cores=0.011)
     assert one("cpu_util", idle, sleepers).reason == "workers sleep: 100 of them use 30 % of the CPU at most"
     few = one("cpu_util", idle, replace(FREE, workers=2))
-    assert (few.state, few.reason) == ("bad", "2 workers use 52 % of 4 cores at most: more would use the rest")
+    assert (few.state, few.reason) == ("bad", "2 workers use 52 % of the CPU at most: more would use the rest")
     assert one("cpu_util", LIMITED | {"cpu_util": 0.3}, FREE).state == "unreachable"
     assert one("cpu_util", idle, IN_TURN).reason == "sequential uses 1 of 4 cores at a time"
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.pacing.lag_bound import LagBound
-from freewheel.pacing.pacing import KEEP, NO_VERSION, Grant, Pacing, Tally
+from freewheel.pacing.pacing import CALLED, KEEP, NO_VERSION, CreditPacing, Grant, Pacing, Tally
 from freewheel.transport.shm.permits import SharedPermits
 from tests.pacing.conftest import ListPermits
 from tests.support.places import LONG
@@ -75,6 +75,7 @@ class Run(RuleBasedStateMachine):
         self.workers = [Worker() for _ in range(WORKERS)]
         self.queue: list[Queued] = []
         self.learner = LearnerState()
+        self.began_before = 0  # when the number of turns was last changed
         self.permits.publish(0, 0)
 
     def pacing(self) -> Pacing:
@@ -118,6 +119,21 @@ class Run(RuleBasedStateMachine):
         """As a worker does before a reset, which may take long; its closed fragment is queued."""
         if self.workers[who].grant is None:
             self.permits.give_back(who, self.tally(who))
+
+    @rule(turns=st.integers(0, WORKERS), steps=st.integers(1, STEPS))
+    def adapt(self, turns: int, steps: int) -> None:
+        """Another number of workers may act at a time, in fragments of another length."""
+        assert isinstance(self.permits.pacing, CreditPacing)
+        self.permits.pacing.cells["steps"][0] = steps
+        self.began_before = sum(version != NO_VERSION for version in self.permits.pacing.cells["announced"])
+        self.began_before += sum(state == CALLED for state in self.permits.pacing.cells["waiting"])
+        self.permits.wake(self.permits.locked(self.permits.pacing.set_turns, turns))
+
+    @rule(who=WHO)
+    def lend(self, who: int) -> None:
+        """A worker is late, or was called and does not come."""
+        assert isinstance(self.permits.pacing, CreditPacing)
+        self.permits.wake(self.permits.locked(self.permits.pacing.lend, who))
 
     @rule(who=WHO)
     def write_a_fragment(self, who: int) -> None:
@@ -205,6 +221,16 @@ class Run(RuleBasedStateMachine):
         return min([*announced, *(part.version for part in self.queue)], default=None)
 
     # ------------------------------------------------------------------------------------------------------- what must hold
+
+    @invariant()
+    def no_more_act_than_may(self) -> None:
+        """But for those that had begun before, and those whose turn was lent."""
+        assert isinstance(self.permits.pacing, CreditPacing)
+        cells = self.permits.pacing.cells
+        begun = sum(version != NO_VERSION for version in cells["announced"])
+        assert begun <= max(cells["turns"][0] or WORKERS, self.began_before) + sum(cells["lent"]) + sum(
+            cells["revoked"]
+        )
 
     @invariant()
     def every_row_counts_once(self) -> None:
@@ -320,6 +346,10 @@ class Episodes(RuleBasedStateMachine):
             self.deaths[self.queue.held(who)] += 1
         self.permits.settle(who, self.tally(who), for_good=False)
         worker.grant, self.begun[who], worker.ended = None, False, True
+
+    @rule(turns=st.integers(0, WORKERS))
+    def adapt(self, turns: int) -> None:
+        self.permits.wake(self.permits.locked(self.queue.set_turns, turns))
 
     @rule()
     def learn(self) -> None:

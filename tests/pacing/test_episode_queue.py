@@ -191,19 +191,48 @@ def test_in_episodes_every_begun_one_counts(in_episodes: Queue) -> None:
 
 def test_a_waiting_worker_is_woken_once(in_rows: Queue) -> None:
     events: list[Callable[[], None]] = [
-        lambda: in_rows.post(1, limit=0, expected=1),
-        lambda: in_rows.allow(0),
+        lambda: in_rows.post(1, limit=1, expected=1),
+        lambda: in_rows.allow(1),
         in_rows.release,
         lambda: in_rows.give_back(0, tally(0, ended=True)),
         lambda: in_rows.settle(0, tally(0, ended=False), for_good=False),
     ]
+    in_rows.post(0, limit=0, expected=1)
     for event in events:
+        in_rows.queue.cells["limit"][0] = 0
         assert in_rows.take(1, NEW) is None
         assert in_rows.woken == []
+        in_rows.queue.cells["limit"][0] = 1
         event()
         assert in_rows.woken == [1]
         event()
         assert in_rows.woken == []
+
+
+def test_no_more_workers_are_woken_than_can_begin(in_rows: Queue) -> None:
+    in_rows.post(0, limit=0, expected=10)
+    assert [in_rows.take(worker, NEW) for worker in (0, 1)] == [None, None]
+    in_rows.queue.cells["limit"][0] = 10
+    in_rows.release()
+    assert in_rows.woken == [0]
+    in_rows.queue.cells["limit"][0] = 20
+    in_rows.release()
+    assert in_rows.woken == [1], "it is its turn"
+
+
+def test_in_turn_an_episode_is_played_to_its_end_before_another_worker_begins_one(place: Place) -> None:
+    queue = Queue(place)
+    queue.queue.cells["turns"][0] = 1
+    queue.post(0, limit=1_000, expected=10)
+    assert queue.take(0, NEW) == Grant(STEPS, 0)
+    assert queue.take(1, NEW) is None
+    queue.give_back(0, tally(4, ended=False))
+    assert queue.take(0, tally(4, ended=False)) == Grant(STEPS, KEEP)
+    assert queue.woken == []
+    queue.give_back(0, tally(8, ended=True))
+    assert queue.woken == [1]
+    assert queue.take(0, tally(8, ended=True)) is None
+    assert queue.take(1, NEW) == Grant(STEPS, 0)
 
 
 # ------------------------------------------------------------------------------------------------------------------ waves

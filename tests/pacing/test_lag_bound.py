@@ -85,8 +85,7 @@ def test_take_gives_back_in_the_same_operation(permits: Permits) -> None:
     assert permits.take(1, NEW) == Grant(3, 0)
     assert permits.take(2, NEW) is None
     permits.publish(1, 32)
-    assert woken_workers(permits) == [2]
-    assert permits.take(2, NEW) is None
+    assert woken_workers(permits) == [], "a new version alone lets nobody act"
     assert permits.revoke(0, 0, 4)
     assert woken_workers(permits) == [2], "16 rows were freed"
     assert permits.take(0, tally(8)) == Grant(3, 1), "of 20 it had written 8, one step of them late"
@@ -104,7 +103,7 @@ def test_rows_left_after_taking_again_wake_others(permits: Permits) -> None:
     assert permits.take(0, NEW) == Grant(5, 0)
     assert permits.take(1, NEW) is None
     assert isinstance(permits.pacing, LagBound)
-    permits.pacing.steps = 1
+    permits.pacing.cells["steps"][0] = 1
     assert permits.take(0, tally(4)) == Grant(1, 0)
     assert woken_workers(permits) == [1], "12 of the 16 rows it gave back are for others"
 
@@ -177,16 +176,17 @@ def test_a_grant_that_has_ended_cannot_be_revoked(permits: Permits) -> None:
 # ------------------------------------------------------------------------------------------------------------------ waiting
 
 EVENTS: dict[str, Callable[[Permits], object]] = {
-    "post": lambda permits: permits.publish(1, 40),
-    "allow": lambda permits: permits.allow(40),
-    "unused rows": lambda permits: permits.give_back(0, tally(8)),
-    "revoke": lambda permits: permits.revoke(0, 0, produced=8),
-    "death": lambda permits: permits.settle(0, tally(8), for_good=False),
+    "post": lambda permits: permits.publish(1, 41),
+    "allow": lambda permits: permits.allow(41),
+    "unused rows": lambda permits: permits.give_back(0, tally(-1)),  # as if 21 of 20 rows had not been written
+    "revoke": lambda permits: permits.revoke(0, 0, produced=-1),
+    "death": lambda permits: permits.settle(0, tally(-1), for_good=False),
 }
 
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_waiting_worker_is_woken_once(permits: Permits, event: str) -> None:
+    """21 rows are enough for a fragment of one and a step of the other."""
     permits.publish(0, 20)
     permits.take(0, NEW)
     assert permits.take(1, NEW) is None
@@ -197,6 +197,104 @@ def test_a_waiting_worker_is_woken_once(permits: Permits, event: str) -> None:
     assert permits.take(1, NEW) is not None
     EVENTS[event](permits)
     assert woken_workers(permits) == [], "no worker waits"
+
+
+def test_no_more_workers_are_woken_than_can_act_and_each_in_its_turn(permits: Permits) -> None:
+    permits.publish(0, 0)
+    for worker in range(3):
+        assert permits.take(worker, NEW) is None
+    produced = [0, 0, 0]
+    for limit, expected in ((20, 0), (40, 1), (60, 2), (80, 0)):
+        permits.allow(limit)
+        assert woken_workers(permits) == [expected], "20 rows are one fragment"
+        assert permits.take(expected, tally(produced[expected])) == Grant(5, 0)
+        produced[expected] += 20
+        assert permits.take(expected, tally(produced[expected])) is None
+
+
+# -------------------------------------------------------------------------------------------------------------------- turns
+
+
+@pytest.fixture
+def in_turn(place: Place) -> Permits:
+    """One of three workers may act at a time; there is credit for all."""
+    pacing = bound()
+    pacing.turns = 1
+    pacing.attach({name: [0] * count for name, count in pacing.layout.items()})
+    permits = place(pacing)
+    permits.publish(0, 10_000)
+    return permits
+
+
+def test_one_acts_at_a_time_and_each_in_its_turn(in_turn: Permits) -> None:
+    assert in_turn.take(0, NEW) == Grant(5, 0)
+    assert in_turn.take(1, NEW) is None
+    assert in_turn.take(2, NEW) is None
+    written = [0, 0, 0]
+    order = []
+    acting = 0
+    for _ in range(9):
+        order.append(acting)
+        written[acting] += 20
+        assert in_turn.take(acting, tally(written[acting])) is None, "others wait"
+        (following,) = woken_workers(in_turn)
+        assert in_turn.take(following, tally(written[following])) == Grant(5, 0)
+        acting = following
+    assert order == [0, 1, 2] * 3
+
+
+def test_a_worker_alone_keeps_its_turn_and_one_that_was_not_called_waits(in_turn: Permits) -> None:
+    assert in_turn.take(0, NEW) == Grant(5, 0)
+    assert in_turn.take(0, tally(20)) == Grant(5, 0), "nobody waits"
+    assert in_turn.take(1, NEW) is None
+    in_turn.give_back(0, tally(40))
+    assert woken_workers(in_turn) == [1]
+    assert in_turn.take(2, NEW) is None, "1 has been called"
+    assert in_turn.take(0, tally(40)) is None
+    assert in_turn.take(1, NEW) == Grant(5, 0)
+
+
+@pytest.mark.parametrize("how", ["dies", "is revoked", "is late"])
+def test_the_turn_of_a_worker_that_is_stuck_goes_to_another(in_turn: Permits, how: str) -> None:
+    assert in_turn.take(0, NEW) == Grant(5, 0)
+    assert in_turn.take(1, NEW) is None
+    pacing = in_turn.pacing
+    assert isinstance(pacing, LagBound)
+    if how == "dies":
+        in_turn.settle(0, tally(4), for_good=False)
+    elif how == "is revoked":
+        assert in_turn.revoke(0, 0, produced=4)
+    else:
+        in_turn.wake(in_turn.locked(pacing.lend, 0))
+        assert announced(in_turn) == [0, NO_VERSION, NO_VERSION], "the learner still waits for it"
+    assert woken_workers(in_turn) == [1]
+    assert in_turn.take(1, NEW) == Grant(5, 0)
+    assert in_turn.take(0, tally(4)) is None, "the turn is 1's now"
+
+
+def test_a_call_that_is_not_heard_goes_to_another(in_turn: Permits) -> None:
+    assert in_turn.take(0, NEW) == Grant(5, 0)
+    assert [in_turn.take(worker, NEW) for worker in (1, 2)] == [None, None]
+    in_turn.give_back(0, tally(20))
+    assert woken_workers(in_turn) == [1]
+    pacing = in_turn.pacing
+    assert isinstance(pacing, LagBound)
+    in_turn.wake(in_turn.locked(pacing.lend, 1))
+    assert woken_workers(in_turn) == [2]
+    assert in_turn.take(2, NEW) == Grant(5, 0)
+    assert in_turn.take(1, NEW) is None
+
+
+def test_more_turns_call_those_that_wait_and_fewer_hold_from_the_next_fragment_on(in_turn: Permits) -> None:
+    assert [in_turn.take(worker, NEW) is None for worker in range(3)] == [False, True, True]
+    pacing = in_turn.pacing
+    assert isinstance(pacing, LagBound)
+    in_turn.wake(in_turn.locked(pacing.set_turns, 3))
+    assert woken_workers(in_turn) == [1, 2]
+    assert [in_turn.take(worker, NEW) is None for worker in (1, 2)] == [False, False]
+    in_turn.wake(in_turn.locked(pacing.set_turns, 2))
+    assert in_turn.take(0, tally(20)) is None
+    assert in_turn.take(1, tally(20)) is None, "0 comes first"
 
 
 def test_a_full_fragment_wakes_no_worker(permits: Permits) -> None:
@@ -212,6 +310,7 @@ def test_a_worker_that_died_while_waiting_is_not_woken(permits: Permits) -> None
     permits.take(0, NEW)
     permits.take(1, NEW)
     permits.settle(0, NEW, for_good=True)
+    permits.allow(40)
     assert woken_workers(permits) == [1]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 import freewheel
 from freewheel.config.resolve import from_argv, from_options
 from freewheel.errors import EnvError, SetupError, UsageError
-from freewheel.rollout.probe import EnvCost
+from freewheel.rollout.probe import EnvCost, usable_cores
 from freewheel.run import plan as module
+from freewheel.run import process
 from freewheel.run.plan import Plan, plan
 from tests.support.costs import cost as cost_of
 from tests.support.worlds import Counter
@@ -108,6 +111,39 @@ def test_who_yields_depends_on_what_workers_do(
     assert found.worker_spec.nice == nice
     notes = [line for line in found.lines() if line.startswith("note ")]
     assert len(notes) == (yields == "workers")
+
+
+def test_no_more_workers_that_compute_act_at_a_time_than_there_are_cores(tmp_path: Path, costs: Any) -> None:
+    cores = usable_cores()
+    for mode, cost, workers, turns in (
+        ("continuous", COMPUTING, cores, 0),
+        ("continuous", COMPUTING, 10 * cores, cores),
+        ("episodes", COMPUTING, 10 * cores, cores),
+        ("episodes", WAITING, 10 * cores, 0),
+        ("batch", COMPUTING, 10 * cores, 0),
+    ):
+        costs(cost)
+        found = planned(tmp_path, mode=mode, workers=workers)
+        assert found.worker_spec.turns == turns
+        assert (f", {cores} at a time;" in found.actors) is bool(turns)
+
+
+def test_a_learner_with_time_to_spare_gives_way_further(tmp_path: Path, costs: Any) -> None:
+    costs(WAITING)
+    found = planned(tmp_path, mode="continuous", workers=20)
+    seen = []
+
+    def learner() -> None:
+        with process.lower_priority(found):
+            spec = found.collect_spec(found.config.learner.build(found.learner_spec).snapshot(), lambda: None)
+            for _ in range(2):
+                seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+                spec.time_to_spare()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(learner).result()
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    assert seen == [before + 5, before + 10]
 
 
 def test_what_does_not_fit_into_memory_is_refused(tmp_path: Path, costs: Any) -> None:

@@ -184,13 +184,13 @@ class Writer:
     def tally(self) -> Tally:
         return self._ring.reached()
 
-    def full(self) -> bool:
-        """Whether no slot is free because the learner is too slow."""
+    def full(self, slots: int = 0) -> bool:
+        """Whether no slot is free because the learner is too slow; `slots`: how many may be used where workers wait, 0: all."""
         ring = self._ring
+        if self._overflow is None:
+            return ring.closed() >= min(slots or ring.size, ring.size)
         if ring.closed() < ring.size:
             return False
-        if self._overflow is None:
-            return True
         with self._overflow:  # drop the oldest slot, unless the learner is reading it; the learner counts the rows
             number = ring.taken[0]
             if ring.closed() == ring.size and ring.reading[0] != number:

@@ -126,13 +126,15 @@ class Wakeups:
 
     def __init__(self, listeners: int) -> None:
         self._wakeups = [Wakeup(each=listeners > LISTENERS) for _ in range(min(listeners, LISTENERS))]
+        self._listeners = listeners
 
     def __getitem__(self, listener: int) -> Wakeup:
         return self._wakeups[listener % LISTENERS]
 
     def notify(self, listeners: Iterable[int]) -> None:
-        for listener in listeners:
-            self[listener].notify()
+        """Those that share a wakeup with them are woken too, or the wrong one might be woken alone."""
+        for first in {listener % LISTENERS for listener in listeners}:
+            self[first].notify(len(range(first, self._listeners, LISTENERS)))
 
     def close(self) -> None:
         for wakeup in self._wakeups:

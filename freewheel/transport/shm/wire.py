@@ -180,7 +180,9 @@ class SharedMemoryWire(Wire):
     def stats(self) -> Mapping[str, float | None]:
         memory, shape = self.channel.memory, self.channel.shape
         waiting = int((memory["committed"] - memory["taken"]).sum())
-        return {"queue_util": waiting / (shape.workers * shape.slots), "queue/fragments": float(waiting)}
+        slots = min(self.permits.pacing.slots or shape.slots, shape.slots)
+        used = min(waiting / (shape.workers * slots), 1.0)
+        return {"queue_util": used, "queue/fragments": float(waiting), "queue/slots": float(slots)}
 
     def workers(self) -> list[WorkerState]:
         return [] if self._final is not None else worker_states(self.heartbeats, self.supervisor, self.lanes)

@@ -245,7 +245,7 @@ class _Worker:
         began = perf_counter_ns()
         waited, kind = False, WAIT_SLOT
         while not heartbeats.stopping:
-            if writer.full():
+            if writer.full(permits.pacing.slots):
                 self._give_back()
                 wakeup, kind = slot_freed, WAIT_SLOT
             else:

@@ -234,4 +234,6 @@ def test_many_listeners_share_wakeups_and_every_notification_wakes_one() -> None
     with closing(Wakeups(LISTENERS + 2)) as wakeups:
         wakeups.notify([0, LISTENERS, 5])
         assert [wakeups[listener].wait(0.0) for listener in (LISTENERS, 0, 0, 5, 5)] == [True, True, False, True, False]
+        wakeups.notify([1])
+        assert [wakeups[listener].wait(0.0) for listener in (1, LISTENERS + 1, 1)] == [True, True, False], "both wake"
         assert len({wakeups[listener].fileno() for listener in range(LISTENERS + 2)}) == LISTENERS
