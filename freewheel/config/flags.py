@@ -78,9 +78,15 @@ class Layer:
             self.words[as_flag(word)] = as_flag(option)
 
 
+@functools.cache
+def _hints(kind: type[Any]) -> Mapping[str, Any]:
+    """The types of the fields; reading them takes long."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def _options(kind: type[Any], prefix: str, flat: bool) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
     """The name of every field as an option, the field and its type; `flat`: names have no prefix."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)  # type: ignore[arg-type] # classes can be hashed
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()

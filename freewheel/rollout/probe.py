@@ -365,6 +365,11 @@ def _stolen(process: str) -> float:
     return 0.0
 
 
+def taken_from(pid: int) -> float:
+    """Seconds that a process of one thread was ready to run while others had the processor."""
+    return _stolen(str(pid))
+
+
 def _memory(others: frozenset[int]) -> int:
     """Bytes of this process and its children, with their share of what they share with others."""
     total = 0

@@ -20,7 +20,7 @@ from freewheel.errors import FreewheelError
 from freewheel.metrics.names import WORKING
 from freewheel.rollout.probe import EnvCost, usable_cores
 from freewheel.run.advice.policy_times import PolicyClock, measure_policy
-from freewheel.run.advice.throughput import Forecast, Limit, PolicyTimes, StepTimes, Way, forecast
+from freewheel.run.advice.throughput import NO_WIRE, Forecast, Limit, PolicyTimes, StepTimes, Way, WireTimes, forecast
 from freewheel.run.plan import Plan, arrange, survey_env
 
 Measure: TypeAlias = Callable[[Plan], PolicyTimes | None]
@@ -121,14 +121,14 @@ def _prospect(planned: Plan, mode: str, env: StepTimes, measure: Measure) -> Pro
     return predicted(there, env, measure)
 
 
-def predicted(planned: Plan, env: StepTimes, measure: Measure = measure_policy) -> Prospect:
+def predicted(planned: Plan, env: StepTimes, measure: Measure = measure_policy, wire: WireTimes = NO_WIRE) -> Prospect:
     """What this plan would do."""
     way = way_of(planned)
     known = bool(env.together) or not planned.config.env.batched  # what lanes side by side cost
     policy = measure(planned) if known and way is not None else None
     if way is None or policy is None:
         return Prospect(planned.config.mode, planned)
-    return Prospect(planned.config.mode, planned, forecast(way, env, policy, usable_cores()))
+    return Prospect(planned.config.mode, planned, forecast(way, env, policy, usable_cores(), wire))
 
 
 def best_of(found: Sequence[Prospect], own: str = "") -> Prospect | None:

@@ -1,0 +1,223 @@
+"""The probe: what an environment, its policy, its learner and the wire cost on this machine, within a budget of seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from freewheel.config.resolve import Config
+from freewheel.errors import FreewheelError, UsageError
+from freewheel.learn.spec import Services
+from freewheel.rollout.probe import EnvCost, usable_cores
+from freewheel.run.advice.policy_times import PolicyClock
+from freewheel.run.advice.prospects import Prospect, in_mode, predicted, step_times
+from freewheel.run.advice.throughput import NO_WIRE, PolicyTimes, StepTimes, WireTimes, along
+from freewheel.run.naming import RunName
+from freewheel.run.plan import Plan, arrange, find_device, survey_env
+from freewheel.run.process import learner_threads
+from freewheel.transport.executors import SerialExecutor
+from freewheel.tune.rehearsal import Rehearsal, rehearse
+
+SURVEY, LEARNER = 0.25, 0.1  # of the budget, at most
+SURVEY_S = 2.5  # seconds of steps, at most
+LONGEST, STARTING = 3.0, 0.7  # seconds of a rehearsal, and of its start
+FEWEST_ROWS = 40  # of a rehearsal, or it is not worth its time
+LANES, BATCHED_LANES = (1, 4, 16), (1, 8, 64)  # of a worker, where many lanes cost little more than one
+LONG, SHORT = 32, 4  # steps of a fragment
+
+Report = Callable[[str, float], None]  # what is done next, and about how many seconds it takes
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Everything that was measured."""
+
+    config: Config
+    cost: EnvCost
+    name: RunName
+    device: str
+    env: StepTimes
+    wire: WireTimes = NO_WIRE
+    #: (lanes of a worker, seconds of one step of all of them beside the env), rising; empty: what the policy alone takes
+    acting: tuple[tuple[int, float], ...] = ()
+    rehearsals: tuple[Rehearsal, ...] = ()
+    clock: PolicyClock = field(default_factory=PolicyClock, compare=False)
+
+    def arrange(self, config: Config) -> Plan:
+        """The plan of a setting; FreewheelError if this environment or machine does not take it."""
+        return arrange(replace(config, env=self.config.env), self.cost, self.name, self.device)
+
+    def predict(self, planned: Plan) -> Prospect:
+        """What a plan would make; the learner is measured where it is not known yet."""
+        return predicted(planned, self.env, self.policy, self.wire)
+
+    def policy(self, planned: Plan) -> PolicyTimes | None:
+        """What acting and learning take in a plan."""
+        found = self.clock(planned)
+        if found is None or not self.acting:
+            return found
+        together = max(1, planned.spec.lanes // planned.workers)
+        return replace(found, act=along(self.acting, together) / together)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step_s": self.env.row,
+            "cpu_s": self.env.cpu,
+            "reset_s": self.cost.reset,
+            "episode_steps": sum(self.cost.lengths) / len(self.cost.lengths) if self.cost.lengths else None,
+            "computes": self.cost.computes,
+            "memory": self.cost.memory,
+            "cores": usable_cores(),
+            "together": self.env.together,
+            "acting": self.acting,
+            "wire": vars(self.wire),
+            "rehearsals": [vars(one) for one in self.rehearsals],
+        }
+
+
+def stages(config: Config, budget: float) -> list[tuple[str, float]]:
+    """What a probe does, and about how many seconds each part takes; known before anything is measured."""
+    each = _rehearsal_s(budget, len(_shapes(config)))
+    parts = [(f"steps and resets of {config.env.label}", min(SURVEY_S, SURVEY * budget) + 1.0)]
+    parts += [(_worker(*one), each + STARTING) for one in _shapes(config)]
+    return [*parts, ("the learner", LEARNER * budget)]
+
+
+def _shapes(config: Config) -> list[tuple[int, int]]:
+    """The envs of a worker and the steps of its fragments, rehearsal by rehearsal."""
+    lanes = BATCHED_LANES if config.env.batched else LANES
+    return [*((count, LONG) for count in lanes), (1, SHORT)]
+
+
+def _worker(count: int, fragment: int) -> str:
+    """A rehearsal, for people."""
+    return f"a worker with {count} env{'s' * (count > 1)}, {fragment} steps at once"
+
+
+def _rehearsal_s(budget: float, count: int) -> float:
+    left = budget * (1 - SURVEY - LEARNER) - count * STARTING
+    return max(0.2, min(LONGEST, left / count))
+
+
+def probe(config: Config, name: RunName, budget: float, report: Report) -> Probe:
+    """Measure; an environment that hangs, dies or raises is named by the error."""
+    if config.env.on_device:
+        what = f"{config.env.label} steps all its lanes at once on a device, so workers and envs per worker mean nothing there"
+        raise UsageError(
+            f"{what}: try --num-envs and --collection-batch-size with freewheel train, or freewheel compare"
+        )
+    if config.learner.executor != "serial":
+        raise UsageError(
+            f"{config.algo} fits a model beside its learner, which the probe does not measure: use freewheel compare"
+        )
+    device = find_device(config.run.machine.device)
+    config = replace(config, env=config.env.to(device))
+    parts = stages(config, budget)
+    report(*parts[0])
+    cost = survey_env(config, budget=min(SURVEY_S, SURVEY * budget))
+    cost = replace(cost, batched=config.env.batched)
+    found = Probe(config, cost, name, device, step_times(config, cost))
+    if cost.portable:
+        found = _with_rehearsals(found, budget, report)
+    report(*parts[-1])
+    with learner_threads(config.run.machine.threads):
+        found.predict(found.arrange(config))  # measures the learner
+    return found
+
+
+def _with_rehearsals(found: Probe, budget: float, report: Report) -> Probe:
+    """The same with what a worker showed, where its steps are short enough."""
+    made: list[Rehearsal] = []
+    seconds = _rehearsal_s(budget, len(_shapes(found.config)))
+    base = worker_config(found.config)
+    if base is None:
+        return found
+    with learner_threads(found.config.run.machine.threads):
+        snapshot = _snapshot(found.arrange(base))
+        for count, fragment in _shapes(found.config):
+            if found.cost.own * FEWEST_ROWS > seconds * (count if found.config.env.batched else 1):
+                continue
+            report(_worker(count, fragment), seconds + STARTING)
+            planned = found.arrange(_with(base, count, fragment))
+            if (one := rehearse(planned, snapshot, seconds)) is not None:
+                made.append(one)
+    return _derived(found, made)
+
+
+def worker_config(config: Config) -> Config | None:
+    """The run in mode continuous, with its default options; None if it has other options than that mode takes."""
+    own = next((one for one in (*config.among, config) if one.mode == "continuous"), None)
+    if own is not None:
+        return own
+    try:
+        return in_mode(config, "continuous")
+    except FreewheelError:
+        return None
+
+
+def _with(base: Config, lanes: int, fragment: int) -> Config:
+    """One worker with so many envs; updates large enough for such fragments."""
+    collector: Any = base.collector
+    collector = replace(collector, workers=1, envs_per_worker=lanes, num_envs="auto", collection_batch_size=fragment)
+    run = replace(base.run, num_steps_per_env="auto", limits=replace(base.run.limits, steps=None, minutes=1.0))
+    return replace(base, collector=collector, run=run)
+
+
+def _snapshot(planned: Plan) -> Any:
+    services = Services(executors=SerialExecutor)
+    return planned.config.learner.build(replace(planned.learner_spec, services=services)).snapshot()
+
+
+def _derived(found: Probe, made: Sequence[Rehearsal]) -> Probe:
+    """The times of the model from those of the rehearsals."""
+    alone = next((one for one in made if one.lanes == 1 and one.fragment > SHORT), None)
+    short = next((one for one in made if one.lanes == 1 and one.fragment == SHORT), None)
+    if alone is None:
+        return replace(found, rehearsals=tuple(made))
+    wire = NO_WIRE if short is None else _wire(alone, short)
+    longs = [one for one in made if one.fragment > SHORT]
+    acting = tuple((one.lanes, one.lanes * _beside_env(one, wire)) for one in longs)
+    together = tuple((one.lanes, one.lanes * one.env / alone.env) for one in longs) if alone.env > 0 else ()
+    env = found.env.scaled(alone.env / found.env.row) if found.env.row > 0 else found.env
+    cpu = env.cpu if found.cost.children else min(env.row, max(0.0, alone.cpu - alone.act - alone.send))
+    env = replace(env, cpu=cpu, together=together if len(together) > 1 else env.together)
+    return replace(found, env=env, wire=wire, acting=acting, rehearsals=tuple(made))
+
+
+def _beside_env(one: Rehearsal, wire: WireTimes) -> float:
+    """Seconds of a row beside the env and the closing of fragments."""
+    return max(0.0, one.act + one.send - wire.fragment / one.fragment_rows)
+
+
+def _wire(long: Rehearsal, short: Rehearsal) -> WireTimes:
+    """What a fragment costs, from fragments of two lengths: a row is the same in both."""
+    more = 1 / short.fragment_rows - 1 / long.fragment_rows
+    sent, taken = max(0.0, short.send - long.send) / more, max(0.0, short.taken - long.taken) / more
+    return WireTimes(fragment=sent, taken_fragment=taken, taken_row=max(0.0, long.taken - taken / long.fragment_rows))
+
+
+def described(found: Probe) -> Iterator[tuple[str, str]]:
+    """What was measured, for people."""
+    env, cost = found.env, found.cost
+    kind = "computes" if cost.computes else "waits"
+    yield (
+        "step",
+        f"{1e3 * env.row:.3g} ms with its part of a reset, {1e3 * env.cpu:.3g} ms of processor time: the env {kind}",
+    )
+    if cost.lengths:
+        yield "episode", f"{sum(cost.lengths) / len(cost.lengths):.0f} steps, a reset {1e3 * cost.reset:.3g} ms"
+    if env.together:
+        most, times = env.together[-1]
+        yield "together", f"{most} envs in one worker take {times:.3g} times as long as one"
+    for lanes, seconds in (found.acting[0], found.acting[-1]) if found.acting else ():
+        yield (
+            "acting",
+            f"{1e6 * seconds / lanes:.3g} µs a row with {lanes} env{'s' * (lanes > 1)} at once, writing it included",
+        )
+    wire = found.wire
+    if wire != NO_WIRE:
+        yield (
+            "wire",
+            f"a fragment costs {1e6 * wire.fragment:.3g} µs to send and {1e6 * wire.taken_fragment:.3g} µs to take",
+        )

@@ -1,0 +1,124 @@
+"""A rehearsal: one real worker acts for a moment, and nobody learns. What acting costs, and handing rows over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter, sleep, thread_time
+
+import numpy as np
+
+from freewheel.core import WORKER_TIME, Snapshot
+from freewheel.errors import EnvError
+from freewheel.rollout.probe import cpu_of, taken_from
+from freewheel.run.plan import Plan
+from freewheel.transport.pool import WorkerPool
+
+ENV, ACT, SEND = ("step", "reset"), ("infer",), ("write", "load", "other")
+AWAY = 0.01  # seconds between two looks for rows
+START = 30.0  # seconds for the worker and its environments to begin, in addition to the time of the rehearsal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """Seconds of a row, without the time that other processes had the processor."""
+
+    lanes: int  # of the worker
+    fragment: int  # steps of each lane that it handed over at once
+    rows: int  # that were measured
+    env: float  # of steps and resets
+    act: float  # of choosing actions
+    send: float  # of writing rows and handing them over
+    cpu: float  # of the processor, for all of these
+    taken: float  # of the processor that took them
+
+    @property
+    def fragment_rows(self) -> int:
+        return self.lanes * self.fragment
+
+
+class _OverError(Exception):
+    """The time of a rehearsal is over while it waits for rows."""
+
+
+def rehearse(planned: Plan, snapshot: Snapshot, seconds: float) -> Rehearsal | None:
+    """Let the one worker of a plan act for so long; None if too little came in that time. EnvError if its env fails for good."""
+    assert planned.workers == 1, "one worker is measured"
+    end = perf_counter() + START + seconds
+
+    def check() -> None:
+        if perf_counter() > end:
+            raise _OverError
+
+    spec = planned.collect_spec(snapshot, check)
+    collector = planned.config.collector.build(planned.runner_factory, spec)
+    assert isinstance(collector, WorkerPool), "a mode with workers"
+    with collector:
+        counts = _Counts(collector, planned, snapshot, check)
+        try:
+            counts.take()  # the first fragments, while everything is still cold
+            began = counts.begin()
+            end = began + seconds
+            while perf_counter() < end:
+                counts.take()
+        except _OverError:
+            pass
+        if (died := next((one for one in collector.workers() if one.deaths), None)) is not None:
+            raise EnvError(f"{planned.config.env.label} died in a worker: {died.why}", "worker_death")
+        return counts.result()
+
+
+class _Counts:
+    """What has come, and what it took."""
+
+    def __init__(self, collector: WorkerPool, planned: Plan, snapshot: Snapshot, check: Callable[[], None]) -> None:
+        self._check = check
+        self._collector, self._planned, self._snapshot = collector, planned, snapshot
+        self._done, self._version, self._published = 0, snapshot.version, 0
+        self._time, self._rows = np.zeros(len(WORKER_TIME), np.int64), 0
+        self._cpu = self._stolen = self._own = 0.0
+        self._pid = 0
+        collector.publish(snapshot, 0)
+
+    def take(self) -> None:
+        """Take what has come in the meantime, as a learner does that is always busy; publish a version for every batch."""
+        sleep(AWAY)
+        while not (chunks := self._collector.collect(wait=False)):
+            self._check()
+            sleep(AWAY)
+        for chunk in chunks:
+            self._time += chunk.time
+            self._rows += chunk.rows
+            self._done += chunk.rows
+        if self._done - self._published >= self._planned.batch.rows:
+            self._version, self._published = self._version + 1, self._done
+            self._collector.publish(replace(self._snapshot, version=self._version), self._done)
+
+    def begin(self) -> float:
+        """Count from here."""
+        self._time[:], self._rows = 0, 0
+        self._pid = next((one.pid for one in self._collector.workers() if one.pid is not None), 0)
+        self._cpu, self._stolen, self._own = cpu_of(self._pid), taken_from(self._pid), thread_time()
+        return perf_counter()
+
+    def result(self) -> Rehearsal | None:
+        rows = self._rows
+        if not rows or not self._pid:
+            return None
+        cpu, stolen = cpu_of(self._pid) - self._cpu, taken_from(self._pid) - self._stolen
+        took = dict(zip(WORKER_TIME, (self._time * 1e-9).tolist(), strict=True))
+        active = sum(took[kind] for kind in (*ENV, *ACT, *SEND))
+        alone = max(0.1, 1.0 - stolen / active) if active > 0 else 1.0
+        env, act, send = (alone * sum(took[kind] for kind in kinds) / rows for kinds in (ENV, ACT, SEND))
+        lanes, config = self._planned.spec.lanes, self._planned.worker_config
+        assert config is not None, "it has workers"
+        return Rehearsal(
+            lanes=lanes,
+            fragment=config.fragment_steps(self._planned.batch),
+            rows=rows,
+            env=env,
+            act=act,
+            send=send,
+            cpu=cpu / rows,
+            taken=(thread_time() - self._own) / rows,
+        )
