@@ -50,7 +50,9 @@ def _run(argv: Sequence[str]) -> int:
     options = _parse(argv)
     directory, chosen = _find(options)
     if options.tui:
-        raise SetupError("the terminal view is not there yet")
+        from freewheel.watch.tui import run_tui
+
+        return run_tui(directory, chosen)
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401

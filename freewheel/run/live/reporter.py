@@ -23,7 +23,7 @@ from freewheel.metrics.meter import Meter
 from freewheel.metrics.workers import ObservedCollector, WorkerState, own_environments
 from freewheel.rollout.whereabouts import SINCE, cells
 from freewheel.run.evaluation.schedule import EvaluationSchedule
-from freewheel.run.live.status import FORMAT, STATUS, Evaluator, Learner, Queue, Status, Worker, waits_for_rows
+from freewheel.run.live.status import FORMAT, STATUS, Evaluator, Learner, Queue, Status, Worker, boot, waits_for_rows
 from freewheel.transport.background import RepeatedCall
 
 EVERY = 1.0  # seconds between two
@@ -77,6 +77,8 @@ class LiveStatus:
         return Status(
             format=FORMAT,
             time=time.time(),
+            clock=time.monotonic(),
+            boot=boot(),
             pid=os.getpid(),
             run=self._path.name,
             env=self._env,

@@ -5,10 +5,12 @@ A thread of the trainer writes it about once a second (reporter.py); here it is 
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -19,6 +21,7 @@ from freewheel.transport.shm.place import call_of
 
 STATUS = "status.json"
 FORMAT = 1
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,9 @@ class Status:
     """One status.json."""
 
     format: int
-    time: float  # when it was written, unix seconds
+    time: float  # when it was written, unix seconds, ...
+    clock: float = 0.0  # ... and by CLOCK_MONOTONIC of ...
+    boot: str = ""  # ... this start of a machine
     pid: int
     run: str
     env: str
@@ -84,11 +89,19 @@ class Status:
 
     @property
     def age(self) -> float:
-        """Seconds since it was written, by the time of day."""
-        return max(0.0, time.time() - self.time)
+        """Seconds since it was written; 0 where that is not known, on another machine or since it was started again."""
+        return max(0.0, time.monotonic() - self.clock) if self.boot and self.boot == boot() else 0.0
 
     def to_json(self) -> str:
         return json.dumps(self, default=vars)
+
+
+@functools.cache
+def boot() -> str:
+    """Tells apart every start of every machine; empty where that cannot be known."""
+    with suppress(OSError):
+        return BOOT.read_text().strip()
+    return ""
 
 
 def read_status(path: Path) -> Status:
