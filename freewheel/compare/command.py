@@ -18,6 +18,7 @@ from freewheel.registry import Command
 if TYPE_CHECKING:
     from freewheel.compare.comparison import Comparison, Request
     from freewheel.compare.results import Results
+    from freewheel.compare.trackers import Trackers
 
 WIDTH = 120  # where the output is not a terminal
 MOST_WORKERS = 10_000
@@ -86,6 +87,7 @@ def _options(argv: Sequence[str]) -> type[Any]:
 
 def _run(argv: Sequence[str]) -> int:
     """0: done; 1: nothing could be measured; 3: some modes failed; 130: interrupted, what was measured is reported."""
+    from freewheel.compare import trackers
     from freewheel.compare.comparison import Request
     from freewheel.compare.trainings.cases import Given
     from freewheel.config import flags
@@ -93,8 +95,9 @@ def _run(argv: Sequence[str]) -> int:
 
     others, given = flags.split_argv(argv, flags.option_types(CompareOptions))
     own = flags.build(CompareOptions, given)
+    asked, tracked = trackers.split(Given.read(others, own.trust))
     request = Request(
-        given=Given.read(others, own.trust),
+        given=asked,
         modes=own.chosen(),
         budget_s=own.budget,
         repeats=own.repeats,
@@ -104,14 +107,15 @@ def _run(argv: Sequence[str]) -> int:
     if not request.modes:
         raise UsageError("--modes names no mode; leave it out to compare all of them")
     with lasting_output():
-        return _compare(request, own)
+        return _compare(request, own, tracked)
 
 
-def _compare(request: Request, own: CompareOptions) -> int:
+def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
     from rich.console import Console
 
-    from freewheel.compare import comparison, table
+    from freewheel.compare import comparison, table, trackers
     from freewheel.compare.trainings.measuring import Progress
+    from freewheel.files.output import complain
     from freewheel.run.process import Stop
 
     stop, waiting = Stop(), Console(stderr=True)
@@ -132,13 +136,16 @@ def _compare(request: Request, own: CompareOptions) -> int:
             progress.say("\n".join(plan.lines()))
             results = comparison.carry_out(plan, folder, stop, progress)
         stop.over = True
-        files = comparison.write(results, folder)
+        files, told = comparison.write(results, folder), trackers.write(results, folder, tracked)
         if own.json:
             sys.stdout.write(json.dumps(results.to_json()) + "\n")
         else:
             console = Console(highlight=False)
             table.show(results, console if console.is_terminal else Console(highlight=False, width=WIDTH))
-            console.print(f"  {', '.join(str(path) for path in files)}", markup=False, soft_wrap=True)
+            for line in (", ".join(str(path) for path in files), *told.lines):
+                console.print(f"  {line}", markup=False, soft_wrap=True)
+        for problem in told.problems:
+            complain(problem)
     return SIGNALLED + stop.signal if stop.signal is not None else _exit_code(plan, results)
 
 

@@ -7,7 +7,7 @@ import netrc
 import os
 import secrets
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -49,18 +49,24 @@ def _has_key() -> bool:
 class Tracked:
     """A run of wandb's, with files in `folder`/wandb. Its helper process ends with it."""
 
-    def __init__(self, folder: Path, **about: Any) -> None:
+    def __init__(self, folder: Path, axis: str | None = None, **about: Any) -> None:
+        """`axis`: the metric that all others are charted over; `about`: as wandb.init takes it."""
         self.news: list[str] = []  # for the user
         chosen = mode()
+        self.online = chosen == "online"
         try:
             self._run = self._begin(folder, chosen, about)
         except Exception as error:
             if chosen != "online":
                 raise
             _end_service()
+            self.online = False
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             self.news.append(f"wandb does not answer, so the run is kept offline; {how_to_sync(folder)} ({why})")
             self._run = self._begin(folder, "offline", about)
+        if axis is not None:
+            self._run.define_metric(axis)
+            self._run.define_metric("*", step_metric=axis)
 
     @staticmethod
     def _begin(folder: Path, chosen: Mode, about: Mapping[str, Any]) -> Any:
@@ -75,13 +81,15 @@ class Tracked:
             x_disable_stats=True,
             init_timeout=CONNECT,
         )
-        run = wandb.init(dir=str(folder), mode=chosen, settings=options, reinit="create_new", **about)
-        run.define_metric(STEPS)
-        run.define_metric("*", step_metric=STEPS)
-        return run
+        return wandb.init(dir=str(folder), mode=chosen, settings=options, reinit="create_new", **about)
 
     def log(self, values: Mapping[str, Any]) -> None:
         self._run.log(dict(values))
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        import wandb
+
+        self._run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
 
     def conclude(self, values: Mapping[str, Any]) -> None:
         """What is shown of the run in tables."""
@@ -134,6 +142,7 @@ class WandbSink:
             run, given = self._run, settings(self._run.config)
             self._tracked = Tracked(
                 run.path,
+                STEPS,
                 id=_identity(run.path / FOLDER / KNOWN),
                 resume="allow" if run.resumed and mode() == "online" else None,
                 project=run.project,
