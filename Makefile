@@ -111,10 +111,10 @@ format: .venv/.ready ## mend what can be mended by machine
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: .venv/.bench ## every benchmark, one after the other (7 hours); fails at the end if a target was missed
+bench: .venv/.bench ## every benchmark, one after the other (7 hours), and README's table from their rows; fails at the end if a target was missed
 	@missed=; for name in versus_sb3 defaults learns straggler burn lag startup checkpoint versus_modes lag_learning storm solves discrete versus_sac cyborg_rates cage2_rates cage2_learns workflow_synthetic workflow_cage2 first_day inverted_pendulum watch_cost; do \
 	echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name || missed="$$missed $$name"; \
-	done; if [ -n "$$missed" ]; then echo "targets missed in:$$missed"; exit 1; fi
+	done; $(BIN)/python -m benchmarks.headlines; if [ -n "$$missed" ]; then echo "targets missed in:$$missed"; exit 1; fi
 
 $(ONE_BENCH): module = $(subst -,_,$(@:bench-%=%))
 bench-versus: module = versus_modes

@@ -4,6 +4,7 @@ steps are walked by scripts/walk.py."""
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,19 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def test_the_table_is_the_one_that_the_rows_give() -> None:
     assert README.partition(BEGIN)[2].partition(END)[0].strip() == headlines()
+
+
+def test_make_bench_ends_with_the_table_also_when_a_target_was_missed(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh\necho "$2" >> {tmp_path}/calls\ntest "$2" != benchmarks.lag\n""")
+    python.chmod(0o755)
+    words = ["make", "--no-print-directory", "-o", ".venv/.bench", "bench", f"BIN={tmp_path}"]
+    made = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    calls = (tmp_path / "calls").read_text().split()
+    assert len(calls) > 15
+    assert calls[-1] == "benchmarks.headlines"
+    assert "targets missed in: lag" in made.stdout
+    assert made.returncode == 2
 
 
 def test_the_picture_is_the_one_that_the_rows_give() -> None:

@@ -9,13 +9,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from freewheel.compare.results import CaseInfo, Figures, Results, ScalePoint, Spread
+from freewheel.errors import FileError
 from freewheel.metrics.names import SHARES
-from freewheel.plots.chart import Bar, Bars, Chart, Line, Lines, Stack, Stacks
+from freewheel.plots.chart import Bar, Bars, Chart, Line, Lines, Stack, Stacks, Track, Tracks
 from freewheel.plots.curves import band
 from freewheel.plots.numbers import Show, duration, megabytes, percent, short, times
-from freewheel.timeline.model import KINDS, UNKNOWN, look
+from freewheel.timeline.model import KINDS, UNKNOWN, Timeline, is_wait, look
 
 FAILED = "failed"
+MOST_WORKERS, MOST_SPANS = 8, 400  # of a timeline in a picture
 
 
 class Topic(NamedTuple):
@@ -204,6 +206,29 @@ def _shares(results: Results) -> Iterator[Chart]:
         colours = {kind: look(kind).color for kind in sorted(kinds, key=_place)}
         shown = tuple(stack for stack in stacks if stack.shares)
         yield Stacks(f"time-{party}", title, about, shown, colours, SHARES[party])
+
+
+def tracks(results: Results, mode: str) -> Tracks | None:
+    """The timeline of a mode for a picture: its first workers, and everybody else."""
+    if not results.timelines.get(mode):
+        return None
+    try:
+        whole = Timeline.from_json(results.timelines[mode], f"the timeline of {mode}")
+    except FileError:
+        return None
+    envs, others = list(whole.group("envs")), [row for row in whole.rows if row.group != "envs"]
+    most = max((len(row.spans) for row in whole.rows), default=0)
+    shown = whole.window(whole.begin_s, whole.begin_s + whole.seconds * min(1.0, MOST_SPANS / max(most, 1)))
+    kept = {row.name for row in [*envs[:MOST_WORKERS], *others]}
+    rows = tuple(
+        Track(row.name, tuple((one.t0_s, one.t1_s, one.kind) for one in row.spans))
+        for row in shown.rows
+        if row.name in kept
+    )
+    more = f"{MOST_WORKERS} of {len(envs)} workers; " if len(envs) > MOST_WORKERS else ""
+    kinds = shown.kinds()
+    return Tracks(f"timeline-{mode}", mode, f"{more}thin bars are waits", rows, shown.begin_s, shown.end_s,
+                  {kind: look(kind).color for kind in kinds}, frozenset(filter(is_wait, kinds)))  # fmt: skip
 
 
 def _place(kind: str) -> int:

@@ -39,6 +39,8 @@ class CompareOptions:
     """Numbers of workers (1,2,4,8): also measure the modes with so many, and say up to where more of them pay."""
     out: str = ""
     """A new folder for compare.json, table.md, report.html, plots and the trainings (default: compare-ENV-ALGO, numbered)."""
+    report: str = ""
+    """Measure nothing: make table.md, report.html and plots of this folder again, from its compare.json."""
     json: bool = False
     """Print compare.json instead of tables."""
     dry_run: bool = False
@@ -95,6 +97,8 @@ def _run(argv: Sequence[str]) -> int:
 
     others, given = flags.split_argv(argv, flags.option_types(CompareOptions))
     own = flags.build(CompareOptions, given)
+    if own.report:
+        return _again(Path(own.report), own)
     asked, tracked = trackers.split(Given.read(others, own.trust))
     request = Request(
         given=asked,
@@ -113,7 +117,7 @@ def _run(argv: Sequence[str]) -> int:
 def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
     from rich.console import Console
 
-    from freewheel.compare import comparison, table, trackers
+    from freewheel.compare import comparison, trackers
     from freewheel.compare.trainings.measuring import Progress
     from freewheel.files.output import complain
     from freewheel.run.process import Stop
@@ -137,16 +141,39 @@ def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
             results = comparison.carry_out(plan, folder, stop, progress)
         stop.over = True
         files, told = comparison.write(results, folder), trackers.write(results, folder, tracked)
-        if own.json:
-            sys.stdout.write(json.dumps(results.to_json()) + "\n")
-        else:
-            console = Console(highlight=False)
-            table.show(results, console if console.is_terminal else Console(highlight=False, width=WIDTH))
-            for line in (", ".join(str(path) for path in files), *told.lines):
-                console.print(f"  {line}", markup=False, soft_wrap=True)
+        _show(results, [", ".join(str(path) for path in files), *told.lines], own)
         for problem in told.problems:
             complain(problem)
     return SIGNALLED + stop.signal if stop.signal is not None else _exit_code(plan, results)
+
+
+def _show(results: Results, lines: Sequence[str], own: CompareOptions) -> None:
+    from rich.console import Console
+
+    from freewheel.compare import table
+
+    if own.json:
+        sys.stdout.write(json.dumps(results.to_json()) + "\n")
+        return
+    console = Console(highlight=False)
+    table.show(results, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+    for line in lines:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+def _again(path: Path, own: CompareOptions) -> int:
+    """What is shown of an earlier comparison, made from its compare.json."""
+    from freewheel.compare import report, table
+    from freewheel.compare.results import Results
+
+    folder = path if path.is_dir() else path.parent
+    results = Results.read(path)
+    try:
+        files = [table.write(results, folder), *report.write(results, folder)]
+        _show(results, [", ".join(str(file) for file in files)], own)
+    except OSError as error:
+        raise SetupError(f"cannot write in {folder}: {error.strerror}") from None
+    return DONE
 
 
 def _exit_code(plan: Comparison, results: Results) -> int:

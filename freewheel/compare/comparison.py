@@ -13,7 +13,7 @@ from typing import Literal, Self
 from freewheel.bench.hardware import hardware
 from freewheel.bench.measure import Order, measure
 from freewheel.collect.mode import WORKER_MEMORY
-from freewheel.compare import table
+from freewheel.compare import report, table
 from freewheel.compare.results import Ideal, Results, Row, Scale, Work
 from freewheel.compare.scale import Measured, fit, scaled, way_with
 from freewheel.compare.summary import summarised
@@ -327,4 +327,4 @@ def _with_workers(case: Case, way: Way) -> Case:
 
 def write(results: Results, folder: Path) -> list[Path]:
     """compare.json, table.md, report.html and plots; what was written."""
-    return [results.write(folder), table.write(results, folder)]
+    return [results.write(folder), table.write(results, folder), *report.write(results, folder)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -20,6 +20,7 @@ from freewheel.errors import FileError, SetupError
 from freewheel.files import disk
 from freewheel.files.output import complain
 from freewheel.plots import picture
+from freewheel.plots.chart import Chart, Tracks
 from freewheel.plots.numbers import duration
 from freewheel.timeline import page as gantt
 from freewheel.timeline.model import Timeline
@@ -45,12 +46,19 @@ def _pictures(results: Results, folder: Path) -> list[Path]:
     picture.require()
     folder.mkdir(exist_ok=True)
     written = []
-    found = {topic.name: topic.charts for topic in charts.topics(results)}
+    found: dict[str, Sequence[Chart | Tracks]] = {topic.name: topic.charts for topic in charts.topics(results)}
     if (scaling := charts.scaling(results)) is not None:
         found["scaling"] = (scaling,)
+    if timelines := [one for case in charts.ranked(results) if (one := charts.tracks(results, case.mode)) is not None]:
+        found["timelines"] = timelines
     for name, drawn in found.items():
         path = folder / f"{name}.png"
-        picture.write(drawn, path, columns=min(len(drawn), 2), title=f"{results.env}, {results.algo}")
+        picture.write(
+            drawn,
+            path,
+            columns=1 if name == "timelines" else min(len(drawn), 2),
+            title=f"{results.env}, {results.algo}",
+        )
         written.append(path)
     return written
 
@@ -63,7 +71,7 @@ def html(results: Results) -> str:
         sections.interrupted(results),
         sections.verdict(results),
         sections.failures(results),
-        section("modes-beside", "All modes", results.equal_work, sections.main_table(results)),
+        section("modes-beside", "All modes", sections.sentence(results.equal_work), sections.main_table(results)),
         *topics[:2],
         sections.pairs(results),
         *topics[2:],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from typing import Any, NamedTuple
 
@@ -26,6 +28,19 @@ def tag(name: str, content: str, **attributes: str) -> str:
 
 def text(value: object) -> str:
     return escape(str(value))
+
+
+def sentence(words: str) -> str:
+    """With a capital at the beginning."""
+    return words[:1].upper() + words[1:]
+
+
+def moment(created: str) -> str:
+    """When a comparison was made: 2026-11-16 17:06 UTC."""
+    try:
+        return datetime.fromisoformat(created).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return created
 
 
 def card(title: str, about: str, content: str, kind: str = "") -> str:
@@ -63,13 +78,18 @@ def heading(results: Results) -> str:
     work = results.work
     amount = f"{work.rows:,} environment steps" + (f", {work.updates:,} updates" if work.updates is not None else "")
     repeats = f"{results.repeats} repeat{'s' * (results.repeats != 1)}"
-    parts = [f"{amount} in every mode", repeats, *_machine(results.hardware), results.created]
+    parts = [f"{amount} in every mode", repeats, *_machine(results.hardware), moment(results.created)]
     facts = "".join(tag("li", text(part)) for part in parts if part)
     return (
         tag("p", "freewheel compare", class_="kicker")
-        + tag("h1", f"{text(results.env)} <small>{text(results.algo)}</small>")
-        + tag("ul", facts, class_="facts")
+        + tag("h1", f"{_breakable(results.env)} <small>{text(results.algo)}</small>")
+        + tag("ul", facts, class_="meta")
     )
+
+
+def _breakable(name: str) -> str:
+    """A long name that may go on in the next line after a point, a colon, a slash or a dash."""
+    return "<wbr>".join(map(text, re.split(r"(?<=[.:/_-])", name)))
 
 
 def _machine(hardware: Mapping[str, Any]) -> list[str]:
@@ -119,7 +139,7 @@ def verdict(results: Results) -> str:
     typed = tag("pre", tag("code", text(found.command)), class_="command") if found.command else ""
     return tag(
         "section",
-        tag("p", text(found.sentence), class_="sentence") + tag("dl", shown, class_="tiles") + typed,
+        tag("p", text(sentence(found.sentence)), class_="sentence") + tag("dl", shown, class_="tiles") + typed,
         class_="hero",
         aria_label="Recommendation",
     )
@@ -234,7 +254,7 @@ def pairs(results: Results) -> str:
         gain = tag("strong", times(pair.gain.median)) if pair.gain else "not measured"
         below = tag("small", _range(pair.gain, times)) if pair.gain else ""
         ways = f"{mode_name(results, pair.before)} → {mode_name(results, pair.after)}" if pair.gain else UNKNOWN
-        rows.append([text(pair.what), ways, gain + below, text(pair.sentence)])
+        rows.append([text(pair.what), ways, gain + below, text(sentence(pair.sentence))])
     head = ("what", "from → to", "steps/s", "in words")
     about = "What each part of the difference is worth, measured apart."
     return section("pairs", "Synchronous against asynchronous", about, table(head, rows, "words"))
@@ -282,10 +302,10 @@ def details(results: Results) -> str:
     work, ideal = results.work, results.ideal
     facts: dict[str, Any] = {
         "command": results.command,
-        "made": f"{results.created}, in {duration(results.wall_s)}",
+        "made": f"{moment(results.created)}, in {duration(results.wall_s)}",
         "budget": f"{duration(results.budget_s)}, {results.repeats} repeats, seeds {', '.join(map(str, work.seeds))}",
-        "work": f"{work.rows:,} rows, {work.rows_per_update:,} an update; {work.envs} envs; rates leave out the first "
-        f"{work.warm_up} updates",
+        "work": f"{work.rows:,} rows, {work.rows_per_update:,} an update; {work.envs} envs",
+        "left out": f"the first {work.warm_up} update{'s' * (work.warm_up != 1)} (warm-up) of every rate, and start-up",
         "equal work": results.equal_work,
         "ideal": f"{number(ideal.steps_per_s)} steps/s: {ideal.formula}",
         **{str(key): value for key, value in results.hardware.items()},

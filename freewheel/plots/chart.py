@@ -132,6 +132,28 @@ class Stacks:
         return [kind for kind in self.colours if kind in seen]
 
 
+@dataclass(frozen=True)
+class Track:
+    """What one party did: spans of (begin, end, kind) in seconds, in order."""
+
+    label: str
+    spans: tuple[tuple[float, float, str], ...]
+
+
+@dataclass(frozen=True)
+class Tracks:
+    """Parties below each other over the same seconds; only pictures show it, pages have a timeline that can be zoomed."""
+
+    name: str
+    title: str
+    about: str
+    tracks: tuple[Track, ...]
+    begin: float
+    end: float
+    colours: Mapping[str, str]  # of every kind, in the order of the legend
+    thin: frozenset[str] = frozenset()  # kinds that are waits
+
+
 Chart: TypeAlias = Bars | Lines | Stacks
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from freewheel.errors import SetupError
 from freewheel.files import disk
-from freewheel.plots.chart import PALETTE, Bars, Chart, Line, Lines, Stacks, log_ticks
+from freewheel.plots.chart import PALETTE, Bars, Chart, Line, Lines, Stacks, Tracks, log_ticks
 from freewheel.plots.numbers import Show
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def require() -> None:
         raise SetupError("pictures need matplotlib: pip install 'freewheel[plot]'") from None
 
 
-def write(charts: Sequence[Chart], path: Path, columns: int = 1, title: str = "") -> None:
+def write(charts: Sequence[Chart | Tracks], path: Path, columns: int = 1, title: str = "") -> None:
     """One file of these charts, side by side in so many columns; its ending says PNG or SVG."""
     require()
     with _styled():
@@ -75,7 +75,7 @@ def _styled() -> Iterator[None]:
         yield
 
 
-def _figure(charts: Sequence[Chart], columns: int, title: str) -> Figure:
+def _figure(charts: Sequence[Chart | Tracks], columns: int, title: str) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -83,7 +83,8 @@ def _figure(charts: Sequence[Chart], columns: int, title: str) -> Figure:
     heights = [max(_height(chart) for chart in charts[at * columns : (at + 1) * columns]) for at in range(rows)]
     lead = 0.45 if title else 0.0
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, hspace=0.06, wspace=0.04)
-    figure = Figure(figsize=(5.6 * columns, sum(heights) + lead), layout=layout)
+    wide = 10.0 if any(isinstance(chart, Tracks) for chart in charts) else 5.6
+    figure = Figure(figsize=(wide * columns, sum(heights) + lead), layout=layout)
     if title:
         figure.suptitle(_plain(title), x=0.012, ha="left", fontsize=13, fontweight="bold")
     grid = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
@@ -94,14 +95,18 @@ def _figure(charts: Sequence[Chart], columns: int, title: str) -> Figure:
             _bars(axes, chart)
         elif isinstance(chart, Stacks):
             _stacks(axes, chart)
+        elif isinstance(chart, Tracks):
+            _tracks(axes, chart)
         else:
             _lines(axes, chart)
     return figure
 
 
-def _height(chart: Chart) -> float:
+def _height(chart: Chart | Tracks) -> float:
     if isinstance(chart, Stacks):
         return 1.5 + 0.36 * len(chart.stacks)
+    if isinstance(chart, Tracks):
+        return max(1.3 + 0.24 * len(chart.tracks), 0.8 + 0.23 * len(chart.colours))
     return 1.15 + 0.36 * len(chart.bars) if isinstance(chart, Bars) else 3.5
 
 
@@ -129,7 +134,7 @@ def _bars(axes: Axes, chart: Bars) -> None:
     _head(axes, chart)
 
 
-def _head(axes: Axes, chart: Bars | Stacks) -> None:
+def _head(axes: Axes, chart: Bars | Stacks | Tracks) -> None:
     """The title, and under it what it is about."""
     axes.set_title(_plain(chart.title), pad=20)
     axes.text(0, 1.02, _plain(chart.about), transform=axes.transAxes, fontsize=8, color=FAINT, va="bottom")
@@ -153,6 +158,23 @@ def _stacks(axes: Axes, chart: Stacks) -> None:
         axes.spines[side].set_visible(False)
     if kinds:
         axes.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=5, handlelength=1, handleheight=1, columnspacing=1.2)
+    _head(axes, chart)
+
+
+def _tracks(axes: Axes, chart: Tracks) -> None:
+    for kind, colour in chart.colours.items():
+        height = 0.42 if kind in chart.thin else 0.84
+        for at, track in enumerate(chart.tracks):
+            spans = [(start, stop - start) for start, stop, own in track.spans if own == kind]
+            axes.broken_barh(spans, (at - height / 2, height), facecolors=colour, linewidth=0)
+        axes.barh(0, 0, color=colour, label=kind)  # for the legend
+    axes.set_yticks(range(len(chart.tracks)), [_plain(_cut(track.label)) for track in chart.tracks])
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_xlim(chart.begin, chart.end)
+    axes.set_ylim(len(chart.tracks) - 0.4, -0.6)
+    axes.grid(False)
+    axes.set_xlabel("seconds since the run began")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1, handleheight=1)
     _head(axes, chart)
 
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from freewheel.cli.main import main
 from freewheel.compare import report
 from freewheel.compare.results import CaseInfo, Results, Row, Spread
 from freewheel.plots.numbers import duration, megabytes, number, percent, times
 from tests.support import comparisons
 from tests.support.runs import python
 
-VOID = ("meta", "rect", "path", "circle", "br")
+VOID = ("meta", "rect", "path", "circle", "wbr")
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 
 
@@ -282,10 +283,24 @@ def test_the_report_is_a_function_of_compare_json(tmp_path: Path) -> None:
 def test_files_are_written_beside_each_other(tmp_path: Path) -> None:
     said: list[str] = []
     written = report.write(comparisons.full(), tmp_path, said.append)
-    names = ["cost", "learning", "scaling", "speed", "time"]
+    names = ["cost", "learning", "scaling", "speed", "time", "timelines"]
     assert sorted(written) == [*(tmp_path / "plots" / f"{name}.png" for name in names), tmp_path / "report.html"]
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in written[1:])
     assert said == []
+
+
+def test_the_command_makes_the_report_of_a_folder_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = comparisons.results(["continuous", "sequential"], repeats=1, created="2026-11-16T17:06:02+01:00")
+    written = results.write(tmp_path).read_bytes()
+    assert main(["compare", "--report", str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == report.html(results)
+    assert "2026-11-16 16:06 UTC" in page(results).shown
+    assert (tmp_path / "table.md").exists()
+    assert (tmp_path / "plots" / "speed.png").exists()
+    assert written == (tmp_path / "compare.json").read_bytes()
+    assert "report.html" in capsys.readouterr().out
+    assert main(["compare", "--report", str(tmp_path / "plots")]) == 1
+    assert capsys.readouterr().err == f"freewheel: {tmp_path}/plots/compare.json is missing\n"
 
 
 def test_without_matplotlib_the_page_is_written_and_one_line_says_what_to_install(tmp_path: Path) -> None:
@@ -294,6 +309,7 @@ def test_without_matplotlib_the_page_is_written_and_one_line_says_what_to_instal
 import sys
 sys.modules["matplotlib"] = None
 from pathlib import Path
+from freewheel.cli.main import main
 from freewheel.compare import report
 from freewheel.compare.results import Results
 folder = Path(sys.argv[1])
