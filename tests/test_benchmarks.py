@@ -23,6 +23,7 @@ QUICK = (
     "replay_switches --arms uniform td",
     "discrete --only cartpole-sac",
     "watch_cost",
+    "trace_cost",
 )
 
 

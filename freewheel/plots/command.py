@@ -1,4 +1,4 @@
-"""The command `freewheel plot`: learning curves of runs as pictures."""
+"""The commands of this room: `freewheel plot` draws learning curves of runs as pictures, `freewheel timeline` who did what."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from freewheel.errors import FileError, Range, UsageError, check_ranges
+from freewheel.plots.timeline import TIMELINE
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _runs(folders: Sequence[Path], columns: Sequence[str]) -> list[Run]:
     return runs
 
 
-COMMAND = Command(
+PLOT = Command(
     name="plot",
     argument="RUN...",
     summary="draw learning curves, seeds as bands: PNG and SVG",
@@ -139,3 +140,4 @@ COMMAND = Command(
     run=_run,
     order=5,
 )
+COMMAND = (PLOT, TIMELINE)
