@@ -77,7 +77,10 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_our_entries_are_found_by_their_files() -> None:
     assert {*MODES} == {"sequential", "lockstep", "batch", "continuous", "episodes"}
     assert {*WORLDS} == {"gym", "batched", "isaaclab", "drone", "straggler", "cage2"}
-    assert {*COMMANDS} == {"train", "check", "eval", "play", "doctor", "export", "replay", "resume", "workflow"}
+    assert {*COMMANDS} == {
+        "train", "check", "eval", "play", "doctor", "export", "replay", "resume", "workflow", "runs", "plot", "timeline",
+        "compare", "tune", "watch",
+    }  # fmt: skip
     assert "batch" in MODES
     assert MODES["batch"].name == "batch"
 
@@ -85,10 +88,8 @@ def test_our_entries_are_found_by_their_files() -> None:
 def test_an_unknown_name_is_refused_with_similar_ones() -> None:
     with pytest.raises(UsageError, match=r"^unknown mode 'batsh'; did you mean 'batch'\?$"):
         MODES["batsh"]
-    with pytest.raises(
-        UsageError,
-        match=r"^unknown command 'zzz'; choose from check, doctor, eval, export, play, replay, resume, train, workflow$",
-    ):
+    known = ", ".join(sorted(COMMANDS))
+    with pytest.raises(UsageError, match=rf"^unknown command 'zzz'; choose from {known}$"):
         COMMANDS["zzz"]
 
 
