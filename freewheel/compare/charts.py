@@ -162,25 +162,35 @@ def _curve(results: Results, mode: str, axis: Literal["time", "steps"]) -> Line:
     return Line(mode, tuple(zip(xs.tolist(), mean.tolist(), strict=True)), low, high, colour(results, mode))
 
 
-def scaling(results: Results) -> Lines | None:
-    """Env steps/s over the number of workers: measured, by the law, and extrapolated."""
+def scaling(results: Results) -> tuple[Lines, ...]:
+    """Env steps/s over the number of workers: measured, by the law, and extrapolated; here, and on a machine with more cores."""
     if results.scale is None or not results.scale.points:
-        return None
-    lines: list[Line] = []
+        return ()
+    here: list[Line] = []
+    elsewhere: list[Line] = []
     for mode in dict.fromkeys(point.mode for point in results.scale.points):
-        own = colour(results, mode)
-        law = _by_workers(results.scale.points, mode)
-        beyond = _by_workers(results.scale.extrapolated, mode)
-        measured = [(point.workers, point.measured) for point in law if point.measured is not None]
-        dots = tuple((float(workers), spread.median) for workers, spread in measured)
-        lines.append(Line(mode, tuple((float(point.workers), point.predicted) for point in law), colour=own))
+        law, beyond = _by_workers(results.scale.points, mode), _by_workers(results.scale.extrapolated, mode)
+        own = Line(mode, (), colour=colour(results, mode))
+        measured = tuple((float(one.workers), one.measured.median) for one in law if one.measured is not None)
         last = law[-1:] if law and beyond and law[-1].workers < beyond[0].workers else []
-        far = tuple((float(point.workers), point.predicted) for point in [*last, *beyond])
-        lines.append(Line(mode, far, colour=own, style="dashed"))
-        lines.append(Line(mode, dots, colour=own, style="dots"))
+        here += [
+            replace(own, points=_points(law)),
+            replace(own, points=_points([*last, *beyond]), style="dashed"),
+            replace(own, points=measured, style="dots"),
+        ]
+        cores = [(float(one.workers), one.a_core_each) for one in [*law, *beyond]]
+        elsewhere.append(replace(own, points=tuple((x, y) for x, y in sorted(cores) if y is not None), style="dashed"))
     styles = {"dots": "measured", "line": "the law", "dashed": "extrapolated"}
-    return Lines("scaling", "Env steps per second over workers", "workers", "env steps/s", tuple(lines), log_x=True,
-                 from_zero=True, styles=styles)  # fmt: skip
+    chart = Lines("scaling", "Env steps per second over workers, on this machine", "workers", "env steps/s", tuple(here),
+                  log_x=True, from_zero=True, styles=styles)  # fmt: skip
+    other = replace(
+        chart, name="scaling-cores", title="By the law, with a core for every worker", lines=tuple(elsewhere)
+    )
+    return (chart,) if other.empty else (chart, other)
+
+
+def _points(points: Sequence[ScalePoint]) -> tuple[tuple[float, float], ...]:
+    return tuple((float(point.workers), point.predicted) for point in points)
 
 
 def _by_workers(points: Sequence[ScalePoint], mode: str) -> list[ScalePoint]:

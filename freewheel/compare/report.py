@@ -47,8 +47,8 @@ def _pictures(results: Results, folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     written = []
     found: dict[str, Sequence[Chart | Tracks]] = {topic.name: topic.charts for topic in charts.topics(results)}
-    if (scaling := charts.scaling(results)) is not None:
-        found["scaling"] = (scaling,)
+    if scaling := charts.scaling(results):
+        found["scaling"] = scaling
     if timelines := [one for case in charts.ranked(results) if (one := charts.tracks(results, case.mode)) is not None]:
         found["timelines"] = timelines
     for name, drawn in found.items():

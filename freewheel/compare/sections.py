@@ -261,25 +261,30 @@ def pairs(results: Results) -> str:
 
 
 def scale(results: Results) -> str:
-    chart = charts.scaling(results)
-    if results.scale is None or chart is None:
+    shown = charts.scaling(results)
+    if results.scale is None or not shown:
         return ""
     told = results.scale
     points = [*told.points, *told.extrapolated]
     rows = [
         [mode_name(results, one.mode), f"{one.workers:,}",
          text(one.failed) if one.failed else number(one.measured.median if one.measured else None),
-         number(one.predicted), "" if one.error is None else f"{100 * one.error:+.0f} %", text(one.limit)]
+         number(one.predicted), "" if one.error is None else f"{100 * one.error:+.0f} %",
+         number(one.a_core_each), text(one.limit)]
         for one in sorted(points, key=lambda one: (one.mode, one.workers))
     ]  # fmt: skip
-    numbers = table(("mode", "workers", "measured steps/s", "by the law", "error", "waits for"), rows)
+    numbers = table(
+        ("mode", "workers", "measured steps/s", "by the law", "error", "with a core each", "waits for"), rows
+    )
     words = (
         items(told.verdict)
         + tag("p", f"{tag('strong', 'The law.')} {text(told.law)}")
         + tag("p", tag("strong", "Assumptions of the extrapolation"))
         + items(told.assumptions)
     )
-    content = tag("div", drawn(chart) + card("Up to where more workers pay", "", words, "words"), class_="pairs")
+    content = tag(
+        "div", "".join(map(drawn, shown)) + card("Up to where more workers pay", "", words, "words"), class_="pairs"
+    )
     fold = tag("details", tag("summary", "All points") + numbers)
     return section("scale", "More workers", "", content + fold)
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from freewheel.cli.main import main
-from freewheel.compare import report
+from freewheel.compare import charts, report
 from freewheel.compare.results import CaseInfo, Results, Row, Spread
 from freewheel.plots.numbers import duration, megabytes, number, percent, times
 from tests.support import comparisons
@@ -310,7 +310,7 @@ import sys
 sys.modules["matplotlib"] = None
 from pathlib import Path
 from freewheel.cli.main import main
-from freewheel.compare import report
+from freewheel.compare import charts, report
 from freewheel.compare.results import Results
 folder = Path(sys.argv[1])
 assert report.write(Results.read(folder), folder) == [folder / "report.html"]
@@ -320,6 +320,23 @@ assert report.write(Results.read(folder), folder) == [folder / "report.html"]
         == "freewheel: pictures need matplotlib: pip install 'freewheel[plot]'\n"
     )
     assert (tmp_path / "report.html").stat().st_size > 50_000
+
+
+def test_the_law_is_drawn_as_measured_predicted_and_extrapolated() -> None:
+    results = comparisons.full()
+    here, elsewhere = charts.scaling(results)
+    law, far, dots = (line for line in here.lines if line.label == "continuous")
+    assert (law.style, far.style, dots.style) == ("line", "dashed", "dots")
+    assert [x for x, _ in dots.points] == [1, 2, 4, 8]
+    assert [x for x, _ in far.points] == [8, 10, 20, 50, 100, 200]  # it begins where the measurements end
+    assert results.scale is not None
+    known = {(one.mode, one.workers): one for one in results.scale.points}
+    for workers, rate in dots.points:
+        measured = known["continuous", int(workers)].measured
+        assert measured is not None
+        assert rate == measured.median
+    assert [x for x, _ in elsewhere.lines[0].points] == [10, 20, 50, 100, 200]
+    assert {"memory suffices", "continuous: up to 60 workers pay"} <= set(page(results).texts)
 
 
 def test_a_variant_follows_its_mode_and_is_not_ranked() -> None:

@@ -120,7 +120,14 @@ def scale() -> Scale:
         for mode, n in known
     )  # fmt: skip
     far = tuple(
-        ScalePoint(mode=mode, workers=n, envs=n, predicted=rate(mode, n), limit="cores" if n > 50 else "envs")
+        ScalePoint(
+            mode=mode,
+            workers=n,
+            envs=n,
+            predicted=rate(mode, n),
+            limit="cores" if n > 50 else "envs",
+            a_core_each=rate(mode, n) * 1.4,
+        )
         for mode in ("lockstep", "continuous")
         for n in (10, 20, 50, 100, 200)
     )
