@@ -80,6 +80,18 @@ def lines(path: Path, longest: int) -> Iterator[bytes]:
             yield line
 
 
+def tail(path: Path, most: int) -> list[bytes]:
+    """The whole lines in the last so many bytes of a regular file, without their ends."""
+    with regular(path) as file:
+        try:
+            begin = max(0, os.fstat(file.fileno()).st_size - most)
+            file.seek(begin)
+            found = file.read(most).split(b"\n")
+        except OSError as error:
+            raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    return found[1 if begin else 0 : -1]
+
+
 def typed_content(path: Path, most: int) -> bytes:
     """The bytes of a file that the user has typed, which may also be a link, a pipe or standard input."""
     try:

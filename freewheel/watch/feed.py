@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.errors import FileError
-from freewheel.files.read import content, parse_json
+from freewheel.files.read import content, parse_json, tail
 from freewheel.metrics import targets
 from freewheel.metrics.meter import Budget
 from freewheel.metrics.names import SHARES, describe
 from freewheel.metrics.workers import STATES
 from freewheel.run.live.following import Follower
 from freewheel.run.live.status import Status, Worker
+from freewheel.sinks.messages import FILE as MESSAGES
 from freewheel.timeline.model import KINDS as LOOKS
 from freewheel.watch.curve import COLUMNS, KINDS, Curve, LastMinute, number
 
@@ -24,7 +25,8 @@ TIMELINE = "timeline.json"  # the last minute of a run that was started with --t
 TIMELINE_SIZE = 16 << 20  # bytes
 ALERT = 10.0  # seconds for which a worker that has died stays red, however soon it was replaced
 SILENT = 6.0  # seconds without a status after which a trainer that runs is called silent
-MESSAGES = 20
+NEWEST = 30  # messages that are shown
+TAIL = 1 << 16  # bytes in which they are looked for
 #: Sections that those who only compare a run need as well.
 SHARED = ("about", "head", "tail")
 WHY = {
@@ -150,12 +152,13 @@ class Feed:
         return "silent" if state == "running" and alive is not None and alive.age > SILENT else state
 
     def _messages(self, summary: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """What the run says at its end, and what is wrong with its files."""
+        """What the run has told, the newest first; before that how it ended, and what is wrong with its files."""
         ended = summary or {}
         listed = ended.get("problems")
         texts = [ended.get("error"), ended.get("advice"), *(listed if isinstance(listed, list) else ())]
         texts += self._follower.problems.values()
-        return [{"text": text[:2000]} for text in texts if isinstance(text, str) and text][:MESSAGES]
+        last = [{"text": text[:2000]} for text in texts if isinstance(text, str) and text]
+        return [*last, *read_messages(self.path)][:NEWEST]
 
     def _timeline_stamp(self) -> str | None:
         with suppress(OSError):
@@ -171,6 +174,18 @@ def read_timeline(run: Path) -> bytes | None:
     except FileError:
         return None
     return bytes(data)
+
+
+def read_messages(run: Path) -> list[dict[str, Any]]:
+    """What a run has told last, the newest first."""
+    found: list[dict[str, Any]] = []
+    with suppress(FileError):
+        for line in reversed(tail(run / MESSAGES, TAIL)):
+            with suppress(FileError):
+                told = parse_json(line, MESSAGES)
+                if isinstance(text := told.get("text"), str):
+                    found.append({"text": text, "wall_s": number(told.get("wall_s"))})
+    return found[:NEWEST]
 
 
 def _compact(rows: Sequence[Any]) -> str:
@@ -223,10 +238,10 @@ def _tiles(
         {
             "name": one.name,
             "label": one.label[:1].upper() + one.label[1:],
-            "value": one.value,
+            "value": number(one.value),
             "unit": "%" if one.is_share else UNITS.get(one.name, ""),
-            "low": one.low,
-            "high": one.high,
+            "low": number(one.low),
+            "high": number(one.high),
             "state": one.state,
             "reason": one.reason,
             "help": _help(one.name),

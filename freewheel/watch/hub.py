@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -74,6 +75,7 @@ class _Watched:
         self.status = 0  # when its status was written
         self.polled = 0.0  # when it was read; 0: never
         self.wanted = time.monotonic()  # when somebody last looked
+        self.failed = False  # it could not be read, and this has been told
 
     def due(self, now: float) -> bool:
         written = 0
@@ -139,12 +141,22 @@ class Hub:
             while not self._closed:
                 for watched in list(self._watched.values()):
                     if watched.due(time.monotonic()):
-                        await asyncio.to_thread(watched.feed.poll)
-                        self._tell(watched)
+                        await self._read(watched)
                 self._forget()
                 await asyncio.sleep(LOOK)
         finally:
             lists.cancel()
+
+    async def _read(self, watched: _Watched) -> None:
+        try:
+            await asyncio.to_thread(watched.feed.poll)
+        except Exception as error:  # noqa: BLE001 - a run that cannot be shown must not end the page of the others
+            watched.polled = time.monotonic()
+            if not watched.failed:
+                sys.stderr.write(f"run {watched.feed.name} cannot be shown: {type(error).__name__}: {error}\n")
+            watched.failed = True
+            return
+        self._tell(watched)
 
     def _tell(self, watched: _Watched) -> None:
         first, name = not watched.polled, watched.feed.name

@@ -281,3 +281,18 @@ def test_a_wrong_value_is_named_with_its_place(change: dict[str, Any], message: 
     with pytest.raises(FileError, match=message) as caught:
         read.record(Outer, GOOD | change, "f")
     one_line(caught.value)
+
+
+def test_the_last_lines_are_those_that_are_whole(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"one\ntwo\nthree\nhalf")
+    assert read.tail(file, 100) == [b"one", b"two", b"three"]
+    assert read.tail(file, 13) == [b"three"]  # of "two" only a part is within
+    assert read.tail(file, 3) == []
+    file.write_bytes(b"")
+    assert read.tail(file, 10) == []
+    with pytest.raises(FileError, match="is missing"):
+        read.tail(tmp_path / "none", 10)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match="not a regular file"):
+        read.tail(tmp_path / "pipe", 10)

@@ -38,8 +38,9 @@ class Record:
 
 
 def test_ours_are_on_by_default() -> None:
-    assert {name for name in SINKS if SINKS[name].default} == {"console", "jsonl"}
-    assert {entry.name for entry in chosen([])} == {"console", "jsonl"} == {entry.name for entry in chosen(["jsonl"])}
+    ours = {"console", "jsonl", "messages"}
+    assert {name for name in SINKS if SINKS[name].default} == ours
+    assert {entry.name for entry in chosen([])} == ours == {entry.name for entry in chosen(["jsonl"])}
 
 
 def test_an_unknown_name_is_refused_before_anything_starts(tmp_path: Path) -> None:

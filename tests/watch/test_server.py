@@ -95,6 +95,16 @@ def test_rows_that_a_resume_cuts_back_vanish(page: Page, runs: Path) -> None:
     assert [point[COLUMNS.index("return_mean")] for point in told["points"]] == [1.0, -7.0]
 
 
+def test_messages_are_told_the_newest_first(page: Page, runs: Path) -> None:
+    told = [{"time": 1.0, "wall_s": 2.0, "text": f"message {count}"} for count in range(50)]
+    lines = [json.dumps(one) for one in told]
+    (runs / "first" / "messages.jsonl").write_text("\n".join([*lines, '{"text": 3}', "{", "[]", "half"]))
+    with page.events("first") as events:
+        found = until(events, "run", lambda told: told.get("messages"), limit=5.0)["messages"]
+    assert [one["text"] for one in found] == [f"message {count}" for count in range(49, 19, -1)]
+    assert found[0]["wall_s"] == 2.0
+
+
 def test_a_timeline_is_handed_on_where_there_is_one(page: Page, runs: Path) -> None:
     with page.events("first") as events:
         assert until(events, "run")["timeline"] is None

@@ -66,6 +66,7 @@ export class Chart {
     this.shape = "";
     this.curves = [];
     this.pointed = false; // the tip is about this chart
+    this.zoomed = false; // a part was chosen, and is kept while new points come
     new ResizeObserver(() => this.resize()).observe(element);
   }
 
@@ -91,7 +92,12 @@ export class Chart {
     if (shape !== this.shape) {
       this.forget();
       this.plot = new uPlot(this.options(shown, inTime), data, this.element);
+      this.plot.over.addEventListener("dblclick", () => { this.zoomed = false; });
       this.shape = shape;
+    } else if (this.zoomed) {
+      const { min, max } = this.plot.scales.x;
+      this.plot.setData(data, false);
+      this.plot.setScale("x", { min, max });
     } else {
       this.plot.setData(data);
     }
@@ -101,6 +107,7 @@ export class Chart {
     this.plot?.destroy();
     this.plot = null;
     this.shape = "";
+    this.zoomed = false;
   }
 
   options(curves, inTime) {
@@ -120,13 +127,14 @@ export class Chart {
     return {
       width: this.element.clientWidth, height: this.element.clientHeight, series, bands,
       legend: { show: false },
+      padding: [10, 8, 0, 0],
       cursor: { y: false, points: { size: 6 } },
       scales: { x: { time: false }, y: { range: (plot, least, most) => padded(least, most) } },
       axes: [
         { ...axis, size: 26, space: 60, ...(inTime ? { incrs: SECONDS } : {}), values: (plot, values) => values.map((value) => x(value)) },
         { ...axis, size: 46, space: 34, values: (plot, values) => values.map(short) },
       ],
-      hooks: { setCursor: [(plot) => this.hover(plot, x)] },
+      hooks: { setCursor: [(plot) => this.hover(plot, x)], setSelect: [(plot) => { this.zoomed = plot.select.width > 0; }] },
     };
   }
 

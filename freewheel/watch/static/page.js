@@ -8,6 +8,7 @@ const MOST = 12; // runs at once: the one that is open and those beside it
 const WINDOW = 60; // seconds of the strips
 const TIMELINE_EVERY = 3000; // milliseconds between two looks at a timeline
 const SILENCE = 15000; // milliseconds without a word of the server
+const REST = 5000; // milliseconds that a page is told news after it was hidden
 const PATIENCE = 3000; // milliseconds after a connection was lost in which it may come back
 
 const page = {
@@ -17,7 +18,7 @@ const page = {
   listed: [], place: "", newest: null,
   open: null, beside: [],   // names
   x: "env_steps",
-  source: null, heard: 0, lost: 0, timeline: { stamp: null, asked: 0, chart: null },
+  source: null, heard: 0, lost: 0, resting: false, timeline: { stamp: null, asked: 0, chart: null },
   late: false,              // something has come since it was last drawn
 };
 const tip = find("tip");
@@ -44,6 +45,7 @@ function writeAddress() {
 
 function listen() {
   page.source?.close();
+  page.resting = false;
   const asked = new URLSearchParams([page.open, ...page.beside].filter(Boolean).map((name) => ["run", name]));
   const source = new EventSource(`/events?${asked}`);
   page.source = source;
@@ -83,6 +85,12 @@ function takeRun(told) {
   run.recent = run.recent.filter((row) => row[0] >= newest - WINDOW);
 }
 
+/** A page that nobody sees needs no news; and a browser has but six connections to a server for all its tabs. */
+function rest() {
+  page.resting = true;
+  page.source?.close();
+}
+
 // --------------------------------------------------------------------------------------------------------------- choices
 
 function choose(name, beside = page.beside.filter((other) => other !== name)) {
@@ -120,6 +128,7 @@ function draw() {
 }
 
 function showBanner() {
+  if (page.resting) return;
   const refused = page.source?.readyState === EventSource.CLOSED, now = Date.now();
   const silent = (page.lost && now - page.lost > PATIENCE) || (page.heard && now - page.heard > SILENCE);
   const banner = find("banner");
@@ -236,7 +245,12 @@ for (const button of document.querySelectorAll("[data-x]")) {
   button.addEventListener("click", () => { page.x = button.dataset.x; writeAddress(); page.late = true; draw(); });
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { page.late = true; });
-document.addEventListener("visibilitychange", draw);
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(page.rest);
+  if (document.hidden) page.rest = setTimeout(rest, REST);
+  else if (page.resting) listen();
+  draw();
+});
 addEventListener("resize", () => { page.late = true; });
 listen();
 setInterval(draw, 250);
