@@ -45,7 +45,7 @@ def compare(task: Task, given: argparse.Namespace) -> tuple[dict[str, Any], str]
     """compare.json and table.md of one call."""
     words = [*task.words, "--repeats", str(given.repeats), "--budget", str(given.budget), "--modes", given.modes]
     if given.quick:
-        words += [*task.quick, "--repeats", "1", "--modes", "sequential,lockstep,continuous"]
+        words += [*task.quick, "--repeats", "1", "--modes", "sequential,continuous", "--no-timelines"]
     with TemporaryDirectory() as folder:
         run_python("-m", "freewheel", "compare", *words, "--out", "out", "--json", cwd=folder)
         out = Path(folder, "out")

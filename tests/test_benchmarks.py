@@ -24,6 +24,7 @@ QUICK = (
     "discrete --only cartpole-sac",
     "watch_cost",
     "trace_cost",
+    "compare_ranks --only straggler",
 )
 
 

@@ -37,6 +37,8 @@ class CompareOptions:
     """How often every mode is measured, in turn with the others, each time with the next seed."""
     scale: str = ""
     """Numbers of workers (1,2,4,8): also measure the modes with so many, and say up to where more of them pay."""
+    timelines: bool = True
+    """Also record a short training of every mode, for the report to show who works and who waits when."""
     out: str = ""
     """A new folder for compare.json, table.md, report.html, plots and the trainings (default: compare-ENV-ALGO, numbered)."""
     report: str = ""
@@ -107,6 +109,7 @@ def _run(argv: Sequence[str]) -> int:
         repeats=own.repeats,
         command=shlex.join(["freewheel", "compare", *argv]),
         scale=own.worker_counts(),
+        timelines=own.timelines,
     )
     if not request.modes:
         raise UsageError("--modes names no mode; leave it out to compare all of them")
@@ -141,10 +144,17 @@ def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
             results = comparison.carry_out(plan, folder, stop, progress)
         stop.over = True
         files, told = comparison.write(results, folder), trackers.write(results, folder, tracked)
-        _show(results, [", ".join(str(path) for path in files), *told.lines], own)
+        _show(results, [_listed(files), *told.lines], own)
         for problem in told.problems:
             complain(problem)
     return SIGNALLED + stop.signal if stop.signal is not None else _exit_code(plan, results)
+
+
+def _listed(files: Sequence[Path]) -> str:
+    """What was written; pictures are only counted."""
+    named = [path for path in files if path.suffix not in (".png", ".svg")]
+    pictures = f", {len(files) - len(named)} plots" if len(files) > len(named) else ""
+    return f"{', '.join(map(str, named))}{pictures}"
 
 
 def _show(results: Results, lines: Sequence[str], own: CompareOptions) -> None:
@@ -170,7 +180,7 @@ def _again(path: Path, own: CompareOptions) -> int:
     results = Results.read(path)
     try:
         files = [table.write(results, folder), *report.write(results, folder)]
-        _show(results, [", ".join(str(file) for file in files)], own)
+        _show(results, [_listed(files)], own)
     except OSError as error:
         raise SetupError(f"cannot write in {folder}: {error.strerror}") from None
     return DONE

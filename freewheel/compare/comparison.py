@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from freewheel.bench.hardware import hardware
 from freewheel.bench.measure import Order, measure
@@ -18,18 +18,25 @@ from freewheel.compare.results import Ideal, Results, Row, Scale, Work
 from freewheel.compare.scale import Measured, fit, scaled, way_with
 from freewheel.compare.summary import summarised
 from freewheel.compare.trainings.cases import Case, Given, Setting, set_up
-from freewheel.compare.trainings.measuring import Progress, Rounds, clock, jobs, with_steps
+from freewheel.compare.trainings.measuring import LIMIT, SLACK, Progress, Rounds, clock, jobs, with_steps
 from freewheel.compare.trainings.sizing import LEAST_UPDATES, Demand, Size, size
 from freewheel.compare.verdict import judged, variants
-from freewheel.errors import UsageError
+from freewheel.errors import FileError, MeasureError, UsageError
 from freewheel.rollout.probe import usable_cores
 from freewheel.run.advice.beginning import AT_ONCE
 from freewheel.run.advice.policy_times import PolicyClock
-from freewheel.run.advice.prospects import WAITS_FOR, Prospect, predicted, way_of
+from freewheel.run.advice.prospects import WAITS_FOR, Prospect, predicted, step_times, way_of
 from freewheel.run.advice.throughput import Kind, PolicyTimes, StepTimes, Way, forecast
 from freewheel.run.process import Interrupted, Stop, learner_threads
+from freewheel.timeline.chrome import read as read_timeline
+from freewheel.timeline.model import Timeline
 
 RUNS = "runs"  # under the folder of the comparison
+TRACED_UPDATES, TRACED_S = (
+    3,
+    2.0,
+)  # of a training whose timeline is kept: at least so many updates; seconds that are shown
+MOST_SPANS = 8_000  # of a timeline
 PILOT_S = 300.0  # seconds that a first training may take where speeds cannot be predicted
 
 
@@ -43,6 +50,7 @@ class Request:
     repeats: int
     command: str
     scale: tuple[int, ...] = ()
+    timelines: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +139,7 @@ def prepare(request: Request, report: Callable[[str], None], pilot_folder: Path 
     `pilot_folder`; None: nothing is to be started."""
     setting = set_up(request.given, request.modes, report)
     cases = (*setting.cases, *_compile_variants(setting))
-    times = StepTimes.of(setting.cost) if setting.cost.row > 0 else None
+    times = step_times(setting.plan.config, setting.cost) if setting.cost.row > 0 else None
     prospects: dict[str, Prospect] = {}
     policy: PolicyTimes | None = None
     if times is not None:
@@ -184,12 +192,19 @@ def _ideal(setting: Setting, times: StepTimes | None) -> Ideal:
     """What the envs would make if none ever waited: each steps all the time, as far as there are cores for it."""
     envs, cores, cost = setting.envs, usable_cores(), setting.cost
     formula = "min(envs / seconds of a step, cores / processor seconds of a step), resets included"
-    if times is None or setting.plan.config.env.batched:
+    if times is None:
         return Ideal(steps_per_s=None, formula=formula, envs=envs, cores=cores)
-    rate = min(envs / times.row, cores / times.cpu if times.cpu > 0 else math.inf)
+    row, places = times, envs
+    if (
+        times.together
+    ):  # many lanes in a process cost little more than one: a process for each core has its part of them
+        places = min(cores, envs)
+        row = times.beside(envs // places)
+        formula = f"{formula}, of {places} processes with {envs // places} envs side by side"
+    rate = min(places / row.row, cores / row.cpu if row.cpu > 0 else math.inf)
     return Ideal(
         steps_per_s=rate,
-        formula=f"{formula}: min({envs} / {1e3 * times.row:.3g} ms, {cores} / {1e3 * times.cpu:.3g} ms)",
+        formula=f"{formula}: min({places} / {1e3 * row.row:.3g} ms, {cores} / {1e3 * row.cpu:.3g} ms)",
         envs=envs,
         cores=cores,
         row_s=times.row,
@@ -226,13 +241,14 @@ def carry_out(comparison: Comparison, folder: Path, stop: Stop, progress: Progre
     planned = jobs(comparison.able, comparison.size.again, comparison.seeds)
     rounds = Rounds(planned, comparison.size, folder / RUNS, stop, progress)
     workers = Workers.of(comparison) if comparison.request.scale else None
+    timelines: dict[str, Any] = {}
 
     def now(ended: Literal["complete", "interrupted"] = "interrupted") -> Results:
         failed = tuple(replace(info, failed=rounds.failed.get(info.mode, info.failed)) for info in results.modes)
         found = replace(results, rows=tuple(rounds.rows), modes=failed, wall_s=time.monotonic() - began, ended=ended)
         if workers is not None:
             found = replace(found, scale=workers.scale())
-        return judged(summarised(found))
+        return judged(summarised(replace(found, timelines=dict(timelines))))
 
     def keep() -> None:
         now().write(folder)
@@ -242,10 +258,52 @@ def carry_out(comparison: Comparison, folder: Path, stop: Stop, progress: Progre
         rounds.run()
         if workers is not None:
             workers.measure(folder / RUNS, stop, progress, keep)
+        if comparison.request.timelines:
+            trace(comparison, rounds.failed, timelines, Traced(folder / RUNS, stop, progress))
     except Interrupted:
         stop.over = True
         return now()
     return now("complete")
+
+
+class Traced(NamedTuple):
+    """Where and how the trainings that are drawn are run."""
+
+    folder: Path
+    stop: Stop
+    progress: Progress
+
+
+def trace(comparison: Comparison, failed: Mapping[str, str], found: dict[str, Any], traced: Traced) -> None:
+    """A short training of every mode that has not failed, with --trace: what each part did in its last seconds. The figures of a
+    training that is recorded are not used."""
+    for case in comparison.setting.able:
+        if case.label in failed:
+            continue
+        traced.progress.say(f"timeline  {case.label}")
+        rate = comparison.prospects[case.label].rate if case.label in comparison.prospects else 0.0
+        rows_per_update = comparison.size.steps_per_env * comparison.setting.envs
+        rows = min(comparison.size.rows, max(TRACED_UPDATES * rows_per_update, int(TRACED_S * rate)))
+        sized = with_steps(case, comparison.size.steps_per_env)
+        argv = (*sized.argv(seed=comparison.seeds[0], steps=rows, trace=True), *case.trusting)
+        limit = LIMIT * comparison.size.slowest_s + SLACK
+        order = Order(argv=argv, name=f"{case.label}-timeline", folder=traced.folder, warm_up_rows=1, limit_s=limit)
+        try:
+            measure(order, lambda _: traced.stop.check())
+            found[case.label] = _last_seconds(read_timeline(order.path)).to_json()
+        except (MeasureError, FileError) as error:
+            if traced.stop.signal is not None:
+                raise Interrupted from None
+            traced.progress.say(f"no timeline of {case.label}: {str(error).splitlines()[0]}")
+
+
+def _last_seconds(timeline: Timeline) -> Timeline:
+    """The end of a timeline, as long as a page can show."""
+    shown, seconds = timeline.last(TRACED_S), TRACED_S
+    while sum(len(row.spans) for row in shown.rows) > MOST_SPANS and seconds > 0.05:
+        seconds /= 2
+        shown = timeline.last(seconds)
+    return shown
 
 
 @dataclass

@@ -77,6 +77,12 @@ class CaseInfo:
     of: str | None = None  # the mode of which this is a variant: it takes no part in the ranking
     failed: str | None = None  # why there are no results, or not all
 
+    @property
+    def problem(self) -> str:
+        """What failed in one line: its first line, and its last, where an exception of the env is."""
+        lines = (self.failed or "").strip().splitlines()
+        return " ... ".join(dict.fromkeys([lines[0], lines[-1].strip()])) if lines else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Measurement):
@@ -135,7 +141,7 @@ class Scale:
     law: str
     points: tuple[ScalePoint, ...]
     extrapolated: tuple[ScalePoint, ...]  # 10 .. 200 workers
-    pays_up_to: Mapping[str, int]  # of each mode: more workers than these bring less than 10 % for twice as many
+    pays_up_to: Mapping[str, int]  # of each mode: twice as many workers as these bring less than 25 % more
     verdict: tuple[str, ...]  # the same in words, a line for each mode
     assumptions: tuple[str, ...]
     fitted: Mapping[str, float]  # the numbers of the law

@@ -18,7 +18,7 @@ from freewheel.metrics.names import WORKING
 from freewheel.run.advice.throughput import Forecast, Kind, PolicyTimes, StepTimes, Way, forecast
 
 EXTRAPOLATED = (10, 20, 50, 100, 200)
-PAYS = 1.1  # times the steps/s for twice the workers: less does not pay
+PAYS = 1.25  # times the steps/s for twice the workers: less does not pay
 WIDTHS = (2.0, 2.0, 1.2, 1.2, 1.05)  # how far from the best so far other factors are tried, in turn
 TRIED = range(-8, 9)
 LAW = (
@@ -157,7 +157,7 @@ def _beside(law: Fitted, point: Measured) -> ScalePoint:
 
 
 def pays_up_to(law: Fitted, kind: Kind, rows_per_update: int, most: int = EXTRAPOLATED[-1]) -> int:
-    """The smallest number of workers that twice as many exceed by less than a tenth; `most`: all of them pay."""
+    """The smallest number of workers that twice as many exceed by less than a quarter; `most`: all of them pay."""
     for workers in range(1, most):
         now, twice = (law.predict(way_with(kind, count, rows_per_update)).rate for count in (workers, 2 * workers))
         if twice < PAYS * now:

@@ -114,7 +114,8 @@ def lines(results: Results) -> Iterator[str]:
     """The recommendation, and whether it is all there."""
     if results.ended == "interrupted":
         done = len({row.repeat for row in results.rows})
-        yield f"Interrupted: {len(results.rows)} trainings in {done} of {results.repeats} repeats are here."
+        more = f", and {len(results.scale.rows)} of those of --scale" if results.scale is not None else ""
+        yield f"Interrupted: {len(results.rows)} trainings in {done} of {results.repeats} repeats{more} are here."
     if results.recommendation is not None:
         yield results.recommendation.sentence
     elif not results.rows:
@@ -125,12 +126,13 @@ def explained(results: Results) -> Iterator[str]:
     """What went wrong, what was compared, and what the columns mean."""
     for case in results.modes:
         if case.failed:
-            yield f"{case.mode} failed: {case.failed.splitlines()[0]}"
+            yield f"{case.mode} failed: {case.problem}"
     for pair in results.pairs:
-        yield f"{pair.what}: {pair.sentence}."
+        told = pair.sentence if pair.sentence.startswith(pair.what) else f"{pair.what}: {pair.sentence}"
+        yield f"{told[0].upper()}{told[1:]}."
     if results.equal_work:
         yield f"{results.equal_work[0].upper()}{results.equal_work[1:]}."
-    lengths = [row.rows / row.episodes for row in results.rows if row.episodes]
+    lengths = [one.steps_per_s.median / one.episodes_per_s.median for one in results.summary if one.episodes_per_s]
     if lengths and max(lengths) > 1.1 * min(lengths):
         both = f"{number(min(lengths))} to {number(max(lengths))} steps"
         yield f"Episodes had {both}, as the policies decide: compare episodes/s with that in mind, and steps/s without."

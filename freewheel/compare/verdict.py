@@ -78,7 +78,7 @@ def _sentence(
         facts.append(f"{chosen.steps_per_s.median:,.0f} steps/s")
     if len(equal) > 1:
         names = [one.mode for one in equal if one is not chosen]
-        why = "has the least lag" if _least_lag(chosen, equal) else "is the simplest"
+        why = "has the least lag" if _least_lag(chosen, equal) else "has no more lag than any"
         noise = max(margin(results, chosen.mode, name).noise for name in names)
         facts.append(f"within noise of {_listed(names)} (±{100 * noise:.0f} %), and {why} of them")
     elif ahead is not None:

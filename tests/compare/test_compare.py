@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from freewheel.compare.summary import summarised
 from freewheel.compare.trainings.cases import Case, Given
 from freewheel.compare.trainings.measuring import jobs
 from freewheel.compare.verdict import judged
+from freewheel.timeline.model import Timeline
 from tests.support.comparison import measured
 from tests.support.places import ROOT
 from tests.support.runs import IDENTITY, assert_balanced
@@ -43,14 +45,19 @@ def test_a_mode_that_fails_is_explained_and_the_others_are_reported(
     failed = results.case("batch").failed
     assert failed is not None
     assert "no licence for another process" in failed
-    assert "batch failed: " in shown
+    assert "batch failed: every worker was given up" in shown
+    assert "RuntimeError: this simulator has no licence for another process\n" in shown
     assert "Equal work by the ledger: 256 rows trained and 4 updates in each of 1 training." in shown
     assert results.recommendation is not None
     assert results.recommendation.command in shown
     text = (out / "table.md").read_text()
     assert results.recommendation.sentence in text
     assert f"{results.summary[0].steps_per_s.median:,.0f}" in text
-    assert {path.name for path in (out / "runs").iterdir()} == {"sequential-r1", "batch-r1"}
+    assert {path.name for path in (out / "runs").iterdir()} == {"sequential-r1", "sequential-timeline", "batch-r1"}
+    assert set(results.timelines) == {"sequential"}
+    drawn = Timeline.from_json(results.timelines["sequential"])
+    assert {"step", "update"} <= set(drawn.kinds())
+    assert results.recommendation.command in html.unescape((out / "report.html").read_text())
 
 
 def test_a_dry_run_says_what_would_be_done(
@@ -83,7 +90,17 @@ def test_ctrl_c_leaves_what_is_there_and_nothing_running(tmp_path: Path) -> None
         "--repeats",
         "2",
     ]
-    command = [sys.executable, "-m", "freewheel", *words, "--num-steps-per-env", "16", "--steps", "512"]
+    command = [
+        sys.executable,
+        "-m",
+        "freewheel",
+        *words,
+        "--num-steps-per-env",
+        "16",
+        "--steps",
+        "512",
+        "--no-timelines",
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (out / "compare.json").is_file():
@@ -112,6 +129,7 @@ def _command_line(pid: str) -> str:
     [
         (["--mode", "batch"], "--mode: every mode is compared: choose them with --modes"),
         (["--minutes", "1"], "--minutes: every mode does the same work"),
+        (["--trace"], "--trace: a short training of every mode is recorded"),
         (["--modes", "batch,nonsense"], "unknown mode 'nonsense'"),
         (["--modes", "lockstep", "--max-lag", "2"], "--max-lag is an option of mode continuous; add it to --modes"),
         (["--scale", "1,x"], "--scale must be numbers of workers like 1,2,4,8, not 1,x"),

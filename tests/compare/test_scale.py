@@ -61,10 +61,10 @@ def test_free_workers_have_the_mean_and_a_barrier_has_the_slowest() -> None:
 def test_workers_pay_until_the_learner_is_the_limit() -> None:
     law = fit(measured("continuous", "free", EVEN, (1, 2)), EVEN, POLICY, cores=10_000)
     most = pays_up_to(law, "free", ROWS)
-    assert 90 <= most <= 200  # 100 workers make as many rows as the learner takes: 1 / 1e-4
+    assert 75 <= most <= 90  # 80 workers make four fifths of what the learner takes, 10,000 rows/s
     slow = PolicyTimes(act=5e-5, learn=2.5e-3)  # 400 rows/s: 4 workers
     law = fit([], EVEN, slow, cores=10_000)
-    assert 3 <= pays_up_to(law, "free", ROWS) <= 8
+    assert 3 <= pays_up_to(law, "free", ROWS) <= 5
     free = fit([], EVEN, PolicyTimes(act=0.0, learn=1e-9), cores=10_000)
     assert pays_up_to(free, "free", ROWS) == 200
 

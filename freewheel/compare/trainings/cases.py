@@ -32,6 +32,7 @@ REFUSED: Mapping[str, str] = {
     "run": "trainings are kept under --out",
     "runs_dir": "trainings are kept under --out",
     "record_schedule": "it would be measured as well; leave it out",
+    "trace": "a short training of every mode is recorded after the measurements; leave it out",
 }
 
 
@@ -127,12 +128,19 @@ class Case:
             envs=self.envs,
             options={name: value for name, value in self.own.items() if value is not None},
             dependencies=self._dependencies(),
-            command=shlex.join(["freewheel", "train", *self.argv(), *self.trusting]),
+            command=shlex.join(
+                ["freewheel", "train", *self.argv(num_steps_per_env=self._steps_asked_for), *self.trusting]
+            ),
             free_running=mode.free_running,
             synchronous=self.synchronous,
             of=self.of,
             failed=self.refused or None,
         )
+
+    @property
+    def _steps_asked_for(self) -> str | None:
+        """Steps of each env in an update, as the user gave them: what suited the budget of a comparison is not advised."""
+        return next(iter(self.given.flags.get("num_steps_per_env", ())), None)
 
     def _dependencies(self) -> tuple[str, ...]:
         if self.plan is not None and getattr(self.plan.config.collector, "placement", "") == "processes":

@@ -19,6 +19,7 @@ from freewheel.errors import MeasureError
 from freewheel.run.process import Interrupted, Stop
 
 LIMIT, SLACK = 5.0, 120.0  # a training is ended after so many times the expected seconds, and so many more
+EVERY = 0.5  # seconds between two pictures of the progress: drawing it takes time from what is measured
 POINTS = 40  # of a curve
 FINEST, COARSEST = 0.2, 2.0  # seconds between two of them
 
@@ -146,6 +147,7 @@ class Progress:
         from rich.console import Console
 
         self._title, self._console, self._live = title, Console(stderr=True, highlight=False), None
+        self._next = 0.0
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.live import Live
 
@@ -164,7 +166,8 @@ class Progress:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def training(self, rounds: Rounds, job: Job, training: Training) -> None:
-        if self._live is not None:
+        if self._live is not None and time.monotonic() >= self._next:
+            self._next = time.monotonic() + EVERY
             self._live.update(self._panel(rounds, job, training), refresh=True)
 
     def ended(self, rounds: Rounds, job: Job, row: Row | None, problem: str) -> None:
