@@ -32,13 +32,19 @@ CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Show what this machine has, what is missing, and what to do about it."""
+    """Show what this machine has, what is missing, and what to do about it; or what a run waits for."""
+
+    why_stuck: str = ""
+    """A run, by its name under --runs-dir or its path: what each part of its trainer waits for, and which time-out will end
+    that. It is only looked at, from outside."""
+    runs_dir: str = "runs"
+    """The directory that contains all runs."""
 
 
 def _run(argv: Sequence[str]) -> int:
     """Print a table; exit code 1 if something that is needed is missing."""
     if argv:
-        raise UsageError(f"freewheel doctor takes no arguments, not {' '.join(argv)}")
+        return _with_options(argv)
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -50,6 +56,20 @@ def _run(argv: Sequence[str]) -> int:
         table.add_row(Text("ok", "green") if good else Text("!!", "red"), Text(what), Text(text))
     Console(highlight=False).print(table)
     return 0 if healthy else 1
+
+
+def _with_options(argv: Sequence[str]) -> int:
+    from freewheel.config import flags
+
+    words, given = flags.read_argv(argv, flags.option_types(DoctorOptions))
+    options = flags.build(DoctorOptions, given)
+    if words or not options.why_stuck:
+        raise UsageError(f"freewheel doctor takes no arguments but --why-stuck RUN, not {' '.join(argv)}")
+    from freewheel.run.live.stuck import why_stuck
+    from freewheel.run.naming import find_run
+
+    sys.stdout.write("\n".join(why_stuck(find_run(options.why_stuck, options.runs_dir))) + "\n")
+    return 0
 
 
 def findings() -> Iterator[tuple[bool, str, str]]:
@@ -121,7 +141,7 @@ def _size(count: int) -> str:
 COMMAND = Command(
     name="doctor",
     argument="",
-    summary="show what this machine has and what is missing",
+    summary="show what this machine has and what is missing, or why a run is stuck (--why-stuck RUN)",
     options=lambda _: DoctorOptions,
     run=_run,
     order=3,

@@ -28,7 +28,7 @@ from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.evaluation.traced import TracedEvaluator
 from freewheel.run.hooks import Hooks, Run
-from freewheel.run.live.reporter import LiveStatus
+from freewheel.run.live.reporter import KnownExecutors, LiveStatus
 from freewheel.run.naming import SUMMARY
 from freewheel.run.plan import Plan
 from freewheel.run.process import Interrupted, Stop, TimeUp
@@ -75,6 +75,7 @@ class Session:
         self._trace = listeners.trace
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._live = LiveStatus(folder.path, planned.spec.name, meter, self._options.output.log_every)
+        self._live.saver = saver
         meter.begin()
         contexts = None if saver.earlier is None else saver.earlier.contexts
         self._hooks = Hooks(listeners.hooks, Run(planned, self._learner, meter, saver.now, contexts), stop.spare)
@@ -99,8 +100,9 @@ class Session:
             self._skipped = SkippedUpdates(planned.config.algo, learner.remedy)
         stop.attend(self)
 
-    def train(self) -> dict[str, Any]:
-        ending = self._ending
+    def train(self, beside: KnownExecutors | None = None) -> dict[str, Any]:
+        """Until the end; `beside`: what the learner lets others do."""
+        ending, self._live.beside = self._ending, beside
         with self._stop.listening(), self._live:
             try:
                 with process.learner_stream(self._plan.device):

@@ -19,6 +19,7 @@ from freewheel.run.advice.choice import plan_run
 from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.hooks import find_hooks
+from freewheel.run.live.reporter import KnownExecutors
 from freewheel.run.plan import Plan, print_line, silent
 from freewheel.run.process import Stop, import_torch
 from freewheel.run.saved import RunDirectory, check_fit, lock_run
@@ -95,7 +96,7 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
             trace = Recording(kinds_of_time())
             executors = timed_executors(executors, trace) if isinstance(executors, Executors) else executors
         looks = {"while_waiting": stop.check, "between_steps": stop.keep_time, "report": stop.report}
-        services = Services(executors=executors, span=meter.span, **looks)
+        services = Services(executors=(beside := KnownExecutors(executors)), span=meter.span, **looks)
         learner = config.learner.build(replace(planned.learner_spec, services=services))
         if earlier is None:
             stop.begin()
@@ -129,7 +130,7 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
             recorder.open(directory.path, outlets.note, hooks=len(hooks))
         session = Session(planned, saver, directory, stop, meter, Listeners(outlets, hooks, recorder, trace))
         try:
-            return Result(planned.path, session.train())
+            return Result(planned.path, session.train(beside))
         finally:
             if trace is not None and not outputs.quiet:
                 show(trace.timeline())

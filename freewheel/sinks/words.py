@@ -109,3 +109,10 @@ def clock(seconds: float | None) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def duration(seconds: float) -> str:
+    """Of what goes on: 350 ms, 2.5 s, 1:05 min, 2:03:00 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+    return f"{clock(seconds)} {'h' if seconds >= 3600 else 'min'}"

@@ -284,7 +284,7 @@ def _figures(watched: Watched) -> list[Text]:
         ("lag", words.number(_number(row, "lag_mean"))),
     ]
     if status is not None and watched.follower.state == "running":
-        parts.append(("learner", f"{status.learner.doing} for {_seconds(status.learner.since_s)}"))
+        parts.append(("learner", f"{status.learner.doing} for {words.duration(status.learner.since_s)}"))
     line = Text(no_wrap=True, overflow="ellipsis")
     for name, value in parts:
         line.append(f"{name} ", "dim")
@@ -340,15 +340,9 @@ def _worker(worker: Worker) -> Text:
     long = worker.state in ("construct", "reset", "step") and worker.since_s > LONG
     colour = "bold yellow" if long else WORKER_COLOURS.get(worker.state, "dim")
     what = worker.waits_for or ("" if worker.lane is None else f"lane {worker.lane}, {called(worker)}")
-    figures = f"{_seconds(worker.since_s):>8}  {words.rate(worker.steps_per_s):>8}  {worker.restarts:>8}"
+    figures = f"{words.duration(worker.since_s):>8}  {words.rate(worker.steps_per_s):>8}  {worker.restarts:>8}"
     line = Text(f"{'':9}{worker.worker:>4}  ", no_wrap=True, overflow="ellipsis")
     line.append(f"{worker.state:<12}", colour)
     line.append(f"{figures}  {worker.pid or '-':>8}  ")
     line.append(what, "dim")
     return line
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 60:
-        return words.clock(seconds)
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"

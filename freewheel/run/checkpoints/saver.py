@@ -78,6 +78,7 @@ class Saver:
         self._segments = {name: Segments(name, buffer) for name, buffer in buffers.items()}
         self._thread: ThreadExecutor | None = None
         self._writing: _Cut | None = None
+        self._began = 0.0
         self._last: Path | None = None
 
     def go_on_from(self, earlier: Earlier) -> None:
@@ -101,7 +102,7 @@ class Saver:
         when the collector is open."""
         assert self.collector is not None, "said above"
         began = perf_counter()
-        self._due = began + self._every
+        self._due, self._began = began + self._every, began if self._writing is None else self._began
         if self._writing is not None:
             self.counts.skipped += 1
             return
@@ -110,6 +111,11 @@ class Saver:
             self._thread = ThreadExecutor(lambda: self._write, "save", "cpu")
         self._thread.submit(cut)
         self.counts.longest_stall_s = max(self.counts.longest_stall_s, perf_counter() - began)
+
+    @property
+    def under_way(self) -> tuple[int, float] | None:
+        """The step of the checkpoint that is being written in the background, and for how many seconds. For any thread."""
+        return None if (cut := self._writing) is None else (cut.step, perf_counter() - self._began)
 
     def look(self, wait: float = 0.0) -> Path | None:
         """The folder of a save that has ended since the last call."""

@@ -20,6 +20,7 @@ from freewheel.rollout.probe import usable_cores
 from freewheel.run.evaluation.episodes import Call, Played, Score, play_round, scored
 from freewheel.seeding import evaluation_episodes
 from freewheel.transport.executors import ProcessExecutor, wait_for_any
+from freewheel.transport.shm.place import At
 
 MOST = 64  # processes that play side by side
 WAITS = 0.5  # an environment that computes for a smaller part of its time than this waits
@@ -59,6 +60,14 @@ class Part(NamedTuple):
     wanted: int
 
 
+class SlowCall(NamedTuple):
+    """The call of an environment that has taken longest among those under way."""
+
+    what: str
+    seconds: float
+    limit: float  # seconds that it may take
+
+
 class Evaluator(Protocol):
     """Carries out one order at a time."""
 
@@ -68,6 +77,7 @@ class Evaluator(Protocol):
     def replays(self) -> bool: ...  # it can play any weights on any seeds, after training too
     @property
     def progress(self) -> tuple[int, int]: ...  # episodes of the order that have ended, and all of them
+    def slowest(self) -> SlowCall | None: ...  # in a process of its own; for any thread
     def start(self, order: Order, *, alone: bool) -> None: ...  # alone: training has ended and needs no cores
     def poll(self, wait: float) -> Sequence[Score] | FreewheelError | None: ...  # by weights; None: not yet
     def cancel(self) -> None: ...
@@ -151,12 +161,23 @@ class ProcessPlayer:
         self.executor.submit(part._replace(snapshot=None) if part.snapshot is self._loaded else part)
         self._loaded = part.snapshot
 
+    def call(self) -> SlowCall:
+        """The present call of its environment. For any thread."""
+        at = self.executor.place.read()
+        return SlowCall(at.called(self._seed_of(at.episode)), at.age, self._limit(at))
+
+    def _seed_of(self, episode: int) -> int:
+        return evaluation_episodes(self._seed, episode, 1).seed(0)
+
+    def _limit(self, at: At) -> float:
+        return at.limit(self._limits) + (START if at.phase == "constructor" else 0.0)
+
     def poll(self, wait: float) -> list[Played] | FreewheelError | None:
         result = self.executor.result(wait)
         if result is None:
             at = self.executor.place.read()
-            if at.age > at.limit(self._limits) + (START if at.phase == "constructor" else 0.0):
-                seed = evaluation_episodes(self._seed, at.episode, 1).seed(0)
+            if at.age > self._limit(at):
+                seed = self._seed_of(at.episode)
                 result = EnvError(f"{self._name} {at.overdue(self._limits, seed)}")
         if isinstance(result, FreewheelError):
             self.stop()
@@ -188,6 +209,9 @@ class Players:
     def progress(self) -> tuple[int, int]:
         wanted = 0 if self._order is None else len(self._order.weights) * self._order.episodes
         return sum(map(len, self._played)), wanted
+
+    def slowest(self) -> SlowCall | None:
+        return None
 
     def start(self, order: Order, *, alone: bool) -> None:
         firsts = range(0, order.episodes, self._lanes)
@@ -279,6 +303,11 @@ class ProcessPlayers(Players):
         return len(self._crew) + int(free / self._cost.memory)
 
     @override
+    def slowest(self) -> SlowCall | None:
+        calls = [player.call() for player in list(self._busy) if isinstance(player, ProcessPlayer)]
+        return max(calls, key=lambda call: call.seconds, default=None)
+
+    @override
     def most(self, parts: int, *, alone: bool) -> int:
         cores = usable_cores() if alone else max(1, usable_cores() - self._cores_in_use)
         useful = min(MOST, round(usable_cores() / max(self._cost.duty, 1 / MOST))) if self._cost.waits else cores
@@ -314,6 +343,9 @@ class ReservedLanes:
     @property
     def progress(self) -> tuple[int, int]:
         return len(self._latest), self._latest.maxlen or 0
+
+    def slowest(self) -> SlowCall | None:
+        return None
 
     def start(self, order: Order, *, alone: bool) -> None: ...
 

@@ -11,7 +11,7 @@ from freewheel.core import Snapshot
 from freewheel.errors import FreewheelError
 from freewheel.metrics.meter import Budget
 from freewheel.run.evaluation.episodes import Score
-from freewheel.run.evaluation.players import Evaluator, Order
+from freewheel.run.evaluation.players import Evaluator, Order, SlowCall
 from freewheel.seeding import closing_seed
 
 FREE = 2.0  # seconds that evaluations may take in any run
@@ -38,6 +38,7 @@ class UnderWay:
     limit_s: float  # seconds that it may take
     ended: int  # episodes
     episodes: int
+    call: SlowCall | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class EvaluationSchedule:
         """The evaluation that goes on now. For any thread."""
         if self._running is None or self._evaluator is None:
             return None
-        return UnderWay(self._run.ran_s() - self._began, self._deadline - self._began, *self._evaluator.progress)
+        since, limit = self._run.ran_s() - self._began, self._deadline - self._began
+        return UnderWay(since, limit, *self._evaluator.progress, self._evaluator.slowest())
 
     @property
     def reserve(self) -> float:

@@ -16,7 +16,7 @@ class TracedEvaluator:
 
     def __init__(self, evaluator: Evaluator, track: Track) -> None:
         self._evaluator, self._track, self._began = evaluator, track, 0
-        self.seconds, self.games = evaluator.seconds, evaluator.games
+        self.seconds, self.games, self.slowest = evaluator.seconds, evaluator.games, evaluator.slowest
 
     @property
     def in_turn(self) -> bool:

@@ -10,20 +10,32 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
-from freewheel.core import Collector
+from freewheel.core import Collector, Executor, MakeExecutor
 from freewheel.files import disk
 from freewheel.metrics.meter import Meter
 from freewheel.metrics.workers import ObservedCollector, WorkerState, own_environments
 from freewheel.rollout.whereabouts import SINCE, cells
+from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.evaluation.schedule import EvaluationSchedule
-from freewheel.run.live.status import FORMAT, STATUS, Evaluator, Learner, Queue, Status, Worker, boot, waits_for_rows
+from freewheel.run.live.status import (
+    FORMAT,
+    STATUS,
+    Evaluator,
+    Learner,
+    Part,
+    Queue,
+    Status,
+    Worker,
+    boot,
+    waits_for_rows,
+)
 from freewheel.transport.background import RepeatedCall
 
 EVERY = 1.0  # seconds between two
@@ -46,6 +58,8 @@ class LiveStatus:
         self._path, self._env, self._meter, self._log_every = path, env, meter, log_every
         self.collector: Collector | None = None
         self.schedule: EvaluationSchedule | None = None
+        self.saver: Saver | None = None
+        self.beside: KnownExecutors | None = None
         self._deaths: dict[int, int] = {}  # of each worker, at the last look
         self._past: deque[tuple[float, Mapping[int, int]]] = deque()  # steps of each worker at earlier looks
         self._main = threading.get_ident()
@@ -91,6 +105,8 @@ class LiveStatus:
             queue=self._queue(),
             evaluator=_evaluator(schedule),
             workers=workers,
+            beside=() if self.beside is None else self.beside.parts(),
+            saver=_saver(self.saver),
         )
 
     def _workers(self) -> tuple[Worker, ...]:
@@ -157,7 +173,37 @@ def _evaluator(schedule: EvaluationSchedule | None) -> Evaluator | None:
     if schedule is None or not schedule.active:
         return None
     found = schedule.under_way
-    return Evaluator(doing="idle") if found is None else Evaluator(doing="plays", **asdict(found))
+    if found is None:
+        return Evaluator(doing="idle")
+    told = Evaluator(
+        doing="plays", since_s=found.since_s, limit_s=found.limit_s, ended=found.ended, episodes=found.episodes
+    )
+    call = found.call
+    return told if call is None else replace(told, call=call.what, call_s=call.seconds, call_limit_s=call.limit)
+
+
+def _saver(saver: Saver | None) -> Part | None:
+    found = None if saver is None else saver.under_way
+    return None if found is None else Part(doing=f"writes the checkpoint of step {found[0]:,}", since_s=found[1])
+
+
+class KnownExecutors:
+    """Makes executors, and knows what those are doing that run beside the learner. Implements core.MakeExecutor."""
+
+    def __init__(self, make: MakeExecutor) -> None:
+        self._make, self._made = make, list[tuple[str, Executor]]()
+        self._since: dict[int, float] = {}  # when each was first seen busy
+
+    def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
+        executor = self._make(build, what)
+        self._made.append((what, executor))
+        return executor
+
+    def parts(self) -> tuple[Part, ...]:
+        """Those that are busy. For one thread."""
+        now, busy = time.monotonic(), [(what, executor) for what, executor in list(self._made) if executor.busy]
+        self._since = {id(executor): self._since.get(id(executor), now) for _, executor in busy}
+        return tuple(Part(doing=what, since_s=now - self._since[id(executor)]) for what, executor in busy)
 
 
 def _stack(frame: FrameType | None) -> tuple[str, ...]:

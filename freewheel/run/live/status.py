@@ -45,6 +45,17 @@ class Evaluator:
     ended: int = 0
     episodes: int = 0
     limit_s: float | None = None  # seconds that it may take
+    call: str | None = None  # of an environment, which has taken longest among those under way, ...
+    call_s: float = 0.0  # ... for so many seconds, ...
+    call_limit_s: float | None = None  # ... of so many that it may take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What goes on beside the learner."""
+
+    doing: str
+    since_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +97,8 @@ class Status:
     queue: Queue
     evaluator: Evaluator | None
     workers: tuple[Worker, ...]
+    beside: tuple[Part, ...] = ()  # fits of models in threads or processes of their own
+    saver: Part | None = None  # a checkpoint that is being written in the background
 
     @property
     def age(self) -> float:

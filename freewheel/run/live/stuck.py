@@ -1,0 +1,224 @@
+"""What each part of a running trainer waits for, in sentences; of one that does not run: how it has ended.
+
+All is read from outside, from the run directory and from what the system tells of the processes: nothing is asked of the run
+itself, which may not be able to answer, and nothing is done to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from freewheel.errors import FileError
+from freewheel.files import read
+from freewheel.files.lock import FileLock
+from freewheel.metrics.names import SHARES
+from freewheel.run.live.following import state_of
+from freewheel.run.live.status import STATUS, Evaluator, Status, Worker, called, read_status
+from freewheel.run.naming import LOCK, SUMMARY
+from freewheel.sinks.words import duration
+
+LONG = 2.0  # seconds of doing the same that are worth a line of their own
+STALE = 3.0  # seconds without a status; one comes every second
+SAMPLE = 0.2  # seconds over which the processor time of a process is measured
+COMPUTES = 0.2  # share of a core from which on it does
+MOST = 10  # workers that get a line of their own
+CALLS = ("construct", "reset", "step")
+WORKING = ("observe", "update", "fit", "rollout", "publish", "other")  # of the learner: it waits for nobody
+
+
+def why_stuck(path: Path) -> list[str]:
+    """The lines of `freewheel doctor --why-stuck`."""
+    summary = None
+    with suppress(FileError):
+        summary = read.json_object(path / SUMMARY)
+    try:
+        status = read_status(path)
+    except FileError as error:
+        status, unreadable = None, str(error)
+    state = state_of(path, summary)
+    if state != "running":
+        return list(_ended(path, state, summary, status))
+    pid = FileLock.holder(path / LOCK) or (0 if status is None else status.pid)
+    if status is None:
+        missing = not (path / STATUS).exists()
+        why = "it is still starting, or its version writes none" if missing else unreadable
+        return [f"{path.name} runs (process {pid}), but its status is not known: {why}"]
+    return list(_running(path, status, pid))
+
+
+def _ended(path: Path, state: str, summary: Mapping[str, Any] | None, status: Status | None) -> Iterator[str]:
+    if summary is not None:
+        code, error = summary.get("exit_code"), summary.get("error")
+        yield f"{path.name} does not run: it has ended ({summary.get('ended')}), exit code {code}"
+        if error:
+            yield f"  {error}"
+        yield from (f"  {problem}" for problem in summary.get("problems") or ())
+    else:
+        who = "" if status is None else f" ({status.pid})"
+        yield f"{path.name} does not run: its process{who} is gone and has left no summary"
+        yield "  it was killed (SIGKILL, out of memory), or the machine was stopped"
+        if status is not None:
+            yield f"  last seen {_doing(status)}, {status.env_steps:,} steps after {duration(status.wall_s)}"
+    if state in ("interrupted", "gone"):
+        yield f"  freewheel resume {path} goes on from its newest checkpoint"
+
+
+def _running(path: Path, status: Status, pid: int) -> Iterator[str]:
+    slow = [worker for worker in status.workers if _is_slow(worker)]
+    activity = activities([pid, *(worker.pid for worker in slow[:MOST] if worker.pid is not None)])
+    trainer, age = activity.get(pid, "cannot be seen from here"), status.age
+    yield f"{path.name} runs: process {pid} {trainer}; {status.env_steps:,} steps after {duration(status.wall_s)}"
+    if trainer == WORDS[psutil.STATUS_STOPPED]:
+        yield f"  a signal has stopped it (Ctrl-Z, SIGSTOP): kill -CONT {pid} lets it go on. Time-outs do not count meanwhile"
+    elif age > STALE:
+        yield f"  it has not written its status for {duration(age)}: code in C keeps Python's lock (of an environment in its own"
+        yield "  process, or of an extension), or the disk takes nothing. What follows is as of then"
+    yield ""
+    stopped = trainer == WORDS[psutil.STATUS_STOPPED]
+    yield f"verdict     {'the trainer is stopped' if stopped else _verdict(status, slow)}"
+    yield f"learner     {_doing(status)}" + (f"; it waits for {waits}" if (waits := status.learner.waits_for) else "")
+    for label, line in zip(_labels("workers"), _workers(status, slow, activity), strict=False):
+        yield f"{label:<12}{line}"
+    yield f"evaluator   {_evaluator(status.evaluator)}"
+    for part in status.beside:
+        yield f"beside      {part.doing}: for {duration(part.since_s)}, in a thread or process of its own"
+    saver = status.saver
+    yield f"checkpoints {'none is being written' if saver is None else f'{saver.doing}, for {duration(saver.since_s)}'}"
+    if status.learner.stack:
+        yield "stack       of the trainer, innermost last:"
+        yield from (f"            {place}" for place in status.learner.stack)
+
+
+def _labels(first: str) -> Iterator[str]:
+    yield first
+    while True:
+        yield ""
+
+
+def _doing(status: Status) -> str:
+    learner = status.learner
+    meaning = SHARES["learner"].get(learner.doing, "").rstrip(".")
+    return f"{learner.doing} for {duration(learner.since_s)}" + (
+        f" ({meaning[:1].lower()}{meaning[1:]})" if meaning else ""
+    )
+
+
+def _is_slow(worker: Worker) -> bool:
+    return worker.state in CALLS and worker.since_s > LONG
+
+
+def _verdict(status: Status, slow: Sequence[Worker]) -> str:
+    learner, workers = status.learner, status.workers
+    if learner.doing == "wait-data" and slow:
+        most = max(slow, key=lambda worker: worker.since_s)
+        who = f"{len(slow)} environments" if len(slow) > 1 else f"the environment of lane {most.lane}"
+        return f"the learner waits for rows, and {who} did not return from {called(most)} for {duration(most.since_s)}"
+    if learner.doing == "wait-data" and workers and all(one.state in ("down", "lost") for one in workers):
+        return "the learner waits for rows, and no worker is there: they die and are replaced"
+    if learner.doing == "wait-data" and workers and all(_idles(one) for one in workers):
+        return "the learner waits for rows, and every worker waits: a deadlock, please report it with this text"
+    if learner.since_s <= LONG:
+        calls = "one call of an environment takes" if len(slow) == 1 else f"{len(slow)} calls of environments take"
+        return f"nothing is stuck, but {calls} long" if slow else "nothing is stuck"
+    if learner.doing in WORKING:
+        idle = sum(worker.state.startswith("wait") for worker in workers)
+        beside = f"; {idle} of {len(workers)} workers wait for it" if idle else ""
+        return f"the learner is busy with one {learner.doing} for {duration(learner.since_s)}{beside}"
+    return f"the learner waits for {learner.waits_for or 'something'}, for {duration(learner.since_s)}"
+
+
+def _idles(worker: Worker) -> bool:
+    return worker.state.startswith("wait") and worker.since_s > LONG
+
+
+def _workers(status: Status, slow: Sequence[Worker], activity: Mapping[int, str]) -> Iterator[str]:
+    """Those in calls that do not return one by one, the longest first; the others by what they do."""
+    if not status.workers:
+        yield "none yet"
+    for worker in sorted(slow, key=lambda worker: -worker.since_s)[:MOST]:
+        yield _call(status, worker, activity)
+    if len(slow) > MOST:
+        yield f"and {len(slow) - MOST} more in calls of more than {LONG:g} s"
+    others = sorted((worker for worker in status.workers if worker not in slow), key=lambda worker: worker.state)
+    for state, members in groupby(others, key=lambda worker: worker.state):
+        group = list(members)
+        since = max(worker.since_s for worker in group)
+        reasons = list(dict.fromkeys(worker.waits_for for worker in group if worker.waits_for))
+        reason = f"; waits for {reasons[0]}" if reasons else ""
+        yield f"{numbers([worker.worker for worker in group])}: {state}, for {duration(since)} at most{reason}"
+
+
+def _call(status: Status, worker: Worker, activity: Mapping[int, str]) -> str:
+    own = worker.pid == status.pid
+    who = f"this process steps {status.env}" if own else f"{worker.worker} (process {worker.pid})"
+    lane = "" if worker.lane is None else f", lane {worker.lane} of {status.env}"
+    parts = [f"{who}: in {called(worker)}{lane}, for {duration(worker.since_s)}"]
+    if worker.pid is not None and worker.pid in activity and not own:
+        parts.append(f"its process {activity[worker.pid]}")
+    if worker.limit_s is not None:
+        left, ends = (
+            max(0.0, worker.limit_s - worker.since_s),
+            "the run" if own else "it, and another one takes its place",
+        )
+        parts.append(f"--{worker.state}-timeout ({worker.limit_s:g} s) ends {ends}, in {duration(left)}")
+    return "; ".join(parts)
+
+
+def _evaluator(found: Evaluator | None) -> str:
+    if found is None:
+        return "there are no evaluations"
+    if found.doing == "idle":
+        return "idle"
+    told = f"plays for {duration(found.since_s)}, {found.ended} of {found.episodes} episodes have ended"
+    if found.limit_s is not None:
+        told += f"; it is given up in {duration(max(0.0, found.limit_s - found.since_s))}"
+    if found.call is not None and found.call_s > LONG:
+        limit = "" if found.call_limit_s is None else f" of {found.call_limit_s:g} s that it may take"
+        told += f"; {found.call} has not returned for {duration(found.call_s)}{limit}"
+    return told
+
+
+def numbers(found: Sequence[int]) -> str:
+    """0-3, 7: consecutive numbers as ranges."""
+    ordered = sorted(found)
+    starts = [ordered[0], *(later for before, later in pairwise(ordered) if later != before + 1)]
+    ends = [*(before for before, later in pairwise(ordered) if later != before + 1), ordered[-1]]
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def activities(pids: Sequence[int]) -> dict[int, str]:
+    """What the system says of these processes; those that it does not show are left out."""
+    before = {pid: _used(pid) for pid in pids}
+    time.sleep(SAMPLE)
+    told = {}
+    for pid, first in before.items():
+        with suppress(psutil.Error, OSError):
+            state = psutil.Process(pid).status()
+            used = (_used(pid) - first) / SAMPLE
+            told[pid] = WORDS.get(state) or (
+                f"computes ({100 * used:.0f} % of a core)" if used > COMPUTES else "sleeps"
+            )
+    return told
+
+
+WORDS = {
+    psutil.STATUS_STOPPED: "is stopped",
+    psutil.STATUS_TRACING_STOP: "is stopped by a debugger",
+    psutil.STATUS_DISK_SLEEP: "waits for a disk",
+    psutil.STATUS_ZOMBIE: "has ended",
+}
+
+
+def _used(pid: int) -> float:
+    """Seconds of processor time."""
+    with suppress(psutil.Error, OSError):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
