@@ -1,6 +1,7 @@
 "use strict";
 /* A zoomable timeline: freewheelGantt(element, json) with the json of freewheel.timeline (Timeline.to_json).
-   Wheel zooms, drag pans, double click shows all; arrow keys, + and - and 0 do the same. Returns {update(json), destroy()}. */
+   The wheel zooms (over the names it scrolls), drag pans, double click shows all; arrow keys, + and - and 0 do the same.
+   Returns {update(json), destroy()}; an update keeps what was zoomed into. */
 function freewheelGantt(element, json) {
   const ROW = 20, GAP = 4, AXIS = 22, TITLE = 18, MARGIN = 118, PAD = 6;
   const TITLES = { envs: "Envs", learner: "Learner", gpu: "GPU", sync: "Sync" };
@@ -234,7 +235,8 @@ function freewheelGantt(element, json) {
     const box = element.getBoundingClientRect();
     const left = Math.min(place.clientX - box.left + 14, box.width - tip.offsetWidth - 4);
     tip.style.left = Math.max(left, 0) + "px";
-    tip.style.top = place.clientY - box.top + 16 + "px";
+    const below = place.clientY + 16 + tip.offsetHeight <= window.innerHeight;
+    tip.style.top = place.clientY - box.top + (below ? 16 : -12 - tip.offsetHeight) + "px";
   }
 
   function locate(event) {
@@ -262,9 +264,10 @@ function freewheelGantt(element, json) {
   function reset() { show(whole[0], whole[1]); }
 
   canvas.onwheel = (event) => {
-    event.preventDefault();
     const x = event.clientX - canvas.getBoundingClientRect().left;
-    zoom(Math.exp(Math.sign(event.deltaY) * 0.25), toTime(Math.max(x, MARGIN)));
+    if (x < MARGIN || event.shiftKey) return; // scrolls through many rows
+    event.preventDefault();
+    zoom(Math.exp(Math.sign(event.deltaY) * 0.25), toTime(x));
   };
   canvas.onpointerdown = (event) => {
     dragging = { x: event.clientX, view: view.slice() };

@@ -172,11 +172,15 @@ class Recording:
             recent = self.timeline(WINDOW, WINDOW_SPANS).to_json()
             disk.show(self._folder / RECENT, json.dumps(recent, separators=(",", ":")).encode())
 
-    def write(self) -> Timeline:
-        """trace.json and timeline.json: the run has ended. OSError if they cannot be written."""
+    def finished(self) -> Timeline:
+        """The whole timeline, when nobody writes any more."""
         for track in self._tracks:
             track.flush()
-        whole = self.timeline()
+        return self.timeline()
+
+    def write(self) -> Timeline:
+        """trace.json and timeline.json: the run has ended. OSError if they cannot be written."""
+        whole = self.finished()
         if self._folder is not None:
             disk.replace(self._folder / TRACE, encode(whole))
             self.write_recent()

@@ -170,11 +170,15 @@ def longest_waits(timeline: Timeline) -> Iterator[str]:
 
 
 def _waits(rows: Sequence[Row]) -> Mapping[tuple[str, str], float]:
-    """Seconds by kind of wait, with the party that most of it was for."""
+    """Seconds by kind of wait, with the party that more than half of it was for, if there is one."""
     by_kind: dict[str, dict[str, float]] = {}
     for row in rows:
         for span in row.spans:
             if is_wait(span.kind):
                 own = by_kind.setdefault(span.kind, {})
                 own[span.waits_for] = own.get(span.waits_for, 0.0) + span.seconds
-    return {(kind, max(own, key=lambda one: own[one])): sum(own.values()) for kind, own in by_kind.items()}
+    found = {}
+    for kind, own in by_kind.items():
+        party, whole = max(own, key=lambda one: own[one]), sum(own.values())
+        found[kind, party if own[party] > whole / 2 else ""] = whole
+    return found
