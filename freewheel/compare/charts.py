@@ -117,7 +117,7 @@ def _over_rows(results: Results, field: str) -> Callable[[Figures], Spread | Non
 
 
 def _cost(results: Results) -> Iterator[Chart]:
-    lag = Bars("lag", "Lag of the data, at most", "updates between acting and learning; less is fresher")
+    lag = Bars("lag", "Lag of the data, at most", "updates between acting and learning")
     yield _bars(results, lag, _over_rows(results, "lag_max"))
     memory = Bars("memory", "Memory", "trainer and workers together, at most", show=megabytes)
     yield _bars(results, memory, _over_rows(results, "memory_mb"))

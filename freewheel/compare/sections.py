@@ -68,7 +68,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
 
 def mode_name(results: Results, mode: str) -> str:
     """With the colour that it has in the charts."""
-    return f'<i class="swatch {svg.colour(charts.colour(results, mode))}"></i>{text(mode)}'
+    swatch = f'<i class="swatch {svg.colour(charts.colour(results, mode))}"></i>'
+    return tag("span", swatch + text(mode), class_="mode")
 
 
 # --------------------------------------------------------------------------------------------------------------- the answer
@@ -168,9 +169,9 @@ class Column(NamedTuple):
     def cell(self, figures: Figures) -> tuple[str, str]:
         """What is shown, and the spread below it."""
         value = getattr(figures, self.key)
-        if isinstance(value, Spread):
+        if isinstance(value, Spread) and self.key != "return_final":
             return self.show(value.median), _range(value, self.show)
-        return self.show(value), _beside(self.key, figures)
+        return self.show(value.median if isinstance(value, Spread) else value), _beside(self.key, figures)
 
 
 COLUMNS = (
@@ -179,6 +180,12 @@ COLUMNS = (
     Column("time_100k_episodes_s", "100k episodes", "Time for 100,000 episodes at this speed", duration),
     Column("speedup", "speed-up", "Steps/s over those of sequential, repeat by repeat", times),
     Column("efficiency", "efficiency", "Steps/s over those of environments that never wait", percent),
+    Column(
+        "return_final",
+        "return",
+        "Of the newest training episodes at the end; small: when the fastest mode had ended",
+        number,
+    ),
     Column("lag_max", "lag", "Greatest number of updates between acting and learning, and its mean", number),
     Column("memory_mb", "memory", "Trainer and workers together", megabytes),
     Column("cpu_util", "CPU", "Of all cores", percent),
@@ -196,8 +203,8 @@ def _range(value: Spread, show: Show) -> str:
 def _beside(key: str, figures: Figures) -> str:
     if key == "lag_max" and figures.lag_mean is not None and figures.lag_max:
         return f"mean {number(figures.lag_mean)}"
-    if key == "time_100k_episodes_s" and (rate := figures.episodes_per_s) is not None and rate.low > 0:
-        return _range(Spread(0.0, 1e5 / rate.high, 1e5 / rate.low), duration)
+    if key == "return_final" and figures.return_at is not None:
+        return f"{number(figures.return_at)} at equal time"
     if key == "cpu_util" and figures.gpu_util is not None:
         return f"GPU {percent(figures.gpu_util)}"
     return ""
@@ -217,9 +224,9 @@ def main_table(results: Results) -> str:
 def _mode_row(results: Results, case: CaseInfo) -> str:
     figures, best = results.figures(case.mode), results.recommendation
     chosen = best is not None and best.mode == case.mode
-    name = mode_name(results, case.mode) + ('<span class="badge">recommended</span>' if chosen else "")
+    badge = '<span class="badge">recommended</span>' if chosen else ""
     size = f"{case.workers} worker{'s' * (case.workers != 1)}, {case.envs} env{'s' * (case.envs != 1)}"
-    first = tag("th", name + tag("small", text(size)), scope="row", title=case.title)
+    first = tag("th", mode_name(results, case.mode) + tag("small", text(size)) + badge, scope="row", title=case.title)
     kind = " ".join(word for word, on in (("chosen", chosen), ("variant", case.of is not None)) if on)
     if figures is None:
         reason = "failed: see above" if case.failed else "not measured"

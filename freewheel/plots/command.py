@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlotOptions:
-    """Draw learning curves of runs, as PNG and SVG. Runs that differ only in their seed are one line, their mean, with a band of
-    one standard deviation; NAME stands for NAME-s1, NAME-s2, ... as well."""
+    """Draw learning curves as PNG and SVG; runs that differ only in their seed (NAME-s1, NAME-s2, ...) are a mean with a band."""
 
     x: Literal["steps", "time", "updates"] | None = None
     """Over environment steps, wall time or updates (default: over steps and over time)."""
     y: str = ""
     """A metric of docs/metrics.md, such as loss/policy (default: the return of training episodes and of evaluations)."""
     out: str = ""
-    """The file to write, FILE.png or FILE.svg (default: curves.png and curves.svg, in the run's directory, or for several runs
-    in --runs-dir)."""
+    """The file to write, FILE.png or FILE.svg (default: curves.png and curves.svg, in the run's directory, or in
+    --runs-dir for several runs)."""
     smooth: Annotated[int, Range(least=1, most=100_000)] = 1
     """Draw the mean of so many points in place of each."""
     runs_dir: str = "runs"
@@ -134,7 +133,7 @@ def _runs(folders: Sequence[Path], columns: Sequence[str]) -> list[Run]:
 
 PLOT = Command(
     name="plot",
-    argument="RUN...",
+    argument="RUN ...",
     summary="draw learning curves, seeds as bands: PNG and SVG",
     options=lambda _: PlotOptions,
     run=_run,

@@ -18,7 +18,8 @@ import pytest
 
 from freewheel.cli.main import main
 from freewheel.compare import charts, report
-from freewheel.compare.results import CaseInfo, Results, Row, Spread
+from freewheel.compare.results import CaseInfo, Results, Row
+from freewheel.compare.summary import summarised
 from freewheel.plots.numbers import duration, megabytes, number, percent, times
 from tests.support import comparisons
 from tests.support.runs import python
@@ -94,10 +95,11 @@ def test_numbers_of_the_table_are_those_of_the_rows() -> None:
             "time_100k_episodes_s": duration(1e5 / middle(rows, "episodes_per_s")),
             "speedup": times(median(row.steps_per_s / base[row.repeat] for row in rows)),
             "efficiency": percent(middle(rows, "steps_per_s") / 5200),
-            "lag_max": number(middle(rows, "lag_max")),
+            "lag_max": number(max(row.lag_max or 0 for row in rows)),
             "memory_mb": megabytes(middle(rows, "memory_mb")),
             "cpu_util": percent(middle(rows, "cpu_util")),
-            "dropped": number(sum(sum(row.dropped.values()) for row in rows)),
+            "dropped": number(sum(row.dropped.get("late", 0) for row in rows)),
+            "return_final": number(middle(rows, "return_final")),
             "startup_s": duration(middle(rows, "startup_s")),
         }
         assert {key: found.cells[mode, key] for key in expected} == expected
@@ -128,7 +130,7 @@ def test_the_fastest_comes_first_and_the_recommended_is_marked() -> None:
     rows = [given for given in found.of("tr") if given.get("data-mode")]
     assert [row["data-mode"] for row in rows] == ["continuous", "episodes", "batch", "lockstep", "sequential"]
     assert [row["data-mode"] for row in rows if row.get("class") == "chosen"] == ["continuous"]
-    assert "Use continuous: 4,871 env steps/s" in found.shown
+    assert "Continuous: 4,871 env steps/s" in found.shown
     assert "freewheel train CartPole-v1 --mode continuous" in found.shown
 
 
@@ -343,18 +345,15 @@ def test_a_variant_follows_its_mode_and_is_not_ranked() -> None:
     results = comparisons.results()
     case = CaseInfo(mode="batch, no overlap", title="one option changed", of="batch")
     rows = [replace(row, mode=case.mode) for row in results.rows if row.mode == "sequential"]
-    summary = comparisons.figures(rows, rows, None)
-    found = page(replace(results, modes=(*results.modes, case), summary=(*results.summary, summary)))
+    found = page(summarised(replace(results, modes=(*results.modes, case), rows=(*results.rows, *rows))))
     names = [given["data-mode"] for given in found.of("tr") if given.get("data-mode")]
     assert names == ["continuous", "episodes", "batch", "batch, no overlap", "lockstep", "sequential"]
 
 
 def test_spread_is_shown_where_repeats_differ() -> None:
-    rows = [
-        comparisons.row("batch", repeat, steps_per_s=rate) for repeat, rate in ((1, 900.0), (2, 1000.0), (3, 1300.0))
-    ]
+    rates = ((1, 900.0), (2, 1000.0), (3, 1300.0))
+    rows = [comparisons.row("batch", repeat, window_s=18432 / rate) for repeat, rate in rates]
     results = comparisons.from_rows(rows, ["batch"], repeats=3)
-    assert results.summary[0].steps_per_s == Spread(1000.0, 900.0, 1300.0)
     assert "900 – 1,300" in page(results).shown
 
 
