@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -40,7 +41,7 @@ def ours(order: dict[str, Any]) -> dict[str, Any]:
         scaled = actor.act(np.asarray(obs, np.float32)[None], rng, greedy=True).action[0]
         return low + (scaled + 1) / 2 * (high - low)
 
-    return {"updates_per_s": rate, "updates": summary["updates"], "returns": play(order["env"], act)}
+    return {"updates_per_s": rate, "updates": summary["updates"], "returns": play(order, act)}
 
 
 def theirs(order: dict[str, Any]) -> dict[str, Any]:
@@ -56,14 +57,14 @@ def theirs(order: dict[str, Any]) -> dict[str, Any]:
     model.learn(order["steps"] - order["starts"] - 20, reset_num_timesteps=False)
     updates = order["steps"] - order["starts"] - 20
     rate = updates / (time.perf_counter() - began)
-    found = play(order["env"], lambda obs: model.predict(obs, deterministic=True)[0])
+    found = play(order, lambda obs: model.predict(obs, deterministic=True)[0])
     return {"updates_per_s": rate, "updates": updates, "returns": found}
 
 
-def play(env: str, act: Any) -> list[float]:
+def play(order: Mapping[str, Any], act: Any) -> list[float]:
     """Greedy episodes from the same starts for everyone."""
-    world, returns = gymnasium.make(env), []
-    for episode in range(EPISODES):
+    world, returns = gymnasium.make(order["env"]), []
+    for episode in range(order.get("episodes", EPISODES)):
         obs, _ = world.reset(seed=EVAL_SEED + episode)
         total, over = 0.0, False
         while not over:

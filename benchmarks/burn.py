@@ -88,7 +88,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
     if given.quick:
-        given.rounds, given.warm, given.window = 1, 1.0, 2.0
+        given.rounds, given.warm, given.window = 1, 0.5, 1.0
     notebook = Notebook(NAME, f"{WORKERS} burning worlds on {CORES} cores", quick=given.quick)
     judge(notebook, measure(notebook, given))
     return notebook.close()

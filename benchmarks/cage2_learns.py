@@ -93,7 +93,8 @@ def main() -> int:
     parser.add_argument("--real-episodes", type=int, default=300, help="to score on the real simulator")
     options = parser.parse_args()
     if options.quick:
-        options.episodes, options.seeds, options.fast_episodes, options.real_episodes = 2000, (1,), 100, 10
+        options.episodes, options.seeds, options.fast_episodes, options.real_episodes = 500, (1,), 100, 4
+        options.reds = options.reds[:1]
     notebook = Notebook("cage2_learns", "Defenders of CAGE 2, trained on the fast world", quick=options.quick)
     rows = []
     for seed in options.seeds:

@@ -16,7 +16,9 @@ def main() -> int:
     parser.add_argument(
         "folder", type=Path, nargs="?", default=default, help="of .npz recordings (default: the repository's)"
     )
-    recordings = sorted(parser.parse_args().folder.glob("*.npz"))
+    parser.add_argument("--quick", action="store_true", help="the first recording alone")
+    given = parser.parse_args()
+    recordings = sorted(given.folder.glob("*.npz"))[: 1 if given.quick else None]
     differs = not recordings
     for path in recordings:
         result = replay(path)
@@ -25,6 +27,7 @@ def main() -> int:
             result.difference,
         )
         differs |= (result.exact, result.foreseen) != (result.steps, result.steps)
+    print("missed: not all steps are exact" if differs else "all targets that count are met")
     return int(differs)
 
 

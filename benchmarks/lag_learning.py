@@ -118,7 +118,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
     if given.quick:
-        given.seeds, given.steps, given.without = 1, given.steps or 6_000, given.without[-1:]
+        given.seeds, given.steps, given.without = 1, given.steps or 4_096, given.without[-1:]
         given.tasks = given.tasks[-1:]
     notebook = Notebook(NAME, "Returns after equal rows, by lag", quick=given.quick)
     for task in given.tasks:

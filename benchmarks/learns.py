@@ -35,22 +35,22 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def learn(name: str, seed: int, steps: int, *flags: str) -> dict[str, Any]:
+def learn(name: str, seed: int, steps: int, *flags: str, many: int = MANY) -> dict[str, Any]:
     """One run with the preset of a task, with these flags besides, and what its weights are worth."""
     task = TASKS[name]
-    found = train_and_score(task.env, seed, steps, "--preset", name, *flags)
+    found = train_and_score(task.env, seed, steps, "--preset", name, *flags, many=many)
     learned = found["greedy_best"] >= task.target
     return {"env": task.env, "preset": name, **found, "target": task.target, "learned": learned}
 
 
-def train_and_score(env: str, seed: int, steps: int, *flags: str) -> dict[str, Any]:
+def train_and_score(env: str, seed: int, steps: int, *flags: str, many: int = MANY) -> dict[str, Any]:
     """One run by the command line, and what its weights are worth in greedy episodes that it has never seen."""
     with TemporaryDirectory() as folder:
         given = (env, "--steps", steps, "--seed", seed, "--runs-dir", folder, "--run", "once")
         run_python("-m", "freewheel", "train", *given, *flags, cwd=folder)
         path = Path(folder) / "once"
         summary = json.loads((path / "summary.json").read_text())
-        best = freewheel.score(str(path), episodes=MANY, which="best", seed=EVAL_SEED).returns
+        best = freewheel.score(str(path), episodes=many, which="best", seed=EVAL_SEED).returns
         latest = freewheel.score(str(path), episodes=EPISODES, which="latest", seed=EVAL_SEED).returns
     return {
         "seed": seed,
@@ -82,19 +82,27 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--steps", type=int, help="env steps of a run (default: the task's own)")
+    parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
+    if given.quick:
+        given.seeds, given.steps = given.seeds[:1], given.steps or 2_048
     about = context(NAME)
     rows = []
     for name in given.tasks:
         for seed in given.seeds:
-            row = learn(name, seed, given.steps or TASKS[name].steps)
-            append(NAME, row | about)
+            many = EPISODES if given.quick else MANY
+            row = learn(name, seed, given.steps or TASKS[name].steps, many=many)
+            if not given.quick:
+                append(NAME, row | about)
             print(" ".join(cells(row)), flush=True)
             rows.append(row)
     text = f"# Greedy mean over {EPISODES} fresh episodes\n\n{table(COLUMNS, [cells(row) for row in rows])}"
     print(f"\n{text}")
-    report(NAME, text, about)
-    return 0 if all(row["learned"] for row in rows) else 1
+    met = given.quick or all(row["learned"] for row in rows)
+    if not given.quick:
+        report(NAME, text, about)
+    print("all targets that count are met" if met else "missed: see FAIL above")
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

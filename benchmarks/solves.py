@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from benchmarks._common import Notebook, Row, number, rotated, spread, table
-from benchmarks.learns import EPISODES, TASKS, learn
+from benchmarks.learns import EPISODES, MANY, TASKS, learn
 
 NAME = "solves"
 MODES = ("sequential", "lockstep", "batch", "continuous", "episodes")
@@ -27,13 +27,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
     if given.quick:
-        given.seeds, given.steps = given.seeds[:1], 5_000
+        given.seeds, given.steps = given.seeds[:1], 2_048
     target = TASKS[TASK].target
     notebook = Notebook(NAME, f"{TASKS[TASK].env}, preset {TASK}, {given.steps:,} env steps", quick=given.quick)
     rows: dict[str, list[Row]] = {mode: [] for mode in given.modes}
     for turn, seed in enumerate(given.seeds):
         for mode in rotated(given.modes, turn):
-            row = notebook.keep({"mode": mode, **learn(TASK, seed, given.steps, "--mode", mode)})
+            many = EPISODES if given.quick else MANY
+            row = notebook.keep({"mode": mode, **learn(TASK, seed, given.steps, "--mode", mode, many=many)})
             print(
                 f"{mode} seed {seed}: best {number(row['greedy_best'])} latest {number(row['greedy_latest'])}",
                 flush=True,

@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
     notebook = Notebook(NAME, f"{WORKERS} workers in a kill storm", quick=given.quick)
-    seconds = 5.0 if given.quick else given.seconds
+    seconds = 2.0 if given.quick else given.seconds
     judge(notebook, {mode: measure(notebook, mode, seconds, given.seed) for mode in given.modes})
     return notebook.close()
 

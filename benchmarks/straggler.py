@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
     if given.quick:
-        given.rounds, given.workers, given.warm, given.window = 1, 20, 1.0, 3.0
+        given.rounds, given.workers, given.warm, given.window = 1, 20, 0.5, 1.5
     notebook = Notebook(NAME, f"{given.workers} sleeping worlds, PPO learning", quick=given.quick)
     rows = measure(notebook, given)
     learned = max(rows["continuous"], key=lambda row: row["produced"])

@@ -40,14 +40,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the steps, one seed, nothing kept")
+    parser.add_argument("--quick", action="store_true", help="a few updates, one seed, nothing kept")
     options = parser.parse_args()
     missed, cores = False, sorted(os.sched_getaffinity(0))[:2]
     for name in options.tasks:
         task, rows = TASKS[name], list[dict[str, Any]]()
         for seed in range(1, 2 if options.quick else options.seeds + 1):
-            steps = max(task["starts"] + 300, task["steps"] // 10) if options.quick else task["steps"]
-            orders = [{**task, "steps": steps, "who": who, "seed": seed} for who in LIBRARIES]
+            quick = {"starts": 100, "steps": 200, "episodes": 1} if options.quick else {}
+            orders = [{**task, **quick, "who": who, "seed": seed} for who in LIBRARIES]
             running = [start(order, cores[(i + seed) % len(cores)]) for i, order in enumerate(orders)]
             for order, process in zip(orders, running, strict=True):
                 answer, _ = process.communicate(timeout=3600)
@@ -68,6 +68,7 @@ def main() -> int:
         spread = f"{np.median(ratios):.2f} x updates/s ({min(ratios):.2f} .. {max(ratios):.2f})"
         print(f"{'PASS' if met else 'FAIL'}: {name}: {spread}, returns {'overlap' if not_worse else 'are below'}")
         missed |= not met
+    print("missed: see FAIL above" if missed and not options.quick else "all targets that count are met")
     return int(missed and not options.quick)
 
 

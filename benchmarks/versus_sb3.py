@@ -20,7 +20,7 @@ NAME = "versus_sb3"
 OURS, THEIRS = LIBRARIES
 LEAST_SPEED = {"cartpole": 4.0, "halfcheetah": 2.0}  # times their env steps/s
 MOST_TIME = 1 / 3  # of their time to the goal
-QUICK_SEEDS, QUICK_STEPS = 2, {"cartpole": 5_000, "halfcheetah": 8_192}
+QUICK_SEEDS, QUICK_STEPS = 1, {"cartpole": 2_048, "halfcheetah": 8_192}  # of HalfCheetah-v5 an episode has to end
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ def main() -> int:
     print("\n" + "\n\n".join(sections))
     if about is not None:
         report(NAME, "\n\n".join(sections), about)
+    print("all targets that count are met" if met or given.quick else "missed: see FAIL above")
     return 0 if met or given.quick else 1
 
 

@@ -42,7 +42,7 @@ def search(arm: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
         folder = Path(place) / "runs" / "search"
         state = json.loads((folder / STATE).read_text())
         saved = open_run(str(folder / TRIALS / state["best"]["run"]))
-        score = saved.score(saved.actor("latest")[0], GREEDY_EPISODES, GREEDY_SEED)
+        score = saved.score(saved.actor("latest")[0], given.greedy_episodes, GREEDY_SEED)
         trials = state["trials"]
         return {
             "workflow": state["best"]["workflow"],
@@ -95,11 +95,13 @@ def main() -> int:
     parser.add_argument("--red-agent", default="B_lineAgent")
     parser.add_argument("--total-episodes", type=int, default=30_000)
     parser.add_argument("--max-episodes-per-workflow", type=int, default=5_000)
+    parser.add_argument("--greedy-episodes", type=int, default=GREEDY_EPISODES, help="that score a search's choice")
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     parser.add_argument("more", nargs="*", help="further options of the search, after --")
     given = parser.parse_args()
     if given.quick:
-        given.seeds, given.total_episodes, given.max_episodes_per_workflow = 1, 1_536, 512
+        given.seeds, given.total_episodes, given.max_episodes_per_workflow = 1, 512, 256
+        given.arms, given.greedy_episodes = given.arms[:2], 50
     if PLAIN not in given.arms:
         given.arms = [PLAIN, *given.arms]
     notebook = Notebook(NAME, f"Workflow search on CAGE 2 against {given.red_agent}", quick=given.quick)
@@ -111,8 +113,8 @@ def main() -> int:
             told = f"env return {number(row['greedy_env_return'])}, compliance {number(row['greedy_compliance'])}"
             print(arm, seed, row["workflow"], told, f"{row['seconds']:.0f} s", sep="  ", flush=True)
     notebook.write(
-        f"{given.total_episodes:,} episodes a search, {given.seeds} seeds, mean (95 %); {GREEDY_EPISODES:,} greedy episodes of "
-        "the chosen workflow's last weights. Compliant: its compliance in training reached the threshold.",
+        f"{given.total_episodes:,} episodes a search, {given.seeds} seeds, mean (95 %); {given.greedy_episodes:,} greedy "
+        "episodes of the chosen workflow's last weights. Compliant: its compliance in training reached the threshold.",
         table(
             ("", "env return", "less plain PPO's", "compliance", "compliant", "workflows", "episodes", "seconds"),
             [cells(arm, rows[arm], rows[PLAIN]) for arm in given.arms],
