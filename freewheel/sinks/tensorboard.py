@@ -11,6 +11,11 @@ from freewheel.sinks.sink import RunInfo, SinkEntry
 from freewheel.sinks.tracking import findings, last_step, scalars, settings, table
 
 FOLDER = "tensorboard"
+#: Options that change nothing of what is learned, so that they are no hyperparameters.
+ASIDE = (
+    "checkpoint_every", "console", "construct_timeout", "log_every", "record_schedule", "reset_timeout", "run", "runs_dir",
+    "sinks", "step_timeout", "tensorboard", "trace", "wandb", "wandb_project",
+)  # fmt: skip
 RESULTS = ("Eval/eval_return", "Episodes/return_mean")  # beside which the hyperparameters are shown
 
 
@@ -137,7 +142,7 @@ class TensorBoardSink:
             if run.resumed:
                 self._file.forget_after(self._kept)
             self._file.text("config", table(given, ("option", "value")))
-            self._file.hyperparameters(given)
+            self._file.hyperparameters({name: value for name, value in given.items() if name not in ASIDE})
         return self._file
 
 
