@@ -28,10 +28,14 @@ class Marks:
         self._last: list[float] = []
         self._rows = self._stride = 0
         self._steps = 0  # of finished episodes
+        self._whole_episodes = False
 
     def on_start(self, run: Run) -> None:
+        from freewheel.collect.mode import MODES
+
         self._began = time.time() - run.seconds
         config = run.config
+        self._whole_episodes = MODES[config.mode].whole_episodes
         if config.learner.on_policy and not config.collector.episodes_per_update:
             self._rows = config.run.steps_per_env * config.collector.lanes
         else:
@@ -49,7 +53,7 @@ class Marks:
     def on_stop(self, run: Run, ended: str) -> None:
         if self._marks and self._marks[-1] is not self._last:
             self._marks.append(self._last)
-        noted: dict[str, Any] = {"began": self._began, "marks": self._marks}
+        noted: dict[str, Any] = {"began": self._began, "whole_episodes": self._whole_episodes, "marks": self._marks}
         Path(run.path, FILE).write_text(json.dumps(noted) + "\n")
 
 

@@ -17,7 +17,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ POLL = 0.1  # seconds between two looks at the process
 GRACE = 20.0  # seconds to end in good order, then it is killed
 TAIL = 1 << 16  # bytes at the end of metrics.jsonl in which the newest row is looked for
 OUTPUT = "output.txt"
+SETTLED = 0.3  # of a training: by then all workers have begun
 COUNTS = ("produced", "trained", "queued", "open")
 
 
@@ -62,7 +63,7 @@ class Measurement:
     startup_s: float | None  # from the start of the process to the first step of an env
     wall_s: float  # of the training, without the start of the process
     window_s: float  # from the end of the warm-up to the end of the last update: rates are over this
-    window_rows: int  # trained on in the window
+    window_rows: int  # trained on in the window; where whole episodes come in bursts, collected in it
     rows: int  # trained on (on-policy) or stored in the replay buffer, in all
     updates: int
     episodes: int
@@ -181,7 +182,8 @@ class Training:
         first = next((mark for mark in marks if mark[1] >= self.order.warm_up_rows), None)
         if first is None or first is marks[-1]:
             raise MeasureError(f"it made {len(marks)} updates, too few to be measured; see {path}")
-        return _measured(first, marks[-1], summary, rows, self._startup(noted, summary))
+        found = _measured(first, marks[-1], summary, rows, self._startup(noted, summary))
+        return _as_collected(found, rows, marks[-1][0]) if noted.get("whole_episodes") else found
 
     def _startup(self, noted: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:
         first = summary.get("first_step_s")
@@ -229,6 +231,28 @@ def _measured(
         dropped=summary["dropped"],
         shares=summary["shares"],
         path=summary["path"],
+    )
+
+
+def _as_collected(found: Measurement, rows: Sequence[Mapping[str, Any]], end: float) -> Measurement:
+    """Where whole episodes are handed over, all workers may hand over theirs at about the same time, and a training that lasts
+    only a few episodes trains on them faster than they come. Then the rate is that at which rows were collected."""
+    known = [(row["wall_s"], row["produced"]) for row in rows if row["wall_s"] <= end and row["produced"]]
+    later = [one for one in known if one[0] >= SETTLED * end]
+    if len(later) < 2:
+        return found
+    (began, before), (ended, after) = later[0], later[-1]
+    rate = (after - before) / (ended - began)
+    if not 0 < rate < found.steps_per_s:
+        return found
+    slower = rate / found.steps_per_s
+    return replace(
+        found,
+        window_s=ended - began,
+        window_rows=int(after - before),
+        steps_per_s=rate,
+        episodes_per_s=None if found.episodes_per_s is None else found.episodes_per_s * slower,
+        updates_per_s=found.updates_per_s * slower,
     )
 
 

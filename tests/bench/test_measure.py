@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from freewheel.bench.measure import Measurement, Order, Training, _measured, measure
+from freewheel.bench.measure import Measurement, Order, Training, _as_collected, _measured, measure
 from freewheel.errors import MeasureError
 from tests.support.runs import IDENTITY, assert_balanced
 
@@ -42,6 +42,20 @@ def test_rates_are_over_the_window_alone() -> None:
     assert found.memory_mb == 10.0
     assert found.curve[-1] == (9.0, 576, 9.0)
     assert found.startup_s == 1.5
+
+
+def test_a_burst_of_episodes_is_no_faster_than_rows_are_collected() -> None:
+    """100 rows/s are collected all the time, and all are trained on in half a second at the end."""
+    burst = _measured([9.4, 64, 1, 4, 80], [9.9, 640, 10, 40, 1520], SUMMARY, [], None)
+    assert burst.steps_per_s == pytest.approx(1152.0)
+    logged = [line(wall, None, 1.0) | {"produced": int(100 * wall)} for wall in (1.0, 2.0, 4.0, 6.0, 8.0, 10.0)]
+    found = _as_collected(burst, logged, 9.9)
+    assert found.steps_per_s == pytest.approx(100.0)
+    assert (found.window_rows, found.window_s) == (400, 4.0)  # from 4 s on, when all have begun
+    assert found.updates_per_s == pytest.approx(18.0 * 100 / 1152)
+    steady = _measured([2.0, 64, 1, 4, 80], [8.0, 640, 10, 40, 1520], SUMMARY, [], None)
+    assert _as_collected(steady, logged, 9.9) is steady  # the learner is slower than what is collected
+    assert _as_collected(burst, logged[:1], 9.9) is burst
 
 
 def test_without_an_episode_in_the_window_its_length_is_that_of_earlier_ones() -> None:

@@ -59,9 +59,10 @@ def test_steps_fix_the_work() -> None:
 
 def test_a_replay_buffer_fills_before_it_is_measured() -> None:
     found = size(replace(USUAL, on_policy=False, starts=1000))
-    assert (found.rows, found.warm_up_rows, found.updates) == (20_480, 2048, None)
+    assert (found.rows, found.warm_up_rows, found.updates) == (21_480, 3048, None)
+    assert found.seconds["sequential"] == 20.0
     slow = size(replace(USUAL, on_policy=False, starts=1000, rates={"sequential": 10.0}))
-    assert (slow.rows, slow.warm_up_rows) == (3000, 1000)
+    assert (slow.rows, slow.warm_up_rows) == (1500, 1050)
 
 
 def test_modes_whose_speed_is_not_known_are_taken_for_the_slowest() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 LEAST_UPDATES = 4  # of a training, one of them to warm up
 MOST_UPDATES = 500
+LEAST_ROWS = 500  # that are learned from, where there is a replay buffer
 WARM_UP = 0.1  # of the updates
 SHORTEST = 8  # steps of an env in an update that was made smaller
 WELL = 3.0  # seconds that a mode is measured for in each repeat, if that is to be had by more trainings
@@ -67,7 +68,8 @@ def size(demand: Demand) -> Size:
     """The work that fits."""
     chosen = _off_policy(demand) if not demand.on_policy else _on_policy(demand)
     rates = {mode: rate or demand.slowest for mode, rate in demand.rates.items()}
-    seconds = {mode: chosen.rows / rate for mode, rate in rates.items()}
+    learned_from = max(1, chosen.rows - demand.starts)  # before that, rows take next to no time
+    seconds = {mode: learned_from / rate for mode, rate in rates.items()}
     again = dict.fromkeys(seconds, 1)
     if demand.steps is None:
         again = {mode: _again(took, demand.budget_s / demand.repeats) for mode, took in seconds.items()}
@@ -75,9 +77,9 @@ def size(demand: Demand) -> Size:
     if more := {mode: count for mode, count in again.items() if count > 1}:
         listed = ", ".join(f"{mode} {count}" for mode, count in more.items())
         notes.append(f"trainings in each repeat, so that fast modes are measured for longer: {listed}")
-    if chosen.rows / demand.slowest > 1.5 * demand.budget_s / demand.repeats and demand.steps is None:
+    if max(seconds.values()) > 1.5 * demand.budget_s / demand.repeats and demand.steps is None:
         notes.append(
-            f"the slowest mode takes about {chosen.rows / demand.slowest:.0f} s a training, more than its budget: "
+            f"the slowest mode takes about {max(seconds.values()):.0f} s a training, more than its budget: "
             "fewer updates could not be measured"
         )
     return replace(chosen, again=again, seconds=seconds, notes=tuple(notes))
@@ -117,8 +119,8 @@ def _on_policy(demand: Demand) -> Size:
 
 def _off_policy(demand: Demand) -> Size:
     fits = int(demand.budget_s / demand.repeats * demand.slowest)
-    rows = demand.steps or max(3 * demand.starts, fits)
-    warm_up = max(demand.starts, round(WARM_UP * rows))
+    rows = demand.steps or demand.starts + max(LEAST_ROWS, fits)
+    warm_up = demand.starts + round(WARM_UP * max(0, rows - demand.starts))
     note = f"{rows:,} rows in every mode, {demand.starts:,} of them before the first update"
     return Size(
         rows=rows, steps_per_env=demand.steps_per_env, warm_up_rows=warm_up, updates=None, warm_up=0,
