@@ -28,6 +28,8 @@ from freewheel.errors import EnvError, FreewheelError, SetupError, cut, text_of
 from freewheel.policies.layout import Layout
 from freewheel.rollout.factory import Timeouts
 from freewheel.rollout.restoring import LIMIT, Clock, play_again
+from freewheel.rollout.whereabouts import ALL, LANE, LANES, SEEDS, STEP
+from freewheel.rollout.whereabouts import cells as here
 from freewheel.transport.clock import LOOK, Limit, clock
 from freewheel.transport.forkserver import (
     end,
@@ -151,18 +153,26 @@ class GymProcesses(_Workers):
 
     def _exchange(self, send: Callable[[], None], receive: Callable[[], Any], seconds: float) -> Any:
         limit, usual = Limit(seconds), min(seconds, LOOK) * 1000
+        here[LANE] = ALL
         try:
             send()
             late = [
                 lane
                 for lane, poll in enumerate(self._polls)
-                if not poll(usual) and not limit.wait(partial(_answered, poll))
+                if not poll(usual) and not self._answers(lane, limit, poll)
             ]
             if not late:
                 return receive()
         except (EOFError, ConnectionError):
             late = []
         raise self._ended(late, seconds)
+
+    def _answers(self, lane: int, limit: Limit, poll: Callable[[float], object]) -> bool:
+        """Whether a lane that takes long answers in time. Which one it is is written down, for those who ask what goes on."""
+        if self._streams and lane < LANES:
+            here[SEEDS + lane] = self._streams[lane].seed(int(self._episodes[lane]))
+            here[STEP], here[LANE] = int(self._steps[lane]), lane
+        return bool(limit.wait(partial(_answered, poll)))
 
     def _ended(self, late: Sequence[int], seconds: float) -> EnvError:
         """End all processes; the error names a lane that died or, if none did, one that is late."""

@@ -7,8 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from freewheel.rollout.whereabouts import CALL, CONSTRUCT, LANES, LIMITS, PHASE, RESET, SEEDS, SINCE, STEP, cells
-from freewheel.rollout.whereabouts import LANE as LANE_CELL
+from freewheel.rollout.whereabouts import (
+    ALL,
+    CALL,
+    CONSTRUCT,
+    ELSEWHERE,
+    LANE,
+    LANES,
+    LIMITS,
+    PHASE,
+    RESET,
+    SEEDS,
+    SINCE,
+    STEP,
+    cells,
+)
 
 #: What a worker may be doing; the waits are kinds of core.WORKER_TIME. down: its process has ended and another one takes its
 #: place, or is not ready yet; lost: it was given up.
@@ -47,14 +60,16 @@ def own_environments(steps: int = 0, idle_since_ns: int | None = None, pid: int 
 
     idle_since_ns: since when (CLOCK_MONOTONIC) they wait for the learner; None: it waits for them.
     """
-    now, since, phase, lane, step = time.monotonic_ns(), cells[SINCE], cells[PHASE], cells[LANE_CELL], cells[STEP]
+    now, since, phase, lane, step = time.monotonic_ns(), cells[SINCE], cells[PHASE], cells[LANE], cells[STEP]
     if not since:
         state = "step" if idle_since_ns is None else "wait-credit"
         return WorkerState(worker=0, state=state, since_s=_seconds(now, idle_since_ns or now), steps=steps, pid=pid)
-    known, limit = 0 <= lane < LANES and phase in CALLS, cells[LIMITS + phase]
+    if phase == ELSEWHERE:  # processes do the work; the lane is known once it takes long
+        phase = CALL if step or lane == ALL else RESET
+    known, limit = 0 <= lane < LANES, cells[LIMITS + phase]
     return WorkerState(
         worker=0,
-        state=CALLS.get(phase, "step"),
+        state=CALLS[phase],
         since_s=_seconds(now, since),
         steps=steps,
         pid=pid,

@@ -104,10 +104,9 @@ def _labels(first: str) -> Iterator[str]:
 
 def _doing(status: Status) -> str:
     learner = status.learner
-    meaning = SHARES["learner"].get(learner.doing, "").rstrip(".")
-    return f"{learner.doing} for {duration(learner.since_s)}" + (
-        f" ({meaning[:1].lower()}{meaning[1:]})" if meaning else ""
-    )
+    meaning = SHARES["learner"].get(learner.doing, "").partition(".")[0].partition(":")[0]
+    told = f" ({meaning[:1].lower()}{meaning[1:]})" if meaning and not learner.waits_for else ""
+    return f"{learner.doing} for {duration(learner.since_s)}{told}"
 
 
 def _is_slow(worker: Worker) -> bool:
@@ -157,7 +156,7 @@ def _workers(status: Status, slow: Sequence[Worker], activity: Mapping[int, str]
 
 def _call(status: Status, worker: Worker, activity: Mapping[int, str]) -> str:
     own = worker.pid == status.pid
-    who = f"this process steps {status.env}" if own else f"{worker.worker} (process {worker.pid})"
+    who = "the trainer's own environments" if own else f"{worker.worker} (process {worker.pid})"
     lane = "" if worker.lane is None else f", lane {worker.lane} of {status.env}"
     parts = [f"{who}: in {called(worker)}{lane}, for {duration(worker.since_s)}"]
     if worker.pid is not None and worker.pid in activity and not own:

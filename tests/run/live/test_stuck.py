@@ -23,6 +23,7 @@ from freewheel.run.live import stuck
 from freewheel.run.live.reporter import LiveStatus
 from freewheel.run.live.status import Evaluator, Part, Status, read_status
 from freewheel.run.live.stuck import numbers, why_stuck
+from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV, wait_until
 from tests.support.warm import Command, Server
 
@@ -58,10 +59,16 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stuck, "SAMPLE", 0.05)
 
 
-@pytest.mark.parametrize("mode", ["batch", "lockstep"])
-def test_a_step_that_does_not_return_is_named_with_its_time_out(server: Server, tmp_path: Path, mode: str) -> None:
-    own = ["--placement", "inline"] if mode == "lockstep" else ["--workers", "2"]
-    options = ["--mode", mode, "--num-envs", "2", *own, "--step-timeout", "500"]
+WAYS = {
+    "workers": ["--mode", "batch", "--workers", "2"],
+    "inline": ["--mode", "lockstep", "--placement", "inline"],
+    "processes": ["--mode", "lockstep", "--placement", "processes"],
+}
+
+
+@pytest.mark.parametrize("way", WAYS if LONG else ["workers", "processes"])
+def test_a_step_that_does_not_return_is_named_with_its_time_out(server: Server, tmp_path: Path, way: str) -> None:
+    options = [*WAYS[way], "--num-envs", "2", "--step-timeout", "500"]
     with trainer(server, tmp_path, "tests.support.held:Held", *options) as command:
         path = tmp_path / "runs" / "it"
         wait_until(lambda: (path / "metrics.jsonl").exists() and bool((path / "metrics.jsonl").read_bytes()), 40.0)
@@ -71,15 +78,13 @@ def test_a_step_that_does_not_return_is_named_with_its_time_out(server: Server, 
         assert lines[0].startswith(f"it runs: process {command.pid} ")
         assert "verdict     the learner waits for rows, and the environment of lane" in told
         assert "of tests.support.held:Held, for " in told
-        assert (
-            "--step-timeout (500 s) ends " + ("the run, in 8:1" if mode == "lockstep" else "it, and another one")
-            in told
-        )
-        if mode == "lockstep":
+        ends = "it, and another one takes its place" if way == "workers" else "the run, in 8:1"
+        assert f"--step-timeout (500 s) ends {ends}" in told
+        if way == "workers":
+            assert "its process sleeps" in told
+        elif way == "inline":
             wait_until(lambda: bool(read_status(path).learner.stack))
             assert any("held.py" in line and "in step" in line for line in why_stuck(path))
-        else:
-            assert "its process sleeps" in told
         (tmp_path / "hold").unlink()
         lines_when(path, lambda text: "nothing is stuck" in text)
 
