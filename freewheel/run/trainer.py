@@ -132,8 +132,8 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
         try:
             return Result(planned.path, session.train(beside))
         finally:
-            if trace is not None and not outputs.quiet:
-                show(trace.timeline())
+            if traced and traced[0].timeline is not None and not outputs.quiet:
+                show(traced[0].timeline)
 
 
 def _begin_trace(trace: Recording, planned: Plan, meter: Meter, saver: Saver) -> TimelineSink:

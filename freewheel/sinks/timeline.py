@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from time import monotonic, thread_time
 from typing import Any
 
+from freewheel.timeline.model import Timeline
 from freewheel.timeline.recording import Recording
 from freewheel.transport.background import RepeatedCall
 
-EVERY = 2.0  # seconds between two writes of timeline.json
+EVERY = 2.0  # seconds between two writes of timeline.json, ...
+SHARE = 0.003  # ... and more where it would take a larger part of the trainer's time
 PATIENCE = 5.0  # seconds for the last one
 
 
@@ -19,6 +22,8 @@ class TimelineSink:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._thread: RepeatedCall | None = None
+        self._due = 0.0  # by time.monotonic
+        self.timeline: Timeline | None = None  # when the run has ended
 
     def write(self, row: Mapping[str, Any]) -> None:
         self._begin()
@@ -29,7 +34,8 @@ class TimelineSink:
     def close(self, summary: Mapping[str, Any]) -> None:
         if self._thread is not None:
             self._thread.close(PATIENCE)
-        self._recording.write()
+        self.timeline = self._recording.finished()
+        self._recording.write(self.timeline)
 
     def _begin(self) -> None:
         """With the first sign of life of the run. A thread writes on while the training is stuck."""
@@ -37,5 +43,9 @@ class TimelineSink:
             self._thread = RepeatedCall("timeline", self._recent, EVERY)
 
     def _recent(self) -> None:
+        if monotonic() < self._due:
+            return
+        began = thread_time()
         with suppress(OSError):  # a full disk is told of by those who lose something
             self._recording.write_recent()
+        self._due = monotonic() + (thread_time() - began) / SHARE

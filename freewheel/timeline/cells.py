@@ -9,6 +9,9 @@ import numpy as np
 from freewheel.core import NDArray
 from freewheel.timeline.model import Row, Span, Timeline
 
+DENSE = 32  # keys a span up to which a table of all keys is faster than sorting them
+KINDS = 4  # in a cell, usually
+
 
 def gathered(spans: NDArray, cell: int) -> NDArray:
     """Spans [n, 3] (begin, end, code; in order, none overlaps) with those shorter than a cell gathered. Sums by code stay."""
@@ -21,25 +24,44 @@ def gathered(spans: NDArray, cell: int) -> NDArray:
     first = np.ones(len(spans), np.bool_)  # of a group: one long span, or short ones that begin in the same cell
     first[1:] = (number[1:] != number[:-1]) | long[1:] | long[:-1]
     group = np.cumsum(first) - 1
-    keys, which = np.unique(group << 32 | code, return_inverse=True)
-    sums = np.zeros(len(keys), np.int64)
-    np.add.at(sums, which, length)
-    owner = keys >> 32
+    known = np.flatnonzero(np.bincount(code))  # codes that occur
+    places = np.zeros(known[-1] + 1, np.int64)
+    places[known] = np.arange(len(known))
+    keys, sums = _sums(group * len(known) + places[code], length)
+    owner = keys // len(known)
     ends = np.cumsum(sums)
     opening = np.ones(len(keys), np.bool_)
     opening[1:] = owner[1:] != owner[:-1]
     before = (ends - sums)[opening][np.cumsum(opening) - 1]  # all that lies before the group
     start = begin[first][owner] + ends - sums - before
-    return np.stack([start, start + sums, keys & 0xFFFFFFFF], axis=1)
+    return np.stack([start, start + sums, known[keys % len(known)]], axis=1)
+
+
+def _sums(keys: NDArray, lengths: NDArray) -> tuple[NDArray, NDArray]:
+    """The keys that occur, in order, and the sum of the lengths of each."""
+    if int(keys[-1]) < DENSE * len(keys):
+        sums = np.bincount(keys, lengths)
+        found = np.flatnonzero(np.bincount(keys))
+        return found, sums[found].astype(np.int64)
+    found, which = np.unique(keys, return_inverse=True)
+    return found, np.bincount(which, lengths).astype(np.int64)
 
 
 def fitted(spans: NDArray, most: int, cell: int) -> tuple[NDArray, int]:
     """At most so many spans, in cells of this length or longer; and the length it took."""
-    spans = gathered(spans, cell) if len(spans) > most else spans
-    while len(spans) > most and cell < spans[-1, 1] - spans[0, 0]:  # in one cell, there is a span for each code
+    if len(spans) <= most:
+        return spans, cell
+    extent = int(spans[-1, 1] - spans[0, 0])
+    spans = gathered(spans, cell)
+    while len(spans) > most and cell < extent:  # in one cell, there is a span for each code
         cell *= 2
         spans = gathered(spans, cell)
     return spans, cell
+
+
+def cell_for(extent: int, most: int) -> int:
+    """The length of a cell with which so much time takes about so many spans."""
+    return max(extent * KINDS // most, 1)
 
 
 def coarse(timeline: Timeline, most: int = 5000) -> Timeline:
@@ -56,7 +78,7 @@ def _coarse_row(row: Row, most: int) -> Row:
     numbers = [
         (round(span.t0_s * 1e9), round(span.t1_s * 1e9), number[span.kind, span.waits_for]) for span in row.spans
     ]
-    spans, _ = fitted(np.array(numbers, np.int64), most, 1_000_000)
+    spans, _ = fitted(np.array(numbers, np.int64), most, cell_for(numbers[-1][1] - numbers[0][0], most))
     found = []
     for begin, end, code in spans.tolist():
         kind, party = looks[code]

@@ -33,11 +33,12 @@ def encode(timeline: Timeline) -> bytes:
     about = {"format": FORMAT, "writer": "freewheel", "about": dict(timeline.about)}
     window = {"begin_s": timeline.begin_s, "end_s": timeline.end_s}
     head = json.dumps({"displayTimeUnit": "ms", "otherData": about | window})[:-1]
-    lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in _events(timeline))
+    lines = ",\n".join(_events(timeline))
     return f'{head}, "traceEvents": [\n{lines}\n]}}\n'.encode()
 
 
-def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _events(timeline: Timeline) -> Iterator[str]:
+    names = {kind: json.dumps(kind) for kind in timeline.kinds()}
     for place, group in enumerate(GROUPS, 1):
         rows = list(timeline.group(group))
         if not rows:
@@ -47,19 +48,15 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         for number, row in enumerate(rows, 1):
             yield _name("thread_name", place, number, name=row.name)
             yield _name("thread_sort_index", place, number, sort_index=number)
-            for span in row.spans:
-                yield _complete(span, group, place, number)
+            where = f'"cat":"{group}","ph":"X","pid":{place},"tid":{number}'
+            for kind, begin, end, party in row.spans:
+                waits = f',"args":{{"waits_for":{json.dumps(party)}}}' if party else ""
+                at = round(begin * 1e6, 3)
+                yield f'{{"name":{names[kind]},{where},"ts":{at},"dur":{round(end * 1e6 - at, 3)}{waits}}}'
 
 
-def _name(what: str, process: int, thread: int, **values: Any) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": values}
-
-
-def _complete(span: Span, group: Group, process: int, thread: int) -> dict[str, Any]:
-    begin, end = round(span.t0_s * 1e6, 3), round(span.t1_s * 1e6, 3)
-    event = {"name": span.kind, "cat": group, "ph": "X", "ts": begin, "dur": round(end - begin, 3)}
-    place = {"pid": process, "tid": thread}
-    return event | place | ({"args": {"waits_for": span.waits_for}} if span.waits_for else {})
+def _name(what: str, process: int, thread: int, **values: Any) -> str:
+    return json.dumps({"name": what, "ph": "M", "pid": process, "tid": thread, "args": values}, separators=(",", ":"))
 
 
 def _from_events(data: Mapping[str, Any], name: str) -> Timeline:

@@ -162,8 +162,9 @@ class Timeline:
 
 
 def _packed(span: Span, number: Mapping[str, int], place: Mapping[str, int]) -> list[float]:
-    packed = [_short(span.t0_s), _short(span.t1_s), number[span.kind]]
-    return [*packed, place[span.waits_for]] if span.waits_for in place else packed
+    kind, begin, end, party = span
+    packed = [_short(begin), _short(end), number[kind]]
+    return [*packed, place[party]] if party in place else packed
 
 
 def _unpacked(packed: Sequence[float], kinds: Sequence[str], names: Sequence[str]) -> Span:
@@ -179,4 +180,5 @@ def _group(name: object) -> Group:
 
 
 def _short(seconds: float) -> float:
-    return round(seconds, 5)
+    """To 10 µs; several times faster than `round`."""
+    return int(seconds * 1e5 + 0.5) / 1e5

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from freewheel.core import NDArray
 from freewheel.errors import FreewheelError
 from freewheel.files import disk
-from freewheel.timeline.cells import fitted
+from freewheel.timeline.cells import cell_for, fitted, gathered
 from freewheel.timeline.chrome import RECENT, TRACE, encode, read
 from freewheel.timeline.model import Group, Row, Span, Timeline
 from freewheel.timeline.track import NAMES, NUMBERS, PARTY, WIDTH, Ring, Track
@@ -27,7 +28,7 @@ MOST = 100_000  # spans that are kept of all rows together: a trace.json of some
 LEAST = 200  # of a row
 FINEST = 20_000_000  # ns: the shortest cell that old spans are gathered in
 WINDOW = 60.0  # seconds of timeline.json, ...
-WINDOW_SPANS = 6000  # ... and its spans: some 150 kB
+WINDOW_SPANS = 4000  # ... and its spans, about: some 100 kB
 
 #: What parties do at present, by row: (kind, begin, end) in ns of CLOCK_MONOTONIC, which no span says yet.
 Doing = Mapping[str, Sequence[tuple[str, int, int]]]
@@ -41,30 +42,39 @@ class _Kept:
         self.spans: NDArray = np.empty((0, WIDTH), np.int64)
         self.ring: Ring | None = None
         self._next, self._cell = 0, FINEST
+        self._recent: deque[NDArray] = deque()  # of the last minute, gathered when they came
 
     def attach(self, ring: Ring | None) -> None:
         self.ring, self._next = ring, 0
 
-    def drain(self, most: int) -> None:
-        """Take what the ring has, and make older spans coarser where there are too many."""
+    def drain(self, most: int, cell: int) -> None:
+        """Take what the ring has, and make older spans coarser where there are too many. `cell`: of what is recent."""
         if self.ring is not None:
             new, self._next = self.ring.read(self._next)
-            self.spans = np.concatenate([self.spans, new]) if len(new) else self.spans
+            if len(new):
+                self.spans = np.concatenate([self.spans, new])
+                self._recent.append(gathered(new, cell))
         if len(self.spans) > most:
             half = len(self.spans) - most // 2
             old, self._cell = fitted(self.spans[:half], most // 4, self._cell)
             self.spans = np.concatenate([old, self.spans[half:]])
 
-    def all(self, begin: int, now: int, doing: Doing) -> NDArray:
-        """With what is going on now, from this time on."""
-        spans = self.spans
-        end = int(spans[-1, 1]) if len(spans) else begin
-        for kind, since, until in doing.get(self.name, ()):
-            since, until = max(since, end), min(until, now)
-            if until > since:
-                spans = np.concatenate([spans, [[since, until, NUMBERS[kind]]]])
-                end = until
-        return spans[spans[:, 1] > begin]
+    def recent(self, begin: int) -> NDArray:
+        """Since this time, gathered."""
+        while self._recent and self._recent[0][-1, 1] <= begin:
+            self._recent.popleft()
+        return np.concatenate(self._recent) if self._recent else self.spans[:0]
+
+
+def _going_on(spans: NDArray, doing: Sequence[tuple[str, int, int]], now: int) -> NDArray:
+    """With what is not written yet."""
+    end = int(spans[-1, 1]) if len(spans) else 0
+    for kind, begin, until in doing:
+        begin, until = max(begin, end), min(until, now)
+        if until > begin:
+            spans = np.concatenate([spans, [[begin, until, NUMBERS[kind]]]])
+            end = until
+    return spans
 
 
 class Recording:
@@ -131,30 +141,39 @@ class Recording:
             self.drain()
             now, last = self._now(), {} if doing is None else doing()
             for row in map(self._rows.__getitem__, rings):
-                row.spans = row.all(self._begin, now, last)
+                row.spans = _going_on(row.spans, last.get(row.name, ()), now)
                 row.attach(None)
             self._sources = [source for source in self._sources if source != doing]
 
     def drain(self) -> None:
         with self._lock:
-            most = max(MOST // max(len(self._rows), 1), LEAST)
+            rows = max(len(self._rows), 1)
+            most, cell = max(MOST // rows, LEAST), cell_for(round(WINDOW * 1e9), max(WINDOW_SPANS // rows, LEAST // 5))
             for row in self._rows.values():
-                row.drain(most)
+                row.drain(most, cell)
 
-    def timeline(self, last_s: float | None = None, most: int | None = None) -> Timeline:
-        """What is known by now: of the whole run, or of its last seconds in at most so many spans."""
+    def timeline(self) -> Timeline:
+        """Of the whole run, so far as it is known by now."""
         with self._lock:
             self.drain()
-            now, names = self._now(), list(self._rows)
-            begin = self._begin if last_s is None else max(self._begin, now - round(last_s * 1e9))
-            doing = {name: spans for source in self._sources for name, spans in source().items()}
-            rows = []
-            for row in self._rows.values():
-                spans = row.all(begin, now, doing)
-                if most is not None:
-                    spans, _ = fitted(spans, max(most // len(names), LEAST // 4), 1_000_000)
-                if len(spans):
-                    rows.append(Row(row.name, row.group, self._named(spans, begin, now, names)))
+            return self._made(self._begin, lambda row: row.spans)
+
+    def recent(self) -> Timeline:
+        """The last minute, gathered to about WINDOW_SPANS spans."""
+        with self._lock:
+            self.drain()
+            begin = max(self._begin, self._now() - round(WINDOW * 1e9))
+            return self._made(begin, lambda row: row.recent(begin))
+
+    def _made(self, begin: int, spans_of: Callable[[_Kept], NDArray]) -> Timeline:
+        now, names = self._now(), list(self._rows)
+        doing = {name: spans for source in self._sources for name, spans in source().items()}
+        rows = []
+        for row in self._rows.values():
+            spans = _going_on(spans_of(row), doing.get(row.name, ()), now)
+            spans = spans[np.searchsorted(spans[:, 1], begin, "right") :]
+            if len(spans):
+                rows.append(Row(row.name, row.group, self._named(spans, begin, now, names)))
         return Timeline(rows, self._about, (begin - self._begin) / 1e9, (now - self._begin) / 1e9)
 
     def _named(self, spans: NDArray, begin: int, end: int, names: Sequence[str]) -> list[Span]:
@@ -169,7 +188,7 @@ class Recording:
     def write_recent(self) -> None:
         """timeline.json: the last minute, for those who watch the run. OSError if it cannot be written."""
         if self._folder is not None:
-            recent = self.timeline(WINDOW, WINDOW_SPANS).to_json()
+            recent = self.recent().to_json()
             disk.show(self._folder / RECENT, json.dumps(recent, separators=(",", ":")).encode())
 
     def finished(self) -> Timeline:
@@ -178,10 +197,8 @@ class Recording:
             track.flush()
         return self.timeline()
 
-    def write(self) -> Timeline:
+    def write(self, whole: Timeline) -> None:
         """trace.json and timeline.json: the run has ended. OSError if they cannot be written."""
-        whole = self.finished()
         if self._folder is not None:
             disk.replace(self._folder / TRACE, encode(whole))
             self.write_recent()
-        return whole
