@@ -90,6 +90,11 @@ def test_without_matplotlib_one_line_says_what_to_install(runs: Path) -> None:
     assert said == "freewheel: pictures need matplotlib: pip install 'freewheel[plot]'\n"
 
 
+def test_letters_that_the_font_lacks_are_no_warning(runs: Path) -> None:
+    make(runs / "倉庫", [(1, 1.0), (2, 2.0)], env="倉庫-v0")
+    assert main(["plot", "倉庫", "--runs-dir", str(runs), "--out", str(runs / "x.png")]) == 0
+
+
 def test_pictures_are_the_same_when_made_again_and_dollars_are_no_formula(runs: Path) -> None:
     make(runs / "$x^2$-s1", [(1, 1.0), (2, 2.0)], env="$\\frac{$")
     written = []
