@@ -156,6 +156,9 @@ def prepare(request: Request, report: Callable[[str], None], pilot_folder: Path 
         rate = _pilot(setting, pilot_folder)
         rates = dict.fromkeys(rates, rate)
     chosen = size(_demand(request, setting, rates))
+    if not any(rates.values()):
+        told = "speeds cannot be predicted here: a first training decides how much work fits"
+        chosen = replace(chosen, notes=(told,) if request.given.flags.get("steps") is None else chosen.notes)
     cases = tuple(with_steps(case, chosen.steps_per_env) for case in cases)
     comparison = Comparison(
         request=request,
@@ -225,14 +228,19 @@ def _compile_variants(setting: Setting) -> list[Case]:
 
 
 def _pilot(setting: Setting, folder: Path) -> float:
-    """Env steps/s of a short training in the first mode; the slowest may make half of that."""
-    case, plan = setting.able[0], setting.plan
+    """Env steps/s of a short training in the first mode that can do it; the slowest may make half of that."""
+    plan, failed = setting.plan, MeasureError("no mode takes this run")
     rows = LEAST_UPDATES * plan.batch.rows
     if not plan.config.learner.on_policy:
         rows = 2 * plan.config.learner.rows_before_update(plan.learner_spec)
-    argv = (*case.argv(steps=rows), *case.trusting)
-    order = Order(argv=argv, name="pilot", folder=folder, warm_up_rows=1, limit_s=PILOT_S)
-    return measure(order).steps_per_s / 2
+    for case in setting.able:
+        argv = (*case.argv(steps=rows), *case.trusting)
+        try:
+            order = Order(argv=argv, name=f"pilot-{case.label}", folder=folder, warm_up_rows=1, limit_s=PILOT_S)
+            return measure(order).steps_per_s / 2
+        except MeasureError as error:
+            failed = error
+    raise failed
 
 
 def carry_out(comparison: Comparison, folder: Path, stop: Stop, progress: Progress) -> Results:

@@ -83,7 +83,8 @@ def _sentence(
         facts.append(f"within noise of {_listed(names)} (±{100 * noise:.0f} %), and {why} of them")
     elif ahead is not None:
         other = next(one.mode for one in ranked if one is not chosen)
-        facts.append(f"{100 * ahead.share:.0f} % above {other} (±{100 * ahead.noise:.0f} %)")
+        spread = f"±{100 * ahead.noise:.0f} %" if chosen.repeats > 1 else "one repeat: the spread is not known"
+        facts.append(f"{100 * ahead.share:.0f} % above {other} ({spread})")
     reason = "; and ".join(list(reasons(results, chosen))[:2])
     text = ", ".join(facts) or f"{chosen.steps_per_s.median:,.0f} steps/s, the only mode that was measured"
     return f"{chosen.mode}: {text}" + (f", because {reason}" if reason else "")

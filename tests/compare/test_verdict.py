@@ -56,6 +56,7 @@ def test_one_repeat_has_no_spread_and_a_usual_one_is_assumed() -> None:
     clear = verdict(measured({"sequential": (1000.0,), "batch": (1100.0,)})).recommendation
     assert clear is not None
     assert (clear.mode, clear.within_noise) == ("batch", False)
+    assert "10 % above sequential (one repeat: the spread is not known)" in clear.sentence
 
 
 def test_cheap_steps_are_the_reason_where_a_process_of_its_own_does_not_pay() -> None:

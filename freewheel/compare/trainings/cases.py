@@ -143,6 +143,8 @@ class Case:
         return next(iter(self.given.flags.get("num_steps_per_env", ())), None)
 
     def _dependencies(self) -> tuple[str, ...]:
+        if self.plan is not None and self.plan.spec.batched_on_device:
+            return () if self.synchronous else ("a thread for the simulation",)
         if self.plan is not None and getattr(self.plan.config.collector, "placement", "") == "processes":
             return (*MODES[self.mode].dependencies, "a process for each env")
         return MODES[self.mode].dependencies
