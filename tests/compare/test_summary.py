@@ -70,6 +70,12 @@ def test_a_replay_buffer_may_take_a_few_rows_more() -> None:
     off = replace(results, work=replace(results.work, updates=None))
     more = row("batch", 1, 1.0, trained=ROWS + 100, produced=ROWS + 612, updates=7)
     assert unequal(replace(off, rows=(more,))) == []
+    told = equal_work([more, row("batch", 2, 1.0, trained=ROWS + 100, updates=7)], replay=True)
+    assert told == "equal work by the ledger: 20,580 rows trained and 7 updates in each of 2 trainings"
+    alike = equal_work([row("batch", 1, 1.0, updates=100), row("batch", 2, 1.0, updates=105)], replay=True)
+    assert alike.endswith(
+        "but for the updates of the last rows: 20,480 rows stored and 100 to 105 updates in 2 trainings"
+    )
     less = row("batch", 1, 1.0, trained=ROWS - 100, produced=ROWS + 412, updates=7)
     assert len(unequal(replace(off, rows=(less,)))) == 1
 
