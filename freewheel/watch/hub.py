@@ -37,6 +37,7 @@ class Client:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
+        self.untold = set(names)  # those of which it knows nothing yet
         self.gone = False
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue(BACKLOG + 1)
 
@@ -74,6 +75,7 @@ class _Watched:
         self.feed = feed
         self.status = 0  # when its status was written
         self.polled = 0.0  # when it was read; 0: never
+        self.reading = False  # at this moment, in a thread
         self.wanted = time.monotonic()  # when somebody last looked
         self.failed = False  # it could not be read, and this has been told
 
@@ -116,13 +118,13 @@ class Hub:
         self._clients.add(client)
         client.tell("hello", json.dumps({**HELLO, "words": words()}))
         client.tell("runs", self._listing)
-        for place, name in enumerate(client.names):
-            watched = self._watched.get(name)
-            if watched is None:
-                watched = self._watched[name] = _Watched(Feed(name, self._entries[name].path))
-            elif watched.polled:
-                client.tell("run", watched.feed.everything(shared=place > 0))
+        for name in client.names:
+            if name not in self._watched:
+                self._watched[name] = _Watched(Feed(name, self._entries[name].path))
+            watched = self._watched[name]
             watched.wanted = time.monotonic()
+            if watched.polled and not watched.reading:
+                self._tell(watched, client, None)
         return client
 
     def leave(self, client: Client) -> None:
@@ -148,30 +150,31 @@ class Hub:
             lists.cancel()
 
     async def _read(self, watched: _Watched) -> None:
+        watched.reading, watched.polled = True, time.monotonic()
         try:
             await asyncio.to_thread(watched.feed.poll)
         except Exception as error:  # noqa: BLE001 - a run that cannot be shown must not end the page of the others
-            watched.polled = time.monotonic()
             if not watched.failed:
                 sys.stderr.write(f"run {watched.feed.name} cannot be shown: {type(error).__name__}: {error}\n")
             watched.failed = True
             return
-        self._tell(watched)
-
-    def _tell(self, watched: _Watched) -> None:
-        first, name = not watched.polled, watched.feed.name
-        watched.polled = time.monotonic()
+        finally:
+            watched.reading = False
         news = watched.feed.news()
-        for client in list(self._clients):
-            if name not in client.names:
-                continue
-            shared = client.names[0] != name
-            if first:
-                client.tell("run", watched.feed.everything(shared=shared))
-            elif news is not None:
-                client.tell("run", news[shared])
-            if client.gone:
-                self._clients.discard(client)
+        for client in [one for one in self._clients if watched.feed.name in one.names]:
+            self._tell(watched, client, news)
+
+    def _tell(self, watched: _Watched, client: Client, news: tuple[str, str] | None) -> None:
+        """A client of a run: all, if it knows nothing yet, or what is new."""
+        name = watched.feed.name
+        shared = client.names[0] != name
+        if name in client.untold:
+            client.untold.discard(name)
+            client.tell("run", watched.feed.everything(shared=shared))
+        elif news is not None:
+            client.tell("run", news[shared])
+        if client.gone:
+            self._clients.discard(client)
 
     def _forget(self) -> None:
         now = time.monotonic()

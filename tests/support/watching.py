@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from freewheel.run.live.status import boot
 from tests.support.places import ROOT
 
 LIMIT = 20.0  # seconds
@@ -158,11 +159,14 @@ def worker(number: int, state: str = "step", **values: Any) -> dict[str, Any]:
     return {"worker": number, "state": state, **about, "lane": number, "seed": number, "waits_for": waits, **values}
 
 
-def write_status(path: Path, workers: list[dict[str, Any]]) -> None:
+def write_status(path: Path, workers: list[dict[str, Any]], age: float = 0.0) -> None:
+    """The status of a trainer that runs, written so many seconds ago."""
     learner = {"doing": "wait-data", "since_s": 0.2, "waits_for": "rows of the environments"}
     about = {
         "format": 1,
-        "time": time.time(),
+        "time": time.time() - age,
+        "boot": boot(),
+        "clock": time.monotonic() - age,
         "pid": os.getpid(),
         "run": path.name,
         "env": "CartPole-v1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import signal
 import socket
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from freewheel.cli.main import main
+from tests.support.places import PACKAGE, ROOT
 from tests.support.watching import row, until, watch, write_run
 
 
@@ -24,7 +26,6 @@ def test_it_ends_by_ctrl_c_with_pages_open_at_lower_priority(tmp_path: Path) -> 
             assert psutil.Process(page.process.pid).nice() >= 10
             page.process.send_signal(signal.SIGINT)
             assert page.process.wait(5.0) == 0
-    assert page.process.stdout is not None
 
 
 def test_a_run_elsewhere_is_opened_by_its_path_among_its_neighbours(tmp_path: Path) -> None:
@@ -46,6 +47,14 @@ def test_a_directory_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None
             assert until(events, "runs")["runs"] == []
             write_run(tmp_path / "runs" / "first", [row(1)])
             assert until(events, "runs", limit=10.0)["newest"] == "first"
+
+
+def test_every_file_of_the_page_is_part_of_the_package() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["freewheel"]
+    static = PACKAGE / "watch" / "static"
+    packed = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    assert {path for path in static.rglob("*") if path.is_file()} <= packed
+    assert (static / "uplot" / "LICENSE").read_text().startswith("The MIT License")
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from freewheel.files.lock import FileLock
+from freewheel.timeline.model import Row, Span, Timeline
 from tests.support.browser import browser, complaints, eventually, resize
 from tests.support.warm import Command, Server, warm_server
 from tests.support.watching import Page, row, rows_in, watch, worker, write_run, write_status
@@ -229,6 +230,17 @@ def test_a_hundred_workers_are_readable_and_nothing_is_wider_than_the_window(
         assert "1 down" in counts
         assert "25 resets" in counts
     resize(window, 1400, 1000)
+    assert complaints(window) == []
+
+
+def test_a_run_with_a_trace_has_a_timeline_in_place_of_shares(window: Any, page: Page, runs: Path) -> None:
+    visit(window, page, "run=many", "many")
+    assert shown(window, "#shares canvas")
+    spans = [Span("step", 60.0 + k, 60.8 + k) for k in range(29)]
+    rows = [Row(f"worker {k}", "envs", spans) for k in range(4)]
+    (runs / "many" / "timeline.json").write_text(json.dumps(Timeline(rows, begin_s=60.0, end_s=90.0).to_json()))
+    eventually(lambda: shown(window, "#gantt canvas"), what="no timeline is drawn")
+    eventually(lambda: not shown(window, "#shares"))
     assert complaints(window) == []
 
 

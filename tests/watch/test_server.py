@@ -181,3 +181,12 @@ def test_workers_of_a_run_that_trains_are_told_and_one_that_died_is_an_alert(pag
     assert [bool(one["alert"]) for one in told["workers"]] == [False, False, True, True, False]
     assert told["workers"][1]["waits_for"] == "the learner"
     assert told["learner"][0]["doing"] == "wait-data"
+
+
+def test_a_trainer_that_says_nothing_is_called_silent(page: Page, runs: Path) -> None:
+    with FileLock(runs / "sweep-s2" / ".lock"):
+        write_status(runs / "sweep-s2", [worker(0)], age=60.0)
+        with page.events("sweep-s2") as events:
+            told = until(events, "run", lambda told: told["head"]["state"] != "running")
+    assert told["head"]["state"] == "silent"
+    assert "stopped" in told["head"]["why"]
