@@ -31,8 +31,8 @@ def text(value: object) -> str:
 
 
 def sentence(words: str) -> str:
-    """With a capital at the beginning."""
-    return words[:1].upper() + words[1:]
+    """With a capital at the beginning; a number and its unit stay on one line."""
+    return re.sub(r"(?<=\d) (?=%|[a-zµ]{1,3}\b)", "\N{NO-BREAK SPACE}", words[:1].upper() + words[1:])
 
 
 def moment(created: str) -> str:

@@ -130,7 +130,7 @@ def test_the_fastest_comes_first_and_the_recommended_is_marked() -> None:
     rows = [given for given in found.of("tr") if given.get("data-mode")]
     assert [row["data-mode"] for row in rows] == ["continuous", "episodes", "batch", "lockstep", "sequential"]
     assert [row["data-mode"] for row in rows if row.get("class") == "chosen"] == ["continuous"]
-    assert "Continuous: 4,871 env steps/s" in found.shown
+    assert "Continuous: 4,871\N{NO-BREAK SPACE}env steps/s, 5\N{NO-BREAK SPACE}% above episodes" in found.shown
     assert "freewheel train CartPole-v1 --mode continuous" in found.shown
 
 
