@@ -30,8 +30,18 @@ class Task:
 
 TASKS: Mapping[str, Task] = {
     "straggler": Task(
-        ("freewheel/Straggler-v0", "--env.mean", "0.005", "--num-envs", "16", "--workers", "16"),
-        ("--env.mean", "0.002", "--num-envs", "4", "--workers", "4", "--num-steps-per-env", "16", "--steps", "256"),
+        (
+            "freewheel/Straggler-v0",
+            "--env.mean",
+            "0.002",
+            "--num-envs",
+            "8",
+            "--workers",
+            "8",
+            "--num-steps-per-env",
+            "64",
+        ),
+        ("--num-envs", "4", "--workers", "4", "--num-steps-per-env", "16", "--steps", "256"),
     ),
     "cartpole": Task(("CartPole-v1",), ("--num-steps-per-env", "32", "--steps", "1024")),
     "cage2": Task(("freewheel/Cage2-v0",), ("--num-steps-per-env", "32", "--steps", "1024")),

@@ -84,6 +84,7 @@ def scale(results: Results) -> Table | None:
 def markdown(results: Results) -> str:
     """The text of table.md."""
     parts = [f"# {results.env}, {results.algo}: the modes side by side", *lines(results)]
+    parts += [f"    {results.recommendation.command}"] if results.recommendation is not None else []
     parts += [speed(results).markdown(), rest(results).markdown(), *explained(results)]
     if (law := scale(results)) is not None and results.scale is not None:
         parts += ["## Workers", *results.scale.verdict, law.markdown(), f"Law: {results.scale.law}."]

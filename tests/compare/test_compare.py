@@ -51,7 +51,7 @@ def test_a_mode_that_fails_is_explained_and_the_others_are_reported(
     assert results.recommendation is not None
     assert results.recommendation.command in shown
     text = (out / "table.md").read_text()
-    assert results.recommendation.sentence in text
+    assert f"{results.recommendation.sentence}\n\n    {results.recommendation.command}\n" in text
     assert f"{results.summary[0].steps_per_s.median:,.0f}" in text
     assert {path.name for path in (out / "runs").iterdir()} == {"sequential-r1", "sequential-timeline", "batch-r1"}
     assert set(results.timelines) == {"sequential"}
