@@ -14,6 +14,7 @@ QUICK = (
     "checkpoint --only replay",
     "device_ablation --device cpu",
     "first_day",
+    "tune_error",
     "hopper --device cpu",
     "inverted_pendulum",
     "timeline",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any
 
 from freewheel.config.resolve import Config
@@ -23,6 +24,8 @@ SURVEY, LEARNER = 0.25, 0.1  # of the budget, at most
 SURVEY_S = 2.5  # seconds of steps, at most
 LONGEST, STARTING = 3.0, 0.7  # seconds of a rehearsal, and of its start
 FEWEST_ROWS = 40  # of a rehearsal, or it is not worth its time
+SHORT_ROWS = 500  # of one with short fragments: what they cost is the difference of two small times
+MOST_S = 60.0  # seconds of the rehearsals, however slowly workers start
 LANES, BATCHED_LANES = (1, 4, 16), (1, 8, 64)  # of a worker, where many lanes cost little more than one
 LONG, SHORT = 32, 4  # steps of a fragment
 
@@ -128,7 +131,7 @@ def probe(config: Config, name: RunName, budget: float, report: Report) -> Probe
 
 def _with_rehearsals(found: Probe, budget: float, report: Report) -> Probe:
     """The same with what a worker showed, where its steps are short enough."""
-    made: list[Rehearsal] = []
+    made, began = list[Rehearsal](), perf_counter()
     seconds = _rehearsal_s(budget, len(_shapes(found.config)))
     base = worker_config(found.config)
     if base is None:
@@ -136,11 +139,13 @@ def _with_rehearsals(found: Probe, budget: float, report: Report) -> Probe:
     with learner_threads(found.config.run.machine.threads):
         snapshot = _snapshot(found.arrange(base))
         for count, fragment in _shapes(found.config):
-            if found.cost.own * FEWEST_ROWS > seconds * (count if found.config.env.batched else 1):
+            slow = found.cost.own * FEWEST_ROWS > seconds * (count if found.config.env.batched else 1)
+            left = MOST_S - (perf_counter() - began) - SURVEY_S
+            if slow or left < seconds or (fragment == SHORT and found.cost.own * SHORT_ROWS > seconds):
                 continue
             report(_worker(count, fragment), seconds + STARTING)
             planned = found.arrange(_with(base, count, fragment))
-            if (one := rehearse(planned, snapshot, seconds)) is not None:
+            if (one := rehearse(planned, snapshot, seconds, left)) is not None:
                 made.append(one)
     return _derived(found, made)
 
@@ -175,8 +180,8 @@ def _derived(found: Probe, made: Sequence[Rehearsal]) -> Probe:
     short = next((one for one in made if one.lanes == 1 and one.fragment == SHORT), None)
     if alone is None:
         return replace(found, rehearsals=tuple(made))
-    wire = NO_WIRE if short is None else _wire(alone, short)
     longs = [one for one in made if one.fragment > SHORT]
+    wire = WireTimes(taken_row=alone.taken) if short is None else _wire(alone, short, longs)
     acting = tuple((one.lanes, one.lanes * _beside_env(one, wire)) for one in longs)
     together = tuple((one.lanes, one.lanes * one.env / alone.env) for one in longs) if alone.env > 0 else ()
     env = found.env.scaled(alone.env / found.env.row) if found.env.row > 0 else found.env
@@ -190,11 +195,13 @@ def _beside_env(one: Rehearsal, wire: WireTimes) -> float:
     return max(0.0, one.act + one.send - wire.fragment / one.fragment_rows)
 
 
-def _wire(long: Rehearsal, short: Rehearsal) -> WireTimes:
-    """What a fragment costs, from fragments of two lengths: a row is the same in both."""
+def _wire(long: Rehearsal, short: Rehearsal, others: Sequence[Rehearsal]) -> WireTimes:
+    """What a fragment costs, from fragments of two lengths: a row is the same in both. What taking a row costs shows where most
+    were taken at once."""
     more = 1 / short.fragment_rows - 1 / long.fragment_rows
     sent, taken = max(0.0, short.send - long.send) / more, max(0.0, short.taken - long.taken) / more
-    return WireTimes(fragment=sent, taken_fragment=taken, taken_row=max(0.0, long.taken - taken / long.fragment_rows))
+    row = min(max(0.0, one.taken - taken / one.fragment_rows) for one in others)
+    return WireTimes(fragment=sent, taken_fragment=taken, taken_row=row)
 
 
 def described(found: Probe) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,6 @@ from freewheel.transport.pool import WorkerPool
 
 ENV, ACT, SEND = ("step", "reset"), ("infer",), ("write", "load", "other")
 AWAY = 0.01  # seconds between two looks for rows
-START = 30.0  # seconds for the worker and its environments to begin, in addition to the time of the rehearsal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +40,11 @@ class _OverError(Exception):
     """The time of a rehearsal is over while it waits for rows."""
 
 
-def rehearse(planned: Plan, snapshot: Snapshot, seconds: float) -> Rehearsal | None:
-    """Let the one worker of a plan act for so long; None if too little came in that time. EnvError if its env fails for good."""
+def rehearse(planned: Plan, snapshot: Snapshot, seconds: float, limit: float) -> Rehearsal | None:
+    """Let the one worker of a plan act for so long; None if nothing came within the limit, in seconds, which includes its start.
+    EnvError if the env ends or hangs its process."""
     assert planned.workers == 1, "one worker is measured"
-    end = perf_counter() + START + seconds
+    end = perf_counter() + limit
 
     def check() -> None:
         if perf_counter() > end:
@@ -58,7 +58,7 @@ def rehearse(planned: Plan, snapshot: Snapshot, seconds: float) -> Rehearsal | N
         try:
             counts.take()  # the first fragments, while everything is still cold
             began = counts.begin()
-            end = began + seconds
+            end = min(end, began + seconds)
             while perf_counter() < end:
                 counts.take()
         except _OverError:
@@ -76,16 +76,19 @@ class _Counts:
         self._collector, self._planned, self._snapshot = collector, planned, snapshot
         self._done, self._version, self._published = 0, snapshot.version, 0
         self._time, self._rows = np.zeros(len(WORKER_TIME), np.int64), 0
-        self._cpu = self._stolen = self._own = 0.0
+        self._cpu = self._stolen = self._taking = 0.0
         self._pid = 0
         collector.publish(snapshot, 0)
 
     def take(self) -> None:
         """Take what has come in the meantime, as a learner does that is always busy; publish a version for every batch."""
         sleep(AWAY)
+        began = thread_time()
         while not (chunks := self._collector.collect(wait=False)):
             self._check()
             sleep(AWAY)
+            began = thread_time()  # to look for rows in vain is not part of what they cost
+        self._taking += thread_time() - began
         for chunk in chunks:
             self._time += chunk.time
             self._rows += chunk.rows
@@ -98,7 +101,7 @@ class _Counts:
         """Count from here."""
         self._time[:], self._rows = 0, 0
         self._pid = next((one.pid for one in self._collector.workers() if one.pid is not None), 0)
-        self._cpu, self._stolen, self._own = cpu_of(self._pid), taken_from(self._pid), thread_time()
+        self._cpu, self._stolen, self._taking = cpu_of(self._pid), taken_from(self._pid), 0.0
         return perf_counter()
 
     def result(self) -> Rehearsal | None:
@@ -120,5 +123,5 @@ class _Counts:
             act=act,
             send=send,
             cpu=cpu / rows,
-            taken=(thread_time() - self._own) / rows,
+            taken=self._taking / rows,
         )
