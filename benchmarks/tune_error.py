@@ -120,7 +120,6 @@ def judge_world(notebook: Notebook, world: str, parts: Sequence[Sequence[Row]]) 
     header = (f"{world}: setting", "predicted env steps/s", "measured", "error", "lag predicted", "lag measured")
     notebook.write(table(header, [cells(part) for part in order]))
     errors = [abs(error(part)) for part in parts]
-    off = f"{np.median(errors):.0%} in the median, {max(errors):.0%} at most"
     chosen, best = median(parts[0], "steps_per_s"), median(order[0], "steps_per_s")
     notebook.write(
         f"{world}: over the grid predictions are off by {np.median(errors):.0%} in the median, {max(errors):.0%} at most"

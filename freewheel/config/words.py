@@ -91,6 +91,7 @@ _MINIBATCHES = "say --ppo.minibatch ROWS, the rows of one minibatch, not how man
 _SAVES = "say --checkpoint-every MINUTES (default 5); freewheel resume RUN goes on from the newest checkpoint"
 _GO_ON = "freewheel resume RUN goes on with a run; --init RUN begins a new one with the weights of another"
 _SHAPE = "the policy is described by --policy.hidden, --policy.activation and --policy.module (your own network)"
+_SEARCH = "freewheel tune ENV searches modes, workers, envs and fragments for speed; settings of the algorithm are not searched"
 _DRAWN = "leave it out: actions are drawn from the policy, and --sac.entropy-share says how random it stays"
 #: Words for what is done in another way here.
 ANSWERS = {
@@ -142,6 +143,9 @@ ANSWERS = {
     "checkpoint_frequency": _SAVES,
     "checkpoint_interval": _SAVES,
     "torch_deterministic": "leave it out: --mode lockstep, sequential and batch are repeatable with the same --seed",
+    "n_trials": _SEARCH,
+    "num_samples": _SEARCH,
+    "optimize_hyperparameters": _SEARCH,
     "resume": _GO_ON,
     "resume_from": _GO_ON,
     "resume_from_checkpoint": _GO_ON,

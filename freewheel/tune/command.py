@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from freewheel.config.resolve import Config
     from freewheel.tune.result import Tuning
 
+LOOK = 0.3  # seconds for which the load of other programs is looked at
 WIDTH = 110  # where the output is not a terminal
 
 
@@ -99,6 +100,8 @@ def configure(argv: Sequence[str], *, trust: bool = False) -> Config:
 
 def _tune(tuning: Tuning, own: TuneOptions) -> None:
     """Fill in what is found, step by step."""
+    import psutil
+
     from freewheel.run.naming import name_run
     from freewheel.tune.probe import probe, stages
     from freewheel.tune.search import best_two, search
@@ -106,6 +109,7 @@ def _tune(tuning: Tuning, own: TuneOptions) -> None:
 
     config, trials = tuning.config, ("the best two, run for real", 2 * (own.measure_seconds + 5))
     with Progress([*stages(config, own.probe_seconds), *([trials] if own.measure_seconds else [])]) as progress:
+        tuning.others = psutil.cpu_percent(LOOK) / 100 * (psutil.cpu_count() or 1)
         tuning.probe = probe(config, name_run(config), own.probe_seconds, progress.next)
         progress.next("the settings", 0.0)
         tuning.order, tuning.refused = search(tuning.probe)
@@ -215,6 +219,8 @@ def _show(tuning: Tuning, own: TuneOptions, console: Console) -> None:
         if not tuning.interrupted:
             console.print(Text(tuning.sentence, "red"))
         return
+    if tuning.warning:
+        console.print(Text(tuning.warning, "yellow"), soft_wrap=True)
     console.print(Text(tuning.sentence), soft_wrap=True)
     console.print(Text.assemble("  ", (tuning.command, "bold")), soft_wrap=True)
 

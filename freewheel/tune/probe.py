@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
+from freewheel.collect.mode import memory_room
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.learn.spec import Services
@@ -27,7 +28,9 @@ FEWEST_ROWS = 40  # of a rehearsal, or it is not worth its time
 SHORT_ROWS = 500  # of one with short fragments: what they cost is the difference of two small times
 MOST_S = 60.0  # seconds of the rehearsals, however slowly workers start
 LANES, BATCHED_LANES = (1, 4, 16), (1, 8, 64)  # of a worker, where many lanes cost little more than one
-LONG, SHORT = 32, 4  # steps of a fragment
+LONG, USUAL, SHORT = 32, 16, 4  # steps of a fragment
+LEARNING = "the learner"
+SLEEPERS = 16  # workers, where the env waits: they do not feel each other, and uneven steps need many of them
 
 Report = Callable[[str, float], None]  # what is done next, and about how many seconds it takes
 
@@ -81,21 +84,32 @@ class Probe:
 
 def stages(config: Config, budget: float) -> list[tuple[str, float]]:
     """What a probe does, and about how many seconds each part takes; known before anything is measured."""
-    each = _rehearsal_s(budget, len(_shapes(config)))
+    shapes = _shapes(config)
+    each = _rehearsal_s(budget, len(shapes))
     parts = [(f"steps and resets of {config.env.label}", min(SURVEY_S, SURVEY * budget) + 1.0)]
-    parts += [(_worker(*one), each + STARTING) for one in _shapes(config)]
-    return [*parts, ("the learner", LEARNER * budget)]
+    parts += [(str(one), each + STARTING) for one in shapes]
+    return [*parts, (LEARNING, LEARNER * budget)]
 
 
-def _shapes(config: Config) -> list[tuple[int, int]]:
-    """The envs of a worker and the steps of its fragments, rehearsal by rehearsal."""
+class _Shape(NamedTuple):
+    """Of a rehearsal."""
+
+    lanes: int  # of a worker
+    fragment: int
+    workers: int = 1
+
+    def __str__(self) -> str:
+        envs = f"{self.lanes} env{'s' * (self.lanes > 1)}"
+        who = f"a worker with {envs}" if self.workers == 1 else f"{self.workers} workers with {envs}"
+        return f"{who}, {self.fragment} steps at once"
+
+
+def _shapes(config: Config, cost: EnvCost | None = None) -> list[_Shape]:
+    """Rehearsal by rehearsal; before the cost is known, as for an env that computes."""
+    if cost is not None and not cost.computes and not config.env.batched:
+        return [_Shape(1, USUAL, min(SLEEPERS, memory_room(cost)))]
     lanes = BATCHED_LANES if config.env.batched else LANES
-    return [*((count, LONG) for count in lanes), (1, SHORT)]
-
-
-def _worker(count: int, fragment: int) -> str:
-    """A rehearsal, for people."""
-    return f"a worker with {count} env{'s' * (count > 1)}, {fragment} steps at once"
+    return [*(_Shape(count, LONG) for count in lanes), _Shape(1, SHORT)]
 
 
 def _rehearsal_s(budget: float, count: int) -> float:
@@ -130,23 +144,24 @@ def probe(config: Config, name: RunName, budget: float, report: Report) -> Probe
 
 
 def _with_rehearsals(found: Probe, budget: float, report: Report) -> Probe:
-    """The same with what a worker showed, where its steps are short enough."""
+    """The same with what workers showed, where their steps are short enough."""
     made, began = list[Rehearsal](), perf_counter()
-    seconds = _rehearsal_s(budget, len(_shapes(found.config)))
+    shapes = _shapes(found.config, found.cost)
+    seconds = _rehearsal_s(budget, len(shapes))
     base = worker_config(found.config)
     if base is None:
         return found
     with learner_threads(found.config.run.machine.threads):
         snapshot = _snapshot(found.arrange(base))
-        for count, fragment in _shapes(found.config):
-            slow = found.cost.own * FEWEST_ROWS > seconds * (count if found.config.env.batched else 1)
+        for one in shapes:
+            at_once = one.workers * (one.lanes if found.config.env.batched else 1)  # rows of one step's time
+            few = SHORT_ROWS if one.fragment == SHORT and one.workers == 1 else FEWEST_ROWS
             left = MOST_S - (perf_counter() - began) - SURVEY_S
-            if slow or left < seconds or (fragment == SHORT and found.cost.own * SHORT_ROWS > seconds):
+            if found.cost.own * few > seconds * at_once or left < seconds:
                 continue
-            report(_worker(count, fragment), seconds + STARTING)
-            planned = found.arrange(_with(base, count, fragment))
-            if (one := rehearse(planned, snapshot, seconds, left)) is not None:
-                made.append(one)
+            report(str(one), seconds + STARTING)
+            showed = rehearse(found.arrange(_with(base, one)), snapshot, seconds, left)
+            made += [] if showed is None else [showed]
     return _derived(found, made)
 
 
@@ -161,10 +176,11 @@ def worker_config(config: Config) -> Config | None:
         return None
 
 
-def _with(base: Config, lanes: int, fragment: int) -> Config:
-    """One worker with so many envs; updates large enough for such fragments."""
+def _with(base: Config, shape: _Shape) -> Config:
+    """So many workers and envs; updates large enough for such fragments."""
     collector: Any = base.collector
-    collector = replace(collector, workers=1, envs_per_worker=lanes, num_envs="auto", collection_batch_size=fragment)
+    sizes = {"workers": shape.workers, "envs_per_worker": shape.lanes, "num_envs": "auto"}
+    collector = replace(collector, **sizes, collection_batch_size=shape.fragment)
     run = replace(base.run, num_steps_per_env="auto", limits=replace(base.run.limits, steps=None, minutes=1.0))
     return replace(base, collector=collector, run=run)
 
@@ -176,15 +192,17 @@ def _snapshot(planned: Plan) -> Any:
 
 def _derived(found: Probe, made: Sequence[Rehearsal]) -> Probe:
     """The times of the model from those of the rehearsals."""
-    alone = next((one for one in made if one.lanes == 1 and one.fragment > SHORT), None)
-    short = next((one for one in made if one.lanes == 1 and one.fragment == SHORT), None)
+    longs = [one for one in made if one.fragment > SHORT or one.workers > 1]
+    short = next((one for one in made if one not in longs), None)
+    alone = next((one for one in longs if one.lanes == 1), None)
     if alone is None:
         return replace(found, rehearsals=tuple(made))
-    longs = [one for one in made if one.fragment > SHORT]
     wire = WireTimes(taken_row=alone.taken) if short is None else _wire(alone, short, longs)
     acting = tuple((one.lanes, one.lanes * _beside_env(one, wire)) for one in longs)
     together = tuple((one.lanes, one.lanes * one.env / alone.env) for one in longs) if alone.env > 0 else ()
-    env = found.env.scaled(alone.env / found.env.row) if found.env.row > 0 else found.env
+    env = found.env
+    if env.row > 0 and alone.rows >= found.cost.steps:  # it has seen more
+        env = env.scaled(alone.env / env.row)
     cpu = env.cpu if found.cost.children else min(env.row, max(0.0, alone.cpu - alone.act - alone.send))
     env = replace(env, cpu=cpu, together=together if len(together) > 1 else env.together)
     return replace(found, env=env, wire=wire, acting=acting, rehearsals=tuple(made))

@@ -1,4 +1,4 @@
-"""A rehearsal: one real worker acts for a moment, and nobody learns. What acting costs, and handing rows over."""
+"""A rehearsal: real workers act for a moment, and nobody learns. What acting costs, and handing rows over."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ AWAY = 0.01  # seconds between two looks for rows
 class Rehearsal:
     """Seconds of a row, without the time that other processes had the processor."""
 
-    lanes: int  # of the worker
-    fragment: int  # steps of each lane that it handed over at once
+    lanes: int  # of a worker
+    workers: int
+    fragment: int  # steps of each lane that a worker handed over at once
     rows: int  # that were measured
     env: float  # of steps and resets
     act: float  # of choosing actions
@@ -41,9 +42,8 @@ class _OverError(Exception):
 
 
 def rehearse(planned: Plan, snapshot: Snapshot, seconds: float, limit: float) -> Rehearsal | None:
-    """Let the one worker of a plan act for so long; None if nothing came within the limit, in seconds, which includes its start.
+    """Let the workers of a plan act for so long; None if nothing came within the limit, in seconds, which includes its start.
     EnvError if the env ends or hangs its process."""
-    assert planned.workers == 1, "one worker is measured"
     end = perf_counter() + limit
 
     def check() -> None:
@@ -77,7 +77,7 @@ class _Counts:
         self._done, self._version, self._published = 0, snapshot.version, 0
         self._time, self._rows = np.zeros(len(WORKER_TIME), np.int64), 0
         self._cpu = self._stolen = self._taking = 0.0
-        self._pid = 0
+        self._pids: list[int] = []
         collector.publish(snapshot, 0)
 
     def take(self) -> None:
@@ -100,23 +100,29 @@ class _Counts:
     def begin(self) -> float:
         """Count from here."""
         self._time[:], self._rows = 0, 0
-        self._pid = next((one.pid for one in self._collector.workers() if one.pid is not None), 0)
-        self._cpu, self._stolen, self._taking = cpu_of(self._pid), taken_from(self._pid), 0.0
+        self._pids = [one.pid for one in self._collector.workers() if one.pid is not None]
+        self._cpu, self._stolen = self._used()
+        self._taking = 0.0
         return perf_counter()
+
+    def _used(self) -> tuple[float, float]:
+        """Processor seconds of the workers, and seconds that others took from them."""
+        return sum(map(cpu_of, self._pids)), sum(map(taken_from, self._pids))
 
     def result(self) -> Rehearsal | None:
         rows = self._rows
-        if not rows or not self._pid:
+        if not rows or not self._pids:
             return None
-        cpu, stolen = cpu_of(self._pid) - self._cpu, taken_from(self._pid) - self._stolen
+        cpu, stolen = (now - before for now, before in zip(self._used(), (self._cpu, self._stolen), strict=True))
         took = dict(zip(WORKER_TIME, (self._time * 1e-9).tolist(), strict=True))
         active = sum(took[kind] for kind in (*ENV, *ACT, *SEND))
         alone = max(0.1, 1.0 - stolen / active) if active > 0 else 1.0
         env, act, send = (alone * sum(took[kind] for kind in kinds) / rows for kinds in (ENV, ACT, SEND))
-        lanes, config = self._planned.spec.lanes, self._planned.worker_config
+        config, workers = self._planned.worker_config, self._planned.workers
         assert config is not None, "it has workers"
         return Rehearsal(
-            lanes=lanes,
+            lanes=self._planned.spec.lanes // workers,
+            workers=workers,
             fragment=config.fragment_steps(self._planned.batch),
             rows=rows,
             env=env,

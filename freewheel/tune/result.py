@@ -13,7 +13,7 @@ from freewheel.tune.search import Candidate, fixed_options
 from freewheel.tune.trial import Trial
 
 BETTER = 1.03  # times as fast as the one that was predicted to be best: then it is taken instead
-CLOSE = 0.15  # an error of a prediction that is worth no word
+BUSY = 0.25  # cores of other programs that are worth a word
 
 
 @dataclass
@@ -26,6 +26,7 @@ class Tuning:
     refused: Mapping[str, str] = field(default_factory=dict)  # modes that do not take this run, and why
     trials: list[Trial] = field(default_factory=list)
     interrupted: bool = False
+    others: float = 0.0  # cores that other programs kept busy when it began
     file: str = ""  # that holds the setting
     command: str = ""  # that trains with it
 
@@ -42,6 +43,14 @@ class Tuning:
             assert best.rate is not None
             best = trial if trial.rate > BETTER * best.rate else best
         return best.candidate
+
+    @property
+    def warning(self) -> str:
+        """What the measurements suffered from; empty: nothing."""
+        if self.others < BUSY:
+            return ""
+        busy = f"other programs kept {self.others:.1f} cores busy when this began"
+        return f"{busy}: predictions are for a machine that does nothing else, and measurements are lower"
 
     def trial_of(self, candidate: Candidate) -> Trial | None:
         """What a real run of a setting made, if there was one."""
@@ -98,6 +107,7 @@ class Tuning:
             "recommendation": self.sentence,
             "file": self.file or None,
             "command": self.command or None,
+            "others_cores": self.others,
             "ended": "interrupted" if self.interrupted else "complete",
         }
 
