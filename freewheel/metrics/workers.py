@@ -29,7 +29,7 @@ STATES = ("construct", "reset", "step", "wait-credit", "wait-slot", "wait-gate",
 CALLS = {CONSTRUCT: "construct", RESET: "reset", CALL: "step"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)  # not frozen: a hundred are made every second, and that would take three times as long
 class WorkerState:
     """One worker, or the environments of the trainer's own process."""
 
@@ -46,6 +46,8 @@ class WorkerState:
     seed: int | None = None  # ... the seed of its episode, ...
     step: int | None = None  # ... and which step of that it makes
     limit_s: float | None = None  # seconds that the present call may take
+    steps_per_s: float = 0.0  # of late; added for the status of a run, as is ...
+    waits_for: str | None = None  # ... what it waits for, in words
 
 
 @runtime_checkable
@@ -81,4 +83,4 @@ def own_environments(steps: int = 0, idle_since_ns: int | None = None, pid: int 
 
 
 def _seconds(now: int, since: int) -> float:
-    return max(0, now - since) * 1e-9
+    return round(max(0, now - since) * 1e-9, 3)

@@ -32,7 +32,6 @@ from freewheel.run.live.status import (
     Part,
     Queue,
     Status,
-    Worker,
     boot,
     waits_for_rows,
 )
@@ -109,7 +108,7 @@ class LiveStatus:
             saver=_saver(self.saver),
         )
 
-    def _workers(self) -> tuple[Worker, ...]:
+    def _workers(self) -> tuple[WorkerState, ...]:
         """A worker that has died since the last look was down meanwhile, and is shown so once, however soon it was replaced."""
         collector = self.collector
         states: Sequence[WorkerState] = ()
@@ -121,7 +120,7 @@ class LiveStatus:
         rates = self._rates({state.worker: state.steps for state in states})
         before, self._deaths = self._deaths, {state.worker: state.deaths for state in states}
         return tuple(
-            _row(state, rates[state.worker], down=state.deaths > before.get(state.worker, 0)) for state in states
+            _told(state, rates[state.worker], down=state.deaths > before.get(state.worker, 0)) for state in states
         )
 
     def _rates(self, steps: Mapping[int, int]) -> dict[int, float]:
@@ -133,14 +132,16 @@ class LiveStatus:
             self._past.popleft()
         then, earlier = self._past[0]
         seconds = max(now - then, 1e-9)
-        return {worker: max(0, count - earlier.get(worker, count)) / seconds for worker, count in steps.items()}
+        return {
+            worker: round(max(0, count - earlier.get(worker, count)) / seconds, 2) for worker, count in steps.items()
+        }
 
-    def _learner(self, workers: Sequence[Worker]) -> Learner:
+    def _learner(self, workers: Sequence[WorkerState]) -> Learner:
         doing, since = self._meter.doing, self._meter.doing_s
         stack = _stack(sys._current_frames().get(self._main)) if since > LONG else ()
         return Learner(doing=doing, since_s=since, waits_for=self._waits_for(doing, workers), stack=stack)
 
-    def _waits_for(self, doing: str, workers: Sequence[Worker]) -> str | None:
+    def _waits_for(self, doing: str, workers: Sequence[WorkerState]) -> str | None:
         if doing == "wait-data":
             return waits_for_rows(workers, self._env)
         if doing == "wait-model":
@@ -157,16 +158,16 @@ class LiveStatus:
         return Queue(fragments=found.get("queue/fragments"), util=found.get("queue_util"))
 
 
-def _row(state: WorkerState, rate: float, *, down: bool) -> Worker:
-    own = {name: value for name, value in vars(state).items() if name not in ("deaths", "why")}
+def _told(state: WorkerState, rate: float, *, down: bool) -> WorkerState:
+    """With what is known here besides. down: it has been, since the last look."""
     if down and state.state != "lost":
-        own |= {"state": "down", "since_s": state.died_s or 0.0}
-    waits_for = WHY.get(own["state"])
-    if own["state"] == "down":
-        waits_for = f"its replacement: it {state.why or 'has ended'}"
+        state = replace(state, state="down", since_s=state.died_s or 0.0)
+    state.steps_per_s, state.waits_for = rate, WHY.get(state.state)
+    if state.state == "down":
+        state.waits_for = f"its replacement: it {state.why or 'has ended'}"
     elif state.state == "lost" and state.why:
-        waits_for = f"{waits_for}, because it {state.why}"
-    return Worker(**own, steps_per_s=rate, waits_for=waits_for)
+        state.waits_for = f"{state.waits_for}, because it {state.why}"
+    return state
 
 
 def _evaluator(schedule: EvaluationSchedule | None) -> Evaluator | None:

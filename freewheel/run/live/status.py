@@ -13,14 +13,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 from freewheel.errors import FileError
 from freewheel.files import read
+from freewheel.metrics.workers import WorkerState
 from freewheel.transport.shm.place import call_of
 
 STATUS = "status.json"
 FORMAT = 1
+Worker: TypeAlias = WorkerState  # as a row of a status
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -59,23 +61,6 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worker:
-    worker: int
-    state: str  # one of metrics.workers.STATES
-    since_s: float
-    steps: int
-    steps_per_s: float
-    restarts: int
-    pid: int | None
-    lane: int | None
-    seed: int | None
-    step: int | None = None  # of the episode that is being made
-    limit_s: float | None = None  # seconds that the present call may take
-    died_s: float | None = None  # seconds since its process last ended unexpectedly
-    waits_for: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Status:
     """One status.json."""
 
@@ -106,7 +91,8 @@ class Status:
         return max(0.0, time.monotonic() - self.clock) if self.boot and self.boot == boot() else 0.0
 
     def to_json(self) -> str:
-        return json.dumps(self, default=vars)
+        rows = [vars(worker) for worker in self.workers]  # many, and made by hand they take half the time
+        return json.dumps({**vars(self), "workers": rows}, default=vars, check_circular=False)
 
 
 @functools.cache

@@ -22,13 +22,13 @@ def worker_states(heartbeats: Heartbeats, supervisor: Supervisor, lanes: int) ->
     for slot, cells, age, wait in zip(supervisor.slots, columns, ages, waited, strict=True):
         phase, kind, steps, died, ready, lane, seeds, before = cells
         gone, process = _gone(slot, died, ready), slot.process
-        waits, died_s = phase == WAIT, max(0, now - died) * 1e-9 if died else None
+        waits, died_s = phase == WAIT, round(max(0, now - died) * 1e-9, 3) if died else None
         calls = not gone and not waits
         states.append(
             WorkerState(
                 worker=slot.worker,
                 state=gone or (WORKER_TIME[kind] if waits else PHASES[phase]),
-                since_s=max(0.0, (died_s or 0.0) if gone else wait if waits else age),
+                since_s=round(max(0.0, (died_s or 0.0) if gone else wait if waits else age), 3),
                 steps=steps * lanes,
                 restarts=slot.restarts,
                 deaths=slot.deaths,

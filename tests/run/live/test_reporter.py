@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,9 +19,13 @@ from freewheel.errors import FileError
 from freewheel.files import disk
 from freewheel.metrics.meter import Meter
 from freewheel.metrics.workers import WorkerState
+from freewheel.rollout.factory import Timeouts
 from freewheel.run.live import reporter
 from freewheel.run.live.reporter import LiveStatus
 from freewheel.run.live.status import Status, read_status
+from freewheel.transport.shm.heartbeats import Heartbeats
+from freewheel.transport.shm.states import worker_states
+from freewheel.transport.supervisor import Supervisor
 from tests.support.runs import train
 from tests.support.trainers import SMALL_ARGV, wait_until, workers_of
 from tests.support.warm import Server
@@ -161,16 +166,29 @@ def test_a_finished_run_has_a_status_that_says_so(tmp_path: Path) -> None:
 
 
 def test_a_hundred_workers_cost_less_than_a_thousandth_of_a_core(live: LiveStatus) -> None:
-    """A status a second: a millisecond each. Measured: 0.5 ms on a core of 2.x GHz, the disk included."""
-    states = [replace(STEP, worker=worker, lane=worker) for worker in range(100)]
-    live.collector = cast(Collector, Workers(*states))
+    """A status a second: a millisecond each. Measured on a quiet machine: 0.8 ms, the disk included."""
+    with closing(Heartbeats(100, 4, "Env")) as heartbeats:
+        supervisor = Supervisor(100, heartbeats, Timeouts(), None, None)  # type: ignore[arg-type] # it is not started
+
+        class Real(Workers):
+            def workers(self) -> list[WorkerState]:
+                return worker_states(heartbeats, supervisor, 4)
+
+        live.collector = cast(Collector, Real())
+        assert median_cost(live) < 0.002
+        os.close(supervisor._wake_read)
+        os.close(supervisor._wake_write)
+
+
+def median_cost(live: LiveStatus) -> float:
+    """Seconds of processor time that a status takes."""
     live._write()
     spent = []
     for _ in range(20):
         began = time.process_time()
         live._write()
         spent.append(time.process_time() - began)
-    assert sorted(spent)[10] < 0.002, spent
+    return sorted(spent)[10]
 
 
 # ------------------------------------------------------------------------------------------------------------- real trainers
