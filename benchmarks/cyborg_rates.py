@@ -26,22 +26,29 @@ WORKING = ("observe", "update", "publish", "other")
 LEAST_OF_TWICE, LEAST_OF_CORES = 0.97, 0.95
 
 
-def options(mode: str, red_agent: str, seed: int) -> dict[str, Any]:
-    """As `freewheel train` takes them: ten episodes an update."""
+def options(mode: str, red_agent: str, seed: int, episodes: int) -> dict[str, Any]:
+    """As `freewheel train` takes them, with so many episodes an update."""
     lanes = {"num_envs": 1} if mode == TURN else {"workers": WORKERS, "num_envs": WORKERS}
-    rows = 10 * STEPS // lanes["num_envs"]
+    rows = episodes * STEPS // lanes["num_envs"]
     world = {"env": "cyborg:Scenario2", "red_agent": red_agent, "max_episode_steps": STEPS}
-    return {**world, "mode": mode, **lanes, "num_steps_per_env": rows, "seed": seed, "ppo": {"minibatch": 256}}
+    return {
+        **world,
+        "mode": mode,
+        **lanes,
+        "num_steps_per_env": rows,
+        "seed": seed,
+        "ppo": {"minibatch": min(256, episodes * STEPS)},
+    }
 
 
 def measure(notebook: Notebook, given: argparse.Namespace) -> dict[str, list[Row]]:
     """The rows of each way, round by round."""
-    rows: dict[str, list[Row]] = {way: [] for way in WAYS}
+    rows: dict[str, list[Row]] = {way: [] for way in given.ways}
     times = {"warm_s": given.warm, "window_s": given.window, "cores": CORES}
     for turn in range(given.rounds):
         for way in rotated(list(rows), turn):
             mode, learner = WAYS[way]
-            order = {"options": options(mode, given.red_agent, turn), "learner": learner, **times}
+            order = {"options": options(mode, given.red_agent, turn, given.episodes), "learner": learner, **times}
             labels = {"way": way, "round": turn + 1, "red_agent": given.red_agent}
             rows[way].append(notebook.once("_collect_once", order, labels))
     return rows
@@ -79,7 +86,8 @@ def judge(notebook: Notebook, rows: Mapping[str, Sequence[Row]]) -> None:
     header = ("way", "episodes/s", "of twice sequential", "cores for steps, resets, inference, updates", "updates", "besides",
               "update ms")  # fmt: skip
     notebook.write(table(header, [cells(rows, way) for way in rows]))
-    for way, (mode, learner) in WAYS.items():
+    for way in rows:
+        mode, learner = WAYS[way]
         if mode == TURN:
             continue
         if learner == "none":
@@ -98,10 +106,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", type=float, default=4.0, help="seconds before the window")
     parser.add_argument("--window", type=float, default=30.0, help="seconds")
+    parser.add_argument("--episodes", type=int, default=10, help="of an update")
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
+    given.ways = list(WAYS)
     if given.quick:
-        given.rounds, given.warm, given.window = 1, 0.5, 1.5
+        given.rounds, given.warm, given.window, given.episodes = 1, 0.5, 1.5, 2
+        given.ways = [TURN, "episodes", "continuous, PPO"]
     notebook = Notebook(NAME, f"The real CybORG, {WORKERS} workers on {CORES} cores", quick=given.quick)
     judge(notebook, measure(notebook, given))
     return notebook.close()
