@@ -26,7 +26,8 @@ class Outlet:
         self._thread = None if self.direct else BackgroundCalls(name, WAITING)
         self._given = self._written = self._failures = 0  # rows, rows, calls in a row
         self._slow = self._off = False
-        self.news: deque[str] = getattr(sink, "news", deque())  # for the user; added to by either thread
+        own = getattr(sink, "news", None)  # lines that a sink of ours has for the user
+        self.news: deque[str] = own if isinstance(own, deque) else deque()  # added to by either thread
 
     @property
     def problem(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import monotonic
@@ -176,3 +177,20 @@ def test_what_is_said_while_sinks_are_opened_reaches_all_of_them() -> None:
     group.note("late")
     group.close({})
     assert screen.notes == ["early", "late"]
+
+
+class Telling(Tracker):
+    """Has something to say of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.news = deque(["the server does not answer"])
+
+
+def test_what_a_sink_has_to_say_reaches_the_user() -> None:
+    screen, telling = Screen(), Telling()
+    sinks = opened(screen, telling)
+    sinks.write({"wall_s": 1.0})
+    sinks.close({})
+    assert "the server does not answer" in screen.notes
+    assert not telling.news
