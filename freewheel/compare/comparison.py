@@ -19,7 +19,7 @@ from freewheel.compare.scale import Measured, fit, scaled, way_with
 from freewheel.compare.summary import summarised
 from freewheel.compare.trainings.cases import Case, Given, Setting, set_up
 from freewheel.compare.trainings.measuring import LIMIT, SLACK, Progress, Rounds, clock, jobs, with_steps
-from freewheel.compare.trainings.sizing import LEAST_UPDATES, Demand, Size, size
+from freewheel.compare.trainings.sizing import LEAST_UPDATES, START, Demand, Size, size
 from freewheel.compare.verdict import judged, variants
 from freewheel.errors import FileError, MeasureError, UsageError
 from freewheel.rollout.probe import usable_cores
@@ -77,8 +77,9 @@ class Comparison:
 
     @property
     def seconds(self) -> float:
-        """Expected, of all trainings."""
-        return self.size.duration(self.request.repeats)
+        """Expected, of all trainings, those that are recorded for their timelines included."""
+        recorded = len(self.setting.able) * (START + TRACED_S) if self.request.timelines else 0.0
+        return self.size.duration(self.request.repeats) + recorded
 
     @property
     def title(self) -> str:

@@ -141,18 +141,19 @@ def pairs(results: Results) -> Iterator[Pair]:
             sentence=f"{free.mode} makes {_times(gain)} as many steps/s as {sync.mode}, the fastest synchronous mode",
         )
         if not on_gpu:
-            yield _overlap(sync, free, gain)
+            yield _overlap(sync, free, gain, results.case(sync.mode))
     yield from _graphs(results) if on_gpu else _no_graphs(results)
 
 
-def _overlap(sync: Figures, free: Figures, gain: Spread | None) -> Pair:
+def _overlap(sync: Figures, free: Figures, gain: Spread | None, case: CaseInfo) -> Pair:
     """What it would bring to do both at once that take turns in the synchronous mode: an upper bound."""
     learner = _learning(sync)
     most = 1 / max(learner, 1 - learner)
     text = f"in {sync.mode} the learner works {learner:.0%} of the time while no env steps"
     text += f": both at once bring {most:.2f}x at most"
     if gain is not None and gain.median > most:
-        text += f"; the other {gain.median / most:.2f}x of {free.mode} is that no env waits for another"
+        what = "no env waits for another" if case.dependencies else "envs step side by side instead of in turn"
+        text += f"; the other {gain.median / most:.2f}x of {free.mode} is that {what}"
     return Pair(what="overlap", before=sync.mode, after=free.mode, gain=Spread(most, 1.0, most), sentence=text)
 
 

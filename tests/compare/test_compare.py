@@ -72,7 +72,7 @@ def test_a_dry_run_says_what_would_be_done(
     shown = capsys.readouterr().out
     assert "--steps 256: 4 updates of 64 rows in every mode" in shown
     assert "episodes has 4 workers instead of 2: one for each of the 4 envs" in shown
-    assert "\n2 trainings, eta 0:0" in shown
+    assert "\n2 trainings, eta 0:1" in shown
     assert list(tmp_path.iterdir()) == []
 
 

@@ -87,6 +87,12 @@ def test_sync_beside_async_and_what_overlap_can_bring() -> None:
 
 def test_more_than_overlap_is_told_apart() -> None:
     overlap = verdict(measured({**RATES, "continuous": (5000.0,) * 3})).pairs[1]
+    assert overlap.sentence.endswith(
+        "; the other 1.40x of continuous is that envs step side by side instead of in turn"
+    )
+    results = measured({**RATES, "continuous": (5000.0,) * 3})
+    apart = tuple(replace(one, dependencies=("a process for each env",)) for one in results.modes)
+    overlap = verdict(replace(results, modes=apart)).pairs[1]
     assert overlap.sentence.endswith("; the other 1.40x of continuous is that no env waits for another")
 
 
