@@ -17,12 +17,10 @@ NICE = 10  # how much lower its priority is than that of a training
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Show a run while it trains, and compare runs, on a page that only this machine can open. It reads run directories and
-    changes nothing; trainings do not notice it."""
+    """Show runs while they train, and compare them, on a page that only this machine can open; trainings do not notice it."""
 
     run: str = ""
-    """The run that is opened first: a name under --runs-dir or a path. Default: the newest one that runs. Also the first or
-    last word."""
+    """The run that is opened first: a name under --runs-dir or a path; by default the newest that runs. Also the first word."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
     port: Annotated[int | None, Range(least=0, most=65535)] = None
