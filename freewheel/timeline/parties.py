@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -50,8 +51,10 @@ class _Timed(NamedTuple):
 def timed_executors(make: MakeExecutor, recording: Recording) -> MakeExecutor:
     """The same executors, whose calls are a row of the timeline; for those that run beside the learner."""
 
+    names = itertools.chain([FITS], (f"{FITS} {number}" for number in itertools.count(2)))
+
     def made(build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
-        return _TimedExecutor(make(lambda: _timed(build()), what), recording.track(FITS, "learner"))
+        return _TimedExecutor(make(lambda: _timed(build()), what), recording.track(next(names), "learner"))
 
     return made
 

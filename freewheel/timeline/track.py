@@ -68,7 +68,7 @@ class Track:
         self._cells, self._written = ring
         self._capacity = len(ring.cells) // WIDTH
         self._sums: dict[int, int] = {}  # of the block: ns by code
-        self._began = self._until = 0  # the block
+        self._began = 0  # the block
 
     def put(self, code: int, begin: int, end: int) -> None:
         """A span, whatever its length."""
@@ -87,7 +87,6 @@ class Track:
         if not self._sums:
             self._began = begin
         self._sums[code] = self._sums.get(code, 0) + end - begin
-        self._until = end
         if end - self._began >= BLOCK:
             self.flush()
 
@@ -141,7 +140,10 @@ class TurnTrack(Track):
         if now >= self.due:
             self.cut(now, counted)
         else:
-            self._held = [held + new - known for held, new, known in zip(self._held, counted, self._known, strict=True)]
+            held, known = self._held, self._known
+            for kind in TURN:
+                if counted[kind]:
+                    held[kind] += counted[kind] - known[kind]
         self._known = [0] * len(WORKER_TIME)
 
     def waited(self, kind: int, begin: int, end: int, counted: Sequence[int]) -> None:

@@ -63,8 +63,9 @@ def test_every_party_has_a_row_that_adds_up(tmp_path: Path, mode: str) -> None:
         assert set(spent) <= set(WORKER_TIME)
         assert spent["step"] > 0
         assert spent["reset"] > 0
-    wait = next(span for span in rows["learner"].spans if span.kind == "wait-data" and span.seconds > 0.001)
-    assert wait.waits_for in acting
+    waits = [span.waits_for for span in rows["learner"].spans if span.kind == "wait-data"]
+    assert set(waits) <= {*acting, ""}
+    assert waits[-1] in acting, "only before the first rows it is not known"
 
 
 def test_a_workers_spans_are_the_time_that_it_reports(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""The learner and what runs beside it, as rows of a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from freewheel.errors import FreewheelError
+from freewheel.timeline.model import Row
+from freewheel.timeline.parties import LearnerTracks, doing, timed_executors
+from freewheel.timeline.recording import Recording
+from freewheel.transport.executors import SerialExecutor, ThreadExecutor
+
+SECOND = 1_000_000_000
+
+
+class Clock:
+    """Time by hand, in ns."""
+
+    now = 100 * SECOND
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def rows_of(recording: Recording) -> dict[str, Row]:
+    return {row.name: row for row in recording.finished().rows}
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_learner_on_a_gpu_has_a_row_of_what_it_does_there(on_gpu: bool) -> None:
+    recording = Recording(now=(clock := Clock()))
+    recording.latest = recording.number("worker 0", "envs")
+    learner = LearnerTracks(recording, on_gpu=on_gpu)
+    for second, kind in enumerate(("wait-data", "observe", "update", "publish"), 100):
+        learner(kind, second, second + 1)
+    clock.now = 104 * SECOND
+    rows = rows_of(recording)
+    assert [(span.kind, span.waits_for) for span in rows["learner"].spans] == [
+        ("wait-data", "worker 0"), ("observe", ""), ("update", ""), ("publish", ""),
+    ]  # fmt: skip
+    assert (
+        [(span.kind, span.t0_s, span.t1_s) for span in rows["GPU learner"].spans] == [("update", 2, 3)]
+        if on_gpu
+        else ("GPU learner" not in rows)
+    )
+
+
+def test_what_a_learner_does_now_is_shown() -> None:
+    recording = Recording(now=(clock := Clock()))
+    recording.track("learner", "learner")
+    recording.attach({}, "learner", doing(lambda: ("update", 101.0, clock.now / SECOND)))
+    clock.now = 103 * SECOND
+    (row,) = recording.timeline().rows
+    assert [tuple(span[:3]) for span in row.spans] == [("update", 1.0, 3.0)]
+
+
+def doubled(argument: int) -> int:
+    return 2 * argument
+
+
+def doubled_slowly(argument: int) -> Generator[None, None, int]:
+    yield
+    return 2 * argument
+
+
+@pytest.mark.parametrize("function", [doubled, doubled_slowly])
+def test_a_timed_executor_answers_the_same_and_leaves_a_span_for_each_call(function: Callable[[int], Any]) -> None:
+    recording = Recording()
+    executor = timed_executors(SerialExecutor, recording)(lambda: function, "twice")
+    assert executor.result() is None
+    executor.submit(3)
+    executor.submit(4)
+    assert [executor.result(), executor.result(), executor.result()] == [6, 8, None]
+    assert [span.kind for span in rows_of(recording)["model fits"].spans] == ["fit", "fit"]
+
+
+def test_an_error_of_a_call_comes_out_as_it_is() -> None:
+    def fails(argument: int) -> int:
+        raise FreewheelError(f"no {argument}")
+
+    recording = Recording()
+    made: list[ThreadExecutor] = []
+
+    def make(build: Callable[[], Callable[[Any], Any]], what: str) -> ThreadExecutor:
+        made.append(ThreadExecutor(build, what, "cpu"))
+        return made[-1]
+
+    executor = timed_executors(make, recording)(lambda: fails, "failing")
+    executor.submit(5)
+    assert str(executor.result(wait=20.0)) == "no 5"
+    made[0].close()
+    assert "model fits" not in rows_of(recording)
+
+
+def test_each_executor_has_a_row_of_its_own() -> None:
+    recording = Recording()
+    make = timed_executors(partial(SerialExecutor), recording)
+    for number in range(2):
+        executor = make(lambda: doubled, "twice")
+        executor.submit(number)
+        executor.result()
+    assert set(rows_of(recording)) == {"model fits", "model fits 2"}
