@@ -221,6 +221,8 @@ def _show(tuning: Tuning, own: TuneOptions, console: Console) -> None:
         return
     if tuning.warning:
         console.print(Text(tuning.warning, "yellow"), soft_wrap=True)
+    for remark in tuning.chosen.plan.remarks:
+        console.print(Text(f"note: {remark}", "dim"), soft_wrap=True)
     console.print(Text(tuning.sentence), soft_wrap=True)
     console.print(Text.assemble("  ", (tuning.command, "bold")), soft_wrap=True)
 

@@ -107,7 +107,8 @@ class _Shape(NamedTuple):
 def _shapes(config: Config, cost: EnvCost | None = None) -> list[_Shape]:
     """Rehearsal by rehearsal; before the cost is known, as for an env that computes."""
     if cost is not None and not cost.computes and not config.env.batched:
-        return [_Shape(1, USUAL, min(SLEEPERS, memory_room(cost)))]
+        workers = min(SLEEPERS, memory_room(cost))
+        return [_Shape(1, USUAL, workers), _Shape(1, SHORT, workers)]
     lanes = BATCHED_LANES if config.env.batched else LANES
     return [*(_Shape(count, LONG) for count in lanes), _Shape(1, SHORT)]
 
@@ -155,7 +156,7 @@ def _with_rehearsals(found: Probe, budget: float, report: Report) -> Probe:
         snapshot = _snapshot(found.arrange(base))
         for one in shapes:
             at_once = one.workers * (one.lanes if found.config.env.batched else 1)  # rows of one step's time
-            few = SHORT_ROWS if one.fragment == SHORT and one.workers == 1 else FEWEST_ROWS
+            few = SHORT_ROWS if one.fragment == SHORT else FEWEST_ROWS
             left = MOST_S - (perf_counter() - began) - SURVEY_S
             if found.cost.own * few > seconds * at_once or left < seconds:
                 continue
@@ -192,8 +193,8 @@ def _snapshot(planned: Plan) -> Any:
 
 def _derived(found: Probe, made: Sequence[Rehearsal]) -> Probe:
     """The times of the model from those of the rehearsals."""
-    longs = [one for one in made if one.fragment > SHORT or one.workers > 1]
-    short = next((one for one in made if one not in longs), None)
+    longs = [one for one in made if one.fragment > SHORT]
+    short = next((one for one in made if one.fragment == SHORT), None)
     alone = next((one for one in longs if one.lanes == 1), None)
     if alone is None:
         return replace(found, rehearsals=tuple(made))

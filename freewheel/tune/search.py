@@ -62,13 +62,14 @@ class Candidate:
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """What to have little of, where the rates are as good: lag, processes, and numbers of envs and lengths of fragments that
-        are far from the usual ones, because what is learned depends on them."""
+        """What to have little of, where the rates are as good: lag, fragments of unusual length, processes, and numbers of envs
+        far from the usual ones, because what is learned depends on them."""
         processes = self.plan.workers if self.plan.worker_config is not None else 0
         if getattr(self.plan.config.collector, "placement", "") == "processes":
             processes = self.plan.spec.lanes
         odd = "collection_batch_size" in self.options
-        return (by_lag(self.mode), round(self.forecast.lag, 1), processes, abs(log2(self.plan.spec.lanes / ENVS)), odd)
+        lanes = abs(log2(self.plan.spec.lanes / ENVS))
+        return (by_lag(self.mode), odd, round(self.forecast.lag, 1), processes, lanes)
 
 
 def fixed_options(config: Config) -> frozenset[str]:
