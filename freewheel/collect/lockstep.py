@@ -37,7 +37,7 @@ class LockstepConfig(SerialConfig):
     def place(self, make: MakeEnv, lanes: range) -> Env:
         """An Env of these lanes, placed as planned."""
         assert self.placement != "auto", "call planned() first"
-        return make(lanes, processes=True) if self.placement == "processes" else make(lanes)
+        return make(lanes, processes=self.placement == "processes", fault_tolerant=True)
 
 
 def processes_pay(cost: EnvCost, lanes: int) -> bool:

@@ -20,7 +20,7 @@ class SequentialConfig(SerialConfig):
 
     def place(self, make: MakeEnv, lanes: range) -> Env:
         """An Env of these lanes in this process."""
-        return make(lanes)
+        return make(lanes, fault_tolerant=True)
 
 
 _SUMMARY = "all environments in one process, acting and learning in turn"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 from types import TracebackType
@@ -13,7 +14,19 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from freewheel.collect.mode import ModeConfig, count
-from freewheel.core import WORKER_TIME, Array, BatchSpec, Chunk, Collector, Env, Episode, RowCounts, Snapshot
+from freewheel.core import (
+    CAUSES,
+    WORKER_TIME,
+    Array,
+    BatchSpec,
+    Chunk,
+    Collector,
+    Env,
+    Episode,
+    Failure,
+    RowCounts,
+    Snapshot,
+)
 from freewheel.errors import check_ranges
 from freewheel.metrics.workers import WorkerState, own_environments
 from freewheel.pacing.posted import Posted
@@ -22,6 +35,7 @@ from freewheel.rollout.probe import EnvCost
 from freewheel.rollout.runner import Runner
 from freewheel.timeline.recording import Recording
 from freewheel.timeline.track import NoTrack, Ring, TurnTrack
+from freewheel.transport.shm.heartbeats import kind as kind_of_report
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
 ENVS = "envs"  # their row in the timeline
@@ -80,6 +94,7 @@ class SerialRunner(Protocol):
     def unroll(self, steps: int) -> Chunk[Any]: ...
     def messages(self) -> Sequence[str]: ...
     def take_eval_episodes(self) -> list[Episode]: ...
+    def take_failures(self) -> Sequence[Failure]: ...  # of the chunks since the last call
     def state_dict(self) -> dict[str, Array]: ...
     def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
     def close(self) -> None: ...
@@ -102,6 +117,8 @@ class SerialCollector:
         self._idle_since = perf_counter_ns()
         self._track = NoTrack() if trace is None else _traced(trace, runner)
         self._warm = self._acting = False
+        self._lost = Counter[str]()  # rows that environments which failed took with them, by cause
+        self._reports, self._told = list[str](), set[str]()  # what is to be told of failures, and the kinds that were
 
     def __enter__(self) -> Self:
         return self
@@ -125,6 +142,7 @@ class SerialCollector:
         steps = min(self._longest, self._steps - self._done)
         self._acting = True
         chunk = self._runner.unroll(steps)
+        self._count_failures(self._runner.take_failures())
         self._track.taken(perf_counter_ns(), chunk.time.tolist())
         self._done = (self._done + steps) % self._steps
         if not self._warm:
@@ -136,8 +154,21 @@ class SerialCollector:
     def oldest(self) -> int | None:
         return None  # nothing is ever left open or queued between two calls
 
+    def _count_failures(self, failures: Sequence[Failure]) -> None:
+        """Rows are counted, and every kind of failure is told once."""
+        for failure in failures:
+            given_up = failure.cause == "quarantine"
+            if not failure.in_reset and not given_up:
+                self._lost[failure.cause] += 1
+            if given_up:  # the failure itself has been told
+                self._reports.append(failure.report.split("\n", 1)[0])
+            elif (about := kind_of_report(failure.report)) not in self._told:
+                self._told.add(about)
+                self._reports.append(failure.report)
+
     def rows(self) -> RowCounts:
-        return RowCounts(produced=self._runner.produced, open=self._runner.open)
+        lost = self._lost
+        return RowCounts(self._runner.produced + lost.total(), open=self._runner.open, dropped=dict(lost))
 
     def stats(self) -> Mapping[str, float | None]:
         return {"queue_util": None}
@@ -151,19 +182,23 @@ class SerialCollector:
         return self._runner.take_eval_episodes()
 
     def messages(self) -> Sequence[str]:
-        return self._runner.messages()
+        reports, self._reports = self._reports, []
+        return (*reports, *self._runner.messages())
 
     def summary(self) -> Mapping[str, Any]:
         return {"out_of_space": self._runner.out_of_space}
 
     def state_dict(self) -> dict[str, Array]:
         """As of the last chunk that was delivered."""
-        return self._runner.state_dict() | self._posted.state() | {"done": np.array(self._done)}
+        lost = np.array([self._lost[cause] for cause in CAUSES], np.int64)
+        return self._runner.state_dict() | self._posted.state() | {"done": np.array(self._done), "lost": lost}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         self._runner.load_state_dict(state)
         self._posted.restore(state)
         self._done = int(state["done"])
+        lost = np.asarray(state["lost"]).tolist() if "lost" in state else []  # not in those of before 0.2
+        self._lost = Counter({cause: rows for cause, rows in zip(CAUSES, lost, strict=False) if rows})
 
     def _waited(self) -> None:
         now = perf_counter_ns()

@@ -103,10 +103,12 @@ class GymConfig(GymOptions):
     def make(
         self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
     ) -> Env:
-        """An Env of these lanes. Only single envs in this process can be fault-tolerant, because a vector env cannot reset
-        one lane after a failure. `render_mode` applies to the first lane."""
+        """An Env of these lanes. Only single envs can be fault-tolerant, because a vector env cannot reset one lane after a
+        failure. `render_mode` applies to the first lane."""
         if processes:
-            return in_processes(self.open, self.label, lanes, self.measures, self.timeouts)
+            env = in_processes(self.open, self.label, lanes, self.measures, self.timeouts)
+            env.fault_tolerant = fault_tolerant
+            return env
         if render_mode is None and (vector := self._vector(len(lanes))) is not None:
             return GymVector(vector, self.label, self.measures, wary=fault_tolerant)
         with ExitStack() as undo:

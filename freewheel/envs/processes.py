@@ -6,11 +6,13 @@ import os
 import select
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe, context
 from multiprocessing.context import ForkServerContext
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -21,7 +23,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import _async_worker
 from typing_extensions import override
 
-from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, Played, SeedStream
+from freewheel.core import NO_CONTEXT, EnvSpec, Failure, NDArray, Played, SeedStream, Step
+from freewheel.envs.fault_tolerant import FaultTolerantLane
 from freewheel.envs.lane import Lane, LaneBuffers, close_env, position, survey
 from freewheel.envs.vector import GymVector
 from freewheel.errors import EnvError, FreewheelError, SetupError, cut, text_of
@@ -54,7 +57,9 @@ LONGEST = 1500  # characters of a part of a report: in all fewer than a pipe tak
 SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, the same time again, then SIGKILL
 
 
-def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, ...], timeouts: Timeouts) -> GymVector:
+def in_processes(
+    open_env: Open, name: str, lanes: range, measures: tuple[str, ...], timeouts: Timeouts
+) -> LaneProcesses:
     """An Env with a process for each lane. The env's code never runs in this process: a probe process reports its spaces."""
     factory = pickled(open_env, name)
     who = [f"lane {lane} of {name}" for lane in lanes]
@@ -69,7 +74,7 @@ def in_processes(open_env: Open, name: str, lanes: range, measures: tuple[str, .
     except BaseException:
         workers.close(terminate=True)
         raise
-    return _Lanes(workers, name, measures, layout.flattened())
+    return LaneProcesses(workers, name, measures, layout.flattened())
 
 
 class GymProcesses(_Workers):
@@ -82,6 +87,10 @@ class GymProcesses(_Workers):
         self._streams: Sequence[SeedStream] = ()
         self._episodes, self._steps = np.zeros(len(who), np.int64), np.zeros(len(who), np.int64)
         self._actions: NDArray | None = None
+        self.failures: list[Failure] = []  # of the last step
+        self.later: list[Failure] = []  # of resets, told with the next step
+        self.given_up = np.zeros(len(who), np.bool_)
+        self.down = np.zeros(len(who), np.bool_)  # lanes without a row in the last step
         self.parent_pipes, self.processes, self._polls = [], [], []
         self._lifeline = os.pipe()
         self._held = ExitStack()
@@ -124,11 +133,17 @@ class GymProcesses(_Workers):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[NDArray, dict[str, Any]]:
         self._streams = options["seeds"] if options else ()
         self._episodes[:] = self._steps[:] = 0
-        observations, info = self._exchange(
-            partial(self.reset_async, seed, options), self.reset_wait, self._timeouts.reset
-        )
-        _raise_reported(info)
+        begin = partial(self.reset_async, seed, options)
+        observations, info = self._exchange(begin, self.reset_wait, self._timeouts.reset)
+        self.later = [failure for lane, found in _reported(info) for failure in self._noted(lane, found)]
         return observations, info
+
+    def _noted(self, lane: int, failures: Sequence[Failure]) -> Sequence[Failure]:
+        """Each failure but the last word on a lane is an episode that is over."""
+        given_up = sum(failure.cause == "quarantine" for failure in failures)
+        self._episodes[lane] += len(failures) - given_up
+        self.given_up[lane] |= given_up > 0
+        return failures
 
     def replay(self, seeds: Sequence[SeedStream], played: Sequence[Played | None]) -> tuple[tuple[NDArray, str], ...]:
         """What every lane acts on next, and why its episode is not where it was."""
@@ -145,10 +160,14 @@ class GymProcesses(_Workers):
         self._steps += 1
         answer: Any = self._exchange(partial(self.step_async, actions), self.step_wait, self._timeouts.step)
         observations, rewards, terminated, truncated, info = answer
-        _raise_reported(info)
+        self.failures, self.later = self.later, []
+        self.down[:] = info.get("down", False)
         over = terminated | truncated
+        for lane, found in _reported(info):
+            # Where a reset failed after the end of an episode, that end has to be counted first.
+            (self.later if over[lane] else self.failures).extend(self._noted(lane, found))
         self._episodes += over
-        self._steps[over] = 0
+        self._steps[over | self.down] = 0
         return observations, rewards, terminated, truncated, info
 
     def _exchange(self, send: Callable[[], None], receive: Callable[[], Any], seconds: float) -> Any:
@@ -208,11 +227,35 @@ class GymProcesses(_Workers):
         vars(self).pop("error_queue", None)  # its descriptors go with it
 
 
-class _Lanes(GymVector):
-    """The processes as an Env. They begin episodes by themselves, so they get contexts in advance."""
+class LaneProcesses(GymVector):
+    """The processes as an Env. They begin episodes by themselves, so they get contexts in advance; also the next one of a lane
+    that has failed."""
 
+    fault_tolerant = False  # whether failures are reported in a Step instead of raised
     _vector: GymProcesses
     _contexts: NDArray = NO_CONTEXT
+
+    def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
+        obs = super().reset(seeds)
+        self._judge(self._vector.later)
+        return obs
+
+    def step(self, action: NDArray) -> Step:
+        step, down, failures = super().step(action), self._vector.down, self._vector.failures
+        np.logical_not(down, out=step.valid)
+        self._judge([*failures, *self._vector.later])
+        if not failures and not down.any():
+            return step
+        for values in (step.reward, step.next_obs):
+            values[down] = 0
+        return replace(step, failures=tuple(failures))
+
+    def _judge(self, failures: Sequence[Failure]) -> None:
+        """Raise what may not be reported."""
+        if failures and not self.fault_tolerant:
+            raise EnvError(failures[0].report, failures[0].cause)
+        if failures and self._vector.given_up.all():
+            raise EnvError(f"no lane of {self._name} is left: {failures[-1].report}", "quarantine")
 
     def _with_contexts(self, spec: EnvSpec) -> EnvSpec:
         return spec
@@ -240,10 +283,9 @@ def _answered(poll: Callable[[float], object], seconds: float) -> object:
     return poll(seconds * 1000)
 
 
-def _raise_reported(info: dict[str, Any]) -> None:
-    for error in info.get("error", ()):
-        if error is not None:
-            raise error
+def _reported(info: dict[str, Any]) -> Iterator[tuple[int, tuple[Failure, ...]]]:
+    """The failures of each lane that has any."""
+    return ((lane, found) for lane, found in enumerate(info.get("failures", ())) if found)
 
 
 def _serve(lifeline: str, *arguments: Any) -> None:
@@ -331,6 +373,8 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         self._factory, self._number, self._who, self._layout, self._names = factory, lane, who, layout, measures
         self._index = index  # among the lanes of this Env
         self._lane: Lane | None = None
+        self._tolerant: FaultTolerantLane | None = None
+        self._failures: list[Failure] = []
         self.metadata = {"render_modes": [], "lane_seeds": True}
         columns = layout.observation
         first, successor = np.zeros((2, columns.size), columns.dtype)
@@ -346,6 +390,7 @@ class _Worker(gymnasium.Env[NDArray, Any]):
             with warnings.catch_warnings(action="ignore"):  # the probe has shown them
                 env = _opened(self._factory, self._number, self._who)
             self._lane = Lane(env, self._who, self._layout, self._names, self._rows)
+            self._tolerant = FaultTolerantLane(self._lane, self._index, self._rows.first, self._failures)
         except FreewheelError as error:
             return error
         freeze_heap()
@@ -355,10 +400,9 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         assert self._lane is not None, "call build() first"
         self._lane.set_context(context)
 
-    def replay(
-        self, given: tuple[Sequence[SeedStream], Sequence[Played | None], float]
-    ) -> tuple[NDArray, str] | FreewheelError:
+    def replay(self, given: tuple[Sequence[SeedStream], Sequence[Played | None], float]) -> tuple[NDArray, str]:
         assert self._lane is not None, "call build() first"
+        assert self._tolerant is not None, "it is made with the lane"
         seeds, all_played, seconds = given
         self._lane.follow(seeds[self._index])
         played, reason, context = all_played[self._index], "", self._lane.context
@@ -368,11 +412,9 @@ class _Worker(gymnasium.Env[NDArray, Any]):
             reason = play_again(self._lane, played, actions, successor, clock, lambda _: None)
             self._lane.set_context(context)
             if not reason:
+                self._tolerant.down = False
                 return successor.copy(), ""
-        try:
-            self._lane.reset()
-        except EnvError as error:
-            return error
+        self._tolerant.reset()
         return self._rows.first.copy(), reason
 
     @override
@@ -382,21 +424,33 @@ class _Worker(gymnasium.Env[NDArray, Any]):
         assert self._lane is not None, "call build() first"
         if options:
             self._lane.follow(options["seeds"][self._index])
-        try:
-            return self._rows.first, {"reset_ns": self._lane.reset()}
-        except EnvError as error:
-            return self._rows.first, {"error": error}
+        assert self._tolerant is not None, "it is made with the lane"
+        began = perf_counter_ns()
+        self._tolerant.reset()
+        return self._rows.first, {"reset_ns": perf_counter_ns() - began, **self._told()}
 
     @override
     def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
-        assert self._lane is not None, "call build() first"
-        try:
-            reward, terminated, truncated = self._lane.step(self._plain(action))
-        except EnvError as error:
-            return self._rows.successor, 0.0, False, False, {"error": error}
+        assert self._tolerant is not None, "call build() first"
+        tolerant, rows = self._tolerant, self._rows
+        reward, terminated, truncated = tolerant.step(self._plain(action))
+        with np.errstate(over="ignore"):  # a reward beyond float32 becomes infinite
+            answers = ("an observation", rows.successor), ("a reward", np.array(reward).astype(np.float32))
+        for what, values in answers:
+            if not tolerant.down and not np.isfinite(values).all():
+                tolerant.fail(tolerant.lane.not_finite(what, values))
+        if tolerant.down:
+            tolerant.reset()
+            return rows.first, 0.0, False, False, {"down": True, **self._told()}
         over = terminated or truncated
         measures = dict(zip(self._names, self._rows.measures.tolist(), strict=True)) if over else {}
         return self._rows.successor, reward, terminated, truncated, measures
+
+    def _told(self) -> dict[str, tuple[Failure, ...]]:
+        """What failed since the last answer."""
+        failures = tuple(self._failures)
+        self._failures.clear()
+        return {"failures": failures} if failures else {}
 
     @override
     def close(self) -> None:

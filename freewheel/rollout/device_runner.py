@@ -20,6 +20,7 @@ from freewheel.core import (
     Env,
     EnvSpec,
     Episode,
+    Failure,
     Origin,
     Snapshot,
     Step,
@@ -128,6 +129,10 @@ class DeviceRunner:
     def fallbacks(self) -> list[str]:
         """Why there are no CUDA graphs although they were requested."""
         return [program.fallback for program in self._programs if program.fallback]
+
+    def take_failures(self) -> list[Failure]:
+        """None: a simulator that fails ends the run."""
+        return []
 
     def take_eval_episodes(self) -> list[Episode]:
         """Episodes of reserved lanes since the last call."""

@@ -122,6 +122,7 @@ class Runner:
         self._returning: LaneStates | None = None  # what `begin` brings the lanes back to
         self._boundary: Boundary | None = None  # where a chunk began that was not finished
         self._notes: list[str] = []
+        self._failed: list[Failure] = []
         self._space = SpaceCheck(self.env.spec, lanes)
         self._state = np.zeros((len(lanes), self._actor.state_size), np.float32)  # the actor's memory
 
@@ -182,6 +183,7 @@ class Runner:
         episodes: list[Episode] = []
         for t in range(steps):
             episodes += self.step(data, t)
+            self._failed += self.failures
             if self.over:
                 self.autoreset()
             if self.stepped is not None:
@@ -208,6 +210,11 @@ class Runner:
     def out_of_space(self) -> int:
         """Rows with an observation outside its space."""
         return self._space.rows
+
+    def take_failures(self) -> list[Failure]:
+        """Failures of the chunks since the last call."""
+        failed, self._failed = self._failed, []
+        return failed
 
     def messages(self) -> Sequence[str]:
         notes, self._notes = tuple(self._notes), []

@@ -244,8 +244,7 @@ def test_an_env_that_raises_reports_from_its_process_and_the_others_live_on() ->
 
 def test_an_env_that_raises_in_its_own_reset_or_lies_reports_too() -> None:
     seed = training_episodes(0, 2).seed(1)
-    env = config("Raises", {"at": 0, "only_seed": seed, "length": 2}).make(LANES, processes=True, fault_tolerant=True)
-    report = fails(env)  # tolerance is for loops
+    report = fails(config("Raises", {"at": 0, "only_seed": seed, "length": 2}).make(LANES, processes=True))
     where = f"(episode 1, seed {seed}, in reset)"
     assert report[0] == f"lane 2 of tests.support.worlds:Raises raised ValueError: boom {where}"
     report = fails(config("WrongShape", {"at": 2}).make(LANES, processes=True), "shape")

@@ -1,4 +1,4 @@
-"""Environments that raise, hang, die or give invalid answers: serial modes end the run with an error; workers drop the row."""
+"""Environments that raise, hang, die or give invalid answers: a failure costs its episode; in serial modes a death the run."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ FAULTY_SEED = tree(SEED, "env", 2, 1)  # lane 2, episode 1
 
 #: Lanes of 8-step episodes and chunks of 8 steps: episode 1 is chunk 1. One update of 4 × 8 rows comes before the fault.
 SMALL = ["--num-envs", "4", "--num-steps-per-env", "8", "--steps", "320", "--seed", str(SEED), "--evals", "0"]
+MEASURED = [tree(0, "env", 0, episode) for episode in range(3000)]  # seeds of the measurement before a run
+BROKEN = ["--env.spared", json.dumps(MEASURED), "--seed", str(SEED)]
 FAULT = ["--env.only_seed", str(FAULTY_SEED), "--env.at", "3", "--log-every", "1e-9", "--run", "faulty"]
 
 
@@ -45,58 +47,65 @@ def assert_accounted(tmp_path: Path, summary: dict[str, Any], produced: int) -> 
     assert checkpoint.fingerprint(latest.params) == summary["weights_sha256"]
 
 
-PLACES = pytest.mark.parametrize(
-    "place", [["--placement", "inline"], ["--placement", "processes"]], ids=["inline", "processes"]
+SERIAL = {
+    "sequential": ["--mode", "sequential"],
+    "inline": ["--placement", "inline"],
+    "processes": ["--placement", "processes"],
+}
+SERIALLY = pytest.mark.parametrize("place", SERIAL.values(), ids=SERIAL)
+
+
+@SERIALLY
+@pytest.mark.parametrize(
+    ("name", "cause", "text"),
+    [
+        ("Raises", "env_error", "raised ValueError: boom"),
+        ("WrongShape", "shape", "gave a wrong observation in step(): "),
+        ("ReturnsNaN", "nan", "gave an observation that is not finite"),
+    ],
 )
-
-
-@PLACES
-def test_an_env_that_raises_ends_the_run_with_its_own_traceback(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], place: list[str]
+def test_an_env_that_fails_once_costs_its_episode_in_serial_modes_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: list[str], name: str, cause: str, text: str
 ) -> None:
-    output, summary = failed_run(tmp_path, capfd, "tests.support.worlds:Raises", *place)
-    first, second, *_, last = output.splitlines()
-    assert first.startswith("freewheel: lane 2 of tests.support.worlds:Raises raised ValueError: boom (")
+    world = f"tests.support.worlds:{name}"
+    assert cli.main(["train", world, *place, *SMALL, *FAULT, "--runs-dir", str(tmp_path)]) == 0
+    output, summary = capsys.readouterr().out, json.loads((tmp_path / "faulty" / "summary.json").read_text())
+    assert summary["dropped"].pop(cause) == 1
+    assert summary["trained"] == 320
+    assert summary["produced"] == 321 + summary["dropped"].get("shutdown", 0)
+    (first,) = (line for line in output.splitlines() if line.startswith(f"lane 2 of {world} {text}"))
     assert f"episode 1, seed {FAULTY_SEED}, step 3, last action" in first
-    assert second == "Traceback (most recent call last):"
+    assert output.count("Traceback (most recent call last)") == (name == "Raises")
+    if name == "Raises":
+        assert 'raise ValueError("boom")' in output
+        assert "freewheel/envs" not in output
+
+
+def test_serial_modes_learn_the_same_from_an_env_that_fails(tmp_path: Path) -> None:
+    """One step in fifty fails, by the seed of its episode."""
+    weights = set()
+    for name, place in SERIAL.items():
+        argv = ["train", "tests.support.worlds:Raises", *place, *SMALL, "--env.rate", "0.02"]
+        assert cli.main([*argv, "--runs-dir", str(tmp_path), "--run", name]) == 0
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert summary["dropped"]["env_error"] > 3
+        weights.add(summary["weights_sha256"])
+    assert len(weights) == 1
+
+
+@SERIALLY
+def test_a_run_whose_lanes_all_fail_ends_with_the_envs_own_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], place: list[str]
+) -> None:
+    argv = ["train", "tests.support.worlds:Breaks", *place, "--num-envs", "2", "--evals", "0", *BROKEN]
+    assert cli.main([*argv, "--steps", "320", "--run", "faulty", "--runs-dir", str(tmp_path)]) == 1
+    first, *_, last = capfd.readouterr().err.splitlines()
+    assert first.startswith("freewheel: no lane of tests.support.worlds:Breaks is left: lane 1 of ")
+    assert "was given up after 3 failures in a row; the last: lane 1 of tests.support.worlds:Breaks raised" in first
     assert last == "ValueError: boom"
-    assert 'raise ValueError("boom")' in output
-    assert "freewheel/envs" not in output
-    assert_accounted(tmp_path, summary, produced=32 + 2 * 4)
-
-
-def test_an_env_that_raises_in_sequential(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    output, summary = failed_run(tmp_path, capfd, "tests.support.worlds:Raises", "--mode", "sequential")
-    assert (
-        f"lane 2 of tests.support.worlds:Raises raised ValueError: boom (episode 1, seed {FAULTY_SEED}, step 3"
-        in output
-    )
-    assert_accounted(tmp_path, summary, produced=32 + 2 * 4)
-
-
-@PLACES
-def test_an_observation_of_a_wrong_shape_ends_the_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], place: list[str]
-) -> None:
-    output, summary = failed_run(tmp_path, capfd, "tests.support.worlds:WrongShape", *place)
-    assert output.startswith(
-        "freewheel: lane 2 of tests.support.worlds:WrongShape gave a wrong observation in step(): "
-    )
-    assert f"episode 1, seed {FAULTY_SEED}, step 3" in output
-    assert_accounted(tmp_path, summary, produced=32 + 2 * 4)
-
-
-@PLACES
-def test_an_observation_with_nan_ends_the_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], place: list[str]
-) -> None:
-    """It is found at the end of its chunk, before the learner uses it."""
-    output, summary = failed_run(tmp_path, capfd, "tests.support.worlds:ReturnsNaN", *place)
-    assert "lane 2 of tests.support.worlds:ReturnsNaN" in output
-    assert "not finite" in output
-    assert f"episode 1, seed {FAULTY_SEED}, step 3" in output
-    assert len(output.splitlines()) == 1
-    assert_accounted(tmp_path, summary, produced=32 + 32)
+    summary = json.loads((tmp_path / "faulty" / "summary.json").read_text())
+    assert (summary["exit_code"], summary["ended"]) == (1, "failed")
+    assert summary["produced"] == sum(summary["dropped"].values())
 
 
 @pytest.mark.parametrize(
@@ -129,9 +138,10 @@ def test_an_env_that_cannot_start_leaves_no_run(tmp_path: Path, capfd: pytest.Ca
 
 def test_from_python_the_error_is_raised_after_the_summary_is_written(tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_envs": 1, "steps": 64, "evals": 0, "run": "x", "placement": "inline"}
-    options["env_args"] = {"at": 3, "only_seed": tree(0, "env", 0, 1)}
-    with pytest.raises(EnvError, match=r"lane 0 of tests\.support\.worlds:Raises raised ValueError: boom"):
-        freewheel.train("tests.support.worlds:Raises", quiet=True, runs_dir=tmp_path, **options)
+    options["env_args"] = {"spared": MEASURED}
+    options["seed"] = SEED
+    with pytest.raises(EnvError, match=r"no lane of tests\.support\.worlds:Breaks is left: (.|\n)*ValueError: boom"):
+        freewheel.train("tests.support.worlds:Breaks", quiet=True, runs_dir=tmp_path, **options)
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["ended"] == "failed"
 
 

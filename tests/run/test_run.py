@@ -31,7 +31,7 @@ SUMMARY = set(
     """run ended exit_code error wall_s env_steps episodes updates steps_per_s episodes_per_s updates_per_s return_mean
     return_episodes length_mean lag_max best_eval best_eval_std best_step episodes_trained final_eval final_eval_std eval_episodes
     eval_fresh eval_fresh_seed eval_note evals_skipped produced trained queued open dropped shares worker_restarts out_of_space
-    graphs_fallback checkpoints slept_s weights_sha256 path problems advice""".split()  # noqa: SIM905
+    first_step_s graphs_fallback checkpoints slept_s weights_sha256 path problems advice""".split()  # noqa: SIM905
 )
 
 
@@ -84,7 +84,8 @@ def test_the_weights_are_saved_and_verify(tmp_path: Path) -> None:
     latest = checkpoint.load(root, "latest")
     assert (latest.step, latest.warnings, latest.about["version"]) == (640, (), 10)
     assert checkpoint.fingerprint(latest.params) == result.summary["weights_sha256"]
-    assert set(os.listdir(result.path)) == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", ".lock"}
+    data = {"config.json", "metrics.jsonl", "summary.json", "messages.jsonl", "status.json", "targets.json"}
+    assert set(os.listdir(result.path)) == {*data, "checkpoints", ".lock"}
 
 
 def test_the_config_is_kept_and_makes_the_same_run_again(tmp_path: Path) -> None:

@@ -197,6 +197,17 @@ class Raises(Faulty):
         raise ValueError("boom")
 
 
+class Breaks(Raises):
+    """Raises in every episode, but not under these seeds."""
+
+    def __init__(self, spared: Sequence[int], **faults: Any) -> None:
+        super().__init__(**faults)
+        self.spared = set(spared)
+
+    def due(self) -> bool:
+        return super().due() and self.seed not in self.spared
+
+
 class Dies(Faulty):
     """Kills its process: for workers only."""
 

@@ -158,7 +158,7 @@ def _about(cost: EnvCost) -> list[Finding]:
         found.append(Finding("note", "workers", "it cannot be sent to other processes", remedy))
     if cost.failures:
         text = f"{cost.failures} of {cost.steps + cost.failures} calls raised: {cost.failure.splitlines()[0]}"
-        found.append(Finding("note", "failures", text, "each costs its episode, and in lockstep the run"))
+        found.append(Finding("note", "failures", text, "each costs its episode"))
     if not cost.closed:
         found.append(Finding("note", "close", "close() did not return within 5 s", "every run would end late"))
     return found
