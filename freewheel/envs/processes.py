@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
-from multiprocessing import Pipe, context
-from multiprocessing.context import ForkServerContext
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,6 +33,7 @@ from freewheel.rollout.whereabouts import ALL, LANE, LANES, SEEDS, STEP
 from freewheel.rollout.whereabouts import cells as here
 from freewheel.transport.clock import LOOK, Limit, clock
 from freewheel.transport.forkserver import (
+    NAMELESS,
     end,
     freeze_heap,
     lead_group,
@@ -53,7 +52,6 @@ else:
 Open: TypeAlias = Callable[[int], gymnasium.Env[Any, Any]]  # lane number in, env out
 
 GRACE = 3.0  # seconds for envs to close when all is well
-LONGEST = 1500  # characters of a part of a report: in all fewer than a pipe takes at once
 SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, the same time again, then SIGKILL
 
 
@@ -292,44 +290,6 @@ def _serve(lifeline: str, *arguments: Any) -> None:
     """What runs in a process."""
     if lead_group(lifeline):
         _async_worker(*arguments)
-
-
-class _Errors:
-    """A queue of reports without a lock: each is written at once, because it is short."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = Pipe(duplex=False)
-
-    def put(self, error: tuple[int, Any, Any, str]) -> None:
-        lane, kind, value, trace = error
-        self._writer.send((lane, kind, str(value)[:LONGEST], trace[-LONGEST:]))
-
-    def get(self) -> Any:
-        return self._reader.recv()
-
-
-class _Unlocked:
-    """An array that only one process at a time uses."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def get_obj(self) -> Any:
-        return self._array
-
-
-class _Nameless(ForkServerContext):
-    """What AsyncVectorEnv uses of multiprocessing, without semaphores: their names would stay in /dev/shm if all is killed."""
-
-    def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802 - the name in multiprocessing
-        return _Errors()
-
-    def Array(self, typecode_or_type: Any, size_or_initializer: Any, *, lock: Any = True) -> Any:  # noqa: N802
-        return _Unlocked(self.RawArray(typecode_or_type, size_or_initializer))
-
-
-NAMELESS = "freewheel-nameless"  # AsyncVectorEnv takes a context by its name
-vars(context)["_concrete_contexts"][NAMELESS] = _Nameless()
 
 
 def _opened(factory: bytes, lane: int, who: str) -> gymnasium.Env[Any, Any]:
