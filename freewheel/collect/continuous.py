@@ -31,6 +31,11 @@ class ContinuousConfig(WorkersConfig):
     with a replay buffer it only limits how many batches of rows may be under way."""
     patience: Annotated[float, POSITIVE] = 20.0
     """Mean steps after which the learner no longer waits for a step; if it comes too late, its row is dropped and counted."""
+    adapt: bool = False
+    """Change how many workers act at a time, the length of fragments and how many may wait while the run goes on, so that queue,
+    GPU and CPU are used as they should be; every change is told with its reason, and is in adapt.jsonl of the run."""
+    adapt_patience: Annotated[int, Range(least=1, most=10**6)] = 5
+    """With --adapt: rows of metrics outside a target before a change, and between two changes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,6 +43,10 @@ class ContinuousConfig(WorkersConfig):
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         size = self.size(spec)
         if spec.env.batched_on_device:
+            if self.adapt:
+                raise UsageError(
+                    f"--adapt is for worker processes, and {spec.env.name} steps all its lanes at once; leave it out"
+                )
             if self.overflow == "drop-oldest":
                 raise UsageError(f"{spec.env.name} waits for the learner when the queue is full; leave out --overflow")
             pacing = self._pacing(spec, size, workers=1)
@@ -48,6 +57,8 @@ class ContinuousConfig(WorkersConfig):
 
     def size(self, spec: CollectSpec) -> Size:
         steps, allowed = self.fragment_steps(spec.batch), self._allowed(spec.batch)
+        if self.adapt:  # room for longer fragments
+            steps = min(max(steps, spec.batch.steps), self._under_way(spec.batch))
         slots = allowed if self.max_queue_size is None else max(2, self.max_queue_size // self.worker_count)
         return Size(workers=self.worker_count, slots=slots, steps=steps, drop_oldest=self.overflow == "drop-oldest")
 
@@ -87,6 +98,7 @@ class ContinuousConfig(WorkersConfig):
             max_lag=self.max_lag if spec.on_policy else None,
             close_on_new=spec.on_policy,
             turns=spec.workers.turns,
+            first_steps=self.fragment_steps(spec.batch),
             whole_fragments=spec.env.batched_on_device,
         )
 

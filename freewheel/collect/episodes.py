@@ -19,6 +19,7 @@ from freewheel.transport.shm.channel import COLUMNS
 from freewheel.transport.shm.wire import SharedMemoryWire, Size
 from freewheel.transport.wire import Fragment, Wire
 
+STEPS = 128  # of a fragment, by default
 SLOTS = 4  # fragments of a worker that may wait; the learner's side joins them to episodes
 
 
@@ -33,12 +34,17 @@ class EpisodesConfig(WorkersConfig):
     """Learn from this many whole episodes at a time (default: from --num-steps-per-env × envs rows)."""
     wave: bool = False
     """Begin as many episodes as there are envs and wait for all of them: the barrier that this mode normally avoids."""
-    collection_batch_size: Annotated[int, FRAGMENT] = 128
+    collection_batch_size: Annotated[int, FRAGMENT] = STEPS
     """Steps of a fragment, the part of an episode that is sent at once."""
     max_lag: Annotated[int | None, Range(least=0, most=10**6)] = None
     """Largest lag of a row, which makes the learner wait for long episodes (default: the lag is corrected, not bounded)."""
     patience: Annotated[float, POSITIVE] = 20.0
     """With --max-lag: mean steps that one step may take; after that the learner does not wait for its episode and drops it."""
+    adapt: bool = False
+    """Change how many workers act at a time, the length of fragments and how many may wait while the run goes on, so that queue,
+    GPU and CPU are used as they should be; every change is told with its reason, and is in adapt.jsonl of the run."""
+    adapt_patience: Annotated[int, Range(least=1, most=10**6)] = 5
+    """With --adapt: rows of metrics outside a target before a change, and between two changes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,18 +81,20 @@ class EpisodesConfig(WorkersConfig):
             raise UsageError(f"{spec.env.name} steps all its lanes at once: use --mode continuous instead of episodes")
         workers, each = self.worker_count, self.episodes_per_update
         side_by_side = spec.env.lanes // workers
+        steps = max(self.collection_batch_size, STEPS) if self.adapt else self.collection_batch_size
         pacing = EpisodeQueue(
             order=EpisodeOrder(factory.seed, spec.env.lanes),
             side_by_side=side_by_side,
             workers=workers,
-            steps=self.collection_batch_size,
+            steps=steps,
+            first_steps=self.collection_batch_size,
             batch_rows=spec.batch.rows,
             batch_episodes=each,
             max_lag=self.max_lag,
             wave=-(-(each or spec.env.lanes) // side_by_side) if self.wave else 0,
             turns=spec.workers.turns,
         )
-        size = Size(workers=workers, slots=SLOTS, steps=self.collection_batch_size)
+        size = Size(workers=workers, slots=SLOTS, steps=steps)
         wire = SharedMemoryWire(factory, spec, pacing, size)
         return WorkerPool(wire, WholeEpisodes(pacing, spec.env.name), spec, self.patience)
 

@@ -171,6 +171,8 @@ class TrainOptions(TypedDict, total=False):
     overflow: Literal["block", "drop-oldest"]
     max_lag: int | None
     patience: float
+    adapt: bool
+    adapt_patience: int
     episodes_per_update: int | None
     wave: bool
     placement: Literal["auto", "inline", "processes"]

@@ -34,7 +34,7 @@ from freewheel.seeding import tree
 
 REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
 NO_METRICS: Metrics = types.MappingProxyType({})
-BURST = 32  # updates at most between two looks at what has arrived
+BURST = 32  # updates at most between two looks at what has arrived, by default
 
 
 class Pace:
@@ -81,8 +81,8 @@ class Update(Protocol):
 
 class ReplayLearner:
     """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner, core.GraphedLearner,
-    core.BufferedLearner and core.SkippingLearner: if weights are not finite when they are to be published, the last good ones
-    are put back."""
+    core.BufferedLearner, core.SkippingLearner and pacing.control.BurstLearner: if weights are not finite when they are to be
+    published, the last good ones are put back."""
 
     remedy = "lower its lr, or scale rewards"
 
@@ -110,6 +110,7 @@ class ReplayLearner:
         self._published = 0  # rows behind the present version
         self.pace = Pace(config.ratio, config.learning_starts, self._publish_every)
         self.updater = make_update(self.draw)
+        self.burst = BURST
         self._waiting: deque[Chunk[Any]] = deque()
         self._waiting_rows = self._stored = 0
         self.not_finite = self._put_back = ""  # of the last publication; since then
@@ -142,7 +143,7 @@ class ReplayLearner:
 
     def update(self) -> Metrics:
         """As many updates as are due, up to a burst or the next publication."""
-        count = min(self.pace.due, BURST, max(0, self.pace.updates_for(self._boundary) - self.pace.updates))
+        count = min(self.pace.due, self.burst, max(0, self.pace.updates_for(self._boundary) - self.pace.updates))
         if self._good is None:
             self._good = LastGood(self.updater.state_dict())
         for _ in range(count):

@@ -28,6 +28,7 @@ from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.evaluation.traced import TracedEvaluator
 from freewheel.run.hooks import Hooks, Run
+from freewheel.run.live.adapting import Adapting, adapting
 from freewheel.run.live.reporter import KnownExecutors, LiveStatus
 from freewheel.run.naming import SUMMARY
 from freewheel.run.plan import Plan
@@ -85,6 +86,7 @@ class Session:
         if saver.earlier is not None:
             meter.restore(saver.earlier.progress["meter"])
         self._collector: Collector | None = None
+        self._adapting: Adapting | None = None
         self._next_row = math.inf  # by time.monotonic
         self._fallback = ""  # why updates are not replayed from CUDA graphs
         self._schedule: EvaluationSchedule | None = None
@@ -164,6 +166,8 @@ class Session:
         """Until the budget is spent; what is evaluated after that does not need the collector any more."""
         max_lag, run, recorder = self._plan.max_lag, self._hooks.run, self._recorder
         source = collector if recorder is None else recorder.listen(collector, self._plan, self._learner)
+        before = None if self._earlier is None else self._earlier.progress.get("adapt")
+        self._adapting = adapting(self._plan, collector, self._learner, self._note, before)
         self._time_is_up()
         self._expect_row(time.monotonic())
         self._stop.longest_gap()  # from now on
@@ -223,7 +227,8 @@ class Session:
             return self._saver.last(ended, whole=whole)
 
     def _progress(self, ended: str = "") -> Progress:
-        others = {"ended": ended, "metrics_bytes": self._directory.metrics_size, "seed": self._options.seed}
+        adapted = {} if self._adapting is None else {"adapt": self._adapting.state()}
+        others = {**adapted, "ended": ended, "metrics_bytes": self._directory.metrics_size, "seed": self._options.seed}
         return progress_of(self._meter, self._learner, self._schedule, self._hooks.run.contexts, **others)
 
     def _evaluate(self, schedule: EvaluationSchedule, tick: Tick) -> None:
@@ -291,6 +296,8 @@ class Session:
                 self._note(f"no CUDA graph for the updates, they are launched one by one: {self._fallback}")
         self._directory.keep()
         self._outlets.write(row)
+        if self._adapting is not None and not self._stats:
+            self._adapting.take(row)
         self._expect_row(self._next_row)
 
     def _expect_row(self, last: float) -> None:

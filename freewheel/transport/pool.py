@@ -13,6 +13,7 @@ import numpy as np
 
 from freewheel.core import CAUSES, WORKER_TIME, Array, Chunk, Origin, RowCounts, Snapshot
 from freewheel.metrics.workers import WorkerState
+from freewheel.pacing.control import Settings
 from freewheel.pacing.pacing import NO_VERSION, CreditPacing
 from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec
@@ -141,6 +142,21 @@ class WorkerPool:
             return found
         turns, steps = pacing.cells["turns"][0] or pacing.workers, pacing.cells["steps"][0]
         return {**found, "workers/turns": float(turns), "fragment/steps": float(steps)}
+
+    def plant(self) -> tuple[Settings, Settings, Settings]:
+        """Implements pacing.control.AdjustableCollector."""
+        pacing, room = self._pacing, self.wire.slots
+        assert isinstance(pacing, CreditPacing), "--adapt is an option of modes with such a pacing"
+        turns, steps, slots = (pacing.cells[name][0] for name in ("turns", "steps", "slots"))
+        present = Settings(turns or pacing.workers, steps, min(slots or room, room))
+        return Settings(1, 1, min(2, room)), present, Settings(pacing.workers, pacing.steps, room)
+
+    def adjust(self, settings: Settings) -> None:
+        """From the next fragments on. The pacing's promises do not depend on these cells."""
+        pacing = self._pacing
+        assert isinstance(pacing, CreditPacing), "see `plant`"
+        pacing.cells["steps"][0], pacing.cells["slots"][0] = settings.fragment, settings.slots
+        self._permits.wake(self._permits.locked(pacing.set_turns, settings.workers))
 
     def workers(self) -> Sequence[WorkerState]:
         return self.wire.workers()

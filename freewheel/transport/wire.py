@@ -114,6 +114,7 @@ class Wire(AbstractContextManager["Wire"]):
 
     authors: int  # number of authors of fragments
     lanes: int  # of each author
+    slots: int = 1  # fragments of each author that there is room for
     permits: Permits
 
     @abstractmethod

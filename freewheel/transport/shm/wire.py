@@ -51,7 +51,7 @@ class SharedMemoryWire(Wire):
     permits: SharedPermits
 
     def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size) -> None:
-        self.authors, self.lanes = size.workers, spec.env.lanes // size.workers
+        self.authors, self.lanes, self.slots = size.workers, spec.env.lanes // size.workers, size.slots
         self._modules, self._nice = spec.workers.modules, spec.workers.nice
         self._newest = NO_VERSION, spec.context  # version and contexts posted last
         self._recorder, self._trace = spec.recorder, spec.trace

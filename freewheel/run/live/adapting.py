@@ -1,0 +1,74 @@
+"""Adaptive control of a run (--adapt): looks at every row of metrics, changes settings, and tells and writes down why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from freewheel.core import Collector, Learner
+from freewheel.files.lines import Lines
+from freewheel.pacing.control import AdjustableCollector, BurstLearner, Change, Plant, Settings, State, decide, within
+from freewheel.run.plan import Plan
+
+FILE = "adapt.jsonl"  # in the run directory: one line for every change
+BURSTS = 4  # times as many updates at a time, at most
+
+
+class Adapting:
+    """Carries out what pacing.control decides."""
+
+    def __init__(
+        self, collector: AdjustableCollector, learner: Learner, path: Path, say: Callable[[str], None]
+    ) -> None:
+        """path: of the run."""
+        self._collector, self._learner, self._path, self._say = collector, learner, path / FILE, say
+        least, present, most = collector.plant()
+        if isinstance(learner, BurstLearner):
+            least, present = replace(least, burst=learner.burst), replace(present, burst=learner.burst)
+            most = replace(most, burst=BURSTS * learner.burst)
+        self._plant, self._state = Plant(least, most), State(present)
+
+    def begin(self, lanes: int, patience: int, earlier: Mapping[str, Any] | None = None) -> None:
+        """lanes: of a worker; earlier: `state` of the session that this one goes on with."""
+        self._plant = replace(self._plant, lanes=lanes, patience=patience)
+        if earlier:
+            self._state = State(within(Settings(**earlier), self._plant.least, self._plant.most))
+            self._apply()
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """A row of metrics."""
+        self._state, change = decide(self._state, row, self._plant)
+        if change is not None:
+            self._apply()
+            self._tell(change, row)
+
+    def _apply(self) -> None:
+        self._collector.adjust(self._state.settings)
+        if isinstance(self._learner, BurstLearner):
+            self._learner.burst = self._state.settings.burst
+
+    def _tell(self, change: Change, row: Mapping[str, Any]) -> None:
+        self._say(str(change))
+        line = {"wall_s": row.get("wall_s"), "env_steps": row.get("env_steps"), **change._asdict()}
+        with closing(Lines(self._path, self._say, "changes")) as lines:
+            lines.add(json.dumps(line).encode() + b"\n")
+
+    def state(self) -> dict[str, Any]:
+        """What a later session goes on from, for JSON."""
+        return self._state.to_json()
+
+
+def adapting(
+    planned: Plan, collector: Collector, learner: Learner, say: Callable[[str], None], earlier: Mapping[str, Any] | None
+) -> Adapting | None:
+    """None where the run does not ask for it."""
+    options, workers = planned.config.collector, planned.worker_config
+    if workers is None or not getattr(options, "adapt", False) or not isinstance(collector, AdjustableCollector):
+        return None
+    found = Adapting(collector, learner, planned.path, say)
+    found.begin(workers.lanes // workers.worker_count, getattr(options, "adapt_patience", 5), earlier)
+    return found
