@@ -36,7 +36,7 @@ class Notes:
 
 def test_fragments_of_a_step_become_longer_and_a_resumed_run_goes_on_with_them(tmp_path: Path) -> None:
     notes = Notes()
-    options = {"mode": "continuous", "workers": 2, "collection_batch_size": 1, "steps": 8_000}
+    options: dict[str, Any] = {"mode": "continuous", "workers": 2, "collection_batch_size": 1, "steps": 8_000}
     result = train(tmp_path, sinks=[notes], **FAST, **options)
     first = changes(result.path)[0]
     assert (first["setting"], first["before"]) == ("fragment", 1)
