@@ -16,10 +16,11 @@ MODES = ("episodes", "continuous")
 LEAST = 0.97  # of the rate with as many workers as cores: what two runs of the same differ by
 
 
-def options(mode: str, workers: int, red_agent: str, seed: int) -> dict[str, Any]:
-    """As `freewheel train` takes them, with its defaults."""
+def options(mode: str, workers: int, red_agent: str, seed: int, rows: int) -> dict[str, Any]:
+    """As `freewheel train` takes them; rows: of an update, 0 for its default."""
     world = {"env": "cyborg:Scenario2", "red_agent": red_agent, "max_episode_steps": STEPS}
-    return {**world, "mode": mode, "workers": workers, "num_envs": workers, "seed": seed}
+    update = {"num_steps_per_env": rows // workers} if rows else {}
+    return {**world, "mode": mode, "workers": workers, "num_envs": workers, "seed": seed, **update}
 
 
 def measure(notebook: Notebook, given: argparse.Namespace) -> dict[tuple[str, int], list[Row]]:
@@ -27,7 +28,7 @@ def measure(notebook: Notebook, given: argparse.Namespace) -> dict[tuple[str, in
     times = {"warm_s": given.warm, "window_s": given.window, "cores": CORES}
     for turn in range(given.rounds):
         for mode, workers in rotated(list(rows), turn):
-            order = {"options": options(mode, workers, given.red_agent, turn), **times}
+            order = {"options": options(mode, workers, given.red_agent, turn, 128 * given.quick), **times}
             labels = {"mode": mode, "workers": workers, "round": turn + 1}
             rows[mode, workers].append(notebook.once("_collect_once", order, labels))
     return rows
