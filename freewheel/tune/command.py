@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from freewheel.tune.result import Tuning
 
 LOOK = 0.3  # seconds for which the load of other programs is looked at
-WIDTH = 110  # where the output is not a terminal
+WIDTH = 124  # where the output is not a terminal
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def _table(tuning: Tuning, own: TuneOptions) -> Any:
         table.add_row(
             "->" if one is tuning.chosen else "",
             one.mode,
-            lanes(one),
+            lanes(one).replace(" workers", "").replace(" worker", ""),
             "" if one.fragment is None else str(one.fragment),
             f"{one.forecast.rate:,.0f}",
             measured,
