@@ -67,5 +67,5 @@ def test_every_benchmark_is_run_here_or_says_why_not() -> None:
 @pytest.mark.parametrize("words", QUICK)
 def test_the_quick_form_of_a_benchmark_runs(words: str) -> None:
     module, *options = words.split()
-    *_, last = python("-m", f"benchmarks.{module}", "--quick", *options).stdout.splitlines()
-    assert "targets that count are met" in last or module == "cage2_record"
+    told = python("-m", f"benchmarks.{module}", "--quick", *options).stdout
+    assert "targets that count are met" in told or module == "cage2_record"  # which has no target
