@@ -9,11 +9,11 @@ from typing import Any
 from benchmarks._common import Notebook, Row, median, number, rotated, spread, straggler, table
 
 NAME = "adapt"
-SLEEP = {"law": "lognormal", "mean": 0.002, "kind": "sleep", "length": 100}
+WORLD = {"law": "lognormal", "mean": 0.0002, "kind": "burn", "length": 100}
 #: By case: the number of workers and options of the bad start, and of the good one.
 CASES: Mapping[str, tuple[tuple[int, Mapping[str, Any]], tuple[int, Mapping[str, Any]]]] = {
-    "fragments of one step": ((16, {"collection_batch_size": 1}), (16, {})),
-    "40 workers where 8 do": ((40, {}), (8, {})),
+    "fragments of one step": ((2, {"collection_batch_size": 1}), (2, {})),
+    "40 workers where 2 do, fragments of one step": ((40, {"collection_batch_size": 1}), (2, {})),
 }
 WAYS = ("bad", "bad, --adapt", "good")
 LEAST = 0.9  # of the good one's rows a second
@@ -26,7 +26,7 @@ def options(case: str, way: str, given: argparse.Namespace, seed: int) -> dict[s
     run = {"minutes": given.minutes, "log_every": 1.0 if given.minutes > 0.5 else 0.2, "max_lag": MAX_LAG, "seed": seed}
     ppo = {"epochs": 10, "minibatch": 64}
     steps = 2_048 // workers  # an update has the same rows, whatever the number of workers
-    return straggler("continuous", workers, SLEEP, {"num_steps_per_env": steps, "ppo": ppo, **run, **asked, **adapting})
+    return straggler("continuous", workers, WORLD, {"num_steps_per_env": steps, "ppo": ppo, **run, **asked, **adapting})
 
 
 def measure(notebook: Notebook, given: argparse.Namespace) -> dict[tuple[str, str], list[Row]]:

@@ -128,6 +128,7 @@ class State:
     window: Window | None = None  # None: the next row begins one
     settling: bool = True  # this window comes right after a change, or after the start
     trial: Trial | None = None
+    ways: Mapping[str, int] = field(default_factory=dict)  # by setting: where it went last, 1 or -1
     banned: Mapping[str, tuple[int, int]] = field(
         default_factory=dict
     )  # by change: windows left, windows of the next ban
@@ -184,8 +185,19 @@ def decide(state: State, row: Mapping[str, Any], plant: Plant) -> tuple[State, C
 
 
 def _changed(state: State, change: Change, trial: Trial | None) -> State:
-    settings = replace(state.settings, **{change.setting: change.after})
-    return replace(state, settings=settings, settling=True, trial=trial)
+    """A setting that goes back does not go the former way again for a while, each time for twice as long."""
+    settings, way, banned = (
+        replace(state.settings, **{change.setting: change.after}),
+        _direction(change),
+        dict(state.banned),
+    )
+    before = state.ways.get(change.setting, way)
+    if before != way:
+        key = f"{change.setting} {_sign(before)}"
+        windows = banned.get(key, (0, BAN))[1]
+        banned[key] = windows, 2 * windows
+    ways = {**state.ways, change.setting: way}
+    return replace(state, settings=settings, settling=True, trial=trial, banned=banned, ways=ways)
 
 
 def _judged(state: State, trial: Trial, window: Window) -> tuple[State, Change | None]:
@@ -196,9 +208,7 @@ def _judged(state: State, trial: Trial, window: Window) -> tuple[State, Change |
     if not trial.poor:
         return replace(state, trial=replace(trial, poor=True)), None
     why = f"{window.rate:,.0f} rows/s came instead of {trial.rate:,.0f}, taken back"
-    back, key = Change(trial.setting, now, trial.before, why), f"{trial.setting} {_sign(now - trial.before)}"
-    windows = state.banned.get(key, (0, BAN))[1]
-    state = replace(state, banned={**state.banned, key: (windows, 2 * windows)})
+    back = Change(trial.setting, now, trial.before, why)
     return _changed(state, back, None), back
 
 

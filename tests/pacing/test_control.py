@@ -123,6 +123,17 @@ def test_a_change_that_brings_less_is_taken_back_and_not_tried_again_soon() -> N
     assert tried <= 4, "each time it waits twice as long"
 
 
+def test_a_setting_between_two_bands_comes_to_rest() -> None:
+    """Two slots are too few and three are too many: nothing fits, and swinging does not help."""
+
+    def load(settings: Settings) -> dict[str, float]:
+        return {"steps_per_s": 100.0, "queue_util": 0.3, "time/worker_wait_slot": 0.2 * (settings.slots < 3)}
+
+    slots = [one.slots for one in run(load, Settings(4, 32, 8, 32), 3_000)]
+    assert sum(one != other for one, other in itertools.pairwise(slots)) <= 14
+    assert len(set(slots[-300:])) == 1
+
+
 def test_nothing_is_changed_before_a_window_and_one_thing_at_a_time() -> None:
     load = Simulated(1_000, 4_000)
     seen = run(load, Settings(40, 1, 64, 32), 200)
