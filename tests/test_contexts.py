@@ -113,8 +113,8 @@ def test_a_world_that_shows_the_context_before_ends_the_run(tmp_path: Path, mode
     with pytest.raises(EnvError) as caught:
         train(tmp_path, "tests.support.contexts:Shows", **MODES[mode])
     assert "gave a wrong observation in reset(): context: reset() was given [" in str(caught.value)
-    assert "] but the observation has [0. 0.] (episode 0, seed " in str(caught.value)
-    assert caught.value.cause == "shape"
+    assert "] but the observation has [0. 0.] (episode 2, seed " in str(caught.value)
+    assert caught.value.cause == "quarantine", "it failed in three resets in a row"
 
 
 def test_without_contexts_a_reset_is_told_nothing(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class Marks:
     """A hook that notes the time and the counters at the end of every update, in marks.json of the run."""
 
     def __init__(self) -> None:
-        self._began = 0.0  # when the training began, as time.time has it
+        self._began = 0.0  # when the training began, by time.monotonic, which all processes share
         self._marks: list[list[float]] = []
         self._last: list[float] = []
         self._rows = self._stride = 0
@@ -33,7 +33,7 @@ class Marks:
     def on_start(self, run: Run) -> None:
         from freewheel.collect.mode import MODES
 
-        self._began = time.time() - run.seconds
+        self._began = time.monotonic() - run.seconds
         config = run.config
         self._whole_episodes = MODES[config.mode].whole_episodes
         if config.learner.on_policy and not config.collector.episodes_per_update:

@@ -111,7 +111,7 @@ class Training:
         self.order = order
         order.folder.mkdir(parents=True, exist_ok=True)
         self._output = order.folder / f".{order.name}.out"
-        self._launched, self._since = time.time(), time.monotonic()
+        self._since = time.monotonic()
         self._process: subprocess.Popen[bytes] = command.start("freewheel.bench.child", order.words, self._output)
         self._code: int | None = None
         self._late = False
@@ -187,7 +187,7 @@ class Training:
 
     def _startup(self, noted: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:
         first = summary.get("first_step_s")
-        return None if first is None else noted["began"] - self._launched + first
+        return None if first is None else noted["began"] - self._since + first
 
     def _last_words(self) -> str:
         output = self.order.path / OUTPUT

@@ -12,7 +12,8 @@ from freewheel.tune.probe import Probe
 from freewheel.tune.search import Candidate, fixed_options
 from freewheel.tune.trial import Trial
 
-BETTER = 1.03  # times as fast as the one that was predicted to be best: then it is taken instead
+BETTER = 1.03  # times as fast as the one that was predicted to be best: then it is taken instead, ...
+WORTH_LAG = 1.1  # ... where it has more lag: a short training is not measured exactly, and older actions teach less
 BUSY = 0.25  # cores of other programs that are worth a word
 
 
@@ -41,7 +42,8 @@ class Tuning:
         for trial in measured[1:]:
             assert trial.rate is not None
             assert best.rate is not None
-            best = trial if trial.rate > BETTER * best.rate else best
+            more_lag = trial.candidate.forecast.lag > best.candidate.forecast.lag
+            best = trial if trial.rate > (WORTH_LAG if more_lag else BETTER) * best.rate else best
         return best.candidate
 
     @property

@@ -47,6 +47,15 @@ def test_the_measured_better_wins_and_the_contradiction_is_told() -> None:
     assert tuning.to_json()["chosen"]["options"] == second.options
 
 
+def test_a_little_more_speed_is_not_worth_lag() -> None:
+    tuning, pair = run(1.0, 1.0)
+    less, more = sorted(pair, key=lambda one: one.forecast.lag)
+    assert less.forecast.lag < more.forecast.lag
+    for gain, better in ((1.08, less), (1.12, more)):
+        tuning.trials = [trial(less, 1000.0 / less.forecast.rate), trial(more, gain * 1000.0 / more.forecast.rate)]
+        assert tuning.chosen is better
+
+
 def test_a_setting_that_could_not_be_run_is_not_chosen() -> None:
     tuning = tuned()
     first, second = best_two(tuning.order)
