@@ -120,7 +120,7 @@ WORDS = [
     Case("train CartPole-v1 --learnin-rate 1", 2, r"unknown option --learnin-rate; did you mean '--learning-rate'\?"),
     Case("train CartPole-v1 --frobnicate 1", 2, r"unknown option --frobnicate; see --help"),
     Case("train CartPole-v1 --num-minibatches 4", 2, r"there is no --num-minibatches: say --ppo.minibatch ROWS.*"),
-    Case("train CartPole-v1 --track", 2, r"there is no --track: every run writes metrics.jsonl .* --sinks NAME .*"),
+    Case("train CartPole-v1 --track", 2, "there is no --track: say --wandb"),
     Case(
         "train CartPole-v1 --n-envs 2 --num-envs 3",
         2,

@@ -93,7 +93,7 @@ USAGE = [
     ("play a b", "give one run, not a b"),
     ("eval a --episodes 0", "--episodes must be positive, not 0"),
     ("play nosuch --render film", "--render must be one of auto, human, ansi, gif, mp4, png, none, not film"),
-    ("doctor --all", "freewheel doctor takes no arguments, not --all"),
+    ("doctor --all", "unknown option --all; see --help"),
 ]
 SETUP = [
     ("CartPole-v9", "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
