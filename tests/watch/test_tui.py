@@ -130,7 +130,8 @@ def test_without_a_terminal_it_says_what_to_do(tmp_path: Path) -> None:
 
 
 SHOW = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell inherit that it is ignored
 from pathlib import Path
 from freewheel.watch.tui import run_tui
 raise SystemExit(run_tui(Path(sys.argv[1])))
