@@ -199,11 +199,15 @@ def _exit_code(plan: Comparison, results: Results) -> int:
     return DEGRADED if any(case.failed for case in results.modes if case.mode in able) else DONE
 
 
+def usual_folder(env: str, algo: str) -> str:
+    """Named after the environment; a file without its folders, as in the names of runs."""
+    label = re.sub(r"^(?:.*/)?(\w+)\.py(?=:|$)", r"\1", env)
+    return re.sub(r"[^\w.-]+", "_", f"compare-{label}-{algo}")
+
+
 def _folder(out: str, request: Request) -> Path:
     """A new folder, or an empty one that was named."""
-    usual = re.sub(
-        r"[^\w.-]+", "_", f"compare-{request.given.env or 'env'}-{request.given.flags.get('algo', ('ppo',))[0]}"
-    )
+    usual = usual_folder(request.given.env or "env", request.given.flags.get("algo", ("ppo",))[0])
     path, number = Path(out or usual), 1
     while not out and path.exists():
         number += 1

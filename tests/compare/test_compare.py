@@ -16,6 +16,7 @@ import pytest
 
 from freewheel.cli.main import main
 from freewheel.compare import table
+from freewheel.compare.command import usual_folder
 from freewheel.compare.results import Results
 from freewheel.compare.summary import summarised
 from freewheel.compare.trainings.cases import Case, Given
@@ -145,6 +146,19 @@ def test_what_is_wrong_is_told_before_anything_starts(
     assert main(["compare", IDENTITY, "--out", str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ("CartPole-v1", "compare-CartPole-v1-ppo"),
+        ("./envs/warehouse.py:Warehouse", "compare-warehouse_Warehouse-ppo"),
+        ("warehouse.py", "compare-warehouse-ppo"),
+        ("freewheel/Straggler-v0", "compare-freewheel_Straggler-v0-ppo"),
+    ],
+)
+def test_the_folder_is_named_after_the_environment(env: str, name: str) -> None:
+    assert usual_folder(env, "ppo") == name
 
 
 def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
