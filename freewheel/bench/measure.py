@@ -23,11 +23,11 @@ from typing import Any
 
 from freewheel.bench.child import FILE
 from freewheel.errors import DEGRADED, DONE, MeasureError
+from freewheel.files.read import newest_row
 from freewheel.transport import command
 
 POLL = 0.1  # seconds between two looks at the process
 GRACE = 20.0  # seconds to end in good order, then it is killed
-TAIL = 1 << 16  # bytes at the end of metrics.jsonl in which the newest row is looked for
 OUTPUT = "output.txt"
 SETTLED = 0.3  # of a training: by then all workers have begun
 COUNTS = ("produced", "trained", "queued", "open")
@@ -124,13 +124,7 @@ class Training:
     @property
     def newest(self) -> Mapping[str, Any]:
         """The newest row of its metrics, or none."""
-        try:
-            with (self.order.path / "metrics.jsonl").open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-                found: Mapping[str, Any] = json.loads(file.read().split(b"\n")[-2])
-            return found
-        except (OSError, IndexError, ValueError):
-            return {}
+        return newest_row(self.order.path / "metrics.jsonl")
 
     def ended(self) -> bool:
         """Whether it has ended, by itself or because its time is over."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from freewheel.registry import Command
 
@@ -35,11 +34,8 @@ class CheckOptions:
 def _options(argv: Sequence[str]) -> type[Any]:
     from freewheel.config import flags, resolve
 
-    options = resolve.options_type(argv)
-    show: list[Any] = [("show", Annotated[CheckOptions, flags.FLAT], dataclasses.field(default_factory=CheckOptions))]
-    shown = dataclasses.make_dataclass("Options", show, bases=(options,))
-    shown.__doc__ = "Try an environment out and say how to train on it. Takes the options of `freewheel train`."
-    return shown
+    doc = "Try an environment out and say how to train on it. Takes the options of `freewheel train`."
+    return flags.with_own(resolve.options_type(argv), CheckOptions, doc)
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -32,7 +32,6 @@ POLL = 0.1  # seconds between two looks at the processes
 LEAST_CORES = 0.5  # that a run uses, even if its environments only wait
 RUN_MEMORY = 400 << 20  # bytes of a run, apart from its environments
 GRACE = 20.0  # seconds for runs to end after a second signal, then they are killed
-TAIL = 1 << 16  # bytes at the end of metrics.jsonl in which the newest row is looked for
 #: 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them a series in 1/df is exact to three digits.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 INTERVAL = "95 % interval of the mean (Student's t)"
@@ -95,14 +94,9 @@ class SeedRun:
 
     def row(self) -> Mapping[str, Any]:
         """The newest row of its metrics, or none."""
-        try:
-            with (self.path / "metrics.jsonl").open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-                lines = file.read().split(b"\n")
-            found: Mapping[str, Any] = json.loads(lines[-2])
-            return found
-        except (OSError, IndexError, ValueError):
-            return {}
+        from freewheel.files.read import newest_row
+
+        return newest_row(self.path / "metrics.jsonl")
 
     def to_json(self) -> dict[str, Any]:
         kept = (*EVALUATIONS, "env_steps", "updates", "episodes", "ended")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 import textwrap
@@ -44,11 +43,7 @@ class CommandOptions:
 def _options(argv: Sequence[str]) -> type[Any]:
     from freewheel.config import flags, resolve
 
-    options = resolve.options_type(argv)
-    own: list[Any] = [("own", Annotated[CommandOptions, flags.FLAT], dataclasses.field(default_factory=CommandOptions))]
-    shown = dataclasses.make_dataclass("Options", own, bases=(options,))
-    shown.__doc__ = options.__doc__
-    return shown
+    return flags.with_own(resolve.options_type(argv), CommandOptions)
 
 
 def _help(argv: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
@@ -79,14 +78,11 @@ class CompareOptions:
 def _options(argv: Sequence[str]) -> type[Any]:
     from freewheel.config import flags, resolve
 
-    options = resolve.options_type(argv)
-    own: list[Any] = [("own", Annotated[CompareOptions, flags.FLAT], dataclasses.field(default_factory=CompareOptions))]
-    shown = dataclasses.make_dataclass("Options", own, bases=(options,))
-    shown.__doc__ = (
+    doc = (
         "Train in every mode on your environment, with the same settings, seeds and amount of work, and say which to use. "
         "Takes the options of `freewheel train`; an option that only some modes have is given to those."
     )
-    return shown
+    return flags.with_own(resolve.options_type(argv), CompareOptions, doc)
 
 
 def _run(argv: Sequence[str]) -> int:

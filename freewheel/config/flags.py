@@ -271,6 +271,14 @@ def shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
+def with_own(options: type[Any], own: type[Any], doc: str | None = None) -> type[Any]:
+    """These options and those of a command of its own, for its help."""
+    fields: list[Any] = [("own", Annotated[own, FLAT], dataclasses.field(default_factory=own))]
+    both = dataclasses.make_dataclass("Options", fields, bases=(options,))
+    both.__doc__ = doc or options.__doc__
+    return both
+
+
 def show_help(options: type[Any], prog: str) -> None:
     """Print the options and their descriptions, under the docstring of their dataclass."""
     with contextlib.suppress(SystemExit):

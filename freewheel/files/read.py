@@ -5,6 +5,7 @@ allocated before it is known to fit, and nothing that a file names is imported h
 
     content       the bytes of a regular file          typed_content the same of one that the user has typed
     lines         the lines of a regular file          regular       the file itself, open
+    tail          its last whole lines                 newest_row    the last one of a file of metrics
     json_object   an object of a JSON file             parse_json    the same of bytes that have been read (and verified)
     header        what a safetensors file holds        parse_arrays  its arrays, of bytes that have been read (and verified)
     record        a dataclass from an object of JSON, every value checked against the type of its field
@@ -36,6 +37,7 @@ from freewheel.files.memory import free_memory, in_words
 T = TypeVar("T")
 
 JSON_SIZE = 16 << 20  # bytes of a JSON file
+ROW = 1 << 20  # bytes at the end of metrics.jsonl in which the newest row is looked for
 DEPTH = 40  # objects and arrays in each other
 DIGITS = 39  # of a whole number: 128 bits, as random generators have
 HEADER_SIZE = 16 << 20  # bytes of a safetensors header
@@ -90,6 +92,15 @@ def tail(path: Path, most: int) -> list[bytes]:
         except OSError as error:
             raise FileError(f"{path} cannot be read: {error.strerror}") from None
     return found[1 if begin else 0 : -1]
+
+
+def newest_row(path: Path) -> dict[str, Any]:
+    """The last whole row of a file of metrics, which may still grow; empty if there is none."""
+    try:
+        row = json.loads(tail(path, ROW)[-1])
+    except (FileError, IndexError, ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def typed_content(path: Path, most: int) -> bytes:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freewheel.files.read import newest_row
 from freewheel.metrics.names import chart
 
 STEPS = chart("env_steps")  # the axis of all charts
 #: Of the summary of a run: what the closing evaluation found.
 FINDINGS = ("best_eval", "final_eval", "best_eval_std", "final_eval_std")
-TAIL = 1 << 20  # bytes at the end of metrics.jsonl, more than any row has
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
@@ -47,13 +46,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, bool | float | str]:
 
 def last_step(metrics: Path) -> int:
     """Env steps of the last row of metrics.jsonl; 0 if there is none."""
-    try:
-        with metrics.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            *_, last = file.read().splitlines()
-        return int(json.loads(last)["env_steps"])
-    except (OSError, ValueError, KeyError):  # no file, no row, or half of one
-        return 0
+    return int(newest_row(metrics).get("env_steps", 0))
 
 
 def table(rows: Mapping[str, Any], heads: tuple[str, str]) -> str:

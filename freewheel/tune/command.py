@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,15 +46,12 @@ class TuneOptions:
 def _options(argv: Sequence[str]) -> type[Any]:
     from freewheel.config import flags, resolve
 
-    options = resolve.options_type(argv)
-    own: list[Any] = [("tune", Annotated[TuneOptions, flags.FLAT], dataclasses.field(default_factory=TuneOptions))]
-    shown = dataclasses.make_dataclass("Options", own, bases=(options,))
-    shown.__doc__ = (
+    doc = (
         "Measure an environment, predict what every mode would make of it with which workers, envs and fragments, run the best "
         "two for real, and write the better one to a file for `freewheel train --config`. Takes all options of `train`: "
         "what you give stays as it is, the rest is searched."
     )
-    return shown
+    return flags.with_own(resolve.options_type(argv), TuneOptions, doc)
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -357,7 +358,7 @@ def test_spread_is_shown_where_repeats_differ() -> None:
     assert "900 – 1,300" in page(results).shown
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.skipif(shutil.which("chromium") is None and os.environ.get("CI") != "true", reason="needs chromium")
 def test_a_browser_draws_the_timelines_under_the_policy_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text(report.html(comparisons.full()), encoding="utf-8")
     words = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"

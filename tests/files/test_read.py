@@ -296,3 +296,20 @@ def test_the_last_lines_are_those_that_are_whole(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileError, match="not a regular file"):
         read.tail(tmp_path / "pipe", 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        (b'{"a": 1}\n{"a": 2}\n', {"a": 2}),
+        (b'{"a": 1}\n{"a": 2', {"a": 1}),  # half written
+        (b"", {}),
+        (b"[1]\n", {}),
+        (b"[" * 100_000 + b"\n", {}),
+    ],
+)
+def test_the_newest_row_is_the_last_whole_one(tmp_path: Path, text: bytes, row: dict[str, int]) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(text)
+    assert read.newest_row(file) == row
+    assert read.newest_row(tmp_path / "nothing") == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ from freewheel.run.live.following import state_of
 from freewheel.run.live.status import STATUS
 from freewheel.run.naming import CONFIG, LOCK, METRICS, SUMMARY
 
-TAIL = 1 << 16  # bytes at the end of metrics.jsonl in which the newest row is looked for
 SEEDS = "-seeds.json"  # NAME-seeds.json is the table of the runs NAME-s1, NAME-s2, ... of one command
 MEMBER = re.compile(r"(?P<group>.+)-s\d+")
 
@@ -71,7 +69,7 @@ def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
     config = _object(folder / CONFIG, problems)
     summary = _object(folder / SUMMARY, problems) if _written(folder / SUMMARY) else None
     state = state_of(folder, summary)
-    known = {} if summary is not None else _object(folder / STATUS, []) or _newest_row(folder / METRICS)
+    known = {} if summary is not None else _object(folder / STATUS, []) or read.newest_row(folder / METRICS)
     told: Mapping[str, Any] = summary or {} if summary is not None else known or {}
     if problems and state != "running":
         state = "damaged"
@@ -106,17 +104,6 @@ def _object(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
     except FileError as error:
         problems.append(str(error))
         return None
-
-
-def _newest_row(path: Path) -> Mapping[str, Any]:
-    try:
-        with read.regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            lines = file.read().split(b"\n")
-        row = json.loads(lines[-2])
-    except (FileError, OSError, IndexError, ValueError, RecursionError):
-        return {}
-    return row if isinstance(row, dict) else {}
 
 
 def _text(found: Mapping[str, Any] | None, name: str) -> str:
