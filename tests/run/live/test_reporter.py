@@ -166,7 +166,7 @@ def test_a_finished_run_has_a_status_that_says_so(tmp_path: Path) -> None:
 
 
 def test_a_hundred_workers_cost_less_than_a_thousandth_of_a_core(live: LiveStatus) -> None:
-    """A status a second: a millisecond each. Measured on a quiet machine: 0.8 ms, the disk included."""
+    """A status a second: a millisecond each. Measured on a busy machine: 0.8 ms, the disk included."""
     with closing(Heartbeats(100, 4, "Env")) as heartbeats:
         supervisor = Supervisor(100, heartbeats, Timeouts(), None, None)  # type: ignore[arg-type] # it is not started
 
