@@ -18,13 +18,14 @@ from freewheel.errors import (
     LedgerError,
     MeasureError,
     ObservationError,
+    PeerLostError,
     SetupError,
     UsageError,
     nearest,
 )
 
 CODES = {UsageError: 2, SetupError: 1, EnvError: 1, LedgerError: 1, CheckpointError: 1, ObservationError: 1}
-CODES |= {ConsentError: 2, DiskError: 1, DivergedError: 1, FileError: 1, MeasureError: 1}
+CODES |= {ConsentError: 2, DiskError: 1, DivergedError: 1, FileError: 1, MeasureError: 1, PeerLostError: 1}
 
 
 def test_the_docstring_has_the_whole_tree() -> None:

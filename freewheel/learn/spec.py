@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from freewheel.core import BatchSpec, Compile, EnvSpec, Slice
+from freewheel.core import Array, BatchSpec, Compile, EnvSpec, Slice
 from freewheel.errors import POSITIVE, SHARE, Range, UsageError, check_ranges
 from freewheel.files.memory import Need
 from freewheel.registry import Registry
@@ -50,6 +50,30 @@ class WorldFacts:
     model_task: Any = None  # what the simulator declares about itself, a learn.mbpo.task.ModelTask; or nothing
 
 
+class Peers(Protocol):
+    """Learners that train together: each has its share of the rows, and all have the same weights."""
+
+    @property
+    def rank(self) -> int: ...  # of this one, from 0
+    @property
+    def count(self) -> int: ...
+    # In place, over all learners, and the same bits in each. All call it at the same points in the same order with arrays of
+    # one shape and dtype; a tensor may be on the learner's device. PeerLostError: one of them is gone.
+    def sum(self, array: Array) -> None: ...
+
+
+class Alone:
+    """One learner has all rows. Implements Peers."""
+
+    rank, count = 0, 1
+
+    def sum(self, array: Array) -> None:
+        """It is the sum already."""
+
+
+ALONE = Alone()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Services:
     """What a run offers to its learner."""
@@ -64,6 +88,7 @@ class Services:
     )
     report: Callable[[], None] = go_on  # in the middle of what has to be finished
     span: Callable[[str], AbstractContextManager[object]] = _uncounted  # a block of one kind of core.LEARNER_TIME
+    peers: Peers = ALONE  # learners that train together with this one
 
 
 @dataclass(frozen=True, kw_only=True)

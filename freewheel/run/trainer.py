@@ -95,8 +95,7 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
         if config.run.output.trace:
             trace = Recording(kinds_of_time())
             executors = timed_executors(executors, trace) if isinstance(executors, Executors) else executors
-        looks = {"while_waiting": stop.check, "between_steps": stop.keep_time, "report": stop.report}
-        services = Services(executors=(beside := KnownExecutors(executors)), span=meter.span, **looks)
+        services = _services(beside := KnownExecutors(executors), meter, stop)
         learner = config.learner.build(replace(planned.learner_spec, services=services))
         if earlier is None:
             stop.begin()
@@ -134,6 +133,16 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
         finally:
             if traced and traced[0].timeline is not None and not outputs.quiet:
                 show(traced[0].timeline)
+
+
+def _services(executors: KnownExecutors, meter: Meter, stop: Stop) -> Services:
+    return Services(
+        executors=executors,
+        while_waiting=stop.check,
+        between_steps=stop.keep_time,
+        report=stop.report,
+        span=meter.span,
+    )
 
 
 def _begin_trace(trace: Recording, planned: Plan, meter: Meter, saver: Saver) -> TimelineSink:
