@@ -151,7 +151,7 @@ class TrainOptions(TypedDict, total=False):
     wandb_project: str
     record_schedule: bool
     trace: bool
-    device: str
+    device: str | Sequence[str]
     threads: int
     compile: Literal["off", "graphs"]
     substitute: bool

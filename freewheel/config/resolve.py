@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +16,9 @@ import numpy as np
 from freewheel.collect.mode import MODES, ModeConfig
 from freewheel.config import flags, vocabulary, words
 from freewheel.config.consent import Consent, Use
+from freewheel.config.machine import MachineOptions, listed
 from freewheel.config.vocabulary import FREE, Chosen
-from freewheel.core import NO_CONTEXT, Auto, Compile, NDArray
+from freewheel.core import NO_CONTEXT, Auto, NDArray
 from freewheel.envs.family import WORLDS, EnvConfig, WorldFamily, family_of, find_stand_in, read_presets
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import COUNT, SEED, Range, UsageError, check_ranges, nearest
@@ -109,25 +109,6 @@ class OutputOptions:
     def all_sinks(self) -> tuple[str, ...]:
         """Those of --sinks, and those that have a flag of their own."""
         return (*self.sinks, *(name for name in ("tensorboard", "wandb") if getattr(self, name)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineOptions:
-    """The hardware that the learner uses."""
-
-    device: str = "cpu"
-    """Where the learner computes: cpu, cuda, or cuda:1 for the second GPU; auto: on a GPU if there is one."""
-    threads: Annotated[int, Range(least=1, most=1024)] = 1
-    """CPU threads of the learner; small networks are fastest with one."""
-    compile: Compile = "graphs"
-    """graphs: on a GPU, record operations of fixed shape as CUDA graphs and replay them; off: launch every operation."""
-    substitute: bool = False
-    """Where this machine has no GPU or no Isaac Lab, use the CPU or a similar environment instead, and say so."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise UsageError(f"--device must be auto, cpu, cuda or cuda:N, not {self.device}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,7 +315,7 @@ def _resolve(
     free = {name.removeprefix(FREE): value[0] for name, value in merged.items() if name.startswith(FREE)}
     args = {name: vocabulary.literal(word) for name, word in free.items()}
     built: Any = flags.build(options, {name: value for name, value in merged.items() if name in types})
-    env = family.build(built.choices.env, args, built.world, built.run.machine.device)
+    env = family.build(built.choices.env, args, built.world, built.run.machine.devices.names[-1])
     kept = {name: source for name, source in sources.items() if name in types or name.startswith(FREE)}
     learner = getattr(built, algorithm.name)
     notes += [*vocabulary.words_read(layers), *idle]
@@ -436,6 +417,8 @@ def _layer(source: str, data: Mapping[str, Any], where: str = "") -> flags.Layer
 def _tokens(name: str, value: Any) -> flags.Tokens:
     if _all_options().get(name) is flags.Table and not isinstance(value, str):
         return (json.dumps(value, default=lambda array: array.tolist()),)
+    if name == "device" and isinstance(value, (list, tuple)):
+        return (listed(value),)
     if not name.startswith(FREE):
         return flags.tokens(value)
     try:

@@ -38,6 +38,7 @@ Table: TypeAlias = Sequence[Sequence[float]] | npt.NDArray[Any]  # [K, C]
 '''
 PARAMETERS = ("env", "hooks", "sinks")  # parameters of their own
 PATHS = ("config", "init", "runs_dir")
+LISTS = ("device",)  # several in one word, and from Python also a list
 
 
 def source() -> str:
@@ -48,6 +49,7 @@ def source() -> str:
         groups.setdefault(group, {})[option] = _union(part for kind in kinds for part in _parts(kind))
     top = groups.pop("")
     top |= {"algo": _literal(ALGORITHMS.ours), "mode": _literal([AUTO, *MODES.ours]), "env_args": "Mapping[str, Any]"}
+    top |= dict.fromkeys(LISTS, "str | Sequence[str]")
     top |= dict.fromkeys(PATHS, f"str | {Path.__name__}") | {name: _class_name(name) for name in groups}
     parts = [_typed_dict(_class_name(name), f"Options of {name}.", options) for name, options in groups.items()]
     text = "Options of a run, which `freewheel train --help` describes."

@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_cores
 from freewheel.config.auto import kind_of, settle
-from freewheel.config.resolve import Config, MachineOptions
+from freewheel.config.machine import find_devices
+from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, Env, EnvSpec, Snapshot
 from freewheel.errors import SetupError, UsageError
 from freewheel.files.memory import Need
@@ -281,9 +282,8 @@ def plan(
     """
     check_sizes(config)
     name = name_run(config) if run is None else RunName(run.parent, run.name, exact=True)
-    device, notes = _device(config.run.machine)
+    config, device = _placed_or_substituted(config)
     _initial_weights(config)  # whether they can be read is known before a process is started
-    config = replace(config, env=config.env.to(device), notes=(*config.notes, *notes))
     report(f"{'opening' if config.env.on_device else 'measuring'} {config.env.label} ...")
     cost = survey_env(config, meanwhile)
     if run is None:
@@ -405,27 +405,18 @@ def _check_recording(config: Config, spec: EnvSpec) -> None:
         )
 
 
-def _device(machine: MachineOptions) -> tuple[str, list[str]]:
-    """The device of the run, and what to say about it."""
+def placed(config: Config) -> tuple[Config, str]:
+    """The same with its simulator, if it has one, on its device; and the learner's device, cpu or cuda:N."""
+    where = find_devices(config.run.machine.device, simulated=config.env.on_device)
+    return replace(config, env=config.env.to(where.simulator)), where.learner
+
+
+def _placed_or_substituted(config: Config) -> tuple[Config, str]:
+    """The same; on the CPU where a GPU is missing and the user allows it."""
     try:
-        return find_device(machine.device), []
+        return placed(config)
     except SetupError as error:
-        if not machine.substitute:
+        if not config.run.machine.substitute:
             raise
-        return "cpu", [f"{str(error).partition(';')[0]}: this run uses the CPU"]
-
-
-def find_device(wanted: str) -> str:
-    """cpu, cuda or cuda:N; auto becomes cuda if there is a GPU."""
-    if wanted == "cpu":
-        return wanted
-    import torch
-
-    number, count = int(wanted.partition(":")[2] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if number >= count:
-        if wanted == "auto":
-            return "cpu"
-        seen = "no GPU" if not count else f"only {count}, which is numbered from 0"
-        raise SetupError(f"--device {wanted}: torch sees {seen} here; use --device {'cuda' if count else 'cpu'}")
-    torch.cuda.set_device(number)
-    return "cuda" if wanted == "auto" else wanted
+        note = f"{str(error).partition(';')[0]}: this run uses the CPU"
+        return replace(config, env=config.env.to("cpu"), notes=(*config.notes, note)), "cpu"

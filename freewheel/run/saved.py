@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freewheel.config.consent import Use
+from freewheel.config.machine import find_device_again
 from freewheel.config.resolve import Config, from_file, from_options
 from freewheel.core import Actor, Env, EnvSpec, Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
@@ -25,7 +26,7 @@ from freewheel.run.checkpoints.checkpoint import Checkpoint
 from freewheel.run.checkpoints.store import Store
 from freewheel.run.evaluation.episodes import Score, Show, eval_lanes, evaluate, play, playable
 from freewheel.run.naming import CHECKPOINTS, CONFIG, LOCK, METRICS, SUMMARY, locate
-from freewheel.run.plan import Plan, find_device
+from freewheel.run.plan import Plan
 from freewheel.run.policy import actor_of, read_spec
 from freewheel.seeding import scoring_seed
 
@@ -191,8 +192,7 @@ def open_run(
         raise SetupError(f"{name} was defined in a script and cannot be imported; give it: {ways}")
     origin.unsealed(json_object(path / CONFIG), str(path / CONFIG))
     if resolved.env.on_device:
-        device = find_device("cpu" if resolved.run.machine.device == "cpu" else "auto")
-        resolved = replace(resolved, env=resolved.env.to(device))
+        resolved = replace(resolved, env=resolved.env.to(find_device_again(resolved.run.machine.device)))
     return SavedRun(path, resolved, place.which, trust)
 
 

@@ -16,7 +16,7 @@ from freewheel.run.advice.policy_times import PolicyClock
 from freewheel.run.advice.prospects import Prospect, in_mode, predicted, step_times
 from freewheel.run.advice.throughput import NO_WIRE, PolicyTimes, StepTimes, WireTimes, along
 from freewheel.run.naming import RunName
-from freewheel.run.plan import Plan, arrange, find_device, survey_env
+from freewheel.run.plan import Plan, arrange, placed, survey_env
 from freewheel.run.process import learner_threads
 from freewheel.transport.executors import SerialExecutor
 from freewheel.tune.rehearsal import Rehearsal, rehearse
@@ -129,8 +129,7 @@ def probe(config: Config, name: RunName, budget: float, report: Report) -> Probe
         raise UsageError(
             f"{config.algo} fits a model beside its learner, which the probe does not measure: use freewheel compare"
         )
-    device = find_device(config.run.machine.device)
-    config = replace(config, env=config.env.to(device))
+    config, device = placed(config)
     parts = stages(config, budget)
     report(*parts[0])
     cost = survey_env(config, budget=min(SURVEY_S, SURVEY * budget))

@@ -127,7 +127,7 @@ WORDS = [
         r"--num-envs is given twice, once under another name; leave one out",
     ),
     Case("train CartPole-v1 --device cuda:99", 1, r"--device cuda:99: torch sees .* here; use --device \w+"),
-    Case("train CartPole-v1 --device gpu", 2, r"--device must be auto, cpu, cuda or cuda:N, not gpu"),
+    Case("train CartPole-v1 --device gpu", 2, r"--device must be auto, cpu, cuda, cuda:N or a list such as .*, not gpu"),
     Case("train Isaac-Ant-v0", 2, r"Isaac-Ant-v0 is a task of Isaac Lab: write isaaclab:Isaac-Ant-v0"),
     Case("train --task=Isaac-Ant-v0 --headless", 2, r"Isaac-Ant-v0 is a task of Isaac Lab: write isaaclab:Isaac-Ant-v0"),
     Case("train freewheel/Cage2-v0 --red-agent blin", 2, r"unknown red agent 'blin'; .*B_lineAgent.*"),

@@ -17,7 +17,8 @@ from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import MODES
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.config import flags
-from freewheel.config.resolve import Config, MachineOptions, RunConfig, from_argv, from_file, from_options, presets
+from freewheel.config.machine import MachineOptions
+from freewheel.config.resolve import Config, RunConfig, from_argv, from_file, from_options, presets
 from freewheel.envs.batched import SimulatorOptions
 from freewheel.envs.gym import GymConfig, GymOptions
 from freewheel.errors import UsageError

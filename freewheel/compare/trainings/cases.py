@@ -20,7 +20,7 @@ from freewheel.core import EnvSpec
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.rollout.probe import EnvCost
 from freewheel.run.naming import RunName
-from freewheel.run.plan import Plan, arrange, find_device, survey_env
+from freewheel.run.plan import Plan, arrange, placed, survey_env
 
 SURVEY = 2.5  # seconds of stepping to measure the environment
 UNNAMED = RunName(Path("runs"), "compare")  # a plan that is not carried out here
@@ -188,8 +188,7 @@ def set_up(given: Given, modes: Sequence[str], report: Callable[[str], None]) ->
     first = configs[
         next(iter([*serial, *configs]))
     ]  # an env that cannot be sent to workers can be measured in a serial mode
-    device = find_device(first.run.machine.device)
-    first = replace(first, env=first.env.to(device))
+    first, device = placed(first)
     report(f"measuring {first.env.label} ...")
     cost = survey_env(first, budget=SURVEY)
     planner = _Planner(given, cost, device)

@@ -28,7 +28,7 @@ from freewheel.errors import FreewheelError
 from freewheel.rollout.probe import EnvCost, random_actions, usable_cores
 from freewheel.run.advice.prospects import GAIN, WAITS_FOR, Prospect, best_of, predicted, prospects, step_times, typed
 from freewheel.run.naming import name_run
-from freewheel.run.plan import MODULES, arrange, find_device, survey_env
+from freewheel.run.plan import MODULES, arrange, placed, survey_env
 from freewheel.run.process import learner_threads
 from freewheel.seeding import generator, training_episodes
 from freewheel.transport.executors import call_in_process
@@ -110,8 +110,7 @@ def _mode_json(config: Config, one: Prospect) -> dict[str, Any]:
 
 def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
     """Try the environment in other processes, measure the policy here; `report` is told what is going on."""
-    device = find_device(config.run.machine.device)
-    config = replace(config, env=config.env.to(device))
+    config, device = placed(config)
     report(f"measuring {config.env.label} ...")
     try:
         cost = survey_env(config, budget=BUDGET)

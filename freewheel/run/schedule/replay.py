@@ -24,7 +24,7 @@ from freewheel.run import process
 from freewheel.run.checkpoints.checkpoint import fingerprint_of
 from freewheel.run.hooks import Hooks, Run, find_hooks
 from freewheel.run.naming import SUMMARY, RunName
-from freewheel.run.plan import Plan, Report, arrange, find_device, silent, survey_env
+from freewheel.run.plan import Plan, Report, arrange, placed, silent, survey_env
 from freewheel.run.saved import RunDirectory, SavedRun, open_run
 from freewheel.run.schedule.answers import Answers, EndOfSchedule
 from freewheel.run.schedule.collector import ComparedCollector, DifferenceError, ReplayCollector
@@ -114,9 +114,9 @@ def replay(
 
 def _plan(saved: SavedRun, name: RunName) -> Plan:
     """As it was: all numbers are in the config, but for limits, which may have been raised since."""
-    device = find_device(saved.config.run.machine.device)
+    config, device = placed(saved.config)
     limits = LimitOptions(**vars(describe(saved.path / FILE).limits))
-    config = replace(saved.config, env=saved.config.env.to(device), run=replace(saved.config.run, limits=limits))
+    config = replace(config, run=replace(config.run, limits=limits))
     return arrange(config, survey_env(config), name, device)
 
 
