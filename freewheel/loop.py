@@ -28,11 +28,13 @@ def loop(
     *,
     max_lag: int | None = None,
     contexts: Callable[[], NDArray] = lambda: NO_CONTEXT,
+    before_publishing: Callable[[], None] = lambda: None,
 ) -> Iterator[Tick]:
     """Collect when the learner is hungry or may not update, update when it may, publish each new version, yield. Never ends.
 
     max_lag None: no gate (modes that act in turn have no lag, off-policy learners are held by their pace).
     contexts: the present table [K, C] that episodes draw their context from, published with the weights.
+    before_publishing: called when an update has made a new version; it may change the weights.
     """
     rows = learner.rows()
     env_steps = rows.trained + rows.queued + sum(rows.dropped.values())  # of the run that this one continues
@@ -69,6 +71,7 @@ def loop(
             with meter.span("update"):
                 metrics = learner.update()
             if learner.version != published:
+                before_publishing()
                 with meter.span("publish"):
                     published = publish()
         yield Tick(chunks, env_steps, learner.version, metrics)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from freewheel.core import Array, BatchSpec, Compile, EnvSpec, Slice
+from freewheel.core import Array, BatchSpec, Compile, EnvSpec, NDArray, Slice
 from freewheel.errors import POSITIVE, SHARE, Range, UsageError, check_ranges
 from freewheel.files.memory import Need
 from freewheel.registry import Registry
@@ -174,6 +174,21 @@ def network_need(policy: PolicySpec, copies: int = 5) -> Need:
 
     count = sum(math.prod(shape) for shape in full_layout(policy).values())
     return Need(count, "weights", 4 * copies, "--policy.hidden")
+
+
+#: Begins the names of running statistics among what is learned: [mean, square, count] in one vector (learn/moments.py).
+STATISTICS = "statistics."
+OBS_STATISTICS, RETURN_STATISTICS = f"{STATISTICS}observations", f"{STATISTICS}returns"
+POLICY = "policy."  # begins the names of what acts, and of what a PPO's critic is
+
+
+@runtime_checkable
+class SharingLearner(Protocol):
+    """A Learner that hands over what it has learned, and takes in its place what others have made of it: an average, for
+    example. Its optimiser and its rows stay."""
+
+    def learned(self) -> dict[str, NDArray]: ...  # copies by name: weights of policy and critics, and statistics
+    def adopt(self, learned: Mapping[str, NDArray]) -> None: ...  # the same names and shapes; in the next snapshot
 
 
 @dataclass(frozen=True)

@@ -212,10 +212,13 @@ class TensorPolicy:
         return views(flat, {name: view.shape for name, view in self.net.params.views.items()})
 
     @torch.no_grad()
-    def load(self, snapshot: Snapshot) -> None:
-        """In place: captured graphs read the new weights."""
+    def load_weights(self, weights: Mapping[str, Array]) -> None:
+        """What `weights` returned, in place: captured graphs read the new weights."""
         for name, view in (*self.statistics.items(), *self.net.named_views().items()):
-            view.copy_(torch.as_tensor(snapshot.params[name]), non_blocking=True)
+            view.copy_(torch.as_tensor(weights[name]), non_blocking=True)
+
+    def load(self, snapshot: Snapshot) -> None:
+        self.load_weights(snapshot.params)
 
     def begin(self, params: Mapping[str, Array]) -> None:
         """Replace the first weights and statistics with these."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, SupportsFloat, TypeAlias
@@ -15,11 +15,12 @@ import numpy.typing as npt
 from freewheel.config.resolve import Config
 from freewheel.core import MOST_CONTEXTS, AdjustableLearner, Episode, Learner, Metrics, NDArray, Tick
 from freewheel.errors import UsageError, nearest
+from freewheel.learn.spec import SharingLearner
 from freewheel.metrics.meter import Meter
 from freewheel.registry import own_module, refuse_builtin
 from freewheel.run.ending import Ending
 from freewheel.run.evaluation.episodes import Score
-from freewheel.run.plan import Plan
+from freewheel.run.plan import Plan, nothing
 from freewheel.run.process import Stop
 
 
@@ -33,9 +34,10 @@ class Run:
         meter: Meter,
         save: Callable[[], Path | None],
         contexts: NDArray | None = None,
+        check: Callable[[], None] = nothing,
     ) -> None:
-        """`contexts`: those of the session before, in a run that goes on."""
-        self._plan, self._learner, self._meter, self._save = planned, learner, meter, save
+        """`contexts`: those of the session before, in a run that goes on; `check`: see Stop.check."""
+        self._plan, self._learner, self._meter, self._save, self._check = planned, learner, meter, save, check
         self._contexts, self._reason = planned.config.run.contexts if contexts is None else contexts, ""
 
     def __repr__(self) -> str:
@@ -60,6 +62,11 @@ class Run:
     def episodes(self) -> int:
         """Episodes that have ended, those included that on_episode has not seen yet."""
         return self._meter.done["episodes"]
+
+    @property
+    def rows_trained(self) -> int:
+        """Rows that the learner has learned from or keeps in its replay buffer, up to this very moment."""
+        return self._learner.rows().trained
 
     @property
     def updates(self) -> int:
@@ -117,6 +124,29 @@ class Run:
             raise ValueError(f"run.contexts must have {wanted}, not the shape {new.shape}")
         self._contexts = new
 
+    @property
+    def spaces(self) -> Mapping[str, Any]:
+        """The spaces of observations and actions, as plain data."""
+        return self._plan.spec.layout
+
+    @property
+    def learned(self) -> dict[str, NDArray]:
+        """A copy of all that the learner has learned, by name: weights of its policy and critics, and running statistics. What
+        is assigned has the same names and shapes; its optimiser and its rows stay as they are. Assigned in on_publish, it is
+        what is sent to those who act."""
+        return self._sharing.learned()
+
+    @learned.setter
+    def learned(self, learned: Mapping[str, NDArray]) -> None:
+        if problem := misfit(learned, self._sharing.learned()):
+            raise ValueError(f"run.learned: {problem}")
+        self._sharing.adopt(learned)
+
+    def check(self) -> None:
+        """Call it now and then in a hook that waits: rows of metrics are written when they are due, and the run ends if a signal
+        has asked for that or its time is over."""
+        self._check()
+
     def log(self, name: str, value: SupportsFloat) -> None:
         """Add a metric of your own to the next row of metrics.jsonl and of every other sink: the mean of what was logged under
         this name since the last row. Rows without a new value do not have it."""
@@ -141,6 +171,13 @@ class Run:
         return self._reason
 
     @property
+    def _sharing(self) -> SharingLearner:
+        if isinstance(self._learner, SharingLearner):
+            return self._learner
+        remedy = "give its Learner `learned` and `adopt` (freewheel.learn.spec.SharingLearner)"
+        raise ValueError(f"{self._plan.config.algo} does not hand over what it has learned: {remedy}")
+
+    @property
     def _adjustable(self) -> AdjustableLearner:
         if isinstance(self._learner, AdjustableLearner):
             return self._learner
@@ -151,8 +188,8 @@ class Run:
 class Hook:
     """What may be called during a run; define what you need. Any object with some of these methods is a hook.
 
-    A turn of the loop calls on_episode, on_update, on_eval and on_checkpoint, in this order; several hooks in the order
-    of their list. Never two at a time, and learning waits for them. What a hook raises ends the run as any failure does.
+    A turn of the loop calls on_publish, on_episode, on_update, on_eval and on_checkpoint, in this order; several hooks in the
+    order of their list. Never two at a time, and learning waits for them. What a hook raises ends the run as any failure does.
     """
 
     def on_start(self, run: Run) -> None:
@@ -160,6 +197,9 @@ class Hook:
 
     def on_episode(self, run: Run, episode: Episode) -> None:
         """After a training episode has ended and its last row has reached the learner."""
+
+    def on_publish(self, run: Run) -> None:
+        """After an update, before its weights are sent to those who act: run.learned may be read and replaced."""
 
     def on_update(self, run: Run, metrics: Metrics) -> None:
         """After an update, with its metrics, when new weights have been sent to those who act. Algorithms with a replay buffer
@@ -177,7 +217,7 @@ class Hook:
         was given to run.stop. The last weights are saved, the summary is not written yet."""
 
 
-EVENTS = ("on_start", "on_episode", "on_update", "on_eval", "on_checkpoint", "on_stop")
+EVENTS = ("on_start", "on_episode", "on_publish", "on_update", "on_eval", "on_checkpoint", "on_stop")
 
 
 Listener: TypeAlias = Callable[..., Any]
@@ -194,10 +234,16 @@ class Hooks:
         """`wrap`: what to make of each method."""
         self.run = run
         listeners = {event: [wrap(method) for hook in hooks if (method := _method(hook, event))] for event in EVENTS}
-        self._start, self._episode, self._update, self._eval, self._checkpoint, self._stop = listeners.values()
+        self._start, self._episode, self._publish, self._update = list(listeners.values())[:4]
+        self._eval, self._checkpoint, self._stop = list(listeners.values())[4:]
 
     def start(self) -> None:
         for call in self._start:
+            call(self.run)
+
+    def publishing(self) -> None:
+        """Before a new version is published."""
+        for call in self._publish:
             call(self.run)
 
     def turn(self, tick: Tick) -> None:
@@ -231,6 +277,19 @@ class Hooks:
                 ending.attempt("a hook", tell, None)
             finally:
                 stop.over = True
+
+
+def misfit(arrays: Mapping[str, NDArray], known: Mapping[str, NDArray]) -> str:
+    """What is wrong with arrays that should have the names, shapes and types of those that are known, and finite values; empty:
+    nothing."""
+    for name in (*known, *arrays):
+        ours, theirs = (None if name not in some else (some[name].shape, some[name].dtype) for some in (known, arrays))
+        if ours != theirs:
+            there, here = ("missing" if one is None else f"{one[0]} {one[1]}" for one in (theirs, ours))
+            return f"'{name}' is {there}, and should be {here}"
+        if not np.isfinite(arrays[name]).all():
+            return f"'{name}' is not finite"
+    return ""
 
 
 def find_hooks(given: Sequence[object]) -> list[object]:

@@ -79,7 +79,8 @@ class Session:
         self._live.saver = saver
         meter.begin()
         contexts = None if saver.earlier is None else saver.earlier.contexts
-        self._hooks = Hooks(listeners.hooks, Run(planned, self._learner, meter, saver.now, contexts), stop.spare)
+        run = Run(planned, self._learner, meter, saver.now, contexts, stop.check)
+        self._hooks = Hooks(listeners.hooks, run, stop.spare)
         self._lost = RowCounts()  # rows under way when an earlier session was saved
         self._turning = False  # inside a turn of the loop: a failure there may leave an update half done
         saver.progress = self._progress
@@ -172,7 +173,14 @@ class Session:
         self._expect_row(time.monotonic())
         self._stop.longest_gap()  # from now on
         ended, began = "" if self._earlier is None else self._why_ended(), self._ran_s()
-        turns = loop(source, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts)
+        turns = loop(
+            source,
+            self._learner,
+            self._meter,
+            max_lag=max_lag,
+            contexts=lambda: run.contexts,
+            before_publishing=self._hooks.publishing,
+        )
         try:
             while not ended:
                 self._turning = True

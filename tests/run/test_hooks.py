@@ -185,7 +185,10 @@ WRONG: Mapping[str, tuple[Any, str]] = {
     "a class": ([Diary], "the hook Diary is a class; pass an object: hooks=[Diary()]"),
     "not a list": (Diary(), "hooks takes a list: hooks=[Diary()]"),
     "a name alone": ("a:B", "hooks takes a list: hooks=['a:B']"),
-    "no hook": ([3], "3 is no hook: it has none of on_start, on_episode, on_update, on_eval, on_checkpoint, on_stop"),
+    "no hook": (
+        [3],
+        "3 is no hook: it has none of on_start, on_episode, on_publish, on_update, on_eval, on_checkpoint, on_stop",
+    ),
 }
 
 
@@ -441,3 +444,50 @@ def test_a_script_that_imported_numpy_first_gets_the_threads_it_asks_for_and_its
     """BLAS reads its environment variables when numpy is imported, and never again."""
     told = python("-c", THREADS, str(tmp_path), OPENBLAS_NUM_THREADS="4")
     assert told.stdout == told.stderr == "", "a quiet run prints nothing"
+
+
+class Doubling(Hook):
+    """Replaces what was learned before it is published."""
+
+    def __init__(self) -> None:
+        self.assigned: list[dict[str, NDArray]] = []
+        self.rows: list[int] = []
+
+    def on_publish(self, run: Run) -> None:
+        run.check()
+        run.learned = {name: 2 * value for name, value in run.learned.items()}
+        self.assigned.append(run.learned)
+        self.rows.append(run.rows_trained)
+
+
+def test_what_a_hook_assigns_before_a_publication_is_what_acts_next(tmp_path: Path) -> None:
+    hook, seen = Doubling(), list[tuple[int, dict[str, NDArray]]]()
+
+    class Looking(Hook):
+        def on_update(self, run: Run, metrics: Metrics) -> None:
+            seen.append((run.version, run.learned))
+
+    result = train(tmp_path, hooks=[hook, Looking()], evals=0)
+    assert [version for version, _ in seen] == list(range(1, len(seen) + 1)), "the version moves on as ever"
+    assert len(seen) == len(hook.assigned) == result.summary["updates"]
+    for (_, acting), assigned in zip(seen, hook.assigned, strict=True):
+        assert all(np.array_equal(acting[name], assigned[name]) for name in assigned)
+    assert hook.rows[-1] == result.summary["trained"]
+    saved = checkpoint.load(result.path / "checkpoints").params
+    assert all(np.array_equal(saved[name], hook.assigned[-1][f"policy.{name}"]) for name in saved)
+
+
+@pytest.mark.parametrize(("change", "said"), [("missing", "missing"), ("shape", "should be"), ("nan", "not finite")])
+def test_what_does_not_fit_is_refused(tmp_path: Path, change: str, said: str) -> None:
+    class Broken(Hook):
+        def on_publish(self, run: Run) -> None:
+            learned = run.learned
+            first = next(iter(learned))
+            if change == "missing":
+                del learned[first]
+            else:
+                learned[first] = learned[first][None] if change == "shape" else np.full_like(learned[first], np.nan)
+            run.learned = learned
+
+    with pytest.raises(ValueError, match=said):
+        train(tmp_path, hooks=[Broken()], evals=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from freewheel.core import Array, Chunk, Metrics, RowCounts, Snapshot
+from freewheel.core import Array, Chunk, Metrics, NDArray, RowCounts, Snapshot, to_numpy
 from freewheel.errors import SetupError
 from freewheel.learn.chunks import under
 from freewheel.learn.finite import STATISTICS, is_finite
@@ -17,7 +17,7 @@ from freewheel.learn.ppo.numpy_engine import NumpyEngine, supports
 from freewheel.learn.ppo.rollout_buffer import RolloutBuffer
 from freewheel.learn.ppo.targets import Coefficients
 from freewheel.learn.ppo.torch_engine import TorchEngine
-from freewheel.learn.spec import LearnerSpec, Schedule
+from freewheel.learn.spec import OBS_STATISTICS, POLICY, RETURN_STATISTICS, LearnerSpec, Schedule
 from freewheel.policies.nets import PolicyNet, TensorPolicy
 from freewheel.seeding import generator, tree
 
@@ -25,7 +25,7 @@ from freewheel.seeding import generator, tree
 class PPO:
     """Learns from batches of exactly S rows, or of so many episodes.
 
-    Implements core.Learner, core.GraphedLearner, core.SkippingLearner and core.AdjustableLearner.
+    Implements core.Learner, core.GraphedLearner, core.SkippingLearner, core.AdjustableLearner and spec.SharingLearner.
     """
 
     remedy = "lower --ppo.lr, or scale rewards (--ppo.reward-scale returns)"
@@ -125,6 +125,20 @@ class PPO:
     def rows(self) -> RowCounts:
         dropped = {cause: rows for cause, rows in (("stale", self._stale), ("nan", self._skipped)) if rows}
         return RowCounts(trained=self._trained, queued=self._buffer.rows + self._in_use, dropped=dropped)
+
+    def learned(self) -> dict[str, NDArray]:
+        found = {f"{POLICY}{name}": to_numpy(value) for name, value in self.engine.weights().items()}
+        if self._moments is not None:
+            found[OBS_STATISTICS] = self._moments.state()
+        return found if self._scale is None else found | {RETURN_STATISTICS: self._scale.moments.state()}
+
+    def adopt(self, learned: Mapping[str, NDArray]) -> None:
+        self.engine.load(under(POLICY, learned))
+        if self._moments is not None:
+            self._moments.restore(learned[OBS_STATISTICS])
+            self.engine.normalise(self._moments.mean, 1.0 / self._moments.deviation)
+        if self._scale is not None:
+            self._scale.moments.restore(learned[RETURN_STATISTICS])
 
     def state_dict(self) -> dict[str, Array]:
         state = self.engine.state_dict()

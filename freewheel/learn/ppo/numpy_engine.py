@@ -189,6 +189,10 @@ class NumpyEngine:
     def weights(self) -> dict[str, Array]:
         return {**views(self.net.params.vector.copy(), {name: view.shape for name, view in self._views.items()})}
 
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """What `weights` returned, in place."""
+        self.net.params.load(weights)
+
     def state_dict(self) -> dict[str, Array]:
         _, mean, square, steps = self._adam.remember()
         return {

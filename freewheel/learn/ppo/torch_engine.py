@@ -212,6 +212,10 @@ class TorchEngine:
     def weights(self) -> dict[str, Array]:
         return self.policy.weights(on_device=self._simulated)
 
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """What `weights` returned, in place."""
+        self.policy.load_weights(weights)
+
     def state_dict(self) -> dict[str, Array]:
         tensors = {"params": self.policy.flat, "generator": self.policy.generator.get_state()}
         tensors |= dict(zip(ADAM, self._adam.state, strict=True))

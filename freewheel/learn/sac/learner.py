@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
+
+from freewheel.core import NDArray, to_numpy
 from freewheel.errors import SetupError
+from freewheel.learn.chunks import under
 from freewheel.learn.n_step import Successors
 from freewheel.learn.priority import ByError, Recent, Uniform
 from freewheel.learn.replay_learner import ReplayLearner
@@ -10,7 +16,7 @@ from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.continuous import ContinuousUpdate
 from freewheel.learn.sac.discrete import DiscreteUpdate
 from freewheel.learn.sac.update import SACUpdate
-from freewheel.learn.spec import LearnerSpec
+from freewheel.learn.spec import OBS_STATISTICS, POLICY, LearnerSpec
 from freewheel.policies.spec import HEADS
 
 
@@ -42,7 +48,7 @@ def successors_for(config: SACConfig, spec: LearnerSpec) -> Successors | None:
 
 
 class SAC(ReplayLearner):
-    """Soft actor-critic over a replay buffer. Implements core.AdjustableLearner."""
+    """Soft actor-critic over a replay buffer. Implements core.AdjustableLearner and spec.SharingLearner."""
 
     remedy = "lower its lr, set critic_norm, or scale rewards"
     updater: SACUpdate
@@ -57,6 +63,22 @@ class SAC(ReplayLearner):
             successors=successors_for(config, spec),
         )
         self.updater.priority = self.replay.priority
+
+    def learned(self) -> dict[str, NDArray]:
+        """Policy, critics, targets and temperature; of an MBPO also these, and not its model."""
+        self._keep_finite()
+        updater = self.updater
+        found = {f"{POLICY}{name}": to_numpy(value) for name, value in updater.policy.weights(on_device=False).items()}
+        found |= {name: to_numpy(value).copy() for name, value in updater.beside_policy.items()}
+        return found if self._moments is None else found | {OBS_STATISTICS: self._moments.state()}
+
+    def adopt(self, learned: Mapping[str, NDArray]) -> None:
+        self.updater.policy.load_weights(under(POLICY, learned))
+        for name, value in self.updater.beside_policy.items():
+            value.copy_(torch.as_tensor(learned[name]))
+        if self._moments is not None:
+            self._moments.restore(learned[OBS_STATISTICS])
+            self.updater.policy.normalise(self._moments.mean, 1.0 / self._moments.deviation)
 
     @property
     def learning_rate(self) -> float:

@@ -58,11 +58,9 @@ class SACUpdate(ABC):
         self._actor_adam = FusedAdam([*self._actor, *learned], config.lr)
         self._critics_adam = FusedAdam(self.critics.parameters, config.lr)
         critics, targets = self.critics.vector, self.critics.target
-        self._state = {
-            "critics": critics,
-            "targets": targets,
-            "temperature": self.log_temperature,
-        }  # but for the policy
+        #: All else that is learned.
+        self.beside_policy = {"critics": critics, "targets": targets, "temperature": self.log_temperature}
+        self._state = dict(self.beside_policy)  # but for the policy
         for number, adam in enumerate((self._actor_adam, self._critics_adam)):
             self._state |= {f"adam.{number}.{i}": value for i, value in enumerate(adam.state)}
         self._losses = torch.zeros(len(LOSSES), device=device)

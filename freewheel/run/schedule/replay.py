@@ -197,7 +197,12 @@ class _Replay:
         told = monotonic()
         try:
             for tick in loop(
-                source, learner, self._meter, max_lag=planned.max_lag, contexts=lambda: hooks.run.contexts
+                source,
+                learner,
+                self._meter,
+                max_lag=planned.max_lag,
+                contexts=lambda: hooks.run.contexts,
+                before_publishing=hooks.publishing,
             ):
                 self._turn += 1
                 self._meter.take(tick)
