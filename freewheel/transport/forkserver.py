@@ -51,11 +51,11 @@ def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
     with signals_blocked(signal.SIGHUP):  # which it inherits: a lost terminal must not end it
         resource_tracker.ensure_running()  # before the rest, because starting it unblocks interrupts
     preload = {PRELOADED: json.dumps([min(limit, PRELOAD_LIMIT), *modules])}
-    with _starting, _environment(_for_server() | preload), without_main(), signals_blocked(*TERMINAL):
+    with _starting, environment(for_server() | preload), without_main(), signals_blocked(*TERMINAL):
         forkserver.ensure_running()  # it inherits the block, and its children do until `ignore_interrupts`
 
 
-def _for_server() -> dict[str, str]:
+def for_server() -> dict[str, str]:
     """The server does not get our sys.path before it imports (python/cpython#117378)."""
     return ONE_THREAD | {"PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path)}
 
@@ -81,7 +81,7 @@ def start(process: ForkServerProcess) -> None:
     """Start a process without running the caller's script again; starts the server if `prepare` was not called."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
     limit: Limit | None = None
-    with _starting, _environment(_for_server()), without_main():
+    with _starting, environment(for_server()), without_main():
         while True:
             with signals_blocked(*TERMINAL):
                 forkserver.ensure_running()
@@ -174,7 +174,8 @@ def pickled(value: Any, what: str) -> bytes:
 
 
 @contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
+def environment(changes: dict[str, str]) -> Iterator[None]:
+    """Variables of this process, and of those that it starts, within the block."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

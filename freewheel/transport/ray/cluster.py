@@ -1,0 +1,280 @@
+"""The life of a Ray cluster: connected to, or started for one run on this machine and ended with all that belongs to it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
+
+import psutil
+
+from freewheel.errors import SetupError, UsageError
+from freewheel.transport import forkserver
+from freewheel.transport.ray import keeper
+
+Placement = Literal["spread", "pack"]
+
+MIB = 2**20
+STORE = (256 * MIB, 4 * MIB, 1024 * MIB)  # bytes of a local object store: at first, for each worker, at most
+LEAST_STORE = 80 * MIB  # Ray refuses less
+BREAKPOINT = "PYTHONBREAKPOINT"
+ENDS = 2 * keeper.ENDS  # seconds for the keeper to end a cluster
+
+
+class NodeInfo(NamedTuple):
+    """A machine of the cluster."""
+
+    id: str
+    host: str
+    alive: bool
+    cpus: float
+
+
+def require_ray() -> None:
+    """UsageError unless Ray is installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("--mode ray needs Ray, which is not installed: pip install 'freewheel[ray]'")
+
+
+def cluster_cpus(address: str | None) -> float:
+    """The CPUs of a cluster: of this machine where a local one would be started."""
+    if address is None:
+        return float(len(psutil.Process().cpu_affinity() or [0]))
+    with Cluster(address, workers=1, cpus_per_worker=1.0, placement="spread") as cluster:
+        return sum(node.cpus for node in cluster.nodes() if node.alive)
+
+
+class Cluster:
+    """A context manager around a connection to Ray; only one at a time in a process."""
+
+    def __init__(
+        self,
+        address: str | None,
+        *,
+        workers: int,
+        cpus_per_worker: float,
+        placement: Placement = "spread",
+        object_store: int | None = None,
+    ) -> None:
+        self.address, self.workers, self.cpus_per_worker, self.placement = address, workers, cpus_per_worker, placement
+        self.local = False
+        self._store = object_store  # bytes, of a local cluster
+        self._placed: dict[int, str] = {}  # the node that each worker was meant for
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        require_ray()
+        with ExitStack() as held:
+            import ray
+
+            if ray.is_initialized():  # by the caller's own program: it stays connected
+                there = ray.get_runtime_context().gcs_address
+                if self.address not in (None, "auto", there):
+                    raise UsageError(
+                        f"this program is connected to Ray at {there} already: leave out --address {self.address}"
+                    )
+            elif self.address is None:
+                self._start(held)
+            else:
+                _connect(self.address, held)
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._held.close()
+
+    def _start(self, held: ExitStack) -> None:
+        cpus = max(math.ceil(self.workers * self.cpus_per_worker), os.cpu_count() or 1)
+        started = held.enter_context(_local(cpus, self._store or _store_bytes(self.workers)))
+        held.enter_context(forkserver.environment(keeper.with_token(started.folder)))
+        held.enter_context(_loopback())
+        _connect(started.address, held)
+        self.local = True
+
+    # ------------------------------------------------------------------------------------------------------- where workers go
+
+    def actor_options(self, worker: int) -> dict[str, Any]:
+        """For `ActorClass.options(**...)`: what a worker needs, and on which node it goes if that has room."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options: dict[str, Any] = {"num_cpus": self.cpus_per_worker, "max_restarts": 0, "max_task_retries": 0}
+        self._placed.pop(worker, None)
+        node = self._choose()
+        if node is not None:
+            self._placed[worker] = node
+            strategy = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
+            options["scheduling_strategy"] = strategy
+        return options
+
+    def _choose(self) -> str | None:
+        """The emptiest node (spread), or the first with room (pack); None: all are full, as far as is known."""
+        placed = Counter(self._placed.values())
+        load = {node.id: (placed[node.id] + 1) * self.cpus_per_worker / node.cpus for node in self._usable()}
+        fitting = {node: share for node, share in load.items() if share <= 1}
+        if not fitting:
+            return None
+        return next(iter(fitting)) if self.placement == "pack" else min(fitting, key=lambda node: fitting[node])
+
+    def _usable(self) -> list[NodeInfo]:
+        """Nodes that a worker fits on, the driver's first."""
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        nodes = [node for node in self.nodes() if node.alive and node.cpus >= max(self.cpus_per_worker, 1e-3)]
+        return sorted(nodes, key=lambda node: node.id != here)
+
+    def room(self) -> int:
+        """How many more workers fit now."""
+        if self.cpus_per_worker == 0:
+            return self.workers
+        from ray._private.state import available_resources_per_node
+
+        free: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+        return sum(int(resources.get("CPU", 0.0) / self.cpus_per_worker + 1e-6) for resources in free.values())
+
+    def nodes(self) -> list[NodeInfo]:
+        import ray
+
+        return [
+            NodeInfo(
+                id=node["NodeID"],
+                host=node["NodeManagerHostname"] or node["NodeManagerAddress"],
+                alive=node["Alive"],
+                cpus=float(node["Resources"].get("CPU", 0.0)),
+            )
+            for node in ray.nodes()
+        ]
+
+
+# ------------------------------------------------------------------------------------------------------------- a local cluster
+
+
+@contextmanager
+def _local(cpus: int, store: int) -> Iterator[keeper.Started]:
+    """A cluster on this machine that ends with the block, or with this process."""
+    words = [sys.executable, "-m", "freewheel.transport.ray.keeper", str(os.getpid()), str(cpus), str(store)]
+    with forkserver.environment(forkserver.for_server()), forkserver.signals_blocked(*forkserver.TERMINAL):
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    folder = ""
+    try:
+        started = _answer(process.stdout.fileno())
+        folder = started.folder
+        if started.error:
+            raise SetupError(f"Ray does not start on this machine: {started.error}")
+        yield started
+    finally:
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDS)
+        if process.poll() != 0:  # it was killed
+            process.kill()
+            process.wait()
+            if folder:
+                keeper.end_all(folder)
+        process.stdout.close()
+
+
+def _answer(pipe: int) -> keeper.Started:
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([pipe], [], [], 2 * keeper.SERVES)
+        part = os.read(pipe, 65536) if ready else b""
+        if not part:
+            return keeper.Started("", "", "the process that starts it has ended or hangs")
+        line += part
+    return keeper.Started(*json.loads(line))
+
+
+def _store_bytes(workers: int) -> int:
+    first, each, most = STORE
+    return max(LEAST_STORE, min(first + each * workers, most, psutil.virtual_memory().available // 8))
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Let Ray connect this process to 127.0.0.1, which it would else replace by the machine's own address."""
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+# ------------------------------------------------------------------------------------------------------------------ connections
+
+
+def _connect(address: str, held: ExitStack) -> None:
+    import ray
+
+    with _own_settings():
+        held.enter_context(_quiet())
+        _reload_authentication()
+        held.callback(_reload_authentication)
+        held.callback(_disconnect)
+        try:
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise SetupError(f"cannot connect to Ray at {address}: {error}") from error
+
+
+def _disconnect() -> None:
+    import ray
+
+    with _own_settings():
+        ray.shutdown()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray does not print what its processes say, nor that one was killed: what ends is told by who watches it."""
+    from ray._private import worker
+
+    before, worker._worker_logs_enabled = worker._worker_logs_enabled, False
+    level = logging.getLogger("ray").level
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        worker._worker_logs_enabled = before
+        logging.getLogger("ray").setLevel(level)
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
+    """Ray replaces what this program does at a SIGTERM and at a breakpoint(); put both back."""
+    before = {name: os.environ[name] for name in os.environ if name == BREAKPOINT}
+    in_main = threading.current_thread() is threading.main_thread()
+    at_term = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        os.environ.pop(BREAKPOINT, None)
+        os.environ.update(before)
+        if in_main:
+            signal.signal(signal.SIGTERM, at_term)
+
+
+def _reload_authentication() -> None:
+    """Let this process read again from its environment whether it has a token, and which."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()

@@ -1,0 +1,158 @@
+"""`python -m freewheel.transport.ray.keeper`: a local Ray cluster that lives as long as the process that has started this one.
+
+It starts Ray on the loopback device, says where it is, and waits until its standard input is closed or that process has ended,
+however it has ended. Then it kills all that the cluster has started and removes the cluster's folder. Every orphan among its
+descendants becomes its child (Linux), so that none escapes. It imports nothing that can hang, and not ray.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
+LONGEST_FOLDER = 40  # characters: the path of a socket in it must not have more than 107
+SERVES = 60.0  # seconds within which Ray has started, on a busy machine
+ENDS = 10.0  # seconds within which the kernel has ended all that was killed
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then leaves the address 127.0.0.1 as it is
+FOREIGN = (
+    "RAY_ADDRESS",
+    "RAY_AUTH_TOKEN",
+    "RAY_REDIS_ADDRESS",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "RAY_TMPDIR",
+)  # another cluster's
+
+
+class Started(NamedTuple):
+    """What a keeper answers: an address, or why there is none."""
+
+    address: str
+    folder: str
+    error: str = ""
+
+
+def token_file(folder: str | Path) -> Path:
+    return Path(folder) / "token"
+
+
+def with_token(folder: str | Path) -> dict[str, str]:
+    """The variables by which Ray's processes, and who connects to them, use this cluster's token."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file(folder))}
+
+
+def main(words: Sequence[str]) -> int:
+    parent, cpus, store = int(words[0]), int(words[1]), int(words[2])
+    for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal: the parent handles them
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    watched = _watched(parent)
+    if not watched:
+        return 0
+    folder = _make_folder()
+    try:
+        sys.stdout.write(json.dumps(_start(folder, cpus, store, watched)) + "\n")
+        sys.stdout.flush()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets orphans that have ended
+        select.select(watched, [], [])
+    except (BrokenPipeError, _ParentEndedError):
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_all(folder)
+    return 0
+
+
+class _ParentEndedError(Exception):
+    pass
+
+
+def _watched(parent: int) -> list[int]:
+    """What becomes readable when the parent closes our standard input or ends; empty: it has ended."""
+    watched = [sys.stdin.fileno()]
+    try:
+        watched.append(os.pidfd_open(parent))
+    except ProcessLookupError:
+        return []
+    except (OSError, AttributeError):  # an old kernel, or not Linux
+        pass
+    return watched if os.getppid() == parent else []
+
+
+def _make_folder() -> str:
+    """A folder that only this user can enter, with a token of its own."""
+    place = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="fw-ray-", dir=place if len(place) <= LONGEST_FOLDER else "/tmp")
+    descriptor = os.open(token_file(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    return folder
+
+
+def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> Started:
+    environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    environment |= with_token(folder) | LOOPBACK | {"RAY_USAGE_STATS_ENABLED": "0"}
+    place = f"{folder}/r"  # Ray opens the folder that it is given to everybody
+    head = [sys.executable, "-m", "freewheel.transport.ray.head", place, str(cpus), str(store)]
+    said, log = Path(folder) / "address", Path(folder) / "start.log"
+    with said.open("wb") as out, log.open("wb") as err:
+        ray = subprocess.Popen(head, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+    deadline = time.monotonic() + SERVES
+    while ray.poll() is None and time.monotonic() < deadline:
+        if select.select(watched, [], [], 0.05)[0]:
+            raise _ParentEndedError
+    if ray.poll() == 0:
+        return Started(said.read_text().split()[-1], folder)
+    lines = log.read_text(errors="replace").split("\n")
+    why = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return Started("", folder, f"it does not answer within {SERVES:g} s" if ray.poll() is None else why)
+
+
+def end_all(folder: str) -> None:
+    """Kill every process of the cluster in this folder, also those that start meanwhile, and remove the folder."""
+    deadline = time.monotonic() + ENDS
+    while (left := _members(folder)) and time.monotonic() < deadline:
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, 0.1)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _members(folder: str) -> list[psutil.Process]:
+    """The keeper's descendants, and what Ray has started with this folder if the keeper itself was killed."""
+    found = set(psutil.Process().children(recursive=True)) if __name__ == "__main__" else set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if any(folder in word for word in words) and any("/ray/" in word for word in words):
+                found.add(process)
+    return [process for process in found if _runs(process)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
