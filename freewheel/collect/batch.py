@@ -14,9 +14,10 @@ from freewheel.pacing.one_ahead import OneAhead
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.probe import EnvCost, usable_cores
 from freewheel.transport.pool import WorkerPool
-from freewheel.transport.shm.wire import SharedMemoryWire, Size
+from freewheel.transport.shm.wire import SharedMemoryWire
 from freewheel.transport.stream import SimulationCollector, simulation_wire
 from freewheel.transport.wire import Fragment, Wire
+from freewheel.transport.workers.wire import Size
 
 WAITS, PER_CORE = 0.25, 16  # an env that keeps less than a quarter of a core busy gets so many workers a core
 

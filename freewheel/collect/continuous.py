@@ -11,8 +11,9 @@ from freewheel.errors import POSITIVE, Range, UsageError
 from freewheel.pacing.lag_bound import LagBound
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.pool import AsTheyCome, WorkerPool
-from freewheel.transport.shm.wire import SharedMemoryWire, Size
+from freewheel.transport.shm.wire import SharedMemoryWire
 from freewheel.transport.stream import SimulationCollector, simulation_wire
+from freewheel.transport.workers.wire import Size
 
 
 @dataclass(frozen=True)

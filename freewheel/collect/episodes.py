@@ -16,8 +16,9 @@ from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.probe import EnvCost, usable_cores
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.shm.channel import COLUMNS
-from freewheel.transport.shm.wire import SharedMemoryWire, Size
+from freewheel.transport.shm.wire import SharedMemoryWire
 from freewheel.transport.wire import Fragment, Wire
+from freewheel.transport.workers.wire import Size
 
 STEPS = 128  # of a fragment, by default
 SLOTS = 4  # fragments of a worker that may wait; the learner's side joins them to episodes

@@ -35,7 +35,7 @@ from freewheel.rollout.probe import EnvCost
 from freewheel.rollout.runner import Runner
 from freewheel.timeline.recording import Recording
 from freewheel.timeline.track import NoTrack, Ring, TurnTrack
-from freewheel.transport.shm.heartbeats import kind as kind_of_report
+from freewheel.transport.workers.heartbeats import kind as kind_of_report
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
 ENVS = "envs"  # their row in the timeline

@@ -23,7 +23,7 @@ from freewheel.core import Executor
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.transport import forkserver
 from freewheel.transport.clock import Limit, clock
-from freewheel.transport.shm.place import Place
+from freewheel.transport.workers.place import Place
 
 Argument = TypeVar("Argument")
 Value = TypeVar("Value")

@@ -23,8 +23,8 @@ from freewheel.rollout.tolerance import GOOD_STEPS
 from freewheel.seeding import training_episodes
 from freewheel.transport import forkserver
 from freewheel.transport.clock import Limit, clock
-from freewheel.transport.shm import place as places
-from freewheel.transport.shm.place import Place
+from freewheel.transport.workers import place as places
+from freewheel.transport.workers.place import Place
 
 LOOK = 0.1  # seconds between two looks at where the env is
 HURRY = 1.0  # seconds of a step that is not waited for where nothing depends on how long it takes

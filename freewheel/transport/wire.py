@@ -50,6 +50,14 @@ class Fragment(NamedTuple):
     skipped: Sequence[Skipped] = ()  # of the same worker, before it; where they are recorded
 
 
+class WorkerRows(NamedTuple):
+    """Counts of one worker's rows at one moment."""
+
+    produced: int
+    queued: int
+    open: int
+
+
 class Permits:
     """A pacing on a wire: makes one decision at a time, under the wire's lock, and then wakes the workers it allows."""
 

@@ -22,7 +22,7 @@ from freewheel.pacing.pacing import NO_TICKET
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
-from freewheel.transport.shm.heartbeats import WAIT
+from freewheel.transport.workers.heartbeats import WAIT
 from tests.support.costs import cost
 from tests.support.pools import wire_of
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from freewheel.seeding import training_episodes
-from freewheel.transport.supervisor import WorkerLoss, WorkerSlot
+from freewheel.transport.workers.roster import WorkerLoss, WorkerSlot
 from tests.support.chaos import MODES, Trial, every, idle, kill, tokens, trial, used_tokens, world
 from tests.support.places import LONG
 from tests.support.trainers import SEED, wait_until
@@ -56,7 +57,7 @@ def losses(on: Trial, worker: int) -> list[WorkerLoss]:
     return [loss for loss in on.supervisor.losses if loss.worker == worker]
 
 
-def stopped(slot: WorkerSlot) -> psutil.Process:
+def stopped(slot: WorkerSlot[ForkServerProcess]) -> psutil.Process:
     """The process of this slot, stopped."""
     assert slot.process is not None
     process = psutil.Process(slot.process.pid)

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,8 +31,9 @@ from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan
 from freewheel.seeding import tree
 from freewheel.transport.pool import WorkerPool
-from freewheel.transport.shm.heartbeats import WAIT
-from freewheel.transport.supervisor import GOOD_STEPS, Supervisor, WorkerSlot
+from freewheel.transport.supervisor import Supervisor
+from freewheel.transport.workers.heartbeats import WAIT
+from freewheel.transport.workers.roster import GOOD_STEPS, WorkerSlot
 from tests.support.costs import cost
 from tests.support.faulty_worlds import HIGH, LENGTH, LOW
 from tests.support.places import LONG
@@ -254,7 +256,7 @@ class Trial:
         self.run(lambda: all(good_steps(self.supervisor, slot) >= GOOD_STEPS for slot in self.supervisor.slots))
 
 
-def good_steps(supervisor: Supervisor, slot: WorkerSlot) -> int:
+def good_steps(supervisor: Supervisor, slot: WorkerSlot[ForkServerProcess]) -> int:
     """Good steps of the current incarnation."""
     return int(supervisor.heartbeats.memory["steps"][slot.worker]) - slot.steps
 
@@ -341,12 +343,12 @@ class Killer:
             if not self._is_last_chance(slot):
                 kill(slot, self.kills)
 
-    def _is_last_chance(self, slot: WorkerSlot) -> bool:
+    def _is_last_chance(self, slot: WorkerSlot[ForkServerProcess]) -> bool:
         """Whether one more failure would give the worker up."""
         return slot.failures >= 2 and good_steps(self._supervisor, slot) < GOOD_STEPS
 
 
-def kill(slot: WorkerSlot, kills: list[Kill]) -> bool:
+def kill(slot: WorkerSlot[ForkServerProcess], kills: list[Kill]) -> bool:
     """Kill the current incarnation, unless it was killed already."""
     process, incarnation = slot.process, slot.incarnation
     if process is None or any((slot.worker, incarnation) == (one.worker, one.incarnation) for one in kills):

@@ -20,10 +20,10 @@ from freewheel.core import Snapshot
 from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import Tally
 from freewheel.transport.shm.channel import Port, Writer
-from freewheel.transport.shm.heartbeats import NO_LANES_LEFT, RESET, STEP, WAIT, Heartbeats
 from freewheel.transport.shm.memory import Mailbox, SharedArrays
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.sync import ProcessLock, Wakeup
+from freewheel.transport.workers.heartbeats import NO_LANES_LEFT, RESET, STEP, WAIT, Heartbeats
 from tests.support.ring_rows import NO_TIME, Pen
 
 LIMIT = 20.0  # seconds

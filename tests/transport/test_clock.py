@@ -20,7 +20,7 @@ import pytest
 import freewheel
 from freewheel.transport import clock as module
 from freewheel.transport.clock import GAP, RETURN, Clock, Limit, Pause
-from freewheel.transport.shm.heartbeats import STEP, Heartbeats, Stragglers
+from freewheel.transport.workers.heartbeats import STEP, Heartbeats, Stragglers
 from tests.support import children
 from tests.support.places import ROOT
 

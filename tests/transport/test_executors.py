@@ -26,7 +26,7 @@ from freewheel.transport.executors import (
     _serve,
     call_in_process,
 )
-from freewheel.transport.shm.place import Place
+from freewheel.transport.workers.place import Place
 
 LIMIT = 30.0
 Kind = Literal["thread", "process"]

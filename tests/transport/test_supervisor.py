@@ -21,9 +21,9 @@ import pytest
 
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
-from freewheel.transport.shm.heartbeats import TURN, Heartbeats
 from freewheel.transport.shm.sync import ProcessLock
 from freewheel.transport.supervisor import GRACE, STUCK, Supervisor
+from freewheel.transport.workers.heartbeats import TURN, Heartbeats
 from tests.support import children
 from tests.support.children import Shift
 from tests.support.places import ROOT
@@ -327,7 +327,7 @@ from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
 from freewheel.transport.supervisor import Supervisor
 from freewheel.transport.shm.sync import ProcessLock
-from freewheel.transport.shm.heartbeats import Heartbeats
+from freewheel.transport.workers.heartbeats import Heartbeats
 from tests.support.children import Shift, board, hang, serve
 forkserver.prepare(["tests.support.children"])
 lifeline, places = forkserver.Lifeline(), board(4)

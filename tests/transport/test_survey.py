@@ -20,8 +20,8 @@ from freewheel.rollout.factory import Timeouts, WorkerSpec
 from freewheel.rollout.probe import EnvCost
 from freewheel.transport import survey as survey_module
 from freewheel.transport.clock import clock
-from freewheel.transport.shm import place
 from freewheel.transport.survey import Survey, survey
+from freewheel.transport.workers import place
 from tests.support.worlds import Counter, Crawls, Dies, Hangs, Raises
 
 LONG = WorkerSpec(timeouts=Timeouts(construct=30.0, reset=30.0, step=30.0))

@@ -20,7 +20,7 @@ from freewheel.rollout.probe import usable_cores
 from freewheel.run.evaluation.episodes import Call, Played, Score, play_round, scored
 from freewheel.seeding import evaluation_episodes
 from freewheel.transport.executors import ProcessExecutor, wait_for_any
-from freewheel.transport.shm.place import At
+from freewheel.transport.workers.place import At
 
 MOST = 64  # processes that play side by side
 WAITS = 0.5  # an environment that computes for a smaller part of its time than this waits

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, get_args, get_type_hints
 from freewheel.errors import FileError
 from freewheel.files import read
 from freewheel.metrics.workers import WorkerState
-from freewheel.transport.shm.place import call_of
+from freewheel.transport.workers.place import call_of
 
 STATUS = "status.json"
 FORMAT = 1

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from freewheel.pacing.pacing import Tally
 from freewheel.seeding import POSITION_WORDS
 from freewheel.transport.shm.memory import Fields, SharedArrays, bytes_of
 from freewheel.transport.shm.sync import ProcessLock, Wakeup
-from freewheel.transport.wire import After, Fragment, Skipped
+from freewheel.transport.wire import After, Fragment, Skipped, WorkerRows
 
 NO_SLOT = -1
 NOTHING, LANES, LANES_AND_RNG = range(3)
@@ -32,14 +31,6 @@ EPISODE = ("lane", "number", "seed", "ret", "length", "seconds")  # columns of a
 COLUMNS = tuple(field.name for field in fields(Transitions))
 SKIPS = 256  # for Shape.skips
 FAILED, ENDED = 1, 2  # columns of `tally`; column 0 is the number of rows produced
-
-
-class WorkerRows(NamedTuple):
-    """Counts of one worker's rows at one moment."""
-
-    produced: int
-    queued: int
-    open: int
 
 
 @dataclass(frozen=True)

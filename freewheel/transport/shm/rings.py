@@ -8,8 +8,8 @@ from time import perf_counter_ns
 from freewheel.core import WORKER_TIME
 from freewheel.timeline.recording import Doing
 from freewheel.timeline.track import CAPACITY, NUMBERS, WIDTH, Ring, TurnTrack
-from freewheel.transport.shm.heartbeats import CONSTRUCT, RESET, STEP, WAIT, Heartbeats
 from freewheel.transport.shm.memory import SharedArrays
+from freewheel.transport.workers.heartbeats import CONSTRUCT, RESET, STEP, WAIT, Heartbeats
 
 #: What a worker does in a phase other than a wait, as a kind of span.
 KINDS = {CONSTRUCT: "down", RESET: "reset", STEP: "step"}

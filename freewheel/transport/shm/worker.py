@@ -1,4 +1,4 @@
-"""The worker process: acts within its grants, writes rows into its slots, reports failures, and ends when asked to."""
+"""A worker acts within its grants, writes rows into its slots and reports failures; its process ends when it is asked to."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import os
 import resource
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import Generic, Protocol, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from freewheel.core import WORKER_TIME, Failure, NDArray, Transitions
+from freewheel.core import WORKER_TIME, Failure, NDArray, Snapshot, Transitions
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.pacing.episode_queue import TicketStream
 from freewheel.pacing.pacing import KEEP, Grant
@@ -23,12 +25,13 @@ from freewheel.rollout.single_env_runner import make_runner
 from freewheel.seeding import training_episodes
 from freewheel.timeline.track import NoTrack
 from freewheel.transport.forkserver import freeze_heap
-from freewheel.transport.shm import heartbeats as phase
 from freewheel.transport.shm.channel import Port, Writer
-from freewheel.transport.shm.heartbeats import Heartbeats, LaneCalls
-from freewheel.transport.shm.memory import NEVER, Mailbox
+from freewheel.transport.shm.memory import NEVER
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.rings import Rings
+from freewheel.transport.wire import Permits
+from freewheel.transport.workers import heartbeats as phase
+from freewheel.transport.workers.heartbeats import Heartbeats, LaneCalls
 
 WAIT_CREDIT, WAIT_SLOT, WAIT_GATE, DOWN, OTHER = (
     WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "wait-gate", "down", "other")
@@ -37,15 +40,29 @@ WAIT_CREDIT, WAIT_SLOT, WAIT_GATE, DOWN, OTHER = (
 MEMORY_CHECK = 500_000_000  # ns between two measurements of the process's memory
 
 
+class Weights(Protocol):
+    """Where a worker finds the weights."""
+
+    @property
+    def version(self) -> int: ...  # of the newest; -1 before the first
+    def buffer(self) -> NDArray: ...  # memory that `read` can use again and again
+    def read(
+        self, version: int | None = None, buffer: NDArray | None = None
+    ) -> Snapshot: ...  # the newest, or this one
+
+
+Permits_co = TypeVar("Permits_co", bound=Permits, covariant=True)
+
+
 @dataclass(frozen=True)
-class WorkerResources:
+class WorkerResources(Generic[Permits_co]):
     """All that a worker shares with the learner."""
 
     factory: bytes  # a cloudpickled RunnerFactory
     port: Port
-    mailbox: Mailbox
+    mailbox: Weights
     heartbeats: Heartbeats
-    permits: SharedPermits
+    permits: Permits_co
     context: NDArray  # [K, C] for episodes that begin before the first weights are loaded
     nice: int = 0  # how much to lower the priority
     resume: Mapping[str, NDArray] | None = None  # for Runner.load_state_dict: where an earlier run's worker was
@@ -59,25 +76,45 @@ class WorkerId:
     worker: int
     incarnation: int
     lanes: range
+    place: int  # in what it shares: its number, unless it has that for itself
 
 
-def work(shared: WorkerResources, who: WorkerId) -> None:
+def work(shared: WorkerResources[SharedPermits], who: WorkerId) -> None:
     """The main function of a worker process."""
     os.nice(shared.nice)
+    with ending_of(shared.heartbeats, who.place) as ending:
+        WorkerProcess(shared, who).run()
+    if ending.code:
+        sys.exit(ending.code)
+
+
+@dataclass
+class Ending:
+    """How a worker has ended."""
+
+    code: int = 0
+
+
+@contextmanager
+def ending_of(heartbeats: Heartbeats, place: int) -> Iterator[Ending]:
+    """Reports what ends a worker; the code tells whether it has given up its lanes."""
+    ending = Ending()
     try:
-        _Worker(shared, who).run()
+        yield ending
     except FreewheelError as error:
-        shared.heartbeats.report(who.worker, str(error))
-        sys.exit(phase.NO_LANES_LEFT if isinstance(error, EnvError) and error.cause == "quarantine" else 1)
+        heartbeats.report(place, str(error))
+        ending.code = phase.NO_LANES_LEFT if isinstance(error, EnvError) and error.cause == "quarantine" else 1
     except MemoryError:
-        shared.heartbeats.report(who.worker, f"out of memory, peak {_peak() // 1024} MB")
-        sys.exit(1)
+        heartbeats.report(place, f"out of memory, peak {_peak() // 1024} MB")
+        ending.code = 1
 
 
-class _Worker:
-    def __init__(self, shared: WorkerResources, who: WorkerId) -> None:
-        self._shared, self._who, self._heartbeats = shared, who, shared.heartbeats
-        worker, memory = who.worker, shared.heartbeats.memory
+class Worker:
+    """Its envs and policy: writes one fragment for each grant, and begins the next episodes when it is told to."""
+
+    def __init__(self, shared: WorkerResources[Permits], who: WorkerId) -> None:
+        self._shared, self._who, self._heartbeats, self._place = shared, who, shared.heartbeats, who.place
+        worker, memory = who.place, shared.heartbeats.memory
         self._track = NoTrack() if shared.rings is None else shared.rings.begin(worker, shared.heartbeats)
         factory: RunnerFactory = cloudpickle.loads(shared.factory)
         begun = memory["begun"][worker].tolist()
@@ -85,7 +122,7 @@ class _Worker:
             training_episodes(factory.seed, lane, start=start) for lane, start in zip(who.lanes, begun, strict=True)
         ]
         self._tickets = next((one.tickets for one in streams if isinstance(one, TicketStream)), None)
-        author = Author(factory.seed, who.lanes, worker=worker, incarnation=who.incarnation, streams=streams)
+        author = Author(factory.seed, who.lanes, worker=who.worker, incarnation=who.incarnation, streams=streams)
         self._begun = memory["begun"][worker]
         self._counted = memory.cells("begun", worker)
         self._own_episodes = shared.permits.pacing.own_episodes
@@ -95,7 +132,6 @@ class _Worker:
         self._reported: set[str] = set()
         self._loaded, self._weights = NEVER, shared.mailbox.buffer()
         self._memory_checked = 0  # ns, when the memory was measured last
-        self._unnotified = False  # a slot was closed and the learner was not woken yet
         self._heartbeats.enter(worker, phase.CONSTRUCT)
         calls = LaneCalls(self._heartbeats, worker, who.lanes)
         with watching(calls):
@@ -108,9 +144,10 @@ class _Worker:
             self._runner.load_state_dict(shared.resume)
         self._writer = Writer(shared.port, worker, who.incarnation)
 
-    def run(self) -> None:
+    def begin(self) -> None:
+        """Begin the first episodes."""
         began = perf_counter_ns()
-        self._heartbeats.enter(self._who.worker, phase.RESET)
+        self._heartbeats.enter(self._place, phase.RESET)
         self._runner.set_context(self._shared.context)
         self._runner.begin()
         self._begun[:] = [number + 1 for number in self._runner.numbers] if self._own_episodes else self._begun + 1
@@ -118,60 +155,53 @@ class _Worker:
         freeze_heap()
         self._report_ready(began)
         self._mark = perf_counter_ns()
-        while self._fragment():
-            pass
-        self._track.cut(perf_counter_ns(), self._runner.counted)
-        self._close()
 
-    def _close(self) -> None:
-        """What an env does in its close() is told like other reports, once for all workers."""
-        with warnings.catch_warnings(record=True, action="ignore") as caught:
-            warnings.simplefilter("always", RuntimeWarning)
-            self._runner.close()
-        for one in caught:
-            self._heartbeats.report(self._who.worker, str(one.message))
+    @property
+    def over(self) -> bool:
+        """An episode has ended: `begin_next` comes before the next fragment."""
+        return self._runner.over
 
-    def _report_notes(self) -> None:
-        for note in self._runner.messages():
-            self._heartbeats.report(self._who.worker, note)
-
-    def _report_ready(self, began: int) -> None:
-        """`began`: when the environments were made, and their first episodes began."""
-        self._runner.spent()
-        self._heartbeats.memory["ready"][self._who.worker] = perf_counter_ns()
-        died = int(self._heartbeats.memory["died"][self._who.worker])
-        now = perf_counter_ns()
-        if died:
-            self._runner.spend(DOWN, now - died)
-        self._track.ready(began, now, self._runner.counted)
-
-    def _fragment(self) -> bool:
-        """Write the next fragment; False if the worker has to end."""
-        grant = self._await_grant()
-        if grant is None:
-            return False
+    def write(self, grant: Grant) -> None:
+        """Write a fragment into the next slot and close that."""
         self._load(grant)
         tickets = () if self._tickets is None else self._tickets.history
         data = self._writer.begin(self._runner.version, self._runner.state, tickets)
         self._act(data, grant.steps)
         self._commit(exact=grant.exact)
-        if self._runner.over:
-            self._give_back()  # a reset may take long
-            self._autoreset()
-            self._writer.spend(self._spent(perf_counter_ns()))  # this fragment may be its last
-        return not self._heartbeats.stopping
 
-    def _give_back(self) -> None:
-        """Give the grant back once: after that the worker may hold another ticket."""
-        if self._unnotified:
-            self._shared.permits.give_back(self._who.worker, self._writer.tally)
-            self._notify_learner()
+    def begin_next(self) -> None:
+        """Begin the next episodes where one has ended."""
+        self._autoreset()
+        self._writer.spend(self._spent(perf_counter_ns()))  # the last fragment may be its last
 
-    def _notify_learner(self) -> None:
-        """Wake the learner: the closed slot and the end of its grant are visible now."""
-        if self._unnotified:
-            self._unnotified = False
-            self._writer.notify()
+    def waited(self, kind: int, began: int) -> None:
+        """It waited from `began` (ns) until now."""
+        now = perf_counter_ns()
+        self._track.waited(kind, began, now, self._runner.counted)
+        self._runner.spend(kind, now - began)
+
+    def close(self) -> None:
+        """What an env does in its close() is told like other reports, once for all workers."""
+        self._track.cut(perf_counter_ns(), self._runner.counted)
+        with warnings.catch_warnings(record=True, action="ignore") as caught:
+            warnings.simplefilter("always", RuntimeWarning)
+            self._runner.close()
+        for one in caught:
+            self._heartbeats.report(self._place, str(one.message))
+
+    def _report_notes(self) -> None:
+        for note in self._runner.messages():
+            self._heartbeats.report(self._place, note)
+
+    def _report_ready(self, began: int) -> None:
+        """`began`: when the environments were made, and their first episodes began."""
+        self._runner.spent()
+        self._heartbeats.memory["ready"][self._place] = perf_counter_ns()
+        died = int(self._heartbeats.memory["died"][self._place])
+        now = perf_counter_ns()
+        if died:
+            self._runner.spend(DOWN, now - died)
+        self._track.ready(began, now, self._runner.counted)
 
     def _load(self, grant: Grant) -> None:
         if grant.version == KEEP:
@@ -183,7 +213,7 @@ class _Worker:
             self._loaded = self._runner.version
 
     def _act(self, data: Transitions, steps: int) -> None:
-        runner, writer, worker = self._runner, self._writer, self._who.worker
+        runner, writer, worker = self._runner, self._writer, self._place
         closes = self._shared.permits.pacing.closes
         version, since, counted, due = runner.version, self._since, self._steps, self._track.due
         self._heartbeats.enter(worker, phase.STEP)
@@ -210,25 +240,24 @@ class _Worker:
             self._report_notes()
 
     def _autoreset(self) -> None:
-        self._heartbeats.enter(self._who.worker, phase.RESET)
+        self._heartbeats.enter(self._place, phase.RESET)
         self._runner.autoreset()
         self._runner.over = False
 
     def _calling(self, what: str) -> None:
         """An episode of an earlier run is played again: each call of the environment has its own time limit."""
-        self._heartbeats.enter(self._who.worker, phase.RESET if what == "reset" else phase.STEP)
+        self._heartbeats.enter(self._place, phase.RESET if what == "reset" else phase.STEP)
 
     def _commit(self, *, exact: bool) -> None:
         now = perf_counter_ns()
         time = self._spent(now)
         if now > self._memory_checked + MEMORY_CHECK:
             self._memory_checked = now
-            self._heartbeats.memory["peak"][self._who.worker] = _peak()
+            self._heartbeats.memory["peak"][self._place] = _peak()
         if self._own_episodes:
             memory = self._runner.state if self._runner.has_memory else None
             self._writer.describe(self._counted, memory, self._runner.position.packed() if exact else None)
         self._writer.commit(time)
-        self._unnotified = True
 
     def _spent(self, now: int) -> list[int]:
         """Time since the last call; what is not accounted for is OTHER."""
@@ -238,9 +267,53 @@ class _Worker:
         self._track.taken(now, time)
         return time
 
+    def _report_failures(self, failures: Sequence[Failure]) -> None:
+        """Report failures, each kind once."""
+        for failure in failures:
+            self._begun[failure.lane] += 1
+            about = phase.kind(failure.report)
+            if about.split(":")[0].endswith("MemoryError"):  # numpy has a subclass of it
+                raise MemoryError
+            if failure.cause == "quarantine":  # the failure itself is reported already
+                self._heartbeats.report(self._place, failure.report.split("\n", 1)[0])
+            elif about not in self._reported:
+                self._reported.add(about)
+                self._heartbeats.report(self._place, failure.report)
+
+
+class WorkerProcess(Worker):
+    """A worker that fetches its grants itself, until it is told to end."""
+
+    def __init__(self, shared: WorkerResources[SharedPermits], who: WorkerId) -> None:
+        self._permits = shared.permits
+        self._unnotified = False  # a slot was closed and the learner was not woken yet
+        super().__init__(shared, who)
+
+    def run(self) -> None:
+        self.begin()
+        while (grant := self._await_grant()) is not None:
+            self.write(grant)
+            self._unnotified = True
+            if self.over:
+                self._give_back()  # a reset may take long
+                self.begin_next()
+        self.close()
+
+    def _give_back(self) -> None:
+        """Give the grant back once: after that the worker may hold another ticket."""
+        if self._unnotified:
+            self._permits.give_back(self._place, self._writer.tally)
+            self._notify_learner()
+
+    def _notify_learner(self) -> None:
+        """Wake the learner: the closed slot and the end of its grant are visible now."""
+        if self._unnotified:
+            self._unnotified = False
+            self._writer.notify()
+
     def _await_grant(self) -> Grant | None:
         """Wait for a free slot, then for a grant; None if the worker has to end."""
-        writer, permits, worker, heartbeats = self._writer, self._shared.permits, self._who.worker, self._heartbeats
+        writer, permits, worker, heartbeats = self._writer, self._permits, self._place, self._heartbeats
         slot_freed = self._shared.port.slot_freed
         began = perf_counter_ns()
         waited, kind = False, WAIT_SLOT
@@ -254,7 +327,7 @@ class _Worker:
                 self._notify_learner()
                 if grant is not None:
                     if waited:
-                        self._waited(kind, began)
+                        self.waited(kind, began)
                     return grant
                 wakeup, kind = permits.wakeups[worker], WAIT_GATE if permits.pacing.gated else WAIT_CREDIT
             waited = True
@@ -262,26 +335,8 @@ class _Worker:
             wakeup.wait(phase.TURN)
         self._give_back()
         if waited:
-            self._waited(kind, began)
+            self.waited(kind, began)
         return None
-
-    def _waited(self, kind: int, began: int) -> None:
-        now = perf_counter_ns()
-        self._track.waited(kind, began, now, self._runner.counted)
-        self._runner.spend(kind, now - began)
-
-    def _report_failures(self, failures: Sequence[Failure]) -> None:
-        """Report failures, each kind once."""
-        for failure in failures:
-            self._begun[failure.lane] += 1
-            about = phase.kind(failure.report)
-            if about.split(":")[0].endswith("MemoryError"):  # numpy has a subclass of it
-                raise MemoryError
-            if failure.cause == "quarantine":  # the failure itself is reported already
-                self._heartbeats.report(self._who.worker, failure.report.split("\n", 1)[0])
-            elif about not in self._reported:
-                self._reported.add(about)
-                self._heartbeats.report(self._who.worker, failure.report)
 
 
 def _peak() -> int:

@@ -23,9 +23,9 @@ from freewheel.rollout.factory import Timeouts
 from freewheel.run.live import reporter
 from freewheel.run.live.reporter import LiveStatus
 from freewheel.run.live.status import Status, read_status
-from freewheel.transport.shm.heartbeats import Heartbeats
-from freewheel.transport.shm.states import worker_states
 from freewheel.transport.supervisor import Supervisor
+from freewheel.transport.workers.heartbeats import Heartbeats
+from freewheel.transport.workers.states import worker_states
 from tests.support.runs import train
 from tests.support.trainers import SMALL_ARGV, wait_until, workers_of
 from tests.support.warm import Server
@@ -172,7 +172,7 @@ def test_a_hundred_workers_cost_less_than_a_thousandth_of_a_core(live: LiveStatu
 
         class Real(Workers):
             def workers(self) -> list[WorkerState]:
-                return worker_states(heartbeats, supervisor, 4)
+                return worker_states(supervisor, 4)
 
         live.collector = cast(Collector, Real())
         assert median_cost(live) < 0.002

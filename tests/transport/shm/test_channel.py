@@ -11,8 +11,8 @@ import pytest
 
 from freewheel.core import WORKER_TIME, Failure
 from freewheel.pacing.pacing import Tally
-from freewheel.transport.shm.channel import Channel, WorkerRows, Writer
-from freewheel.transport.wire import Fragment
+from freewheel.transport.shm.channel import Channel, Writer
+from freewheel.transport.wire import Fragment, WorkerRows
 from tests.support.ring_rows import CountingReader, Pen, episode, numbers, shape
 
 

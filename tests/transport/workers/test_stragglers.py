@@ -11,7 +11,7 @@ import pytest
 
 from freewheel.core import WORKER_TIME, Episode
 from freewheel.transport.clock import Pause, clock
-from freewheel.transport.shm.heartbeats import RESET, STEP, WAIT, WINDOW, Heartbeats, Stragglers
+from freewheel.transport.workers.heartbeats import RESET, STEP, WAIT, WINDOW, Heartbeats, Stragglers
 
 
 class FakeWorkers:
@@ -20,7 +20,7 @@ class FakeWorkers:
     def __init__(self, heartbeats: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: round(self.now * 1e9))
-        monkeypatch.setattr("freewheel.transport.shm.heartbeats.time", clock)
+        monkeypatch.setattr("freewheel.transport.workers.heartbeats.time", clock)
         self.heartbeats, self.workers = heartbeats, len(heartbeats.memory["steps"])
         self.times = np.zeros((self.workers, len(WORKER_TIME)), np.int64)
         for worker in range(self.workers):

@@ -9,8 +9,8 @@ from freewheel.core import NO_CONTEXT, WORKER_TIME, Episode, NDArray, Transition
 from freewheel.rollout.recording import UNKNOWN
 from freewheel.rollout.restoring import LaneStates
 from freewheel.seeding import Position, generator, generator_state
-from freewheel.transport.shm.progress import Progress
 from freewheel.transport.wire import After, Fragment
+from freewheel.transport.workers.progress import Progress
 
 RNG = Position(generator(1).bit_generator.state).packed()
 

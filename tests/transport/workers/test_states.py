@@ -14,9 +14,9 @@ import pytest
 from freewheel.core import WORKER_TIME
 from freewheel.metrics.workers import WorkerState
 from freewheel.rollout.factory import Timeouts
-from freewheel.transport.shm.heartbeats import CONSTRUCT, RESET, STEP, Heartbeats
-from freewheel.transport.shm.states import worker_states
 from freewheel.transport.supervisor import Supervisor
+from freewheel.transport.workers.heartbeats import CONSTRUCT, RESET, STEP, Heartbeats
+from freewheel.transport.workers.states import worker_states
 
 LANES = 2
 
@@ -37,7 +37,7 @@ class Crew:
             slot.process = cast(Any, Process())
 
     def states(self) -> list[WorkerState]:
-        return worker_states(self.heartbeats, self.supervisor, LANES)
+        return worker_states(self.supervisor, LANES)
 
 
 @pytest.fixture

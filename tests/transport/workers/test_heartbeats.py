@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from freewheel.transport.shm.heartbeats import PHASES, REPORT_BYTES, REPORTS, RESET, STEP, WAIT, Heartbeats, kind
+from freewheel.transport.workers.heartbeats import PHASES, REPORT_BYTES, REPORTS, RESET, STEP, WAIT, Heartbeats, kind
 from tests.support import children
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def heartbeats() -> Iterator[Heartbeats]:
 
 def test_a_phase_ages_from_when_it_was_entered(heartbeats: Heartbeats, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [10_000_000_000]
-    monkeypatch.setattr("freewheel.transport.shm.heartbeats.time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
+    monkeypatch.setattr("freewheel.transport.workers.heartbeats.time", SimpleNamespace(monotonic_ns=lambda: clock[0]))
     heartbeats.enter(0, STEP)
     clock[0] += 1_500_000_000
     heartbeats.enter(2, RESET)

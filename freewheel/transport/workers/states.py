@@ -1,34 +1,36 @@
-"""What each worker is doing, by its heartbeat and its supervisor."""
+"""What each worker is doing, by its heartbeat and the roster."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from freewheel.core import WORKER_TIME
 from freewheel.metrics.workers import WorkerState
-from freewheel.transport.shm.heartbeats import PHASES, STEP, UNKNOWN, WAIT, Heartbeats
-from freewheel.transport.supervisor import Supervisor, WorkerSlot
+from freewheel.transport.workers.heartbeats import PHASES, STEP, UNKNOWN, WAIT
+from freewheel.transport.workers.roster import Roster, WorkerSlot
 
 
-def worker_states(heartbeats: Heartbeats, supervisor: Supervisor, lanes: int) -> list[WorkerState]:
+def worker_states(roster: Roster[Any], lanes: int) -> list[WorkerState]:
     """Of all workers, with so many lanes each. For any thread; the values of one worker may be a moment apart."""
-    memory, now = heartbeats.memory, time.monotonic_ns()
+    heartbeats, memory, now = roster.heartbeats, roster.heartbeats.memory, time.monotonic_ns()
     names = ("phase", "kind", "steps", "died", "ready", "lane", "seed", "before")
     columns = zip(*(memory[name].tolist() for name in names), strict=True)
     ages, waited = heartbeats.call_age().tolist(), heartbeats.waited().tolist()
-    limits = (supervisor.limits.construct, supervisor.limits.reset, supervisor.limits.step)
-    why = {loss.worker: loss.reason for loss in list(supervisor.losses)}
+    limits = (roster.limits.construct, roster.limits.reset, roster.limits.step)
+    why = {loss.worker: loss.reason for loss in list(roster.losses)}
     states = []
-    for slot, cells, age, wait in zip(supervisor.slots, columns, ages, waited, strict=True):
+    for slot, cells, age, wait in zip(roster.slots, columns, ages, waited, strict=True):
         phase, kind, steps, died, ready, lane, seeds, before = cells
         gone, process = _gone(slot, died, ready), slot.process
         waits, died_s = phase == WAIT, round(max(0, now - died) * 1e-9, 3) if died else None
+        absent = age if gone == "pending" else died_s or 0.0
         calls = not gone and not waits
         states.append(
             WorkerState(
                 worker=slot.worker,
                 state=gone or (WORKER_TIME[kind] if waits else PHASES[phase]),
-                since_s=round(max(0.0, (died_s or 0.0) if gone else wait if waits else age), 3),
+                since_s=round(max(0.0, absent if gone else wait if waits else age), 3),
                 steps=steps * lanes,
                 restarts=slot.restarts,
                 deaths=slot.deaths,
@@ -44,8 +46,10 @@ def worker_states(heartbeats: Heartbeats, supervisor: Supervisor, lanes: int) ->
     return states
 
 
-def _gone(slot: WorkerSlot, died: int, ready: int) -> str:
+def _gone(slot: WorkerSlot[Any], died: int, ready: int) -> str:
     """Empty: its process is at work, or is the first one and begins."""
     if slot.given_up:
         return "lost"
+    if slot.process is not None and slot.process.pid is None:
+        return "pending"
     return "down" if slot.deaths and (slot.process is None or ready < died) else ""

@@ -1,0 +1,191 @@
+"""What wires with supervised workers have in common: their losses, messages, statistics, states, contexts and progress."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from freewheel.core import NDArray, RowCounts, Snapshot
+from freewheel.errors import EnvError
+from freewheel.metrics.workers import WorkerState
+from freewheel.pacing.pacing import NO_VERSION, Pacing
+from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.rollout.runner import Author
+from freewheel.seeding import Position
+from freewheel.transport.shm.memory import NEVER
+from freewheel.transport.wire import Fragment, Wire, WorkerRows
+from freewheel.transport.workers.heartbeats import Heartbeats, Stragglers, kind
+from freewheel.transport.workers.progress import Progress
+from freewheel.transport.workers.roster import Roster
+from freewheel.transport.workers.states import worker_states
+
+TABLES = 64  # of contexts that are kept: where each episode's came from is found by the version that it began under
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How many workers, and the size of their queues."""
+
+    workers: int
+    slots: int  # fragments of each worker that may wait
+    steps: int  # of a fragment at most
+    drop_oldest: bool = False  # a full queue drops its oldest fragment
+
+
+class SupervisedWire(Wire):
+    """Workers on a roster. What they write, and how it comes here, is left open."""
+
+    roster: Roster[Any]
+    heartbeats: Heartbeats
+    stragglers: Stragglers
+
+    def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size) -> None:
+        self.authors, self.lanes, self.slots = size.workers, spec.env.lanes // size.workers, size.slots
+        self.state_size = factory.actor().state_size
+        self._newest = NO_VERSION, spec.context  # version and contexts posted last
+        self._recorder, self._trace = spec.recorder, spec.trace
+        self._losses_shown, self._reports_shown = 0, [0] * size.workers  # reports: of each worker
+        self._reported: set[str] = set()
+        self._progress = [
+            Progress(
+                self.lanes,
+                self.state_size,
+                Position(Author(factory.seed, range(0), worker=worker).rng().bit_generator.state).packed(),
+                spec.context,
+                workers=size.workers,
+            )
+            for worker in range(size.workers if pacing.own_episodes else 0)
+        ]
+        self._tables = {NEVER: spec.context}  # contexts by the first version that was posted with them
+        self._resume: dict[int, dict[str, NDArray]] = {}  # by worker: where it begins
+        self._final: _FinalState | None = None
+
+    def _watch_over(self, roster: Roster[Any], times: NDArray) -> None:
+        """The workers' roster, and their times [W, len(WORKER_TIME)] over all incarnations."""
+        self.roster, self.heartbeats = roster, roster.heartbeats
+        self.stragglers = Stragglers(roster.heartbeats, times)
+
+    @abstractmethod
+    def account(self, worker: int) -> WorkerRows: ...
+    @abstractmethod
+    def waiting(self) -> int: ...  # closed fragments that the learner has not taken
+    @abstractmethod
+    def _settle_all(self) -> None: ...  # close what workers, which have all ended, left open
+
+    def post(self, snapshot: Snapshot) -> None:
+        self._newest = snapshot.version, snapshot.context
+        if snapshot.context is not self._tables[max(self._tables)]:
+            self._tables = dict([*self._tables.items(), (snapshot.version, snapshot.context)][-TABLES:])
+
+    def _check(self) -> None:
+        """Raise what makes a wait for rows vain."""
+        if self.roster.error is not None:
+            raise self.roster.error
+        if self.roster.given_up == self.authors:
+            last = self.roster.losses[-1]
+            raise EnvError(f"every worker was given up, the last one because it {last.reason}\n{last.report}".rstrip())
+
+    def produced(self, worker: int) -> int:
+        return self.account(worker).produced
+
+    def rows(self) -> RowCounts:
+        if self._final is not None:
+            return self._final.rows
+        accounts = [self.account(worker) for worker in range(self.authors)]
+        produced, queued, opened = (sum(column) for column in zip(*accounts, strict=True))
+        overflow = {"overflow": self.overflowed} if self.overflowed else {}
+        return RowCounts(produced=produced, queued=queued, open=opened, dropped=overflow)
+
+    def step_ages(self) -> NDArray:
+        return self.heartbeats.age()
+
+    def mean_step(self) -> float:
+        return self.stragglers.mean_step()
+
+    def note_episodes(self, fragment: Fragment) -> None:
+        self.stragglers.take(fragment.worker, fragment.episodes)
+
+    def note_delivered(self, fragment: Fragment) -> None:
+        if self._progress:
+            known = max((version for version in self._tables if version <= fragment.version), default=min(self._tables))
+            self._progress[fragment.worker].add(fragment, self._tables[known])
+
+    def stats(self) -> Mapping[str, float | None]:
+        waiting, slots = self.waiting(), min(self.permits.pacing.slots or self.slots, self.slots)
+        used = min(waiting / (self.authors * slots), 1.0)
+        return {"queue_util": used, "queue/fragments": float(waiting), "queue/slots": float(slots)}
+
+    def workers(self) -> list[WorkerState]:
+        return [] if self._final is not None else worker_states(self.roster, self.lanes)
+
+    def messages(self) -> list[str]:
+        """Losses of workers, reports of environments, and stragglers, each once."""
+        if self._final is not None:
+            return self._final.messages()
+        losses, self._losses_shown = self.roster.losses[self._losses_shown :], len(self.roster.losses)
+        self._reported.update(kind(loss.report) for loss in losses)
+        reports = []
+        for worker, since in enumerate(self._reports_shown):
+            for report in self.heartbeats.reports(worker, since):
+                self._reports_shown[worker] += 1
+                if (about := kind(report)) not in self._reported:
+                    self._reported.add(about)
+                    reports.append(report)
+        return [*map(str, losses), *reports, *self.stragglers.slow()]
+
+    def summary(self) -> Mapping[str, Any]:
+        return self._final.summary if self._final is not None else {
+            "worker_restarts": self.roster.restarts,
+            "workers_lost": self.roster.given_up,
+            "out_of_space": int(self.heartbeats.memory["out_of_space"].sum()),
+            "episodes_produced": self.stragglers.produced(),
+            "workers": self.stragglers.table(),
+        }  # fmt: skip
+
+    def state(self) -> dict[str, NDArray]:
+        """Where each worker's lanes are, by what was delivered, and the next incarnation number."""
+        state = {"incarnation": np.array([1 + max(slot.incarnation for slot in self.roster.slots)])}
+        for worker, progress in enumerate(self._progress):
+            state |= {f"{worker}.{name}": np.asarray(value) for name, value in progress.state().items()}
+        return state
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        for slot in self.roster.slots:
+            slot.incarnation = int(state["incarnation"][0]) - 1
+        for worker, progress in enumerate(self._progress):
+            own = f"{worker}."
+            found = {name.removeprefix(own): value for name, value in state.items() if name.startswith(own)}
+            progress.restore(found)
+            self._resume[worker] = found
+            # Where the worker dies before it is back, another one begins the episodes after these.
+            self.heartbeats.memory["begun"][worker] = progress.numbers + progress.under_way
+
+    def _record_start(self, worker: int, incarnation: int) -> None:
+        if self._recorder is not None:
+            begun = self.heartbeats.memory["begun"][worker].tolist()
+            self._recorder.started(worker, incarnation, begun, self._newest[0])
+
+    def _close_accounts(self) -> None:
+        """Keep the final counts and reports of the workers, because their memory is about to be freed."""
+        self._settle_all()
+        rows = self.rows()
+        for fragment in self.take():  # nobody learns from their rows, but their episodes were played
+            self.note_episodes(fragment)
+        self._final = _FinalState(rows, self.summary(), self.messages())
+
+
+@dataclass
+class _FinalState:
+    """The final counts and reports of the workers."""
+
+    rows: RowCounts
+    summary: Mapping[str, Any]
+    unread: list[str]
+
+    def messages(self) -> list[str]:
+        unread, self.unread = self.unread, []
+        return unread
