@@ -35,6 +35,9 @@ SHARED_MEMORY = Path("/dev/shm")
 #: Python's own helpers; they live until the interpreter ends.
 HELPERS = ("from multiprocessing.forkserver import main", "from multiprocessing.resource_tracker import main")
 
+#: They end with what they have started; if one of them is left, it is named.
+KEEPERS = ("freewheel.transport.ray.keeper", "tests.support.ray_nodes")
+
 settings.register_profile("freewheel", deadline=None, derandomize=True)
 settings.load_profile("freewheel")
 
@@ -103,6 +106,8 @@ class Belongings:
 def is_ours(process: psutil.Process) -> bool:
     """Whether this run started the process, directly or not; Python's helpers for this very process do not count."""
     try:
+        if any(keeper in command_of(parent) for parent in process.parents() for keeper in KEEPERS):
+            return False
         if process.ppid() == os.getpid():
             return not any(helper in command_of(process) for helper in HELPERS)
         return psutil.Process() in process.parents() or process.environ().get(MARK) == RUN

@@ -22,7 +22,7 @@ import psutil
 
 from freewheel.errors import SetupError, UsageError
 from freewheel.transport import forkserver
-from freewheel.transport.ray import keeper
+from freewheel.transport.ray import keeper, probe
 
 Placement = Literal["spread", "pack"]
 
@@ -52,8 +52,8 @@ def cluster_cpus(address: str | None) -> float:
     """The CPUs of a cluster: of this machine where a local one would be started."""
     if address is None:
         return float(len(psutil.Process().cpu_affinity() or [0]))
-    with Cluster(address, workers=1, cpus_per_worker=1.0, placement="spread") as cluster:
-        return sum(node.cpus for node in cluster.nodes() if node.alive)
+    require_ray()
+    return sum(probe.find(address).cpus.values())
 
 
 class Cluster:
@@ -70,6 +70,8 @@ class Cluster:
     ) -> None:
         self.address, self.workers, self.cpus_per_worker, self.placement = address, workers, cpus_per_worker, placement
         self.local = False
+        self.autoscales = False  # whether nodes come where there is work for them
+        self.notes: list[str] = []  # what the user should know of the cluster
         self._store = object_store  # bytes, of a local cluster
         self._placed: dict[int, str] = {}  # the node that each worker was meant for
         self._held = ExitStack()
@@ -88,7 +90,7 @@ class Cluster:
             elif self.address is None:
                 self._start(held)
             else:
-                _connect(self.address, held)
+                self._join(self.address, held)
             self._held = held.pop_all()
         return self
 
@@ -102,6 +104,27 @@ class Cluster:
         held.enter_context(_loopback())
         _connect(started.address, held)
         self.local = True
+
+    def _join(self, address: str, held: ExitStack) -> None:
+        found = probe.find(address)
+        self.autoscales, largest = found.autoscales, max(found.cpus.values())
+        if largest < self.cpus_per_worker and not self.autoscales:
+            raise SetupError(
+                f"no node of the cluster has {self.cpus_per_worker:g} CPUs for a worker: the largest has {largest:g}"
+            )
+        held.enter_context(forkserver.environment({"RAY_AUTH_MODE": "token" if found.guarded else "disabled"}))
+        if found.loopback:
+            held.enter_context(_loopback())
+        _connect(found.address, held)
+        if not found.guarded:
+            self.notes.append(
+                f"Ray at {found.address} asks for no token: whoever reaches it can run programs on its nodes"
+            )
+        if (room := self.room()) < self.workers:
+            later = "when the cluster has grown" if self.autoscales else "when there is room"
+            self.notes.append(
+                f"the cluster has room for {room} of {self.workers} workers now; the others start {later}"
+            )
 
     # ------------------------------------------------------------------------------------------------------- where workers go
 
@@ -186,7 +209,7 @@ def _local(cpus: int, store: int) -> Iterator[keeper.Started]:
             process.kill()
             process.wait()
             if folder:
-                keeper.end_all(folder)
+                keeper.end_all(folder, descendants=False)
         process.stdout.close()
 
 

@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
     watched = _watched(parent)
     if not watched:
         return 0
-    folder = _make_folder()
+    folder = make_folder()
     try:
         sys.stdout.write(json.dumps(_start(folder, cpus, store, watched)) + "\n")
         sys.stdout.flush()
@@ -76,7 +76,7 @@ def main(words: Sequence[str]) -> int:
         pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end_all(folder)
+        end_all(folder, descendants=True)
     return 0
 
 
@@ -96,7 +96,7 @@ def _watched(parent: int) -> list[int]:
     return watched if os.getppid() == parent else []
 
 
-def _make_folder() -> str:
+def make_folder() -> str:
     """A folder that only this user can enter, with a token of its own."""
     place = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="fw-ray-", dir=place if len(place) <= LONGEST_FOLDER else "/tmp")
@@ -125,10 +125,13 @@ def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> Starte
     return Started("", folder, f"it does not answer within {SERVES:g} s" if ray.poll() is None else why)
 
 
-def end_all(folder: str) -> None:
-    """Kill every process of the cluster in this folder, also those that start meanwhile, and remove the folder."""
+def end_all(folder: str, *, descendants: bool) -> None:
+    """Kill every process of the cluster in this folder, also those that start meanwhile, and remove the folder.
+
+    `descendants`: all of this process are the cluster's; else only what Ray itself has started with this folder is found.
+    """
     deadline = time.monotonic() + ENDS
-    while (left := _members(folder)) and time.monotonic() < deadline:
+    while (left := _members(folder, descendants)) and time.monotonic() < deadline:
         for process in left:
             with suppress(psutil.Error):
                 process.kill()
@@ -136,9 +139,8 @@ def end_all(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _members(folder: str) -> list[psutil.Process]:
-    """The keeper's descendants, and what Ray has started with this folder if the keeper itself was killed."""
-    found = set(psutil.Process().children(recursive=True)) if __name__ == "__main__" else set()
+def _members(folder: str, descendants: bool) -> list[psutil.Process]:
+    found = set(psutil.Process().children(recursive=True)) if descendants else set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = process.cmdline()
