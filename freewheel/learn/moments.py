@@ -24,13 +24,17 @@ FAR = 1e15  # times as far from 0 as usual
 
 class RunningMoments(Generic[A]):
     """Mean and variance of all rows ever added, by column, but for values that are absurdly far out. Nothing waits for a
-    device."""
+    device. shared: several learners have a part of the rows each, and now and then all know those of all."""
 
-    def __init__(self, columns: int, start: Start | None = None, *, device: str | None = None) -> None:
+    def __init__(
+        self, columns: int, start: Start | None = None, *, device: str | None = None, shared: bool = False
+    ) -> None:
         self.count = 0.0
         self.left_out: Any = 0  # values
         self.mean: A = zeros(columns, device)
         self.square: A = zeros(columns, device)  # sum of squared distances from the mean
+        self._since = RunningMoments[A](columns, device=device) if shared else None  # own rows since `pool`
+        self._pooled = np.zeros(2 * columns + 1)  # all rows until then
         if start is not None:  # as if the rows behind its statistics had been added here
             mean, scale = (to_numpy(start.params[f"norm.{name}"]).astype(np.float64) for name in ("mean", "scale"))
             self.restore(np.concatenate([mean, start.rows * np.maximum(scale**-2 - 1e-8, 0.0), [start.rows]]))
@@ -41,12 +45,41 @@ class RunningMoments(Generic[A]):
             return
         xp: Any = namespace(rows)
         rows = self._plausible(rows, xp)
-        mean = rows.mean(0, dtype=xp.float64)
-        distance = mean - self.mean
-        total = self.count + len(rows)
-        self.square += xp.square(rows - mean).sum(0) + xp.square(distance) * self.count * len(rows) / total
-        self.mean += distance * len(rows) / total  # type: ignore[assignment] # in place
+        mean: Any = rows.mean(0, dtype=xp.float64)
+        square: Any = xp.square(rows - mean).sum(0)
+        self._join(len(rows), mean, square)
+        if self._since is not None:
+            self._since._join(len(rows), mean, square)
+
+    def _join(self, rows: float, mean: Any, square: Any) -> None:
+        """So many rows of this mean, and these squared distances from it."""
+        xp: Any = namespace(mean)
+        distance: Any = mean - self.mean
+        total = self.count + rows
+        self.square += square + xp.square(distance) * self.count * rows / total
+        self.mean += distance * rows / total
         self.count = total
+
+    @property
+    def since(self) -> NDArray:
+        """What `pool` wants of every learner: its own rows since the last time."""
+        return np.zeros(0) if self._since is None else self._since.state()
+
+    def pool(self, parts: NDArray) -> None:
+        """Add the rows of all learners, [count, n] by rank, to what all had before: the same bits in each."""
+        if self._since is None:
+            return
+        self._write_state(self._pooled)
+        for part in parts:
+            self._join_state(part)
+        self._pooled = self._own_state()
+        self._since.restore(np.zeros_like(self._pooled))
+
+    def _join_state(self, state: NDArray) -> None:
+        if state[-1]:
+            columns, like = len(self.mean), self.mean
+            mean, square = (_as(part, like) for part in (state[:columns], state[columns:-1]))
+            self._join(float(state[-1]), mean, square)
 
     def _plausible(self, rows: A, xp: Any) -> A:
         """The same, with the mean in place of values that are too far out; they are counted."""
@@ -74,10 +107,21 @@ class RunningMoments(Generic[A]):
         return root
 
     def state(self) -> NDArray:
-        """Mean, square and count in one vector, float64."""
-        return np.concatenate([to_numpy(self.mean), to_numpy(self.square), [self.count]])
+        """Mean, square and count in one vector, float64; of several learners' rows, and behind them of own rows since."""
+        return self._own_state() if self._since is None else np.concatenate([self._pooled, self.since])
 
     def restore(self, state: NDArray) -> None:
+        self._pooled, since = np.split(state, [2 * len(self.mean) + 1])
+        self._write_state(self._pooled)
+        if len(since):
+            self._join_state(since)
+        if self._since is not None:
+            self._since.restore(since if len(since) else np.zeros_like(self._pooled))
+
+    def _own_state(self) -> NDArray:
+        return np.concatenate([to_numpy(self.mean), to_numpy(self.square), [self.count]])
+
+    def _write_state(self, state: NDArray) -> None:
         columns = len(self.mean)
         _write(self.mean, state[:columns])
         _write(self.square, state[columns:-1])
@@ -87,8 +131,8 @@ class RunningMoments(Generic[A]):
 class ReturnScale(Generic[A]):
     """How large discounted returns are: the running return of every lane, followed over its rows in order."""
 
-    def __init__(self, lanes: int, gamma: float, *, device: str | None = None) -> None:
-        self.moments: RunningMoments[A] = RunningMoments(1, device=device)
+    def __init__(self, lanes: int, gamma: float, *, device: str | None = None, shared: bool = False) -> None:
+        self.moments: RunningMoments[A] = RunningMoments(1, device=device, shared=shared)
         self._gamma = gamma
         self.running: A = zeros(lanes, device)
 
@@ -117,6 +161,10 @@ class ReturnScale(Generic[A]):
     def restore(self, moments: NDArray, running: NDArray) -> None:
         self.moments.restore(moments)
         _write(self.running, running)
+
+
+def _as(values: NDArray, like: Any) -> Any:
+    return values if isinstance(like, np.ndarray) else torch.as_tensor(values, device=like.device)
 
 
 def _write(target: Any, values: NDArray) -> None:

@@ -21,48 +21,22 @@ from freewheel.core import (
     Snapshot,
     Transitions,
 )
-from freewheel.errors import FreewheelError
+from freewheel.errors import FreewheelError, UsageError
 from freewheel.learn.chunks import from_arrays, to_arrays, under
 from freewheel.learn.finite import STATISTICS, WEIGHTS, LastGood, first_not_finite, is_finite
 from freewheel.learn.moments import RunningMoments
 from freewheel.learn.n_step import Successors
+from freewheel.learn.pace import Pace
 from freewheel.learn.priority import Uniform
 from freewheel.learn.replay import Columns, Minibatch, Replay
 from freewheel.learn.spec import LearnerSpec, ReplayConfig
+from freewheel.learn.together import checksum, gathered, own_seed, require_same, share
 from freewheel.policies.nets import TensorPolicy
 from freewheel.seeding import tree
 
 REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
 NO_METRICS: Metrics = types.MappingProxyType({})
 BURST = 32  # updates at most between two looks at what has arrived, by default
-
-
-class Pace:
-    """Counts rows and updates. Updates never run ahead of `ratio` a row, and rows are not taken while updates are more than
-    `slack` rows' worth behind: they wait with the learner, uncounted, and so do the workers that wrote them."""
-
-    def __init__(self, ratio: float, starts: int, slack: int) -> None:
-        self.ratio, self.starts, self.slack = ratio, starts, slack
-        self.rows = self.updates = 0
-
-    def updates_for(self, rows: int) -> int:
-        """Updates that this many rows require; none while they are fewer than learning starts with."""
-        return int(self.ratio * max(0, rows - self.starts) + 1e-9)
-
-    @property
-    def due(self) -> int:
-        """Updates that the rows taken so far still require."""
-        return self.updates_for(self.rows) - self.updates
-
-    @property
-    def behind(self) -> bool:
-        """Too far behind to take more rows."""
-        return self.due > self.ratio * self.slack
-
-    @property
-    def achieved(self) -> float:
-        """Updates per row since learning began."""
-        return self.updates / max(1, self.rows - self.starts)
 
 
 class Update(Protocol):
@@ -95,20 +69,24 @@ class ReplayLearner:
         priority: Uniform | None = None,
         successors: Successors | None = None,
     ) -> None:
-        policy, device = spec.policy, spec.compute.device
+        policy, device, peers = spec.policy, spec.compute.device, spec.services.peers
         self.config: ReplayConfig = config
+        self.batch = share(config.batch, peers)  # rows of an update that this learner draws
+        if not self.batch:
+            raise UsageError(f"{config.name}.batch {config.batch} cannot be divided among {peers.count} learners")
+        self._peers, count = peers, peers.count
         self.spec, self.version = spec, 0
         self.replay = Replay(
             config.rows_kept(spec),
             Columns(policy.obs_size, policy.action_columns),
             device,
-            tree(spec.seed, "learner", "replay"),
+            tree(own_seed(spec), "learner", "replay"),
             priority=priority,
             successors=successors,
         )
-        self._publish_every = config.publish_every or spec.batch.rows
+        self._publish_every = -(-config.publish_every // count) if config.publish_every else spec.batch.rows
         self._published = 0  # rows behind the present version
-        self.pace = Pace(config.ratio, config.learning_starts, self._publish_every)
+        self.pace = Pace(config.ratio * count, -(-config.learning_starts // count), self._publish_every)
         self.updater = make_update(self.draw)
         self.burst = BURST
         self._waiting: deque[Chunk[Any]] = deque()
@@ -117,11 +95,13 @@ class ReplayLearner:
         self._good: LastGood | None = None  # None: nothing was updated yet
         self._checked = 0  # updates when weights were last looked at
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
-        self._moments = RunningMoments[NDArray](policy.obs_size, spec.start) if policy.normalised else None
+        self._moments: RunningMoments[NDArray] | None = None
+        if policy.normalised:
+            self._moments = RunningMoments(policy.obs_size, spec.start, shared=count > 1)
 
     @property
     def ready(self) -> bool:
-        return self.pace.due >= 1 or self._complete
+        return self.pace.due >= 1 or self._complete(self.pace.rows)
 
     @property
     def fallback(self) -> str:
@@ -142,26 +122,45 @@ class ReplayLearner:
         self._admit()
 
     def update(self) -> Metrics:
-        """As many updates as are due, up to a burst or the next publication."""
+        """As many updates as are due, up to a burst or the next publication. Learners that train together meet here, with rows
+        enough for one each: the one with the fewest sets the pace, because all draw as many rows from their own."""
         count = min(self.pace.due, self.burst, max(0, self.pace.updates_for(self._boundary) - self.pace.updates))
+        alone, services, least = self._peers.count == 1, self.spec.services, self.pace.rows
+        if not alone:
+            count, least = self._agree(count)
         if self._good is None:
             self._good = LastGood(self.updater.state_dict())
         for _ in range(count):
             self.updater.step()
             self.pace.updates += 1
-            self.spec.services.between_steps()
+            if alone:
+                services.between_steps()
+            else:  # others wait in the next step
+                services.report()
         self._admit()
         about: dict[str, float] = {"updates": count}
-        return about | self._publish() if self._complete else about
+        return about | self._publish() if self._complete(self.pace.rows if alone else least) else about
+
+    def _agree(self, count: int) -> tuple[int, int]:
+        """The updates that all learners can make now, and the rows that each of them has at least. From here on all have the
+        learning rate of the first."""
+        learner: object = self
+        adjustable = learner if isinstance(learner, AdjustableLearner) else None
+        rate = 0.0 if adjustable is None else adjustable.learning_rate
+        mine = [count, self.pace.rows, self._publish_every, rate]
+        counts, rows, every, rates = gathered(self._peers, np.array(mine)).T
+        self._publish_every = self.pace.slack = int(every.max())
+        if adjustable is not None and rates[0] != rate:
+            adjustable.learning_rate = float(rates[0])
+        return int(counts.min()), int(rows.min())
 
     @property
     def _boundary(self) -> int:
         return self._published + self._publish_every
 
-    @property
-    def _complete(self) -> bool:
+    def _complete(self, rows: int) -> bool:
         """The rows of the next version are here, and all updates that they require are done."""
-        return self.pace.rows >= self._boundary and self.pace.updates >= self.pace.updates_for(self._boundary)
+        return rows >= self._boundary and self.pace.updates >= self.pace.updates_for(self._boundary)
 
     def snapshot(self) -> Snapshot:
         """The weights stay on the GPU for a batched simulator there."""
@@ -172,7 +171,7 @@ class ReplayLearner:
         return RowCounts(trained=self._stored, queued=self._waiting_rows)
 
     def draw(self) -> Minibatch:
-        return self.replay.draw(self.config.batch).minibatch(self.replay.columns, self.config.gamma)
+        return self.replay.draw(self.batch).minibatch(self.replay.columns, self.config.gamma)
 
     def buffers(self) -> Mapping[str, RowBuffer]:
         return {"replay": self.replay}
@@ -223,25 +222,46 @@ class ReplayLearner:
         self.version += 1
         self._published = self._boundary
         about = self.updater.losses() if self.updater.unread >= REPORT else {}
-        self._keep_finite(about)
+        self._look(about)
         self.not_finite, self._put_back = self._put_back, ""
         about = {} if self.not_finite else about
+        late, rows, latest = self._pool_statistics()
         if self._moments is not None:
             mean, scale = self._moments.mean, 1.0 / self._moments.deviation
             if is_finite(mean) and is_finite(scale):
                 self.updater.policy.normalise(mean, scale)
             else:  # the network reads observations as before
                 self.not_finite = STATISTICS
-        if self._lags:
-            about["replay/lag_mean"] = sum(lag * rows for lag, rows in self._lags) / sum(rows for _, rows in self._lags)
-            about["replay/lag_max"] = float(max(lag for lag, _ in self._lags))
-            self._lags.clear()
+        if rows:
+            about |= {"replay/lag_mean": late / rows, "replay/lag_max": latest}
         about["replay/drawn"] = self.pace.updates * self.config.batch
-        return about | {"replay/updates_per_row": self.pace.achieved, "update/skipped": float(bool(self.not_finite))}
+        about["replay/updates_per_row"] = self.pace.achieved / self._peers.count
+        return about | {"update/skipped": float(bool(self.not_finite))}
 
-    def _keep_finite(self, losses: Metrics = NO_METRICS) -> None:
-        """Before weights leave: put the last good state back if these losses or the policy are not finite. Now and then all that
-        is trained is looked at, and remembered if it is good."""
+    def _pool_statistics(self) -> tuple[float, float, float]:
+        """Of rows since the last publication, in all learners: the sum of lags, the number, and the greatest lag. From here on
+        all have the same statistics of observations."""
+        late, rows = sum(lag * rows for lag, rows in self._lags), sum(rows for _, rows in self._lags)
+        mine = np.array([late, rows, max((lag for lag, _ in self._lags), default=0), 0.0])
+        self._lags.clear()
+        if self._peers.count > 1:
+            mine[3] = checksum(self.updater.policy.net.vector)
+            since = np.zeros(0) if self._moments is None else self._moments.since
+            table = gathered(self._peers, np.concatenate([mine, since]))
+            require_same(table[:, 3])
+            if self._moments is not None:
+                self._moments.pool(table[:, 4:])
+            mine[:2], mine[2] = table[:, :2].sum(0), table[:, 2].max()
+        return float(mine[0]), float(mine[1]), float(mine[2])
+
+    def _keep_finite(self) -> None:
+        """Before weights leave. Learners that train together put back together: in a publication, and nowhere else."""
+        if self._peers.count == 1:
+            self._look(NO_METRICS)
+
+    def _look(self, losses: Metrics) -> None:
+        """Put the last good state back if these losses or the policy are not finite. Now and then all that is trained is looked
+        at, and remembered if it is good."""
         updater, steps, good = self.updater, self.pace.updates, self._good
         if good is None or steps == self._checked:
             return

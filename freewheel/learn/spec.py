@@ -110,6 +110,9 @@ class AlgorithmConfig(Protocol):
 
     name: ClassVar[str] = ""  # for error messages
     on_policy: ClassVar[bool]  # whether rows are worth less the older the policy is that wrote them
+    #: Whether its learner sums gradients over Services.peers. Options and rows of an update are those of all learners: it divides
+    #: them by their number, but for the BatchSpec and the steps that a LearnerSpec has, which are its own already.
+    trains_together: ClassVar[bool] = False
     publish_every: int | None = None  # rows between two publications; None: BatchSpec.rows
 
     @property
@@ -248,8 +251,9 @@ class ReplayConfig(AlgorithmConfig):
         return f"--{self.name}.learning-starts"
 
     def rows_kept(self, spec: LearnerSpec) -> int:
-        """Capacity of the replay buffer: no more than the run will bring."""
-        return self.buffer if spec.total_steps is None else min(self.buffer, spec.total_steps + 2 * spec.batch.rows)
+        """Capacity of the replay buffer of one learner: no more than the run will bring."""
+        rows = -(-self.buffer // spec.services.peers.count)
+        return rows if spec.total_steps is None else min(rows, spec.total_steps + 2 * spec.batch.rows)
 
     def needs(self, spec: LearnerSpec) -> Sequence[Need]:
         rows, each = self.rows_kept(spec), row_bytes(spec.policy)

@@ -28,7 +28,8 @@ class Spy:
         self.kl: list[float] = []  # of the next minibatches; then 0
         learner.engine.gradient = self.gradient  # type: ignore[method-assign]
 
-    def gradient(self, batch: Minibatch, coefficients: Coefficients) -> tuple[float, ...]:
+    def gradient(self, batch: Minibatch, coefficients: Coefficients, total: int | None = None) -> tuple[float, ...]:
+        assert total in (None, len(batch.action))
         self.batches.append(batch)
         self.coefficients.append(coefficients)
         self._grad.fill_(self.slope)

@@ -16,7 +16,7 @@ from torch import Tensor
 from freewheel.core import Array, Chunk, Metrics, RowBuffer, Transitions, to_numpy
 from freewheel.errors import DivergedError, FreewheelError
 from freewheel.learn.chunks import under
-from freewheel.learn.finite import SkippedUpdates
+from freewheel.learn.finite import SkippedUpdates, is_finite
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Continuation, Fit, Fitter
@@ -26,6 +26,7 @@ from freewheel.learn.mbpo.task import model_rows
 from freewheel.learn.replay import Minibatch, Replay
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
+from freewheel.learn.together import own_seed, share
 from freewheel.seeding import tree
 
 LOOK = 0.1  # seconds between two checks whether the run has to end, while a fit is waited for
@@ -35,13 +36,19 @@ HORIZON = 5  # steps ahead, or the length of rollouts where that is more
 
 
 class MBPO(SAC):
-    """A SAC that also learns from rows of a model: rows, updates and fits come each at their own pace."""
+    """A SAC that also learns from rows of a model: rows, updates and fits come each at their own pace. Of learners that train
+    together, each fits a model to its own rows and rolls out as many states as it has a share of."""
 
     config: MBPOConfig
 
     def __init__(self, config: MBPOConfig, spec: LearnerSpec) -> None:
+        peers = spec.services.peers
+        every, rows, kept = (
+            -(-total // peers.count) for total in (config.model_every, config.model_rows, config.model_buffer)
+        )
+        config = replace(config, model_every=every, model_rows=rows, model_buffer=kept)  # of its share of the rows
         super().__init__(config, spec)
-        device, seed, columns = spec.compute.device, spec.seed, self.replay.columns
+        device, seed, columns = spec.compute.device, own_seed(spec), self.replay.columns
         self._view, task = look(config, spec)
         learned, seen = (task[0] is None, task[1] is None), replace(columns, obs_size=self._view.size)
         sizes = (config.members, config.model_hidden, config.predict)
@@ -58,7 +65,7 @@ class MBPO(SAC):
         self._rollouts.between_steps = spec.services.between_steps
         self.model_buffer = Replay(config.rows_of_models, columns, device, tree(seed, "learner", "imagined"))
         self.updater.generators.append(self.model_buffer.generator)
-        self._real = int(config.batch * config.real_ratio + 1e-9)
+        self._real = min(self.batch, share(int(config.batch * config.real_ratio + 1e-9), peers))
         assert spec.services.executors is not None, "the model needs an executor"
         fitter = partial(_fitter, model, config, seed, device, compile_)
         self._executor = spec.services.executors(fitter, "the model")
@@ -128,7 +135,7 @@ class MBPO(SAC):
     def _manage_fits(self) -> None:
         """The model is never more than two fits' worth of rows behind: then updates wait for it."""
         rows = self.pace.rows
-        if rows < self.config.learning_starts:
+        if rows < self.pace.starts:
             return
         self._collect_fits()
         newest = self._requested_at[-1] if self._requested_at else max(self._tried, self._model_rows)
@@ -191,6 +198,10 @@ class MBPO(SAC):
     def _roll_out(self) -> None:
         """Roll the present policy out from real states in the model; rows of older models expire."""
         self._keep_finite()
+        if not is_finite(
+            self.updater.policy.net.vector
+        ):  # others have to put it back as well; older rows do until then
+            return
         self.model_buffer.expire(self._fits - self.config.keep_models + 1)
         states = self.replay.columns.split(self.replay.sample(self._starts)).obs
         try:
@@ -207,13 +218,13 @@ class MBPO(SAC):
     def length(self) -> int:
         """Steps of a rollout, by the schedule."""
         begin, end, short, long = self.config.rollout_schedule
-        progress = (self.pace.rows - begin) / max(1, end - begin)
+        progress = (self.pace.rows * self.spec.services.peers.count - begin) / max(1, end - begin)
         return int(short + (long - short) * min(1.0, max(0.0, progress)))
 
     def draw(self) -> Minibatch:
         """A share of real rows, and model rows for the rest."""
         real, gamma = self.replay.draw(self._real), self.config.gamma
-        model_rows = self.model_buffer.sample(self.config.batch - self._real)
+        model_rows = self.model_buffer.sample(self.batch - self._real)
         return real.and_also(model_rows, gamma).minibatch(self.replay.columns, gamma)
 
     def _follow(self, chunk: Chunk[Any]) -> None:

@@ -25,6 +25,7 @@ class PPOConfig(AlgorithmConfig):
 
     name: ClassVar[str] = "ppo"
     on_policy: ClassVar[bool] = True
+    trains_together: ClassVar[bool] = True
 
     lr: Annotated[float, POSITIVE] = 3e-4
     """Adam's step size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +16,10 @@ from freewheel.learn.moments import ReturnScale, RunningMoments
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.numpy_engine import NumpyEngine, supports
 from freewheel.learn.ppo.rollout_buffer import RolloutBuffer
-from freewheel.learn.ppo.targets import Coefficients
+from freewheel.learn.ppo.targets import Coefficients, Everybody
 from freewheel.learn.ppo.torch_engine import TorchEngine
 from freewheel.learn.spec import OBS_STATISTICS, POLICY, RETURN_STATISTICS, LearnerSpec, Schedule
+from freewheel.learn.together import checksum, gathered, own_seed, require_same
 from freewheel.policies.nets import PolicyNet, TensorPolicy
 from freewheel.seeding import generator, tree
 
@@ -39,13 +41,14 @@ class PPO:
         self.not_finite = ""
         self._in_use = 0  # rows of an update that is under way, or was cut short
         self._lr: float | None = None  # assigned; None: by the schedule
-        device = spec.compute.device if simulated else None
+        self._agreed: float | None = None  # the part of the run that is done, as several learners have counted it
+        device, shared = spec.compute.device if simulated else None, spec.services.peers.count > 1
         self._moments: RunningMoments[Any] | None = None
         if spec.policy.normalised:
-            self._moments = RunningMoments(spec.policy.obs_size, spec.start, device=device)
+            self._moments = RunningMoments(spec.policy.obs_size, spec.start, device=device, shared=shared)
         self._scale: ReturnScale[Any] | None = None
         if config.reward_scale == "returns":
-            self._scale = ReturnScale(spec.batch.lanes, config.gamma, device=device)
+            self._scale = ReturnScale(spec.batch.lanes, config.gamma, device=device, shared=shared)
 
     @property
     def ready(self) -> bool:
@@ -99,10 +102,10 @@ class PPO:
             self._buffer.take(wanted.rows) if wanted.episodes is None else self._buffer.take_episodes(wanted.episodes)
         )
         self._in_use = batch.rows
-        lag = self.version - batch.flatten(batch.version)
-        about = {"lag_mean": float(lag.mean()), "lag_max": float(lag.max())}
-        about |= {f"lag/share_{late}": float(share) for late, share in enumerate(np.bincount(lag) / len(lag))}
-        found = self.engine.improve(batch, bool(lag.any()), self._coefficients())
+        counts, lags = self._agree(batch.rows, np.bincount(self.version - batch.flatten(batch.version)))
+        about = {"lag_mean": float(np.arange(len(lags)) @ lags / lags.sum()), "lag_max": float(len(lags) - 1)}
+        about |= {f"lag/share_{late}": float(share) for late, share in enumerate(lags / lags.sum())}
+        found = self.engine.improve(batch, Everybody(counts, len(lags) > 1), self._coefficients())
         self.not_finite, metrics = (found, {}) if isinstance(found, str) else ("", found)
         skipped = bool(self.not_finite)
         self._skipped += batch.rows if skipped else 0
@@ -118,6 +121,31 @@ class PPO:
         if wanted.max_lag is not None:
             self._stale += self._buffer.expire(self.version - wanted.max_lag)
         return about | metrics | {"update/skipped": float(skipped)}
+
+    def _agree(self, rows: int, lags: NDArray) -> tuple[list[int], NDArray]:
+        """The rows of this update that each learner has, and how many of all have which lag. From here on all learners have the
+        same statistics, the same progress, and the learning rate that the first was assigned."""
+        peers = self.spec.services.peers
+        if peers.count == 1:
+            return [rows], lags
+        returns = None if self._scale is None else self._scale.moments
+        pools = [pool for pool in (self._moments, returns) if pool is not None]
+        rate, done = math.nan if self._lr is None else self._lr, self._trained + self._skipped
+        mine = [rows, len(lags), done, self.spec.total_steps or 0, rate, checksum(self.engine.net.vector)]
+        parts = [np.array(mine), *(pool.since for pool in pools)]
+        first, *others = np.split(
+            gathered(peers, np.concatenate(parts)), np.cumsum([len(part) for part in parts])[:-1], 1
+        )
+        for pool, part in zip(pools, others, strict=True):
+            pool.pool(part)
+        counts, lengths, done_by_all, steps, rates, sums = first.T
+        require_same(sums)
+        self._agreed = done_by_all.sum() / max(1.0, steps.sum())
+        self._lr = None if math.isnan(rates[0]) else float(rates[0])
+        late = np.zeros(int(lengths.max()))
+        late[: len(lags)] = lags
+        peers.sum(late)
+        return [int(count) for count in counts], late
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self.version, self.engine.weights())
@@ -171,13 +199,15 @@ class PPO:
 
     def _faded(self, value: float, schedule: Schedule) -> float:
         total = self.spec.total_steps
-        done = 0.0 if total is None else min(1.0, (self._trained + self._skipped) / total)
+        own = 0.0 if total is None else (self._trained + self._skipped) / total
+        done = min(1.0, own if self._agreed is None else self._agreed)
         return value * (1.0 - done if schedule == "linear" else 1.0)
 
 
 def build_engine(config: PPOConfig, spec: LearnerSpec) -> NumpyEngine | TorchEngine:
     """numpy where gradients are written out for the network and rows come from CPU workers, else torch."""
-    rng, first, device = generator(spec.seed, "learner"), generator(spec.seed, "weights"), spec.compute.device
+    own, first, device = own_seed(spec), generator(spec.seed, "weights"), spec.compute.device
+    rng = generator(own, "learner")
     possible = supports(spec.policy, device) and not spec.world.batched_on_device
     if config.gradient == "analytic" and not possible:
         raise SetupError("ppo.gradient analytic serves plain MLPs (tanh, relu, elu) with CPU workers; use auto")
@@ -185,8 +215,8 @@ def build_engine(config: PPOConfig, spec: LearnerSpec) -> NumpyEngine | TorchEng
         net = PolicyNet(spec.policy, first, device)
         if spec.start is not None:
             net.begin(spec.start.params)
-        return NumpyEngine(config, net, rng, spec.services.report)
-    policy = TensorPolicy(spec.policy, first, device, tree(spec.seed, "learner"))
+        return NumpyEngine(config, net, rng, spec.services)
+    policy = TensorPolicy(spec.policy, first, device, tree(own, "learner"))
     if spec.start is not None:
         policy.begin(spec.start.params)
     return TorchEngine(config, spec, policy, rng)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from freewheel.learn.adam import Adam
 from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
-from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, inspected, prepare
-from freewheel.learn.spec import go_on
+from freewheel.learn.ppo.targets import BREAKABLE, KL, LOSSES, Coefficients, Everybody, Minibatch, inspected, prepare
+from freewheel.learn.spec import Services
+from freewheel.learn.together import Split, first_of, standards
 from freewheel.policies.nets import PolicyNet
 from freewheel.policies.spec import ACTIVATIONS, HEADS, PolicySpec, Views, layers, network_inputs, select, views
 from freewheel.seeding import generator_state, restore_generator
@@ -70,17 +72,22 @@ class Trunk:
                 slope *= self._slope(x)
 
 
+NO_SERVICES = Services()
+
+
 class NumpyEngine:
     """For plain MLPs with a head that has slopes. Implements targets.Network for itself."""
 
     fallback = ""
 
     def __init__(
-        self, config: PPOConfig, net: PolicyNet, rng: np.random.Generator, report: Callable[[], None] = go_on
+        self, config: PPOConfig, net: PolicyNet, rng: np.random.Generator, services: Services = NO_SERVICES
     ) -> None:
-        """report: called after every gradient step."""
-        self.config, self.net, self._rng, self._report = config, net, rng, report
-        self.grad = torch.zeros_like(net.vector)
+        """services.report is called after every gradient step."""
+        self.config, self.net, self._rng = config, net, rng
+        self._report, self._peers = services.report, services.peers
+        self._sum = torch.zeros(len(net.vector) + len(LOSSES))  # over learners: gradient and losses
+        self.grad, self._losses = self._sum.split([len(net.vector), len(LOSSES)])
         self._adam = Adam(net.vector, self.grad)
         self._views = net.params.views
         grads = views(self.grad.numpy(), net.trainable_layout)
@@ -90,18 +97,21 @@ class NumpyEngine:
         self._ones = np.ones(0, np.float32)
 
     @np.errstate(over="ignore", invalid="ignore")  # an overflow is found in the gradient; a warning would not help
-    def improve(self, batch: RolloutBatch, lagging: bool, coefficients: Coefficients) -> dict[str, float] | str:
+    def improve(self, batch: RolloutBatch, all_: Everybody, coefficients: Coefficients) -> dict[str, float] | str:
         """All gradient steps of an update: metrics; or what was not finite, and all weights are as before."""
         factor = None if coefficients.reward_factor is None else np.float32(coefficients.reward_factor)
-        rows, effective, explained = prepare(self, batch, self.config, recompute=lagging, reward_factor=factor)
+        rows, effective, explained = prepare(
+            self, batch, self.config, recompute=all_.lagging, reward_factor=factor, peers=self._peers
+        )
         before = self._adam.remember()
         shown: list[tuple[float, ...]] = []
-        for part in self._minibatches(rows):
-            losses = self.gradient(part, coefficients)
+        for part, total in self._minibatches(rows, all_.rows):
+            losses = self._over_all(self.gradient(part, coefficients, total))
             norm = float(torch.linalg.vector_norm(self.grad))
             if not np.isfinite(norm):
                 self._adam.recall(*before)
-                return first_not_finite({**inspected(rows), **dict(zip(LOSSES, losses, strict=True))}) or GRADIENT
+                term = first_not_finite({**inspected(rows), **dict(zip(LOSSES, losses, strict=True))}) or GRADIENT
+                return first_of(self._peers, BREAKABLE, term)
             shown.append((*losses, norm))
             if self.config.target_kl is not None and losses[KL] > 1.5 * self.config.target_kl:
                 break
@@ -116,27 +126,45 @@ class NumpyEngine:
         metrics = {name: float(value) for name, value in zip((*LOSSES, "gradient/norm"), means, strict=True)}
         return metrics | {"lag/effective_samples": float(effective), "value/explained_variance": float(explained)}
 
-    def _minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
-        count = len(rows.action)
-        parts = max(1, count // self.config.size(count))
+    def _minibatches(self, rows: Minibatch, counts: Sequence[int]) -> Iterator[tuple[Minibatch, int]]:
+        """This learner's part of each minibatch, and the rows of all of it."""
+        total, peers = sum(counts), self._peers
+        split = Split.of(counts, peers.rank, self.config.size(total))
+        ends = list(itertools.accumulate(split.sizes, initial=0))
         for _ in range(self.config.epochs):
-            shuffled = rows.take(self._rng.permutation(count)) if parts > 1 else rows
-            for part in range(parts):
-                yield self._standardise(shuffled.take(slice(count * part // parts, count * (part + 1) // parts)))
+            shuffled = rows.take(self._rng.permutation(len(rows.action))) if len(split.sizes) > 1 else rows
+            parts = [shuffled.take(slice(*place)) for place in itertools.pairwise(ends)]
+            known: Sequence[tuple[float, float] | None] = [None] * len(parts)
+            if peers.count > 1 and self.config.normalize_advantage:
+                known = standards(peers, [part.advantage for part in parts], split.totals)
+            for part, standard, of_all in zip(parts, known, split.totals, strict=True):
+                yield self._standardise(part, standard), of_all
 
-    def _standardise(self, part: Minibatch) -> Minibatch:
+    def _standardise(self, part: Minibatch, known: tuple[float, float] | None) -> Minibatch:
+        """known: mean and deviation, where rows of others are in them as well."""
         rows = len(part.advantage)
+        if known is not None:
+            centred = part.advantage - np.float32(known[0])
+            return part._replace(advantage=centred / np.float32(known[1] + 1e-8))
         if not self.config.normalize_advantage or rows < 2:
             return part
         centred = part.advantage - part.advantage.sum() / np.float32(rows)
         deviation = math.sqrt(float(centred @ centred) / (rows - 1))
         return part._replace(advantage=centred / np.float32(deviation + 1e-8))
 
-    def gradient(self, batch: Minibatch, coefficients: Coefficients) -> tuple[float, ...]:
-        """Fill `grad`; the LOSSES of this minibatch."""
-        rows, clip = len(batch.action), coefficients.clip
-        if len(self._ones) != rows:
-            self._ones = np.ones(rows, np.float32)
+    def _over_all(self, losses: tuple[float, ...]) -> tuple[float, ...]:
+        """Sum the gradient and these losses over all learners."""
+        if self._peers.count == 1:
+            return losses
+        self._losses.copy_(torch.tensor(losses))
+        self._peers.sum(self._sum)
+        return tuple(self._losses.tolist())
+
+    def gradient(self, batch: Minibatch, coefficients: Coefficients, total: int | None = None) -> tuple[float, ...]:
+        """Fill `grad`; the LOSSES of this minibatch. Of a part of it: the part's share of both, in `total` rows."""
+        clip, rows = coefficients.clip, len(batch.action) if total is None else total
+        if len(self._ones) != len(batch.action):
+            self._ones = np.ones(len(batch.action), np.float32)
         value, log_prob = self.evaluate(batch.inputs, batch.action)
         log_ratio = log_prob - batch.reference
         ratio = np.exp(log_ratio)

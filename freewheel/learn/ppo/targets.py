@@ -12,14 +12,16 @@ With r = 1 this is exactly generalised advantage estimation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 
 from freewheel.core import A
-from freewheel.learn.finite import ADVANTAGE, LOG_PROB, STATISTICS, TARGET
+from freewheel.learn.finite import ADVANTAGE, GRADIENT, LOG_PROB, STATISTICS, TARGET, WEIGHTS
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
+from freewheel.learn.spec import ALONE, Peers
 from freewheel.policies.spec import namespace
 
 #: What a minibatch shows, in the order of every array of losses. The first three make the loss.
@@ -35,6 +37,13 @@ class Coefficients(NamedTuple):
     clip: float
     entropy: float
     reward_factor: Any = None  # a scalar of the rows' kind; None: rewards as they are
+
+
+class Everybody(NamedTuple):
+    """What is known of the rows of an update over all learners that train together."""
+
+    rows: Sequence[int]  # of each learner, by rank
+    lagging: bool  # some were chosen by an older policy than the one about to be improved
 
 
 class Minibatch(NamedTuple, Generic[A]):
@@ -57,6 +66,10 @@ def inspected(rows: Minibatch[A]) -> dict[str, Any]:
     return {STATISTICS: rows.inputs, LOG_PROB: rows.reference, TARGET: rows.value, ADVANTAGE: rows.advantage}
 
 
+#: All that an update may find not to be finite, in the same order.
+BREAKABLE = (STATISTICS, LOG_PROB, TARGET, ADVANTAGE, *LOSSES, GRADIENT, WEIGHTS)
+
+
 class Network(Protocol):
     """What `prepare` computes with, on numpy arrays or on tensors."""
 
@@ -67,9 +80,16 @@ class Network(Protocol):
 
 
 def prepare(
-    network: Network, batch: RolloutBatch[A], config: PPOConfig, *, recompute: bool, reward_factor: Any
+    network: Network,
+    batch: RolloutBatch[A],
+    config: PPOConfig,
+    *,
+    recompute: bool,
+    reward_factor: Any,
+    peers: Peers = ALONE,
 ) -> tuple[Minibatch[A], Any, Any]:
-    """All rows with their targets; the share of them that importance weights leave; the targets' explained variance.
+    """All rows with their targets; the share of them that importance weights leave; the targets' explained variance, both over
+    the rows of all learners.
 
     recompute: the policy that chose the rows is not known to be the one about to be improved.
     """
@@ -93,8 +113,24 @@ def prepare(
     delta = temporal_difference(reward, data.terminated, grid, network.next_values(batch, grid, goes_on), config.gamma)
     corrected = None if ratio is None or config.targets == "plain" else batch.spread(ratio)
     advantage, goal = map(flat, estimate(delta, grid, goes_on, corrected, config))
-    explained = 1.0 - xp.var(goal - value, correction=0) / (xp.var(goal, correction=0) + 1e-8)
+    if peers.count > 1:
+        effective, explained = _over_all(peers, ratio, goal, value)
+    else:
+        explained = 1.0 - xp.var(goal - value, correction=0) / (xp.var(goal, correction=0) + 1e-8)
     return Minibatch(inputs, action, reference, weight, advantage, goal), effective, explained
+
+
+def _over_all(peers: Peers, ratio: Any | None, goal: Any, value: Any) -> tuple[Any, Any]:
+    """The share of effective rows, and the explained variance, by one sum over all learners."""
+    xp = namespace(goal)
+    parts = [xp.asarray(part, dtype=xp.float64) for part in (goal - value, goal, goal if ratio is None else ratio)]
+    rows = xp.ones_like(parts[0]).sum()
+    sums = xp.stack([rows, *(number for part in parts for number in (part.sum(), xp.square(part).sum()))])
+    peers.sum(sums)
+    means = sums[1:] / sums[0]
+    left, spread = (square - mean * mean for mean, square in (means[:2], means[2:4]))
+    effective = 1.0 if ratio is None else means[4] * means[4] / means[5]
+    return effective, 1.0 - left / (spread + 1e-8)
 
 
 def continues(terminated: Any, truncated: Any, valid: Any) -> Any:

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freewheel.core import Array, Transitions
+from freewheel.core import Array, Compile, Transitions
 from freewheel.learn.adam import FusedAdam
 from freewheel.learn.chunks import FIELDS
 from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite, is_finite
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
-from freewheel.learn.ppo.targets import KL, LOSSES, Coefficients, Minibatch, inspected, prepare
+from freewheel.learn.ppo.targets import BREAKABLE, KL, LOSSES, Coefficients, Everybody, Minibatch, inspected, prepare
 from freewheel.learn.spec import LearnerSpec
+from freewheel.learn.together import NO_GRAPH, Split, first_of, standards, sum_gradients
 from freewheel.policies.nets import TensorPolicy
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator_state, restore_generator
@@ -34,7 +35,10 @@ class TorchEngine:
     def __init__(self, config: PPOConfig, spec: LearnerSpec, policy: TensorPolicy, rng: np.random.Generator) -> None:
         self.config, self.policy, self.net, self._rng = config, policy, policy.net, rng
         self._device, self._simulated = self.net.vector.device, spec.world.batched_on_device
-        self._compile = spec.compute.compile if self._simulated else "off"
+        self._peers = spec.services.peers
+        wanted: Compile = spec.compute.compile if self._simulated else "off"
+        self._compile: Compile = wanted if self._peers.count == 1 else "off"
+        self._no_graph = NO_GRAPH if self._compile != wanted else ""
         self._adam = FusedAdam(self.net.parameters, config.lr, eps=1e-5)
         self._shape: tuple[tuple[int, ...], int] | None = None  # of the tensors that programs work on
         self._programs: list[Program] = []
@@ -42,18 +46,24 @@ class TorchEngine:
         self._at = torch.zeros(1, dtype=torch.int64, device=self._device)  # first row of the next minibatch
         self._kl, self._norm, self._clip, self._entropy, self._factor = torch.zeros(5, device=self._device).unbind()
         self._recompute = self._scaled = False
+        # Of the present minibatch: own rows, their share of all, and what advantages are standardised by, if it is known.
+        self._size, self._share = 0, 1.0
+        self._standard: tuple[float, float] | None = None
         self._report = spec.services.report
 
     @property
     def fallback(self) -> str:
         """Why there is no CUDA graph where one was requested."""
-        return next((program.fallback for program in self._programs if program.fallback), "")
+        return self._no_graph or next((program.fallback for program in self._programs if program.fallback), "")
 
-    def improve(self, batch: RolloutBatch[Any], lagging: bool, coefficients: Coefficients) -> dict[str, float] | str:
+    def improve(self, batch: RolloutBatch[Any], all_: Everybody, coefficients: Coefficients) -> dict[str, float] | str:
         """All gradient steps of an update: metrics; or what was not finite, and all weights are as before."""
-        self._recompute = lagging or self._simulated
+        self._recompute = all_.lagging or self._simulated
         self._scaled = coefficients.reward_factor is not None
         self._load(batch)
+        size = self.config.size(sum(all_.rows))
+        self._split = Split.of(all_.rows, self._peers.rank, size, even=self._simulated)
+        self._size = self._split.sizes[0]
         before = self.net.vector.clone(), [part.clone() for part in self._adam.state]
         self._adam.lr.fill_(coefficients.lr)
         self._clip.fill_(coefficients.clip)
@@ -78,7 +88,7 @@ class TorchEngine:
         reference, weight, advantage, value = self._scalars.unbind(-1)
         rows = Minibatch(self._inputs, self._action, reference, weight, advantage, value)
         losses = zip((*LOSSES, GRADIENT), sums, strict=False)
-        return first_not_finite({**inspected(rows), **dict(losses)}) or WEIGHTS
+        return first_of(self._peers, BREAKABLE, first_not_finite({**inspected(rows), **dict(losses)}) or WEIGHTS)
 
     def _load(self, batch: RolloutBatch[Any]) -> None:
         """Copy the rows to where programs read them."""
@@ -91,8 +101,6 @@ class TorchEngine:
             self._inputs = torch.zeros(batch.rows, self.net.spec.obs_size, device=self._device)
             self._scalars = torch.zeros(batch.rows, 4, device=self._device)  # reference, weight, advantage, value
             self._order = torch.arange(batch.rows, device=self._device)
-            self._sizes = self._minibatch_sizes(batch.rows)
-            self._size = self._sizes[0]  # of the present minibatch
         for name, value in source.items():
             getattr(self._data, name).copy_(value, non_blocking=True)
         self._batch = RolloutBatch(self._data, batch.version, batch.rows)
@@ -110,7 +118,9 @@ class TorchEngine:
     @torch.no_grad()
     def _prepare(self) -> None:
         factor = self._factor if self._scaled else None
-        found = prepare(self, self._batch, self.config, recompute=self._recompute, reward_factor=factor)
+        found = prepare(
+            self, self._batch, self.config, recompute=self._recompute, reward_factor=factor, peers=self._peers
+        )
         rows, self._sums[EFFECTIVE], self._sums[EXPLAINED] = found
         self._inputs.copy_(rows.inputs)
         weight = torch.ones_like(rows.reference) if rows.weight is None else rows.weight
@@ -120,11 +130,13 @@ class TorchEngine:
         """Epochs × minibatches; how many gradients were computed."""
         count = 0
         for _ in range(self.config.epochs):
-            if len(self._sizes) > 1:
+            if len(self._split.sizes) > 1:
                 self._order.copy_(self._permutation(len(self._order)))
             self._at.zero_()
-            for size in self._sizes:
-                self._size = size
+            known = self._standards()
+            for part, size in enumerate(self._split.sizes):
+                self._size, self._share = size, size / self._split.totals[part]
+                self._standard = None if known is None else known[part]
                 step()
                 self._report()
                 count += 1
@@ -134,12 +146,12 @@ class TorchEngine:
                     apply()
         return count
 
-    def _minibatch_sizes(self, rows: int) -> list[int]:
-        """All rows, or for a simulator so many that all minibatches have one size."""
-        parts = max(1, rows // self.config.size(rows))
-        if self._simulated:
-            return [rows // parts] * parts
-        return [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
+    def _standards(self) -> list[tuple[float, float]] | None:
+        """Of the advantages in this epoch's minibatches, where rows of others are in them as well."""
+        if self._peers.count == 1 or not self.config.normalize_advantage:
+            return None
+        advantage, sizes = self._scalars[self._order, 2].cpu().numpy(), self._split.sizes
+        return standards(self._peers, np.split(advantage, np.cumsum(sizes))[: len(sizes)], self._split.totals)
 
     def _permutation(self, rows: int) -> Tensor:
         if self._simulated:
@@ -152,18 +164,22 @@ class TorchEngine:
 
     def _gradient(self) -> None:
         """Of the next minibatch in the present order."""
-        rows = self._order[self._at + torch.arange(self._size, device=self._device)]
+        places = torch.arange(self._size, device=self._device) + self._at if self._size else self._at * 0
+        rows = self._order[places]  # one that does not count, where only others have some
         reference, weight, advantage, value = self._scalars[rows].unbind(-1)
-        if self.config.normalize_advantage and self._size > 1:
+        if self._standard is not None:
+            advantage = (advantage - self._standard[0]) / (self._standard[1] + 1e-8)
+        elif self.config.normalize_advantage and self._size > 1:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         minibatch = Minibatch(self._inputs[rows], self._action[rows], reference, weight, advantage, value)
         losses = self.losses(minibatch)
         self._adam.forget()
         (losses[0] + self.config.value * losses[1] - self._entropy * losses[2]).backward()
         with torch.no_grad():
+            shown = sum_gradients(self._peers, self._adam.parameters, losses.detach(), self._share)
             self._norm.copy_(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._grads))))
-            self._kl.copy_(losses[KL])
-            self._sums[: NORM + 1] += torch.cat([losses.detach(), self._norm[None]])
+            self._kl.copy_(shown[KL])
+            self._sums[: NORM + 1] += torch.cat([shown, self._norm[None]])
             self._at += self._size
 
     def losses(self, batch: Minibatch[Tensor]) -> Tensor:

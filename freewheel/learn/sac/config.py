@@ -19,6 +19,7 @@ class SACConfig(ReplayConfig):
     """Soft actor-critic."""
 
     name: ClassVar[str] = "sac"
+    trains_together: ClassVar[bool] = True
 
     target_entropy: Annotated[float | None, Range(least=-1e9, most=1e9)] = None
     """Entropy that the temperature steers to (default: minus the number of action columns; for discrete actions see

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from freewheel.core import Array
+from freewheel.core import Array, Compile
 from freewheel.learn.adam import FusedAdam
 from freewheel.learn.priority import Uniform
 from freewheel.learn.replay import Minibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.critics import Critics
 from freewheel.learn.spec import LearnerSpec
+from freewheel.learn.together import NO_GRAPH, own_seed, sum_gradients
 from freewheel.policies.nets import TensorPolicy
 from freewheel.policies.spec import actor_layout, select
 from freewheel.rollout.graphs import Program
@@ -42,7 +43,7 @@ class SACUpdate(ABC):
         self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Minibatch], *, generators: list[torch.Generator]
     ) -> None:
         self.config, self.draw, device = config, draw, spec.compute.device
-        noise = tree(spec.seed, "learner", "noise")
+        noise = tree(own_seed(spec), "learner", "noise")
         self.policy = TensorPolicy(spec.policy, generator(spec.seed, "weights"), device, noise)
         if spec.start is not None:  # which holds no critics of this kind: they start from random weights
             self.policy.begin(spec.start.params)
@@ -65,7 +66,9 @@ class SACUpdate(ABC):
             self._state |= {f"adam.{number}.{i}": value for i, value in enumerate(adam.state)}
         self._losses = torch.zeros(len(LOSSES), device=device)
         self.unread = 0  # updates since `losses` was last called
-        self._compile = spec.compute.compile
+        self._peers = spec.services.peers
+        self._compile: Compile = spec.compute.compile if self._peers.count == 1 else "off"
+        self._no_graph = NO_GRAPH if self._compile != spec.compute.compile else ""
         self.generators = [*generators, self.policy.generator, self.critics.generator]  # that an update uses
         self.priority = Uniform()  # is told the errors of rows that it wants to know
         self._program: Program | None = None
@@ -80,7 +83,7 @@ class SACUpdate(ABC):
     @property
     def fallback(self) -> str:
         """Why there is no CUDA graph where one was requested."""
-        return "" if self._program is None else self._program.fallback
+        return self._no_graph if self._program is None else self._no_graph or self._program.fallback
 
     @property
     def learning_rate(self) -> float:
@@ -146,6 +149,9 @@ class SACUpdate(ABC):
         slope = error if batch.weight is None else error * batch.weight  # of the loss, half the weighted square
         self._critics_adam.forget()
         torch.autograd.backward([q], [slope / len(goal)])
+        with torch.no_grad():
+            loss, share = (error * slope).mean() * 0.5 * len(error), len(goal) / self.config.batch
+            about = sum_gradients(self._peers, self.critics.parameters, loss[None], share)
         self._critics_adam.step()
         self.critics.follow(self.config.tau)
         if batch.places is not None:
@@ -154,10 +160,12 @@ class SACUpdate(ABC):
         self._actor_adam.forget()
         found = self.improve(x, temperature)
         self.log_temperature.grad = found.excess.reshape(1)
+        with torch.no_grad():
+            shown = torch.stack([temperature.squeeze(0), found.value, found.entropy])
+            about = torch.cat([about, sum_gradients(self._peers, self._actor_adam.parameters, shown, share)])
         self._actor_adam.step()
         with torch.no_grad():
-            loss = (error * slope).mean() * 0.5 * len(error)
-            self._losses += torch.stack([loss, temperature.squeeze(0), found.value, found.entropy])
+            self._losses += about
 
     def _trainable(self, spec: LearnerSpec) -> list[nn.Parameter]:
         """The actor's part of the policy; a user's own module is trained whole."""

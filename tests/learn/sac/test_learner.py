@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from freewheel.core import ActionSpec, Array, BatchSpec, EnvSpec, RowCounts, Slice, Transitions
 from freewheel.errors import FreewheelError, SetupError
+from freewheel.learn.pace import Pace
 from freewheel.learn.priority import UNIT, ByError
 from freewheel.learn.replay import Minibatch
-from freewheel.learn.replay_learner import BURST, REPORT, Pace
+from freewheel.learn.replay_learner import BURST, REPORT
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec, WorldFacts
