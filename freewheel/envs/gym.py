@@ -7,11 +7,12 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
+import cloudpickle  # type: ignore[import-untyped]
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredEnv
@@ -66,8 +67,19 @@ class GymConfig(GymOptions):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """With the registration of the id: worker processes do not run the script that may have registered it."""
-        return {**vars(self), "registered": gymnasium.registry.get(self.id)}
+        """With the registration of the id: worker processes do not run the script that may have registered it. Code of a module
+        that is pickled by value comes along as well: where it arrives there may be no such file."""
+        state = {**vars(self), "registered": gymnasium.registry.get(self.id)}
+        carried = cloudpickle.list_registry_pickle_by_value()
+        if carried and self.factory is None:
+            with suppress(FreewheelError):  # it says so where it is made
+                factory = self._find()
+                state["factory"] = factory if getattr(factory, "__module__", None) in carried else None
+        registered = state["registered"]
+        entry = getattr(registered, "entry_point", None)
+        if registered is not None and isinstance(entry, str) and entry.partition(":")[0] in carried:
+            state["registered"] = replace(registered, entry_point=load_env_creator(entry))
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if (registered := state.pop("registered")) is not None:
