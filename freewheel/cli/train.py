@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from freewheel.errors import Range, UsageError, check_ranges
+from freewheel.errors import Range, UsageError
+from freewheel.federate.options import FederateOptions
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CommandOptions:
+class CommandOptions(FederateOptions):
     """Several runs, or none."""
 
     seeds: str = ""
@@ -35,7 +36,7 @@ class CommandOptions:
     """Run code that the file of --config names (an environment, hooks, a network, ...), though you have not written it."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if self.jobs is not None and not self.seeds:
             raise UsageError("--jobs is the number of runs of --seeds side by side; add --seeds or leave it out")
 
@@ -75,6 +76,8 @@ def _run(argv: Sequence[str]) -> int:
     own = flags.build(CommandOptions, given)
     if own.resume:
         return _resume(own, others)
+    if own.federate is not None:
+        return _federate(others, own)
     if own.seeds:
         return _run_seeds(others, own)
     config = resolve.from_argv(others, trust=own.trust, use="nothing" if own.print_config else "train")
@@ -96,8 +99,22 @@ def _resume(own: CommandOptions, argv: Sequence[str]) -> int:
     from freewheel.cli.resume import resume_with
 
     if own != CommandOptions(resume=own.resume, trust=own.trust):
-        raise UsageError("--resume goes on with one run: leave out --seeds, --jobs, --dry-run and --print-config")
+        raise UsageError("--resume goes on with one run: leave out --seeds, --federate, --dry-run and --print-config")
     return resume_with([*argv, *(["--trust"] if own.trust else [])], own.resume)
+
+
+def _federate(argv: Sequence[str], own: CommandOptions) -> int:
+    from freewheel.federate import start
+    from freewheel.files.output import lasting_output
+
+    if own.seeds or own.print_config:
+        raise UsageError("--federate is one run of many sites: leave out --seeds, --jobs and --print-config")
+    federation = start.read(argv, own.federation, trust=own.trust)
+    if own.dry_run:
+        sys.stdout.write("\n".join(federation.lines()) + "\n")
+        return 0
+    with lasting_output():
+        return start.train(federation)
 
 
 def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freewheel.config.resolve import Config
-from freewheel.core import MOST_CONTEXTS, AdjustableLearner, Episode, Learner, Metrics, NDArray, Tick
+from freewheel.core import MOST_CONTEXTS, AdjustableLearner, Episode, Learner, Metrics, NDArray, RowCounts, Tick
 from freewheel.errors import UsageError, nearest
 from freewheel.learn.spec import SharingLearner
 from freewheel.metrics.meter import Meter
@@ -64,9 +64,9 @@ class Run:
         return self._meter.done["episodes"]
 
     @property
-    def rows_trained(self) -> int:
-        """Rows that the learner has learned from or keeps in its replay buffer, up to this very moment."""
-        return self._learner.rows().trained
+    def rows(self) -> RowCounts:
+        """Rows that have reached the learner, up to this very moment: trained, queued and dropped."""
+        return self._learner.rows()
 
     @property
     def updates(self) -> int:

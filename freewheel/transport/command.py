@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
-def start(module: str, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+def start(module: str, argv: Sequence[str], output: Path, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """`python -m MODULE PID ARGV...` with all that it prints in a file; the module passes PID on to `end_with`.
 
     It has a session of its own: signals of the terminal reach it only through this process, once.
@@ -22,8 +24,25 @@ def start(module: str, argv: Sequence[str], output: Path) -> subprocess.Popen[by
     words = [sys.executable, "-m", module, str(os.getpid()), *argv]
     with output.open("wb") as file:
         return subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=pass_fds,
         )
+
+
+def start_with_line(module: str, output: Path) -> tuple[subprocess.Popen[bytes], Connection]:
+    """`python -m MODULE PID FD`, and a line to it: the module passes FD on to `line_to_parent`. Only bytes are sent on it."""
+    ours, theirs = Pipe()
+    with theirs:
+        return start(module, [str(theirs.fileno())], output, [theirs.fileno()]), ours
+
+
+def line_to_parent(descriptor: str) -> Connection:
+    """The other end."""
+    return Connection(int(descriptor))
 
 
 def end_with(parent: int) -> None:

@@ -457,7 +457,7 @@ class Doubling(Hook):
         run.check()
         run.learned = {name: 2 * value for name, value in run.learned.items()}
         self.assigned.append(run.learned)
-        self.rows.append(run.rows_trained)
+        self.rows.append(run.rows.trained)
 
 
 def test_what_a_hook_assigns_before_a_publication_is_what_acts_next(tmp_path: Path) -> None:

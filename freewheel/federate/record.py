@@ -1,0 +1,74 @@
+"""What a federation leaves behind, in the run directory of its coordinator: averages as checkpoints, a row of metrics a round,
+what it goes on from, and the summary.
+
+    config.json, checkpoints/, metrics.jsonl, summary.json    as in any run; a row of metrics is a round
+    federation.json           the rounds, the sites and their options, and what has become of each
+    federation.safetensors    the newest average, all of it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from freewheel.core import NDArray, Snapshot
+from freewheel.federate.average import weights_of
+from freewheel.files import disk
+from freewheel.run.checkpoints import checkpoint
+from freewheel.run.naming import METRICS, SUMMARY
+from freewheel.run.plan import Plan, print_line
+from freewheel.run.saved import RunDirectory
+from freewheel.sinks.jsonl import JsonlSink
+
+FEDERATION, AVERAGE = "federation.json", "federation.safetensors"
+
+
+class Record:
+    """The run directory of a federation."""
+
+    def __init__(self, planned: Plan) -> None:
+        self._policy, self.path = planned.policy, planned.path
+        self._directory = RunDirectory(planned, self.say)
+        self._metrics = JsonlSink(self.path / METRICS, self.say)
+        self.problems: list[str] = []
+        self._directory.keep()
+
+    @staticmethod
+    def say(text: str) -> None:
+        """To the user."""
+        print_line(text)
+
+    def snapshot(self, version: int, learned: Mapping[str, NDArray]) -> Snapshot:
+        """What acts after so many rounds."""
+        return Snapshot(version, weights_of(learned, self._policy))
+
+    def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> Path | None:
+        """A checkpoint."""
+        return self._directory.save(step, snapshot, best=best)
+
+    def keep(self, about: Mapping[str, Any], learned: Mapping[str, NDArray]) -> None:
+        """What the federation goes on from. A disk that fails does not end it."""
+        try:
+            disk.replace(self.path / AVERAGE, checkpoint.encode_arrays(learned))
+            disk.replace(self.path / FEDERATION, (json.dumps(about, indent=2) + "\n").encode())
+        except OSError as error:
+            self.problems.append(f"{self.path / FEDERATION} could not be written: {error.strerror}")
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """A round."""
+        self._directory.keep()
+        self._metrics.write(row)
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        problems = [
+            *summary["problems"],
+            *self._directory.problems,
+            *filter(None, [self._metrics.problem]),
+            *self.problems,
+        ]
+        self._directory.write(SUMMARY, {**summary, "problems": problems})
+        with suppress(OSError):
+            self._metrics.close(summary)

@@ -1,0 +1,61 @@
+"""The process of a site: one complete training, with a line to the coordinator. `python -m freewheel.federate.site PID FD`."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from freewheel.errors import FileError, FreewheelError, SetupError, UsageError
+from freewheel.transport import command
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train, until the coordinator ends it or is gone."""
+    parent, descriptor = argv
+    command.end_with(int(parent))
+    with command.line_to_parent(descriptor) as line:
+        try:
+            return _train(line)
+        except FreewheelError as error:
+            sys.stderr.write(f"freewheel: {error}\n")
+            _tell(line, error)
+            return error.exit_code
+        except Exception as error:  # noqa: BLE001 - of a hook or an environment: its text stays here
+            traceback.print_exc()
+            _tell(line, error)
+            return 1
+
+
+def _train(line: Connection) -> int:
+    from freewheel.config import resolve
+    from freewheel.federate.exchange import Exchange, Order
+    from freewheel.federate.frame import unpack
+    from freewheel.files.read import record
+    from freewheel.run.trainer import run
+
+    try:
+        order = record(Order, dict(unpack(line.recv_bytes(), "the coordinator", "order").values), "the order of a site")
+    except EOFError:
+        raise SetupError("the coordinator is gone") from None
+    config = resolve.from_argv(order.words, trust=order.trust)
+    return run(config, quiet=True, hooks=[Exchange(line, order)]).exit_code
+
+
+def _tell(line: Connection, error: Exception) -> None:
+    """Why a training could not start. Of one that has started only the kind of error: its text may hold what the site keeps."""
+    from contextlib import suppress
+
+    from freewheel.federate.frame import Frame
+
+    clear = isinstance(error, UsageError | SetupError | FileError)
+    problem = (
+        str(error).partition("\n")[0] if clear else f"{type(error).__name__}; what it says is in the site's own files"
+    )
+    with suppress(OSError):
+        line.send_bytes(Frame("failed", {"problem": problem}).pack())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
