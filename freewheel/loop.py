@@ -28,12 +28,14 @@ def loop(
     *,
     max_lag: int | None = None,
     contexts: Callable[[], NDArray] = lambda: NO_CONTEXT,
+    before_update: Callable[[], None] = lambda: None,
     before_publishing: Callable[[], None] = lambda: None,
 ) -> Iterator[Tick]:
     """Collect when the learner is hungry or may not update, update when it may, publish each new version, yield. Never ends.
 
     max_lag None: no gate (modes that act in turn have no lag, off-policy learners are held by their pace).
     contexts: the present table [K, C] that episodes draw their context from, published with the weights.
+    before_update: called when the learner may update, just before it does.
     before_publishing: called when an update has made a new version; it may change the weights.
     """
     rows = learner.rows()
@@ -68,6 +70,7 @@ def loop(
                 learner.observe(chunk)
                 env_steps += chunk.rows
         if may_update():
+            before_update()
             with meter.span("update"):
                 metrics = learner.update()
             if learner.version != published:

@@ -84,7 +84,7 @@ class EpisodesConfig(WorkersConfig):
         side_by_side = spec.env.lanes // workers
         steps = max(self.collection_batch_size, STEPS) if self.adapt else self.collection_batch_size
         pacing = EpisodeQueue(
-            order=EpisodeOrder(factory.seed, spec.env.lanes),
+            order=EpisodeOrder(factory.seed, spec.env.lanes, factory.first_lane),
             side_by_side=side_by_side,
             workers=workers,
             steps=steps,

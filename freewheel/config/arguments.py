@@ -152,6 +152,7 @@ class TrainOptions(TypedDict, total=False):
     record_schedule: bool
     trace: bool
     device: str | Sequence[str]
+    learners: int
     threads: int
     compile: Literal["off", "graphs"]
     substitute: bool

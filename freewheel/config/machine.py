@@ -103,8 +103,11 @@ class MachineOptions:
     device: str = "cpu"
     """Where the learner computes: cpu, cuda, or cuda:1 for the second GPU; auto: on a GPU if there is one. A batched simulator is
     there too, or on a second device: cuda:0,cuda:1. With several learners: one for each, in order."""
+    learners: Annotated[int, Range(least=1, most=1024)] = 1
+    """Learners that train together, each in a process of its own with its share of the environments, steps and rows; gradients
+    are averaged. All other options describe the whole run. torchrun sets it by itself."""
     threads: Annotated[int, Range(least=1, most=1024)] = 1
-    """CPU threads of the learner; small networks are fastest with one."""
+    """CPU threads of the learner, or of all learners together; small networks are fastest with one each."""
     compile: Compile = "graphs"
     """graphs: on a GPU, record operations of fixed shape as CUDA graphs and replay them; off: launch every operation."""
     substitute: bool = False

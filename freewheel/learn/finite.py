@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freewheel.core import Array
+from freewheel.core import Array, Learner, SkippingLearner
 from freewheel.errors import DivergedError
 
 LATEST, MOST_SKIPPED = 20, 10  # a run ends when so many of its latest updates were skipped
@@ -81,3 +81,24 @@ class SkippedUpdates:
         share = f"{skipped}, since {self._what.removesuffix('s')} {self._since}"
         reason = f"because a number in the {self._term} was not finite"
         return DivergedError(f"{self._algorithm} learns nothing: {share}, {reason}; {self._remedy}")
+
+
+class Judge:
+    """Ends a run whose updates are skipped, because it learns nothing; learners that skip none are never judged."""
+
+    def __init__(self, learner: Learner, algorithm: str) -> None:
+        self._learner, self._version, self._skipped = learner, learner.version, None
+        if isinstance(learner, SkippingLearner):
+            self._skipped = SkippedUpdates(algorithm, learner.remedy)
+
+    def turn(self, version: int) -> None:
+        """After every turn of the loop; DivergedError if too many updates were skipped."""
+        learner = self._learner
+        if self._skipped is not None and isinstance(learner, SkippingLearner) and version != self._version:
+            self._version = version
+            self._skipped.take(learner.not_finite)
+
+    def end(self) -> None:
+        """At the end of the run."""
+        if self._skipped is not None:
+            self._skipped.end()

@@ -184,6 +184,14 @@ class Meter:
             self.done["updates"] += int(tick.metrics.get("updates", 1))
             self._learned(tick.metrics)
 
+    def add(self, env_steps: int, episodes: int, played: Sequence[tuple[float, float]] = ()) -> None:
+        """Count what learners beside this one have done; `played`: returns and lengths of episodes that ended of late."""
+        self.done["env_steps"] += env_steps
+        self.done["episodes"] += episodes
+        for ret, length in played:
+            self._returns.append(ret)
+            self._lengths.append(length)
+
     def _began_to_step(self, chunks: Sequence[Chunk[Any]]) -> float:
         """When the first steps were begun, by what they took: the author that was through last has waited least since."""
         took = max(sum(chunk.time[WORKER_TIME.index(kind)] for kind in STEPPING) for chunk in chunks) / 1e9

@@ -41,6 +41,7 @@ class EpisodeOrder:
 
     seed: int
     lanes: int
+    first_lane: int = 0  # of the whole run, where several learners share its lanes
 
     def episode(self, index: int) -> tuple[int, int]:
         """(lane, number)."""
@@ -48,7 +49,7 @@ class EpisodeOrder:
 
     def episode_seed(self, index: int) -> int:
         lane, number = self.episode(index)
-        return training_episodes(self.seed, lane).seed(number)
+        return training_episodes(self.seed, self.first_lane + lane).seed(number)
 
 
 @dataclass(kw_only=True)

@@ -29,7 +29,7 @@ from freewheel.core import (
 from freewheel.errors import EnvError
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.graphs import Program
-from freewheel.seeding import generator, training_episodes
+from freewheel.seeding import generator
 
 STEP, RESET, LOAD, OTHER = (WORKER_TIME.index(kind) for kind in ("step", "reset", "load", "other"))
 
@@ -103,7 +103,7 @@ class DeviceRunner:
         self.produced = self.open = self.version = 0
         self._actor: DeviceActor = factory.actor()  # type: ignore[assignment]
         self._rng = generator(factory.seed, "actor", 0)  # unused: actors on tensors have their own generators
-        self._streams = [training_episodes(factory.seed, lane) for lane in range(spec.lanes)]
+        self._streams = [factory.episodes(lane) for lane in range(spec.lanes)]
         self._played = np.zeros(spec.lanes, np.int64)
         self._compile, self._steps, self._sequence = compile, steps, 0
         self._slab = _empty(steps, self.spec)

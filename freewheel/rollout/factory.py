@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from freewheel.core import NO_CONTEXT, Actor, BatchSpec, Compile, Env, EnvSpec, NDArray, Transitions
 from freewheel.errors import Range, check_ranges
+from freewheel.seeding import EpisodeSeeds, training_episodes
 
 if TYPE_CHECKING:
     from freewheel.timeline.recording import Recording
@@ -37,6 +38,12 @@ class RunnerFactory:
     make: MakeEnv
     actor: MakeActor
     seed: int
+    first_lane: int = 0  # of the whole run, where several learners share its lanes: number 0 here
+    first_worker: int = 0  # the same of its workers
+
+    def episodes(self, lane: int, start: int = 0) -> EpisodeSeeds:
+        """The episodes of this lane from number `start` on."""
+        return training_episodes(self.seed, self.first_lane + lane, start)
 
 
 def _seconds(default: float, action: str, what: str) -> Any:

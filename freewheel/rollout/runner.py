@@ -72,11 +72,19 @@ class Author:
     """The identity of a runner: its worker number, its generator, and the episodes of its lanes."""
 
     def __init__(
-        self, seed: int, lanes: range, *, worker: int = 0, incarnation: int = 0, streams: Sequence[SeedStream] = ()
+        self,
+        seed: int,
+        lanes: range,
+        *,
+        worker: int = 0,
+        incarnation: int = 0,
+        streams: Sequence[SeedStream] = (),
+        first_worker: int = 0,
     ) -> None:
-        self.worker = worker
+        """`first_worker`: the number that worker 0 has in the whole run, see RunnerFactory."""
+        self.worker, number = worker, first_worker + worker
         self.streams = streams or [training_episodes(seed, lane) for lane in lanes]
-        self._path = (seed, "actor", worker, incarnation) if incarnation else (seed, "actor", worker)
+        self._path = (seed, "actor", number, incarnation) if incarnation else (seed, "actor", number)
 
     def rng(self) -> np.random.Generator:
         return generator(*self._path)
@@ -94,7 +102,8 @@ class Runner:
         author: Author | None = None,
         actor: Actor | None = None,
     ) -> None:
-        author = author or Author(factory.seed, lanes)
+        streams = [factory.episodes(lane) for lane in lanes]
+        author = author or Author(factory.seed, lanes, streams=streams, first_worker=factory.first_worker)
         self.env = factory.make(lanes) if env is None else env
         self.produced = 0  # rows whose step returned
         self.open = 0  # of these, in a chunk that is still being written
@@ -104,7 +113,7 @@ class Runner:
         self.over = False  # the last step ended an episode: call `autoreset` next
         self._actor = factory.actor() if actor is None else actor
         self._in_blocks = self._actor.position if isinstance(self._actor, DrawsInBlocks) else None
-        self._seed, self._rng = factory.seed, author.rng()
+        self._episodes, self._rng = factory.episodes, author.rng()
         self._worker, self._lanes, self._sequence = author.worker, lanes, 0
         self._time = [0] * len(WORKER_TIME)
         self._streams = author.streams
@@ -252,7 +261,7 @@ class Runner:
             restore_generator(self._rng, np.asarray(state["rng"]))
         self._returning = LaneStates.from_arrays(state)
         lanes = zip(self._lanes, self._returning.numbers, strict=True)
-        self._streams = [training_episodes(self._seed, lane, start=number) for lane, number in lanes]
+        self._streams = [self._episodes(lane, start=number) for lane, number in lanes]
         self._recording.restore(self._returning.recording)
 
     def close(self) -> None:

@@ -39,6 +39,8 @@ class Run:
         """`contexts`: those of the session before, in a run that goes on; `check`: see Stop.check."""
         self._plan, self._learner, self._meter, self._save, self._check = planned, learner, meter, save, check
         self._contexts, self._reason = planned.config.run.contexts if contexts is None else contexts, ""
+        self._rate: float | None = None  # what hooks have assigned since `assigned` was called
+        self._new_contexts: NDArray | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.path} at step {self.env_steps}, version {self.version}>"
@@ -98,7 +100,7 @@ class Run:
     def learning_rate(self, value: float) -> None:
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"run.learning_rate must be a positive number, not {value}")
-        self._adjustable.learning_rate = float(value)
+        self._adjustable.learning_rate = self._rate = float(value)
 
     @property
     def contexts(self) -> NDArray:
@@ -122,7 +124,13 @@ class Run:
         ):
             wanted = f"1 to {MOST_CONTEXTS} rows of {first.shape[1]} finite numbers"
             raise ValueError(f"run.contexts must have {wanted}, not the shape {new.shape}")
-        self._contexts = new
+        self._contexts = self._new_contexts = new
+
+    def assigned(self) -> tuple[float | None, NDArray | None]:
+        """What hooks have assigned since the last call, for learners beside this one: a learning rate, a table of contexts."""
+        found = self._rate, self._new_contexts
+        self._rate = self._new_contexts = None
+        return found
 
     @property
     def spaces(self) -> Mapping[str, Any]:

@@ -25,6 +25,7 @@ from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
 from freewheel.run.advice.limits import check_learner, check_machine, check_sizes
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
+from freewheel.run.learners.share import ALL, Share, check_together, described, evenly, local_learners
 from freewheel.run.naming import RunName, locate, name_run
 from freewheel.run.policy import read_spec
 from freewheel.run.process import yield_further
@@ -67,6 +68,7 @@ class Plan:
     init: Checkpoint | None = None  # the weights to start with; None: random ones
     cost: EnvCost | None = None  # of one environment; 0 for a simulator of all lanes
     remarks: tuple[str, ...] = ()  # about numbers that were given or chosen
+    share: Share = ALL  # of the whole run, where several learners train together
 
     @property
     def path(self) -> Path:
@@ -87,7 +89,7 @@ class Plan:
             policy=self.policy,
             batch=self.batch,
             seed=run.seed,
-            total_steps=self.config.horizon,
+            total_steps=self.share.of(self.config.horizon),
             compute=Compute(device=self.device, compile=run.machine.compile),
             world=WorldFacts(
                 name=name,
@@ -121,25 +123,31 @@ class Plan:
         if self.spec.batched_on_device:
             return f"a simulation of {self.spec.lanes} lanes on {self.device}"
         line = self.config.collector.plan_line()
+        line = line if self.share.count == 1 else f"{self.share.count} learners, each with {line}"
         if self.worker_config is None:
             return line
         line += f", {self.turns} at a time" if self.turns else ""
         first = {"learner": " at lower priority", "workers": " at higher priority", None: ""}[self.yields]
-        return f"{line}; the learner {f'shares them{first}' if self.workers >= usable_cores() else 'has a core'}"
+        return f"{line}; the learner {f'shares them{first}' if self.workers >= self.cores else 'has a core'}"
 
     @property
     def turns(self) -> int:
         """Workers that act at a time, in turn; 0: all. More that compute than there are cores only take these from each other
         and from the learner."""
         computes = self.cost is not None and self.cost.computes and self.worker_config is not None
-        too_many = computes and self.workers > usable_cores() and MODES[self.config.mode].free_running
-        return usable_cores() if too_many else 0
+        too_many = computes and self.workers > self.cores and MODES[self.config.mode].free_running
+        return self.cores if too_many else 0
+
+    @property
+    def cores(self) -> int:
+        """Of this machine, for this learner."""
+        return max(1, usable_cores() // self.share.local)
 
     @property
     def yields(self) -> Literal["learner", "workers"] | None:
         """Who has a lower priority where more workers than cores run: the learner, so that workers that wait wake in time; or
         workers that compute, which would leave it no time at all."""
-        if self.workers <= usable_cores():
+        if self.workers <= self.cores:
             return None
         return "workers" if self.cost is not None and self.cost.computes else "learner"
 
@@ -163,7 +171,7 @@ class Plan:
             algo=self.config.algo,
             workers=self.spec.lanes if apart else self.workers,
             in_turn=workers is None and not self.spec.batched_on_device,
-            cores=usable_cores(),
+            cores=self.cores,
             device=self.device,
             worker_cores=None if self.cost is None or workers is None else worker_cores(self.cost),
             rows_per_update=rows if replay is None else 1.0 / replay.ratio,
@@ -199,8 +207,10 @@ class Plan:
         """What builds environments and actors wherever they run."""
         seed, policy = self.config.run.seed, self.policy
         on_device = self.spec.batched_on_device
-        actor = make_tensor_actor(policy, self.device, tree(seed, "actor", 0)) if on_device else make_actor(policy)
-        return RunnerFactory(self.config.env.make, actor, seed)
+        first_lane, first_worker = self.share.rank * self.spec.lanes, self.share.rank * self.workers
+        own = tree(seed, "actor", first_worker)
+        actor = make_tensor_actor(policy, self.device, own) if on_device else make_actor(policy)
+        return RunnerFactory(self.config.env.make, actor, seed, first_lane, first_worker)
 
     @property
     def defaults_line(self) -> str:
@@ -210,7 +220,7 @@ class Plan:
             return ""
         config, described = self.config, self.config.learner.describe(self.learner_spec)
         if config.learner.on_policy and self.batch.episodes is None:
-            described = f"{self.batch.rows:,} rows an update in {described}"
+            described = f"{self.batch.rows * self.share.count:,} rows an update in {described}"
         both = ("observations", self.policy.normalised), ("rewards", config.learner.normalises_rewards)
         normalised = " and ".join(what for what, is_so in both if is_so)
         return f"{kind_of(self.spec)}: {f'{normalised} normalised, ' if normalised else ''}{described}"
@@ -239,6 +249,8 @@ class Plan:
             lines.insert(2, f"init     {self.init.path}")
         if self.worker_config is not None:
             lines.insert(-3, f"workers  {self.actors}")
+        if config.run.machine.learners > 1:
+            lines.insert(-3, f"learners {described(self)}")
         lines += [f"note     {remark}" for remark in self.remarks]
         if budget.steps and self.batch.episodes is None and config.learner.on_policy:
             lines.insert(-1, f"updates  {-(-budget.steps // self.batch.rows):,}")
@@ -249,7 +261,8 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     """The plan for an environment that has been measured."""
     cost = replace(cost, batched=config.env.batched)
     remarks = config.collector.remarks(cost)
-    config = replace(config, collector=config.collector.planned(cost))
+    learners = config.run.machine.learners
+    config = replace(config, collector=evenly(config.collector.planned(cost), config.collector, learners))
     spec = replace(cost.spec, lanes=config.collector.lanes)
     spec.check_context(config.run.contexts)
     init = _initial_weights(config)
@@ -281,6 +294,7 @@ def plan(
     when the environment has been measured.
     """
     check_sizes(config)
+    check_together(config)
     name = name_run(config) if run is None else RunName(run.parent, run.name, exact=True)
     config, device = _placed_or_substituted(config)
     _initial_weights(config)  # whether they can be read is known before a process is started
@@ -407,7 +421,7 @@ def _check_recording(config: Config, spec: EnvSpec) -> None:
 
 def placed(config: Config) -> tuple[Config, str]:
     """The same with its simulator, if it has one, on its device; and the learner's device, cpu or cuda:N."""
-    where = find_devices(config.run.machine.device, simulated=config.env.on_device)
+    where = find_devices(config.run.machine.device, learners=local_learners(config), simulated=config.env.on_device)
     return replace(config, env=config.env.to(where.simulator)), where.learner
 
 

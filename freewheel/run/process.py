@@ -127,9 +127,13 @@ def beside(collector: Collector, work: Callable[[], Out], device: str) -> Out:
 class Interrupted(BaseException):
     """A signal asked the run to end."""
 
+    reason = "interrupted"  # of the end
+
 
 class TimeUp(Interrupted):
     """The time of the run is over while something takes longer."""
+
+    reason = "minutes"
 
 
 #: Interrupt, end, and hang up: what a terminal, a job queue and a lost connection send.
@@ -164,7 +168,11 @@ class Stop:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._begun = False
-        self.time_up = self.row_due = math.inf  # when the time is over, and a row of metrics due: by time.monotonic
+        # When the time is over, a row of metrics due, and a look at others: by time.monotonic.
+        self.time_up = self.row_due = self.look_due = math.inf
+        self.look: Callable[[], None] = (
+            _nothing  # whether learners beside this one want to end: what it raises ends the wait
+        )
         self._looked, self._longest = time.monotonic(), 0.0  # the last look at the time, and the longest without one
         self.over = False  # the summary is being written, which must not be interrupted
         self.cut = False  # a signal has interrupted something else than an environment, perhaps an update
@@ -194,6 +202,8 @@ class Stop:
         if self.signal is not None:
             raise Interrupted
         self.keep_time()
+        if time.monotonic() >= self.look_due:
+            self.look()
 
     def keep_time(self) -> None:
         """The same, and a signal waits: for what it should not cut short."""
@@ -226,7 +236,7 @@ class Stop:
                 try:
                     now = time.monotonic()
                     self._look(now)
-                    if self.signal is not None or now > self.time_up or now >= self.row_due:
+                    if self.signal is not None or now > self.time_up or now >= min(self.row_due, self.look_due):
                         self.check()
                     cells[SINCE] = time.monotonic_ns()
                     cells[PHASE] = phase

@@ -7,14 +7,14 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from freewheel.core import Collector, GraphedLearner, RowCounts, SkippingLearner, Snapshot, Tick
+from freewheel.core import Collector, GraphedLearner, RowCounts, Snapshot, Tick
 from freewheel.errors import SIGNALLED, DiskError, EnvError, FreewheelError
-from freewheel.learn.finite import SkippedUpdates
+from freewheel.learn.finite import Judge
 from freewheel.ledger import balance, settle, total
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
@@ -28,6 +28,7 @@ from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.evaluation.traced import TracedEvaluator
 from freewheel.run.hooks import Hooks, Run
+from freewheel.run.learners.together import Alone, EndedTogether, Part, Together
 from freewheel.run.live.adapting import Adapting, adapting
 from freewheel.run.live.reporter import KnownExecutors, LiveStatus
 from freewheel.run.naming import SUMMARY
@@ -38,7 +39,7 @@ from freewheel.run.schedule.recorder import Recorder
 from freewheel.sinks.outlets import PATIENCE, Outlets
 from freewheel.timeline.parties import EVALUATOR
 from freewheel.timeline.recording import Recording
-from freewheel.transport.clock import NOTABLE, clock
+from freewheel.transport.clock import Pauses, clock
 
 QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
 
@@ -56,6 +57,7 @@ class Listeners:
     hooks: Sequence[object] = ()
     recorder: Recorder | None = None
     trace: Recording | None = None
+    together: Alone | Together = field(default_factory=Alone)  # with the learners beside this one
 
 
 class Session:
@@ -96,11 +98,10 @@ class Session:
         self._stats = dict[str, float | None]()  # the collector's last figures
         self._turn = 0.0  # seconds of the loop's last turn in which nothing could end it
         self._rows = RowCounts()  # when they were last logged
-        self._began, self._pauses = time.monotonic(), len(clock.pauses)  # those that the user has been told about
-        learner = self._learner
-        self._judged, self._skipped = learner.version, None
-        if isinstance(learner, SkippingLearner):
-            self._skipped = SkippedUpdates(planned.config.algo, learner.remedy)
+        self._began, self._pauses = time.monotonic(), Pauses()
+        self._judge = Judge(self._learner, planned.config.algo)
+        self._together = listeners.together
+        self._together.attend(Part(self._account, self._learner, saver, run, self._note))
         stop.attend(self)
 
     def train(self, beside: KnownExecutors | None = None) -> dict[str, Any]:
@@ -108,10 +109,10 @@ class Session:
         ending, self._live.beside = self._ending, beside
         with self._stop.listening(), self._live:
             try:
-                with process.learner_stream(self._plan.device):
+                with process.learner_stream(self._plan.device), self._together.leaving():
                     ending.reason = self._run()
-            except Interrupted:
-                ending.reason = "interrupted"
+            except Interrupted as end:
+                ending.reason = end.reason
             except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
                 ending.fail(error, "training")
             self._stop.over, self._stop.row_due = True, math.inf
@@ -172,55 +173,44 @@ class Session:
         self._time_is_up()
         self._expect_row(time.monotonic())
         self._stop.longest_gap()  # from now on
-        ended, began = "" if self._earlier is None else self._why_ended(), self._ran_s()
-        turns = loop(
-            source,
-            self._learner,
-            self._meter,
-            max_lag=max_lag,
-            contexts=lambda: run.contexts,
-            before_publishing=self._hooks.publishing,
-        )
+        began = self._ran_s()
+        calls = {"before_update": self._together.meet, "before_publishing": self._hooks.publishing}
+        turns = loop(source, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts, **calls)
         try:
-            while not ended:
-                self._turning = True
-                tick = next(turns)
-                self._turning = False
-                self._meter.take(tick)
-                self._judge(tick)
-                self._steps = tick.env_steps
-                self._turn = min(self._ran_s() - began, self._stop.longest_gap())
-                self._hooks.turn(tick)
-                if recorder is not None:
-                    recorder.turn(tick)
-                if ended := self._why_ended():
-                    break
-                self._evaluate(schedule, tick)
-                if ended := run.stopping:  # by on_eval
-                    break
-                if time.monotonic() >= self._next_row:
-                    self.log()
-                self._save_now_and_then()
-                began = self._ran_s()
-        except TimeUp:
-            ended = "minutes"
+            with self._together.leaving():
+                ended = self._together.begin(None if self._earlier is None else self._why_ended)
+                while not ended:
+                    self._turning = True
+                    tick = next(turns)
+                    self._turning = False
+                    self._meter.take(tick)
+                    self._judge.turn(tick.version)
+                    tick = self._together.taken(tick)
+                    self._steps = tick.env_steps
+                    self._turn = min(self._ran_s() - began, self._stop.longest_gap())
+                    self._hooks.turn(tick)
+                    if recorder is not None:
+                        recorder.turn(tick)
+                    if ended := self._together.why_ended(tick.version, self._why_ended):
+                        break
+                    self._evaluate(schedule, tick)
+                    if ended := self._together.stopped(run.stopping):  # by on_eval
+                        break
+                    if time.monotonic() >= self._next_row:
+                        self.log()
+                    self._save_now_and_then()
+                    began = self._ran_s()
+        except (TimeUp, EndedTogether) as end:
+            ended = end.reason
         self._stop.time_up = math.inf
         self._stats = dict(collector.stats())
         schedule.stop(self._steps, self._weights())
         self._save_last(ended)
-        if self._skipped is not None:
-            self._skipped.end()
+        self._judge.end()
         return ended
 
-    def _judge(self, tick: Tick) -> None:
-        """End a run whose updates are skipped, because it learns nothing."""
-        learner = self._learner
-        if self._skipped is not None and isinstance(learner, SkippingLearner) and tick.version != self._judged:
-            self._judged = tick.version
-            self._skipped.take(learner.not_finite)
-
     def _save_now_and_then(self) -> None:
-        if self._saver.due:
+        if self._together.saves(self._saver.due):
             with self._meter.span("save"):
                 self._saver.begin()
         if (folder := self._saver.look()) is not None:
@@ -236,7 +226,8 @@ class Session:
 
     def _progress(self, ended: str = "") -> Progress:
         adapted = {} if self._adapting is None else {"adapt": self._adapting.state()}
-        others = {**adapted, "ended": ended, "metrics_bytes": self._directory.metrics_size, "seed": self._options.seed}
+        others = {**adapted, **self._together.state(), "ended": ended, "seed": self._options.seed}
+        others["metrics_bytes"] = self._directory.metrics_size
         return progress_of(self._meter, self._learner, self._schedule, self._hooks.run.contexts, **others)
 
     def _evaluate(self, schedule: EvaluationSchedule, tick: Tick) -> None:
@@ -260,7 +251,8 @@ class Session:
         self._stop.check()
         if self._hooks.run.stopping:
             return self._hooks.run.stopping
-        spent, limits = {"steps": self._learner.rows().done, "episodes": self._meter.episodes}, vars(self._budget)
+        spent = self._together.spent({"steps": self._learner.rows().done, "episodes": self._meter.episodes})
+        limits = vars(self._budget)
         over = (name for name, used in spent.items() if limits[name] and used >= limits[name])
         return next(over, "minutes" if self._time_is_up() else "")
 
@@ -294,10 +286,10 @@ class Session:
         """One row of metrics."""
         assert self._collector is not None, "it is open, or was"
         collector = self._collector
-        self._rows = balance(collector.rows(), self._learner.rows(), self._lost)
+        self._rows = self._together.rows(self._account())
         row = self._meter.row(self._rows, self._stats or collector.stats(), self._learner.buffer_util)
         row |= {"slept_s": self._slept_s()} | ({} if self._schedule is None else self._schedule.progress)
-        self._note(*self._new_pauses(), *collector.messages())
+        self._note(*self._pauses.new(), *self._together.told(collector.messages()))
         if self._plan.device != "cpu" and isinstance(self._learner, GraphedLearner) and not self._fallback:
             self._fallback = self._learner.fallback
             if self._fallback:
@@ -314,11 +306,6 @@ class Session:
         every, now = self._options.output.log_every, time.monotonic()
         self._next_row = last + every if last + every > now else now + every
         self._stop.row_due = max(self._next_row + AMID, now + AMID_EVERY)
-
-    def _new_pauses(self) -> list[str]:
-        """What the user should know of times in which the run was stopped."""
-        told, self._pauses = self._pauses, len(clock.pauses)
-        return [str(pause) for pause in clock.pauses[told : self._pauses] if pause.seconds >= NOTABLE]
 
     def _note(self, *texts: str) -> None:
         for text in texts:
@@ -343,6 +330,11 @@ class Session:
         if verdict is None:
             verdict = Verdict() if schedule is None else schedule.without_closing()
         return verdict.summary() | {"evals_skipped": 0 if schedule is None else schedule.skipped}
+
+    def _account(self) -> RowCounts:
+        """All rows of this learner and its collector."""
+        assert self._collector is not None, "it is open, or was"
+        return balance(self._collector.rows(), self._learner.rows(), self._lost)
 
     @property
     def saving(self) -> bool:
@@ -379,7 +371,7 @@ class Session:
         """All rows, so far as the accounts balance while the training goes on."""
         if self._collector is not None:
             with suppress(Exception):
-                return settle(self._collector.rows(), self._learner.rows(), self._lost)
+                return self._together.rows(settle(self._account()))
         return self._rows
 
     def _finish(self) -> dict[str, Any]:
@@ -397,7 +389,11 @@ class Session:
         saved = ending.attempt("saving", self._save, None)
         self._hooks.end(saved, ending, self._stop)
         if collector is not None:
-            self._note(*ending.attempt("the collector's report", collector.messages, messages))
+            messages = ending.attempt("the collector's report", collector.messages, messages)
+            self._note(*self._together.told(messages))
+        rows, report = ending.attempt(
+            "the accounts of all", lambda: self._together.finish(rows, report), (rows, report)
+        )
         return self._close_down(rows, report, saved)
 
     def _save(self) -> Path:

@@ -19,6 +19,8 @@ from freewheel.run.advice.choice import plan_run
 from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.hooks import find_hooks
+from freewheel.run.learners.crew import Crew, gathered
+from freewheel.run.learners.share import by_torchrun
 from freewheel.run.live.reporter import KnownExecutors
 from freewheel.run.plan import Plan, print_line, silent
 from freewheel.run.process import Stop, import_torch
@@ -34,6 +36,7 @@ from freewheel.timeline.recording import Recording
 from freewheel.timeline.terminal import show
 from freewheel.transport.clock import clock
 from freewheel.transport.executors import Executors, SerialExecutor
+from freewheel.transport.learners.place import of_torchrun
 
 
 @dataclass(frozen=True)
@@ -70,21 +73,27 @@ def run(
     `hooks` are called, and `sinks` written to, in addition to those that the config names.
     """
     own, stop = [*find_hooks(config.run.hooks), *find_hooks(hooks)], Stop()
+    config = by_torchrun(config, of_torchrun())
     with stop.listening(), clock, Watchdog(stop, config.env.label, config.env.timeouts):
-        return _run(config, stop, own, Outputs(quiet, sinks), earlier)
+        chosen(config.run.output.all_sinks)
+        report = silent if quiet else print_line
+        whole = plan_run(config, report, meanwhile=import_torch, run=None if earlier is None else earlier.path)
+        if earlier is None:
+            whole = checked(whole)
+        else:
+            check_fit(earlier.saved, whole.spec)
+        with gathered(whole, resumed=earlier is not None) as crew:
+            return train_part(whole, crew, stop, own, Outputs(quiet, sinks), earlier)
 
 
-def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, earlier: Earlier | None) -> Result:
-    entries, report = chosen(config.run.output.all_sinks), silent if outputs.quiet else print_line
-    planned = plan_run(config, report, meanwhile=import_torch, run=None if earlier is None else earlier.path)
-    if earlier is None:
-        planned = checked(planned)
-    else:
-        check_fit(earlier.saved, planned.spec)
-    config = planned.config
+def train_part(
+    whole: Plan, crew: Crew, stop: Stop, hooks: Sequence[object], outputs: Outputs, earlier: Earlier | None
+) -> Result:
+    """Train as one of the learners of a run, or as the only one."""
+    planned, config = crew.part(whole), whole.config
     process.keep_freed_memory()
     with (
-        process.learner_threads(config.run.machine.threads),
+        process.learner_threads(planned.config.run.machine.threads),
         process.lower_priority(planned),
         process.executors(planned, stop.check) as executors,
         ExitStack() as held,
@@ -95,39 +104,32 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
         if config.run.output.trace:
             trace = Recording(kinds_of_time())
             executors = timed_executors(executors, trace) if isinstance(executors, Executors) else executors
-        services = _services(beside := KnownExecutors(executors), meter, stop)
-        learner = config.learner.build(replace(planned.learner_spec, services=services))
+        services = _services(beside := KnownExecutors(executors), meter, stop, crew)
+        learner = planned.config.learner.build(replace(planned.learner_spec, services=services))
         if earlier is None:
             stop.begin()
-            planned = replace(planned, name=planned.name.claim())
-            held.enter_context(lock_run(planned.path))
+            if crew.place.rank == 0:
+                name = whole.name.claim()
+                whole, planned = replace(whole, name=name), replace(planned, name=name)
+                held.enter_context(lock_run(planned.path))
+        crew.begins_in(whole.path, earlier)
         outlets = Outlets()
-        directory = RunDirectory(planned, outlets.note)
+        directory = RunDirectory(whole, outlets.note)
         saver = Saver(directory, learner, every_s=60 * config.run.output.checkpoint_every)
         if earlier is not None:
             saver.go_on_from(earlier)
             stop.begin()  # nothing has been changed so far
             directory.go_back(int(earlier.progress["metrics_bytes"]))
-        info = RunInfo(
-            path=directory.path,
-            title=f"{config.env.label}  {config.algo}  {config.mode}",
-            budget=config.run.budget,
-            algorithm=config.algo,
-            mode=config.mode,
-            setup=planned.setup,
-            config=config.to_json(),
-            resumed=earlier is not None,
-            project=config.run.output.wandb_project,
-            quiet=outputs.quiet,
-            console=config.run.output.console,
-            say=outlets.note,
-        )
+        info = _info(whole, directory, outputs, outlets, resumed=earlier is not None)
         traced = [] if trace is None else [_begin_trace(trace, planned, meter, saver)]
-        outlets.open(entries, info, [*outputs.sinks, *traced])
+        outlets.open(chosen(config.run.output.all_sinks), info, [*outputs.sinks, *traced])
         directory.keep()
         if recorder is not None:
             recorder.open(directory.path, outlets.note, hooks=len(hooks))
-        session = Session(planned, saver, directory, stop, meter, Listeners(outlets, hooks, recorder, trace))
+        progress = {} if earlier is None else earlier.progress
+        together = crew.together(stop, meter, config.run.budget, whole.path, progress)
+        listeners = Listeners(outlets, hooks, recorder, trace, together)
+        session = Session(planned, saver, directory, stop, meter, listeners)
         try:
             return Result(planned.path, session.train(beside))
         finally:
@@ -135,13 +137,35 @@ def _run(config: Config, stop: Stop, hooks: Sequence[object], outputs: Outputs, 
                 show(traced[0].timeline)
 
 
-def _services(executors: KnownExecutors, meter: Meter, stop: Stop) -> Services:
+def _info(whole: Plan, directory: RunDirectory, outputs: Outputs, outlets: Outlets, *, resumed: bool) -> RunInfo:
+    """What sinks may know about a run."""
+    config = whole.config
+    return RunInfo(
+        path=directory.path,
+        title=f"{config.env.label}  {config.algo}  {config.mode}",
+        budget=config.run.budget,
+        algorithm=config.algo,
+        mode=config.mode,
+        setup=whole.setup,
+        config=config.to_json(),
+        resumed=resumed,
+        project=config.run.output.wandb_project,
+        quiet=outputs.quiet,
+        console=config.run.output.console,
+        say=outlets.note,
+    )
+
+
+def _services(executors: KnownExecutors, meter: Meter, stop: Stop, crew: Crew) -> Services:
+    """An update that several learners are in together is not interrupted: they end between two."""
+    alone = crew.group is None
     return Services(
         executors=executors,
-        while_waiting=stop.check,
-        between_steps=stop.keep_time,
+        while_waiting=stop.check if alone else stop.report,
+        between_steps=stop.keep_time if alone else stop.report,
         report=stop.report,
         span=meter.span,
+        peers=crew.peers,
     )
 
 

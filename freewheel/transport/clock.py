@@ -116,6 +116,18 @@ def _overlap(times: Sequence[tuple[float, float]], begin: float, end: float) -> 
 clock = Clock()
 
 
+class Pauses:
+    """Pauses of `clock` that the user has not been told about."""
+
+    def __init__(self) -> None:
+        self._told = len(clock.pauses)
+
+    def new(self) -> list[str]:
+        """Those since the last call that are worth a line."""
+        told, self._told = self._told, len(clock.pauses)
+        return [str(pause) for pause in clock.pauses[told : self._told] if pause.seconds >= NOTABLE]
+
+
 class Limit:
     """So many seconds of `clock` from now on, which must be running."""
 

@@ -17,10 +17,12 @@ from freewheel.files.read import json_object
 from freewheel.metrics.meter import Budget
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.progress import Earlier
+from freewheel.run.learners.versions import check_number, newest_of_all
 from freewheel.run.naming import CHECKPOINTS, CONFIG, METRICS, SUMMARY
 from freewheel.run.plan import print_line
 from freewheel.run.saved import SavedRun, lock_run, open_run
 from freewheel.run.trainer import Result, run
+from freewheel.transport.learners.place import of_torchrun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ def resume(
     consent: dict[str, Any] = {"trust": settings.trust, "use": "train"}
     found = open_run(name, settings.runs_dir, settings.env, which=settings.which, usual="latest", **consent)
     with lock_run(found.path):
+        found = together(found, settings.which)
         config, earlier, said = read_earlier(found, settings)
         if said is not None:
             reason, summary = said
@@ -74,6 +77,15 @@ def read_earlier(
         short = f"{metrics} is shorter than when the run was saved: rows of it are lost"
         earlier = replace(earlier, saved=replace(earlier.saved, warnings=(*earlier.saved.warnings, short)))
     return config, earlier, said
+
+
+def together(found: SavedRun, which: str) -> SavedRun:
+    """The same; the checkpoint is one that all learners of the run have, as many as are here."""
+    learners, place = found.config.run.machine.learners, of_torchrun()
+    check_number(found.path, learners, place)
+    if learners == 1:
+        return found
+    return replace(found, which=newest_of_all(found.path, learners, which))
 
 
 def _earlier(found: SavedRun) -> Earlier:

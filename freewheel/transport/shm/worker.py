@@ -22,7 +22,6 @@ from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.probe import WatchedLanes, watching
 from freewheel.rollout.runner import Author
 from freewheel.rollout.single_env_runner import make_runner
-from freewheel.seeding import training_episodes
 from freewheel.timeline.track import NoTrack
 from freewheel.transport.forkserver import freeze_heap
 from freewheel.transport.shm.channel import Port, Writer
@@ -119,10 +118,11 @@ class Worker:
         factory: RunnerFactory = cloudpickle.loads(shared.factory)
         begun = memory["begun"][worker].tolist()
         streams = shared.permits.streams(worker) or [
-            training_episodes(factory.seed, lane, start=start) for lane, start in zip(who.lanes, begun, strict=True)
+            factory.episodes(lane, start=start) for lane, start in zip(who.lanes, begun, strict=True)
         ]
         self._tickets = next((one.tickets for one in streams if isinstance(one, TicketStream)), None)
-        author = Author(factory.seed, who.lanes, worker=who.worker, incarnation=who.incarnation, streams=streams)
+        number: dict[str, int] = {"worker": who.worker, "incarnation": who.incarnation}
+        author = Author(factory.seed, who.lanes, streams=streams, first_worker=factory.first_worker, **number)
         self._begun = memory["begun"][worker]
         self._counted = memory.cells("begun", worker)
         self._own_episodes = shared.permits.pacing.own_episodes

@@ -50,11 +50,12 @@ class SupervisedWire(Wire):
         self._recorder, self._trace = spec.recorder, spec.trace
         self._losses_shown, self._reports_shown = 0, [0] * size.workers  # reports: of each worker
         self._reported: set[str] = set()
+        first = factory.first_worker
         self._progress = [
             Progress(
                 self.lanes,
                 self.state_size,
-                Position(Author(factory.seed, range(0), worker=worker).rng().bit_generator.state).packed(),
+                Position(Author(factory.seed, range(0), worker=first + worker).rng().bit_generator.state).packed(),
                 spec.context,
                 workers=size.workers,
             )

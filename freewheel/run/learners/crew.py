@@ -1,0 +1,112 @@
+"""The learners of a run: started beside the first one, or by torchrun, and what each has of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freewheel.errors import PeerLostError
+from freewheel.learn.spec import ALONE, Peers
+from freewheel.metrics.meter import Budget, Meter
+from freewheel.run.checkpoints.progress import Earlier
+from freewheel.run.ending import exit_code_of
+from freewheel.run.learners.share import share_of
+from freewheel.run.learners.together import Alone, Together
+from freewheel.run.learners.versions import CHOSEN
+from freewheel.run.plan import Plan
+from freewheel.run.process import Stop
+from freewheel.transport.forkserver import pickled
+from freewheel.transport.learners.group import JOIN, Group
+from freewheel.transport.learners.launch import Learners
+from freewheel.transport.learners.place import Place, of_torchrun
+
+PATH = "run"  # the note with the run directory, when it has been made
+
+
+ONLY = Place(0, 1, 0, 1)
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Crew:
+    """This learner among all of a run; alone, if there is no group."""
+
+    place: Place = ONLY
+    group: Group | None = None
+    gone: Callable[[], bool] = _never  # whether one that was started here has ended
+
+    @property
+    def peers(self) -> Peers:
+        return ALONE if self.group is None else self.group
+
+    def part(self, whole: Plan) -> Plan:
+        """What this learner does of a plan."""
+        return whole if self.group is None else share_of(whole, self.place)
+
+    def begins_in(self, path: Path, earlier: Earlier | None) -> None:
+        """Tell all others that the run directory is made, and where the run goes on."""
+        if self.group is not None and self.place.rank == 0:
+            if earlier is not None:
+                self.group.note(CHOSEN, earlier.progress["learners"]["agreed"])
+            self.group.note(PATH, str(path.absolute()))
+
+    def together(
+        self, stop: Stop, meter: Meter, budget: Budget, path: Path, before: Mapping[str, Any]
+    ) -> Alone | Together:
+        """What this learner agrees about with the others. before: progress.json of the session that it goes on with."""
+        if self.group is None:
+            return Alone()
+        together = Together(self.group, stop, meter, budget, before.get("learners", {}))
+        together.gone, together.resumable = (
+            self.gone,
+            f"freewheel resume {path} goes on from the last checkpoint of all",
+        )
+        return together
+
+
+@contextmanager
+def gathered(whole: Plan, *, resumed: bool) -> Iterator[Crew]:
+    """All learners of a run, for the first one. They end with this block."""
+    learners, place = whole.config.run.machine.learners, of_torchrun()
+    if learners == 1:
+        yield Crew()
+        return
+    message = pickled((whole, resumed), f"{whole.config.env.label} with its options")
+    if place is not None:
+        group = Group(place, place.meet(JOIN))
+        group.send(message)
+        with told_failures(group):
+            yield Crew(place, group)
+        return
+    from freewheel.run.learners.follow import main
+
+    with Learners(learners, main, message) as started, told_failures(started.group):
+        yield Crew(Place(0, learners, 0, learners), started.group, started.gone)
+
+
+@contextmanager
+def told_failures(group: Group) -> Iterator[None]:
+    """What fails here before all train is told to the other learners."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(PeerLostError):
+            about = {"text": str(error) or repr(error), "exit_code": exit_code_of(error)}
+            group.end({"rank": group.rank, "reason": "failed", **about})
+        raise
+    finally:
+        group.close()
+
+
+def wait_for_path(group: Group) -> Path | None:
+    """The run directory, when the first learner has made it; None: it has ended before."""
+    while (path := group.noted(PATH, 0.5)) is None:
+        if group.ending is not None:
+            return None
+    return Path(path)

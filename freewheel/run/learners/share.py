@@ -1,0 +1,127 @@
+"""A learner's share of a run: options describe the whole, and each of several learners gets the same part of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from freewheel.collect.mode import ModeConfig, WorkersConfig, count, divisor
+from freewheel.config.machine import find_devices
+from freewheel.errors import UsageError
+from freewheel.transport.learners.place import Place, of_torchrun
+
+if TYPE_CHECKING:
+    from freewheel.config.resolve import Config
+    from freewheel.run.plan import Plan
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which of several learners a plan is for; `local` of them are on this machine."""
+
+    rank: int = 0
+    count: int = 1
+    local: int = 1
+
+    def of(self, total: int | None) -> int | None:
+        """This learner's part of so many rows, rounded up."""
+        return None if total is None else -(-total // self.count)
+
+
+ALL = Share()  # one learner does everything
+
+
+def by_torchrun(config: Config, place: Place | None) -> Config:
+    """The same with as many learners as torchrun has started; UsageError if the user has asked for others."""
+    machine, given = config.run.machine, config.sources.get("learners", "")
+    if place is None:
+        return config
+    if given in ("flag", "argument"):
+        raise UsageError(f"torchrun has started {place.count} learners already: leave out --learners")
+    sources = {**config.sources, "learners": "torchrun"}
+    run = replace(config.run, machine=replace(machine, learners=place.count))
+    return replace(config, run=run, sources=sources)
+
+
+def local_learners(config: Config) -> int:
+    """Learners of this run on this machine."""
+    place = of_torchrun()
+    return config.run.machine.learners if place is None else place.local
+
+
+def evenly(planned: ModeConfig, given: ModeConfig, learners: int) -> ModeConfig:
+    """The same with numbers that can be divided by the learners, where they were chosen; UsageError where they were given."""
+    if learners == 1:
+        return planned
+    if planned.episodes_per_update is not None:
+        _check("--episodes-per-update", planned.episodes_per_update, learners)
+    if not isinstance(planned, WorkersConfig) or not isinstance(given, WorkersConfig):
+        _check("--num-envs", planned.lanes, learners)
+        return planned
+    workers, lanes = planned.worker_count, planned.lanes
+    if given.workers != "auto":
+        _check("--workers", workers, learners)
+    if given.num_envs != "auto":
+        _check("--num-envs", lanes, learners)
+        workers = learners * divisor(lanes // learners, -(-workers // learners))
+    else:
+        workers = learners * -(-workers // learners)
+    each = -(-lanes // workers) if given.envs_per_worker == "auto" else given.envs_per_worker
+    return replace(planned, workers=workers, envs_per_worker=each, num_envs=workers * each)
+
+
+def _check(flag: str, value: int, learners: int) -> None:
+    if value % learners:
+        fitting = -(-value // learners) * learners
+        raise UsageError(f"{flag} {value} cannot be divided evenly over {learners} learners; use {flag} {fitting}")
+
+
+def check_together(config: Config) -> None:
+    """UsageError about what several learners cannot do."""
+    if config.run.machine.learners == 1:
+        return
+    refused = {
+        "--record-schedule": (config.run.output.record_schedule, "records the order of one learner's rows"),
+        "--adapt": (getattr(config.collector, "adapt", False), "steers the collector of one learner"),
+        "--mode ray": (config.mode == "ray", "collects for one learner, on as many machines as you like"),
+    }
+    for option, (asked, why) in refused.items():
+        if asked:
+            raise UsageError(f"{option} {why}: leave it out, or leave out --learners")
+
+
+def share_of(whole: Plan, place: Place) -> Plan:
+    """What learner `place.rank` does of a plan for all; nothing is left over, and no two play the same episode."""
+    learners, config = place.count, whole.config
+    mode: Any = config.collector
+    parts: dict[str, int] = {"num_envs": mode.lanes // learners}
+    if isinstance(mode, WorkersConfig):
+        parts["workers"] = mode.worker_count // learners
+    if mode.episodes_per_update is not None:
+        parts["episodes_per_update"] = mode.episodes_per_update // learners
+    mode = replace(mode, **parts) if _has(mode, parts) else mode
+    machine = replace(config.run.machine, threads=max(1, config.run.machine.threads // place.local))
+    where = find_devices(machine.device, rank=place.local_rank, learners=place.local, simulated=config.env.on_device)
+    config = replace(
+        config, collector=mode, env=config.env.to(where.simulator), run=replace(config.run, machine=machine)
+    )
+    spec = replace(whole.spec, lanes=whole.spec.lanes // learners)
+    share = Share(place.rank, learners, place.local)
+    return replace(whole, config=config, spec=spec, device=where.learner, share=share)
+
+
+def _has(mode: Any, parts: dict[str, int]) -> bool:
+    return all(hasattr(mode, name) for name in parts)
+
+
+def described(whole: Plan) -> str:
+    """The shares of a plan for several learners, in one line for the user."""
+    share, learners = whole.spec.lanes // whole.config.run.machine.learners, whole.config.run.machine.learners
+    line = f"{learners} that train together, each with {count(share, 'env')}"
+    if whole.worker_config is not None:
+        line += f" in {count(whole.workers // learners, 'worker')}"
+    batch = whole.batch
+    if batch.episodes is not None:
+        return f"{line} and {count(batch.episodes // learners, 'episode')} of an update"
+    what = "an update" if whole.config.learner.on_policy else "a publication"
+    return f"{line} and {batch.rows // learners:,} rows of {what}"
