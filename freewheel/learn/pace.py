@@ -25,7 +25,6 @@ class Pace:
         """Too far behind to take more rows."""
         return self.due > self.ratio * self.slack
 
-    @property
-    def achieved(self) -> float:
-        """Updates per row since learning began."""
-        return self.updates / max(1, self.rows - self.starts)
+    def achieved(self, rows: float, learners: int = 1) -> float:
+        """Updates per row since learning began, where so many learners have these rows."""
+        return self.updates / max(1, rows - learners * self.starts)

@@ -225,7 +225,7 @@ class ReplayLearner:
         self._look(about)
         self.not_finite, self._put_back = self._put_back, ""
         about = {} if self.not_finite else about
-        late, rows, latest = self._pool_statistics()
+        late, rows, latest, stored = self._pool_statistics()
         if self._moments is not None:
             mean, scale = self._moments.mean, 1.0 / self._moments.deviation
             if is_finite(mean) and is_finite(scale):
@@ -235,24 +235,24 @@ class ReplayLearner:
         if rows:
             about |= {"replay/lag_mean": late / rows, "replay/lag_max": latest}
         about["replay/drawn"] = self.pace.updates * self.config.batch
-        about["replay/updates_per_row"] = self.pace.achieved / self._peers.count
+        about["replay/updates_per_row"] = self.pace.achieved(stored, self._peers.count)
         return about | {"update/skipped": float(bool(self.not_finite))}
 
-    def _pool_statistics(self) -> tuple[float, float, float]:
-        """Of rows since the last publication, in all learners: the sum of lags, the number, and the greatest lag. From here on
-        all have the same statistics of observations."""
+    def _pool_statistics(self) -> tuple[float, ...]:
+        """Of rows since the last publication, in all learners: the sum of lags, the number, and the greatest lag; and all
+        rows that are stored. From here on all have the same statistics of observations."""
         late, rows = sum(lag * rows for lag, rows in self._lags), sum(rows for _, rows in self._lags)
-        mine = np.array([late, rows, max((lag for lag, _ in self._lags), default=0), 0.0])
+        mine = np.array([late, rows, max((lag for lag, _ in self._lags), default=0), self.pace.rows], np.float64)
         self._lags.clear()
         if self._peers.count > 1:
-            mine[3] = checksum(self.updater.policy.net.vector)
             since = np.zeros(0) if self._moments is None else self._moments.since
-            table = gathered(self._peers, np.concatenate([mine, since]))
-            require_same(table[:, 3])
+            table = gathered(self._peers, np.concatenate([mine, [checksum(self.updater.policy.net.vector)], since]))
+            require_same(table[:, 4])
             if self._moments is not None:
-                self._moments.pool(table[:, 4:])
-            mine[:2], mine[2] = table[:, :2].sum(0), table[:, 2].max()
-        return float(mine[0]), float(mine[1]), float(mine[2])
+                self._moments.pool(table[:, 5:])
+            mine = table[:, :4].sum(0)
+            mine[2] = table[:, 2].max()
+        return tuple(mine.tolist())
 
     def _keep_finite(self) -> None:
         """Before weights leave. Learners that train together put back together: in a publication, and nowhere else."""

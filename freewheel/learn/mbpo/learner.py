@@ -62,7 +62,9 @@ class MBPO(SAC):
         )
         longest, compile_ = config.rollout_schedule[3], spec.compute.compile
         self._rollouts = Rollouts(self._model_env, self.updater.policy, longest, compile_)
-        self._rollouts.between_steps = spec.services.between_steps
+        services = spec.services  # where others wait for this learner, an update that has begun is finished
+        self._while_waiting = services.while_waiting if peers.count == 1 else services.report
+        self._rollouts.between_steps = services.between_steps if peers.count == 1 else services.report
         self.model_buffer = Replay(config.rows_of_models, columns, device, tree(seed, "learner", "imagined"))
         self.updater.generators.append(self.model_buffer.generator)
         self._real = min(self.batch, share(int(config.batch * config.real_ratio + 1e-9), peers))
@@ -146,7 +148,7 @@ class MBPO(SAC):
         while self._requested_at and (not self._fits or rows - self._requested_at[0] >= self.config.model_every):
             with self.spec.services.span("wait-model"):
                 while (fit := self._executor.result(LOOK)) is None:
-                    self.spec.services.while_waiting()
+                    self._while_waiting()
             self._adopt(fit)
 
     def _collect_fits(self) -> None:
