@@ -57,10 +57,9 @@ class SerialConfig(ModeConfig, ABC):
             return SerialCollector(runner, steps, LONGEST, trace=spec.trace)
         from freewheel.rollout.device_runner import DeviceRunner
 
-        simulation = spec.simulation
-        return SerialCollector(
-            DeviceRunner(factory, lanes, steps, simulation.compile, simulation.reserved_lanes), steps, trace=spec.trace
-        )
+        own = spec.simulation
+        simulation = DeviceRunner(factory, lanes, steps, own.compile, own.reserved_lanes, own.deliver_to)
+        return SerialCollector(simulation, steps, trace=spec.trace)
 
     @abstractmethod
     def place(self, make: MakeEnv, lanes: range) -> Env: ...

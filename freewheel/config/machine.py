@@ -64,7 +64,7 @@ class Devices:
             return Placement(own, own if learners > 1 else self.names[1])
         (name,) = self.names
         if name == GPU and learners > gpus:
-            remedy = f"say --learners {gpus}, or --device cpu"
+            remedy = f"say --learners {gpus}, --device cuda:0 for all of them, or --device cpu"
             raise SetupError(
                 f"--device cuda: each of {learners} learners needs a GPU, torch sees {described(gpus)}; {remedy}"
             )
@@ -83,8 +83,6 @@ class Devices:
                 )
             if count > 1 and len({name == CPU for name in self.names}) > 1:
                 raise UsageError(f"{what}: learners that train together are all on the CPU or all on GPUs, not on both")
-            if count == 1 and ":" in self.names[0]:
-                raise UsageError(f"{what} is one GPU for {learners} learners; say cuda, or name one for each: {enough}")
         elif count > 2 or (count > 1 and not simulated):
             use = "the learner and the simulator" if simulated else "the learner: environments run on the CPU"
             fewer = ",".join(self.names[: 1 + simulated])

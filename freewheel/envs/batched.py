@@ -86,7 +86,10 @@ class Simulator(SimulatorOptions, ABC):
         """An Env of these lanes, all in one simulation. It cannot reset one lane after a failure, so every failure is raised."""
         if processes:
             raise SetupError(f"{self.name} is one simulation: its lanes cannot run in processes of their own")
-        return self._open(lanes, render_mode)
+        from freewheel.rollout.graphs import current
+
+        with current(self.device):
+            return self._open(lanes, render_mode)
 
 
 @dataclass(frozen=True)
@@ -249,7 +252,7 @@ def _build_task(name: str, args: Mapping[str, Any], options: Any, device: str) -
         raise UsageError(f"{name} is a task of Isaac Lab: write {ISAAC}{name}")
     if args:
         raise UsageError(f"{name} does not accept --env.{next(iter(args))}: change the configuration of the task")
-    return IsaacConfig(name, device="cuda:0" if device == "cuda" else device, **vars(options))
+    return IsaacConfig(name, device=device, **vars(options))
 
 
 FAMILY = (

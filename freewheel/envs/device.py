@@ -44,7 +44,7 @@ class DeviceEnv:
         one_per_process: bool = False,
     ) -> None:
         self._simulator, self._bare, self._name = simulator, getattr(simulator, "unwrapped", simulator), name
-        lanes, self._device = int(self._bare.num_envs), torch.device(self._bare.device)
+        lanes, self._device = int(self._bare.num_envs), _numbered(torch.device(self._bare.device))
         self._columns = _Columns(_space(self._bare, "observation"), name)
         self._actions = _Actions(_space(self._bare, "action"), name, bounds, clip, self._device)
         self._finals = bool(getattr(getattr(self._bare, "cfg", self._bare), "compute_final_obs", False))
@@ -253,6 +253,11 @@ class _Actions:
         """[B, A] to [B, ...], a new tensor at every call: the simulator may keep it, but must not keep one of a CUDA graph."""
         value = action.detach().to(self._device, torch.float32) * self._half + self._centre
         return value.clamp_(self._low, self._high).view(-1, *self._shape)
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """A GPU with its number: "cuda" is another one in another thread."""
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def _filled(low: NDArray, high: NDArray, limit: float | None) -> tuple[NDArray, NDArray]:

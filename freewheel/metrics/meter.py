@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, SupportsFloat
 
 import numpy as np
-import psutil
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Chunk, Metrics, NDArray, RowCounts, Tick
+from freewheel.metrics.load import GPU_METRICS, gpu_util, usage
 from freewheel.metrics.names import COUNTS, WORKING, describe
 from freewheel.rollout.probe import usable_cores
 
@@ -101,9 +100,14 @@ class Meter:
     """Takes every tick of the loop, gives one row of metrics per interval and the totals at the end."""
 
     def __init__(
-        self, workers: int, measures: Sequence[str] = (), now: Callable[[], float] = time.perf_counter
+        self,
+        workers: int,
+        measures: Sequence[str] = (),
+        now: Callable[[], float] = time.perf_counter,
+        gpus: Sequence[str] = (),
     ) -> None:
-        self._workers = workers
+        """gpus: the learner's, if it has one, and that of a simulator which has another."""
+        self._workers, self._gpus = workers, gpus
         self._measures: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in measures}
         self._learner = Timeline(now)
         self._spans = {kind: Span(self._learner, kind) for kind in LEARNER_TIME}
@@ -254,7 +258,8 @@ class Meter:
             "buffer_util": _finite(buffer_util),
             # Where the time of a child ends with it, the sum may shrink.
             "cpu_util": _ratio(max(used.cpu_s - interval.cpu_s, 0.0), (now - interval.cpu_since) * usable_cores()),
-            "gpu_util": gpu_util(),
+            "gpu_util": None,
+            **{name: gpu_util(device) for name, device in zip(GPU_METRICS, self._gpus, strict=False)},
             "env_busy": _ratio(worker["step"] + worker["reset"], sum(worker.values())),
             "learner_busy": _ratio(sum(learner[kind] for kind in WORKING), wall),
             **asdict(rows),
@@ -411,34 +416,3 @@ def _greater(known: float | None, new: float | None) -> float | None:
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     whole = math.fsum(seconds.values())
     return {kind: part / whole if whole > 0 else float(kind == "other") for kind, part in seconds.items()}
-
-
-class Usage(NamedTuple):
-    """What this process and all its children use, as the operating system reports it."""
-
-    cpu_s: float  # since they began; the time of a child that has ended is counted in its parent
-    trainer_mb: float  # resident memory of this process
-    workers_mb: float  # and of all others together
-
-
-def usage() -> Usage:
-    own = psutil.Process()
-    cpu_s = workers = 0.0
-    for process in (own, *own.children(recursive=True)):
-        try:
-            cpu_s += sum(process.cpu_times()[:4])  # user, system, and both of its ended children
-            workers += 0.0 if process is own else process.memory_info().rss / 1e6
-        except psutil.Error:  # it has ended meanwhile
-            continue
-    return Usage(cpu_s, own.memory_info().rss / 1e6, workers)
-
-
-def gpu_util() -> float | None:
-    """Busy share of the GPU, if this process uses one and can ask; torch is never imported for it."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    try:
-        return float(torch.cuda.utilization()) / 100
-    except Exception:  # noqa: BLE001 - no NVML, no permission, a virtual device: for any reason, the figure is unknown
-        return None

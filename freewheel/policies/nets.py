@@ -215,7 +215,7 @@ class TensorPolicy:
     def load_weights(self, weights: Mapping[str, Array]) -> None:
         """What `weights` returned, in place: captured graphs read the new weights."""
         for name, view in (*self.statistics.items(), *self.net.named_views().items()):
-            view.copy_(torch.as_tensor(weights[name]), non_blocking=True)
+            view.copy_(torch.as_tensor(weights[name]), non_blocking=view.is_cuda)
 
     def load(self, snapshot: Snapshot) -> None:
         self.load_weights(snapshot.params)

@@ -28,7 +28,7 @@ from freewheel.core import (
 )
 from freewheel.errors import EnvError
 from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.graphs import Program
+from freewheel.rollout.graphs import Program, current
 from freewheel.seeding import generator
 
 STEP, RESET, LOAD, OTHER = (WORKER_TIME.index(kind) for kind in ("step", "reset", "load", "other"))
@@ -59,7 +59,8 @@ class Endings:
 
 @dataclass(frozen=True)
 class Written:
-    """Rows that were launched; on a GPU they are complete when `done` is."""
+    """Rows that were launched; on a GPU they are complete when `done` is, and those that come from another device when they have
+    `arrived`."""
 
     data: Transitions[Tensor]
     endings: Endings
@@ -69,17 +70,39 @@ class Written:
     begun: torch.cuda.Event | None
     done: torch.cuda.Event | None
     wall: int  # ns that launching took
+    arrived: torch.cuda.Event | None = None
 
     @property
     def finished(self) -> bool:
-        return self.done is None or self.done.query()
+        last = self.arrived or self.done
+        return last is None or last.query()
 
     def step_ns(self) -> int:
-        """Time of the simulation; waits until it is done."""
+        """Time of the simulation; waits until the rows are complete."""
+        last = self.arrived or self.done
+        if last is not None:
+            last.synchronize()
         if self.begun is None or self.done is None:
             return self.wall
-        self.done.synchronize()
         return int(self.begun.elapsed_time(self.done) * 1e6)
+
+    def tensors(self) -> list[Tensor]:
+        """All that it holds."""
+        parts = ((self.data, fields(Transitions)), (self.endings, fields(Endings)))
+        return [self.state, *(getattr(part, field.name) for part, names in parts for field in names)]
+
+    def copied(self, device: str, *, non_blocking: bool) -> Written:
+        """On another device, by the current streams of both. Where it does not block, rows for the CPU are complete only when the
+        stream that copies them has come so far."""
+
+        def copy(part: Any) -> Any:
+            values = {field.name: getattr(part, field.name) for field in fields(part)}
+            return type(part)(**{name: move(value) for name, value in values.items()})
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking, copy=True)
+
+        return replace(self, data=copy(self.data), endings=copy(self.endings), state=move(self.state))
 
 
 class DeviceRunner:
@@ -95,9 +118,12 @@ class DeviceRunner:
         steps: int,
         compile: Compile = "off",  # noqa: A002 - the name of the option
         reserved: int = 0,
+        deliver_to: str | None = None,
     ) -> None:
+        """deliver_to: the device of the chunks that `unroll` returns; None: the simulator's."""
         self.env: Any = factory.make(range(len(lanes) + reserved))
         spec: EnvSpec = self.env.spec
+        self._elsewhere = None if deliver_to in (None, spec.device) else deliver_to
         self.spec = replace(spec, lanes=len(lanes))
         self._eval_episodes: list[Episode] = []
         self.produced = self.open = self.version = 0
@@ -172,6 +198,10 @@ class DeviceRunner:
         """Launch the next rows of every lane, at most the steps that this runner was made for; the result is a copy."""
         if not self._programs:
             self.begin()
+        with current(self.spec.device):
+            return self._launch(steps)
+
+    def _launch(self, steps: int) -> Written:
         began, events = perf_counter_ns(), self._events()
         if events is not None:
             events[0].record()
@@ -206,11 +236,18 @@ class DeviceRunner:
         return Chunk(written.data, written.version, origin, episodes, written.state, np.array(time), rows)
 
     def unroll(self, steps: int) -> Chunk[Tensor]:
-        """The next `steps` rows of every lane, when they are done."""
-        return self.sign(self.launch(steps))
+        """The next `steps` rows of every lane, when they are done, on the device that they are to be delivered to."""
+        written = self.launch(steps)
+        if self._elsewhere is not None:
+            written = written.copied(self._elsewhere, non_blocking=self._elsewhere != "cpu")
+        return self.sign(written)
 
     def begin(self) -> None:
         """Start the first episodes, and capture the CUDA graphs."""
+        with current(self.spec.device):
+            self._begin()
+
+    def _begin(self) -> None:
         began = perf_counter_ns()
         self._obs.copy_(self.env.reset(self._streams))
         self._time[RESET] += perf_counter_ns() - began
@@ -340,12 +377,15 @@ class _AsNumpy:
         self.render, self.close = env.render, env.close
 
     def reset(self, seeds: Sequence[Any]) -> Any:
-        return self._env.reset(seeds).cpu().numpy().copy()
+        with current(self.spec.device):
+            return self._env.reset(seeds).cpu().numpy().copy()
 
     def step(self, action: Any) -> Step:
-        step = self._env.step(torch.from_numpy(np.asarray(action)).to(self.spec.device))
+        with current(self.spec.device):
+            step = self._env.step(torch.from_numpy(np.asarray(action)).to(self.spec.device))
         names = ("reward", "terminated", "truncated", "next_obs", "valid", "measures")
         return Step(**{name: getattr(step, name).cpu().numpy().copy() for name in names})
 
     def autoreset(self) -> Any:
-        return self._env.autoreset().cpu().numpy().copy()
+        with current(self.spec.device):
+            return self._env.autoreset().cpu().numpy().copy()

@@ -80,6 +80,7 @@ class SimulationSpec:
     compile: Compile = "off"
     reserved_lanes: int = 0  # additional lanes that act greedily, for evaluation
     main_thread: bool = False  # the simulator works only there
+    deliver_to: str | None = None  # the learner's device; None: that of the simulator
 
 
 class Recorder(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -13,6 +14,12 @@ from freewheel.core import Compile
 CAPTURING = threading.Lock()  # one capture at a time over all threads
 _READY: set[torch.device] = set()  # whose thread for backward passes has a context
 WARM_UPS = 3  # calls before a capture: libraries allocate handles and workspaces in the first calls
+
+
+def current(device: torch.device | str) -> AbstractContextManager[object]:
+    """A GPU as the current device of this thread: new events and graphs are its own, and what a simulator asks "cuda" for is done
+    there. Every thread begins with the first GPU. Nothing for the CPU."""
+    return torch.cuda.device(device) if torch.device(device).type == "cuda" else nullcontext()
 
 
 class Program:
@@ -37,12 +44,13 @@ class Program:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fallback = ""
         if compile == "graphs":
-            if not all(tensor.is_cuda for tensor in state):
-                self.fallback = "its tensors are not on a GPU"
+            device, *others = {tensor.device for tensor in state}
+            if others or device.type != "cuda":
+                self.fallback = "its tensors are on several devices" if others else "its tensors are not on a GPU"
                 return
             before = [tensor.clone() for tensor in state], [generator.get_state() for generator in generators]
             try:
-                with CAPTURING:
+                with CAPTURING, current(device):
                     self.graph = _capture(body, generators)
             except RuntimeError as error:
                 self.fallback = str(error).splitlines()[0]
@@ -67,8 +75,9 @@ def _give_context(device: torch.device) -> None:
 
 
 def _capture(body: Callable[[], None], generators: Sequence[torch.Generator]) -> torch.cuda.CUDAGraph:
-    """Capture on a separate stream; other threads may continue meanwhile. Torch hands its streams out in turn, so that a new one
-    may be another thread's, whose work then fails while it is captured; those of high priority are used for nothing else."""
+    """Capture on a separate stream of the current device; other threads may continue meanwhile. Torch hands its streams out in
+    turn, so that a new one may be another thread's, whose work then fails while it is captured; those of high priority are used
+    for nothing else."""
     stream = torch.cuda.Stream(priority=-1)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 
 from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_cores
 from freewheel.config.auto import kind_of, settle
-from freewheel.config.machine import find_devices
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, Env, EnvSpec, Snapshot
 from freewheel.errors import SetupError, UsageError
@@ -25,7 +24,8 @@ from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
 from freewheel.run.advice.limits import check_learner, check_machine, check_sizes
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
-from freewheel.run.learners.share import ALL, Share, check_together, described, evenly, local_learners
+from freewheel.run.learners.devices import placed_or_substituted, task_beside
+from freewheel.run.learners.share import ALL, Share, check_together, described, evenly
 from freewheel.run.naming import RunName, locate, name_run
 from freewheel.run.policy import read_spec
 from freewheel.run.process import yield_further
@@ -107,6 +107,12 @@ class Plan:
         return self.config.collector.max_lag if self.config.learner.on_policy else None
 
     @property
+    def gpus(self) -> list[str]:
+        """Those of this learner and its simulator, the learner's first; one if they share it."""
+        both = self.device, self.spec.device if self.spec.batched_on_device else "cpu"
+        return [device for device in dict.fromkeys(both) if device != "cpu"]
+
+    @property
     def workers(self) -> int:
         """The number of processes that act; without worker processes, the trainer itself is one."""
         return 1 if self.worker_config is None else self.worker_config.worker_count
@@ -121,7 +127,7 @@ class Plan:
     def actors(self) -> str:
         """What is started to act, for the user."""
         if self.spec.batched_on_device:
-            return f"a simulation of {self.spec.lanes} lanes on {self.device}"
+            return f"a simulation of {self.spec.lanes} lanes on {self.spec.device}"
         line = self.config.collector.plan_line()
         line = line if self.share.count == 1 else f"{self.share.count} learners, each with {line}"
         if self.worker_config is None:
@@ -197,7 +203,9 @@ class Plan:
             context=run.contexts,
             on_policy=self.config.learner.on_policy,
             workers=self.worker_spec,
-            simulation=SimulationSpec(compile=compiled, reserved_lanes=reserved, main_thread=in_main),
+            simulation=SimulationSpec(
+                compile=compiled, reserved_lanes=reserved, main_thread=in_main, deliver_to=self.device
+            ),
             while_waiting=while_waiting,
             time_to_spare=yield_further if self.yields == "learner" else nothing,
         )
@@ -209,7 +217,7 @@ class Plan:
         on_device = self.spec.batched_on_device
         first_lane, first_worker = self.share.rank * self.spec.lanes, self.share.rank * self.workers
         own = tree(seed, "actor", first_worker)
-        actor = make_tensor_actor(policy, self.device, own) if on_device else make_actor(policy)
+        actor = make_tensor_actor(policy, self.spec.device, own) if on_device else make_actor(policy)
         return RunnerFactory(self.config.env.make, actor, seed, first_lane, first_worker)
 
     @property
@@ -263,7 +271,7 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     remarks = config.collector.remarks(cost)
     learners = config.run.machine.learners
     config = replace(config, collector=evenly(config.collector.planned(cost), config.collector, learners))
-    spec = replace(cost.spec, lanes=config.collector.lanes)
+    spec = replace(cost.spec, lanes=config.collector.lanes, model_task=task_beside(cost.spec, device))
     spec.check_context(config.run.contexts)
     init = _initial_weights(config)
     config = settle(config if init is None else _as_in(config, init), spec)
@@ -296,7 +304,7 @@ def plan(
     check_sizes(config)
     check_together(config)
     name = name_run(config) if run is None else RunName(run.parent, run.name, exact=True)
-    config, device = _placed_or_substituted(config)
+    config, device = placed_or_substituted(config)
     _initial_weights(config)  # whether they can be read is known before a process is started
     report(f"{'opening' if config.env.on_device else 'measuring'} {config.env.label} ...")
     cost = survey_env(config, meanwhile)
@@ -417,20 +425,3 @@ def _check_recording(config: Config, spec: EnvSpec) -> None:
         raise UsageError(
             f"--record-schedule is for environments that run on the CPU; {spec.name} steps all its lanes on a device"
         )
-
-
-def placed(config: Config) -> tuple[Config, str]:
-    """The same with its simulator, if it has one, on its device; and the learner's device, cpu or cuda:N."""
-    where = find_devices(config.run.machine.device, learners=local_learners(config), simulated=config.env.on_device)
-    return replace(config, env=config.env.to(where.simulator)), where.learner
-
-
-def _placed_or_substituted(config: Config) -> tuple[Config, str]:
-    """The same; on the CPU where a GPU is missing and the user allows it."""
-    try:
-        return placed(config)
-    except SetupError as error:
-        if not config.run.machine.substitute:
-            raise
-        note = f"{str(error).partition(';')[0]}: this run uses the CPU"
-        return replace(config, env=config.env.to("cpu"), notes=(*config.notes, note)), "cpu"

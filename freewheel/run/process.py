@@ -100,12 +100,14 @@ def executors(planned: Plan, while_waiting: Callable[[], None] = lambda: None) -
 
 
 def learner_stream(device: str) -> AbstractContextManager[object]:
-    """On a GPU, a CUDA stream for the learner."""
+    """On a GPU, a CUDA stream for the learner, which comes after what this thread has done there so far."""
     if device == "cpu":
         return nullcontext()
     import torch
 
-    return torch.cuda.stream(torch.cuda.Stream())
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return torch.cuda.stream(stream)
 
 
 def beside(collector: Collector, work: Callable[[], Out], device: str) -> Out:

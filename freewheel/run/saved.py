@@ -25,6 +25,7 @@ from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
 from freewheel.run.checkpoints.store import Store
 from freewheel.run.evaluation.episodes import Score, Show, eval_lanes, evaluate, play, playable
+from freewheel.run.learners.devices import placed
 from freewheel.run.naming import CHECKPOINTS, CONFIG, LOCK, METRICS, SUMMARY, locate
 from freewheel.run.plan import Plan
 from freewheel.run.policy import actor_of, read_spec
@@ -214,6 +215,6 @@ def check_fit(saved: Checkpoint, spec: EnvSpec) -> None:
 
 def layout_of_env(env: str | Callable[..., Any], saved: Checkpoint) -> Layout:
     """The spaces of an environment, for a policy that was saved without them."""
-    with closing(from_options(env, {}).env.make(range(1))) as made:
+    with closing(placed(from_options(env, {}))[0].env.make(range(1))) as made:
         check_fit(saved, made.spec)
         return Layout.from_json(made.spec.layout)

@@ -100,7 +100,7 @@ def train_part(
     ):
         recorder = Recorder() if config.run.output.record_schedule and earlier is None else None
         executors = executors if recorder is None else recorder.executors(executors)
-        meter, trace = Meter(planned.workers, planned.spec.measures), None
+        meter, trace = Meter(planned.workers, planned.spec.measures, gpus=planned.gpus), None
         if config.run.output.trace:
             trace = Recording(kinds_of_time())
             executors = timed_executors(executors, trace) if isinstance(executors, Executors) else executors

@@ -71,6 +71,7 @@ class ThreadExecutor:
         self._arguments: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._calls = 0
+        self._device = device
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(build, device), name=f"freewheel-{what}", daemon=True)
         self._thread.start()
@@ -82,9 +83,10 @@ class ThreadExecutor:
     def submit(self, argument: Any) -> None:
         import torch
 
-        ready = torch.cuda.Event() if torch.cuda.is_initialized() else None
-        if ready is not None:
-            ready.record()  # the argument is complete when the caller's stream has reached this point
+        ready = None
+        if self._device.startswith("cuda"):
+            ready = torch.cuda.Event()  # the argument is complete when the caller's stream has reached this point
+            ready.record(torch.cuda.current_stream(self._device))
         self._calls += 1
         self._arguments.put((argument, ready))
 

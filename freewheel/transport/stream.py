@@ -1,4 +1,5 @@
-"""The CUDA-stream wire: a batched simulator in a thread with its own stream, which runs while the learner learns."""
+"""The CUDA-stream wire: a batched simulator in a thread with its own stream, which runs while the learner learns, on the same
+device or on another."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import fields
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import fields, replace
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -44,6 +45,8 @@ class StreamWire(Wire):
         self._make, self._spec, self._slots = make, spec, slots
         self._changed = threading.Condition()
         self.permits = Permits(pacing, self._changed, self._wake)
+        self._learner = spec.simulation.deliver_to or spec.env.device
+        self._crossing: _Crossing | None = None  # where the learner has another device
         self._snapshots: dict[int, tuple[Snapshot, torch.cuda.Event | None]] = {}
         self._written: deque[Written] = deque()
         self._waited = self._produced = 0
@@ -51,7 +54,7 @@ class StreamWire(Wire):
         self._error: BaseException | None = None
         self._over = False
         self._runner: DeviceRunner | None = None
-        self._side: torch.cuda.Stream | None = None
+        self._side: torch.cuda.Stream | None = None  # of the learner's device: where rows are looked at
         self._idle_since: int | None = perf_counter_ns()  # since when the simulation waits; None: it runs
         self._failed = 0  # rows of fragments with values that are not finite
         self._thread = threading.Thread(target=self.serve, name="freewheel-simulation", daemon=True)
@@ -60,14 +63,16 @@ class StreamWire(Wire):
         import torch
 
         self._runner = self._make()
-        if self._runner.spec.device.startswith("cuda"):
-            self._side = torch.cuda.Stream()
+        here = self._runner.spec.device
+        self._side = _stream(self._learner)
         with ExitStack() as undo:
             undo.callback(self._runner.close)
+            if here != self._learner:
+                self._crossing = _Crossing(here, self._learner)
             self._runner.begin()
             undo.pop_all()
-        if self._side is not None:
-            torch.cuda.synchronize()  # everything made on this stream is complete before the thread uses it
+        if here != "cpu":
+            torch.cuda.synchronize(here)  # everything made on this stream is complete before the thread uses it
         if not self._spec.simulation.main_thread:
             self._thread.start()
         return self
@@ -94,8 +99,8 @@ class StreamWire(Wire):
 
         ready = None
         if self._side is not None:
-            ready = torch.cuda.Event()
-            ready.record()  # the snapshot is complete when the learner's stream has reached this point
+            ready = torch.cuda.Event()  # the snapshot is complete when the learner's stream has reached this point
+            ready.record(torch.cuda.current_stream(self._learner))
         with self._changed:
             kept = ((version, known) for version, known in self._snapshots.items() if version >= snapshot.version - 1)
             self._snapshots = dict(kept) | {snapshot.version: (snapshot, ready)}
@@ -111,21 +116,21 @@ class StreamWire(Wire):
             yield from self._received(written, waited)
 
     def _received(self, written: Written, waited: int) -> Iterator[Fragment]:
-        """Fragments that the learner's stream may read, although the simulation's stream allocated and wrote them."""
+        """Fragments that the learner's stream may read, although another one allocated and wrote them."""
         import torch
 
         assert self._runner is not None
         self._runner.spend(WAIT_CREDIT, waited)
         if self._trace is not None:
             self._trace.finished(written.step_ns())
-        with torch.cuda.stream(self._side) if self._side is not None else nullcontext():
+        with _on(self._side):
             try:
                 chunk = self._runner.sign(written)
             except EnvError:
                 self._failed += written.data.reward.numel()
                 raise
         if self._side is not None:
-            here = torch.cuda.current_stream()
+            here = torch.cuda.current_stream(self._learner)
             for tensor in (chunk.state, *(getattr(chunk.data, field.name) for field in fields(Transitions))):
                 tensor.record_stream(here)
         return self._by_author(chunk)
@@ -187,13 +192,14 @@ class StreamWire(Wire):
 
     def serve(self) -> None:
         """Simulate in this thread until `stop`."""
-        import torch
-
+        assert self._runner is not None
         try:
-            stream = torch.cuda.Stream() if self._side is not None else None
-            with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            stream = _stream(self._runner.spec.device)
+            with _on(stream):
                 while self._fragment(stream):
                     pass
+            if stream is not None:
+                stream.synchronize()  # what the simulation has used can be given back
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that collects
             with self._changed:
                 self._error = error
@@ -219,13 +225,11 @@ class StreamWire(Wire):
             granted = perf_counter_ns()
             self._waited += granted - began
         if grant.version != runner.version or runner.produced == 0:
-            if stream is not None and ready is not None:
-                stream.wait_event(ready)
-            runner.load(snapshot)
-            if stream is not None:  # all weights are views of one tensor, which must not be reused before it is read
-                _any_tensor(snapshot).record_stream(stream)
+            self._load(runner, snapshot, ready, stream)
         loaded = perf_counter_ns()
         written = runner.launch(grant.steps)
+        if self._crossing is not None:
+            written = self._crossing.send(written)
         if self._trace is not None:
             self._trace.launched(began, granted, loaded)
         with self._changed:
@@ -234,6 +238,72 @@ class StreamWire(Wire):
             pacing.give_back(SIMULATION, Tally(runner.produced, 0, ended=False))
             self._changed.notify_all()
         return True
+
+    def _load(
+        self, runner: DeviceRunner, snapshot: Snapshot, ready: torch.cuda.Event | None, stream: torch.cuda.Stream | None
+    ) -> None:
+        """When the learner has computed it. All weights are views of one tensor, which must not be reused before it is read."""
+        if ready is None:  # numpy: the learner is on the CPU
+            runner.load(snapshot)
+            return
+        if stream is None:
+            ready.synchronize()
+        else:
+            stream.wait_event(ready)
+        reader = stream if self._crossing is None else self._crossing.back
+        with _on(reader), _on(stream):
+            runner.load(snapshot)
+        if reader is not None:
+            _any_tensor(snapshot).record_stream(reader)
+
+
+class _Crossing:
+    """From the simulator's device to the learner's, and back. Torch copies between two GPUs on the current stream of the source,
+    and lets that of the destination wait for it; so each direction has a pair of streams that neither the simulation nor the
+    learner uses, and both go on meanwhile."""
+
+    def __init__(self, simulator: str, learner: str) -> None:
+        self._simulator, self._learner = simulator, learner
+        self._out, self._in = _stream(simulator), _stream(learner)
+        self.back = _stream(learner)  # reads weights
+
+    def send(self, written: Written) -> Written:
+        """The same rows on the learner's device; for the thread that simulates."""
+        import torch
+
+        if self._out is not None and written.done is not None:
+            self._out.wait_event(written.done)
+        with _on(self._in), _on(self._out):
+            sent = written.copied(self._learner, non_blocking=True)
+        if self._out is not None:  # they must not be reused before they are read
+            for tensor in written.tensors():
+                tensor.record_stream(self._out)
+            if self._in is not None:
+                self._in.wait_stream(self._out)
+        last = self._in or self._out
+        if last is None:
+            return sent
+        arrived = torch.cuda.Event()
+        arrived.record(last)
+        return replace(sent, arrived=arrived)
+
+
+def _stream(device: str) -> torch.cuda.Stream | None:
+    """A new one, on a GPU."""
+    if device == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.Stream(device)
+
+
+def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """As the current stream of its device, which becomes the current device; nothing on the CPU."""
+    if stream is None:
+        return nullcontext()
+    import torch
+
+    return torch.cuda.stream(stream)
 
 
 class _SimulationTracks:

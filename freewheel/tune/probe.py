@@ -15,8 +15,9 @@ from freewheel.rollout.probe import EnvCost, usable_cores
 from freewheel.run.advice.policy_times import PolicyClock
 from freewheel.run.advice.prospects import Prospect, in_mode, predicted, step_times
 from freewheel.run.advice.throughput import NO_WIRE, PolicyTimes, StepTimes, WireTimes, along
+from freewheel.run.learners.devices import placed
 from freewheel.run.naming import RunName
-from freewheel.run.plan import Plan, arrange, placed, survey_env
+from freewheel.run.plan import Plan, arrange, survey_env
 from freewheel.run.process import learner_threads
 from freewheel.transport.executors import SerialExecutor
 from freewheel.tune.rehearsal import Rehearsal, rehearse

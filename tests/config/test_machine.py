@@ -7,7 +7,7 @@ import pytest
 from freewheel.config.machine import Devices, MachineOptions, Placement, find_device_again, find_devices
 from freewheel.config.resolve import from_argv, from_options
 from freewheel.errors import SetupError, UsageError
-from freewheel.run.plan import placed
+from freewheel.run.learners.devices import placed
 
 DRONE = "freewheel/RoughDrone-v0"
 
@@ -52,6 +52,7 @@ def test_one_learner_is_on_the_first_device_and_the_simulator_on_the_second(
         ("auto", 2, ["cuda:0", "cuda:1"]),
         ("auto", 1, ["cpu", "cpu"]),
         ("cuda:3,cuda:1", 4, ["cuda:3", "cuda:1"]),
+        ("cuda:1", 2, ["cuda:1", "cuda:1"]),
     ],
 )
 def test_every_learner_has_a_device_and_its_simulator_with_it(text: str, gpus: int, devices: list[str]) -> None:
@@ -83,7 +84,6 @@ def refusal(text: str, gpus: int, learners: int, *, simulated: bool) -> str:
         ("cpu,cuda:0,cuda:1", 2, 1, True, "names 3 devices and there is use for 2, the learner and the simulator"),
         ("cuda:0,cuda:1", 2, 3, True, "names 2 devices for 3 learners; name one for each, e.g. cuda:0,cuda:1,cuda:2"),
         ("cpu,cuda:0", 2, 2, True, "all on the CPU or all on GPUs, not on both"),
-        ("cuda:1", 2, 2, True, "is one GPU for 2 learners; say cuda, or name one for each: cuda:0,cuda:1"),
         ("cuda:2", 2, 1, True, "--device cuda:2: torch sees only cuda:0 and cuda:1 here; use --device cuda"),
         ("cuda:0,cuda:1", 1, 1, True, "--device cuda:0,cuda:1: torch sees only cuda:0 here; use --device cuda"),
         ("cpu,cuda", 0, 1, True, "torch sees no GPU here; use --device cpu"),

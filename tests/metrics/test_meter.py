@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Chunk, Episode, Metrics, Origin, RowCounts, Tick, Transitions
 from freewheel.metrics import meter as meter_module
-from freewheel.metrics.meter import Budget, Meter, Usage, gpu_util, usage
+from freewheel.metrics.load import Usage, gpu_util, usage
+from freewheel.metrics.meter import Budget, Meter
 
 KEYS = [
     *("wall_s", "env_steps", "episodes", "updates", "steps_per_s", "episodes_per_s", "updates_per_s"),
@@ -410,19 +411,42 @@ def test_children_count_while_they_run_and_their_time_after_they_ended() -> None
 
 
 def test_gpu_util_is_unknown_without_torch_or_cuda_and_a_share_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown() -> float:
+    asked = []
+
+    def unknown(device: str) -> float:
         raise ModuleNotFoundError("pynvml")
+
+    def known(device: str) -> float:
+        asked.append(device)
+        return 42
 
     def fake(initialised: bool, utilisation: object) -> float | None:
         module = ModuleType("torch")
         module.__dict__["cuda"] = SimpleNamespace(is_initialized=lambda: initialised, utilization=utilisation)
         monkeypatch.setitem(sys.modules, "torch", module)
-        return gpu_util()
+        return gpu_util("cuda:1")
 
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert gpu_util() is None
+    assert gpu_util("cuda:1") is None
     assert "torch" not in sys.modules
-    assert [fake(False, lambda: 50), fake(True, lambda: 42), fake(True, unknown)] == [None, 0.42, None]
+    assert [fake(False, known), fake(True, known), fake(True, unknown)] == [None, 0.42, None]
+    assert asked == ["cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shown"),
+    [
+        ([], {"gpu_util": None}),
+        (["cuda:1"], {"gpu_util": 0.1}),
+        (["cuda:1", "cuda:0"], {"gpu_util": 0.1, "simulator_gpu_util": 0.0}),
+    ],
+)
+def test_each_gpu_of_the_run_has_its_own_share(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, gpus: list[str], shown: dict[str, float | None]
+) -> None:
+    monkeypatch.setattr("freewheel.metrics.meter.gpu_util", lambda device: int(device[-1]) / 10)
+    row = Meter(1, now=clock, gpus=gpus).row(ROWS, {}, None)
+    assert {name: value for name, value in row.items() if "gpu" in name} == shown
 
 
 def activity(meter: Meter, clock: Clock, kinds: Sequence[int]) -> list[dict[str, object]]:

@@ -68,15 +68,16 @@ class Journal:
 class IsaacLike(gymnasium.Env[Any, Any]):
     """The world. It waits for no device unless `stale` makes it look whether an episode has ended."""
 
-    def __init__(self, lanes: int = 4, traps: Traps | None = None) -> None:
-        self.traps, self.num_envs, self.device = traps or Traps(), lanes, torch.device("cpu")
+    def __init__(self, lanes: int = 4, traps: Traps | None = None, device: str = "cpu") -> None:
+        self.traps, self.num_envs, self.device = traps or Traps(), lanes, torch.device(device)
         self.metadata = {"render_modes": [], "capturable": True}
         self.cfg, self.generator, self.journal = Settings(self.traps.has_final_obs), torch.Generator(), Journal()
-        self._lane = torch.arange(lanes)
+        self._lane = torch.arange(lanes, device=device)
         self._seed = 0
-        self._x, self._t, self._episode = torch.zeros(lanes), torch.zeros(lanes), torch.zeros(lanes)
-        flags = torch.zeros(lanes, dtype=torch.bool)
-        self._out = Buffers(torch.zeros(lanes, 2), torch.zeros(lanes, 3), torch.zeros(lanes), flags, flags.clone())
+        self._x, self._t, self._episode, reward = (torch.zeros(lanes, device=device) for _ in range(4))
+        flags = torch.zeros(lanes, dtype=torch.bool, device=device)
+        two, three = (torch.zeros(lanes, size, device=device) for size in (2, 3))
+        self._out = Buffers(two, three, reward, flags, flags.clone())
         self.extras: dict[str, Any] = {"measures": self._measures()} if self.traps.measures else {}
         boxes = {name: spaces.Box(-np.inf, np.inf, (size,)) for name, size in (("policy", 2), ("critic", 3))}
         critic = spaces.Dict({"deep": boxes["critic"]}) if self.traps.nested else boxes["critic"]

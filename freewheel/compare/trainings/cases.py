@@ -19,8 +19,9 @@ from freewheel.config.resolve import Config
 from freewheel.core import EnvSpec
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.rollout.probe import EnvCost
+from freewheel.run.learners.devices import placed
 from freewheel.run.naming import RunName
-from freewheel.run.plan import Plan, arrange, placed, survey_env
+from freewheel.run.plan import Plan, arrange, survey_env
 
 SURVEY = 2.5  # seconds of stepping to measure the environment
 UNNAMED = RunName(Path("runs"), "compare")  # a plan that is not carried out here

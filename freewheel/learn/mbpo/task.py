@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from freewheel.core import Slice
 from freewheel.errors import SetupError, UsageError, nearest
@@ -28,7 +30,8 @@ class ModelTask:
     further ones are read, and all but the first stay as they are in an episode. Derive from it to say more: other coordinates
     (`encode` and `successor`), sensors that are computed instead of predicted (`observe`), and the task itself (`reward` and
     `termination`, which are learned where they are None). Actions are the policy's, between -1 and 1. Whatever is given here
-    runs on the simulator's device, must not wait for it, and has to take any finite numbers.
+    runs on the learner's device, which gets a copy if the simulator has another, must not wait for it, and has to take any finite
+    numbers.
     """
 
     predicted: int
@@ -49,6 +52,28 @@ class ModelTask:
     def observe(self, state: Tensor) -> Mapping[str, Tensor]:
         """All other groups of an observation, [N, ...] by name."""
         raise NotImplementedError(f"{type(self).__name__} has no observe(state)")
+
+
+def task_on(device: str, task: ModelTask) -> ModelTask:
+    """A copy with all tensors on this device, for a learner that has another than the simulator."""
+    try:
+        with _MadeOn(device):
+            return copy.deepcopy(task)
+    except Exception as error:
+        what = f"{type(task).__name__} cannot be copied to {device} ({error})"
+        raise SetupError(f"{what}: give learner and simulator the same --device") from error
+
+
+class _MadeOn(TorchFunctionMode):
+    """Every tensor that is made, copies included, is on this device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.to(self._device) if isinstance(made, Tensor) else made
 
 
 class View(Protocol):

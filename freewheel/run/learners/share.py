@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from freewheel.collect.mode import ModeConfig, WorkersConfig, count, divisor
 from freewheel.config.machine import find_devices
 from freewheel.errors import UsageError
-from freewheel.transport.learners.place import Place, of_torchrun
+from freewheel.run.learners.devices import task_beside
+from freewheel.transport.learners.place import Place
 
 if TYPE_CHECKING:
     from freewheel.config.resolve import Config
@@ -41,12 +42,6 @@ def by_torchrun(config: Config, place: Place | None) -> Config:
     sources = {**config.sources, "learners": "torchrun"}
     run = replace(config.run, machine=replace(machine, learners=place.count))
     return replace(config, run=run, sources=sources)
-
-
-def local_learners(config: Config) -> int:
-    """Learners of this run on this machine."""
-    place = of_torchrun()
-    return config.run.machine.learners if place is None else place.local
 
 
 def evenly(planned: ModeConfig, given: ModeConfig, learners: int) -> ModeConfig:
@@ -105,7 +100,11 @@ def share_of(whole: Plan, place: Place) -> Plan:
     config = replace(
         config, collector=mode, env=config.env.to(where.simulator), run=replace(config.run, machine=machine)
     )
-    spec = replace(whole.spec, lanes=whole.spec.lanes // learners)
+    together = (
+        whole.spec.device == whole.device
+    )  # the first learner and its simulator; some choose a device of their own
+    spec = replace(whole.spec, lanes=whole.spec.lanes // learners, model_task=task_beside(whole.spec, where.learner))
+    spec = replace(spec, device=where.simulator if together else spec.device)
     share = Share(place.rank, learners, place.local)
     return replace(whole, config=config, spec=spec, device=where.learner, share=share)
 

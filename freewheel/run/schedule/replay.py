@@ -23,8 +23,9 @@ from freewheel.pacing.episode_queue import EpisodeOrder
 from freewheel.run import process
 from freewheel.run.checkpoints.checkpoint import fingerprint_of
 from freewheel.run.hooks import Hooks, Run, find_hooks
+from freewheel.run.learners.devices import placed
 from freewheel.run.naming import SUMMARY, RunName
-from freewheel.run.plan import Plan, Report, arrange, placed, silent, survey_env
+from freewheel.run.plan import Plan, Report, arrange, silent, survey_env
 from freewheel.run.saved import RunDirectory, SavedRun, open_run
 from freewheel.run.schedule.answers import Answers, EndOfSchedule
 from freewheel.run.schedule.collector import ComparedCollector, DifferenceError, ReplayCollector
@@ -127,7 +128,7 @@ class _Replay:
         longest = max(batch.steps, getattr(collector, "collection_batch_size", None) or 32)
         self._schedule = Schedule(saved.path / FILE, workers=planned.workers, most_steps=longest)
         self._hooks_given = hooks
-        self._meter = Meter(planned.workers, planned.spec.measures)
+        self._meter = Meter(planned.workers, planned.spec.measures, gpus=planned.gpus)
         self._turn = self._checks = 0
         self._collector: ReplayCollector | None = None
 

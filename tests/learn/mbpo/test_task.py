@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Fitter
 from freewheel.learn.mbpo.learner import MBPO
 from freewheel.learn.mbpo.model_env import ModelEnv, look
-from freewheel.learn.mbpo.task import ModelTask, NamedColumns, StateColumns, find_columns, model_rows, whole
+from freewheel.learn.mbpo.task import ModelTask, NamedColumns, StateColumns, find_columns, model_rows, task_on, whole
 from freewheel.learn.replay import Columns, pack
 from freewheel.learn.spec import LearnerSpec, WorldFacts
 from freewheel.policies.numpy_actor import make_tensor_actor
@@ -215,6 +216,28 @@ def drone_learner(env: DeviceEnv, **options: Any) -> MBPO:
 def runner_of(env: DeviceEnv, learner: MBPO) -> DeviceRunner:
     actor = make_tensor_actor(learner.spec.policy, "cpu", 3)
     return DeviceRunner(RunnerFactory(lambda lanes, **_: env, actor, seed=5), range(LANES), STEPS)
+
+
+def test_a_learner_on_another_device_has_a_copy_of_the_task() -> None:
+    """No tensor is left behind: on the meta device one that is would be an error."""
+    task, state = drone().spec.model_task, drone().spec.slice("model_state")
+    assert state is not None
+    rows, action = torch.zeros(3, state.stop - state.start, device="meta"), torch.zeros(3, 4, device="meta")
+    moved: Any = task_on("meta", task)
+    predicted = torch.zeros(3, task.predicted, device="meta")
+    assert moved.successor(rows, action, predicted).device.type == moved.encode(rows, rows).device.type == "meta"
+    assert moved.reward(rows, action, rows).shape == (3,)
+    assert {part.device.type for part in moved.observe(rows).values()} == {"meta"}
+    assert task.observe(torch.zeros(3, rows.shape[1]))["policy"].device.type == "cpu"  # which stays as it was
+
+
+def test_a_task_that_cannot_be_copied_is_refused() -> None:
+    class Held(Slider):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    with pytest.raises(SetupError, match=r"Held cannot be copied to meta .*: give learner and simulator the same"):
+        task_on("meta", Held())
 
 
 def test_neither_actor_nor_critic_reads_the_state() -> None:
