@@ -11,6 +11,7 @@ from freewheel import __version__
 from freewheel.errors import FreewheelError
 from freewheel.files.output import complain, fill_standard_streams
 from freewheel.registry import Command, Registry
+from freewheel.transport.learners.place import of_torchrun
 
 COMMANDS: Registry[Command] = Registry(
     "command", "COMMAND", "freewheel.cli", "freewheel.worlds", "freewheel", leaf="command"
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except FreewheelError as error:
-        complain(str(error))
+        if (place := of_torchrun()) is None or not place.rank:  # the first of several learners tells for all
+            complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 130

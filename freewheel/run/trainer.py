@@ -36,7 +36,7 @@ from freewheel.timeline.recording import Recording
 from freewheel.timeline.terminal import show
 from freewheel.transport.clock import clock
 from freewheel.transport.executors import Executors, SerialExecutor
-from freewheel.transport.learners.place import of_torchrun
+from freewheel.transport.learners.place import Place, of_torchrun
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,11 @@ def run(
 
     `hooks` are called, and `sinks` written to, in addition to those that the config names.
     """
+    place = of_torchrun()
+    config = by_torchrun(config, place)
+    if place is not None and place.rank:
+        return followed(place)
     own, stop = [*find_hooks(config.run.hooks), *find_hooks(hooks)], Stop()
-    config = by_torchrun(config, of_torchrun())
     with stop.listening(), clock, Watchdog(stop, config.env.label, config.env.timeouts):
         chosen(config.run.output.all_sinks)
         report = silent if quiet else print_line
@@ -82,8 +85,16 @@ def run(
             whole = checked(whole)
         else:
             check_fit(earlier.saved, whole.spec)
-        with gathered(whole, resumed=earlier is not None) as crew:
+        with gathered(whole, stop, resumed=earlier is not None) as crew:
             return train_part(whole, crew, stop, own, Outputs(quiet, sinks), earlier)
+
+
+def followed(place: Place) -> Result:
+    """What becomes of a learner but the first that torchrun has started: the first one plans, and tells."""
+    from freewheel.run.learners.follow import follow  # which trains as this module does
+
+    path, code = follow(place)
+    return Result(path, {"exit_code": code})
 
 
 def train_part(

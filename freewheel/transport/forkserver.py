@@ -317,6 +317,7 @@ class Leftovers:
     def __init__(self) -> None:
         self._thread = threading.get_native_id()
         self._others = self._children()  # which have nothing to do with environments
+        self.kept: list[int] = []  # children of the server that end by themselves, with all that they have started
 
     @contextmanager
     def spared(self) -> Iterator[None]:
@@ -335,10 +336,11 @@ class Leftovers:
             with suppress(psutil.Error):
                 for process in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid)):
                     process.kill()
+        kept = _trees(self.kept)
         for pid in ours:  # the forkserver is the parent of what workers have left behind, in groups of their own
             with suppress(psutil.Error, ProcessLookupError):
                 for process in psutil.Process(pid).children(recursive=True):
-                    if os.getpgid(process.pid) != os.getpgid(pid):
+                    if process.pid not in kept and os.getpgid(process.pid) != os.getpgid(pid):
                         process.kill()
         deadline = time.monotonic() + TOLD
         while started and time.monotonic() < deadline:
@@ -351,6 +353,15 @@ class Leftovers:
             return set(map(int, Path(f"/proc/self/task/{self._thread}/children").read_text().split()))
         except OSError:  # the kernel does not list them
             return {process.pid for process in psutil.Process().children()}
+
+
+def _trees(pids: Sequence[int]) -> set[int]:
+    """These processes and all that they have started."""
+    found = set(pids)
+    for pid in pids:
+        with suppress(psutil.Error):
+            found.update(process.pid for process in psutil.Process(pid).children(recursive=True))
+    return found
 
 
 def _reaped(pid: int) -> bool:

@@ -21,8 +21,8 @@ from freewheel.run.learners.versions import check_number, newest_of_all
 from freewheel.run.naming import CHECKPOINTS, CONFIG, METRICS, SUMMARY
 from freewheel.run.plan import print_line
 from freewheel.run.saved import SavedRun, lock_run, open_run
-from freewheel.run.trainer import Result, run
-from freewheel.transport.learners.place import of_torchrun
+from freewheel.run.trainer import Result, followed, run
+from freewheel.transport.learners.place import Place, of_torchrun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,13 @@ def resume(
     sinks: Sequence[Sink] = (),
 ) -> Result:
     """Go on with a run. If it has nothing left to do, that is said, and its last result is returned."""
+    place = of_torchrun()
+    if place is not None and place.rank:
+        return followed(place)
     consent: dict[str, Any] = {"trust": settings.trust, "use": "train"}
     found = open_run(name, settings.runs_dir, settings.env, which=settings.which, usual="latest", **consent)
     with lock_run(found.path):
-        found = together(found, settings.which)
+        found = _of_all(found, settings.which, place)
         config, earlier, said = read_earlier(found, settings)
         if said is not None:
             reason, summary = said
@@ -79,9 +82,9 @@ def read_earlier(
     return config, earlier, said
 
 
-def together(found: SavedRun, which: str) -> SavedRun:
+def _of_all(found: SavedRun, which: str, place: Place | None) -> SavedRun:
     """The same; the checkpoint is one that all learners of the run have, as many as are here."""
-    learners, place = found.config.run.machine.learners, of_torchrun()
+    learners = found.config.run.machine.learners
     check_number(found.path, learners, place)
     if learners == 1:
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.ending import exit_code_of
 from freewheel.run.learners.share import share_of
 from freewheel.run.learners.together import Alone, Together
-from freewheel.run.learners.versions import CHOSEN
+from freewheel.run.learners.versions import CHOSEN, remedy
 from freewheel.run.plan import Plan
 from freewheel.run.process import Stop
 from freewheel.transport.forkserver import pickled
 from freewheel.transport.learners.group import JOIN, Group
 from freewheel.transport.learners.launch import Learners
-from freewheel.transport.learners.place import Place, of_torchrun
+from freewheel.transport.learners.place import Place, of_torchrun, send
 
 PATH = "run"  # the note with the run directory, when it has been made
 
@@ -63,15 +64,12 @@ class Crew:
         if self.group is None:
             return Alone()
         together = Together(self.group, stop, meter, budget, before.get("learners", {}))
-        together.gone, together.resumable = (
-            self.gone,
-            f"freewheel resume {path} goes on from the last checkpoint of all",
-        )
+        together.gone, together.remedy = self.gone, partial(remedy, path, self.place.count)
         return together
 
 
 @contextmanager
-def gathered(whole: Plan, *, resumed: bool) -> Iterator[Crew]:
+def gathered(whole: Plan, stop: Stop, *, resumed: bool) -> Iterator[Crew]:
     """All learners of a run, for the first one. They end with this block."""
     learners, place = whole.config.run.machine.learners, of_torchrun()
     if learners == 1:
@@ -79,14 +77,16 @@ def gathered(whole: Plan, *, resumed: bool) -> Iterator[Crew]:
         return
     message = pickled((whole, resumed), f"{whole.config.env.label} with its options")
     if place is not None:
-        group = Group(place, place.meet(JOIN))
-        group.send(message)
+        store = place.meet(JOIN)
+        send(store, message)
+        group = Group(place, store)
         with told_failures(group):
             yield Crew(place, group)
         return
     from freewheel.run.learners.follow import main
 
     with Learners(learners, main, message) as started, told_failures(started.group):
+        stop.leftovers.kept = started.pids
         yield Crew(Place(0, learners, 0, learners), started.group, started.gone)
 
 

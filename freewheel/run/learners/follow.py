@@ -8,57 +8,52 @@ from pathlib import Path
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from freewheel.errors import FreewheelError
+from freewheel.errors import FAILED, FreewheelError
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.learners.crew import Crew, told_failures, wait_for_path
 from freewheel.run.learners.versions import FOLDER, chosen_state
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan
 from freewheel.run.process import Stop
-from freewheel.run.trainer import Result, train_part
+from freewheel.run.trainer import train_part
 from freewheel.run.watchdog import Watchdog
 from freewheel.sinks.sink import Outputs
 from freewheel.transport.clock import clock
 from freewheel.transport.learners.group import JOIN, Group
-from freewheel.transport.learners.place import Place
+from freewheel.transport.learners.place import Place, receive
 
 
 def main(place: Place, message: bytes) -> None:
     """The main function of a process that the first learner has started."""
-    sys.exit(follow(place, message))
+    sys.exit(follow(place, message)[1])
 
 
-def follow(place: Place, message: bytes | None = None) -> int:
-    """Train as one of several learners until all end; returns the exit code. What fails is told by the first learner.
+def follow(place: Place, message: bytes | None = None) -> tuple[Path, int]:
+    """Train as one of several learners until all end; returns its folder and exit code. What fails is told by the first one.
 
     message: the plan; None: the first learner sends it."""
     stop = Stop()
     with stop.listening(), clock:
         try:
-            group = Group(place, place.meet(JOIN))
-            with told_failures(group):
-                whole, resumed = cloudpickle.loads(group.receive(JOIN) if message is None else message)
-                with Watchdog(stop, whole.config.env.label, whole.config.env.timeouts):
-                    return _train(place, group, whole, stop, resumed=resumed)
+            store = place.meet(JOIN)
+            whole, resumed = cloudpickle.loads(receive(store) if message is None else message)
+            group = Group(place, store)
+            with told_failures(group), Watchdog(stop, whole.config.env.label, whole.config.env.timeouts):
+                return _train(Crew(place, group), group, whole, stop, resumed=resumed)
         except FreewheelError as error:
-            return error.exit_code
+            return Path(), error.exit_code
 
 
-def _train(place: Place, group: Group, whole: Plan, stop: Stop, *, resumed: bool) -> int:
+def _train(crew: Crew, group: Group, whole: Plan, stop: Stop, *, resumed: bool) -> tuple[Path, int]:
     path = wait_for_path(group)
     if path is None:
-        return 1
-    folder = path / FOLDER / str(place.rank)
-    whole = _silent(whole, folder)
-    earlier: Earlier | None = None
-    if resumed:
-        earlier = chosen_state(folder, group)
-    else:
+        return Path(), FAILED
+    folder = path / FOLDER / str(crew.place.rank)
+    earlier = chosen_state(folder, group) if resumed else None
+    if earlier is None:
         checkpoint.make_private(folder)
-    crew = Crew(place, group)
-    result: Result = train_part(whole, crew, stop, (), Outputs(True, ()), earlier)
-    return result.exit_code
+    result = train_part(_silent(whole, folder), crew, stop, (), Outputs(quiet=True, sinks=()), earlier)
+    return result.path, result.exit_code
 
 
 def _silent(whole: Plan, folder: Path) -> Plan:

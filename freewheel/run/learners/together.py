@@ -105,7 +105,7 @@ class Together:
         self._group, self._stop, self._meter, self._budget = group, stop, meter, budget
         self._first = group.rank == 0
         self.gone: Callable[[], bool] = lambda: False  # whether a learner that this one has started is gone
-        self.resumable = ""  # what to type to go on
+        self.remedy: Callable[[], str] = lambda: ""  # what to do when a learner is gone
         self._agreed = int(earlier.get("agreed", 0))  # exchanges, the same number in all learners
         self._others = Counter[str](earlier.get("others", {}))  # what others have done and the meter has counted
         self._part: Part | None = None
@@ -177,7 +177,8 @@ class Together:
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         known = {"count": self._group.count, "rank": self._group.rank, "agreed": self._agreed}
-        return {"learners": {**known, "others": dict(self._others)}}
+        done = self._own_part.learner.rows().done + sum(one.rows.done for one in self._said[1:])
+        return {"learners": {**known, "others": dict(self._others)}, "done": done}
 
     def _word(self, reason: str = "") -> Said:
         asked = self._stop.signal
@@ -360,7 +361,7 @@ class Together:
             self._tell_failure(ending)
         if not self._first:
             raise EndedTogether("failed") from None
-        raise PeerLostError(f"{lost}: the others cannot go on without it; {self.resumable}") from None
+        raise PeerLostError(f"{lost}: the others cannot go on without it; {self.remedy()}") from None
 
     def rows(self, own: RowCounts) -> RowCounts:
         """Of all learners: this one's now, the others' when they were last exchanged."""

@@ -53,6 +53,15 @@ def newest_of_all(run: Path, learners: int, which: str = "") -> str:
     return str(own[max(common)])
 
 
+def remedy(run: Path, learners: int) -> str:
+    """What to do when a learner is gone."""
+    try:
+        step = newest_of_all(run, learners)
+    except FileError:
+        return f"no checkpoint was saved yet from which all could go on; freewheel train --init {run} takes its weights"
+    return f"freewheel resume {run} goes on from step {step}"
+
+
 def chosen_state(folder: Path, group: Group) -> Earlier:
     """Where a learner but the first goes on: at the exchange that the first one has chosen."""
     agreed = group.noted(CHOSEN, JOIN)

@@ -27,7 +27,7 @@ JOIN = 120.0  # seconds for all learners to come; they import torch first
 LIMIT = 120.0  # seconds that a sum may take: all learners are in the same update then
 LOOK = 0.02  # seconds between two looks while others are waited for
 AGES = timedelta(days=3650)  # for what has no limit: an agreement waits as long as environments take
-ENDING, MESSAGE = "ending", "message"  # names of notes
+ENDING = "ending"  # the name of a note
 
 
 class Group:
@@ -156,20 +156,6 @@ class Group:
             time.sleep(LOOK)
         return self._ask(lambda: json.loads(self._store.get(name)))
 
-    def send(self, message: bytes) -> None:
-        """From the first learner to all others, once."""
-        self._ask(lambda: self._store.set(MESSAGE, message))  # type: ignore[arg-type] # bytes are taken as they are
-
-    def receive(self, limit: float) -> bytes:
-        """What the first learner sends, within so many seconds after all have come."""
-        until = time.monotonic() + limit
-        while not self._ask(lambda: self._store.check([MESSAGE])):
-            if time.monotonic() > until or self.ending is not None:
-                raise PeerLostError("the first learner has sent no plan")
-            time.sleep(LOOK)
-        message: bytes = self._ask(lambda: self._store.get(MESSAGE))
-        return message
-
     def end(self, why: Mapping[str, Any]) -> Mapping[str, Any]:
         """Ask all learners to end the run; returns the reason that was given first."""
         return self._ask(lambda: json.loads(self._store.compare_set(ENDING, "", json.dumps(why)) or json.dumps(why)))  # type: ignore[no-any-return]
@@ -195,12 +181,11 @@ class Group:
 
 def _done(work: Work) -> bool:
     """Whether it has ended, after a short wait; raises if it has failed."""
-    try:
+    with suppress(RuntimeError):  # that is over, or it has failed
         work.wait(timedelta(seconds=LOOK))
-    except RuntimeError:
-        if work.is_completed():
-            raise
+    if not work.is_completed():
         return False
+    work.wait()
     return True
 
 

@@ -51,6 +51,10 @@ class Learners:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._held.close()
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes if process.pid is not None]
+
     def gone(self) -> bool:
         """Whether one of them has ended. For any moment: it costs a system call."""
         return bool(connection.wait([process.sentinel for process in self._processes], 0))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from freewheel.errors import SetupError, UsageError
+from freewheel.errors import PeerLostError, SetupError, UsageError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 LOOPBACK = "127.0.0.1"
+MESSAGE = "message"  # the name of what the first learner sends
+LOOK = 0.05  # seconds between two looks for it
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
 
 
@@ -57,6 +60,22 @@ def open_store(seconds: float) -> tuple[Store, int]:
         port = listening.getsockname()[1]
         limit, given = timedelta(seconds=seconds), listening.detach()
     return TCPStore(LOOPBACK, port, None, True, limit, wait_for_workers=False, master_listen_fd=given), port
+
+
+def send(store: Store, message: bytes) -> None:
+    """From the first learner to all others, once."""
+    store.set(MESSAGE, message)  # type: ignore[arg-type] # bytes are taken as they are
+
+
+def receive(store: Store) -> bytes:
+    """What the first learner sends, when it has made its plan. PeerLostError: it cannot be reached any more."""
+    try:
+        while not store.check([MESSAGE]):
+            time.sleep(LOOK)  # a signal ends that
+        message: bytes = store.get(MESSAGE)
+    except RuntimeError:
+        raise PeerLostError("the first learner has ended before it had a plan") from None
+    return message
 
 
 def of_torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:

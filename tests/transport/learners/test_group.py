@@ -17,7 +17,7 @@ from freewheel.errors import PeerLostError, SetupError, UsageError
 from freewheel.transport.learners import group as module
 from freewheel.transport.learners.group import Group
 from freewheel.transport.learners.launch import how
-from freewheel.transport.learners.place import Place, of_torchrun, open_store
+from freewheel.transport.learners.place import Place, of_torchrun, open_store, receive, send
 
 LIMIT = 20.0
 
@@ -95,17 +95,13 @@ def test_notes_are_for_all_and_the_first_reason_to_end_counts() -> None:
         assert first.ending == second.ending == {"reason": "minutes"}
 
 
-def test_the_first_learner_sends_a_message_or_ends() -> None:
-    with groups(2) as (first, second):
-        with pytest.raises(PeerLostError, match="no plan"):
-            second.receive(0.0)
-        first.send(b"\x80plan")
-        assert second.receive(LIMIT) == b"\x80plan"
-    with groups(2) as (first, second):
-        first.end({"reason": "failed"})
-        assert first.ending is not None
-        with pytest.raises(PeerLostError, match="no plan"):
-            second.receive(LIMIT)
+def test_the_first_learner_sends_its_plan_to_all() -> None:
+    store, port = open_store(LIMIT)
+    other = Place(1, 2, 1, 2, port=port).meet(LIMIT)
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(receive, other)  # waits
+        send(store, b"\x80plan")
+        assert received.result(LIMIT) == b"\x80plan"
 
 
 @pytest.mark.parametrize("what", ["sum", "agree"])
