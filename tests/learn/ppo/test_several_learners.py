@@ -15,7 +15,7 @@ from freewheel.errors import FreewheelError, PeerLostError
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.ppo.torch_engine import TorchEngine
-from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts
+from freewheel.learn.spec import Compute, LearnerSpec, Peers, WorldFacts
 from freewheel.learn.together import NO_GRAPH
 from freewheel.policies.spec import PolicySpec
 from tests.support.learning import play, sign, to_tensors
@@ -41,7 +41,7 @@ class Case:
     gaps: bool = False
     total: int | None = None
 
-    def learner(self, lanes: int, peers: ThreadPeers | None = None) -> PPO:
+    def learner(self, lanes: int, peers: Peers | None = None) -> PPO:
         world = WorldFacts(batched_on_device=self.kind == "simulator")
         rows = STEPS * lanes
         given = LearnerSpec(policy=self.spec, batch=BatchSpec(STEPS, lanes), seed=5, world=world)
@@ -97,19 +97,19 @@ def alone(case: Case, updates: int = 3, lags: Sequence[Sequence[int]] = ()) -> t
     return Outcome(metrics, one.state_dict(), one), story
 
 
+def of_share(case: Case, story: Story, peers: Peers) -> Outcome:
+    """What becomes of one of as many learners as there are shares, with the same rows."""
+    learner, metrics = case.learner(case.shares[peers.rank], peers), []
+    for update, (data, late) in enumerate(story):
+        chunk = case.chunk(data, case.lanes(peers.rank), learner.version - late[peers.rank])
+        learner.observe(replace(chunk, origin=replace(chunk.origin, sequence=update)))
+        assert learner.ready
+        metrics.append(learner.update())
+    return Outcome(metrics, learner.state_dict(), learner, getattr(peers, "sums", 0))
+
+
 def together(case: Case, story: Story) -> list[Outcome]:
-    """The same rows in as many learners as there are shares."""
-
-    def body(peers: ThreadPeers) -> Outcome:
-        learner, metrics = case.learner(case.shares[peers.rank], peers), []
-        for update, (data, late) in enumerate(story):
-            chunk = case.chunk(data, case.lanes(peers.rank), learner.version - late[peers.rank])
-            learner.observe(replace(chunk, origin=replace(chunk.origin, sequence=update)))
-            assert learner.ready
-            metrics.append(learner.update())
-        return Outcome(metrics, learner.state_dict(), learner, peers.sums)
-
-    return in_threads(len(case.shares), body)
+    return in_threads(len(case.shares), lambda peers: of_share(case, story, peers))
 
 
 def assert_same_in_all(outcomes: Sequence[Outcome]) -> None:
