@@ -78,6 +78,10 @@ def check_together(config: Config) -> None:
     refused = {
         "--record-schedule": (config.run.output.record_schedule, "records the order of one learner's rows"),
         "--adapt": (getattr(config.collector, "adapt", False), "steers the collector of one learner"),
+        f"--algo {config.algo}": (
+            not getattr(config.learner, "trains_together", False),
+            "has a learner that sums no gradients over others (AlgorithmConfig.trains_together)",
+        ),
         "--mode ray": (config.mode == "ray", "collects for one learner, on as many machines as you like"),
     }
     for option, (asked, why) in refused.items():
