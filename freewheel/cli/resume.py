@@ -61,6 +61,15 @@ def resume_with(argv: Sequence[str], run: str = "") -> int:
     from freewheel.run.checkpoints.resume import ResumeSettings, resume
 
     options = _read(argv, run)
+    from freewheel.federate import again
+
+    if options.run and again.is_federation(options.run, options.runs_dir):
+        if options != ResumeOptions(run=options.run, runs_dir=options.runs_dir, trust=options.trust):
+            raise UsageError(
+                "a federation goes on with the rounds that are left: give only the run, --runs-dir and --trust"
+            )
+        with lasting_output():
+            return again.resume(options.run, options.runs_dir, trust=options.trust)
     limits = LimitOptions(steps=options.steps, minutes=options.minutes, episodes=options.episodes)
     settings = ResumeSettings(
         limits=limits, which=options.checkpoint, runs_dir=options.runs_dir, env=options.env or None, trust=options.trust

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from freewheel.federate.exchange import Order
 from freewheel.federate.frame import Frame, unpack
 from freewheel.federate.options import FederateOptions
 from freewheel.federate.record import Record
-from freewheel.federate.rounds import Outcome, Rounds, shown, total_skipped
+from freewheel.federate.rounds import Outcome, Rounds, Tally, shown, total_skipped
 from freewheel.federate.sites import Site
 from freewheel.files.read import value_of
 from freewheel.policies.layout import Layout
@@ -55,6 +55,9 @@ class Start:
     env_steps: int = 0
     learned: Mapping[str, NDArray] | None = None  # None: what the first site begins with
     wall_s: float = 0.0
+    sites: Mapping[str, Tally] = field(default_factory=dict)  # what each has done before
+    evaluation: Mapping[str, Any] | None = None  # how far evaluations had come
+    best: Snapshot | None = None  # that they had chosen
 
 
 BEGINNING = Start()
@@ -82,6 +85,8 @@ class Coordinator:
         self.rounds = Rounds(
             list(self._sites), least=options.min_sites, restarts=options.site_restarts, done=start.round
         )
+        for name, tally in start.sites.items():
+            self.rounds.sites[name].tally = tally
         self._spaces = spaces
         self.base: dict[str, NDArray] = dict(start.learned or {})
         self._offered: dict[str, dict[str, NDArray]] = {}  # what sites begin with, until there is an average
@@ -89,6 +94,7 @@ class Coordinator:
         self._reports: dict[str, tuple[float, int]] = {}  # mean return and episodes, of the present round
         self.env_steps, self.bytes_out, self.bytes_in = start.env_steps, 0, 0
         self._began, self._asked_at = monotonic(), 0.0
+        self.done = start.round  # rounds that are over
 
     @property
     def wall_s(self) -> float:
@@ -101,12 +107,7 @@ class Coordinator:
         """What a site is told when it starts. Its schedules end one round after the last: it is the coordinator that ends it."""
         site, left = self._sites[name], self.total - self.rounds.round
         steps = site.steps // self.total
-        starts = self.rounds.sites[name].starts
-        own = {
-            "steps": steps * (left + 1),
-            "runs_dir": self._folder,
-            "run": name if starts == 1 else f"{name}-{starts}",
-        }
+        own = {"steps": steps * (left + 1), "runs_dir": self._folder, "run": name}
         words = (*site.words, *(f"--{option}={value}" for option, value in own.items()))
         patience = PATIENCE if self.options.time_limit is None else START + 3 * self.options.time_limit
         order = Order(words, self._trust, steps, self.options.site_report == "returns", patience)
@@ -163,6 +164,7 @@ class Coordinator:
 
     def adopt(self, outcome: Outcome) -> dict[str, Any]:
         """Average what has come; the row of this round."""
+        self.done = outcome.round
         counted = [self._found[name] for name in outcome.counted]
         rows, apart = sum(one.rows for one in counted), None
         if outcome.enough:
@@ -250,7 +252,7 @@ class Coordinator:
         """For federation.json."""
         return {
             "rounds": self.total,
-            "round": self.rounds.round,
+            "round": self.done,
             "env_steps": self.env_steps,
             "wall_s": round(self.wall_s, 3),
             "options": asdict(self.options),
@@ -262,9 +264,7 @@ class Coordinator:
         known = self.rounds.sites[name]
         return {
             "state": known.state,
-            "rounds": known.counted,
-            "rows": known.rows,
-            "skipped": dict(known.skipped),
+            **asdict(known.tally),
             "starts": known.starts,
             "problem": known.problem or None,
         }
@@ -272,7 +272,7 @@ class Coordinator:
     def summary(self) -> dict[str, Any]:
         """Of all rounds, for summary.json."""
         return {
-            "rounds": self.rounds.round,
+            "rounds": self.done,
             "rounds_skipped": total_skipped(self.rounds.sites.values()),
             "site_restarts": sum(site.starts - 1 for site in self.rounds.sites.values()),
             "sites": {name: self.describe(name) for name in self._sites},

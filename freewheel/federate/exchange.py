@@ -34,11 +34,13 @@ class Exchange(Hook):
 
     def __init__(self, line: Connection, order: Order) -> None:
         self._line, self._order = line, order
-        self._round = self._rows = self._rounds = 0  # the present round, rows trained before it, rounds done here
+        self._round = self._rows = 0  # the present round, and rows trained before it
+        self._first = self._rounds = 0  # rows that an earlier session of the site had done, rounds since then
         self._base: dict[str, NDArray] = {}  # that this round has begun with
         self._returns: list[float] = []  # of episodes of this round
 
     def on_start(self, run: Run) -> None:
+        self._first = run.rows.done
         try:
             self._base = run.learned
         except ValueError as error:
@@ -51,7 +53,7 @@ class Exchange(Hook):
             self._returns.append(episode.ret)
 
     def on_publish(self, run: Run) -> None:
-        if run.stopping or run.rows.done < (self._rounds + 1) * self._order.round_steps:
+        if run.stopping or run.rows.done - self._first < (self._rounds + 1) * self._order.round_steps:
             return
         self._rounds += 1
         values: dict[str, float] = {"round": self._round, "rows": run.rows.trained - self._rows}

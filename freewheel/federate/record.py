@@ -16,7 +16,7 @@ from typing import Any
 
 from freewheel.core import NDArray, Snapshot
 from freewheel.federate.average import weights_of
-from freewheel.files import disk
+from freewheel.files import disk, origin
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.naming import METRICS, SUMMARY
 from freewheel.run.plan import Plan, print_line
@@ -53,7 +53,8 @@ class Record:
         """What the federation goes on from. A disk that fails does not end it."""
         try:
             disk.replace(self.path / AVERAGE, checkpoint.encode_arrays(learned))
-            disk.replace(self.path / FEDERATION, (json.dumps(about, indent=2) + "\n").encode())
+            signed = {**about, origin.FIELD: origin.signature("federation", about)}
+            disk.replace(self.path / FEDERATION, (json.dumps(signed, indent=2) + "\n").encode())
         except OSError as error:
             self.problems.append(f"{self.path / FEDERATION} could not be written: {error.strerror}")
 

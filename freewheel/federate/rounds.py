@@ -21,6 +21,15 @@ FACTOR, LEAST = 3.0, 30.0  # auto: a round may take so many times as long as hal
 
 
 @dataclass
+class Tally:
+    """What a site has done in all rounds."""
+
+    rounds: int = 0  # in which it counted
+    rows: int = 0  # in these rounds
+    skipped: dict[str, int] = field(default_factory=dict)  # rounds, by reason
+
+
+@dataclass
 class Site:
     """What is known of one site."""
 
@@ -29,9 +38,7 @@ class Site:
     asked: int = 0  # the round that it was asked for last
     starts: int = 1
     problem: str = ""  # the last one, in words
-    skipped: Counter[str] = field(default_factory=Counter)  # rounds, by reason
-    counted: int = 0  # rounds
-    rows: int = 0  # in these rounds
+    tally: Tally = field(default_factory=Tally)
 
 
 @dataclass(frozen=True)
@@ -147,10 +154,11 @@ class Rounds:
         skipped = {name: self._reason(name) for name in self.sites if name not in self._answers}
         enough = len(self._answers) >= self._least
         for name, reason in skipped.items():
-            self.sites[name].skipped[reason] += 1
+            tally = self.sites[name].tally
+            tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
         for name, rows in self._answers.items() if enough else ():
-            self.sites[name].counted += 1
-            self.sites[name].rows += rows
+            self.sites[name].tally.rounds += 1
+            self.sites[name].tally.rows += rows
         return Outcome(self.round, tuple(name for name in self.sites if name in self._answers), skipped, enough)
 
     def _reason(self, name: str) -> str:
@@ -167,5 +175,5 @@ def shown(skipped: dict[str, str]) -> str:
 
 def total_skipped(sites: Iterable[Site]) -> dict[str, int]:
     """Skipped rounds of all sites by reason, those that occurred."""
-    counts = sum((site.skipped for site in sites), Counter[str]())
+    counts = sum((Counter(site.tally.skipped) for site in sites), Counter[str]())
     return {reason: counts[reason] for reason in REASONS if counts[reason]}

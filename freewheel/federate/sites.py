@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.config import flags, resolve
+from freewheel.config.consent import Consent
 from freewheel.config.vocabulary import FREE
+from freewheel.envs.family import family_of
 from freewheel.errors import FileError, UsageError
 from freewheel.federate.options import MOST_SITES
 from freewheel.files.read import value_of
@@ -75,8 +77,11 @@ def read(text: str, nodes: int) -> Sequence[Mapping[str, Any]]:
     return [{"name": name, **table} for name, table in tables.items()]
 
 
-def site_of(table: Mapping[str, Any], number: int, argv: Sequence[str], *, trust: bool) -> Site:
-    """A site: the command line of the federation, with the options of its table in place of its own."""
+def site_of(
+    table: Mapping[str, Any], number: int, argv: Sequence[str], *, trust: bool, source: str = "--sites"
+) -> Site:
+    """A site: the command line of the federation, with the options of its table in place of its own. Code that the file `source`
+    names is used only with `trust`."""
     name, rest = str(table["name"]), {key: value for key, value in table.items() if key not in ("name", *PLACE)}
     positional, common = resolve.read_options(argv)
     if taken := next((key for key in OWN if key in rest), None):
@@ -91,9 +96,11 @@ def site_of(table: Mapping[str, Any], number: int, argv: Sequence[str], *, trust
     given.setdefault("env", tuple(positional[:1]))
     seed = int(given["seed"][0]) if given.get("seed", ("",))[0].isdecimal() else 0
     given |= {"seed": (str(tree(seed, "site", number)),), "evals": ("0",)}
-    given |= _flags(rest)
+    own = flags.Layer(f"file {source}", _flags(rest), trusted=trust)
+    given |= own.flags
     words = _words(given)
     try:
+        Consent(trust).check([common, own], family_of(given["env"][0] if given["env"] else ""))
         config = resolve.from_argv(words, trust=trust)
         check_options(given, config, f"site {name}" if rest else "--federate")
     except UsageError as error:

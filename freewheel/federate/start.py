@@ -66,7 +66,10 @@ def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Feder
     config = resolve.from_argv(words, trust=trust)
     sites_file.check_options(resolve.read_options(words)[1].flags, config)
     tables = sites_file.read(options.sites, 1 if address is None or options.sites != "auto" else _nodes(address))
-    found = [sites_file.site_of(table, number, words, trust=trust) for number, table in enumerate(tables)]
+    found = [
+        sites_file.site_of(table, number, words, trust=trust, source=options.sites)
+        for number, table in enumerate(tables)
+    ]
     _check_sites(found, options, address)
     output = config.run.output
     if not output.name:
@@ -174,6 +177,8 @@ class _Session:
             )
             budget = Budget(steps=sum(site.steps for site in federation.sites))
             self._schedule = EvaluationSchedule(evaluator, planned.config.run.evaluation, budget, around)
+            if self._start.evaluation is not None:
+                self._schedule.restore(self._start.evaluation, self._start.best)
             try:
                 self._rounds(carrier)
                 ended = "rounds"
@@ -202,13 +207,23 @@ class _Session:
             row = coordinator.adopt(outcome)
             snapshot = record.snapshot(outcome.round, coordinator.base)
             record.save(coordinator.env_steps, snapshot)
-            record.keep(coordinator.about(), coordinator.base)
-            if coordinator.rounds.round < coordinator.total:
+            if outcome.round < coordinator.total:
                 scores.turn(coordinator.env_steps, outcome.round, snapshot)
+            record.keep(coordinator.about() | self._evaluated(self._schedule), coordinator.base)
             record.row(row | ({} if scores.newest is None else {"eval_return": scores.newest}))
             each = (monotonic() - began) / (outcome.round - self._start.round)
             print_line(line(row, coordinator.total, len(self._federation.sites), each))
             self._tell_problems(told)
+
+    def _evaluated(self, schedule: EvaluationSchedule) -> dict[str, Any]:
+        """What a later session has to know beside the rounds."""
+        best = schedule.candidate
+        return {
+            "address": self._federation.address,
+            "trust": self._federation.trust,
+            "evaluation": schedule.state() if schedule.active else None,
+            "best_version": None if best is None else best.snapshot.version,
+        }
 
     def _begin(self, carrier: Attendants, name: str) -> None:
         """Start the process of a site."""

@@ -28,7 +28,7 @@ FIELD = "origin"  # where a file keeps its signature ...
 CHECKSUM = "sha256"  # ... and its checksum
 SIZE = 32  # bytes of a key
 
-Purpose = Literal["config", "policy"]  # a signature for one is none for another
+Purpose = Literal["config", "policy", "federation"]  # a signature for one is none for another
 
 
 def signature(purpose: Purpose, data: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ def test_all_that_answer_count() -> None:
     assert rounds.over(2.0)
     outcome = rounds.close()
     assert (outcome.round, outcome.counted, outcome.skipped, outcome.enough) == (1, ("a", "b"), {}, True)
-    assert (rounds.sites["a"].rows, rounds.sites["b"].rows) == (10, 90)
+    assert (rounds.sites["a"].tally.rows, rounds.sites["b"].tally.rows) == (10, 90)
 
 
 def test_a_late_site_is_skipped_and_joins_again_with_its_old_answer_thrown_away() -> None:
@@ -62,7 +62,7 @@ def test_a_second_answer_changes_nothing() -> None:
     assert rounds.answered("a", 1, 10, 1.0)
     assert not rounds.answered("a", 1, 99, 1.1)
     rounds.close()
-    assert rounds.sites["a"].rows == 10
+    assert rounds.sites["a"].tally.rows == 10
 
 
 def test_an_answer_for_another_round_is_none() -> None:
@@ -132,7 +132,7 @@ def test_too_few_sites_change_nothing_and_are_not_counted() -> None:
     rounds.lost("b", "killed")
     outcome = rounds.close()
     assert (outcome.counted, outcome.enough) == (("a",), False)
-    assert rounds.sites["a"].counted == 0
+    assert rounds.sites["a"].tally.rounds == 0
 
 
 def test_the_time_of_a_round_is_given_or_follows_from_half_of_the_sites() -> None:
@@ -194,9 +194,9 @@ def test_every_site_is_counted_or_skipped_once_a_round_in_any_order(
             asked, answers = set(rounds.begin()), {}
             assert not asked & refused
     for name in names:
-        assert rounds.sites[name].counted == seen[name]
-        assert rounds.sites[name].rows == 5 * seen[name]
+        assert rounds.sites[name].tally.rounds == seen[name]
+        assert rounds.sites[name].tally.rows == 5 * seen[name]
         assert rounds.sites[name].starts <= restarts + 1
     assert sum(total_skipped(rounds.sites.values()).values()) == sum(
-        sum(site.skipped.values()) for site in rounds.sites.values()
+        sum(site.tally.skipped.values()) for site in rounds.sites.values()
     )

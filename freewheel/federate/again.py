@@ -1,0 +1,104 @@
+"""Going on with a federation that was interrupted: from its newest average, with the rounds that are left. Sites go on from what
+they have saved themselves, or begin anew with the average."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freewheel.config.resolve import from_file
+from freewheel.core import Snapshot
+from freewheel.errors import CheckpointError, FileError
+from freewheel.federate.average import weights_of
+from freewheel.federate.coordinator import Start
+from freewheel.federate.options import FederateOptions
+from freewheel.federate.record import AVERAGE, FEDERATION
+from freewheel.federate.rounds import Tally
+from freewheel.federate.sites import Site
+from freewheel.federate.start import Federation, train
+from freewheel.files import disk, origin
+from freewheel.files.read import content, json_object, parse_arrays, record, show
+from freewheel.run.advice.choice import plan_run
+from freewheel.run.checkpoints import checkpoint
+from freewheel.run.naming import CHECKPOINTS, CONFIG, SUMMARY, find_run
+from freewheel.run.plan import print_line
+from freewheel.run.process import import_torch
+from freewheel.run.saved import check_fit
+
+MOST = 1 << 40  # bytes of an average
+
+
+@dataclass(frozen=True)
+class Saved:
+    """federation.json."""
+
+    rounds: int
+    round: int
+    env_steps: int
+    wall_s: float
+    address: str | None
+    trust: bool
+    options: dict[str, Any]
+    sites: dict[str, dict[str, Any]]
+    evaluation: dict[str, Any] | None = None
+    best_version: int | None = None
+
+
+def is_federation(name: str, runs_dir: str) -> bool:
+    """Whether this is the run directory of a coordinator."""
+    return (find_run(name.partition("@")[0], runs_dir) / FEDERATION).is_file()
+
+
+def resume(name: str, runs_dir: str, *, trust: bool = False) -> int:
+    """Play the rounds that are left; returns the exit code."""
+    path = find_run(name, runs_dir)
+    file = path / FEDERATION
+    data = json_object(file)
+    signed = data.pop(origin.FIELD, None)
+    saved = record(Saved, data, str(file))
+    if not trust and not origin.made_here("federation", data, signed):
+        raise origin.refusal(str(file), f"the options of sites {show(next(iter(saved.sites), ''))}")
+    if saved.round >= saved.rounds:
+        done = f"{saved.rounds} of {saved.rounds} rounds are done"
+        print_line(f"{path.name} has nothing left to do: {done}; train --init {path} starts from its average")
+        return 0
+    learned = parse_arrays(content(path / AVERAGE, MOST), str(path / AVERAGE))
+    config = from_file(path / CONFIG, trust=trust or saved.trust)
+    planned = plan_run(config, print_line, meanwhile=import_torch, run=path)
+    check_fit(checkpoint.load(path / CHECKPOINTS), planned.spec)
+    if weights_of(learned, planned.policy).keys() != checkpoint.load(path / CHECKPOINTS).params.keys():
+        raise CheckpointError(f"{path / AVERAGE} has other weights than the checkpoints: restore it from a copy")
+    options = record(FederateOptions, saved.options, f"options of {file}")
+    sites = [_site(one, name, file) for name, one in saved.sites.items()]
+    federation = Federation(planned, sites, options, saved.address, trust or saved.trust)
+    start = Start(
+        saved.round, saved.env_steps, learned, saved.wall_s, _tallies(saved, file), saved.evaluation, _best(saved, path)
+    )
+    disk.remove(path / SUMMARY)
+    print_line(f"going on after round {saved.round} of {saved.rounds}")
+    return train(federation, start)
+
+
+def _site(data: Mapping[str, Any], name: str, file: Path) -> Site:
+    try:
+        kept = {key: data[key] for key in ("name", "words", "steps", "place")}
+    except KeyError as error:
+        raise FileError(f"site {show(name)} of {file} has no {error}") from None
+    return record(Site, kept, f"site {show(name)} of {file}")
+
+
+def _tallies(saved: Saved, file: Path) -> dict[str, Tally]:
+    kept = ("rounds", "rows", "skipped")
+    return {
+        name: record(Tally, {key: one[key] for key in kept if key in one}, f"site {show(name)} of {file}")
+        for name, one in saved.sites.items()
+    }
+
+
+def _best(saved: Saved, path: Path) -> Snapshot | None:
+    root = path / CHECKPOINTS
+    if saved.best_version is None or checkpoint.target(root, "best") is None:
+        return None
+    return Snapshot(saved.best_version, checkpoint.load(root, "best").params)
