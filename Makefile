@@ -16,7 +16,7 @@ ONE_BENCH := bench-straggler bench-burn bench-trace-cost bench-lag bench-startup
 	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2 bench-first-day bench-tune-error bench-inverted-pendulum bench-compare-ranks bench-watch-cost bench-adapt bench-crowd
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cyborg wheel walk readme browser test quick-benches test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
+.PHONY: help demo cyborg wheel walk readme browser test test-cluster quick-benches test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -56,8 +56,8 @@ cyborg: .venv/.ready ## install the real CAGE 2 simulator (PyPI's fork of CybORG
 	$(BIN)/freewheel train cyborg:Scenario2 --mode episodes --dry-run
 
 # One thread a process: the same sums in the same order, and no fight for the cores.
-test quick-benches test312 test-isaac soak chaos: export OMP_NUM_THREADS := 1
-test quick-benches test312 test-isaac soak chaos: export OPENBLAS_NUM_THREADS := 1
+test test-cluster quick-benches test312 test-isaac soak chaos: export OMP_NUM_THREADS := 1
+test test-cluster quick-benches test312 test-isaac soak chaos: export OPENBLAS_NUM_THREADS := 1
 
 # The page of `freewheel watch` is tested in a real browser: it is installed where it is missing and this may be done.
 browser:
@@ -71,6 +71,11 @@ browser:
 test: .venv/.ready browser ## every test, every benchmark in its quick form, and a new user's first five minutes
 	$(BIN)/python -m pytest --ignore tests/test_benchmarks.py
 	@$(MAKE) --no-print-directory quick-benches walk
+
+# Not part of `make test`: three nodes and a training each, which are killed, leave and join.
+test-cluster: export FREEWHEEL_CLUSTER := 1
+test-cluster: .venv/.ready ## trainings on a real cluster of three Ray nodes: some are killed in the middle, some leave, some join
+	$(BIN)/python -m pytest tests/cluster
 
 quick-benches: .venv/.ready ## every published benchmark in its quick form: it still runs, and keeps its promises
 	$(BIN)/python -m pytest tests/test_benchmarks.py

@@ -38,6 +38,9 @@ HELPERS = ("from multiprocessing.forkserver import main", "from multiprocessing.
 #: They end with what they have started; if one of them is left, it is named.
 KEEPERS = ("freewheel.transport.ray.keeper", "tests.support.ray_nodes")
 
+#: Minutes of several machines' worth of processes: `make test-cluster`.
+collect_ignore = [] if os.environ.get("FREEWHEEL_CLUSTER") else ["cluster"]
+
 settings.register_profile("freewheel", deadline=None, derandomize=True)
 settings.load_profile("freewheel")
 

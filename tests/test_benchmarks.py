@@ -50,6 +50,7 @@ QUICK = (
 )
 #: Modules of benchmarks/ that are not run here, and why.
 ELSEWHERE = {
+    "ray_chaos": "40 s of trainings that are killed: python -m benchmarks.ray_chaos --quick",
     "device_learns": "needs a GPU",
     "device_rates": "needs a GPU",
     "device_rsl": "needs a GPU, and rsl_rl",

@@ -11,8 +11,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
+
+import psutil
 
 from freewheel.transport.ray import keeper
 
@@ -61,6 +65,10 @@ class Nodes:
         """What a machine that is lost does (SIGKILL), or one that is taken away by its provider (SIGTERM)."""
         self._ask(kill=node, number=int(number))
 
+    def actors(self, node: str) -> int:
+        """How many actors run on a node."""
+        return int(self._ask(actors=node)["count"])
+
     def _ask(self, **words: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(words) + "\n")
@@ -84,23 +92,46 @@ def main(host: str) -> None:
     os.environ.update(keeper.with_token(folder), RAY_USAGE_STATS_ENABLED="0")
     if host == LOOPBACK:
         os.environ.update(keeper.LOOPBACK)
-    nodes: dict[str, Any] = {}
+    nodes: dict[str, _Node] = {}
     try:
         _say(folder=folder)
         for line in sys.stdin:
             words = json.loads(line)
             if "add" in words:
                 node = _start(words["add"], host, folder, next(iter(nodes.values()), None))
-                nodes[node.node_id] = node
-                _say(id=node.node_id, address=node.address)
+                nodes[node.id] = node
+                _say(id=node.id, address=node.address)
+            elif "actors" in words:
+                _say(count=nodes[words["actors"]].actors())
             else:
-                os.kill(nodes[words["kill"]].all_processes["raylet"][0].process.pid, words["number"])
+                nodes[words["kill"]].raylet.send_signal(words["number"])
                 _say()
     finally:
         keeper.end_all(folder, descendants=True)
 
 
-def _start(cpus: int, host: str, folder: str, head: Any) -> Any:
+@dataclass
+class _Node:
+    """A node of the cluster, here."""
+
+    id: str
+    address: str
+    raylet: psutil.Process
+    seen: set[psutil.Process] = field(default_factory=set)  # that were started on it
+
+    def actors(self) -> int:
+        with suppress(psutil.Error):
+            self.seen |= set(self.raylet.children())
+        return sum(map(_is_actor, self.seen))
+
+
+def _is_actor(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE and process.name().startswith("ray::RayWorker")
+    return False
+
+
+def _start(cpus: int, host: str, folder: str, head: _Node | None) -> _Node:
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
@@ -113,7 +144,8 @@ def _start(cpus: int, host: str, folder: str, head: Any) -> Any:
         include_log_monitor=False,
         gcs_address=head.address if head else None,
     )
-    return Node(parameters, head=head is None, shutdown_at_exit=False, spawn_reaper=False)
+    node = Node(parameters, head=head is None, shutdown_at_exit=False, spawn_reaper=False)
+    return _Node(node.node_id, node.address, psutil.Process(node.all_processes["raylet"][0].process.pid))
 
 
 def _say(**words: Any) -> None:

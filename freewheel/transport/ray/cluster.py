@@ -9,6 +9,7 @@ import math
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ MIB = 2**20
 STORE = (256 * MIB, 4 * MIB, 1024 * MIB)  # bytes of a local object store: at first, for each worker, at most
 LEAST_STORE = 80 * MIB  # Ray refuses less
 BREAKPOINT = "PYTHONBREAKPOINT"
+ANSWERS = 1.0  # seconds for a node to answer
 ENDS = 2 * keeper.ENDS  # seconds for the keeper to end a cluster
 
 
@@ -74,6 +76,7 @@ class Cluster:
         self.notes: list[str] = []  # what the user should know of the cluster
         self._store = object_store  # bytes, of a local cluster
         self._placed: dict[int, str] = {}  # the node that each worker was meant for
+        self._gone: set[str] = set()  # nodes that Ray takes for alive, but that no longer answer
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -133,7 +136,9 @@ class Cluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options: dict[str, Any] = {"num_cpus": self.cpus_per_worker, "max_restarts": 0, "max_task_retries": 0}
-        self._placed.pop(worker, None)
+        before = self._placed.pop(worker, None)
+        if before is not None and not self._answers(before):
+            self._gone.add(before)
         node = self._choose()
         if node is not None:
             self._placed[worker] = node
@@ -155,8 +160,23 @@ class Cluster:
         import ray
 
         here = ray.get_runtime_context().get_node_id()
-        nodes = [node for node in self.nodes() if node.alive and node.cpus >= max(self.cpus_per_worker, 1e-3)]
+        alive = [node for node in self.nodes() if node.alive and node.id not in self._gone]
+        nodes = [node for node in alive if node.cpus >= max(self.cpus_per_worker, 1e-3)]
         return sorted(nodes, key=lambda node: node.id != here)
+
+    def _answers(self, node: str) -> bool:
+        """Whether the node that a worker was lost on is still there: Ray needs a quarter of a minute to see that one is not, and
+        would place workers on it all the while."""
+        import ray
+
+        place = next(
+            ((one["NodeManagerAddress"], one["NodeManagerPort"]) for one in ray.nodes() if one["NodeID"] == node), None
+        )
+        try:
+            socket.create_connection(place or ("", 0), ANSWERS).close()
+        except OSError:
+            return False
+        return True
 
     def room(self) -> int:
         """How many more workers fit now."""
