@@ -34,6 +34,7 @@ QUICK = (
     "cyborg_rates",
     "lag",
     "lag_learning",
+    "learners",
     "learns",
     "solves",
     "startup",
