@@ -13,6 +13,7 @@ QUICK = (
     "cage2_rates",
     "checkpoint --only replay",
     "device_ablation --device cpu",
+    "federate",
     "first_day",
     "tune_error",
     "hopper --device cpu",
