@@ -13,7 +13,8 @@ CYBORG := $(shell grep '^csle-cyborg==' constraints.txt)
 SCENARIO := --no-deps $(shell grep '^gym-csle-cyborg==' constraints.txt)
 EXTRAS := dev,classic,mujoco,video,cyborg,workflow,onnx,plot,dash,tensorboard,wandb,ray,bench
 ONE_BENCH := bench-straggler bench-burn bench-trace-cost bench-lag bench-startup bench-checkpoint bench-versus bench-lag-learning bench-storm bench-solves bench-discrete bench-versus-sac bench-cyborg-rates \
-	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2 bench-first-day bench-tune-error bench-inverted-pendulum bench-compare-ranks bench-watch-cost bench-adapt bench-crowd bench-learners
+	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2 bench-first-day bench-tune-error bench-inverted-pendulum bench-compare-ranks bench-watch-cost bench-adapt bench-crowd bench-learners \
+	bench-ray-costs bench-ray-straggler bench-ray-cyborg bench-cluster-model
 
 .DEFAULT_GOAL := help
 .PHONY: help demo cyborg wheel walk readme browser test test-cluster quick-benches test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
@@ -120,7 +121,7 @@ format: .venv/.ready ## mend what can be mended by machine
 	$(BIN)/ruff format
 
 bench: .venv/.bench ## every benchmark, one after the other (7 hours), and README's table from their rows; fails at the end if a target was missed
-	@missed=; for name in versus_sb3 defaults learns straggler burn lag startup checkpoint versus_modes lag_learning storm solves discrete versus_sac cyborg_rates cage2_rates cage2_learns workflow_synthetic workflow_cage2 first_day tune_error inverted_pendulum watch_cost trace_cost adapt crowd; do \
+	@missed=; for name in versus_sb3 defaults learns straggler burn lag startup checkpoint versus_modes lag_learning storm solves discrete versus_sac cyborg_rates cage2_rates cage2_learns workflow_synthetic workflow_cage2 first_day tune_error inverted_pendulum watch_cost trace_cost adapt crowd ray_costs ray_straggler ray_cyborg cluster_model; do \
 	echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name || missed="$$missed $$name"; \
 	done; $(BIN)/python -m benchmarks.headlines; if [ -n "$$missed" ]; then echo "targets missed in:$$missed"; exit 1; fi
 

@@ -54,6 +54,7 @@ class Order:
     cores: int = 0  # use only so many; 0: all
     kills: Sequence[tuple[float, int]] = ()  # seconds after the window began, worker
     loads: bool = False  # see how long new weights take to arrive
+    all_present: bool = False  # the window begins when every worker has delivered rows
 
     @property
     def limit(self) -> float:
@@ -88,6 +89,12 @@ class Measurement:
         self._worker_ns = np.zeros(len(WORKER_TIME), np.int64)
         self._episodes, self._played = 0, np.zeros(1 + len(planned.spec.measures))
         self._next_log = 1.0
+        self._delivered: set[int] = set()  # workers
+
+    @property
+    def warm(self) -> bool:
+        present = not self.order.all_present or len(self._delivered) >= self.planned.workers
+        return present and self.meter.wall_s >= self.order.warm_s
 
     def finished(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
@@ -105,6 +112,7 @@ class Measurement:
         self.meter.take(tick)
         for chunk in tick.chunks:
             self._worker_ns += chunk.time
+            self._delivered.add(chunk.origin.worker)
         if tick.metrics is not None:
             self.lag_max = max(self.lag_max, float(tick.metrics["lag_max"]))
         if self.meter.wall_s >= self._next_log:  # what a run does every second, it does here too
@@ -232,7 +240,7 @@ def _watch(run: Measurement, wire: SharedMemoryWire | None, waiting: Callable[[]
             for tick in loop(run.collector, run.learner, run.meter, max_lag=run.planned.max_lag):
                 run.take(tick)
                 waiting()
-                if first is None and tick.metrics is not None and run.meter.wall_s >= run.order.warm_s:
+                if first is None and tick.metrics is not None and run.warm:
                     first, run.longest_wait = run.read(), 0.0
                     if killer is not None:
                         stack.enter_context(killer)

@@ -47,3 +47,16 @@ class Burning(Uneven):
         enough = time.thread_time() + seconds
         while time.thread_time() < enough:
             pass
+
+
+class Pixels(Burning):
+    """The same as a stack of four grey pictures, as emulators show them."""
+
+    SHAPE = (84, 84, 4)
+
+    def __init__(self, mean_ms: float = 1.0, sigma: float = 0.3, length: int = 200) -> None:
+        super().__init__(mean_ms, sigma, length)
+        self.observation_space = Box(0, 255, self.SHAPE, np.uint8)
+
+    def _shown(self) -> Any:
+        return np.full(self.SHAPE, 12 * (10 + self._level[:4]), np.uint8)
