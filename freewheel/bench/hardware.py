@@ -38,7 +38,9 @@ def _cpu() -> str:
 def _gpu() -> str | None:
     import torch
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    kinds = [f"{names.count(name)} × {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
+    return ", ".join(kinds) or None
 
 
 def _version(name: str) -> str | None:

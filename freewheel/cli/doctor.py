@@ -123,8 +123,9 @@ def _gpu() -> str:
 
     if not torch.cuda.is_available():
         return "none (the CPU is fine for small networks)"
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return ", ".join(names)
+    names = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
+    hint = "; --device cuda:0,cuda:1 puts a batched simulator on the second, --learners 2 uses both"
+    return ", ".join(names) + (hint if len(names) > 1 else "")
 
 
 def _version(name: str) -> str | None:

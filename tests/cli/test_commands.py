@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import freewheel
+from freewheel.bench.hardware import _gpu
 from freewheel.cli import doctor, play
 from freewheel.cli import main as cli
 from freewheel.envs.family import Rendering
@@ -324,6 +325,25 @@ def test_doctor_prints_a_table(capfd: Capture, monkeypatch: pytest.MonkeyPatch, 
     assert cli.main(["doctor"]) == code
     lines = [line.split() for line in capfd.readouterr().out.splitlines()]
     assert lines == [["ok" if well else "!!", what, *how.split()] for well, what, how in found]
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "none (the CPU is fine for small networks)"),
+        (1, "cuda:0 H200"),
+        (
+            2,
+            "cuda:0 H200, cuda:1 H200; --device cuda:0,cuda:1 puts a batched simulator on the second, --learners 2 uses both",
+        ),
+    ],
+)
+def test_doctor_names_every_gpu_as_device_does(monkeypatch: pytest.MonkeyPatch, count: int, shown: str) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "H200")
+    assert [text for _, what, text in doctor.findings() if what == "gpu"] == [shown]
+    assert _gpu() == {0: None, 1: "H200", 2: "2 × H200"}[count]
 
 
 def test_doctor_tells_of_the_whole_machine(capfd: Capture) -> None:
