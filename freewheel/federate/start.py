@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from freewheel.config import flags, resolve
-from freewheel.errors import DEGRADED, DONE, SIGNALLED, FreewheelError, UsageError
+from freewheel.errors import DEGRADED, DONE, FAILED, SIGNALLED, FreewheelError, UsageError
 from freewheel.federate import sites as sites_file
 from freewheel.federate.average import weights_of
 from freewheel.federate.coordinator import BEGINNING, Coordinator, Scores, Start, line
@@ -141,7 +141,7 @@ class _Session:
             ended = self._in_cluster()
         except Interrupted:
             ended = "interrupted"
-        except FreewheelError as error:
+        except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
             failure = error
         self._stop.over = True
         code = self._exit_code(failure)
@@ -252,14 +252,14 @@ class _Session:
         if self._verdict.best is not None:
             record.save(self._verdict.best.step, self._verdict.best.snapshot, best=True)
 
-    def _exit_code(self, failure: FreewheelError | None) -> int:
+    def _exit_code(self, failure: BaseException | None) -> int:
         if failure is not None:
-            return failure.exit_code
+            return failure.exit_code if isinstance(failure, FreewheelError) else FAILED
         if self._stop.signal is not None:
             return SIGNALLED + self._stop.signal
         return DEGRADED if self._coordinator.rounds.those("lost", "refused") else DONE
 
-    def _summary(self, ended: str, code: int, failure: FreewheelError | None) -> dict[str, Any]:
+    def _summary(self, ended: str, code: int, failure: BaseException | None) -> dict[str, Any]:
         planned, asked = self._federation.planned, self._stop.signal
         verdict = self._verdict or (Verdict() if self._schedule is None else self._schedule.without_closing())
         base = self._coordinator.base
@@ -268,7 +268,7 @@ class _Session:
             "run": planned.path.name,
             "ended": ended if asked is None else f"{ended} ({asked.name})",
             "exit_code": code,
-            "error": None if failure is None else str(failure),
+            "error": None if failure is None else str(failure) or repr(failure),
             "wall_s": self._coordinator.wall_s,
             "env_steps": self._coordinator.env_steps,
             **self._coordinator.summary(),

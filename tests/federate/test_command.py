@@ -20,6 +20,7 @@ pytest.importorskip("ray")
 OPTIONS = ["--num-envs", "4", "--num-steps-per-env", "32", "--steps", "10240", "--evals", "2", "--eval-episodes", "4"]
 
 
+@pytest.mark.timeout(180)
 def test_a_federation_is_interrupted_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_federation_is_interrupted_and_goes_on(
     assert freewheel.load(path).predict([0.0] * 4)[0] in (0, 1)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not LONG, reason="a minute: FREEWHEEL_LONG")
 def test_two_sites_with_other_variants_learn_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -135,6 +135,7 @@ def check_what_travelled(carrier: Recorded, known: dict[str, NDArray]) -> None:
         assert len(answer.data) - len(head) <= size(known) + names_of_arrays
 
 
+@pytest.mark.timeout(180)
 def test_uneven_sites_are_averaged_by_rows_and_go_on_without_those_that_drop_out(tmp_path: Path) -> None:
     with story(tmp_path, {"a": 64, "b": 64, "c": 3200}, round_timeout=30.0, site_restarts=1) as told:
         coordinator, carrier = told.coordinator, told.carrier
