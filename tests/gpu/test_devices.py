@@ -169,6 +169,7 @@ def test_whole_runs_learn_apart(tmp_path: Path, device: str, algo: Any, mode: An
     if algo == "mbpo":
         args["model_state"] = True
         options[algo] |= {"model_hidden": [32], "members": 3, "elites": 2, "max_epochs": 2, "model_every": 1024}
+        options[algo] |= {"rollouts_per_row": 1.0, "model_buffer": 20_000}
     result = freewheel.train(
         DRONE, algo=algo, mode=mode, device=device, num_envs=LANES, num_steps_per_env=STEPS, steps=6 * ROWS,
         env_args=args, runs_dir=str(tmp_path), quiet=True, **options,
