@@ -75,7 +75,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_our_entries_are_found_by_their_files() -> None:
-    assert {*MODES} == {"sequential", "lockstep", "batch", "continuous", "episodes"}
+    assert {*MODES} == {"sequential", "lockstep", "batch", "continuous", "episodes", "ray"}
     assert {*WORLDS} == {"gym", "batched", "isaaclab", "drone", "straggler", "cage2"}
     assert {*COMMANDS} == {
         "train", "check", "eval", "play", "doctor", "export", "replay", "resume", "workflow", "runs", "plot", "timeline",

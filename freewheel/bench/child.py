@@ -31,11 +31,9 @@ class Marks:
         self._whole_episodes = False
 
     def on_start(self, run: Run) -> None:
-        from freewheel.collect.mode import MODES
-
         self._began = time.monotonic() - run.seconds
         config = run.config
-        self._whole_episodes = MODES[config.mode].whole_episodes
+        self._whole_episodes = config.collector.whole_episodes
         if config.learner.on_policy and not config.collector.episodes_per_update:
             self._rows = config.run.steps_per_env * config.collector.lanes
         else:

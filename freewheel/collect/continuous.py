@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from freewheel.collect import fragments
 from freewheel.collect.mode import FRAGMENT, WORKERS, Mode, WorkersConfig
 from freewheel.core import BatchSpec, Collector
 from freewheel.errors import POSITIVE, Range, UsageError
@@ -59,28 +60,24 @@ class ContinuousConfig(WorkersConfig):
     def size(self, spec: CollectSpec) -> Size:
         steps, allowed = self.fragment_steps(spec.batch), self._allowed(spec.batch)
         if self.adapt:  # room for longer fragments
-            steps = min(max(steps, spec.batch.steps), self._under_way(spec.batch))
+            steps = min(max(steps, spec.batch.steps), fragments.under_way(spec.batch, self.max_lag))
         slots = allowed if self.max_queue_size is None else max(2, self.max_queue_size // self.worker_count)
         return Size(workers=self.worker_count, slots=slots, steps=steps, drop_oldest=self.overflow == "drop-oldest")
 
-    def _under_way(self, batch: BatchSpec) -> int:
-        """Steps of each env that the bound on the lag lets be under way."""
-        return (self.max_lag + 1) * batch.steps
-
     def fragment_steps(self, batch: BatchSpec) -> int:
         """Steps of each env in a fragment."""
-        return min(self.collection_batch_size or max(1, min(32, batch.steps // 2)), self._under_way(batch))
+        return fragments.fragment_steps(batch, self.max_lag, self.collection_batch_size)
 
     def first_steps(self, batch: BatchSpec) -> int:
         return self.fragment_steps(batch)
 
     def _allowed(self, batch: BatchSpec) -> int:
         """Fragments of a worker that can ever wait."""
-        return -(-self._under_way(batch) // self.fragment_steps(batch)) + 1
+        return fragments.slots(batch, self.max_lag, self.fragment_steps(batch))
 
     def size_notes(self, batch: BatchSpec) -> list[str]:
         found, most = [], self._allowed(batch) * self.worker_count
-        if (self.collection_batch_size or 0) > self._under_way(batch):
+        if (self.collection_batch_size or 0) > fragments.under_way(batch, self.max_lag):
             asked = f"--collection-batch-size {self.collection_batch_size} steps x {batch.lanes} envs"
             bound = f"(--max-lag {self.max_lag} + 1) x --num-steps-per-env {batch.steps}"
             found.append(f"{asked} would keep rows back: fragments have {self.fragment_steps(batch)} steps, {bound}")
@@ -90,18 +87,8 @@ class ContinuousConfig(WorkersConfig):
         return found
 
     def _pacing(self, spec: CollectSpec, size: Size, workers: int) -> LagBound:
-        return LagBound(
-            workers=workers,
-            lanes=spec.env.lanes // workers,
-            steps=size.steps,
-            batch_rows=spec.batch.rows,
-            ahead=self.max_lag,
-            max_lag=self.max_lag if spec.on_policy else None,
-            close_on_new=spec.on_policy,
-            turns=spec.workers.turns,
-            first_steps=self.fragment_steps(spec.batch),
-            whole_fragments=spec.env.batched_on_device,
-        )
+        first = self.fragment_steps(spec.batch)
+        return fragments.lag_bound(spec, workers=workers, steps=size.steps, first_steps=first, max_lag=self.max_lag)
 
 
 _SUMMARY = "workers act all the time; --max-lag bounds how old their weights may be"

@@ -24,6 +24,20 @@ class ModeConfig(Protocol):
     episodes_per_update: int | None = None  # learn from so many whole episodes; None: from S rows
     max_lag: int | None = None  # rows that are older are never learned from; None: no bound
 
+    def require(self) -> None:
+        """UsageError where a package that the mode needs is not installed."""
+        return
+
+    @property
+    def whole_episodes(self) -> bool:
+        """An episode keeps the version that it began with."""
+        return False
+
+    @property
+    def elsewhere(self) -> bool:
+        """Workers run on other machines: they do not take cores from the learner."""
+        return False
+
     def planned(self, cost: EnvCost) -> Self: ...  # the same with every number that was "auto" chosen
     def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector: ...
 
@@ -54,7 +68,7 @@ class Mode:
     simulators: bool = True  # it can collect from a simulator that steps all lanes at once
     whole_batches: bool = False  # every update gets exactly one batch: the policy must be published after each
     free_running: bool = False  # workers never wait for each other or for an update
-    whole_episodes: bool = False  # an episode keeps the version that it began with
+    on_request: bool = False  # only where somebody asks for it: it is not chosen, nor advised
     dependencies: tuple[str, ...] = ()  # what it needs beside the process of the trainer, for the user
 
 

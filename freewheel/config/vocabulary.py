@@ -95,12 +95,13 @@ def check_given(given: flags.Layer, has: Mapping[str, Any], chosen: Chosen, know
 
 
 def modes_with(given: flags.Layer) -> list[str]:
-    """The modes that have every option that was given, as far as it is one of any mode; UsageError if there is none."""
+    """The modes that have every option that was given, as far as it is one of any mode; UsageError if there is none. Those that
+    somebody must ask for only if no other one has the options."""
     options = {name: flags.option_types(mode.config) for name, mode in MODES.items()}
     asked = [name for name in given.flags if any(name in types for types in options.values())]
     if not (fitting := [mode for mode, types in options.items() if all(name in types for name in asked)]):
         raise UsageError(f"no mode has all of {', '.join(map(flags.as_flag, asked))}; leave out one of them")
-    return fitting
+    return [mode for mode in fitting if not MODES[mode].on_request] or fitting
 
 
 def _where_it_belongs(name: str, chosen: Chosen, known: Mapping[str, Any]) -> str:

@@ -271,9 +271,6 @@ class ReplayConfig(AlgorithmConfig):
 
 
 #: Options of a run that suit algorithms with a replay buffer.
-REPLAY_DEFAULTS: Mapping[str, Any] = {
-    "num_steps_per_env": 1,
-    "policy": {"hidden": [256, 256], "activation": "relu"},
-}
+REPLAY_DEFAULTS: Mapping[str, Any] = {"num_steps_per_env": 1, "policy": {"hidden": [256, 256], "activation": "relu"}}
 
 ALGORITHMS: Registry[Algorithm] = Registry("algorithm", "ALGORITHM", "freewheel.learn", leaf="config")

@@ -21,11 +21,11 @@ from freewheel.rollout.whereabouts import (
     SINCE,
     STEP,
     cells,
-)
+)  # fmt: skip
 
 #: What a worker may be doing; the waits are kinds of core.WORKER_TIME. down: its process has ended and another one takes its
-#: place, or is not ready yet; lost: it was given up.
-STATES = ("construct", "reset", "step", "wait-credit", "wait-slot", "wait-gate", "down", "lost")
+#: place, or is not ready yet; lost: it was given up; pending: there is no room for its process yet (on a cluster).
+STATES = ("construct", "reset", "step", "wait-credit", "wait-slot", "wait-gate", "down", "lost", "pending")
 CALLS = {CONSTRUCT: "construct", RESET: "reset", CALL: "step"}
 
 

@@ -140,6 +140,8 @@ class Plan:
     def turns(self) -> int:
         """Workers that act at a time, in turn; 0: all. More that compute than there are cores only take these from each other
         and from the learner."""
+        if self.config.collector.elsewhere:
+            return 0
         computes = self.cost is not None and self.cost.computes and self.worker_config is not None
         too_many = computes and self.workers > self.cores and MODES[self.config.mode].free_running
         return self.cores if too_many else 0
@@ -153,7 +155,7 @@ class Plan:
     def yields(self) -> Literal["learner", "workers"] | None:
         """Who has a lower priority where more workers than cores run: the learner, so that workers that wait wake in time; or
         workers that compute, which would leave it no time at all."""
-        if self.workers <= self.cores:
+        if self.workers <= self.cores or self.config.collector.elsewhere:
             return None
         return "workers" if self.cost is not None and self.cost.computes else "learner"
 
@@ -278,9 +280,10 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     config = _with_publications(config, spec)
     policy = config.policy.resolve(spec)
     planned = Plan(config, spec, policy, name, device, init, cost, tuple(remarks))
-    require_room(cost, spec.lanes, planned.workers)
+    if not config.collector.elsewhere:
+        require_room(cost, spec.lanes, planned.workers)
+        check_machine(config, spec, planned.workers)
     check_learner(config, planned.learner_spec, [Need(spec.lanes, "envs", cost.memory, "--num-envs")])
-    check_machine(config, spec, planned.workers)
     _check_weights(config, policy, init)
     planned = replace(planned, remarks=(*remarks, *config.collector.size_notes(planned.batch)))
     _check_publications(config, planned.batch.rows)
@@ -301,6 +304,7 @@ def plan(
     is the directory of a run that goes on, which has its own weights, whatever it was started with; `arranged` makes the plan
     when the environment has been measured.
     """
+    config.collector.require()
     check_sizes(config)
     check_together(config)
     name = name_run(config) if run is None else RunName(run.parent, run.name, exact=True)

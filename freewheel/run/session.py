@@ -64,13 +64,7 @@ class Session:
     """One session of a run: until its budget is spent, or it is interrupted."""
 
     def __init__(
-        self,
-        planned: Plan,
-        saver: Saver,
-        folder: RunDirectory,
-        stop: Stop,
-        meter: Meter,
-        listeners: Listeners,
+        self, planned: Plan, saver: Saver, folder: RunDirectory, stop: Stop, meter: Meter, listeners: Listeners
     ) -> None:
         self._plan, self._directory, self._outlets, self._meter = planned, folder, listeners.outlets, meter
         self._learner, self._saver, self._earlier = saver.learner, saver, saver.earlier

@@ -38,7 +38,7 @@ from freewheel.sinks.words import (
 WIDTH = 88  # of the panel, where the terminal is wider
 BAR = 60  # cells of a bar of shares, where there is room
 LABEL = 11  # columns before the lines of the summary
-FREE_RUNNING = ("continuous", "episodes")  # modes whose classic name begins with Async
+FREE_RUNNING = ("continuous", "episodes", "ray")  # modes whose classic name begins with Async
 #: Key figures of the panel by their metric, and what colour a figure with a target has.
 FIGURES = {"steps_per_s": "steps/s", "updates_per_s": "updates/s", "queue_util": "queue", "buffer_util": "buffer",
            "gpu_util": "gpu", "cpu_util": "cpu"}  # fmt: skip

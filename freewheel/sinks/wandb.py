@@ -74,12 +74,7 @@ class Tracked:
         import wandb
 
         options = wandb.Settings(
-            silent=True,
-            console="off",
-            disable_git=True,
-            disable_code=True,
-            x_disable_stats=True,
-            init_timeout=CONNECT,
+            silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True, init_timeout=CONNECT
         )
         return wandb.init(dir=str(folder), mode=chosen, settings=options, reinit="create_new", **about)
 

@@ -176,7 +176,7 @@ def _workers(free: Sequence[str], config: Config, probe: Probe) -> Iterator[dict
     counts: Sequence[int] = (
         _doubling(1, limit, cores, max(1, cores - 1)) if "workers" in free else [int(collector.workers)]
     )
-    alone = MODES[config.mode].whole_episodes and not config.env.batched  # a worker plays one episode at a time
+    alone = config.collector.whole_episodes and not config.env.batched  # a worker plays one episode at a time
     for workers in counts:
         each: Sequence[int] = _doubling(1, 1 if alone else max(1, min(most // workers, MOST_TOGETHER)))
         if "envs_per_worker" not in free:
@@ -194,7 +194,7 @@ def _workers(free: Sequence[str], config: Config, probe: Probe) -> Iterator[dict
 def _fragments(free: Sequence[str], config: Config) -> Sequence[int | None]:
     """Whole batches are handed over whole: only where workers run free does the length matter."""
     mode = MODES[config.mode]
-    if "collection_batch_size" not in free or not mode.free_running or mode.whole_episodes:
+    if "collection_batch_size" not in free or not mode.free_running or config.collector.whole_episodes:
         return [None]
     return [None, *FRAGMENTS]
 

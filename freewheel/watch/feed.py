@@ -47,8 +47,9 @@ STATE_WORDS = {
     "wait-gate": ("waits: others", SHARES["worker"]["wait-gate"]),
     "down": ("down", SHARES["worker"]["down"]),
     "lost": ("lost", "It was given up, because it failed again and again."),
+    "pending": ("pending", "The cluster has no room for it yet."),
 }
-STATE_COLORS = {"construct": "#8a6fd1", "down": "#d02a1e", "lost": "#d02a1e"}
+STATE_COLORS = {"construct": "#8a6fd1", "down": "#d02a1e", "lost": "#d02a1e", "pending": "#8a6fd1"}
 UNITS = {"steps_per_s": "steps/s", "updates_per_s": "updates/s"}
 
 

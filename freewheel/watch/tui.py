@@ -36,7 +36,8 @@ LONG = 2.0  # seconds in a call of an environment that are worth a place at the 
 RECENT = 10.0  # seconds after the death of a worker that are, too
 COLOURS = {"good": "green", "bad": "red", "unreachable": "yellow", "unknown": "dim"}
 RUN_COLOURS = {"running": "green", "ended": "cyan", "failed": "red", "gone": "red", "interrupted": "yellow"}
-WORKER_COLOURS = {"down": "bold red", "lost": "bold red", "step": "green", "reset": "green", "construct": "cyan"}
+CYAN = dict.fromkeys(("construct", "pending"), "cyan")
+WORKER_COLOURS = {"down": "bold red", "lost": "bold red", "step": "green", "reset": "green", **CYAN}
 CURVE = 12  # lines of the curve where there is room
 
 

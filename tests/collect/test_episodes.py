@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import freewheel
-from freewheel.collect.episodes import SLOTS, EpisodesConfig
+from freewheel.collect.episodes import EpisodesConfig
+from freewheel.collect.whole_episodes import SLOTS
 from freewheel.core import BatchSpec, Chunk, Snapshot
 from freewheel.errors import SetupError, UsageError
 from freewheel.learn.ppo.config import PPOConfig

@@ -15,7 +15,7 @@ from freewheel.config.resolve import from_options
 from tests.support.places import ROOT
 from tests.support.runs import python
 
-MODE = """"Literal['auto', 'batch', 'continuous', 'episodes', 'lockstep', 'sequential']\""""
+MODE = """"Literal['auto', 'batch', 'continuous', 'episodes', 'lockstep', 'ray', 'sequential']\""""
 #: A call, and what mypy says about it.
 CALLS = {
     'train("CartPole-v1", mode="lockstep", steps=100, ppo={"lr": 1e-3, "epochs": 4}, policy={"hidden": [64]})': "",

@@ -27,7 +27,7 @@ Measure: TypeAlias = Callable[[Plan], PolicyTimes | None]
 
 GAIN = 1.3  # times as many env steps/s: less is not worth another command
 AS_GOOD = 0.9  # of the best mode's env steps/s: of those that reach it, the one with the least lag is advised
-BY_LAG = ("sequential", "lockstep", "batch", "continuous", "episodes")  # from no lag to the most
+BY_LAG = ("sequential", "lockstep", "batch", "continuous", "episodes", "ray")  # from no lag to the most
 SIDE_BY_SIDE = 16  # lanes that are measured together
 SHORT_S, FEW_UPDATES = 10.0, 5  # runs with less say too little about themselves
 BUSY, IDLE, LOST, EVALUATING = 0.9, 0.3, 0.1, 0.3  # shares that are worth a word
@@ -83,7 +83,7 @@ def way_of(planned: Plan) -> Way | None:
         steps=steps,
         fragment=config.collector.fragment_steps(planned.batch),
         max_lag=planned.max_lag,
-        episode=_episode_steps(planned) if mode.whole_episodes else 0.0,
+        episode=_episode_steps(planned) if config.collector.whole_episodes else 0.0,
         yields=planned.yields == "learner",
     )
 
@@ -103,7 +103,8 @@ def step_times(config: Config, cost: EnvCost) -> StepTimes:
 def prospects(planned: Plan, env: StepTimes, policy: PolicyTimes | None = None) -> list[Prospect]:
     """What every mode would do with this run by default, that with the least lag first; the policy is measured unless given."""
     measure: Measure = PolicyClock() if policy is None else lambda _: policy
-    return [_prospect(planned, mode, env, measure) for mode in sorted(MODES, key=by_lag)]
+    modes = [mode for mode in sorted(MODES, key=by_lag) if not MODES[mode].on_request or mode == planned.config.mode]
+    return [_prospect(planned, mode, env, measure) for mode in modes]
 
 
 def by_lag(mode: str) -> int:

@@ -24,17 +24,7 @@ from freewheel.metrics.workers import ObservedCollector, WorkerState, own_enviro
 from freewheel.rollout.whereabouts import SINCE, cells
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.evaluation.schedule import EvaluationSchedule
-from freewheel.run.live.status import (
-    FORMAT,
-    STATUS,
-    Evaluator,
-    Learner,
-    Part,
-    Queue,
-    Status,
-    boot,
-    waits_for_rows,
-)
+from freewheel.run.live.status import FORMAT, STATUS, Evaluator, Learner, Part, Queue, Status, boot, waits_for_rows
 from freewheel.transport.background import RepeatedCall
 
 EVERY = 1.0  # seconds between two
@@ -47,6 +37,7 @@ WHY = {
     "wait-slot": "a free place in its queue: the learner has not read what is there",
     "wait-gate": "the others: the learner waits for older rows of theirs before its next update",
     "lost": "nothing any more: it was given up",
+    "pending": "room on the cluster: it has too few free CPUs for another worker",
 }
 
 

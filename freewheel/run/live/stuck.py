@@ -121,6 +121,8 @@ def _verdict(status: Status, slow: Sequence[Worker]) -> str:
         return f"the learner waits for rows, and {who} did not return from {called(most)} for {duration(most.since_s)}"
     if learner.doing == "wait-data" and workers and all(one.state in ("down", "lost") for one in workers):
         return "the learner waits for rows, and no worker is there: they die and are replaced"
+    if learner.doing == "wait-data" and workers and all(one.state in ("pending", "lost") for one in workers):
+        return "the learner waits for rows, and the cluster has no room for any worker: see ray status, or --cpus-per-worker"
     if learner.doing == "wait-data" and workers and all(_idles(one) for one in workers):
         return "the learner waits for rows, and every worker waits: a deadlock, please report it with this text"
     if learner.since_s <= LONG:

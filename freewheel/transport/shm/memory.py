@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from freewheel.core import NDArray, Snapshot, to_numpy
+from freewheel.core import MOST_CONTEXTS, NDArray, Snapshot, to_numpy
 from freewheel.errors import SetupError
 from freewheel.files.memory import free_memory
 
@@ -93,6 +93,12 @@ def _anonymous(size: int) -> int:
 
 
 NEVER = -1
+
+
+def most_contexts(first: NDArray) -> tuple[int, int]:
+    """Rows that a table of contexts may have in a run that begins with this one, and the numbers of each."""
+    rows, columns = first.shape
+    return max(rows, MOST_CONTEXTS) if rows else 0, columns
 
 
 class Mailbox:

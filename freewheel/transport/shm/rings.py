@@ -24,9 +24,7 @@ class Rings:
 
     def __init__(self, workers: int) -> None:
         self._workers, self._began = workers, perf_counter_ns()
-        self._memory = SharedArrays(
-            {"spans": ((workers, CAPACITY * WIDTH), "i8"), "written": ((workers,), "i8")},
-        )
+        self._memory = SharedArrays({"spans": ((workers, CAPACITY * WIDTH), "i8"), "written": ((workers,), "i8")})
 
     def ring(self, worker: int) -> Ring:
         return Ring(self._memory.cells("spans", worker), self._memory.cells("written", worker))

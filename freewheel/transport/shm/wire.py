@@ -10,13 +10,13 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from freewheel.core import MOST_CONTEXTS, Snapshot
+from freewheel.core import Snapshot
 from freewheel.pacing.pacing import Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.timeline.recording import Doing
 from freewheel.transport import forkserver
 from freewheel.transport.shm.channel import SKIPS, Channel, Reader, Shape
-from freewheel.transport.shm.memory import Mailbox, require_memory
+from freewheel.transport.shm.memory import Mailbox, most_contexts, require_memory
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.rings import Rings, doing
 from freewheel.transport.shm.worker import WorkerId, WorkerResources, work
@@ -51,8 +51,7 @@ class SharedMemoryWire(SupervisedWire):
             self._factory = forkserver.pickled(factory, "the environment")
             self.permits = _kept(undo, SharedPermits(pacing, size.workers))
             self.channel = _kept(undo, Channel(shape, drop_oldest=size.drop_oldest))
-            rows, columns = spec.context.shape
-            self.mailbox = _kept(undo, Mailbox(spec.weights, (max(rows, MOST_CONTEXTS) if rows else 0, columns)))
+            self.mailbox = _kept(undo, Mailbox(spec.weights, most_contexts(spec.context)))
             heartbeats = _kept(undo, Heartbeats(size.workers, self.lanes, spec.env.name))
             if spec.trace is not None:
                 self._rings = _kept(undo, Rings(size.workers))

@@ -6,15 +6,14 @@ import os
 import resource
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from freewheel.core import WORKER_TIME, Failure, NDArray, Snapshot, Transitions
+from freewheel.core import WORKER_TIME, Failure, NDArray, Transitions
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.pacing.episode_queue import TicketStream
 from freewheel.pacing.pacing import KEEP, Grant
@@ -25,7 +24,7 @@ from freewheel.rollout.single_env_runner import make_runner
 from freewheel.timeline.track import NoTrack
 from freewheel.transport.forkserver import freeze_heap
 from freewheel.transport.shm.channel import Port, Writer
-from freewheel.transport.shm.memory import NEVER
+from freewheel.transport.shm.memory import NEVER, Mailbox
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.rings import Rings
 from freewheel.transport.wire import Permits
@@ -39,17 +38,6 @@ WAIT_CREDIT, WAIT_SLOT, WAIT_GATE, DOWN, OTHER = (
 MEMORY_CHECK = 500_000_000  # ns between two measurements of the process's memory
 
 
-class Weights(Protocol):
-    """Where a worker finds the weights."""
-
-    @property
-    def version(self) -> int: ...  # of the newest; -1 before the first
-    def buffer(self) -> NDArray: ...  # memory that `read` can use again and again
-    def read(
-        self, version: int | None = None, buffer: NDArray | None = None
-    ) -> Snapshot: ...  # the newest, or this one
-
-
 Permits_co = TypeVar("Permits_co", bound=Permits, covariant=True)
 
 
@@ -59,7 +47,7 @@ class WorkerResources(Generic[Permits_co]):
 
     factory: bytes  # a cloudpickled RunnerFactory
     port: Port
-    mailbox: Weights
+    mailbox: Mailbox
     heartbeats: Heartbeats
     permits: Permits_co
     context: NDArray  # [K, C] for episodes that begin before the first weights are loaded
@@ -81,31 +69,21 @@ class WorkerId:
 def work(shared: WorkerResources[SharedPermits], who: WorkerId) -> None:
     """The main function of a worker process."""
     os.nice(shared.nice)
-    with ending_of(shared.heartbeats, who.place) as ending:
-        WorkerProcess(shared, who).run()
-    if ending.code:
-        sys.exit(ending.code)
+    if code := exit_code(lambda: WorkerProcess(shared, who).run(), shared.heartbeats, who.place):
+        sys.exit(code)
 
 
-@dataclass
-class Ending:
-    """How a worker has ended."""
-
-    code: int = 0
-
-
-@contextmanager
-def ending_of(heartbeats: Heartbeats, place: int) -> Iterator[Ending]:
-    """Reports what ends a worker; the code tells whether it has given up its lanes."""
-    ending = Ending()
+def exit_code(work: Callable[[], None], heartbeats: Heartbeats, place: int) -> int:
+    """Do a worker's work and report what ends it; 0: nothing does."""
     try:
-        yield ending
+        work()
     except FreewheelError as error:
         heartbeats.report(place, str(error))
-        ending.code = phase.NO_LANES_LEFT if isinstance(error, EnvError) and error.cause == "quarantine" else 1
+        return phase.NO_LANES_LEFT if isinstance(error, EnvError) and error.cause == "quarantine" else 1
     except MemoryError:
         heartbeats.report(place, f"out of memory, peak {_peak() // 1024} MB")
-        ending.code = 1
+        return 1
+    return 0
 
 
 class Worker:

@@ -18,7 +18,7 @@ class Process(Protocol):
     """What runs a worker, here or elsewhere."""
 
     @property
-    def pid(self) -> int | None: ...  # None: there is no room for it yet
+    def pid(self) -> int | None: ...  # on this machine
 
 
 P = TypeVar("P", bound=Process)
@@ -36,6 +36,7 @@ class WorkerSlot(Generic[P]):
     deaths: int = 0
     restarts: int = 0
     due: float = 0.0  # when to start the next incarnation
+    pending: bool = False  # there is no room for it yet, on a cluster
     given_up: bool = False
 
 
@@ -99,8 +100,7 @@ class Roster(Generic[P]):
         phases, ages = self.heartbeats.memory["phase"].tolist(), self.heartbeats.call_age().tolist()
         for slot in self.slots:
             phase = phases[slot.worker]
-            there = slot.process is not None and slot.process.pid is not None
-            if there and ages[slot.worker] > (limit := limits[phase]):
+            if slot.process is not None and not slot.pending and ages[slot.worker] > (limit := limits[phase]):
                 call = self.heartbeats.call(slot.worker)
                 late = (
                     f"return within {limit:g} s from {call}"

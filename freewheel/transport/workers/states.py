@@ -50,6 +50,6 @@ def _gone(slot: WorkerSlot[Any], died: int, ready: int) -> str:
     """Empty: its process is at work, or is the first one and begins."""
     if slot.given_up:
         return "lost"
-    if slot.process is not None and slot.process.pid is None:
+    if slot.pending:
         return "pending"
     return "down" if slot.deaths and (slot.process is None or ready < died) else ""
