@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,9 +30,9 @@ from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan
 from freewheel.seeding import tree
 from freewheel.transport.pool import WorkerPool
-from freewheel.transport.supervisor import Supervisor
 from freewheel.transport.workers.heartbeats import WAIT
-from freewheel.transport.workers.roster import GOOD_STEPS, WorkerSlot
+from freewheel.transport.workers.roster import GOOD_STEPS, Roster, WorkerSlot
+from freewheel.transport.workers.wire import SupervisedWire
 from tests.support.costs import cost
 from tests.support.faulty_worlds import HIGH, LENGTH, LOW
 from tests.support.places import LONG
@@ -240,8 +239,9 @@ class Trial:
         return sum(one.rows for one in self.audit.deliveries)
 
     @property
-    def supervisor(self) -> Supervisor:
-        return wire_of(self.collector).supervisor
+    def supervisor(self) -> Roster[Any]:
+        assert isinstance(self.collector.wire, SupervisedWire)
+        return self.collector.wire.roster
 
     def processes(self) -> list[psutil.Process]:
         """The processes of all running workers."""
@@ -256,7 +256,7 @@ class Trial:
         self.run(lambda: all(good_steps(self.supervisor, slot) >= GOOD_STEPS for slot in self.supervisor.slots))
 
 
-def good_steps(supervisor: Supervisor, slot: WorkerSlot[ForkServerProcess]) -> int:
+def good_steps(supervisor: Roster[Any], slot: WorkerSlot[Any]) -> int:
     """Good steps of the current incarnation."""
     return int(supervisor.heartbeats.memory["steps"][slot.worker]) - slot.steps
 
@@ -322,7 +322,7 @@ class Kill:
 class Killer:
     """Kills workers, on average `rate` per second, at times and in an order given by the seed."""
 
-    def __init__(self, supervisor: Supervisor, rate: float, seed: int = SEED) -> None:
+    def __init__(self, supervisor: Roster[Any], rate: float, seed: int = SEED) -> None:
         self._supervisor, self._rate = supervisor, rate
         self._rng = np.random.default_rng(seed)
         self._over = threading.Event()
@@ -343,15 +343,19 @@ class Killer:
             if not self._is_last_chance(slot):
                 kill(slot, self.kills)
 
-    def _is_last_chance(self, slot: WorkerSlot[ForkServerProcess]) -> bool:
+    def _is_last_chance(self, slot: WorkerSlot[Any]) -> bool:
         """Whether one more failure would give the worker up."""
         return slot.failures >= 2 and good_steps(self._supervisor, slot) < GOOD_STEPS
 
 
-def kill(slot: WorkerSlot[ForkServerProcess], kills: list[Kill]) -> bool:
+def kill(slot: WorkerSlot[Any], kills: list[Kill]) -> bool:
     """Kill the current incarnation, unless it was killed already."""
     process, incarnation = slot.process, slot.incarnation
-    if process is None or any((slot.worker, incarnation) == (one.worker, one.incarnation) for one in kills):
+    if (
+        process is None
+        or slot.pending
+        or any((slot.worker, incarnation) == (one.worker, one.incarnation) for one in kills)
+    ):
         return False
     with suppress(ValueError, ProcessLookupError):  # it has just ended
         assert process.pid is not None, "a worker that was never started"

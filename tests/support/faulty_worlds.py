@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -210,7 +211,8 @@ def _exits(env: Faulty, observation: NDArray) -> NDArray:
 
 
 def _hangs(env: Faulty, observation: NDArray) -> NDArray:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(ValueError):  # not in the main thread, as in a Ray actor
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         time.sleep(60.0)
 

@@ -76,6 +76,7 @@ class Job:
     down_ns: int  # since the last one died; 0: it is the first
     ticket: int = NO_TICKET  # the first episode, where they are issued
     nice: int = 0
+    inline: int = INLINE
     resume: Mapping[str, NDArray] | None = None
 
 
@@ -111,7 +112,7 @@ class RayWorker:
         threadpool_limits(1, user_api="blas")
         os.nice(job.nice)
         multiprocessing.current_process().name = f"freewheel-worker-{job.worker}"  # as those of other wires
-        self._number, self._pacing = job.worker, private(job.pacing)
+        self._number, self._inline, self._pacing = job.worker, job.inline, private(job.pacing)
         self._mailbox, self._tickets = Mailbox(*job.weights), GivenTickets(job.pacing, job.ticket)
         self._channel = Channel(job.shape)
         self._reader = Reader(self._channel)
@@ -143,7 +144,7 @@ class RayWorker:
         with self._copying:
             fragment = self._reader.take(ALONE)._replace(worker=self._number) if self._reader.ready() else None
         stored = None
-        if fragment is not None and _bytes(fragment.data) > INLINE:
+        if fragment is not None and _bytes(fragment.data) > self._inline:
             fragment, stored = fragment._replace(data=None), _stored(fragment.data)  # type: ignore[arg-type]
         return reply._replace(ended=ended, fragment=fragment, stored=stored)
 

@@ -82,7 +82,7 @@ def failed(error: Exception) -> Failed:
     text = str(error)
     if getattr(error, "preempted", False) or isinstance(error, exceptions.NodeDiedError) or "node has died" in text:
         return Failed("lost its node", own_fault=False)
-    if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text:
+    if isinstance(error, exceptions.OutOfMemoryError) or "running low on memory" in text:
         return Failed("was killed by Ray, because its node ran out of memory")
     if isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.ActorUnschedulableError):
         return Failed("cannot be started", text)

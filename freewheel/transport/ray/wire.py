@@ -13,7 +13,7 @@ from typing import Any, Self
 from freewheel.core import NDArray, Snapshot, to_numpy
 from freewheel.pacing.pacing import Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
-from freewheel.transport.ray.actor import Job
+from freewheel.transport.ray.actor import INLINE, Job
 from freewheel.transport.ray.calls import RayCalls
 from freewheel.transport.ray.cluster import Cluster
 from freewheel.transport.ray.crew import Crew
@@ -28,6 +28,8 @@ from freewheel.transport.workers.wire import Size, SupervisedWire
 
 class RayWire(SupervisedWire):
     """Supervised actors. The pacing's cells are here: a thread of this process takes grants for actors that have ended a call."""
+
+    inline = INLINE
 
     def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size, cluster: Cluster) -> None:
         super().__init__(factory, spec, pacing, size)
@@ -122,5 +124,6 @@ class RayWire(SupervisedWire):
             down_ns=time.monotonic_ns() - died if died else 0,
             ticket=ticket,
             nice=self._nice,
+            inline=self.inline,
             resume=self._resume.pop(worker, None),
         )

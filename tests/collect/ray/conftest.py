@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from freewheel.transport.ray.cluster import Cluster
+from tests.conftest import ACTOR, command_of
 from tests.support.clusters import shared_cluster
+from tests.support.trainers import wait_until
 
 
 @pytest.fixture(scope="package", autouse=True)
 def cluster() -> Iterator[Cluster]:
     with shared_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(autouse=True)
+def actors_end(leaves_nothing_behind: None) -> Iterator[None]:
+    """Ray kills actors in its own time, on a busy machine."""
+    yield
+    wait_until(lambda: not any(command_of(one).startswith(ACTOR) for one in psutil.Process().children(recursive=True)))
