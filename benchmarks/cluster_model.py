@@ -128,7 +128,7 @@ def predicted(row: Row, made: World, costs: Costs) -> Outcome:
         cores=row["cores"],
         unit=options.get("unit", "fragments"),
         steps=steps,
-        fragment=options.get("collection_batch_size") or max(1, min(64, steps // 2)),
+        fragment=options.get("collection_batch_size") or min(64, steps),
         gradient_steps=0,
     )
     mean = float(options["env_args"]["mean"])

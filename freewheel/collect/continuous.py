@@ -16,6 +16,8 @@ from freewheel.transport.shm.wire import SharedMemoryWire
 from freewheel.transport.stream import SimulationCollector, simulation_wire
 from freewheel.transport.workers.wire import Size
 
+LONGEST = 32  # steps of a fragment, by default
+
 
 @dataclass(frozen=True)
 class ContinuousConfig(WorkersConfig):
@@ -66,7 +68,8 @@ class ContinuousConfig(WorkersConfig):
 
     def fragment_steps(self, batch: BatchSpec) -> int:
         """Steps of each env in a fragment."""
-        return fragments.fragment_steps(batch, self.max_lag, self.collection_batch_size)
+        usual = min(LONGEST, batch.steps // 2)
+        return fragments.fragment_steps(batch, self.max_lag, self.collection_batch_size, usual)
 
     def first_steps(self, batch: BatchSpec) -> int:
         return self.fragment_steps(batch)

@@ -6,8 +6,6 @@ from freewheel.core import BatchSpec
 from freewheel.pacing.lag_bound import LagBound
 from freewheel.rollout.factory import CollectSpec
 
-LONGEST = 32  # steps of a fragment, by default
-
 
 def lag_bound(spec: CollectSpec, *, workers: int, steps: int, first_steps: int, max_lag: int) -> LagBound:
     """steps: of a fragment, at most; first_steps: of the first ones."""
@@ -30,9 +28,9 @@ def under_way(batch: BatchSpec, max_lag: int) -> int:
     return (max_lag + 1) * batch.steps
 
 
-def fragment_steps(batch: BatchSpec, max_lag: int, given: int | None, longest: int = LONGEST) -> int:
+def fragment_steps(batch: BatchSpec, max_lag: int, given: int | None, usual: int) -> int:
     """Steps of each env in a fragment."""
-    return min(given or max(1, min(longest, batch.steps // 2)), under_way(batch, max_lag))
+    return min(given or max(1, usual), under_way(batch, max_lag))
 
 
 def slots(batch: BatchSpec, max_lag: int, steps: int) -> int:

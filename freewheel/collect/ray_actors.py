@@ -30,7 +30,7 @@ class RayConfig(WorkersConfig):
     """What the learner is given: fragments as they come, at most --max-lag versions old, or whole episodes as they end (auto:
     fragments, unless --episodes-per-update is given)."""
     collection_batch_size: Annotated[int | None, FRAGMENT] = None
-    """Steps of each env in a fragment, the part that an actor sends at once: each costs a call (default: half of
+    """Steps of each env in a fragment, the part that an actor sends at once: each costs a call (default:
     --num-steps-per-env, at most 64; of episodes 128)."""
     episodes_per_update: Annotated[int | None, Range(least=1, most=10**7)] = None
     """Learn from this many whole episodes at a time (default: from --num-steps-per-env × envs rows)."""
@@ -92,7 +92,7 @@ class RayConfig(WorkersConfig):
         if self.whole_episodes:
             return self.collection_batch_size or STEPS
         assert self.max_lag is not None, "call planned() first"
-        return fragments.fragment_steps(batch, self.max_lag, self.collection_batch_size, LONGEST)
+        return fragments.fragment_steps(batch, self.max_lag, self.collection_batch_size, min(LONGEST, batch.steps))
 
     def first_steps(self, batch: BatchSpec) -> int:
         return batch.steps if self.whole_episodes else self.fragment_steps(batch)
