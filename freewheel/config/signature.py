@@ -84,8 +84,14 @@ def _parts(kind: Any) -> list[str]:
 
 
 def _union(parts: typing.Iterable[str]) -> str:
-    """Without repetition, None last."""
-    return " | ".join(sorted(dict.fromkeys(parts), key=lambda text: text == "None"))
+    """Without repetition, all literals as one, None last."""
+    found, begins = list(dict.fromkeys(parts)), "Literal["
+    literals = [text for text in found if text.startswith(begins)]
+    if len(literals) > 1:
+        values = [value for text in literals for value in json.loads(text.removeprefix("Literal"))]
+        found[found.index(literals[0])] = _literal(dict.fromkeys(values))
+        found = [text for text in found if text not in literals[1:]]
+    return " | ".join(sorted(found, key=lambda text: text == "None"))
 
 
 def _literal(values: typing.Iterable[str]) -> str:
