@@ -113,7 +113,8 @@ def is_ours(process: psutil.Process) -> bool:
     """Whether this run started the process, directly or not; Python's helpers for this very process do not count."""
     try:
         if any(keeper in command_of(parent) for parent in process.parents() for keeper in KEEPERS):
-            return command_of(process).startswith(ACTOR)  # of a cluster that several tests share: no worker stays
+            worker = command_of(process).startswith(ACTOR)  # of a cluster that several tests share: none stays
+            return worker and process.environ().get(MARK) == RUN
         if process.ppid() == os.getpid():
             return not any(helper in command_of(process) for helper in HELPERS)
         return psutil.Process() in process.parents() or process.environ().get(MARK) == RUN

@@ -145,7 +145,8 @@ class Session:
                 self._live.schedule = self._schedule
                 if self._earlier is not None:
                     self._go_on(self._earlier, collector, self._schedule)
-                work = partial(self._loop, collector, self._schedule)
+                # Not before: what the collector has started would have the lower priority as well.
+                work = process.lower_priority(planned)(partial(self._loop, collector, self._schedule))
                 ended = process.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
             self._close(self._schedule)
         return ended

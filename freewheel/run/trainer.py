@@ -105,7 +105,6 @@ def train_part(
     process.keep_freed_memory()
     with (
         process.learner_threads(planned.config.run.machine.threads),
-        process.lower_priority(planned),
         process.executors(planned, stop.check) as executors,
         ExitStack() as held,
     ):

@@ -108,7 +108,7 @@ def make_folder() -> str:
 
 def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> Started:
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
-    environment |= with_token(folder) | LOOPBACK | {"RAY_USAGE_STATS_ENABLED": "0"}
+    environment |= with_token(folder) | LOOPBACK | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     place = f"{folder}/r"  # Ray opens the folder that it is given to everybody
     head = [sys.executable, "-m", "freewheel.transport.ray.head", place, str(cpus), str(store)]
     said, log = Path(folder) / "address", Path(folder) / "start.log"

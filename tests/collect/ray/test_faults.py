@@ -25,7 +25,7 @@ def settled(on: Trial) -> bool:
 @pytest.mark.parametrize("unit", UNITS)
 def test_all_actors_act_again_after_all_were_killed(unit: str) -> None:
     with trial(world("Certified"), "ray", workers=2, num_envs=2, **UNITS[unit]) as on:
-        on.learn(3, LIMIT)
+        on.run(lambda: on.audit.incarnations() == {0: 0, 1: 0}, LIMIT)
         for slot in on.supervisor.slots:
             assert kill(slot, [])
         on.run(lambda: on.audit.incarnations() == {0: 1, 1: 1}, LIMIT)
