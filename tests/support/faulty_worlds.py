@@ -53,6 +53,14 @@ class Certified(Toy):
         return float((self.seed + self.count) % 5 + action)
 
 
+class WithoutTorch(Certified):
+    """Cannot be made in a worker that has imported torch."""
+
+    def __init__(self) -> None:
+        assert worker() is None or "torch" not in sys.modules, "a worker has imported torch"
+        super().__init__()
+
+
 class NotInWorkers(Certified):
     """Raises in worker processes, and nowhere else."""
 

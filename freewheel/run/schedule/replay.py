@@ -174,7 +174,7 @@ class _Replay:
     def _workers(self, inline: bool, stack: ExitStack) -> Answers:
         planned = self._plan
         lanes, seed = planned.spec.lanes, planned.config.run.seed
-        order = EpisodeOrder(seed, lanes) if planned.config.mode == "episodes" else None
+        order = EpisodeOrder(seed, lanes) if planned.config.collector.whole_episodes else None
         context = planned.config.run.contexts
         made = ReplayCollector(self._schedule, planned.runner_factory, lanes // planned.workers, context, order)
         made.inline, made.modules = inline, planned.worker_spec.modules

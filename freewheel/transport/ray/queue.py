@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from freewheel.core import EnvSpec, Transitions
 from freewheel.pacing.pacing import Tally
 from freewheel.rollout.runner import empty_transitions
+from freewheel.transport.shm.channel import COLUMNS
 from freewheel.transport.shm.sync import Wakeup
 from freewheel.transport.wire import Fragment, WorkerRows
 
@@ -64,6 +65,7 @@ class FragmentQueue:
     def put(self, fragment: Fragment, *, complete: bool = True) -> Arriving:
         """The next fragment of its worker. Call `arrived` when its data is there, if it is not complete."""
         with self._lock:
+            fragment = fragment._replace(data=writable(fragment.data)) if complete else fragment
             self.close_part(fragment.worker)
             self._count(fragment)
             entry = Arriving(fragment, complete)
@@ -76,7 +78,7 @@ class FragmentQueue:
         with self._lock:
             fragment = entry.fragment
             if data is not None:
-                entry.fragment = fragment._replace(data=data)
+                entry.fragment = fragment._replace(data=writable(data))
             else:
                 lost = dict(fragment.lost)
                 lost["worker_death"] = lost.get("worker_death", 0) + fragment.rows
@@ -86,6 +88,7 @@ class FragmentQueue:
 
     def put_part(self, part: Fragment) -> None:
         """The finished rows of a fragment that is still being written."""
+        part = part._replace(data=writable(part.data))
         with self._lock:
             self._count(part)
             self._parts[part.worker] = part
@@ -144,3 +147,8 @@ class FragmentQueue:
 
     def close(self) -> None:
         self.wakeup.close()
+
+
+def writable(data: Transitions) -> Transitions:
+    """A copy: what Ray brings must not be changed."""
+    return Transitions(*(getattr(data, name).copy() for name in COLUMNS))
