@@ -232,7 +232,7 @@ def learning(made: Sequence[Any], count: int, busy: bool) -> Row:
 def start(count: int) -> Row:
     """So many actors at once, until all have answered; their memory, and that of Ray's own processes."""
     began = perf_counter()
-    remote = ray.remote(concurrency_groups={"control": 1})(Probe)  # as those of --mode ray
+    remote = ray.remote(Probe)  # as those of --mode ray
     made = [remote.options(num_cpus=1).remote() for _ in range(count)]
     pids = ray.get([actor.pid.remote() for actor in made])
     seconds = perf_counter() - began

@@ -89,18 +89,32 @@ class Order(NamedTuple):
 
 
 class RayWorker:
-    """Calls of `pulse`, `take_open` and `stop` are answered while another one is under way.
+    """Calls run in the main thread; `pulse` and `take_open` are asked by way of a switchboard and answered meanwhile by another.
 
     Calls are numbered by whoever makes them, so that an answer which comes late is not taken for one about the present call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, board: Any, name: str) -> None:
+        """board: a calls.Switchboard, where questions to the worker of this name are asked."""
         self._worker: Worker | None = None
         self._heartbeats: Heartbeats | None = None
         self._copying = threading.Lock()  # both `write` and `take_open` read fragments
         self._call, self._closed = 0, -1  # the present call, and the last one whose fragment is to be closed
         self._idle = 0  # ns, since when it has nothing to do
         self._told = 0  # reports that were sent
+        threading.Thread(target=self._answer, args=(board, name), name="freewheel-answers", daemon=True).start()
+
+    def _answer(self, board: Any, name: str) -> None:
+        """Answer questions, as long as there is somebody to ask them."""
+        import ray
+
+        methods: dict[str, Callable[[int], Any]] = {"pulse": self.pulse, "take_open": self.take_open}
+        while True:
+            try:
+                number, method, argument = ray.get(board.question.remote(name))
+            except ray.exceptions.RayError:
+                return
+            board.answer.remote(number, methods[method](argument))
 
     def hello(self) -> Hello:
         return Hello(os.getpid(), platform.node())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 from freewheel.transport.ray.actor import RayWorker
 from freewheel.transport.ray.cluster import Cluster
 
-CONTROL = "control"  # the concurrency group of calls that are answered while another one is under way
+MOST_QUESTIONS = 100_000  # that wait at a switchboard at a time
 Ref = Hashable  # the answer of a call, or a stored value: a ray.ObjectRef
 
 
@@ -24,11 +27,55 @@ class Calls(Protocol):
     """What the crew needs of Ray; tests have one without."""
 
     def start(self, worker: int) -> Any: ...  # a new actor for this worker; it may take long until there is room for it
-    def call(self, actor: Any, method: str, *arguments: Any, control: bool = False) -> Ref: ...
+    def call(self, actor: Any, method: str, *arguments: Any) -> Ref: ...
+    def ask(self, actor: Any, method: str, number: int) -> Ref: ...  # is answered while a call is under way
     def wait(self, refs: Sequence[Ref], seconds: float) -> Sequence[Ref]: ...  # those that have come
     def get(self, ref: Ref) -> Any: ...  # of one that has come: the answer, or Failed
     def put(self, value: Any) -> Ref: ...
     def kill(self, actor: Any) -> None: ...
+    def close(self) -> None: ...  # after the last call
+
+
+class Switchboard:
+    """An actor that brings questions to workers whose main thread is busy with a call: a thread of theirs waits here for them.
+
+    Ray's concurrency groups would do the same, but then its main thread wakes a hundred times a second in every worker, which
+    for fifty of them is a third of a core.
+    """
+
+    def __init__(self) -> None:
+        self._questions: dict[str, asyncio.Queue[tuple[int, str, int]]] = defaultdict(asyncio.Queue)
+        self._answers: dict[int, tuple[str, asyncio.Future[Any]]] = {}
+        self._numbers = count()
+
+    async def ask(self, worker: str, method: str, argument: int) -> Any:
+        """The worker's answer; None: it has ended."""
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._answers[number] = worker, answer
+        self._questions[worker].put_nowait((number, method, argument))
+        return await answer
+
+    async def question(self, worker: str) -> tuple[int, str, int]:
+        """The next question to this worker."""
+        return await self._questions[worker].get()
+
+    async def answer(self, number: int, value: Any) -> None:
+        _, answer = self._answers.pop(number, (None, None))
+        if answer is not None:
+            answer.set_result(value)
+
+    async def forget(self, worker: str) -> None:
+        """It has ended, and answers nothing any more."""
+        self._questions.pop(worker, None)
+        for number in [number for number, (asked, _) in self._answers.items() if asked == worker]:
+            await self.answer(number, None)
+
+
+class Remote(NamedTuple):
+    """An actor, and its name at the switchboard."""
+
+    handle: Any
+    name: str
 
 
 class RayCalls:
@@ -36,16 +83,24 @@ class RayCalls:
 
     def __init__(self, cluster: Cluster) -> None:
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        self._ray, self._cluster = ray, cluster
-        self._class = ray.remote(concurrency_groups={CONTROL: 1})(RayWorker)
+        self._ray, self._cluster, self._names = ray, cluster, count()
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        board = ray.remote(num_cpus=0, max_concurrency=MOST_QUESTIONS, scheduling_strategy=here)(Switchboard)
+        self._board = board.remote()
+        self._class = ray.remote(RayWorker)
 
-    def start(self, worker: int) -> Any:
-        return self._class.options(**self._cluster.actor_options(worker)).remote()
+    def start(self, worker: int) -> Remote:
+        name = f"{worker}.{next(self._names)}"
+        return Remote(self._class.options(**self._cluster.actor_options(worker)).remote(self._board, name), name)
 
-    def call(self, actor: Any, method: str, *arguments: Any, control: bool = False) -> Ref:
-        bound = getattr(actor, method)
-        ref: Ref = (bound.options(concurrency_group=CONTROL) if control else bound).remote(*arguments)
+    def call(self, actor: Remote, method: str, *arguments: Any) -> Ref:
+        ref: Ref = getattr(actor.handle, method).remote(*arguments)
+        return ref
+
+    def ask(self, actor: Remote, method: str, number: int) -> Ref:
+        ref: Ref = self._board.ask.remote(actor.name, method, number)
         return ref
 
     def wait(self, refs: Sequence[Ref], seconds: float) -> Sequence[Ref]:
@@ -71,8 +126,12 @@ class RayCalls:
         ref: Ref = self._ray.put(value)
         return ref
 
-    def kill(self, actor: Any) -> None:
-        self._ray.kill(actor)
+    def kill(self, actor: Remote) -> None:
+        self._ray.kill(actor.handle)
+        self._board.forget.remote(actor.name)
+
+    def close(self) -> None:
+        self._ray.kill(self._board)
 
 
 def failed(error: Exception) -> Failed:

@@ -33,6 +33,7 @@ HURRY = 0.02  # seconds between two questions to a worker that the learner waits
 LATE = 1.5  # times what its steps take on average: a call that lasts longer is late
 SILENT = 1.0  # seconds after which a question is answered unless the worker's process is stuck
 GRACE = 1.0  # seconds for workers to end by themselves
+ASKED = ("pulse", "take_open")  # questions that are answered while a call is under way
 WAIT_CREDIT, WAIT_SLOT, WAIT_GATE = (WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "wait-gate"))
 
 
@@ -164,7 +165,9 @@ class Crew(Roster[RemoteWorker]):
             self.queue.arrived(rows, None if isinstance(answer, Failed) else answer)
         if slot.process is not process:  # it has been replaced
             return
-        if isinstance(answer, Failed):
+        if what in ASKED and (answer is None or isinstance(answer, Failed)):
+            self._unanswered(process)
+        elif isinstance(answer, Failed):
             self._lose(process, answer)
         elif isinstance(answer, Hello):
             slot.pending, process.pid = False, answer.pid if answer.host == platform.node() else None
@@ -283,7 +286,7 @@ class Crew(Roster[RemoteWorker]):
                 process.wants_part = False
                 if process.task == "write" and not process.part:
                     process.part = now
-                    self._control(process, "take_open", process.number)
+                    self._question(process, "take_open", process.number)
         if pacing.max_lag is None or now < self._hurried + HURRY:
             return
         self._hurried = now
@@ -294,16 +297,20 @@ class Crew(Roster[RemoteWorker]):
             if process.closing < process.number and version < pacing.cells["posted"][0]:
                 process.closing = process.number
                 self._ask(process, process.number)
-            elif not process.asked:
+            elif not process.asked and now > process.heard + PULSE_EACH * self.count:
                 self._ask(process)
 
     def _ask(self, process: RemoteWorker, close: int = -1) -> None:
         process.asked = time.monotonic()
-        self._control(process, "pulse", close)
+        self._question(process, "pulse", close)
 
-    def _control(self, process: RemoteWorker, method: str, number: int) -> None:
-        ref = self._calls.call(process.actor, method, number, control=True)
-        self._flying[ref] = Flying(method, process)
+    def _question(self, process: RemoteWorker, method: str, number: int) -> None:
+        self._flying[self._calls.ask(process.actor, method, number)] = Flying(method, process)
+
+    def _unanswered(self, process: RemoteWorker) -> None:
+        """Nobody brings the answer. Whether the worker lives shows its call."""
+        process.asked = process.part = 0.0
+        self._end_after_part(process)
 
     def _heard(self, process: RemoteWorker, pulse: Pulse) -> None:
         process.asked, process.heard = 0.0, time.monotonic()
@@ -329,6 +336,9 @@ class Crew(Roster[RemoteWorker]):
             self.times[part.worker] += part.time
             self.queue.put_part(part)
             self.queue.wakeup.notify()
+        self._end_after_part(process)
+
+    def _end_after_part(self, process: RemoteWorker) -> None:
         if (reply := process.after_part) is not None:
             process.after_part = None
             self._ended(process, "write", reply)
@@ -365,6 +375,7 @@ class Crew(Roster[RemoteWorker]):
                 self._landed(ref)
         for process in running:
             self._calls.kill(process.actor)
+        self._calls.close()
 
 
 def _age(process: RemoteWorker | None) -> float:
