@@ -29,7 +29,7 @@ EVERY = 5.0  # seconds between two kills
 BACK = 20.0  # seconds within which a killed actor must have been replaced
 LEFT = 15.0  # seconds after which nothing may be left
 LEAST_OF_TWIN = 0.50
-AGENTS = ("ray::Dashboard", "ray::RuntimeEnv", "ray::IDLE")
+AGENTS = ("ray::Dashboard", "ray::RuntimeEnv", "ray::IDLE", "ray::Switchboard")
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 Row: TypeAlias = dict[str, Any]

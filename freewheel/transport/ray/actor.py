@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import platform
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ APART = (
 )  # between a ticket and one in its place, where an episode could not begin: no other ticket has that number
 COUNTS = ("steps", "lane", "out_of_space", "peak")  # of heartbeats: what is sent of them, ...
 LANES = ("seed", "before", "begun")  # ... also of each lane
+AGAIN = 0.5  # seconds until a worker asks again for questions, where that failed
 ALONE = 0  # the place of a worker that has its memory for itself
 
 
@@ -105,16 +107,16 @@ class RayWorker:
         threading.Thread(target=self._answer, args=(board, name), name="freewheel-answers", daemon=True).start()
 
     def _answer(self, board: Any, name: str) -> None:
-        """Answer questions, as long as there is somebody to ask them."""
+        """Answer questions. A switchboard that is gone comes back, without those that it had."""
         import ray
 
         methods: dict[str, Callable[[int], Any]] = {"pulse": self.pulse, "take_open": self.take_open}
         while True:
             try:
                 number, method, argument = ray.get(board.question.remote(name))
+                board.answer.remote(number, methods[method](argument))
             except ray.exceptions.RayError:
-                return
-            board.answer.remote(number, methods[method](argument))
+                time.sleep(AGAIN)
 
     def hello(self) -> Hello:
         return Hello(os.getpid(), platform.node())

@@ -87,8 +87,11 @@ class RayCalls:
 
         self._ray, self._cluster, self._names = ray, cluster, count()
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        board = ray.remote(num_cpus=0, max_concurrency=MOST_QUESTIONS, scheduling_strategy=here)(Switchboard)
-        self._board = board.remote()
+        self._board = (
+            ray.remote(Switchboard)
+            .options(num_cpus=0, max_concurrency=MOST_QUESTIONS, max_restarts=-1, scheduling_strategy=here)
+            .remote()
+        )
         self._class = ray.remote(RayWorker)
 
     def start(self, worker: int) -> Remote:

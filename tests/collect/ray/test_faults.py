@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from freewheel.transport.ray.wire import RayWire
 from tests.support.chaos import Killer, Trial, finite, kill, tokens, trial, used_tokens, world
@@ -47,6 +48,19 @@ def test_actors_are_killed_again_and_again() -> None:
         on.learn(2, LIMIT)
         assert on.max_lag is not None
         assert max(on.witness.lags) <= on.max_lag
+
+
+def test_a_switchboard_that_is_killed_comes_back(tmp_path: Path) -> None:
+    args = {"how": "hangs", "only": 1, "at": 4, "folder": tokens(tmp_path, 1)}
+    with trial(world("Faulty"), "ray", workers=2, num_envs=2, env_args=args, step_timeout=4.0, **FRAGMENTS) as on:
+        wire = on.collector.wire
+        assert isinstance(wire, RayWire)
+        assert wire._calls is not None
+        ray.kill(wire._calls._board, no_restart=False)
+        on.run(lambda: bool(on.supervisor.losses), LIMIT)
+        (loss,) = on.supervisor.losses
+        assert re.fullmatch(r"did not return within 4 s from step 4 of .* \(lane 1 of .*Faulty\)", loss.reason)
+        on.run(lambda: on.audit.incarnations().get(1) == 1, LIMIT)
 
 
 @pytest.mark.parametrize("unit", UNITS)
