@@ -39,7 +39,7 @@ class Run:
         """`contexts`: those of the session before, in a run that goes on; `check`: see Stop.check."""
         self._plan, self._learner, self._meter, self._save, self._check = planned, learner, meter, save, check
         self._contexts, self._reason = planned.config.run.contexts if contexts is None else contexts, ""
-        self._rate: float | None = None  # what hooks have assigned since `assigned` was called
+        self._rate: float | None = None  # what hooks have assigned since `_assigned` was called
         self._new_contexts: NDArray | None = None
 
     def __repr__(self) -> str:
@@ -126,7 +126,7 @@ class Run:
             raise ValueError(f"run.contexts must have {wanted}, not the shape {new.shape}")
         self._contexts = self._new_contexts = new
 
-    def assigned(self) -> tuple[float | None, NDArray | None]:
+    def _assigned(self) -> tuple[float | None, NDArray | None]:
         """What hooks have assigned since the last call, for learners beside this one: a learning rate, a table of contexts."""
         found = self._rate, self._new_contexts
         self._rate = self._new_contexts = None

@@ -105,12 +105,12 @@ WORDS = [
     Case(
         "train CartPole-v1 --workers 4",
         2,
-        r"--workers is an option of mode batch, continuous or episodes, not of lockstep; add .*",
+        r"--workers is an option of mode batch, continuous, episodes or ray, not of lockstep; add .*",
     ),
     Case(
         "train CartPole-v1 --num-workers 4",
         2,
-        r"--workers is an option of mode batch, continuous or episodes, not of lockstep.*",
+        r"--workers is an option of mode batch, continuous, episodes or ray, not of lockstep.*",
     ),
     Case(
         "train CartPole-v1 --clip-actions 1",

@@ -216,7 +216,14 @@ FORBIDDEN = re.compile(
     r"|torch\.load\b|np\.load\(|allow_pickle|import (?:pickle|marshal|shelve|dill|joblib)\b|extractall|unpack_archive"
 )
 #: cloudpickle, over pipes to and from our own children only.
-PIPES = {"envs/processes.py", "transport/executors.py", "transport/shm/worker.py", "transport/survey.py"}
+PIPES = {
+    "envs/processes.py",
+    "run/learners/follow.py",  # from the first learner of the same run
+    "transport/executors.py",
+    "transport/ray/luggage.py",  # from the trainer, by way of Ray, which pickles itself
+    "transport/shm/worker.py",
+    "transport/survey.py",
+}
 
 
 def test_no_source_can_run_what_a_file_holds() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import freewheel
 from freewheel.collect.serial import SerialCollector
-from freewheel.core import RowCounts, Tick
+from freewheel.core import RowCounts
 from freewheel.errors import DivergedError, EnvError, LedgerError, UsageError
 from freewheel.run import session
 from freewheel.run.ending import Ending, exit_code_of
@@ -175,16 +175,17 @@ def test_a_thread_can_end_a_run_that_is_stuck(
     class StuckError(BaseException):
         pass
 
-    def ends_it(self: Session, tick: Tick) -> None:
-        if tick.version == 1:
+    def ends_it(self: Session) -> str:
+        if self._learner.version == 1:
             thread = threading.Thread(target=self.emergency_end, args=("lane 0 hangs in step 3", code))
             thread.start()
             thread.join(20)
             found.append(summary_of(tmp_path))
             assert not self._ending.begin(), "it is ended once"
             raise StuckError
+        return ""
 
-    monkeypatch.setattr(Session, "_judge", ends_it)
+    monkeypatch.setattr(Session, "_why_ended", ends_it)
     with pytest.raises(BaseException):  # noqa: B017, PT011 - the process would be gone
         train(tmp_path, **SHORT)
     (summary,) = found

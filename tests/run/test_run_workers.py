@@ -137,7 +137,7 @@ def test_impossible_numbers_are_refused_before_anything_starts() -> None:
     ):
         with pytest.raises(UsageError, match=text):
             from_argv([IDENTITY, "--mode", "continuous", *argv])
-    with pytest.raises(UsageError, match="--max-lag is an option of mode continuous or episodes, not of batch"):
+    with pytest.raises(UsageError, match="--max-lag is an option of mode continuous, episodes or ray, not of batch"):
         from_argv([IDENTITY, "--mode", "batch", "--max-lag", "1"])
 
 

@@ -188,7 +188,7 @@ class Together:
     def _full_word(self, wish: str) -> Said:
         part = self._own_part
         rows, saver = part.account(), part.saver
-        rate, contexts = part.run.assigned() if self._first else (None, None)
+        rate, contexts = part.run._assigned() if self._first else (None, None)
         if contexts is not None:
             self._contexts += 1
             self._group.note(f"contexts/{self._contexts}", contexts.tolist())

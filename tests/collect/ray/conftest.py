@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests of the mode."""
+"""A Ray cluster for all tests of a module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.clusters import shared_cluster
 from tests.support.trainers import wait_until
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[Cluster]:
     with shared_cluster() as cluster:
         yield cluster

@@ -55,8 +55,8 @@ def test_options_of_a_mode_restrict_the_choice(tmp_path: Path, monkeypatch: pyte
     plan = planned(monkeypatch, auto(tmp_path, "--workers 3 --max-lag 1"), QUICK, learn=0.01)
     assert plan.config.mode == "continuous"
     assert (plan.workers, plan.max_lag) == (3, 1)
-    with pytest.raises(UsageError, match=r"no mode has all of --workers, --placement; leave out one of them"):
-        auto(tmp_path, "--workers 3 --placement inline")
+    with pytest.raises(UsageError, match=r"no mode has all of --overflow, --wave; leave out one of them"):
+        auto(tmp_path, "--overflow block --wave")
     with pytest.raises(UsageError, match=r"7 envs cannot be divided evenly over 2 workers"):
         auto(tmp_path, "--workers 2 --num-envs 7")
 

@@ -192,7 +192,7 @@ WRONG = [
     ("search --ppo.lrr 1", "unknown option --ppo.lrr; did you mean '--ppo.lr'?"),
     (
         "search --mode lockstep --n-workers 2",
-        "--workers is an option of mode batch, continuous or episodes, not of lockstep",
+        "--workers is an option of mode batch, continuous, episodes or ray, not of lockstep",
     ),
     ("search A B", "give one world, not A B"),
 ]
