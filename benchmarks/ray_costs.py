@@ -172,6 +172,8 @@ def fragment_table(rows: Sequence[Row]) -> str:
     lines = []
     for way in WAYS:
         parts = [per_fragment(rows, way, cost) for cost in (wall, driver_cpu, worker_cpu)]
+        if not all(fragments for fragments, _ in parts):  # the measurement was ended before
+            continue
         costs = [spread([1e3 * cost for cost in fragments]) for fragments, _ in parts]
         lines.append([way, *costs, *(number(1e6 * float(np.median(besides))) for _, besides in parts[1:])])
     header = ("mode", "time of its worker, ms", "CPU of the driver, ms", "CPU of the others, ms",
