@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store, Work
 
 JOIN = 120.0  # seconds for all learners to come; they import torch first
-LIMIT = 120.0  # seconds that a sum may take: all learners are in the same update then
+LIMIT = 1800.0  # seconds that a sum may take: all learners are in the same update then, but one may be fitting a model first
 LOOK = 0.02  # seconds between two looks while others are waited for
 AGES = timedelta(days=3650)  # for what has no limit: an agreement waits as long as environments take
 ENDING = "ending"  # the name of a note
