@@ -100,6 +100,10 @@ class RayWire(SupervisedWire):
     def step_ages(self) -> NDArray:
         return self.crew.step_ages()
 
+    def messages(self) -> list[str]:
+        notes, self._cluster.notes = self._cluster.notes, []
+        return [*notes, *super().messages()]
+
     def summary(self) -> Mapping[str, Any]:
         return {**super().summary(), "fragments_lost": self.crew.fragments_lost}
 
