@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import connection, context, forkserver, resource_tracker
@@ -42,6 +42,7 @@ TOLD = 1.0  # seconds within which a forkserver says that a process has ended; o
 KILLED = 10.0  # seconds within which the kernel ends a process that was killed, on a busy machine
 LONGEST = 1500  # characters of a part of a report: in all fewer than a pipe takes at once
 _starting = threading.Lock()  # only one thread at a time may hide the caller's script
+_orphans: list[psutil.Process] = []  # descendants of servers that were killed: nothing else leads to them any more
 
 
 def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
@@ -117,6 +118,7 @@ def kill() -> None:
     """Kill the server; the next start of a process starts another."""
     pid = _server()
     if pid is not None:
+        _orphans.extend(_descendants(pid))
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -252,13 +254,24 @@ def kill_group(pid: int) -> None:
 
 def kill_tree(pid: int) -> None:
     """Kill a process that leads a group, its group, and its descendants in other groups."""
-    descendants: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        descendants = psutil.Process(pid).children(recursive=True)
+    descendants = _descendants(pid)
     kill_group(pid)
     with suppress(ProcessLookupError):  # it has not come to lead a group yet
         os.kill(pid, signal.SIGKILL)
-    for process in descendants:
+    _kill_each(descendants)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    """All that a process has started, directly or not, and that has not ended."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _kill_each(processes: Iterable[psutil.Process]) -> None:
+    """Kill these processes; some may end meanwhile, which spares none of the others."""
+    for process in processes:
         with suppress(psutil.Error):
             process.kill()
 
@@ -333,15 +346,16 @@ class Leftovers:
         ours = helpers()
         started = self._children() - self._others - ours
         for pid in started:
-            with suppress(psutil.Error):
-                for process in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid)):
-                    process.kill()
+            _kill_each(_descendants(pid))
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         kept = _trees(self.kept)
         for pid in ours:  # the forkserver is the parent of what workers have left behind, in groups of their own
-            with suppress(psutil.Error, ProcessLookupError):
-                for process in psutil.Process(pid).children(recursive=True):
-                    if process.pid not in kept and os.getpgid(process.pid) != os.getpgid(pid):
-                        process.kill()
+            group = _group(pid)
+            left = (process for process in _descendants(pid) if process.pid not in kept)
+            _kill_each(process for process in left if _group(process.pid) not in (group, None))
+        _kill_each(process for process in _orphans if process.pid not in kept)
+        _orphans.clear()
         deadline = time.monotonic() + TOLD
         while started and time.monotonic() < deadline:
             started = {pid for pid in started if not _reaped(pid)}
@@ -357,11 +371,15 @@ class Leftovers:
 
 def _trees(pids: Sequence[int]) -> set[int]:
     """These processes and all that they have started."""
-    found = set(pids)
-    for pid in pids:
-        with suppress(psutil.Error):
-            found.update(process.pid for process in psutil.Process(pid).children(recursive=True))
-    return found
+    return {*pids, *(process.pid for pid in pids for process in _descendants(pid))}
+
+
+def _group(pid: int) -> int | None:
+    """The process group; None: the process has ended."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def _reaped(pid: int) -> bool:
