@@ -25,6 +25,10 @@ class LockstepConfig(SerialConfig):
     placement: Literal["auto", "inline", "processes"] = "auto"
     """Where lanes run: in this process, in one process each, or (auto) chosen by their measured step time."""
 
+    @property
+    def needs_step_time(self) -> bool:
+        return self.placement == "auto"
+
     def planned(self, cost: EnvCost) -> Self:
         """The same with a placement chosen."""
         if self.placement != "auto":

@@ -38,6 +38,11 @@ class ModeConfig(Protocol):
         """Workers run on other machines: they do not take cores from the learner."""
         return False
 
+    @property
+    def needs_step_time(self) -> bool:
+        """Whether a number that is not given depends on how long a step takes and what it computes."""
+        return True
+
     def planned(self, cost: EnvCost) -> Self: ...  # the same with every number that was "auto" chosen
     def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector: ...
 
@@ -119,6 +124,11 @@ class WorkersConfig(ModeConfig):
         """Number of workers, after planning."""
         assert self.workers != "auto", "call planned() first"
         return self.workers
+
+    @property
+    def needs_step_time(self) -> bool:
+        """Also where more workers than cores are given: whether they act in turn depends on what they compute."""
+        return self.workers == "auto" or self.workers > usable_cores()
 
     def useful_workers(self, cost: EnvCost) -> int:
         """How many workers keep the cores busy."""

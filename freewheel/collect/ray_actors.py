@@ -64,6 +64,10 @@ class RayConfig(WorkersConfig):
     def elsewhere(self) -> bool:
         return self.address is not None
 
+    @property
+    def needs_step_time(self) -> bool:
+        return self.cpus_per_worker == "auto" or super().needs_step_time
+
     def useful_workers(self, cost: EnvCost) -> int:
         """As many as the cluster has CPUs for."""
         if self.address is None:

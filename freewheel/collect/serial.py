@@ -50,6 +50,10 @@ class SerialConfig(ModeConfig, ABC):
     def __post_init__(self) -> None:
         check_ranges(self)
 
+    @property
+    def needs_step_time(self) -> bool:
+        return False
+
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         lanes, steps = range(self.num_envs), spec.batch.steps
         if not spec.env.batched_on_device:

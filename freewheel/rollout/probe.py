@@ -24,6 +24,7 @@ from freewheel.rollout.tolerance import Tolerance
 from freewheel.seeding import generator, training_episodes
 
 BUDGET = 0.3  # seconds of stepping, by default
+BRIEF = 0.05  # where nothing depends on how long a step takes
 LONG = 10  # budgets that a first step must take to be the only one
 ENOUGH_STEPS, ENOUGH_SHARE = 100, 1 / 15  # so many steps end it when this share of the budget is spent ...
 CERTAIN = 0.05  # ... and the standard error of their mean is at most this share of it

@@ -20,7 +20,7 @@ from freewheel.metrics.targets import Setup
 from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, Start, actor_layout, check_weights, head_layout, statistics_layout
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, SimulationSpec, WorkerSpec
-from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
+from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, measured, usable_cores
 from freewheel.run.advice.limits import check_learner, check_machine, check_sizes
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
@@ -311,7 +311,7 @@ def plan(
     config, device = placed_or_substituted(config)
     _initial_weights(config)  # whether they can be read is known before a process is started
     report(f"{'opening' if config.env.on_device else 'measuring'} {config.env.label} ...")
-    cost = survey_env(config, meanwhile)
+    cost = survey_env(config, meanwhile, budget=None if arranged is arrange else BUDGET)  # others compare modes by it
     if run is None:
         return arranged(config, cost, name, device)
     planned = arrange(replace(config, run=replace(config.run, init="")), cost, name, device)
@@ -319,10 +319,13 @@ def plan(
 
 
 def survey_env(
-    config: Config, meanwhile: Callable[[], None] = nothing, budget: float = BUDGET, lanes: int = 1
+    config: Config, meanwhile: Callable[[], None] = nothing, budget: float | None = None, lanes: int = 1
 ) -> EnvCost:
     """What the environment costs, measured for about `budget` seconds in a process of its own; a simulator is not measured.
     With several lanes, the times are those of a step of all of them.
+
+    By default it is measured for as long as the mode needs: where every number is given, it is only tried out, and a step that
+    takes long is not waited for.
 
     An env that cannot be sent to one is measured here, where no time-out holds, if the mode would run it here as well.
     """
@@ -331,12 +334,12 @@ def survey_env(
     env, workers = config.env, isinstance(config.collector, WorkersConfig)
     make: MakeEnv = env.make if lanes == 1 else _Lanes(env.make, lanes)
     where = WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules))
+    mode, tried_out = config.collector, budget is None and not config.collector.needs_step_time
+    hurried = tried_out or (isinstance(mode, WorkersConfig) and mode.workers != "auto")
+    if budget is None:
+        budget = BRIEF if tried_out else BUDGET
     try:
-        mode = config.collector
-        chosen = (
-            isinstance(mode, WorkersConfig) and mode.workers != "auto"
-        )  # then no number depends on the time of a step
-        survey = Survey(make, env.label, where, budget=budget, patient=workers, hurried=chosen)
+        survey = Survey(make, env.label, where, budget=budget, patient=workers, hurried=hurried)
     except SetupError:
         if workers:
             raise

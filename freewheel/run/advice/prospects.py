@@ -18,7 +18,7 @@ from freewheel.config import flags, resolve, vocabulary
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError
 from freewheel.metrics.names import WORKING
-from freewheel.rollout.probe import EnvCost, usable_cores
+from freewheel.rollout.probe import BUDGET, EnvCost, usable_cores
 from freewheel.run.advice.policy_times import PolicyClock, measure_policy
 from freewheel.run.advice.throughput import NO_WIRE, Forecast, Limit, PolicyTimes, StepTimes, Way, WireTimes, forecast
 from freewheel.run.plan import Plan, arrange, survey_env
@@ -97,7 +97,7 @@ def _episode_steps(planned: Plan) -> float:
 def step_times(config: Config, cost: EnvCost) -> StepTimes:
     """The times of an environment that has been measured; where many lanes cost little more than one, several lanes are measured
     as well."""
-    return StepTimes.of(cost, survey_env(config, lanes=SIDE_BY_SIDE) if config.env.batched else None)
+    return StepTimes.of(cost, survey_env(config, budget=BUDGET, lanes=SIDE_BY_SIDE) if config.env.batched else None)
 
 
 def prospects(planned: Plan, env: StepTimes, policy: PolicyTimes | None = None) -> list[Prospect]:
