@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from freewheel.core import Array, Learner, SkippingLearner
 from freewheel.errors import DivergedError
+from freewheel.policies.nets import TensorPolicy
 
 LATEST, MOST_SKIPPED = 20, 10  # a run ends when so many of its latest updates were skipped
 REMEMBER = 500  # gradient steps between two copies of a state that can be put back
@@ -20,6 +22,7 @@ REMEMBER = 500  # gradient steps between two copies of a state that can be put b
 #: What the numbers of an update are called where they are not a loss, a gradient or a weight.
 STATISTICS, TARGET, ADVANTAGE, LOG_PROB = "observation statistics", "value target", "advantage", "log-probability"
 GRADIENT, WEIGHTS = "gradient", "weights"
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 def is_finite(value: Any) -> bool:
@@ -27,6 +30,22 @@ def is_finite(value: Any) -> bool:
     if isinstance(value, Tensor):  # their sum is looked at first: much faster, and finite only if they all are
         return math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())
     return bool(np.isfinite(value).all())
+
+
+class Asked:
+    """Whether all numbers of a tensor are finite. To ask does not wait for a GPU that still computes them; the answer does."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.on_device = torch.isfinite(value).all()  # a tensor: what comes after it there can go by it
+        self._here = self.on_device.to("cpu", non_blocking=True)
+        self._arrived = torch.cuda.Event() if value.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record(torch.cuda.current_stream(value.device))
+
+    def answer(self) -> bool:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return bool(self._here)
 
 
 def first_not_finite(values: Mapping[str, Any]) -> str:
@@ -49,6 +68,70 @@ class LastGood:
 
     def is_old(self, steps: int) -> bool:
         return steps - self._steps >= REMEMBER
+
+
+class Trained(Protocol):
+    """What gradient steps change."""
+
+    policy: TensorPolicy
+
+    def losses(self) -> dict[str, float]: ...  # means since the last call
+    def state_dict(self) -> dict[str, Array]: ...
+    def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
+
+
+class KeptFinite:
+    """Weights that are not finite never leave: the state in which all that is trained was last good is put back.
+
+    Where it `asks`, weights stay on a GPU and no publication waits for it: whether they are finite is known at the next one, and
+    until then the GPU itself replaces those that are not by those that were published before.
+    """
+
+    def __init__(self, trained: Trained, put_back: Callable[[Mapping[str, Array]], None], *, asks: bool) -> None:
+        self._trained, self._put_back, self.asks = trained, put_back, asks
+        self.not_finite = ""  # what was not when a state was last put back, until `told`
+        self._good: LastGood | None = None  # None: nothing was updated yet
+        self._checked = 0  # gradient steps when weights were last looked at
+        self._asked: Asked | None = None  # about the weights of the last publication; None: they are known to be finite
+        self._published: Tensor | None = None
+
+    def begin(self) -> None:
+        """Before gradient steps."""
+        if self._good is None:
+            self._good = LastGood(self._trained.state_dict())
+
+    def told(self) -> str:
+        """What was not finite since the last call."""
+        what, self.not_finite = self.not_finite, ""
+        return what
+
+    def look(self, steps: int, losses: Mapping[str, float] = NOTHING, *, wait: bool = True) -> None:
+        """After so many gradient steps: put the last good state back if these losses or the policy are not finite; without `wait`
+        a policy on a GPU may be that of the publication before. Now and then all that is trained is looked at, and remembered."""
+        trained, good = self._trained, self._good
+        if good is None or (steps == self._checked and not (wait and self._asked)):
+            return
+        self._checked, vector, before = steps, trained.policy.net.vector, self._asked
+        self._asked = Asked(vector) if self.asks and not wait else None
+        is_good = is_finite(vector) if self._asked is None else before is None or before.answer()
+        broken = first_not_finite(losses) or ("" if is_good else WEIGHTS)
+        if not broken and good.is_old(steps):
+            broken = good.renew(trained.state_dict(), steps)
+        if broken:
+            self.not_finite = first_not_finite({**losses, **trained.losses()}) or broken
+            self._put_back(good.state)
+            self._asked = None
+            trained.losses()  # those of the state are told already
+
+    def on_device(self, steps: int) -> Tensor:
+        """The policy's statistics and weights for those who act on the same GPU."""
+        if steps != self._checked:
+            self.look(steps)
+        flat, last = self._trained.policy.flat, self._published
+        if self._asked is not None and last is not None:
+            flat = torch.where(self._asked.on_device, flat, last)
+        self._published = flat
+        return flat
 
 
 class SkippedUpdates:
@@ -87,16 +170,15 @@ class Judge:
     """Ends a run whose updates are skipped, because it learns nothing; learners that skip none are never judged."""
 
     def __init__(self, learner: Learner, algorithm: str) -> None:
-        self._learner, self._version, self._skipped = learner, learner.version, None
+        self._version, self._skipped = learner.version, None
         if isinstance(learner, SkippingLearner):
-            self._skipped = SkippedUpdates(algorithm, learner.remedy)
+            self._learner, self._skipped = learner, SkippedUpdates(algorithm, learner.remedy)
 
     def turn(self, version: int) -> None:
         """After every turn of the loop; DivergedError if too many updates were skipped."""
-        learner = self._learner
-        if self._skipped is not None and isinstance(learner, SkippingLearner) and version != self._version:
+        if self._skipped is not None and version != self._version:
             self._version = version
-            self._skipped.take(learner.not_finite)
+            self._skipped.take(self._learner.not_finite)
 
     def end(self) -> None:
         """At the end of the run."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import types
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from freewheel.core import (
@@ -23,7 +23,7 @@ from freewheel.core import (
 )
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.learn.chunks import from_arrays, to_arrays, under
-from freewheel.learn.finite import STATISTICS, WEIGHTS, LastGood, first_not_finite, is_finite
+from freewheel.learn.finite import STATISTICS, KeptFinite, Trained, is_finite
 from freewheel.learn.moments import RunningMoments
 from freewheel.learn.n_step import Successors
 from freewheel.learn.pace import Pace
@@ -31,26 +31,20 @@ from freewheel.learn.priority import Uniform
 from freewheel.learn.replay import Columns, Minibatch, Replay
 from freewheel.learn.spec import LearnerSpec, ReplayConfig
 from freewheel.learn.together import checksum, gathered, own_seed, require_same, share
-from freewheel.policies.nets import TensorPolicy
 from freewheel.seeding import tree
 
 REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
-NO_METRICS: Metrics = types.MappingProxyType({})
 BURST = 32  # updates at most between two looks at what has arrived, by default
 
 
-class Update(Protocol):
+class Update(Trained, Protocol):
     """The gradient step of an algorithm with a replay buffer."""
 
-    policy: TensorPolicy
     unread: int  # steps since `losses` was last called
 
     @property
     def fallback(self) -> str: ...  # why there is no CUDA graph where one was requested
     def step(self) -> None: ...  # draw a batch and learn from it
-    def losses(self) -> dict[str, float]: ...  # means since the last call
-    def state_dict(self) -> dict[str, Array]: ...
-    def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
 
 
 class ReplayLearner:
@@ -91,9 +85,9 @@ class ReplayLearner:
         self.burst = BURST
         self._waiting: deque[Chunk[Any]] = deque()
         self._waiting_rows = self._stored = 0
-        self.not_finite = self._put_back = ""  # of the last publication; since then
-        self._good: LastGood | None = None  # None: nothing was updated yet
-        self._checked = 0  # updates when weights were last looked at
+        self.not_finite = ""  # in the last publication
+        on_gpu = torch.device(device).type == "cuda" and spec.world.batched_on_device
+        self.finite = KeptFinite(self.updater, self._put_back, asks=on_gpu and count == 1)
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
         self._moments: RunningMoments[NDArray] | None = None
         if policy.normalised:
@@ -128,8 +122,7 @@ class ReplayLearner:
         alone, services, least = self._peers.count == 1, self.spec.services, self.pace.rows
         if not alone:
             count, least = self._agree(count)
-        if self._good is None:
-            self._good = LastGood(self.updater.state_dict())
+        self.finite.begin()
         for _ in range(count):
             self.updater.step()
             self.pace.updates += 1
@@ -164,8 +157,11 @@ class ReplayLearner:
 
     def snapshot(self) -> Snapshot:
         """The weights stay on the GPU for a batched simulator there."""
+        policy = self.updater.policy
+        if self.finite.asks:
+            return Snapshot(self.version, policy.named(self.finite.on_device(self.pace.updates)))
         self._keep_finite()
-        return Snapshot(self.version, self.updater.policy.weights(on_device=self.spec.world.batched_on_device))
+        return Snapshot(self.version, policy.weights(on_device=self.spec.world.batched_on_device))
 
     def rows(self) -> RowCounts:
         return RowCounts(trained=self._stored, queued=self._waiting_rows)
@@ -222,8 +218,8 @@ class ReplayLearner:
         self.version += 1
         self._published = self._boundary
         about = self.updater.losses() if self.updater.unread >= REPORT else {}
-        self._look(about)
-        self.not_finite, self._put_back = self._put_back, ""
+        self.finite.look(self.pace.updates, about, wait=False)
+        self.not_finite = self.finite.told()
         about = {} if self.not_finite else about
         late, rows, latest, stored = self._pool_statistics()
         if self._moments is not None:
@@ -257,23 +253,11 @@ class ReplayLearner:
     def _keep_finite(self) -> None:
         """Before weights leave. Learners that train together put back together: in a publication, and nowhere else."""
         if self._peers.count == 1:
-            self._look(NO_METRICS)
+            self.finite.look(self.pace.updates)
 
-    def _look(self, losses: Metrics) -> None:
-        """Put the last good state back if these losses or the policy are not finite. Now and then all that is trained is looked
-        at, and remembered if it is good."""
-        updater, steps, good = self.updater, self.pace.updates, self._good
-        if good is None or steps == self._checked:
-            return
-        self._checked = steps
-        broken = first_not_finite(losses) or ("" if is_finite(updater.policy.net.vector) else WEIGHTS)
-        if not broken and good.is_old(steps):
-            broken = good.renew(updater.state_dict(), steps)
-        if broken:
-            self._put_back = first_not_finite({**losses, **updater.losses()}) or broken
-            learner: object = self
-            rate = learner.learning_rate if isinstance(learner, AdjustableLearner) else 0.0
-            updater.load_state_dict(good.state)
-            updater.losses()  # those of the state are told already
-            if isinstance(learner, AdjustableLearner):
-                learner.learning_rate = rate  # a hook may have changed it since
+    def _put_back(self, state: Mapping[str, Array]) -> None:
+        learner: object = self
+        rate = learner.learning_rate if isinstance(learner, AdjustableLearner) else 0.0
+        self.updater.load_state_dict(state)
+        if isinstance(learner, AdjustableLearner):
+            learner.learning_rate = rate  # a hook may have changed it since

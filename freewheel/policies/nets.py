@@ -208,7 +208,10 @@ class TensorPolicy:
 
     def weights(self, *, on_device: bool) -> dict[str, Array]:
         """A copy of statistics and weights by name: on their device, or as numpy; one transfer either way."""
-        flat: Array = self.flat if on_device and self.net.vector.is_cuda else self.flat.cpu().numpy()
+        return self.named(self.flat if on_device and self.net.vector.is_cuda else self.flat.cpu().numpy())
+
+    def named(self, flat: Array) -> dict[str, Array]:
+        """What `flat` returned, by name."""
         return views(flat, {name: view.shape for name, view in self.net.params.views.items()})
 
     @torch.no_grad()

@@ -38,6 +38,8 @@ SIMULATION = 0  # the only worker of the pacing
 class StreamWire(Wire):
     """Implements transport.wire.Wire. All lanes are one simulation; each fragment is split by lanes into one per author."""
 
+    all_at_once = True
+
     def __init__(
         self, make: Callable[[], DeviceRunner], spec: CollectSpec, pacing: Pacing, *, authors: int, slots: int
     ) -> None:

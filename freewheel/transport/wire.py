@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -123,6 +123,9 @@ class Wire(AbstractContextManager["Wire"]):
     authors: int  # number of authors of fragments
     lanes: int  # of each author
     slots: int = 1  # fragments of each author that there is room for
+    all_at_once: ClassVar[bool] = (
+        False  # all authors write together: there is nothing to gather after the first fragment
+    )
     permits: Permits
 
     @abstractmethod
