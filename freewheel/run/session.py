@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -200,7 +200,7 @@ class Session:
         self._stop.time_up = math.inf
         self._stats = dict(collector.stats())
         schedule.stop(self._steps, self._weights())
-        self._save_last(ended)
+        self._save_last(ended, self._stop.report)
         self._judge.end()
         return ended
 
@@ -211,13 +211,14 @@ class Session:
         if (folder := self._saver.look()) is not None:
             self._hooks.saved(folder)
 
-    def _save_last(self, ended: str) -> Path | None:
-        """All, so that the run can be resumed; the weights alone if an update has failed or was cut by a signal."""
+    def _save_last(self, ended: str, waiting: Callable[[], None] = lambda: None) -> Path | None:
+        """All, so that the run can be resumed; the weights alone if an update has failed or was cut by a signal. Rows of metrics
+        go on while it is `waiting`."""
         failure = self._ending.failure
         failed = failure is not None and not isinstance(failure, EnvError)
         whole = not (self._turning and (failed or self._stop.cut))
         with self._meter.span("save"):
-            return self._saver.last(ended, whole=whole)
+            return self._saver.last(ended, whole=whole, waiting=waiting)
 
     def _progress(self, ended: str = "") -> Progress:
         adapted = {} if self._adapting is None else {"adapt": self._adapting.state()}

@@ -17,6 +17,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -50,6 +51,8 @@ SEGMENT = re.compile(r"([a-z][a-z0-9_]{0,30})-(0|[1-9][0-9]{0,17})\.safetensors"
 NO_BEST = "no evaluation has chosen the best weights yet"
 FORMAT = 2  # 1 had weights only
 UNKNOWN = 1 << 20  # bytes of weights that are read whatever the network is
+WRITERS, MANY = 8, 16  # threads that write a checkpoint that is waited for, if it has so many files
+LOOK = 0.1  # seconds between two looks at them
 PART = ".part-"  # begins the name of what is being written or removed; readers look only at names made of digits
 
 
@@ -166,16 +169,18 @@ def write(
     others: Mapping[str, bytes] = types.MappingProxyType({}),
     *,
     mode: int = 0o700,
+    waiting: Callable[[], None] | None = None,
 ) -> Mapping[str, Entry]:
     """Write or replace one checkpoint, perhaps with files that are not its own; returns what its manifest lists.
 
     If the process is killed at any moment, there is the old folder or the new one, or (only where it is replaced) none.
+    waiting: called now and then; the caller has nothing else to do, so that files may be written at the same time.
     """
     part, old = (folder.with_name(f"{PART}{folder.name}{suffix}") for suffix in ("", "-old"))
     disk.remove(part)
     try:
         disk.make_folder(part, mode)
-        listed = {name: _put(part / name, given) for name, given in files.items()}
+        listed = _put_all(part, files, waiting)
         for name, data in others.items():
             disk.write(part / name, data)
         files_listed = {name: asdict(entry) for name, entry in listed.items()}
@@ -194,6 +199,21 @@ def write(
     if old.exists():
         disk.remove(old)
     return listed
+
+
+def _put_all(part: Path, files: Mapping[str, Content], waiting: Callable[[], None] | None) -> dict[str, Entry]:
+    if waiting is None or len(files) < MANY:
+        return {name: _put(part / name, given) for name, given in files.items()}
+    pool = ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1), "freewheel-write")
+    try:
+        calls = {name: pool.submit(_put, part / name, given) for name, given in files.items()}
+        while any(not call.done() for call in calls.values()):
+            if any(call.exception() for call in wait(calls.values(), LOOK, FIRST_EXCEPTION).done):
+                break
+            waiting()
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return {name: call.result() for name, call in calls.items()}
 
 
 def _put(path: Path, given: Content) -> Entry:

@@ -25,7 +25,7 @@ from freewheel.timeline.track import Track
 from freewheel.transport.executors import ThreadExecutor
 
 FIRST = 30.0  # seconds until the first one, where they are not more frequent than that
-LOOK = 1.0  # seconds between two looks at a save that is waited for
+LOOK = 0.1  # seconds between two looks at a save that is waited for
 
 
 class _Cut(NamedTuple):
@@ -124,23 +124,23 @@ class Saver:
         result = self._thread.result(wait)
         return None if result is None else self._done(self._writing, result)
 
-    def now(self, ended: str = "", *, whole: bool = True) -> Path | None:
+    def now(self, ended: str = "", *, whole: bool = True, waiting: Callable[[], None] = lambda: None) -> Path | None:
         """Save the run before this returns: all of it, or the weights alone if there is no collector, if the learner is not
-        `whole`, or if there is no room for more. None: the disk has failed again and again."""
+        `whole`, or if there is no room for more. None: the disk has failed again and again. `waiting` is called now and then."""
         if self._last is not None:
             return self._last
         for _ in range(2 if whole and self.collector is not None else 0):
-            self._wait()
+            self._wait(waiting)
             assert self.collector is not None, "asked above"
-            cut = self._cut(self.collector, ended)
-            if (folder := self._done(cut, self._write(cut))) is not None:
+            cut = self._cut(self.collector, ended, still=True)
+            if (folder := self._done(cut, self._write(cut, waiting))) is not None:
                 return folder
         return self._directory.save(self.progress(ended).env_steps, self.learner.snapshot())
 
-    def last(self, ended: str, *, whole: bool) -> Path | None:
+    def last(self, ended: str, *, whole: bool, waiting: Callable[[], None] = lambda: None) -> Path | None:
         """The same at the end of the run; once it is saved, nothing changes any more."""
         self._directory.keep()
-        self._last = self.now(ended, whole=whole)
+        self._last = self.now(ended, whole=whole, waiting=waiting)
         return self._last
 
     def close(self) -> None:
@@ -149,15 +149,18 @@ class Saver:
         if self._thread is not None:
             self._thread.close()
 
-    def _wait(self) -> None:
+    def _wait(self, waiting: Callable[[], None] = lambda: None) -> None:
         while self._writing is not None:
             self.look(LOOK)
+            waiting()
 
-    def _cut(self, collector: Collector, ended: str = "") -> _Cut:
+    def _cut(self, collector: Collector, ended: str = "", *, still: bool = False) -> _Cut:
+        """still: the learner waits until it is written."""
+        learner = _arrays(self.learner.state_dict())  # waits for a GPU: what is read after this is complete
         snapshot, progress = self.learner.snapshot(), self.progress(ended)
         checkpoint.require_finite(progress.env_steps, params := _arrays(snapshot.params))
-        learner, lanes = _arrays(self.learner.state_dict()), _arrays(collector.state_dict())
-        rows = {name: one.cut() for name, one in self._segments.items()}
+        lanes = _arrays(collector.state_dict())
+        rows = {name: one.cut(still=still) for name, one in self._segments.items()}
         files: dict[str, Content] = {
             LEARNER: partial(checkpoint.encode_arrays, learner),
             COLLECTOR: partial(checkpoint.encode_arrays, lanes),
@@ -169,10 +172,10 @@ class Saver:
         about = {**self._directory.about, "version": snapshot.version}
         return _Cut(progress.env_steps, params, about, files, rows)
 
-    def _write(self, cut: _Cut) -> Written | OSError:
+    def _write(self, cut: _Cut, waiting: Callable[[], None] | None = None) -> Written | OSError:
         began = perf_counter_ns()
         try:
-            return self._directory.store.save(cut.step, cut.params, cut.about, cut.files)
+            return self._directory.store.save(cut.step, cut.params, cut.about, cut.files, waiting=waiting)
         except OSError as error:
             return error
         finally:

@@ -2,13 +2,15 @@
 
 Rows are numbered as they are added. Segment j has the rows from j × n to (j + 1) × n, as far as the buffer still held them when
 it was written. Only the last one, which is open, is copied while the learner waits. Closed ones that are not on the disk yet
-are read from the buffer while it goes on, and copied before their rows are overwritten.
+are read from the buffer while it goes on, and copied before their rows are overwritten. Where the learner waits until all is
+written, none is copied before.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -35,26 +37,27 @@ class Segments:
         self._rows = segment_rows(buffer.row_bytes)
         self._closed: dict[str, Linked] = {}  # by file name
 
-    def cut(self) -> RowsCut:
-        """The rows there are now, as files; the learner goes on when this returns. `close` it in the end."""
+    def cut(self, *, still: bool = False) -> RowsCut:
+        """The rows there are now, as files; the learner goes on when this returns, or when it is closed if it stands `still`.
+        `close` it in the end."""
         buffer, size = self._buffer, self._rows
         first, end = buffer.added - buffer.count, buffer.added
         if any(not linked.path.is_file() for linked in list(self._closed.values())[:1]):
             self._closed = {}  # somebody has removed them
         files: dict[str, Content] = {}
         pending: dict[int, tuple[int, int]] = {}
-        cut = RowsCut(buffer, files, pending)
+        cut = RowsCut(buffer, files, pending, still=still)
         for j in range(first // size, -(-end // size)) if end > first else ():
             name = f"{self._name}-{j}.safetensors"
             rows = max(first, j * size), min(end, (j + 1) * size)
             if name in self._closed:
                 files[name] = self._closed[name]
-            elif buffer.shared and rows[1] == (j + 1) * size:
+            elif still or (buffer.shared and rows[1] == (j + 1) * size):
                 pending[j] = rows
                 files[name] = partial(cut.take, j)
             else:
                 files[name] = partial(encode, rows[0], buffer.read(*rows))
-        buffer.before_overwriting = cut.rescue if pending else None
+        buffer.before_overwriting = cut.rescue if pending and not still else None
         return cut
 
     def saved(self, end: int, folder: Path, listed: Mapping[str, Entry]) -> None:
@@ -69,17 +72,19 @@ class Segments:
 
 
 class RowsCut:
-    """The rows of a buffer at one moment, while another thread writes them."""
+    """The rows of a buffer at one moment, while other threads write them."""
 
-    def __init__(self, buffer: RowBuffer, files: dict[str, Content], pending: dict[int, tuple[int, int]]) -> None:
-        self.files, self.end = files, buffer.added
+    def __init__(
+        self, buffer: RowBuffer, files: dict[str, Content], pending: dict[int, tuple[int, int]], *, still: bool = False
+    ) -> None:
+        self.files, self.end, self._still = files, buffer.added, still
         self._buffer, self._pending = buffer, pending
         self._lock = threading.Lock()
         self._copies: dict[int, NDArray] = {}
 
     def take(self, j: int) -> bytes:
-        """The file of a closed segment."""
-        with self._lock:
+        """The file of a segment."""
+        with nullcontext() if self._still else self._lock:
             first, end = self._pending.pop(j)
             rows = self._copies.pop(j) if j in self._copies else self._buffer.read(first, end)
         return encode(first, rows)

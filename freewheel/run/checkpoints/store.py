@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,9 +53,11 @@ class Store:
         state: Mapping[str, Content] | None = None,
         *,
         best: bool = False,
+        waiting: Callable[[], None] | None = None,
     ) -> Written:
         """Write a checkpoint and point `latest` (and `best`, if it is) at it. `state`: the other files of a full one. Weights
-        alone become the latest only where there is no full one, and are not written again if this step has them."""
+        alone become the latest only where there is no full one, and are not written again if this step has them. `waiting`: see
+        checkpoint.write."""
         files: dict[str, Content] = {
             WEIGHTS: checkpoint.encode_arrays(params),
             POLICY: checkpoint.encode_json(about),
@@ -66,7 +68,7 @@ class Store:
         try:
             there = self._same(step, files) if state is None else None
             folder = self.root / str(there or name)
-            listed = checkpoint.write(folder, files) if there is None else {}
+            listed = checkpoint.write(folder, files, waiting=waiting) if there is None else {}
             with self._lock:
                 self._point(there or name, full=state is not None, best=best)
                 self._prune(there or name)
