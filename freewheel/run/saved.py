@@ -23,7 +23,7 @@ from freewheel.metrics import targets
 from freewheel.policies.layout import Layout
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
-from freewheel.run.checkpoints.store import Store
+from freewheel.run.checkpoints.store import KEEP, Store
 from freewheel.run.evaluation.episodes import Score, Show, eval_lanes, evaluate, play, playable
 from freewheel.run.learners.devices import placed
 from freewheel.run.naming import CHECKPOINTS, CONFIG, LOCK, METRICS, SUMMARY, locate
@@ -44,7 +44,8 @@ class RunDirectory:
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.path, self._say = plan.path.absolute(), say
-        self.store = Store(self.path / CHECKPOINTS)
+        several = plan.config.run.machine.learners > 1  # one may have died in the last save but the closing one
+        self.store = Store(self.path / CHECKPOINTS, KEEP + several)
         options, described = plan.config.to_json(), plan.policy.to_json()
         self._config = {**options, origin.FIELD: origin.signature("config", options)}
         about = {"policy": described, "env": plan.spec.name, "layout": dict(plan.spec.layout)}
