@@ -26,8 +26,13 @@ class LagBound(CreditPacing):
         False  # grants are never shorter than a fragment; the last one may overdraw by more than a step
     )
 
+    @property
+    def layout(self) -> dict[str, int]:
+        """late: rows that were dropped before their worker, whose grant was revoked, has counted them."""
+        return {**super().layout, "late": self.workers}
+
     def _limit(self, done: int) -> int:
-        return (self.ahead + 1) * self.batch_rows + done
+        return (self.ahead + 1) * self.batch_rows + done - sum(self.cells["late"])
 
     @property
     def _share(self) -> int:
@@ -38,6 +43,11 @@ class LagBound(CreditPacing):
         if self.cells["announced"][worker] == version != NO_VERSION:
             self.cells["reserved"][worker] = produced
         return super().revoke(worker, version, produced)
+
+    def drop_late(self, worker: int, rows: int) -> None:
+        """They are not reserved until the worker gives back: others would write in their place, and of an older version."""
+        if self.cells["revoked"][worker]:
+            self.cells["late"][worker] += rows
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
         """Free the rows that it had reserved and not produced."""
@@ -68,6 +78,7 @@ class LagBound(CreditPacing):
         cells = self.cells
         unused = cells["reserved"][worker] - tally.produced
         cells["reserved"][worker] = tally.produced
+        cells["late"][worker] = 0
         self._stop_acting(worker)
         return unused
 

@@ -109,6 +109,9 @@ class Pacing(ABC):
         """Stop waiting for a worker; True if it still acted on this version."""
         return False, []
 
+    def drop_late(self, worker: int, rows: int) -> None:  # noqa: B027 - most do not count them
+        """Rows of a worker that the learner had stopped waiting for are dropped, and will be in `done`."""
+
     @abstractmethod
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken: ...
 

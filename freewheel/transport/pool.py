@@ -204,7 +204,7 @@ class WorkerPool:
         patience = max(SHORTEST_PATIENCE, self._patience * mean) if mean else math.inf
         self._while_waiting()
         closed = self.wire.wait(min(LOOK, patience / 4) if hurried else LOOK)
-        if closed and not hurried and self._assembly.gathers:
+        if closed and not hurried and self._assembly.gathers and not self.wire.all_at_once:
             time.sleep(min(LONGEST_GATHER, GATHER * self._batch_steps * mean))
         return patience
 
@@ -240,6 +240,8 @@ class WorkerPool:
         worker = fragment.worker
         late = worker in self._late and not part
         for dropped, cause in self._assembly.put(fragment, late=late):
+            if late:
+                self._permits.locked(self._pacing.drop_late, worker, dropped.rows)
             self._drop(dropped, cause)
             self._late.discard(worker)
 

@@ -277,6 +277,10 @@ class Reader:
         self._lock: AbstractContextManager[None] = channel.overflow or nullcontext()
         self.overflowed = 0  # rows dropped by full rings
 
+    def close(self) -> None:
+        """Let go of the memory, which is large."""
+        self._rings.clear()
+
     def ready(self) -> list[int]:
         """Workers with closed fragments."""
         memory = self._channel.memory

@@ -57,7 +57,7 @@ class SharedMemoryWire(SupervisedWire):
                 self._rings = _kept(undo, Rings(size.workers))
             self._lifeline = _kept(undo, forkserver.Lifeline())
             self._resources = undo.pop_all()
-        self.reader = Reader(self.channel)
+        self.reader = _kept(self._resources, Reader(self.channel))
         locks = [lock for lock in (self.permits.lock, self.channel.overflow) if lock is not None]
         timeouts = spec.workers.timeouts
         self.supervisor = Supervisor(size.workers, heartbeats, timeouts, self._spawn, self._settle, locks)

@@ -186,6 +186,10 @@ class Stragglers:
         ]  # ns of pauses that may be in what each counts next
         self._look()
 
+    def close(self) -> None:
+        """Keep the last times, and let go of the memory that they are in."""
+        self._times = self._times.copy()
+
     def take(self, worker: int, episodes: Sequence[Episode]) -> None:
         """Count a worker's finished episodes."""
         for episode in episodes:

@@ -177,6 +177,7 @@ class SupervisedWire(Wire):
         for fragment in self.take():  # nobody learns from their rows, but their episodes were played
             self.note_episodes(fragment)
         self._final = _FinalState(rows, self.summary(), self.messages())
+        self.stragglers.close()
 
 
 @dataclass
