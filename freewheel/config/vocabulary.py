@@ -46,7 +46,7 @@ def renamed(source: str, given: flags.Flags, known: Mapping[str, Any]) -> flags.
             raise UsageError(f"{flags.shortened(flags.as_flag(name))} has signs that cannot be shown: {show(odd)}")
         option = name if name in known else aliases().get(name, name)
         layer.add(option, value, word=name if name in words.OPTIONS else option)
-    if "mode" in layer.flags and (mode := words.MODES.get(layer.flags["mode"][0])):
+    if layer.flags.get("mode") and (mode := words.MODES.get(layer.flags["mode"][0])):
         layer.words[f"--mode {layer.flags['mode'][0]}"] = f"--mode {mode}"
         layer.flags["mode"] = (mode,)
     return layer
