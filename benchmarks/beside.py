@@ -1,11 +1,13 @@
-"""This tree beside another checkout of the project, by turns: no mode, algorithm or world may have become slower."""
+"""This tree beside the last release, or another checkout of the project, by turns: nothing may have become slower."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ import numpy as np
 from benchmarks._common import ROOT, Notebook, number, rotated, run_python, spread, straggler, table
 
 NAME = "beside"
+BASELINE, CHECKOUTS = ROOT / "benchmarks" / "BASELINE", ROOT / "build" / "beside"
+DRONES = "freewheel/RoughDrone-v0"
 LEAST = 0.98  # of the other tree's speed
 SLEEP = {"law": "lognormal", "mean": 0.010, "kind": "sleep", "length": 100}
 BURN = {"law": "lognormal", "mean": 0.001, "kind": "burn", "length": 100}
@@ -64,6 +68,57 @@ def ways(given: argparse.Namespace) -> dict[str, Way]:
     }
 
 
+def device_ways(given: argparse.Namespace) -> dict[str, Way]:
+    """On a GPU; a quick form without one has a CPU and few drones."""
+    few, device = given.quick, given.device
+    lanes = 64 if few else 4096
+    if few and not shutil.which("nvidia-smi"):
+        device = "cpu"
+
+    def train(key: str, **options: Any) -> Way:
+        budget = {"steps": 150 * lanes, "log_every": 0.01} if few else {"minutes": given.seconds / 60, "log_every": 0.5}
+        order = {"env": DRONES, "options": {**options, **budget, "device": device}}
+        return Way((str(ROOT / "benchmarks" / "_device_once.py"), json.dumps(order)), key)
+
+    replay = {"batch": lanes, "replay_ratio": 1.0, "learning_starts": (5 if few else 20) * lanes, "buffer": 500_000}
+    beside = {"mode": "continuous", "workers": 1, "num_envs": lanes}
+    return {
+        "SAC, 4,096 drones": train("updates_per_s", **beside, algo="sac", sac=replay),
+        "PPO, 4,096 drones": train("steps_per_s", preset="drone-ppo", num_envs=lanes),
+        "MBPO's learner, 64 drones": train("updates_per_s", preset="drone-mbpo"),
+    }
+
+
+def checkout() -> Path:
+    """The commit that benchmarks/BASELINE names, with its own compiled code; made once."""
+    commit = next(line for line in BASELINE.read_text().splitlines() if not line.startswith("#")).strip()
+    folder = CHECKOUTS / commit[:7]
+    if not folder.is_dir():
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False)
+        if archive.returncode:
+            raise SystemExit(f"this clone has no commit {commit[:7]} (benchmarks/BASELINE): git fetch --unshallow")
+        part = folder.with_name(f".part-{folder.name}")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        subprocess.run(["tar", "x", "-C", str(part)], input=archive.stdout, check=True)
+        part.rename(folder)
+    return folder
+
+
+def require_kernel(tree: Path) -> None:
+    """Compile what is compiled in this tree, or the other one would be slow for no reason of its own."""
+
+    def compiled(root: Path) -> bool:
+        return any((root / "freewheel").rglob("_kernel*.so"))
+
+    if compiled(ROOT) and not compiled(tree):
+        print(f"compiling the kernel in {tree}", flush=True)
+        build = [sys.executable, "-c", "import setuptools; setuptools.setup()", "build_ext", "--inplace"]
+        done = subprocess.run(build, cwd=tree, capture_output=True, text=True, check=False)
+        if not compiled(tree):
+            raise SystemExit(f"this tree has its kernel compiled and {tree} cannot be:\n{done.stdout}{done.stderr}")
+
+
 def measure(tree: Path, way: Way) -> float:
     """The figure of one run in a process of its own, with the code of this tree."""
     with TemporaryDirectory() as folder:
@@ -86,23 +141,31 @@ def cells(name: str, way: Way, found: Mapping[str, Sequence[float]]) -> list[str
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("other", type=Path, nargs="?", default=ROOT, help="the other checkout (default: this one)")
+    parser.add_argument(
+        "other", type=Path, nargs="?", help="the other checkout (default: commit of benchmarks/BASELINE)"
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: what trains on a GPU")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=100)
     parser.add_argument("--warm", type=float, default=5.0, help="seconds before the window")
     parser.add_argument("--window", type=float, default=12.0, help="seconds")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each run on a GPU")
     parser.add_argument("--only", nargs="+", default=[], help="only measurements whose name holds one of these words")
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
     if given.quick:
         given.rounds, given.workers, given.warm, given.window = 1, 10, 0.5, 1.0
-    commit = subprocess.run(
-        ["git", "-C", str(given.other), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    notebook = Notebook(NAME, f"This tree beside {commit or given.other}", quick=given.quick)
-    trees = {"theirs": given.other.resolve(), "ours": ROOT}
+    other = given.other or (ROOT if given.quick else checkout())
+    if given.device == "cpu":
+        require_kernel(other)
+    commit = other.resolve().name
+    if (other / ".git").exists():
+        asked = ["git", "-C", str(other), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or commit
+    notebook = Notebook(NAME, f"This tree beside {commit}", quick=given.quick)
+    trees = {"theirs": other.resolve(), "ours": ROOT}
     lines, slow = [], []
-    for name, way in ways(given).items():
+    for name, way in (ways if given.device == "cpu" else device_ways)(given).items():
         if given.only and not any(word in name for word in given.only):
             continue
         found: dict[str, list[float]] = {"theirs": [], "ours": []}

@@ -73,7 +73,7 @@ def measure(task: Task, collect: str, compile_: str, device: str, seconds: float
         reason = result.summary["graphs_fallback"]
         assert compile_ == "off" or not reason, f"asked for graphs and fell back: {reason}"
         rows = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
-    learning = [row for row in rows if row["updates"] > 0]
+    learning = [row for row in rows if 0 < row["updates"] < rows[-1]["updates"]]  # the others are of the closing save
     if len(learning) < 2:
         raise SystemExit(f"{task.algo} {collect} {compile_}: too short to learn anything, give more --seconds")
     first, last = learning[(len(learning) - 1) // 2], learning[-1]
