@@ -17,7 +17,8 @@ ONE_BENCH := bench-straggler bench-burn bench-trace-cost bench-lag bench-startup
 	bench-ray-costs bench-ray-straggler bench-ray-cyborg bench-cluster-model
 
 .DEFAULT_GOAL := help
-.PHONY: help demo cyborg wheel walk readme browser test test-cluster quick-benches test312 test-isaac soak chaos check format bench $(ONE_BENCH) clean
+.PHONY: help demo cyborg wheel walk readme browser test test-all test-changed test-durations torture mutants test-cluster quick-benches test312 \
+	test-isaac soak chaos check format bench $(ONE_BENCH) clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -57,8 +58,9 @@ cyborg: .venv/.ready ## install the real CAGE 2 simulator (PyPI's fork of CybORG
 	$(BIN)/freewheel train cyborg:Scenario2 --mode episodes --dry-run
 
 # One thread a process: the same sums in the same order, and no fight for the cores.
-test test-cluster quick-benches test312 test-isaac soak chaos: export OMP_NUM_THREADS := 1
-test test-cluster quick-benches test312 test-isaac soak chaos: export OPENBLAS_NUM_THREADS := 1
+TESTS := test test-all test-changed test-durations torture mutants test-cluster quick-benches test312 test-isaac soak chaos
+$(TESTS): export OMP_NUM_THREADS := 1
+$(TESTS): export OPENBLAS_NUM_THREADS := 1
 
 # The page of `freewheel watch` is tested in a real browser: it is installed where it is missing and this may be done.
 browser:
@@ -69,17 +71,39 @@ browser:
 	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } > /dev/null \
 	|| echo "they could not be installed: tests of the live page will not run"
 
-test: .venv/.ready browser ## every test, every benchmark in its quick form, and a new user's first five minutes
-	$(BIN)/python -m pytest --ignore tests/test_benchmarks.py
-	@$(MAKE) --no-print-directory quick-benches walk
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+TIMES ?= 200
 
-# Not part of `make test`: three nodes and a training each, which are killed, leave and join.
+test: .venv/.ready ## the unit tier: every decision, one training of each mode and algorithm, one fault of each kind (docs/testing.md)
+	$(PYTEST) -m unit
+
+test-all: .venv/.ready browser ## all three tiers, every benchmark in its quick form, and a new user's first five minutes
+	$(PYTEST)
+	@$(MAKE) --no-print-directory walk
+
+test-changed: .venv/.ready ## the unit tests nearest to what differs from the last commit, in less than a minute
+	$(BIN)/python scripts/changed.py
+
+torture: .venv/.ready ## TEST=tests/... (-m and other words of pytest too), TIMES=200 times, beside a program that burns one and a half cores
+	$(BIN)/python scripts/beside_load.py 1.5 $(BIN)/python -m pytest -q --maxfail 3 --times $(TIMES) $(TEST)
+
+mutants: .venv/.ready ## plant forty defects, one by one, and see which test catches each (half an hour, while the nearest tests catch them)
+	$(BIN)/python scripts/mutants.py
+
+# Fixtures and causes too; the records are kept with the benchmarks, the seconds of every file where the scheduler reads them.
+test-durations: .venv/.ready browser ## run all three tiers, and record what every test takes, and for what
+	rm -f .test-durations.jsonl
+	$(PYTEST) --record-durations .test-durations.jsonl
+	$(BIN)/python scripts/durations.py .test-durations.jsonl --by-file tests/durations.json > benchmarks/results/test_durations.md
+	gzip -9 -n -c .test-durations.jsonl > benchmarks/results/test_durations.jsonl.gz
+
+# Not part of `make test-all`: three nodes and a training each, which are killed, leave and join.
 test-cluster: export FREEWHEEL_CLUSTER := 1
 test-cluster: .venv/.ready ## trainings on a real cluster of three Ray nodes: some are killed in the middle, some leave, some join
 	$(BIN)/python -m pytest tests/cluster
 
 quick-benches: .venv/.ready ## every published benchmark in its quick form: it still runs, and keeps its promises
-	$(BIN)/python -m pytest tests/test_benchmarks.py
+	$(PYTEST) tests/test_benchmarks.py
 
 wheel: .venv/.ready ## the package as a file that pip installs, in dist/
 	@rm -rf dist build
@@ -93,7 +117,7 @@ readme: .venv/.ready ## the table of the README from the rows of the benchmarks
 	$(BIN)/python -m benchmarks.headlines
 
 test312: .venv312/.ready browser ## every test under Python 3.12 (PYTHON312 says where it is)
-	.venv312/bin/python -m pytest
+	.venv312/bin/python -m pytest -q -n 2 --dist loadfile
 
 # A package that comes with Isaac Lab has a plugin for pytest that warns, and warnings are errors.
 test-isaac: export PYTEST_DISABLE_PLUGIN_AUTOLOAD := 1

@@ -10,6 +10,7 @@ from tests.support.runs import python
 QUICK = (
     "beside --only start-up CartPole",
     "beside --only training",
+    "beside --device cuda --only PPO",
     "cage2_rates",
     "checkpoint --only replay",
     "device_ablation --device cpu",

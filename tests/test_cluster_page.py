@@ -121,6 +121,7 @@ def walk() -> Iterator[Walk]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not LONG, reason="a minute and a half: make soak")
 @pytest.mark.timeout(300)
 def test_the_walk_can_be_walked(walk: Walk) -> None:

@@ -25,7 +25,7 @@ from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import ModeConfig
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.config.resolve import from_file, from_options
-from freewheel.core import BatchSpec, Chunk, Collector, Decision, Episode, NDArray, Snapshot
+from freewheel.core import BatchSpec, Chunk, Collector, Episode, NDArray, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, SetupError
 from freewheel.policies.spec import FlatParams, full_layout, initialise
@@ -35,6 +35,7 @@ from freewheel.run.plan import Plan, plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
 from freewheel.seeding import closing_seed, drawn, evaluation_episodes, generator, training_episodes
+from tests.support.contexts import Counting
 from tests.support.pools import wire_of
 from tests.support.worlds import Conditioned
 
@@ -95,7 +96,7 @@ def test_every_return_is_that_of_its_context_and_seed(tmp_path: Path, options: d
     assert (score.contexts, score.returns) == EVALUATED
 
 
-@pytest.mark.parametrize("mode", ["sequential", "batch", "continuous", "episodes"])
+@pytest.mark.parametrize("mode", ["sequential", "continuous"])
 def test_a_vector_env_is_told_the_table(tmp_path: Path, mode: str) -> None:
     result, episodes = train(tmp_path, MANY, **MODES[mode])
     assert_told(episodes)
@@ -252,7 +253,12 @@ def test_contexts_are_typed_as_json_and_kept_in_the_config(tmp_path: Path, capfd
         WORLD,
         "--context",
         "[[1,0],[2,3],[-4,1]]",
-        *["--mode", "sequential", "--steps", "64", "--evals", "1"],
+        "--mode",
+        "sequential",
+        "--steps",
+        "64",
+        "--evals",
+        "1",
     ]
     assert cli.main([*argv, "--runs-dir", str(tmp_path), "--run", "one"]) == 0
     kept = json.loads((tmp_path / "one" / "config.json").read_text())
@@ -280,23 +286,6 @@ def test_arrays_are_tables_too() -> None:
 
 
 LENGTH, LANES, STEPS = 5, 2, 7  # episodes end inside chunks and between them
-
-
-class Counting:
-    """Its memory is how many steps of the episode it has acted in, and minus that; its log-probability shows it."""
-
-    state_size = 2
-
-    def load(self, snapshot: Snapshot) -> None:
-        """It has no weights."""
-
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
-        before = np.zeros((len(obs), 2), np.float32) if state is None else state
-        return Decision(np.zeros(len(obs), np.int64), before[:, 0].copy(), before + np.array([1, -1], np.float32))
-
-
 DRIFTING = GymConfig(id="tests.support.worlds:Drifting", args={"n": 4, "length": LENGTH})
 REMEMBERING: Mapping[str, ModeConfig] = {
     "sequential": SequentialConfig(LANES),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.places import ROOT
+from tests.support.runs import python
 
 FOLDER = ROOT / "examples"
 #: What each script says at its end.
@@ -26,20 +24,6 @@ SAID = {
 }
 
 
-def run(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_every_script_is_short_and_tested() -> None:
     scripts = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in FOLDER.glob("*.py")}
     assert scripts.keys() == SAID.keys()
@@ -47,17 +31,19 @@ def test_every_script_is_short_and_tested() -> None:
     assert max(scripts.values()) < 60
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.system
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", SAID)
 def test_a_script_does_what_it_says(name: str, tmp_path: Path) -> None:
-    assert re.search(SAID[name], run(tmp_path, str(FOLDER / name)))
+    assert re.search(SAID[name], python(str(FOLDER / name), cwd=tmp_path).stdout)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.system
+@pytest.mark.timeout(180)
 def test_the_notebook_runs_in_a_real_kernel(tmp_path: Path) -> None:
     out = tmp_path / "first_day.ipynb"
     shutil.copy(FOLDER / out.name, out)
-    run(tmp_path, "-W", "ignore", "-c", "from nbclient.cli import main; main()", "--inplace", str(out))
+    python("-W", "ignore", "-c", "from nbclient.cli import main; main()", "--inplace", str(out), cwd=tmp_path)
     cells = json.loads(out.read_text(encoding="utf-8"))["cells"]
     assert not [output for cell in cells for output in cell.get("outputs", ()) if output["output_type"] == "error"]
     assert re.search(r"-\d+\.\d ± \d+\.\d\n\[\[", "".join(cells[-1]["outputs"][0]["text"])), "the score, then the path"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.places import LONG, ROOT
+from tests.support.runs import python
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"```python\n# my_freewheel/(\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
@@ -33,16 +32,9 @@ def install(folder: Path, name: str, groups: Mapping[str, Mapping[str, str]]) ->
 
 def freewheel(folder: Path, *argv: str) -> str:
     """The output of a command, from another directory, with the packages of this folder installed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "freewheel", *argv],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(TD3), str(ROOT)])},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    path = os.pathsep.join([str(folder), str(TD3), str(ROOT)])
+    done = python("-m", "freewheel", *argv, cwd=folder, PYTHONPATH=path)
+    assert done.stderr == ""
     return done.stdout
 
 
@@ -51,6 +43,7 @@ def test_each_example_is_whole_and_short() -> None:
     assert max(len(code.strip().splitlines()) for code in EXAMPLES.values()) < 60
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_page_works_as_it_stands(tmp_path: Path) -> None:
     package = tmp_path / "my_freewheel"
@@ -75,6 +68,7 @@ def test_the_page_works_as_it_stands(tmp_path: Path) -> None:
     assert "list runs, the best first" in freewheel(tmp_path, "--help")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("mode", ["continuous", *["batch"] * LONG])
 def test_td3_as_a_package_of_its_own_learns_pendulum(tmp_path: Path, mode: str) -> None:

@@ -32,6 +32,7 @@ def run(folder: Path, example: int) -> str:
     return python("page.py", cwd=folder).stdout
 
 
+@pytest.mark.system
 def test_the_schedule_falls_to_a_tenth(tmp_path: Path) -> None:
     run(tmp_path, 0)
     folder = tmp_path / "runs" / "CartPole-v1-ppo-lockstep"
@@ -39,12 +40,14 @@ def test_the_schedule_falls_to_a_tenth(tmp_path: Path) -> None:
     assert summary["logged"]["my/learning_rate"] == pytest.approx(config["ppo"]["lr"] / 10)
 
 
+@pytest.mark.system
 def test_the_curriculum_reaches_its_end_and_stops_the_run(tmp_path: Path) -> None:
     assert run(tmp_path, 1) == "every corridor is walked\n"
     rows = next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()
     assert max(json.loads(row).get("my/longest", 0.0) for row in rows) > 2
 
 
+@pytest.mark.system
 def test_every_evaluation_has_its_video(tmp_path: Path) -> None:
     videos = run(tmp_path, 2).split()
     assert len(videos) == 2

@@ -163,14 +163,8 @@ def test_a_learner_that_is_ready_and_hungry_never_waits(tape: Tape) -> None:
 @pytest.mark.parametrize(
     ("max_lag", "oldest", "goes"),
     [
-        (0, 3, False),
-        (0, 4, True),
-        (1, 2, False),
-        (1, 3, True),
-        (2, 1, False),
-        (2, 2, True),
-        (0, None, True),
-        (None, 0, True),
+        *[(0, 3, False), (0, 4, True), (1, 2, False), (1, 3, True), (2, 1, False), (2, 2, True)],
+        *[(0, None, True), (None, 0, True)],
     ],
 )
 def test_an_update_waits_for_rows_that_would_be_too_old_after_it(

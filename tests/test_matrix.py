@@ -5,25 +5,23 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from _pytest.mark import ParameterSet
 
 import freewheel
 from freewheel.cli import main as cli
 from freewheel.config.resolve import from_file
-from freewheel.core import NDArray
 from freewheel.errors import FreewheelError, SetupError, UsageError
 from freewheel.run.plan import plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
+from tests.support.frozen import LENGTH, LookedAt
 from tests.support.runs import assert_balanced, python, rows_of
 from tests.support.runs import train as small_run
-from tests.support.worlds import Toy
 
 DRONE, PLANTED = "freewheel/RoughDrone-v0", "torch:tests.support.device_story:build"
 ROWS, STEPS = 32, 224  # of an update or a publication, and of the run
@@ -89,8 +87,16 @@ def greatest_lag(result: Result, algo: str) -> float:
     return max(stored) if stored else float(result.summary["lag_max"])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("algo", ALGORITHMS)
+def pairs(modes: Iterable[str], *unit: tuple[str, str]) -> list[ParameterSet]:
+    """All algorithms in these modes; PPO and some others in tier unit."""
+    return [
+        pytest.param(algo, mode, marks=[pytest.mark.system] * (algo != "ppo" and (algo, mode) not in unit))
+        for algo in ALGORITHMS
+        for mode in modes
+    ]
+
+
+@pytest.mark.parametrize(("algo", "mode"), pairs(MODES, ("sac", "continuous"), ("mbpo", "lockstep")))
 def test_every_algorithm_runs_in_every_mode(tmp_path: Path, algo: str, mode: str) -> None:
     world = "tests.support.worlds:Drifting" if algo == "ppo" else "tests.support.worlds:IdentityBox"
     result = train(tmp_path, world, algo, mode, **MODES[mode])
@@ -98,8 +104,7 @@ def test_every_algorithm_runs_in_every_mode(tmp_path: Path, algo: str, mode: str
     assert greatest_lag(result, algo) <= {"sequential": 0, "lockstep": 0, "batch": 1}.get(mode, math.inf)
 
 
-@pytest.mark.parametrize("mode", ["lockstep", "continuous"])
-@pytest.mark.parametrize("algo", ["sac", "mbpo"])
+@pytest.mark.parametrize(("algo", "mode"), [("sac", "lockstep"), ("mbpo", "continuous")])
 def test_algorithms_with_a_replay_buffer_take_discrete_actions_and_masks(tmp_path: Path, algo: str, mode: str) -> None:
     """Where nothing is said about the head."""
     world = {"env": "tests.support.worlds:Wandering", "env_args": {"discrete": 5, "length": 16}}
@@ -110,8 +115,7 @@ def test_algorithms_with_a_replay_buffer_take_discrete_actions_and_masks(tmp_pat
     assert result.summary["dropped"].keys() <= {"shutdown"}
 
 
-@pytest.mark.parametrize("mode", [*IN_TURN, *BESIDE])
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize(("algo", "mode"), pairs((*IN_TURN, *BESIDE), ("sac", "batch"), ("mbpo", "continuous")))
 def test_every_algorithm_runs_on_a_batched_simulator(tmp_path: Path, algo: str, mode: str) -> None:
     result = simulated(tmp_path, algo, mode)
     assert_well(result, algo, mode)
@@ -119,7 +123,7 @@ def test_every_algorithm_runs_on_a_batched_simulator(tmp_path: Path, algo: str, 
     assert result.summary["episodes"] >= 8
 
 
-@pytest.mark.parametrize("algo", ["ppo", "sac"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("sac", marks=pytest.mark.system)])
 def test_modes_in_turn_are_the_same_run_on_a_batched_simulator(tmp_path: Path, algo: str) -> None:
     """And a batch ahead is another run, but the same one every time."""
     in_turn = [simulated(tmp_path, algo, mode, evals=0).summary["weights_sha256"] for mode in IN_TURN]
@@ -134,6 +138,7 @@ def test_the_number_of_workers_makes_no_difference_to_a_simulation(tmp_path: Pat
     assert len({run.summary["weights_sha256"] for run in runs}) == 1
 
 
+@pytest.mark.system
 def test_a_model_is_fitted_beside_the_updates(tmp_path: Path) -> None:
     """In a process of its own, and no more than two fits' worth of rows behind."""
     result = simulated(tmp_path, "mbpo", "continuous", mbpo=ALGORITHMS["mbpo"] | {"clock": "async"}, evals=0)
@@ -260,9 +265,10 @@ def test_other_seeds_and_other_lanes_give_other_weights(tmp_path: Path, world: d
     assert len({weights(tmp_path, world, mode="sequential", **change) for change in changes}) == 3
 
 
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
-def test_batch_is_repeatable(tmp_path: Path, world: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["discrete", pytest.param("continuous", marks=pytest.mark.system)])
+def test_batch_is_repeatable(tmp_path: Path, name: str) -> None:
     """The order of workers, the size of fragments and evaluations in another process make no difference."""
+    world = WORLDS[name]
     changes: list[dict[str, Any]] = [{}, {"collection_batch_size": 7}, {"evals": 2, "eval_episodes": 2}]
     found = [weights(tmp_path, world, mode="batch", workers=3, **change) for change in changes]
     assert len(set(found)) == 1
@@ -277,45 +283,30 @@ def test_evaluations_and_logs_do_not_disturb_training(tmp_path: Path) -> None:
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from tests.test_matrix import WORLDS, PLACES, weights
-found = {f"{name} {place}": weights(Path(sys.argv[1]), world, **PLACES[place])
-         for name, world in WORLDS.items() for place in PLACES}
-found["batch"] = weights(Path(sys.argv[1]), WORLDS["discrete"], mode="batch", workers=3)
-print(json.dumps(found))
+from tests.test_matrix import all_weights
+print(json.dumps(all_weights(Path(sys.argv[1]))))
 """
 
 
+def all_weights(runs: Path) -> dict[str, str]:
+    """Of every world in every place."""
+    found = {
+        f"{name} {place}": weights(runs, world, **options)
+        for name, world in WORLDS.items()
+        for place, options in PLACES.items()
+    }
+    return found | {"batch": weights(runs, WORLDS["discrete"], mode="batch", workers=3)}
+
+
+@pytest.mark.system
 def test_another_process_with_other_hashes_gives_the_same_weights(tmp_path: Path) -> None:
-    ended = [python("-c", SCRIPT, str(tmp_path), PYTHONHASHSEED=seed) for seed in ("1", "2")]
-    assert [process.stderr for process in ended] == ["", ""]
-    one, other = (json.loads(process.stdout) for process in ended)
-    assert one == other
-    assert len(one) == 7
-    assert len(set(one.values())) == 3
-    assert one["discrete inline"] == weights(tmp_path, WORLDS["discrete"])
+    ended, here = python("-c", SCRIPT, str(tmp_path), PYTHONHASHSEED="1"), all_weights(tmp_path)
+    assert ended.stderr == ""
+    assert json.loads(ended.stdout) == here
+    assert len(set(here.values())) == 3
 
 
-LENGTH, UPDATES = 4, 2  # 8 episodes: measures are over the newest 10
-
-
-class LookedAt(Toy):
-    """Its last info says 1 where the garbage collector does not look at it, because it is frozen, and 0 where it does."""
-
-    observation_space, action_space = Box(-1.0, 1.0, (2,), np.float32), Discrete(2)
-
-    def __init__(self) -> None:
-        super().__init__(LENGTH, "terminated")
-
-    def observe(self) -> NDArray:
-        return np.zeros(2, np.float32)
-
-    def judge(self, action: Any) -> float:
-        return 0.0
-
-    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
-        *row, over, truncated, _ = super().step(action)
-        info = {"frozen": float(all(thing is not self for thing in gc.get_objects()))} if over else {}
-        return *row, over, truncated, info
+UPDATES = 2  # 8 episodes: measures are over the newest 10
 
 
 @pytest.mark.parametrize("mode", [*MODES, "lockstep, in processes"])

@@ -3,11 +3,8 @@ steps are walked by scripts/walk.py."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
-
-import pytest
 
 from benchmarks.headlines import BEGIN, END, headlines, latest
 from benchmarks.timeline import PICTURE, draw
@@ -15,7 +12,6 @@ from scripts.walk import blocks, commands
 from tests.support.places import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_table_is_the_one_that_the_rows_give() -> None:
@@ -45,9 +41,3 @@ def test_the_first_steps_are_short_and_whole() -> None:
     assert written == {"warehouse.py", "drive.py"}
     assert [words[0] for words in ran] == ["make", "freewheel", "freewheel", "freewheel", "python"]
     assert max(len(block.splitlines()) for _, block in blocks()) <= 20
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
-    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []

@@ -93,6 +93,7 @@ def test_an_unknown_name_is_refused_with_similar_ones() -> None:
         COMMANDS["zzz"]
 
 
+@pytest.mark.system
 def test_another_package_adds_a_world_and_a_command(tmp_path: Path) -> None:
     """In a process of its own, because registries are read once."""
     world, command = "mazes = plugin_of_mazes:FAMILY", "dig = plugin_of_mazes:COMMAND"

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import pytest
 
-import freewheel
 from freewheel.cli import main as cli
 from freewheel.cli.eval import EvalOptions
 from freewheel.cli.play import PlayOptions
@@ -26,8 +25,9 @@ from freewheel.envs.gym import GymOptions
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.spec import ALGORITHMS
 from freewheel.policies.spec import PolicyConfig
+from tests.support.places import ROOT
+from tests.support.runs import python
 
-ROOT = Path(freewheel.__file__).parents[1]
 Capture: TypeAlias = pytest.CaptureFixture[str]
 WORLDS = """
 import gymnasium, numpy as np
@@ -77,7 +77,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def shell(*argv: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "freewheel", *argv]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), "modules"])}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=55, check=False)
 
 
 #: How main() reports them; tests/config has all refusals of options.
@@ -99,10 +99,7 @@ SETUP = [
     ("CartPole-v9", "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
     ("NoSuchWorld-v0", "unknown environment 'NoSuchWorld-v0'; "),
     ("needy_world:World", "cannot import 'needy_world': it imports 'no_such_package_anywhere', which is not installed"),
-    (
-        "no_module_here:World",
-        "cannot import 'no_module_here': there is no module 'no_module_here': install it, go to its",
-    ),
+    ("no_module_here:World", "cannot import 'no_module_here': there is no module 'no_module_here': install it, go to"),
     ("bad_worlds:Word", "'bad_worlds' has no factory 'Word'; did you mean 'World'?"),
     ("bad_worlds:nothing", "bad_worlds:nothing returned NoneType: it has to return an environment of Gymnasium or"),
     ("bad_worlds:Speaks", "observation space Text(1, 5, "),
@@ -132,8 +129,9 @@ def test_wrong_usage_is_one_line_and_exit_2(runs: Path, capfd: Capture, argv: st
     assert not runs.exists()
 
 
-@pytest.mark.parametrize(("argv", "text"), SETUP)
-@pytest.mark.parametrize("placement", ["inline", "processes"])
+@pytest.mark.parametrize(
+    ("placement", "argv", "text"), [(("inline", "processes")[number % 2], *one) for number, one in enumerate(SETUP)]
+)
 def test_wrong_setup_is_one_line_and_exit_1(runs: Path, capfd: Capture, argv: str, text: str, placement: str) -> None:
     assert cli.main(["train", *argv.split(), "--placement", placement]) == 1
     out, err = capfd.readouterr()
@@ -177,13 +175,13 @@ def test_an_existing_run_is_left_alone(runs: Path, capfd: Capture) -> None:
     ("argv", "code", "text"),
     [
         (["train", "CartPole-v1", "--stepz", "3"], 2, "unknown option --stepz; did you mean '--steps'?"),
-        (["train", "bad_worlds:Chords"], 1, "action space MultiBinary(3) is not supported"),
-        (
+        (["eval", "nosuch"], 2, "no run 'nosuch' in runs; train one first"),
+        pytest.param(
             ["train", "needy_world:World", "--placement", "processes"],
             1,
             "cannot import 'needy_world': it imports 'no_such",
+            marks=pytest.mark.system,
         ),
-        (["eval", "nosuch"], 2, "no run 'nosuch' in runs; train one first"),
     ],
 )
 def test_the_real_command_says_the_same(runs: Path, argv: list[str], code: int, text: str) -> None:
@@ -266,14 +264,11 @@ def test_help_lists_every_option_of_a_command(command: str, options: type[Any], 
     assert protocols
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["CartPole-v1", "--print-config"]])
-def test_help_and_options_do_without_torch(runs: Path, argv: list[str]) -> None:
-    code = "import sys; from freewheel.cli.main import main\ntry: main(sys.argv[1:])\nfinally: assert 'torch' not in sys.modules"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, "train", *argv]
-    told = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout
+def test_help_and_options_do_without_torch(runs: Path) -> None:
+    words = (["train", "CartPole-v1", "--print-config"], ["train", "--help"])
+    code = f"from freewheel.cli.main import main; print([main(one) for one in {words}]);"
+    code += "import sys; assert 'torch' not in sys.modules"
+    assert python("-c", code).stdout.endswith("[0, 0]\n")
 
 
 def test_the_overview_names_every_command_and_is_light(capfd: Capture) -> None:
@@ -286,7 +281,7 @@ def test_the_overview_names_every_command_and_is_light(capfd: Capture) -> None:
     assert help_of(capfd, "doctor").startswith("usage: freewheel doctor ")
     heavy = "{'numpy', 'gymnasium', 'tyro', 'rich', 'torch'}"
     code = f"import sys; from freewheel.cli.main import main; main(['--help']); assert not {heavy} & {{*sys.modules}}"
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=30, check=True)
+    python("-c", code)
 
 
 @pytest.mark.parametrize("flag", ["--env.some-key", "--env.some_key"])
@@ -335,5 +330,5 @@ def test_the_example_of_the_front_page_runs(runs: Path, capfd: Capture) -> None:
 def test_a_reader_who_leaves_is_no_error(runs: Path, argv: str) -> None:
     command = f"{sys.executable} -m freewheel {argv} | true; echo ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
-    told = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=30, check=False)
+    told = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=55, check=False)
     assert (told.stdout, told.stderr) == ("0\n", "")

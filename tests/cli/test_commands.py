@@ -259,6 +259,7 @@ def drone(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # imageio_ffmpeg leaves an unused pipe open
+@pytest.mark.system
 def test_play_draws_the_drone(drone: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     """By name and from another directory; the picture of the whole flight is the last one of the film."""
     import imageio_ffmpeg
@@ -419,7 +420,7 @@ def test_resume_goes_on_and_says_when_there_is_nothing_left(cartpole: Result, tm
         ["train", "--resume", str(path)],
         ["train", "CartPole-v1", "--resume", str(path)],
     ):
-        done += 600
+        done += 64
         assert cli.main([*argv, "--steps", str(done)]) == 0
         assert "going on from step" in capfd.readouterr().out
         assert json.loads((path / "summary.json").read_text())["trained"] >= done

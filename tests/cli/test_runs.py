@@ -47,19 +47,7 @@ def test_runs_are_listed_with_groups_together_and_damage_named(
     ]  # fmt: skip
     assert "damaged" in shown[1]
     assert "config.json is damaged" in shown[1]
-    assert shown[2].split() == [
-        "both",
-        "(2",
-        "seeds)",
-        "CartPole-v1",
-        "ppo",
-        "lockstep",
-        "2,468",
-        "15.0",
-        "ended",
-        "2",
-        "min",
-    ]
+    assert " ".join(shown[2].split()) == "both (2 seeds) CartPole-v1 ppo lockstep 2,468 15.0 ended 2 min"
     assert shown[3].split()[4:8] == ["1", "1,234", "20.0", "ended"]
     assert shown[6].split()[-6:] == ["failed", "2", "h", "it", "broke", "badly"]
     assert len(lines(tmp_path, capsys, "--last", "1")) == 2

@@ -94,6 +94,7 @@ def test_parked_workers_rest_and_fragments_have_the_length_that_is_asked_for(
         collector.publish(snapshot(0), 0)
         assert first_rows(collector, 1) == 1
         collector.adjust(Settings(1, 16, 2))
+        collector.publish(snapshot(1), collector.rows().produced)  # they may have spent their credit
         assert first_rows(collector, 16) == 16
         stats = collector.stats()
     assert (stats["workers/turns"], stats["fragment/steps"], stats["queue/slots"]) == (1, 16, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,11 +21,10 @@ from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
 from freewheel.transport import pool
+from tests.support.collectors import Weights
 from tests.support.pools import wire_of
+from tests.support.trainers import wait_until
 from tests.support.worlds import Drifting
-
-Weights = Callable[[int], Snapshot]
-LIMIT = 20.0  # seconds for anything that should happen at once
 
 
 class Gated(Drifting):
@@ -38,9 +36,7 @@ class Gated(Drifting):
 
     def judge(self, action: Any) -> float:
         step, file = self.gates.get(self.seed, (-1, ""))
-        deadline = time.monotonic() + LIMIT
-        while step == self.count and not Path(file).exists() and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: step != self.count or Path(file).exists())
         return super().judge(action)
 
 
@@ -59,9 +55,7 @@ class GatedLanes:
         """Waits until lane 1 is at its gate; then lets lane 0 continue."""
         with config.build(self.factory, spec) as collector:
             collector.publish(first, 0)
-            deadline = time.monotonic() + LIMIT
-            while wire_of(collector).heartbeats.memory["steps"][1] < 2 and time.monotonic() < deadline:
-                time.sleep(0.001)
+            wait_until(lambda: wire_of(collector).heartbeats.memory["steps"][1] >= 2)
             self.start.touch()
             yield collector
 
@@ -79,6 +73,20 @@ def gather(collector: Collector, rows: int) -> list[Any]:
     return chunks
 
 
+def take_until(collector: Collector, chunks: list[Any], done: Callable[[], bool]) -> None:
+    """Take what has come until this holds."""
+
+    def taken() -> bool:
+        chunks.extend(collector.collect(wait=False))
+        return done()
+
+    wait_until(taken)
+
+
+def rows_of(chunks: list[Any], *workers: int) -> int:
+    return sum(chunk.rows for chunk in chunks if chunk.origin.worker in (workers or (0, 1)))
+
+
 TWO = ContinuousConfig(workers=2, envs_per_worker=1, num_envs=2, max_lag=1, collection_batch_size=4)
 
 
@@ -89,13 +97,8 @@ def test_workers_stop_where_the_credits_end(
     with TWO.build(factory, spec(8, lanes=2)) as collector:
         collector.publish(snapshot(0), 0)
         chunks = gather(collector, 32)
-        assert sum(chunk.rows for chunk in chunks) == collector.rows().produced == 32
-        deadline = time.monotonic() + LIMIT
-        while (
-            collector.oldest() is not None and time.monotonic() < deadline
-        ):  # a fragment is queued before it is given back
-            time.sleep(0.001)
-        assert collector.oldest() is None
+        assert rows_of(chunks) == collector.rows().produced == 32
+        wait_until(lambda: collector.oldest() is None)  # a fragment is queued before it is given back
         collector.publish(snapshot(1), 16)
         chunks = gather(collector, 16)
         assert {chunk.version for chunk in chunks} == {1}
@@ -103,25 +106,21 @@ def test_workers_stop_where_the_credits_end(
 
 
 def test_the_row_of_a_step_that_takes_too_long_is_dropped(
-    gated: GatedLanes, snapshot: Weights, spec: Callable[..., CollectSpec]
+    gated: GatedLanes, snapshot: Weights, spec: Callable[..., CollectSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The finished rows of its open fragment are used; only the row of the long step is too late."""
-    config = ContinuousConfig(
-        workers=2, envs_per_worker=1, num_envs=2, max_lag=0, collection_batch_size=4, patience=1.0
-    )
+    monkeypatch.setattr(pool, "SHORTEST_PATIENCE", 0.5)  # lane 0 may lose the processor for a while
+    config = replace(TWO, max_lag=0, patience=1.0)
     with gated.playing(config, spec(8, lanes=2), snapshot(0)) as collector:
         chunks = gather(collector, 16)  # lane 0 writes the share of lane 1
         from_gated = [chunk for chunk in chunks if chunk.origin.worker == 1]
-        assert sum(chunk.rows for chunk in from_gated) == 2
+        assert rows_of(from_gated) == 2
         assert collector.oldest() is None, "the learner does not wait for it"
         collector.publish(snapshot(1), 16)
         gated.gate.touch()
         chunks = gather(collector, 16)
         assert {chunk.version for chunk in chunks} == {1}
-        deadline = time.monotonic() + 20.0
-        while not collector.rows().dropped and time.monotonic() < deadline:  # lane 0 may have written all of them
-            time.sleep(0.001)
-            chunks += collector.collect(wait=False)
+        take_until(collector, chunks, lambda: bool(collector.rows().dropped))
         assert collector.rows().dropped == {"stale": 1}
         for version in range(2, 100):
             if late := [chunk for chunk in chunks if chunk.origin.worker == 1]:
@@ -129,30 +128,27 @@ def test_the_row_of_a_step_that_takes_too_long_is_dropped(
             collector.publish(snapshot(version), 16 * version)
             chunks += gather(collector, 16)
         assert late
-        assert all(chunk.origin.sequence > from_gated[-1].origin.sequence + 1 for chunk in late), (
-            "the sequence shows the gap"
-        )
+        last = from_gated[-1].origin.sequence
+        assert all(chunk.origin.sequence > last + 1 for chunk in late), "the sequence shows the gap"
 
 
 def test_the_learner_waits_for_a_step_within_its_patience(
     gated: GatedLanes, snapshot: Weights, spec: Callable[..., CollectSpec]
 ) -> None:
-    config = ContinuousConfig(
-        workers=2, envs_per_worker=1, num_envs=2, max_lag=0, collection_batch_size=4, patience=1e9
-    )
+    config = replace(TWO, max_lag=0, patience=1e9)
     with gated.playing(config, spec(8, lanes=2), snapshot(0)) as collector:
         chunks = gather(collector, 12)  # lane 1 still has a fragment of four rows
         assert collector.oldest() == 0
         gated.gate.touch()
         chunks += gather(collector, 4)
-        assert sum(chunk.rows for chunk in chunks) == 16
+        assert rows_of(chunks) == 16
         while collector.oldest() is not None:
             assert collector.collect(wait=True) == []
         assert collector.rows().dropped == {}
 
 
 def test_new_weights_close_a_fragment(gated: GatedLanes, snapshot: Weights, spec: Callable[..., CollectSpec]) -> None:
-    config = ContinuousConfig(workers=2, envs_per_worker=1, num_envs=2, max_lag=4, collection_batch_size=50)
+    config = replace(TWO, max_lag=4, collection_batch_size=50)
     with gated.playing(config, spec(100, lanes=2), snapshot(0)) as collector:
         gather(collector, 50)
         collector.publish(snapshot(1), 0)
@@ -160,19 +156,19 @@ def test_new_weights_close_a_fragment(gated: GatedLanes, snapshot: Weights, spec
         from_lane_1: list[Any] = []
         while len(from_lane_1) < 2:
             from_lane_1 += [chunk for chunk in collector.collect(wait=True) if chunk.origin.worker == 1]
-    assert (from_lane_1[0].version, from_lane_1[0].rows) == (0, 3), (
-        "two rows and the one of the gated step, then no more of the old weights"
-    )
+    # two rows and the one of the gated step, then no more of the old weights
+    assert [(chunk.version, chunk.rows) for chunk in from_lane_1[:1]] == [(0, 3)]
     assert from_lane_1[1].version == 1
 
 
-def test_invalid_options_are_refused() -> None:
-    with pytest.raises(UsageError, match="--max-lag must not be negative"):
-        ContinuousConfig(max_lag=-1)
-    with pytest.raises(UsageError, match="--patience must be positive"):
-        ContinuousConfig(patience=0)
-    with pytest.raises(UsageError, match="--max-queue-size must be positive"):
-        ContinuousConfig(max_queue_size=0)
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("max_lag", "--max-lag must not be"), ("patience", "--patience must"), ("max_queue_size", "--max-q")],
+)
+def test_invalid_options_are_refused(option: str, text: str) -> None:
+    invalid: dict[str, Any] = {option: -1}
+    with pytest.raises(UsageError, match=text):
+        ContinuousConfig(**invalid)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +213,6 @@ def test_sizes_that_cannot_be_as_asked_say_so(given: dict[str, Any], steps: int,
     assert config.fragment_steps(batch) == steps
 
 
-# -------------------------------------------------------------------------------------------------------------------- turns
-
-
 def in_turn(spec: CollectSpec, turns: int) -> CollectSpec:
     return replace(spec, workers=replace(spec.workers, turns=turns))
 
@@ -230,9 +223,8 @@ def test_a_few_workers_act_at_a_time_and_every_lane_gets_its_turns(
     config = ContinuousConfig(workers=6, envs_per_worker=1, num_envs=6, max_lag=1000, collection_batch_size=4)
     with config.build(factory, in_turn(spec(8, lanes=6), 2)) as collector:
         collector.publish(snapshot(0), 0)
-        begun, deadline = set[int](), time.monotonic() + LIMIT
-        while len(begun) < 6 and time.monotonic() < deadline:
-            begun |= {chunk.origin.worker for chunk in collector.collect(wait=True)}
+        first: list[Any] = []
+        take_until(collector, first, lambda: len({chunk.origin.worker for chunk in first}) == 6)
         chunks = gather(collector, 6 * 40)
         wire = wire_of(collector)
         assert sum(version >= 0 for version in wire.permits.pacing.announced()) <= 2
@@ -256,9 +248,6 @@ def test_the_turn_of_a_worker_that_hangs_is_lent(
         chunks = gather(collector, 8)
         assert {chunk.origin.worker for chunk in chunks} == {1}
         gated.start.touch()
-        deadline = time.monotonic() + LIMIT
-        while {chunk.origin.worker for chunk in chunks} != {0, 1} and time.monotonic() < deadline:
-            chunks += collector.collect(wait=True)
-        assert {chunk.origin.worker for chunk in chunks} == {0, 1}
+        take_until(collector, chunks, lambda: rows_of(chunks, 0) > 0)
         rows = collector.rows()
-    assert rows.produced == rows.queued + rows.open + sum(chunk.rows for chunk in chunks)
+    assert rows.produced == rows.queued + rows.open + rows_of(chunks)

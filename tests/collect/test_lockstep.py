@@ -14,7 +14,7 @@ import pytest
 from freewheel.collect.lockstep import BARRIER, LockstepConfig, processes_pay
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.core import Chunk, Env, Snapshot
-from freewheel.envs.gym import GymConfig, GymLoop
+from freewheel.envs.gym import GymConfig
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.probe import measured
 from freewheel.testing.conformance import check_collector
@@ -52,28 +52,6 @@ def test_it_collects_what_sequential_collects(
             assert [(one.seed, one.ret) for one in ours.episodes] == [(one.seed, one.ret) for one in theirs.episodes]
 
 
-class RecordingMaker:
-    """Makes envs and records the calls and how many envs are open."""
-
-    def __init__(self, world: Callable[..., gymnasium.Env[Any, Any]], **args: Any) -> None:
-        self.config = GymConfig(id=world.__name__, args=args, factory=world)
-        self.calls: list[tuple[int, bool]] = []
-        self.open = 0
-
-    def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env:
-        self.calls.append((len(lanes), processes))
-        env = self.config.make(lanes)  # never in processes: only the arguments matter here
-        assert isinstance(env, GymLoop)
-        closed, self.open = env.close, self.open + 1
-
-        def close() -> None:
-            self.open -= 1
-            closed()
-
-        env.close = close  # type: ignore[method-assign]
-        return env
-
-
 class Hiccups(Counter):
     """Cheap, except for one slow step."""
 
@@ -107,9 +85,14 @@ def test_auto_places_lanes_by_the_cost_of_one(
 def test_a_given_placement_is_used_without_a_measurement(
     placement: Literal["inline", "processes"], processes: bool
 ) -> None:
-    make = RecordingMaker(Counter)
+    calls: list[tuple[int, bool]] = []
+
+    def make(lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env:
+        calls.append((len(lanes), processes))
+        return GymConfig(id="Counter", factory=Counter).make(lanes)  # only the arguments matter here
+
     LockstepConfig(4, placement).planned(cost(1.0)).place(make, range(4)).close()
-    assert make.calls == [(4, processes)]
+    assert calls == [(4, processes)]
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,6 @@ def test_lanes_stay_in_this_process(factory: RunnerFactory, spec: Callable[[int]
 
     with SequentialConfig(num_envs=3).build(replace(factory, make=make), spec(1)):
         pass
+    assert SequentialConfig().num_envs == 1
     assert isinstance(SequentialConfig().place(make, range(2)), GymLoop)
     assert asked == [(range(3), False), (range(2), False)]
-
-
-def test_one_lane_is_the_default() -> None:
-    assert SequentialConfig().num_envs == 1

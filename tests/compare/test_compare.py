@@ -8,46 +8,74 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from freewheel.bench.measure import Measurement, Order
 from freewheel.cli.main import main
-from freewheel.compare import table
+from freewheel.compare import comparison, table
 from freewheel.compare.command import usual_folder
 from freewheel.compare.results import Results
 from freewheel.compare.summary import summarised
+from freewheel.compare.trainings import measuring
 from freewheel.compare.trainings.cases import Case, Given
-from freewheel.compare.trainings.measuring import jobs
 from freewheel.compare.verdict import judged
+from freewheel.errors import MeasureError
+from freewheel.plots import picture
+from freewheel.timeline.chrome import TRACE, encode
 from freewheel.timeline.model import Timeline
-from tests.support.comparison import measured
+from tests.support.comparison import measured, row
 from tests.support.places import ROOT
 from tests.support.runs import IDENTITY, assert_balanced
+from tests.support.timelines import made
+from tests.support.trainers import wait_until
 
-SMALL = ("--num-envs", "4", "--num-steps-per-env", "16", "--steps", "256", "--repeats", "1", "--workers", "2")
+SMALL = ("--num-envs", "4", "--num-steps-per-env", "16", "--steps", "256", "--repeats", "1")
+NO_LICENCE = "RuntimeError: this simulator has no licence for another process"
 
 
+def pretended(order: Order, watch: Callable[[Any], None] = lambda _: None) -> Measurement:
+    """In place of a training in a process of its own, as `freewheel.bench.measure.measure` would return it."""
+    order.path.mkdir(parents=True)
+    if order.name.startswith("batch"):
+        raise MeasureError(f"every worker was given up\n\n{NO_LICENCE}")
+    (order.path / TRACE).write_bytes(encode(made()))
+    return row("sequential", 1, 1000.0, trained=256, produced=256, updates=4, dropped={})
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Trainings are made up, and no pictures are drawn."""
+    for module in (comparison, measuring):
+        monkeypatch.setattr(module, "measure", pretended)
+    monkeypatch.setattr(picture, "write", lambda *_, **__: None)
+    return monkeypatch
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("trainings", ["made up", pytest.param("real", marks=pytest.mark.system)])
 def test_a_mode_that_fails_is_explained_and_the_others_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest, trainings: str
 ) -> None:
+    if trainings == "made up":
+        request.getfixturevalue("quick")
     out = tmp_path / "out"
     env = "tests.support.faulty_worlds:NotInWorkers"
-    code = main(["compare", env, "--modes", "sequential,batch", *SMALL, "--out", str(out)])
+    code = main(["compare", env, "--modes", "sequential,batch", "--workers", "2", *SMALL, "--out", str(out)])
     shown = capsys.readouterr().out
     assert code == 3
     results = Results.read(out)
-    assert [row.mode for row in results.rows] == ["sequential"]
-    for row in results.rows:
-        assert (row.trained, row.updates) == (256, 4)
-        assert_balanced(vars(row))
+    assert [(row.mode, row.trained, row.updates) for row in results.rows] == [("sequential", 256, 4)]
+    assert_balanced(vars(results.rows[0]))
     failed = results.case("batch").failed
     assert failed is not None
-    assert "no licence for another process" in failed
+    assert NO_LICENCE in failed
     assert "batch failed: every worker was given up" in shown
-    assert "RuntimeError: this simulator has no licence for another process\n" in shown
+    assert f"{NO_LICENCE}\n" in shown
     assert "Equal work by the ledger: 256 rows trained and 4 updates in each of 1 training." in shown
     assert results.recommendation is not None
     assert results.recommendation.command in shown
@@ -56,66 +84,42 @@ def test_a_mode_that_fails_is_explained_and_the_others_are_reported(
     assert f"{results.summary[0].steps_per_s.median:,.0f}" in text
     assert {path.name for path in (out / "runs").iterdir()} == {"sequential-r1", "sequential-timeline", "batch-r1"}
     assert set(results.timelines) == {"sequential"}
-    drawn = Timeline.from_json(results.timelines["sequential"])
-    assert {"step", "update"} <= set(drawn.kinds())
+    assert {"step", "update"} <= set(Timeline.from_json(results.timelines["sequential"]).kinds())
     assert results.recommendation.command in html.unescape((out / "report.html").read_text())
 
 
-def test_a_dry_run_says_what_would_be_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_interrupt_leaves_what_is_there(
+    tmp_path: Path, quick: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    sys.path.insert(0, str(ROOT))
-    try:
-        assert main(["compare", IDENTITY, "--dry-run", "--modes", "sequential,episodes", *SMALL]) == 0
-    finally:
-        sys.path.remove(str(ROOT))
-    shown = capsys.readouterr().out
-    assert "--steps 256: 4 updates of 64 rows in every mode" in shown
-    assert "episodes has 4 workers instead of 2: one for each of the 4 envs" in shown
-    assert "\n2 trainings, eta 0:1" in shown
-    assert list(tmp_path.iterdir()) == []
+    def interrupted(order: Order, watch: Callable[[Any], None]) -> Measurement:
+        if order.name == "sequential-r2":
+            signal.raise_signal(signal.SIGINT)
+            watch(None)
+        return pretended(order)
+
+    quick.setattr(measuring, "measure", interrupted)
+    words = ["--modes", "sequential", *SMALL, "--repeats", "3", "--out", str(tmp_path / "out")]
+    assert main(["compare", IDENTITY, *words]) == 130
+    results = Results.read(tmp_path / "out")
+    assert (results.ended, len(results.rows)) == ("interrupted", 1)
+    assert "Interrupted: " in capsys.readouterr().out
 
 
-def test_ctrl_c_leaves_what_is_there_and_nothing_running(tmp_path: Path) -> None:
+@pytest.mark.system
+@pytest.mark.timeout(240)
+def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = [
-        "compare",
-        IDENTITY,
-        "--modes",
-        "sequential,lockstep",
-        "--num-envs",
-        "4",
-        "--out",
-        str(out),
-        "--repeats",
-        "2",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "freewheel",
-        *words,
-        "--num-steps-per-env",
-        "16",
-        "--steps",
-        "512",
-        "--no-timelines",
-    ]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (out / "compare.json").is_file():
-        time.sleep(0.05)
+    words = ["compare", IDENTITY, "--modes", "sequential,lockstep", *SMALL, "--repeats", "2", "--no-timelines"]
+    command = [sys.executable, "-m", "freewheel", *words, "--out", str(out)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    wait_until((out / "compare.json").is_file, 120.0, "no training has ended")
     process.send_signal(signal.SIGINT)
     shown, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    results = Results.read(out)
-    assert results.ended == "interrupted"
-    assert 1 <= len(results.rows) < 4
+    assert 1 <= len(Results.read(out).rows) < 4
     assert "Interrupted: " in shown
     assert (out / "table.md").is_file()
-    holders = [pid for pid in os.listdir("/proc") if pid.isdigit() and str(out) in _command_line(pid)]
-    assert holders == []
+    assert [pid for pid in os.listdir("/proc") if pid.isdigit() and str(out) in _command_line(pid)] == []
 
 
 def _command_line(pid: str) -> str:
@@ -123,6 +127,19 @@ def _command_line(pid: str) -> str:
         return Path("/proc", pid, "cmdline").read_text(errors="replace")
     except OSError:
         return ""
+
+
+def test_a_dry_run_says_what_would_be_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    assert main(["compare", IDENTITY, "--dry-run", "--modes", "sequential,episodes", "--workers", "2", *SMALL]) == 0
+    shown = capsys.readouterr().out
+    assert "--steps 256: 4 updates of 64 rows in every mode" in shown
+    assert "episodes has 4 workers instead of 2: one for each of the 4 envs" in shown
+    assert "\n2 trainings, eta 0:1" in shown
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -174,20 +191,14 @@ def test_every_mode_gets_the_options_that_it_has() -> None:
         IDENTITY, "--mode", "continuous", "--max-lag", "3", "--lr", "0.01", "--env.n", "5", "--workers", "2", "--num-envs", "8",
     )  # fmt: skip
     assert given.argv("lockstep", num_envs=8, lr=None) == (
-        IDENTITY,
-        "--mode",
-        "lockstep",
-        "--env.n",
-        "5",
-        "--num-envs",
-        "8",
-    )
+        IDENTITY, "--mode", "lockstep", "--env.n", "5", "--num-envs", "8",
+    )  # fmt: skip
 
 
 def test_repeats_are_interleaved_and_begin_with_another_mode_each() -> None:
     given = Given(IDENTITY, {})
     cases = [Case(label=mode, mode=mode, given=given) for mode in ("sequential", "lockstep", "batch")]
-    planned = jobs(cases, {"batch": 2}, (5, 6))
+    planned = measuring.jobs(cases, {"batch": 2}, (5, 6))
     assert [(job.name, job.seed) for job in planned] == [
         ("sequential-r1", 5), ("lockstep-r1", 5), ("batch-r1", 5), ("batch-r1-2", 5),
         ("lockstep-r2", 6), ("batch-r2", 6), ("batch-r2-2", 6), ("sequential-r2", 6),

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-import shutil
-import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,10 +18,10 @@ import pytest
 from freewheel.cli.main import main
 from freewheel.compare import charts, report
 from freewheel.compare.results import CaseInfo, Results, Row
-from freewheel.compare.summary import summarised
 from freewheel.plots.numbers import duration, megabytes, number, percent, times
-from tests.support import comparisons
-from tests.support.runs import python
+from tests.support.browser import browser, complaints, eventually
+from tests.support.comparison import FIVE, full, measured, reported, rows
+from tests.support.timelines import made
 
 VOID = ("meta", "rect", "path", "circle", "wbr")
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
@@ -85,10 +83,10 @@ def middle(rows: list[Row], name: str) -> float:
 
 
 def test_numbers_of_the_table_are_those_of_the_rows() -> None:
-    results = comparisons.full()
+    results = full()
     found = page(results)
     base = {row.repeat: row.steps_per_s for row in results.rows if row.mode == "sequential"}
-    for mode in comparisons.MODES:
+    for mode in FIVE:
         rows = [row for row in results.rows if row.mode == mode]
         expected = {
             "episodes_per_s": number(middle(rows, "episodes_per_s")),
@@ -104,12 +102,7 @@ def test_numbers_of_the_table_are_those_of_the_rows() -> None:
             "startup_s": duration(middle(rows, "startup_s")),
         }
         assert {key: found.cells[mode, key] for key in expected} == expected
-    assert len(found.cells) == len(comparisons.MODES) * len(expected)
-
-
-def test_raw_rows_are_all_there_to_six_digits() -> None:
-    results = comparisons.full()
-    found = page(results)
+    assert len(found.cells) == len(FIVE) * len(expected)
     for at, row in enumerate(results.rows):
         for name, value in vars(row).items():
             if isinstance(value, int | float):
@@ -118,7 +111,7 @@ def test_raw_rows_are_all_there_to_six_digits() -> None:
 
 
 def test_bars_are_as_long_as_their_values() -> None:
-    results = comparisons.full()
+    results = full()
     card = report.html(results).partition("Env steps per second</h3>")[2].partition("</svg>")[0]
     widths = [float(width) for width in re.findall(r'class="bar c\d" x="0" y="\d+" width="([\d.]+)"', card)]
     rates = sorted((one.steps_per_s.median for one in results.summary), reverse=True)
@@ -126,17 +119,21 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert widths == pytest.approx([380 * rate / most for rate in rates], abs=0.06)
 
 
-def test_the_fastest_comes_first_and_the_recommended_is_marked() -> None:
-    found = page(comparisons.full())
-    rows = [given for given in found.of("tr") if given.get("data-mode")]
-    assert [row["data-mode"] for row in rows] == ["continuous", "episodes", "batch", "lockstep", "sequential"]
-    assert [row["data-mode"] for row in rows if row.get("class") == "chosen"] == ["continuous"]
-    assert "Continuous: 4,871\N{NO-BREAK SPACE}env steps/s, 5\N{NO-BREAK SPACE}% above episodes" in found.shown
+def test_the_fastest_comes_first_the_recommended_is_marked_and_a_variant_follows_its_mode() -> None:
+    results = reported()
+    case = CaseInfo(mode="batch, no overlap", title="one option changed", of="batch")
+    slower = [replace(row, mode=case.mode) for row in results.rows if row.mode == "sequential"]
+    found = page(reported(modes=(*results.modes, case), rows=(*results.rows, *slower)))
+    shown = [given for given in found.of("tr") if given.get("data-mode")]
+    names = ["continuous", "episodes", "batch", "batch, no overlap", "lockstep", "sequential"]
+    assert [row["data-mode"] for row in shown] == names
+    assert [row["data-mode"] for row in shown if row.get("class") == "chosen"] == ["continuous"]
+    assert "Continuous: 3.1x sequential, 7\N{NO-BREAK SPACE}% above episodes" in found.shown
     assert "freewheel train CartPole-v1 --mode continuous" in found.shown
 
 
 def test_nothing_is_fetched_and_only_our_script_runs() -> None:
-    text = report.html(comparisons.full())
+    text = report.html(full())
     found = Page(text)
     assert not [given for _, given in found.tags if {"src", "href", "srcset", "action", "data", "style"} & set(given)]
     assert not re.search(r"https?:|//[a-z]|url\(|@import|fetch\(|XMLHttpRequest|import\(|WebSocket", text)
@@ -147,7 +144,7 @@ def test_nothing_is_fetched_and_only_our_script_runs() -> None:
 
 
 def test_everything_of_the_user_is_escaped() -> None:
-    plain = comparisons.full()
+    plain = full()
     case = replace(
         plain.modes[1], mode=HOSTILE, title=HOSTILE, failed=HOSTILE, options={HOSTILE: HOSTILE}, command=HOSTILE,
         dependencies=(HOSTILE,),
@@ -162,7 +159,7 @@ def test_everything_of_the_user_is_escaped() -> None:
         recommendation=replace(plain.recommendation, sentence=HOSTILE, command=HOSTILE),
         pairs=(replace(plain.pairs[0], what=HOSTILE, sentence=HOSTILE, before=HOSTILE),),
         scale=replace(plain.scale, law=HOSTILE, verdict=(HOSTILE,), assumptions=(HOSTILE,)),
-        timelines={HOSTILE: json.loads(json.dumps(comparisons.timeline()).replace("worker 0", "</script><b>"))},
+        timelines={HOSTILE: json.loads(json.dumps(made().to_json()).replace("worker 0", "</script><b>"))},
     )  # fmt: skip
     found = page(hostile)
     assert not found.of("img")
@@ -171,100 +168,67 @@ def test_everything_of_the_user_is_escaped() -> None:
     assert found.shown.count(HOSTILE) >= 18
 
 
-def test_an_interrupted_comparison_says_so() -> None:
-    whole = comparisons.full()
-    assert "interrupted" not in page(whole).shown
-    rows = whole.rows[:7]
-    partial = comparisons.from_rows(rows, tuple(comparisons.MODES), repeats=3, ended="interrupted")
-    found = page(partial)
-    assert "This comparison was interrupted: it has 7 of at least 15 trainings" in found.shown
-    assert {mode for mode, _ in found.cells} == set(comparisons.MODES)
+@pytest.mark.parametrize("count", [7, 0])
+def test_an_interrupted_comparison_says_so(count: int) -> None:
+    assert "interrupted" not in page(reported()).shown
+    found = page(reported(rows=rows(FIVE)[:count], ended="interrupted"))
+    assert f"This comparison was interrupted: it has {count} of at least 15 trainings" in found.shown
+    assert {mode for mode, _ in found.cells} == (set(FIVE) if count else set())
+    assert found.shown.count("not measured") == (1 if count else 6), "CUDA graphs never are"
 
 
 def test_a_failed_mode_is_explained_and_the_others_are_shown() -> None:
-    rows = [row for row in comparisons.results().rows if row.mode != "episodes"]
     reason = "worker 2 died in step: Segmentation fault"
-    results = comparisons.from_rows(rows, tuple(comparisons.MODES), repeats=3, failed={"episodes": reason})
-    found = page(results)
+    whole = reported()
+    modes = tuple(replace(case, failed=reason) if case.mode == "episodes" else case for case in whole.modes)
+    found = page(reported(modes=modes, rows=tuple(row for row in whole.rows if row.mode != "episodes")))
     assert f"episodes failed.  {reason}" in found.shown
     assert "failed: see above" in found.shown
     assert ("episodes", "steps_per_s") not in found.cells
     assert found.cells["continuous", "speedup"] != "–"
 
 
-def test_one_mode_and_one_repeat() -> None:
-    results = comparisons.results(["continuous"], repeats=1)
-    found = page(results)
-    (row,) = results.rows
-    assert found.cells["continuous", "steps_per_s"] == number(row.steps_per_s)
-    assert found.cells["continuous", "speedup"] == "–"  # there is no sequential
-    text = report.html(results)
-    assert 'class="whisker' not in text
-    assert 'class="band' not in text
-
-
-def nothing(results: Results) -> Results:
-    """Every value that may be unknown is."""
-    unknown: dict[str, Any] = dict.fromkeys(
-        ("startup_s", "episodes_per_s", "return_final", "lag_mean", "lag_max", "memory_mb", "cpu_util", "gpu_util")
-    )
-    rows = [replace(row, **unknown, curve=(), shares={}, dropped={}) for row in results.rows]
-    made = comparisons.from_rows(rows, tuple(comparisons.MODES), ideal=None, repeats=3)
-    cases = tuple(CaseInfo(mode=case.mode, title="") for case in made.modes)
-    summary = tuple(replace(one, speedup=None, shares={}) for one in made.summary)
-    return replace(
-        made, modes=cases, summary=summary, hardware={}, equal_wall_s=None, recommendation=None, equal_work=""
-    )
+def test_one_mode_and_one_repeat_have_no_speed_up_and_no_spread() -> None:
+    results = reported({"continuous": (3100.0,)})
+    assert page(results).cells["continuous", "steps_per_s"] == "3,100"
+    assert page(results).cells["continuous", "speedup"] == "–"
+    assert not re.search('class="(whisker|band)', report.html(results))
+    assert "900 – 1,300" in page(reported({"batch": (900.0, 1000.0, 1300.0)})).shown
 
 
 def test_values_that_are_not_known_are_dashes() -> None:
-    found = page(nothing(comparisons.results()))
+    names = ("startup_s", "episodes_per_s", "return_final", "lag_mean", "lag_max", "memory_mb", "cpu_util", "gpu_util")
+    unknown: dict[str, Any] = dict.fromkeys(names)
+    bare = tuple(replace(row, **unknown, curve=(), shares={}, dropped={}) for row in rows(FIVE))
+    cases = tuple(CaseInfo(mode=mode, title="") for mode in FIVE)
+    results = reported(rows=bare, modes=cases, hardware={}, ideal=replace(measured().ideal, steps_per_s=None))
+    summary = tuple(replace(one, speedup=None, shares={}) for one in results.summary)
+    found = page(replace(results, summary=summary, equal_wall_s=None, recommendation=None, equal_work="", pairs=()))
     assert found.cells["batch", "steps_per_s"] != "–"
-    missing = (
-        "episodes_per_s",
-        "time_100k_episodes_s",
-        "speedup",
-        "efficiency",
-        "lag_max",
-        "memory_mb",
-        "cpu_util",
-        "startup_s",
-    )
+    missing = {*names, "time_100k_episodes_s", "speedup", "efficiency"} - {"lag_mean", "gpu_util"}
     assert {found.cells["batch", key] for key in missing} == {"–"}
     assert "None" not in found.shown
     assert "nan" not in found.shown.lower().replace("nanoseconds", "")
     assert "No recommendation" in found.shown
+    assert "measured apart" not in found.shown
 
 
-def test_a_comparison_that_has_nothing_yet() -> None:
-    results = comparisons.from_rows([], tuple(comparisons.MODES), repeats=3, ended="interrupted")
-    found = page(results)
-    assert "it has 0 of at least 15 trainings" in found.shown
-    assert found.shown.count("not measured") == 5
-
-
-def test_a_difference_within_noise_is_said() -> None:
-    results = comparisons.results()
+def test_noise_and_a_gpu_are_told_where_they_are() -> None:
+    results = reported()
     assert results.recommendation is not None
     near = replace(results, recommendation=replace(results.recommendation, within_noise=True))
+    with_gpu = page(reported(rows=tuple(replace(row, gpu_util=0.62) for row in results.rows)))
     assert "within noise" in page(near).shown
-    assert "within noise" not in page(results).shown
-
-
-def test_the_gpu_is_shown_where_there_is_one() -> None:
-    rows = [replace(row, gpu_util=0.62) for row in comparisons.results().rows]
-    with_gpu = page(comparisons.from_rows(rows, tuple(comparisons.MODES), repeats=3))
     assert "GPU use" in with_gpu.shown
     assert "GPU 62 %" in with_gpu.shown
-    assert "GPU use" not in page(comparisons.results()).shown
+    assert not re.search("within noise|GPU use", page(results).shown)
 
 
 def test_long_timelines_are_cut_and_the_page_stays_small() -> None:
     spans = [[round(at * 1e-4, 5), round((at + 1) * 1e-4, 5), at % 2] for at in range(25_000)]
-    rows = [{"name": f"worker {number}", "group": "envs", "spans": spans} for number in range(2)]
-    long = {"kinds": ["step", "infer"], "about": ["", ""], "rows": rows, "begin": 0.0, "seconds": 2.5}
-    results = comparisons.results(timelines={"batch": long, "continuous": long})
-    text = report.html(results)
+    lanes = [{"name": f"worker {number}", "group": "envs", "spans": spans} for number in range(2)]
+    long = {"kinds": ["step", "infer"], "about": ["", ""], "rows": lanes, "begin": 0.0, "seconds": 2.5}
+    text = report.html(reported(timelines={"batch": long, "continuous": long}))
     assert len(text) < 2_000_000
     assert "1 s of 2.5 s" in Page(text).shown
     packed = [json.loads(data) for data in re.findall(r'<script type="application/json">(.*?)</script>', text)]
@@ -272,20 +236,14 @@ def test_long_timelines_are_cut_and_the_page_stays_small() -> None:
 
 
 def test_a_damaged_timeline_costs_only_itself() -> None:
-    found = page(comparisons.results(timelines={"batch": {"rows": 3}, "continuous": comparisons.timeline()}))
+    found = page(reported(timelines={"batch": {"rows": 3}, "continuous": made().to_json()}))
     assert "the timeline of batch is no timeline" in found.shown
     assert len([given for given in found.of("div") if given.get("class") == "timeline"]) == 1
 
 
-def test_the_report_is_a_function_of_compare_json(tmp_path: Path) -> None:
-    results = comparisons.full()
-    results.write(tmp_path)
-    assert report.html(Results.read(tmp_path)) == report.html(results)
-
-
 def test_files_are_written_beside_each_other(tmp_path: Path) -> None:
     said: list[str] = []
-    written = report.write(comparisons.full(), tmp_path, said.append)
+    written = report.write(full(), tmp_path, said.append)
     names = ["cost", "learning", "scaling", "speed", "time", "timelines"]
     assert sorted(written) == [*(tmp_path / "plots" / f"{name}.png" for name in names), tmp_path / "report.html"]
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in written[1:])
@@ -293,7 +251,7 @@ def test_files_are_written_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_the_command_makes_the_report_of_a_folder_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = comparisons.results(["continuous", "sequential"], repeats=1, created="2026-11-16T17:06:02+01:00")
+    results = replace(full(), created="2026-11-16T17:06:02+01:00", scale=None, timelines={})
     written = results.write(tmp_path).read_bytes()
     assert main(["compare", "--report", str(tmp_path)]) == 0
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == report.html(results)
@@ -306,64 +264,32 @@ def test_the_command_makes_the_report_of_a_folder_again(tmp_path: Path, capsys: 
     assert capsys.readouterr().err == f"freewheel: {tmp_path}/plots/compare.json is missing\n"
 
 
-def test_without_matplotlib_the_page_is_written_and_one_line_says_what_to_install(tmp_path: Path) -> None:
-    comparisons.full().write(tmp_path)
-    code = """
-import sys
-sys.modules["matplotlib"] = None
-from pathlib import Path
-from freewheel.cli.main import main
-from freewheel.compare import charts, report
-from freewheel.compare.results import Results
-folder = Path(sys.argv[1])
-assert report.write(Results.read(folder), folder) == [folder / "report.html"]
-"""
-    assert (
-        python("-c", code, str(tmp_path)).stderr
-        == "freewheel: pictures need matplotlib: pip install 'freewheel[plot]'\n"
-    )
-    assert (tmp_path / "report.html").stat().st_size > 50_000
+def test_without_matplotlib_the_page_is_written_and_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert report.write(full(), tmp_path) == [tmp_path / "report.html"]
+    assert capfd.readouterr().err == "freewheel: pictures need matplotlib: pip install 'freewheel[plot]'\n"
 
 
 def test_the_law_is_drawn_as_measured_predicted_and_extrapolated() -> None:
-    results = comparisons.full()
+    results = full()
     here, elsewhere = charts.scaling(results)
     law, far, dots = (line for line in here.lines if line.label == "continuous")
     assert (law.style, far.style, dots.style) == ("line", "dashed", "dots")
     assert [x for x, _ in dots.points] == [1, 2, 4, 8]
     assert [x for x, _ in far.points] == [8, 10, 20, 50, 100, 200]  # it begins where the measurements end
     assert results.scale is not None
-    known = {(one.mode, one.workers): one for one in results.scale.points}
-    for workers, rate in dots.points:
-        measured = known["continuous", int(workers)].measured
-        assert measured is not None
-        assert rate == measured.median
+    known = {one.workers: one.measured for one in results.scale.points if one.mode == "continuous"}
+    assert [rate for _, rate in dots.points] == [one.median for one in known.values() if one is not None]
     assert [x for x, _ in elsewhere.lines[0].points] == [10, 20, 50, 100, 200]
     assert {"memory suffices", "continuous: up to 60 workers pay"} <= set(page(results).texts)
 
 
-def test_a_variant_follows_its_mode_and_is_not_ranked() -> None:
-    results = comparisons.results()
-    case = CaseInfo(mode="batch, no overlap", title="one option changed", of="batch")
-    rows = [replace(row, mode=case.mode) for row in results.rows if row.mode == "sequential"]
-    found = page(summarised(replace(results, modes=(*results.modes, case), rows=(*results.rows, *rows))))
-    names = [given["data-mode"] for given in found.of("tr") if given.get("data-mode")]
-    assert names == ["continuous", "episodes", "batch", "batch, no overlap", "lockstep", "sequential"]
-
-
-def test_spread_is_shown_where_repeats_differ() -> None:
-    rates = ((1, 900.0), (2, 1000.0), (3, 1300.0))
-    rows = [comparisons.row("batch", repeat, window_s=18432 / rate) for repeat, rate in rates]
-    results = comparisons.from_rows(rows, ["batch"], repeats=3)
-    assert "900 – 1,300" in page(results).shown
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None and os.environ.get("CI") != "true", reason="needs chromium")
+@pytest.mark.system
 def test_a_browser_draws_the_timelines_under_the_policy_of_the_page(tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(report.html(comparisons.full()), encoding="utf-8")
-    words = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    done = subprocess.run(
-        ["chromium", *words.split(), f"--user-data-dir={tmp_path / 'chromium'}", "--dump-dom", str(tmp_path / "report.html")],
-        capture_output=True, text=True, timeout=50, check=True,
-    )  # fmt: skip
-    assert done.stdout.count("<canvas") == 2
+    (tmp_path / "report.html").write_text(report.html(full()), encoding="utf-8")
+    with browser(tmp_path / "profile") as window:
+        window.get(f"file://{tmp_path / 'report.html'}")
+        eventually(lambda: len(window.find_elements("css selector", "canvas")) == 2)
+        assert complaints(window) == []

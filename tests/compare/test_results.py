@@ -21,18 +21,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert raw["rows"][0]["curve"][-1] == [raw["rows"][0]["wall_s"], 20_480, 200.0]
 
 
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(json.dumps({**measured().to_json(), "format": 2}))
-    with pytest.raises(FileError, match=r"format 2\): compare again"):
-        Results.read(tmp_path)
-
-
-def test_a_damaged_number_is_named(tmp_path: Path) -> None:
+def test_another_format_and_a_damaged_number_are_refused(tmp_path: Path) -> None:
     data = json.loads(json.dumps(measured().to_json()))
     data["rows"][2]["dropped"] = {"stale": "many"}
-    (tmp_path / FILE).write_text(json.dumps(data))
-    with pytest.raises(FileError, match=r"'stale' in dropped of rows .* should be a whole number, not 'many'"):
-        Results.read(tmp_path)
+    damaged = r"'stale' in dropped of rows .* should be a whole number, not 'many'"
+    for change, said in (({"format": 2}, r"format 2\): compare again"), ({}, damaged)):
+        (tmp_path / FILE).write_text(json.dumps(data | change))
+        with pytest.raises(FileError, match=said):
+            Results.read(tmp_path)
 
 
 def test_a_mode_that_was_not_compared_is_not_there() -> None:

@@ -8,13 +8,8 @@ import pytest
 
 from freewheel.compare.trainings.sizing import LEAST_UPDATES, START, Demand, size
 
-USUAL = Demand(
-    budget_s=60.0,
-    repeats=3,
-    envs=8,
-    steps_per_env=256,
-    rates={"sequential": 1024.0, "continuous": 4096.0},
-)
+RATES = {"sequential": 1024.0, "continuous": 4096.0}
+USUAL = Demand(budget_s=60.0, repeats=3, envs=8, steps_per_env=256, rates=RATES)
 
 
 def test_the_slowest_mode_fits_its_share_of_the_budget() -> None:

@@ -86,15 +86,8 @@ def test_what_is_given_stays(tmp_path: Path) -> None:
     config = from_argv(["X-v0", *given])
     assert settle(config, BOX) == config
     file = tmp_path / "config.json"
-    file.write_text(
-        json.dumps(
-            {
-                "num_steps_per_env": 50,
-                "ppo": {"minibatch": 100, "reward_scale": "none"},
-                "policy": {"normalize_obs": False},
-            }
-        )
-    )
+    options = {"ppo": {"minibatch": 100, "reward_scale": "none"}, "policy": {"normalize_obs": False}}
+    file.write_text(json.dumps(options | {"num_steps_per_env": 50}))
     read = settle(from_argv(["X-v0", "--config", str(file)]), BOX)
     assert read == config
     assert {read.sources[name] for name in NAMES} == {f"file {file}"}

@@ -27,6 +27,7 @@ from freewheel.learn.spec import ALGORITHMS
 from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
 from freewheel.rollout.factory import Timeouts
+from tests.support.places import LONG
 
 PRESETS = presets()
 DRONE = "freewheel/RoughDrone-v0"
@@ -191,7 +192,7 @@ CHOICES = st.fixed_dictionaries(
 ARGUMENTS = st.dictionaries(st.text("ab_.", min_size=1, max_size=4), JSON, max_size=2)
 
 
-@settings(max_examples=25)  # tyro reads the source of every option, every time
+@settings(max_examples=200 if LONG else 10)  # tyro reads the source of every option, every time
 @given(options=CHOICES, args=ARGUMENTS)
 def test_a_config_is_read_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any], args: dict[str, Any]
@@ -314,6 +315,8 @@ def test_what_a_file_or_python_or_a_preset_has_wrong_is_refused(
     file = tmp_path / "a.json"
     file.write_text('{"ppo": {"lrr": 1}}')
     assert refusal("A-v0", "--config", str(file)) == f"unknown option ppo.lrr in {file}; did you mean 'ppo.lr'?"
+    file.write_text('{"mode": []}')
+    assert refusal("A-v0", "--config", str(file)) == "--mode must be a word, not nothing"
     file.write_text('{"env_args": 3}')
     expected = f"env_args in {file} must be a table of the environment's arguments, not 3"
     assert refusal("A-v0", "--config", str(file)) == expected

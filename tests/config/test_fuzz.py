@@ -39,26 +39,8 @@ COSTS = {
 }
 WHOLE = (0, -1, 1, 2, 7, 64, 10**3, 10**6, 10**9, 10**12, 2**31, 2**63, 10**30)
 REAL = ("nan", "inf", "-inf", 0.0, -1.5, 0.5, 1.0, 1.5, 1e-300, 1e12, 1e300)
-ODD: tuple[Any, ...] = (
-    "",
-    "x",
-    "auto",
-    "none",
-    "True",
-    None,
-    True,
-    [],
-    [1, 2],
-    [[1]],
-    {"a": 1},
-    "../..",
-    "0x10",
-    "1e5",
-    "é",
-    "a b",
-    "--steps",
-    "\n",
-)
+ODD: tuple[Any, ...] = ("", "x", "auto", "none", "True", "../..", "0x10", "1e5", "é", "a b", "--steps", "\n")
+ODD += (None, True, [], [1, 2], [[1]], {"a": 1})
 
 
 def value(rng: random.Random, kind: Any) -> Any:

@@ -38,16 +38,13 @@ def test_every_option_that_is_typed_is_understood() -> None:
     hints = typing.get_type_hints(arguments.TrainOptions)
     assert {"steps", "mode", "ppo", "sac", "mbpo", "policy", "env_args", "num_envs", "step_timeout"} <= hints.keys()
     assert not hints.keys() & set(inspect.signature(freewheel.train).parameters)
-    given: arguments.TrainOptions = {
-        "steps": 7,
-        "policy": {"hidden": [3, 4]},
-        "ppo": {"target_kl": None},
-        "context": [[1, 2]],
-    }
+    given: arguments.TrainOptions = {"steps": 7, "ppo": {"target_kl": None}, "context": [[1, 2]]}
+    given["policy"] = {"hidden": [3, 4]}
     config = from_options("CartPole-v1", given)
     assert (config.run.budget.steps, config.policy.hidden, config.run.context) == (7, (3, 4), ((1.0, 2.0),))
 
 
+@pytest.mark.system
 def test_mypy_tells_right_calls_from_wrong_ones(tmp_path: Path) -> None:
     """Only the signature is followed, so that neither numpy nor torch has to be analysed."""
     lines = ["from pathlib import Path", "from freewheel import Hook, train", *CALLS]

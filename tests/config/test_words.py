@@ -16,46 +16,29 @@ from freewheel.learn.spec import ALGORITHMS
 from freewheel.policies.spec import PolicyConfig
 
 #: A valid value of every option that a word stands for, other than its default.
-VALUES = {
+VALUES: dict[str, object] = {
     "algo": "sac",
     "env": "Pendulum-v1",
     "run": "mine",
     "wandb_project": "mine",
     "runs_dir": "there",
-    "steps": 7,
-    "episodes": 7,
-    "eval_episodes": 7,
-    "num_envs": 4,
-    "num_steps_per_env": 7,
-    "collection_batch_size": 7,
-    "workers": 4,
-    "envs_per_worker": 3,
 }
-LEARNED: dict[str, object] = {
-    "lr": 0.5,
-    "gae_lambda": 0.5,
-    "clip": 0.5,
-    "entropy": 0.5,
-    "temperature": 0.5,
-    "value": 0.25,
-    "max_grad_norm": 2.0,
-}
-LEARNED |= {"epochs": 3, "minibatch": 32, "batch": 32, "buffer": 5000, "normalize_advantage": False, "hidden": (5, 6)}
+VALUES |= dict.fromkeys(("steps", "episodes", "eval_episodes", "num_steps_per_env", "collection_batch_size"), 7)
+VALUES |= {"num_envs": 4, "workers": 4, "envs_per_worker": 3}
+LEARNED: dict[str, object] = dict.fromkeys(
+    ("lr", "gae_lambda", "clip", "entropy", "temperature", "gamma", "tau", "target_kl"), 0.5
+)
+LEARNED |= dict.fromkeys(("priority_alpha", "priority_beta", "entropy_share"), 0.3)
+LEARNED |= {"value": 0.25, "max_grad_norm": 2.0, "epochs": 3, "minibatch": 32, "batch": 32, "buffer": 5000, "n_step": 3}
 LEARNED |= {
+    "normalize_advantage": False,
+    "hidden": (5, 6),
     "activation": "relu",
     "normalize_obs": True,
-    "gamma": 0.5,
-    "tau": 0.5,
     "learning_starts": 77,
-    "target_kl": 0.5,
-    "n_step": 3,
-    "priority_alpha": 0.3,
-    "priority_beta": 0.3,
-    "entropy_share": 0.3,
 }
-NEEDED = {
-    key: {"sac.priority": "td"} for key in ("priority_alpha", "priority_beta")
-}  # without which an option has no effect
+#: Without which an option has no effect.
+NEEDED = {key: {"sac.priority": "td"} for key in ("priority_alpha", "priority_beta")}
 
 OWNERS: dict[str, type[Any]] = {"policy": PolicyConfig, **{algo.name: algo.config for algo in ALGORITHMS.values()}}
 KNOWN = {f"{owner}.{name}" for owner, kind in OWNERS.items() for name in flags.option_types(kind)}

@@ -26,8 +26,7 @@ from tests.support import worlds as testing
 from tests.support.worlds import Counter
 
 WORLDS = ["CartPole-v1", "Pendulum-v1"] + [
-    f"tests.support.worlds:{name}"
-    for name in ("Identity", "IdentityBox", "Drifting", "Counter", "MutatesBuffer", "Crawls")
+    f"tests.support.worlds:{name}" for name in ("Identity", "IdentityBox", "Drifting", "Counter", "MutatesBuffer")
 ]
 
 
@@ -51,8 +50,7 @@ def counter(lanes: range = range(1), **args: Any) -> Env:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_worlds_conform(world: str) -> None:
-    args = {"seconds": 0.0} if world.endswith("Crawls") else {}
-    check_env(GymConfig(world, args).make)
+    check_env(GymConfig(world).make)
 
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])
@@ -75,19 +73,6 @@ def test_rows_of_a_counter(ends: str) -> None:
         assert (step.reset_ns, step.failures) == (0, ())
 
 
-def test_one_lane_ends_while_another_goes_on() -> None:
-    lanes = range(2)
-    lengths = iter([1, 3])
-    env = GymConfig("Uneven", factory=lambda: Counter(next(lengths))).make(lanes)
-    env.reset(streams(lanes))
-    rows = []
-    for _ in range(3):
-        step, obs = turn(env)
-        rows.append((step.next_obs[:, 1].tolist(), obs[:, 1].tolist(), step.terminated.tolist()))
-    first, second = ([1, 1], [0, 1], [True, False]), ([1, 2], [0, 2], [True, False])
-    assert rows == [first, second, ([1, 3], [0, 0], [True, True])]
-
-
 def test_a_time_limit_truncates_and_none_keeps_the_ids_own() -> None:
     for world, args in ("tests.support.worlds:Counter", {"length": 9}), ("CartPole-v1", {}):
         env = GymConfig(world, args, max_episode_steps=2).make(range(1))
@@ -105,12 +90,7 @@ def test_reset_starts_the_streams_again() -> None:
     assert env.reset(streams(range(1))).tolist() == first.tolist()
     env.step(zeros(env))  # an end that nobody renews
     assert env.reset(streams(range(1))).tolist() == env.autoreset().tolist() == first.tolist()
-
-
-def test_a_step_allocates_no_step() -> None:
-    env = counter(length=1)
-    env.reset(streams(range(1)))
-    assert turn(env)[0] is turn(env)[0]
+    assert turn(env)[0] is turn(env)[0], "a step allocates no Step"
 
 
 def test_the_next_episode_begins_when_asked_for_and_once() -> None:
@@ -133,13 +113,9 @@ def test_the_next_episode_begins_when_asked_for_and_once() -> None:
         assert env.autoreset().tolist() == [[one.seed(1) % 1000, 0], [other.seed(0) % 1000, 1]]
         assert begun == [one.seed(1)]
         assert step.next_obs.tolist() == told == [[one.seed(0) % 1000, 1], [other.seed(0) % 1000, 1]]
-
-
-def test_the_spec_names_the_world() -> None:
-    spec = GymConfig("CartPole-v1", measures=()).make(range(3)).spec
-    assert (spec.name, spec.lanes, spec.obs_size, spec.obs_dtype) == ("CartPole-v1", 3, 4, "float32")
-    assert spec.slices == (Slice("obs", 0, 4, (4,)),)
-    assert (spec.action.kind, spec.action.size, spec.device, spec.one_per_process) == ("discrete", 2, "cpu", False)
+    for ends, counts in (([True, False], [0, 2]), ([True, True], [0, 0])):  # one lane ends while the other goes on
+        step, obs = turn(env)
+        assert (step.terminated.tolist(), obs[:, 1].tolist()) == (ends, counts)
 
 
 class Recorder(testing.IdentityBox):
@@ -164,13 +140,10 @@ def recorded(space: gymnasium.Space[Any], *actions: Any) -> list[Any]:
     return env.kept
 
 
-def test_discrete_actions_arrive_as_ints_from_start_on() -> None:
+def test_actions_arrive_scaled_in_the_envs_shape_and_stay_what_they_were() -> None:
     kept = recorded(Discrete(3, start=2), 0, 2)
     assert kept == [2, 4]
     assert [type(action) for action in kept] == [int, int]
-
-
-def test_box_actions_arrive_scaled_in_the_envs_shape_and_stay_what_they_were() -> None:
     space = Box(np.array([[-2.0], [0.0]]), np.array([[2.0], [10.0]]), dtype=np.float64)
     kept = recorded(space, [0.5, 0.5], [-5.0, 5.0], [0.0, 0.0])
     assert [action.tolist() for action in kept] == [[[1.0], [7.5]], [[-2.0], [10.0]], [[0.0], [5.0]]]
@@ -229,7 +202,7 @@ def failing(world: str, args: dict[str, Any], **options: Any) -> Env:
     return GymConfig(f"tests.support.worlds:{world}", args, **options).make(range(1, 4))
 
 
-def failure(env: Env, steps: int = 9, cause: str = "env_error") -> list[str]:
+def failure(env: Env, steps: int = 9) -> list[str]:
     def play() -> None:
         env.reset(streams(range(1, 4)))
         for _ in range(steps):
@@ -239,7 +212,7 @@ def failure(env: Env, steps: int = 9, cause: str = "env_error") -> list[str]:
     with pytest.raises(EnvError) as caught:
         play()
     assert str(caught.value) == caught.value.report
-    assert caught.value.cause == cause
+    assert caught.value.cause == "env_error"
     return caught.value.report.splitlines()
 
 
@@ -252,13 +225,10 @@ def test_an_env_that_raises_is_named_with_its_traceback() -> None:
     assert 'raise ValueError("boom")' in "\n".join(report)
     assert report[-1] == "ValueError: boom"
     assert not [line for line in report if "freewheel/envs" in line], "our own frames are of no use to the reader"
-
-
-def test_an_env_that_raises_in_reset_is_named() -> None:
     seed = training_episodes(0, 3).seed(0)
     report = failure(failing("Raises", {"at": 0, "only_seed": seed}))
-    where = f"(episode 0, seed {seed}, in reset)"
-    assert report[0] == f"lane 3 of tests.support.worlds:Raises raised ValueError: boom {where}"
+    assert report[0].startswith("lane 3 of tests.support.worlds:Raises raised ValueError: boom (episode 0, ")
+    assert report[0].endswith(f"seed {seed}, in reset)")
 
 
 def test_a_loop_can_be_used_again_after_a_failure() -> None:
@@ -267,20 +237,9 @@ def test_a_loop_can_be_used_again_after_a_failure() -> None:
     first = env.reset([training_episodes(0, lane, start=5) for lane in range(1, 4)])
     assert first.tolist() == [[training_episodes(0, lane, start=5).seed(0) % 1000, 0] for lane in range(1, 4)]
     assert env.step(np.ones(3, np.int64)).reward.tolist() == [1, 1, 1]
-
-
-def test_an_observation_of_the_wrong_shape_is_named() -> None:
-    seed = training_episodes(0, 1).seed(0)
-    report = failure(failing("WrongShape", {"at": 2, "only_seed": seed}), cause="shape")
-    where = f"(episode 0, seed {seed}, step 2, last action 1)"
-    complaint = "gave a wrong observation in step(): obs: expected shape (2,), got (1,)"
-    assert report == [f"lane 1 of tests.support.worlds:WrongShape {complaint} {where}"]
-
-
-def test_numbers_that_are_not_finite_pass_through() -> None:
     env = failing("ReturnsNaN", {"at": 1})
     env.reset(streams(range(1, 4)))
-    assert np.isnan(env.step(np.ones(3, np.int64)).next_obs).all()
+    assert np.isnan(env.step(np.ones(3, np.int64)).next_obs).all(), "numbers that are not finite are no failure here"
 
 
 SEEN = np.zeros(2, np.float32)
@@ -292,6 +251,7 @@ SEEN = np.zeros(2, np.float32)
         ((SEEN, 1.0, True, {}), "answer in step(): not enough values to unpack (expected 5, got 4)"),
         ((SEEN, None, False, False, {}), "answer in step(): the reward must be a number, not None"),
         ((None, 1.0, False, False, {}), "observation in step(): obs: expected an array of shape (2,), got None"),
+        ((SEEN[:1], 1.0, False, False, {}), "observation in step(): obs: expected shape (2,), got (1,)"),
         ((SEEN, 1.0, True, False, {}), "answer in step(): no 'score' in info"),
     ],
 )
@@ -308,14 +268,6 @@ def test_an_answer_that_breaks_the_api_is_named(answer: Any, text: str) -> None:
     assert caught.value.cause == "shape"
 
 
-def test_an_env_that_keeps_its_buffer_does_no_harm() -> None:
-    env = GymConfig("tests.support.worlds:MutatesBuffer", {"length": 2}).make(range(1))
-    env.reset(streams(range(1)))
-    env.step(zeros(env))
-    end, obs = turn(env)
-    assert (end.next_obs[0, 1], obs[0, 1]) == (2, 0)
-
-
 def test_lanes_must_be_alike() -> None:
     sizes = iter([2, 3])
     with pytest.raises(SetupError, match="lane 8 of Odd has other spaces than the lanes before it"):
@@ -329,8 +281,6 @@ class Broken(Counter):
 
 MISSING = gymnasium.error.DependencyNotInstalled('Box2D is not installed, run `pip install "gymnasium[box2d]"`')
 LISTING = "python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
-
-
 TOYS = "tests.support.worlds"
 BOX = ModuleNotFoundError("No module named 'box'", name="box")
 
@@ -339,14 +289,11 @@ BOX = ModuleNotFoundError("No module named 'box'", name="box")
     ("config", "text"),
     [
         (GymConfig("CartPol-v1"), "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
-        (GymConfig("CartPole-v9"), "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
         (GymConfig("Taxi-v3"), "unknown environment 'Taxi-v3'; did you mean 'Taxi-v4'"),  # outdated, and no warning
         (GymConfig("qqqqqqqq"), f"unknown environment 'qqqqqqqq'; {LISTING}"),
         (GymConfig("not an id!"), "cannot make 'not an id!': Malformed environment ID: not an id!."),
         (GymConfig("no.way:Env"), "cannot import 'no.way': there is no module 'no': install it"),
-        (GymConfig("nowhere:Env-v0"), "cannot import 'nowhere': there is no module 'nowhere'"),
         (GymConfig(f"{TOYS}:Countr"), f"'{TOYS}' has no factory 'Countr'; did you mean 'Counter'?"),
-        (GymConfig(f"{TOYS}:zzzzzz"), f"'{TOYS}' has no factory 'zzzzzz'"),
         (GymConfig("CartPole-v1", {"x": 1}), "CartPole-v1 does not accept the arguments {'x': 1}: CartPoleEnv.__init"),
         (GymConfig(f"{TOYS}:Counter", {"x": 1}), f"{TOYS}:Counter does not accept the arguments {{'x': 1}}: Counter."),
         (GymConfig("X", factory=Broken), "X does not accept the arguments {}: Broken.__init__() missing 1 required"),
@@ -396,13 +343,14 @@ def test_envs_made_before_a_failure_are_closed() -> None:
     assert sorted(closed) == [1, 2]
 
 
-def test_a_warning_on_the_way_to_an_env_is_passed_on() -> None:
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_warning_on_the_way_to_an_env_is_passed_on(processes: bool) -> None:
     def warns() -> Counter:
         warnings.warn("old", DeprecationWarning, stacklevel=1)
         return Counter()
 
     with pytest.warns(DeprecationWarning, match="old"):
-        GymConfig("Warns", factory=warns).make(range(1)).close()
+        GymConfig("Warns", factory=warns).make(range(1), processes=processes).close()
 
 
 def test_nonsense_is_refused_before_anything_starts() -> None:
@@ -427,12 +375,16 @@ def test_close_closes_every_env_once_even_if_one_refuses() -> None:
     assert len(closed) == len(set(map(id, closed))) == 3
 
 
-def test_only_the_first_lane_is_rendered() -> None:
+def test_the_spec_names_the_world_and_only_the_first_lane_is_rendered() -> None:
     env = GymConfig("CartPole-v1").make(range(4, 6), render_mode="rgb_array")
+    spec = env.spec
+    assert (spec.name, spec.lanes, spec.obs_size, spec.obs_dtype) == ("CartPole-v1", 2, 4, "float32")
+    assert spec.slices == (Slice("obs", 0, 4, (4,)),)
+    assert (spec.action.kind, spec.action.size, spec.device, spec.one_per_process) == ("discrete", 2, "cpu", False)
     env.reset(streams(range(4, 6)))
     picture = env.render()
     assert isinstance(picture, np.ndarray)
-    assert (picture.shape, str(picture.dtype)) == ((400, 600, 3), "uint8")
+    assert picture.shape == (400, 600, 3)
     assert isinstance(env, GymLoop)
     assert [lane.env.render_mode for lane in env._lanes] == ["rgb_array", None]
     env.close()

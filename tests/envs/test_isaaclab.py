@@ -101,10 +101,8 @@ def test_a_task_gets_our_settings_and_becomes_an_env(isaac: StandIn) -> None:
     assert isaac.launched == [{"device": "cpu", "visualizer": []}]
     env.reset([training_episodes(1, lane) for lane in range(3)])
     assert env.step(torch.zeros(3, 1)).reward.shape == (3,)
-
-
-def test_a_version_without_final_observations_hides_them(isaac: StandIn) -> None:
-    del isaac.settings.compute_final_obs
+    env.close()
+    del settings.compute_final_obs  # as in a version without it
     assert not CONFIG.make(range(2)).spec.has_final_obs
 
 
@@ -143,13 +141,10 @@ def test_isaac_lab_2_has_its_app_started_once(isaac: StandIn) -> None:
     assert isaac.launched == [{"headless": True, "device": "cpu"}]
 
 
-def test_a_window_is_asked_for_by_name(isaac: StandIn) -> None:
-    IsaacConfig(TASK, device="cpu", headless=False).make(range(1))
+def test_a_window_is_asked_for_and_a_task_may_name_the_module_that_registers_it(isaac: StandIn) -> None:
+    config = IsaacConfig(f"isaaclab:tests.support.isaac_like:{TASK}", device="cpu", headless=False)
+    assert config.make(range(1)).spec.lanes == 1
     assert isaac.launched == [{"device": "cpu", "visualizer": ["newton_gl"]}]
-
-
-def test_a_task_may_name_the_module_that_registers_it(isaac: StandIn) -> None:
-    assert IsaacConfig(f"isaaclab:tests.support.isaac_like:{TASK}", device="cpu").make(range(1)).spec.lanes == 1
 
 
 def test_without_isaac_lab_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,12 +185,9 @@ def test_the_tasks_own_error_is_told_without_its_settings(isaac: StandIn) -> Non
     assert first == f"isaaclab:{TASK} raised FileNotFoundError: ant.usd (in its constructor)"
 
 
-def test_a_misspelt_task_is_guessed(isaac: StandIn) -> None:
+def test_a_misspelt_task_is_guessed_and_a_process_a_lane_cannot_be_had(isaac: StandIn) -> None:
     with pytest.raises(SetupError, match=r"Isaac Lab has no task 'Stand-In-Dirct'; did you mean 'Stand-In-Direct'\?"):
         IsaacConfig("Stand-In-Dirct", device="cpu").make(range(1))
-
-
-def test_a_process_a_lane_cannot_be_had() -> None:
     with pytest.raises(SetupError, match="is one simulation"):
         CONFIG.make(range(2), processes=True)
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freewheel.core import SeedStream
 from freewheel.envs.gym import GymConfig
 from freewheel.envs.lane import raised
 from freewheel.envs.loop import GymLoop
@@ -33,31 +32,21 @@ class Odd(Identity):
         return obs, given["reward"], given["terminated"], given["truncated"], info
 
 
-def stream() -> SeedStream:
-    return training_episodes(0, 0)
-
-
 def stepped(**answer: Any) -> Any:
     env = GymConfig("Odd", factory=lambda: Odd(**answer)).make(range(1))
     try:
-        env.reset([stream()])
+        env.reset([training_episodes(0, 0)])
         return env.step(np.zeros(1, np.int64))
     finally:
         env.close()
 
 
-@pytest.mark.parametrize("flag", [None, "no", 2, -1, 0.0, 1.5, [], [True], np.array([True]), np.float32(1), object])
+@pytest.mark.parametrize("flag", [None, "no", 2, -1, 0.0, [True], np.array([True]), np.float32(1), object])
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
 def test_what_is_neither_true_nor_false_is_refused(name: str, flag: Any) -> None:
     with pytest.raises(EnvError, match=rf"wrong answer in step\(\): {name} must be True or False, not ") as caught:
         stepped(**{name: flag})
     assert caught.value.cause == "shape"
-
-
-@pytest.mark.parametrize("flag", [True, np.True_, 1, np.int64(1), np.array(True), np.uint8(1)])
-def test_other_kinds_of_true_are_fine(flag: Any) -> None:
-    step = stepped(terminated=flag)
-    assert step.terminated.tolist() == [True]
 
 
 @pytest.mark.parametrize("reward", [None, "1.0", b"1", [1.0], np.array([1.0]), np.array(["1"]), {}, 1j])
@@ -66,12 +55,11 @@ def test_what_is_no_number_is_no_reward(reward: Any) -> None:
         stepped(reward=reward)
 
 
-@pytest.mark.parametrize("reward", [2, 2.0, np.float64(2), np.float32(2), np.int64(2), np.array(2.0)])
-def test_other_kinds_of_numbers_are_fine(reward: Any) -> None:
-    assert stepped(reward=reward).reward.tolist() == [2.0]
-
-
-# --------------------------------------------------------------------------------------------------------------- exceptions
+def test_other_kinds_of_true_and_of_numbers_are_fine() -> None:
+    for flag in (True, np.True_, 1, np.int64(1), np.array(True), np.uint8(1)):
+        assert stepped(terminated=flag).terminated.tolist() == [True]
+    for reward in (2, 2.0, np.float64(2), np.float32(2), np.int64(2), np.array(2.0)):
+        assert stepped(reward=reward).reward.tolist() == [2.0]
 
 
 @pytest.mark.parametrize(("error", "text"), ERRORS.values(), ids=ERRORS.keys())

@@ -1,22 +1,12 @@
-"""Makes tests.support importable, also in worker processes."""
+"""The server that starts commands without the seconds that their imports take."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-ROOT = str(Path(__file__).resolve().parents[2])
-if ROOT not in sys.path:
-    sys.path.insert(0, ROOT)
-
-from tests.support.warm import Server, warm_server  # noqa: E402
+from tests.support.warm import Server, shared_server
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """Starts commands without the seconds that their imports take."""
-    with warm_server() as server:
-        yield server
+def server() -> Server:
+    return shared_server()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.chaos import Killer, Trial, idle, trial, world
 from tests.support.places import LONG
-from tests.support.trainers import wait_until
+from tests.support.trainers import LIMIT, wait_until
 
 WORKERS, STEPS, ROWS = 4, 16, 64  # ROWS = WORKERS x STEPS is S
 PAUSE_S = 60.0 if LONG else 0.2
@@ -40,7 +40,10 @@ CAPACITIES: list[tuple[str, dict[str, int], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "options", "capacity"), CAPACITIES if LONG else CAPACITIES[:3])
+@pytest.mark.parametrize(
+    ("mode", "options", "capacity"),
+    [CAPACITIES[0], *(pytest.param(*one, marks=pytest.mark.system) for one in CAPACITIES[1:])],
+)
 def test_when_the_learner_stops_the_workers_stop(mode: str, options: dict[str, int], capacity: int) -> None:
     """Exactly at the configured limit; they continue when the learner continues."""
     with trial(world("Certified"), mode, workers=WORKERS, num_envs=WORKERS, **options) as on:
@@ -60,13 +63,13 @@ def test_the_last_step_may_exceed_the_limit_by_less_than_its_lanes() -> None:
         assert 0 <= standstill(on) - 7 * 12 <= 2
 
 
-@pytest.mark.parametrize(("max_lag", "updates"), [(None, 2), *[(1, 2)] * LONG])
-def test_when_the_learner_stops_no_more_episodes_are_begun(max_lag: int | None, updates: int) -> None:
+@pytest.mark.parametrize("max_lag", [None, pytest.param(1, marks=pytest.mark.system)])
+def test_when_the_learner_stops_no_more_episodes_are_begun(max_lag: int | None) -> None:
     """A number of batches; episodes under way are played to their end, of 25 steps at most."""
     options = {} if max_lag is None else {"max_lag": max_lag}
     with trial(world("Certified"), "episodes", workers=WORKERS, num_envs=WORKERS, **options) as on:
         on.publish()
-        assert updates * ROWS <= standstill(on) < updates * ROWS + WORKERS * 25
+        assert 2 * ROWS <= standstill(on) < 2 * ROWS + WORKERS * 25
         on.learn(5)
         assert on.dropped.keys() <= (set() if max_lag is None else {"stale"})  # of the last episodes begun
 
@@ -77,27 +80,26 @@ def test_no_worker_has_more_fragments_waiting_than_slots() -> None:
     with trial(world("Certified"), "episodes", workers=WORKERS, num_envs=WORKERS, **options) as on:
         on.publish()
         assert standstill(on) <= WORKERS * 4 * 2
-        on.run_for(0.3)
+        on.run(lambda: on.delivered > WORKERS * 4 * 2)
         assert on.dropped == {}
 
 
-@pytest.mark.parametrize("kills", [False, True])
+@pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.system)])
 def test_dropped_rows_of_a_full_queue_are_counted(kills: bool) -> None:
     """With a slow learner; and the same while workers are killed."""
     options = {"max_queue_size": 8, "collection_batch_size": 4, "max_lag": 30, "overflow": "drop-oldest"}
     args = {"seconds": 0.0002}
     with trial(world("Certified"), "continuous", workers=WORKERS, num_envs=WORKERS, env_args=args, **options) as on:
         on.wait_for_workers()
-        with Killer(on.supervisor, rate=4.0 if kills else 1e-9) as killer:
-            end = time.monotonic() + (30.0 if LONG else 1.5)
-            while time.monotonic() < end:
-                time.sleep(0.02)
+        with Killer(on.supervisor, rate=8.0 if kills else 1e-9) as killer:
+            begun = time.monotonic()
+            while on.dropped.get("overflow", 0) <= 100 or (kills and len(killer.kills) < (50 if LONG else 2)):
+                assert time.monotonic() < begun + LIMIT
+                time.sleep(0.02)  # a learner that is slow
                 rows = on.balance()
                 assert rows.queued + rows.open <= on.learner.rows().queued + WORKERS * 2 * 4
                 on.tick()
         on.run(lambda: on.supervisor.restarts == len(killer.kills))
         on.learn(3)
-        assert on.dropped["overflow"] > 100
         assert on.dropped.keys() <= {"overflow", "stale"}
         assert on.audit.gaps > 0  # the sequence shows the dropped fragments
-        assert bool(killer.kills) == kills

@@ -28,7 +28,7 @@ from tests.support.hostile import CHECKPOINTS
 from tests.support.places import LONG
 from tests.support.runs import train
 
-TRIALS = 1000 if LONG else 150
+TRIALS = 1000 if LONG else 100
 #: What may be damaged without changing anything that is read: rows for people, and what only says who writes.
 UNREAD = ("metrics.jsonl", ".lock", "targets.json")
 

@@ -99,7 +99,7 @@ def test_one_failed_write_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     """The n-th call fails, for every n: it is made good at once."""
     disk = FailingDisk(monkeypatch)
     disk.error = error
-    step = 1 if LONG else 2 * len(ERRORS)
+    step = 1 if LONG else 3 * len(ERRORS)
     for number in range(ERRORS.index(error) % step, MOST, step):
         disk.calls, disk.failing = 0, {number}
         if (ended := attempt(tmp_path / str(number))) is None:

@@ -14,7 +14,7 @@ from freewheel.cli import main as cli
 from freewheel.errors import EnvError
 from freewheel.run.checkpoints import checkpoint
 from freewheel.seeding import tree
-from tests.support.chaos import MODES, finite, tokens, trial, world
+from tests.support.chaos import finite, modes, tokens, trial, world
 from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV
 
@@ -111,8 +111,8 @@ def test_a_run_whose_lanes_all_fail_ends_with_the_envs_own_traceback(
 @pytest.mark.parametrize(
     ("world", "what"),
     [
-        (["tests.support.worlds:Hangs"], "did not answer within 1 s"),
-        (["tests.support.worlds:Hangs", "--env.deaf", "true"], "did not answer within 1 s"),
+        pytest.param(["tests.support.worlds:Hangs"], "did not answer within 0.5 s", marks=pytest.mark.system),
+        (["tests.support.worlds:Hangs", "--env.deaf", "true"], "did not answer within 0.5 s"),
         (["tests.support.worlds:Dies"], "died (exit code -9)"),
     ],
     ids=["hangs", "hangs, ignores SIGTERM", "dies"],
@@ -120,52 +120,49 @@ def test_a_run_whose_lanes_all_fail_ends_with_the_envs_own_traceback(
 def test_a_process_that_hangs_or_dies_ends_the_run_in_time(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], world: list[str], what: str
 ) -> None:
-    output, summary = failed_run(tmp_path, capfd, *world, "--placement", "processes", "--step-timeout", "1")
+    output, summary = failed_run(tmp_path, capfd, *world, "--placement", "processes", "--step-timeout", "0.5")
     assert f"lane 2 of {world[0]} {what} (episode 1, seed {FAULTY_SEED}, step 3, last action" in output
     assert_accounted(tmp_path, summary, produced=32 + 2 * 4)
-    (row,) = map(json.loads, (tmp_path / "faulty" / "metrics.jsonl").read_text().splitlines())
-    assert summary["wall_s"] - row["wall_s"] < 1 + 1  # time-out + 1 s after the first chunk was learned
 
 
 def test_an_env_that_cannot_start_leaves_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("Raises", "Dies", "Hangs"):
         argv = [f"tests.support.worlds:{name}", "--env.at", "0", "--placement", "processes"]
-        assert cli.main(["train", *argv, "--reset-timeout", "1", "--runs-dir", str(tmp_path)]) == 1
+        assert cli.main(["train", *argv, "--reset-timeout", "0.5", "--runs-dir", str(tmp_path)]) == 1
         answer = capfd.readouterr().err.splitlines()[0]
         assert re.match(rf"freewheel: (lane 0 of )?tests.support.worlds:{name} .*reset.*seed 0", answer)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_from_python_the_error_is_raised_after_the_summary_is_written(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"num_envs": 1, "steps": 64, "evals": 0, "run": "x", "placement": "inline"}
+    options: dict[str, Any] = {"num_envs": 1, "steps": 64, "evals": 0, "run": "x", "placement": "inline", "seed": SEED}
     options["env_args"] = {"spared": MEASURED}
-    options["seed"] = SEED
     with pytest.raises(EnvError, match=r"no lane of tests\.support\.worlds:Breaks is left: (.|\n)*ValueError: boom"):
         freewheel.train("tests.support.worlds:Breaks", quiet=True, runs_dir=tmp_path, **options)
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["ended"] == "failed"
 
 
-def test_a_bug_of_ours_is_in_the_summary_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("where", "error", "dropped"),
+    [
+        ("freewheel.run.evaluation.players.scored", ZeroDivisionError("of ours"), {}),
+        ("freewheel.learn.ppo.numpy_engine.NumpyEngine.improve", MemoryError("too large"), {"shutdown": 128}),
+    ],
+)
+def test_a_bug_of_ours_is_in_the_summary_and_the_rows_of_an_update_that_fails_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, dropped: dict[str, int]
+) -> None:
     def broken(*_: Any) -> None:
-        raise ZeroDivisionError("of ours")
+        raise error
 
-    monkeypatch.setattr("freewheel.run.evaluation.players.scored", broken)
-    with pytest.raises(ZeroDivisionError):
-        freewheel.train("tests.support.worlds:Counter", quiet=True, steps=64, runs_dir=tmp_path, run="x")
+    monkeypatch.setattr(where, broken)
+    few = {"num_envs": 2, "num_steps_per_env": 64, "steps": 128}
+    with pytest.raises(type(error)):
+        freewheel.train("tests.support.worlds:Counter", quiet=True, runs_dir=tmp_path, run="x", options=few)
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())
-    assert (summary["ended"], summary["exit_code"], summary["error"]) == ("failed", 1, "of ours")
-
-
-def test_the_rows_of_an_update_that_fails_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
-        raise MemoryError("too large")
-
-    monkeypatch.setattr("freewheel.learn.ppo.numpy_engine.NumpyEngine.improve", broken)
-    few = {"num_envs": 2, "num_steps_per_env": 64}
-    with pytest.raises(MemoryError):
-        freewheel.train("tests.support.worlds:Counter", quiet=True, evals=0, runs_dir=tmp_path, run="x", options=few)
-    summary = json.loads((tmp_path / "x" / "summary.json").read_text())
-    assert (summary["produced"], summary["trained"], summary["dropped"]) == (128, 0, {"shutdown": 128})
+    assert (summary["ended"], summary["exit_code"], summary["error"]) == ("failed", 1, str(error))
+    assert (summary["produced"], summary["dropped"]) == (128, dropped)
+    assert summary["trained"] == 128 - sum(dropped.values())
 
 
 # ----------------------------------------------------------------------------------------- workers
@@ -174,7 +171,7 @@ def test_the_rows_of_an_update_that_fails_are_counted(tmp_path: Path, monkeypatc
 PLACE = r"episode \d+, seed \d+, step \d+, last action [01]"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", modes("batch"))
 def test_an_env_that_raises_sometimes_does_not_stop_training(
     mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,7 +203,7 @@ REPORTS = (
 )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", modes("episodes"))
 def test_invalid_answers_are_dropped_and_reported(mode: str, tmp_path: Path) -> None:
     """Every invalid answer drops a row (in episodes, also the earlier rows of its episode)."""
     args = {"how": "invalid answers", "at": 12, "folder": tokens(tmp_path, 8)}
@@ -247,7 +244,7 @@ def test_a_worker_whose_only_lane_was_given_up_is_given_up() -> None:
         assert on.shown.count("worker 1 ended (exit code 4) and is replaced\nno lane of") == 2
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", modes("continuous"))
 def test_an_env_may_overwrite_its_last_observation(mode: str) -> None:
     with trial(world("ReusesArray"), mode, workers=2, num_envs=2) as on:
         on.learn(10)

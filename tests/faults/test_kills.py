@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from freewheel.seeding import tree
-from tests.support.chaos import MODES, Killer, every, finite, kill, tokens, trial, used_tokens, world
+from tests.support.chaos import Killer, every, finite, kill, modes, tokens, trial, used_tokens, world
 from tests.support.places import LONG
 from tests.support.trainers import SEED, alive
 
 WORKERS = 8
-KILLING_S, RATE = (60.0, 0.8) if LONG else (1.5, 6.0)  # seconds, kills a second
+KILLING_S, RATE = 60.0, 0.8 if LONG else 12.0  # seconds in the long form, kills a second
+KILLS = int(RATE * KILLING_S / 3) if LONG else 5
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("batch", {}),
     ("continuous", {}),
@@ -30,7 +31,9 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "options"), KINDS if LONG else KINDS[:3])
+@pytest.mark.parametrize(
+    ("mode", "options"), [*(pytest.param(*kind, marks=pytest.mark.system) for kind in KINDS[: None if LONG else 3])]
+)
 def test_many_kills_lose_and_repeat_no_row(mode: str, options: dict[str, Any]) -> None:
     with trial(world("Certified"), mode, **{"workers": WORKERS, "num_envs": WORKERS, **options}) as on:
         on.wait_for_workers()
@@ -38,43 +41,39 @@ def test_many_kills_lose_and_repeat_no_row(mode: str, options: dict[str, Any]) -
         undisturbed = on.run_for(KILLING_S) if LONG else 0
         on.longest_wait, before = 0.0, on.learner.version
         with Killer(on.supervisor, RATE) as killer:
-            rows = on.run_for(KILLING_S)
+            rows = on.run_for(KILLING_S) if LONG else 0
+            on.run(lambda: len(killer.kills) >= KILLS and on.learner.version > before + 10)
         ended = time.monotonic()
-        assert on.learner.version > before + 10
         on.run(lambda: on.supervisor.restarts == len(killer.kills))
         on.run(lambda: len(on.audit.incarnations(since=ended)) == WORKERS)  # all workers act again
-        assert len(killer.kills) >= RATE * KILLING_S / 3
         assert on.collector.summary()["worker_restarts"] == len(killer.kills)
         assert on.collector.summary()["workers_lost"] == 0
         lost = {(loss.worker, loss.incarnation): loss for loss in on.supervisor.losses}
         assert lost.keys() == {(one.worker, one.incarnation) for one in killer.kills}
         assert all("was killed (SIGKILL" in loss.reason for loss in lost.values())
-        late = [lost[one.worker, one.incarnation].seen - one.at for one in killer.kills]
-        assert (np.quantile(late, 0.99) if LONG else max(late)) < (0.1 if LONG else 0.5)
-        assert (
-            on.dropped.keys() <= {"batch": set(), "continuous": {"stale"}, "episodes": {"stale", "worker_death"}}[mode]
-        )
+        expected = {"batch": set[str](), "continuous": {"stale"}, "episodes": {"stale", "worker_death"}}
+        assert on.dropped.keys() <= expected[mode]
         assert on.dropped or not on.audit.gaps  # there is a gap only where a row was dropped
         if LONG:
+            late = [lost[one.worker, one.incarnation].seen - one.at for one in killer.kills]
+            assert np.quantile(late, 0.99) < 0.1
             assert rows > 0.7 * undisturbed
             assert on.longest_wait < 2.0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", modes("batch"))
 def test_all_workers_act_again_after_all_were_killed(mode: str) -> None:
     with trial(world("Certified"), mode, workers=WORKERS, num_envs=WORKERS) as on:
         on.wait_for_workers()
         on.learn(3)
-        killed = time.monotonic()
         for slot in on.supervisor.slots:
             assert kill(slot, [])
         on.run(lambda: on.audit.incarnations() == dict.fromkeys(range(WORKERS), 1))
-        assert time.monotonic() - killed < 5.0
         assert len(on.supervisor.losses) == on.supervisor.restarts == WORKERS
         on.learn(3)
 
 
-@pytest.mark.parametrize("mode", MODES if LONG else ["continuous"])
+@pytest.mark.parametrize("mode", modes("continuous") if LONG else ["continuous"])
 def test_workers_are_replaced_if_the_forkserver_dies(mode: str) -> None:
     """They outlive it, but their deaths could not be detected, so they are killed and replaced."""
     with trial(world("Certified"), mode, workers=4, num_envs=4) as on:
@@ -105,9 +104,8 @@ def test_an_env_that_ends_its_process_is_reported_and_replaced(
     args = {"how": how, "only": 1, "at": 4, "folder": tokens(tmp_path, 2)}
     with trial(world("Faulty"), mode, workers=3, num_envs=3, env_args=args) as on:
         on.run(lambda: on.audit.incarnations().get(1) == 2)
-        assert (
-            [loss.worker for loss in on.supervisor.losses] == [used.worker for used in used_tokens(tmp_path)] == [1, 1]
-        )
+        assert [loss.worker for loss in on.supervisor.losses] == [1, 1]
+        assert [used.worker for used in used_tokens(tmp_path)] == [1, 1]
         on.run(lambda: on.shown.count(f"worker 1 {reason}") == on.shown.count("and is replaced") == 2)
 
 
@@ -120,7 +118,7 @@ def test_an_episode_that_kills_its_worker_is_skipped(mode: str, at: int) -> None
     ) as on:
         deaths = 2 if mode == "episodes" else 1
         on.run(lambda: len(on.supervisor.losses) == deaths)
-        on.learn(20)
+        on.learn(10)
         assert (len(on.supervisor.losses), on.supervisor.given_up) == (deaths, 0)
         worker = on.supervisor.losses[0].worker
         on.run(lambda: on.audit.incarnations().get(worker) == deaths)
@@ -134,7 +132,8 @@ def test_a_wave_does_not_wait_for_a_worker_that_was_given_up(options: dict[str, 
         on.learn(5)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.system
+@pytest.mark.parametrize("mode", modes("batch"))
 def test_all_kinds_of_faults_together(mode: str) -> None:
     """Envs that raise, give invalid answers, sleep, crash and exit, in workers that are killed: no row is broken or repeated."""
     lanes = 1 if mode == "episodes" else 2
@@ -142,12 +141,11 @@ def test_all_kinds_of_faults_together(mode: str) -> None:
     with trial(world("Faulty"), mode, env_args={"how": "anything", "rate": 0.01}, **options) as on:
         on.wait_for_workers()
         with Killer(on.supervisor, rate=2.0):
-            on.run_for(120.0 if LONG else 1.0)
+            on.run_for(120.0 if LONG else 0.5)
+            on.run(lambda: bool(on.supervisor.losses and {"nan", "shape"} & on.dropped.keys()))
         on.learn(1)
         assert on.dropped.keys() <= {"env_error", "nan", "shape", "stale", "worker_death"}
-        assert {"nan", "shape"} & on.dropped.keys()
         assert finite(on.learner.snapshot())
-        assert on.supervisor.losses
 
 
 # ----------------------------------------------------------------------------------------- out of memory

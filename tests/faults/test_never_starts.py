@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,16 @@ from tests.support.trainers import SMALL_ARGV
 
 WORKERS = 3
 MANY = 100  # tokens: more than will be used
-STEPS = 6_000  # of which the others have some left when a worker has been tried for the last time
+STEPS = 4_000  # of which the others have some left when a worker has been tried for the last time
 
 
 def train(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str, *argv: str, steps: int = 400
-) -> tuple[int, str, float]:
-    """The exit code of a training, its error output, and its seconds."""
+) -> tuple[int, str]:
+    """The exit code of a training, and its error output."""
     options = ["--mode", mode, "--workers", str(WORKERS), "--num-envs", str(WORKERS), "--steps", str(steps)]
-    began = time.monotonic()
     code = cli.main(["train", *argv, *options, *SMALL_ARGV, "--runs-dir", str(tmp_path / "runs"), "--run", "x"])
-    return code, capfd.readouterr().err, time.monotonic() - began
+    return code, capfd.readouterr().err
 
 
 def summary(tmp_path: Path) -> dict[str, Any]:
@@ -46,34 +44,33 @@ def test_an_env_that_cannot_be_built_starts_nothing(
     mode: str, name: str, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is surveyed in a separate process first."""
-    code, output, took = train(tmp_path, capfd, mode, f"tests.support.worlds:{name}", "--env.at", "0")
+    code, output = train(tmp_path, capfd, mode, f"tests.support.worlds:{name}", "--env.at", "0")
     assert (code, output.startswith(f"freewheel: {what}")) == (1, True), output
-    assert took < 10.0
     assert not (tmp_path / "runs").exists()
+
+
+FAULTY = "tests.support.faulty_worlds:Faulty"
+HANGS = f"it did not return within 1.5 s from its constructor (lane {{}} of {FAULTY})"
 
 
 @pytest.mark.parametrize(
     ("mode", "how", "what"),
-    every(
-        ("raises", "it ended (exit code 1)\nlane {} of tests.support.faulty_worlds:Faulty raised ValueError: boom"),
-        ("is killed", "it was killed (SIGKILL)"),
-        (
-            "hangs",
-            "it did not return within 0.8 s from its constructor (lane {} of tests.support.faulty_worlds:Faulty)",
-        ),
-    ),
+    [
+        ("batch", "raises", f"it ended (exit code 1)\nlane {{}} of {FAULTY} raised ValueError: boom"),
+        ("continuous", "is killed", "it was killed (SIGKILL)"),
+        pytest.param("episodes", "hangs", HANGS, marks=pytest.mark.system),
+    ],
 )
 def test_an_env_that_no_worker_can_build_fails_soon(
     mode: str, how: str, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tokens(tmp_path / "faults", MANY)
     argv = [world("Faulty"), "--env.how", how, "--env.at", "-1", "--env.folder", folder]
-    timeout = ["--construct-timeout", "0.8"] if how == "hangs" else []
-    code, output, took = train(tmp_path, capfd, mode, *argv, *timeout)
+    timeout = ["--construct-timeout", "1.5"] if how == "hangs" else []
+    code, output = train(tmp_path, capfd, mode, *argv, *timeout)
     assert code == summary(tmp_path)["exit_code"] == 1
     start = "freewheel: every worker was given up, the last one because "
     assert any(output.startswith(start + what.format(lane)) for lane in range(WORKERS)), output
-    assert took < 10.0
     tried = Counter(used.worker for used in used_tokens(tmp_path / "faults"))
     assert tried == {0: 3, 1: 3, 2: 3} or (how == "hangs" and tried < Counter({0: 3, 1: 3, 2: 3}))  # killed at the end
     if how == "raises":
@@ -88,24 +85,29 @@ def test_if_every_lane_was_given_up_the_run_fails_with_the_error_of_the_env(
     mode: str, how: str, at: str, error: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """After any number of steps."""
-    code, output, took = train(tmp_path, capfd, mode, world("Faulty"), "--env.how", how, "--env.at", at, steps=10**6)
+    code, output = train(tmp_path, capfd, mode, world("Faulty"), "--env.how", how, "--env.at", at, steps=10**6)
     assert code == summary(tmp_path)["exit_code"] == 1
     assert output.startswith("freewheel: every worker was given up, the last one because it ended (exit code 4)\n")
     assert "no lane of tests.support.faulty_worlds:Faulty is left: lane " in output
     assert error in output
     assert how != "raises" or output.rstrip().endswith("ValueError: boom")
-    assert took < 10.0
 
 
-@pytest.mark.parametrize(("mode", "how", "at"), every(("raises", "-1"), ("is killed", "3"), ("nan", "4")))
+@pytest.mark.parametrize(
+    ("mode", "how", "at"),
+    [
+        ("batch", "raises", "-1"),
+        pytest.param("continuous", "is killed", "3", marks=pytest.mark.system),
+        pytest.param("episodes", "nan", "4", marks=pytest.mark.system),
+    ],
+)
 def test_training_finishes_without_workers_that_were_given_up(
     mode: str, how: str, at: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     argv = [world("Faulty"), "--env.how", how, "--env.at", at, "--env.only", "1"]
-    code, output, took = train(tmp_path, capfd, mode, *argv, steps=STEPS)
+    code, output = train(tmp_path, capfd, mode, *argv, steps=STEPS)
     found = summary(tmp_path)
     assert (code, found["exit_code"], found["ended"]) == (3, 3, "steps"), output
     assert (found["workers_lost"], found["worker_restarts"]) == (1, 2)
     assert found["env_steps"] >= STEPS
     assert found["trained"] >= STEPS - WORKERS * 16
-    assert took < 20.0

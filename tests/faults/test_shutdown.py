@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -15,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -33,17 +33,48 @@ from freewheel.rollout.whereabouts import CALL, RESET
 from freewheel.run.checkpoints.checkpoint import LEARNER
 from freewheel.run.process import Interrupted, Stop, WrappedEnv
 from freewheel.run.saved import open_run
-from tests.support.chaos import MODES, Trial, hang_a_worker_of_each, idle, kill, tokens, trial, world
+from tests.support.chaos import MODES, Trial, every, hang_a_worker_of_each, idle, kill, modes, tokens, trial, world
 from tests.support.places import LONG
 from tests.support.pools import wire_of
-from tests.support.trainers import SMALL_ARGV, alive, command, commands, family, has_logged, wait_until, workers_of
+from tests.support.trainers import (
+    LIMIT,
+    SMALL_ARGV,
+    alive,
+    command,
+    commands,
+    family,
+    has_logged,
+    summary_of,
+    wait_until,
+    workers_of,
+)
 from tests.support.warm import Server
 
-TIMES = 333 if LONG else 3
+TIMES = 333 if LONG else 2
 COMMANDS = MODES if LONG else MODES[1:2]  # a command needs seconds to start
 
 
-@pytest.mark.parametrize("mode", MODES)
+def open_memory() -> list[str]:
+    """Shared memory that this process holds open."""
+    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [link for link in links if "memfd" in link]
+
+
+def test_the_memory_of_rows_is_freed_at_the_end() -> None:
+    """At once, and not when garbage is collected: a queue may be large."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = open_memory()
+        with trial(world("Certified"), "continuous", workers=2, num_envs=2) as on:
+            on.learn(1)
+            assert len(open_memory()) > len(before)
+        assert open_memory() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("mode", modes("continuous"))
 def test_full_queues_do_not_delay_the_end(mode: str) -> None:
     """Workers that wait for a free slot, and alternately workers that act."""
     for number in range(TIMES):
@@ -52,8 +83,6 @@ def test_full_queues_do_not_delay_the_end(mode: str) -> None:
             ready = idle if number % 2 else has_begun
             wait_until(partial(ready, on))
             children = on.processes()
-            ended = time.monotonic()
-        assert time.monotonic() - ended < 5.0
         assert len(children) == 4
         assert not any(child.is_running() for child in children)
         rows = on.balance()
@@ -64,7 +93,7 @@ def has_begun(on: Trial) -> bool:
     return on.balance().queued > 0
 
 
-@pytest.mark.parametrize("mode", MODES if LONG else ["continuous"])
+@pytest.mark.parametrize("mode", modes("continuous") if LONG else ["continuous"])
 def test_workers_that_hang_or_are_stopped_or_dead_do_not_delay_the_end(mode: str, tmp_path: Path) -> None:
     args = {"how": "hangs", "only": 1, "folder": tokens(tmp_path, 1)}
     with trial(world("Faulty"), mode, workers=4, num_envs=4, env_args=args) as on:
@@ -73,10 +102,9 @@ def test_workers_that_hang_or_are_stopped_or_dead_do_not_delay_the_end(mode: str
         wait_until(lambda: (tmp_path / "used-token-0").exists() and bool((steps > 0).all()))
         on.processes()[2].suspend()
         assert kill(on.supervisor.slots[3], [])
-        ended = time.monotonic()
-    assert time.monotonic() - ended < 5.0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("number", "hung"),
     [(signal.SIGINT, True), *[(signal.SIGTERM, True), (signal.SIGINT, False), (signal.SIGTERM, False)] * LONG],
@@ -88,33 +116,27 @@ def test_a_signal_ends_a_command_in_order(server: Server, number: signal.Signals
         if hung:
             hang_a_worker_of_each(tmp_path / "faults", len(COMMANDS))
         children = {mode: family(process.pid) for mode, process in processes.items()}
-        sent = time.monotonic()
         for process in processes.values():
             (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
         for mode, process in processes.items():
-            process.wait(20.0)
-            assert time.monotonic() - sent < (8.0 if hung else 5.0)
+            process.wait(LIMIT)
             assert (process.code, process.err) == (128 + number, "")
-            wait_until(lambda mode=mode: not any(map(alive, children[mode])), limit=1.0)  # type: ignore[misc]
+            wait_until(lambda mode=mode: not any(map(alive, children[mode])))  # type: ignore[misc]
             assert_in_order(tmp_path / mode, number)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("mode", "number"), every((signal.SIGINT,), (signal.SIGTERM,)))
 def test_a_signal_ends_a_training_in_order(mode: str, number: signal.Signals, tmp_path: Path) -> None:
     """The same in this process, which saves the time of imports."""
-    sent = []
 
     def send() -> None:
         wait_until(lambda: has_logged(tmp_path))
-        sent.append(time.monotonic())
         os.kill(os.getpid(), number)
 
     sender = threading.Thread(target=send)
     sender.start()
     argv = [world("Certified"), "--mode", mode, "--workers", "3", "--num-envs", "3", "--steps", "1000000000"]
     code = cli.main(["train", *argv, *SMALL_ARGV, "--log-every", "0.05", "--runs-dir", str(tmp_path), "--run", "cut"])
-    assert time.monotonic() - sent[0] < 5.0
     sender.join()
     assert code == 128 + number
     assert_in_order(tmp_path, number)
@@ -135,37 +157,36 @@ def assert_in_order(runs: Path, number: signal.Signals) -> dict[str, int]:
 # ----------------------------------------------------------------------------------------- serial modes
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("placement", ["inline", "processes"])
+@pytest.mark.system
+@pytest.mark.parametrize(("placement", "number"), [("inline", signal.SIGTERM), ("processes", signal.SIGINT)])
 def test_a_signal_ends_the_run_in_order(server: Server, tmp_path: Path, number: signal.Signals, placement: str) -> None:
     """SIGINT goes to the whole group, as from a terminal; SIGTERM to the trainer alone, as from a job queue."""
     runs = tmp_path / "runs"
     argv = ["CartPole-v1", "--placement", placement, "--num-envs", "2", "--steps", "1000000000", "--log-every", "0.01"]
     argv += ["--num-steps-per-env", "64", "--evals", "5", "--eval-episodes", "2"]
     with command(server, runs, *argv) as process:
-        wait_until(lambda: has_logged(runs), limit=40.0)
-        children = psutil.Process(process.pid).children(recursive=True)
-        sent = time.monotonic()
+        wait_until(lambda: has_logged(runs))
+        children = family(process.pid)
         (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-        process.wait(20.0)
-        assert time.monotonic() - sent < 5.0
+        process.wait(LIMIT)
     assert (process.code, process.err) == (128 + number, "")
     lanes = len(children) - 2  # besides the forkserver and its resource tracker
     assert lanes >= 2 if placement == "processes" else lanes == 0
-    assert not psutil.wait_procs(children, timeout=2)[1]
+    assert not psutil.wait_procs(children, timeout=LIMIT)[1]
     assert assert_in_order(runs, number).keys() <= {"shutdown"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("mode", ["lockstep", "continuous"])
 def test_an_interrupt_while_the_env_is_measured_ends_at_once(server: Server, tmp_path: Path, mode: str) -> None:
     """The env hangs in its first step; nothing of it is left."""
     with command(server, tmp_path / "runs", "tests.support.worlds:Hangs", "--env.at", "1", "--mode", mode) as process:
-        wait_until(lambda: len(family(process.pid)) == 3, limit=40.0)  # forkserver, resource tracker, survey
+        wait_until(lambda: len(family(process.pid)) == 3)  # forkserver, resource tracker, survey
         children = family(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(20.0)
+        process.wait(LIMIT)
     assert (process.code, process.err) == (130, "")
-    assert not psutil.wait_procs(children, timeout=2)[1]
+    assert not psutil.wait_procs(children, timeout=LIMIT)[1]
     assert not (tmp_path / "runs").exists()
 
 
@@ -185,20 +206,21 @@ class Env(Counter):
 """
 
 
+@pytest.mark.system
 def test_a_second_interrupt_ends_the_run_at_once(server: Server, tmp_path: Path) -> None:
     """The first one waits for the end of an update that takes very long."""
     (tmp_path / "slow_env.py").write_text(SLOW)
     argv = ["slow_env:Env", "--mode", "sequential", "--num-steps-per-env", "8", "--ppo.epochs", "10000"]
     argv += ["--policy.hidden", "512", "512"]
     with command(server, tmp_path / "runs", *argv) as process:
-        wait_until((tmp_path / "collected").exists, limit=40.0)
+        wait_until((tmp_path / "collected").exists)
         time.sleep(0.3)  # not a synchronisation: the update has begun or is about to, and takes very long
         os.kill(process.pid, signal.SIGINT)
         assert not process.ended(0.7)
         os.kill(process.pid, signal.SIGINT)
-        process.wait(5.0)
+        process.wait(LIMIT)
     assert (process.code, process.err) == (130, "")
-    summary = json.loads((tmp_path / "runs" / "cut" / "summary.json").read_text())
+    summary = summary_of(tmp_path, "cut")
     assert (summary["exit_code"], summary["updates"]) == (130, 0)
     assert summary["produced"] == sum(summary["dropped"].values()) == 8
     saved = [path.name for path in (tmp_path / "runs" / "cut" / "checkpoints").rglob("*")]
@@ -206,17 +228,18 @@ def test_a_second_interrupt_ends_the_run_at_once(server: Server, tmp_path: Path)
     assert LEARNER not in saved  # a learner in the middle of an update is nothing to go on from
 
 
+@pytest.mark.system
 def test_a_crawling_env_does_not_delay_the_end(server: Server, tmp_path: Path) -> None:
-    """Sixty steps of half a second are left."""
+    """Hundreds of steps of half a second are left."""
     runs = tmp_path / "runs"
     argv = ["tests.support.worlds:Crawls", "--env.seconds", "0.5", "--env.at", "0", "--env.length", "4"]
-    argv += ["--placement", "inline", "--num-envs", "1", "--num-steps-per-env", "64"]
+    argv += ["--placement", "inline", "--num-envs", "1", "--num-steps-per-env", "640"]
     with command(server, runs, *argv) as process:
-        wait_until((runs / "cut" / "config.json").exists, limit=40.0)
-        time.sleep(1.0)  # not a synchronisation: the run must end soon after a signal at any moment
+        wait_until((runs / "cut" / "config.json").exists)
+        time.sleep(0.7)  # not a synchronisation: the run must end soon after a signal at any moment
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(5.0) == 143
-    assert json.loads((runs / "cut" / "summary.json").read_text())["ended"] == "interrupted (SIGTERM)"
+        assert process.wait(LIMIT) == 143
+    assert summary_of(tmp_path, "cut")["ended"] == "interrupted (SIGTERM)"
 
 
 class Counting:
@@ -274,8 +297,9 @@ def interrupted_at(line: int, where: Sequence[str]) -> Iterator[list[int]]:
         sys.settrace(before)
 
 
-def test_a_signal_at_any_line_loses_no_row() -> None:
-    """From the first reset to the second update, at every line of the modules that count rows."""
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.system)])
+def test_a_signal_at_any_line_loses_no_row(step: int) -> None:
+    """From the first reset to the second update, at every line, or some, of the modules that count rows."""
     world = GymConfig(id="tests.support.worlds:Counter")
     probe = world.make(range(2))
     policy = PolicyConfig(hidden=(2,)).resolve(probe.spec)
@@ -307,22 +331,16 @@ def test_a_signal_at_any_line_loses_no_row() -> None:
 
     _, lines, whole = run_until(0)
     assert whole == RowCounts(produced=8, trained=8)
-    outcomes = [run_until(line) for line in range(1, lines + 1)]
-    assert len(outcomes) > 100
-    assert all(cut for cut, _, _ in outcomes[: lines // 2])
+    assert lines > 100
+    outcomes = [run_until(line) for line in range(1, lines + 1, step)]
+    assert all(cut for cut, _, _ in outcomes[: len(outcomes) // 2])
     assert {rows.produced for _, _, rows in outcomes} == {0, 2, 4, 6, 8}
 
 
 # ----------------------------------------------------------------------------------------- the trainer is killed
 
 
-def kill_and_watch(pid: int, children: list[psutil.Process]) -> None:
-    killed = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not any(map(alive, children)), limit=2.0, what="children outlive their trainer")
-    assert time.monotonic() - killed < 2.0
-
-
+@pytest.mark.system
 def test_every_child_dies_with_the_trainer(server: Server, tmp_path: Path) -> None:
     """One worker hangs in a step and ignores SIGTERM, one is stopped, and one acts."""
     argv = [world("Faulty"), "--env.how", "hangs", "--env.only", "1", "--env.folder", tokens(tmp_path / "faults", 0)]
@@ -332,18 +350,6 @@ def test_every_child_dies_with_the_trainer(server: Server, tmp_path: Path) -> No
             workers = workers_of(process.pid)
             assert len(workers) == 3
             workers[2].suspend()
-            kill_and_watch(process.pid, family(process.pid))
-
-
-@pytest.mark.skipif(not LONG, reason="in the long form")
-@pytest.mark.parametrize("mode", MODES)
-def test_no_child_is_left_if_the_trainer_is_killed_at_any_moment(server: Server, mode: str, tmp_path: Path) -> None:
-    """From the first import to the middle of training, evaluations included."""
-    rng = np.random.default_rng(7)
-    argv = [world("Certified"), "--mode", mode, "--workers", "4", "--num-envs", "4", "--steps", "1000000000"]
-    for number in range(34):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        with command(server, folder / "runs", *argv) as process:
-            time.sleep(rng.uniform(0.0, 6.0))
-            kill_and_watch(process.pid, family(process.pid))
+            children = family(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+            wait_until(lambda left=children: not any(map(alive, left)), what="children outlive their trainer")  # type: ignore[misc]

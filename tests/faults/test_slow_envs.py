@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import pytest
 
 import freewheel
-from tests.support.chaos import MODES, Trial, trial, world
+from freewheel.core import NDArray
+from tests.support.chaos import Trial, modes, trial, world
 from tests.support.places import LONG
+from tests.support.pools import wire_of
 from tests.support.trainers import SEED
 
 UPDATES = 400 if LONG else 8
@@ -32,8 +33,8 @@ def sleeping(mode: str, max_lag: int | None, **options: Any) -> Iterator[Trial]:
     ("mode", "max_lag"),
     [
         ("continuous", 0),
-        ("episodes", 1),
-        ("continuous", 2),
+        pytest.param("episodes", 1, marks=pytest.mark.system),
+        pytest.param("continuous", 2, marks=pytest.mark.system),
         *[("episodes", 0), ("continuous", 1), ("episodes", 2)] * LONG,
     ],
 )
@@ -54,6 +55,7 @@ def test_in_batch_the_lag_is_one_for_any_step_times() -> None:
         assert on.dropped == {}
 
 
+@pytest.mark.system
 def test_the_summary_shows_which_episodes_are_missing(tmp_path: Any) -> None:
     """Episodes with a long step are dropped more often: compare the seconds of produced and trained episodes."""
     result = freewheel.train(
@@ -76,41 +78,39 @@ def test_the_summary_shows_which_episodes_are_missing(tmp_path: Any) -> None:
 
 
 WORKERS = 8
-STEP_S = 0.005
-SHARE, WATCHED_S = (0.95, 15.0) if LONG else (0.4, 0.8)  # the machine may be busy
+STEP_S = 0.003
 
 
-@pytest.mark.parametrize("mode", ["continuous", "episodes"])
+@pytest.mark.parametrize("mode", ["continuous", pytest.param("episodes", marks=pytest.mark.system)])
 def test_other_workers_do_not_wait_for_a_slow_one(mode: str) -> None:
-    """As fast as 7 of 8 equal workers; in the short form, as 7 workers that only sleep."""
-    undisturbed = rows(mode, factor=1.0) if LONG else WORKERS * WATCHED_S / STEP_S
-    assert rows(mode, factor=100.0) > SHARE * (WORKERS - 1) / WORKERS * undisturbed
-
-
-def rows(mode: str, factor: float) -> float:
-    """Rows delivered in WATCHED_S seconds."""
-    args = {"seconds": STEP_S, "factor": factor}
+    """They take far more steps than the one whose steps take a hundred times as long."""
+    args = {"seconds": STEP_S, "factor": 100.0}
     with trial(world("Slow"), mode, workers=WORKERS, num_envs=WORKERS, env_args=args) as on:
         on.run(lambda: len(on.audit.incarnations()) >= WORKERS - 1)
         on.learn(2)
-        return on.run_for(WATCHED_S)
+        before = heartbeats(on)
+        on.run(lambda: bool((heartbeats(on)[1:] - before[1:]).min() >= 100))
+        assert (heartbeats(on) - before)[0] < 50
 
 
-@pytest.mark.parametrize("mode", MODES)
+def heartbeats(on: Trial) -> NDArray:
+    """Steps of each worker so far."""
+    return wire_of(on.collector).heartbeats.memory["steps"].copy()
+
+
+@pytest.mark.parametrize("mode", modes("continuous"))
 def test_only_the_slow_worker_is_reported(mode: str) -> None:
     with trial(world("Slow"), mode, workers=4, num_envs=4, env_args={"seconds": 0.0005, "only": 2}) as on:
-        began = time.monotonic()
         on.run(lambda: "slow" in on.shown)
-        assert time.monotonic() - began < 10.0
         on.run_for(0.3)
         reports = [text for text in on.messages if "slow" in text]
         assert [text.startswith("worker 2 is slow: ") for text in reports] == [True]
 
 
-@pytest.mark.parametrize("mode", MODES if LONG else ["continuous"])
+@pytest.mark.parametrize("mode", modes("continuous") if LONG else ["continuous"])
 def test_no_worker_is_reported_if_all_are_equally_slow(mode: str) -> None:
     """Even if a fragment takes longer than the window over which steps are averaged."""
     args = {"seconds": 0.4 if LONG else 0.03}
     with trial(world("Certified"), mode, workers=6, num_envs=6, env_args=args) as on:
-        on.run_for(20.0 if LONG else 0.8)
+        on.learn(2, limit=120.0)
         assert on.messages == []

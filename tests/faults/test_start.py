@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -71,14 +73,13 @@ def freewheel(folder: Path, *words: str, **variables: str) -> subprocess.Complet
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), **variables}
     command = ["env", "--default-signal=INT,HUP", sys.executable, *words]
     return subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=40, check=False, start_new_session=True
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=55, check=False, start_new_session=True
     )
 
 
 @pytest.mark.parametrize(
     ("module", "number"),
     [
-        ("importlib.metadata", signal.SIGINT),
         ("importlib.metadata", signal.SIGHUP),
         ("numpy", signal.SIGINT),
         ("tyro", signal.SIGTERM),
@@ -92,6 +93,7 @@ def test_a_signal_while_modules_are_imported_is_quiet(tmp_path: Path, module: st
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("number", "method", "count"),
     [
@@ -122,9 +124,27 @@ def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     assert freewheel(tmp_path, "-c", script).stdout == "on\n"
 
 
+Train: TypeAlias = Callable[[str, str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Train:
+    """Train in a shell, in this folder, with what follows the options."""
+
+    def train(options: str, redirected: str) -> subprocess.CompletedProcess[str]:
+        script = f"{sys.executable} -m freewheel train {options} {redirected}; exit ${{PIPESTATUS[0]}}"
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=55, check=False
+        )
+
+    return train
+
+
 SMALL = f"{IDENTITY} --num-envs 2 --num-steps-per-env 8 --steps 640 --log-every 0.000001 --evals 0 --run it"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("redirected", "told"),
     [
@@ -134,12 +154,8 @@ SMALL = f"{IDENTITY} --num-envs 2 --num-steps-per-env 8 --steps 640 --log-every 
         ("<&- >&- 2>&-", ""),
     ],
 )
-def test_a_run_goes_on_without_its_output(tmp_path: Path, redirected: str, told: str) -> None:
-    script = f"{sys.executable} -m freewheel train {SMALL} {redirected}; exit ${{PIPESTATUS[0]}}"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=40, check=False
-    )
+def test_a_run_goes_on_without_its_output(tmp_path: Path, trained: Train, redirected: str, told: str) -> None:
+    ended = trained(SMALL, redirected)
     assert (ended.returncode, ended.stderr) == (0, told)
     assert ended.stdout.count("\n") == (3 if "head" in redirected else 0)
     assert json.loads((tmp_path / "runs" / "it" / "summary.json").read_text())["env_steps"] == 640
@@ -156,15 +172,11 @@ class Loud(Identity):
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("mode", ["continuous --workers 1", "lockstep --placement processes"])
-def test_an_environment_that_prints_to_nobody_does_not_fail(tmp_path: Path, mode: str) -> None:
+def test_an_environment_that_prints_to_nobody_does_not_fail(tmp_path: Path, trained: Train, mode: str) -> None:
     (tmp_path / "loud.py").write_text(LOUD)
-    command = f"-m freewheel train {SMALL.replace(IDENTITY, './loud.py:Loud')} --mode {mode}"
-    script = f"{sys.executable} {command} | head -1; exit ${{PIPESTATUS[0]}}"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=40, check=False
-    )
+    ended = trained(f"{SMALL.replace(IDENTITY, './loud.py:Loud')} --mode {mode}", "| head -1")
     assert (ended.returncode, ended.stderr) == (0, "")
     summary = json.loads((tmp_path / "runs" / "it" / "summary.json").read_text())
     assert set(summary["dropped"]) <= {"shutdown"}

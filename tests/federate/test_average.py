@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freewheel.core import NDArray
+from freewheel.core import ActionSpec, EnvSpec, NDArray, Slice
 from freewheel.federate.average import Contribution, average, distance, joined, round_of, weights_of, without
 from freewheel.learn.moments import RunningMoments
 from freewheel.learn.spec import OBS_STATISTICS, POLICY
 from freewheel.policies.spec import PolicyConfig
-from tests.support.federation import toy_world
 
 NUMBERS = st.floats(-1e3, 1e3, width=32)
 
@@ -73,7 +72,8 @@ def test_a_part_can_be_taken_out_of_a_whole() -> None:
 
 
 def test_the_weights_of_a_checkpoint_read_observations_by_the_pooled_statistics() -> None:
-    policy = PolicyConfig(hidden=(2,), normalize_obs=True).resolve(toy_world())
+    world = EnvSpec("toy", 2, 3, "float32", (Slice("policy", 0, 3, (3,)),), ActionSpec("discrete", 2))
+    policy = PolicyConfig(hidden=(2,), normalize_obs=True).resolve(world)
     rows = np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 7.0]])
     learned = {f"{POLICY}norm.mean": np.zeros(3, np.float32), f"{POLICY}norm.scale": np.ones(3, np.float32)}
     weights = weights_of(learned | {OBS_STATISTICS: statistics(rows), "critics": np.zeros(4)}, policy)

@@ -13,31 +13,31 @@ import pytest
 import freewheel
 from freewheel.cli.main import main
 from freewheel.run.checkpoints import checkpoint
-from tests.support.places import LONG
 
 pytest.importorskip("ray")
 
-OPTIONS = ["--num-envs", "4", "--num-steps-per-env", "32", "--steps", "10240", "--evals", "2", "--eval-episodes", "4"]
+OPTIONS = ["--num-envs", "4", "--num-steps-per-env", "32", "--steps", "6144", "--evals", "2", "--eval-episodes", "4"]
 
 
+@pytest.mark.system
 @pytest.mark.timeout(180)
 def test_a_federation_is_interrupted_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["train", "CartPole-v1", "--federate", "20", "--sites", "2", "--run", "f", "--site-report", "returns"]
+    words = ["train", "CartPole-v1", "--federate", "12", "--sites", "2", "--run", "f", "--site-report", "returns"]
     command = [sys.executable, "-m", "freewheel", *words, *OPTIONS]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         told = []
         for line in process.stdout:
             told.append(line)
-            if line.startswith("round 2 of 20"):
+            if line.startswith("round 2 of 12"):
                 process.send_signal(signal.SIGINT)
     assert process.returncode == 130, told
     path = tmp_path / "runs" / "f"
     first = json.loads((path / "summary.json").read_text())
     assert first["ended"] == "interrupted (SIGINT)"
-    assert 2 <= first["rounds"] < 20
+    assert 2 <= first["rounds"] < 12
     for site in ("site-1", "site-2"):
         assert json.loads((path / "sites" / site / "summary.json").read_text())["exit_code"] == 143, "in good order"
 
@@ -46,23 +46,23 @@ def test_a_federation_is_interrupted_and_goes_on(
     assert main(["resume", "f"]) == 0
     summary = json.loads((path / "summary.json").read_text())
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["round"] for row in rows] == list(range(1, 21))
-    assert (summary["ended"], summary["rounds"], summary["exit_code"]) == ("rounds", 20, 0)
+    assert [row["round"] for row in rows] == list(range(1, 13))
+    assert (summary["ended"], summary["rounds"], summary["exit_code"]) == ("rounds", 12, 0)
     assert summary["env_steps"] == rows[-1]["env_steps"] == sum(row["rows"] for row in rows)
     assert all(row["sites"] == 2 and row["distance"] > 0 and row["return_mean"] > 0 for row in rows)
     weights = sum(value.nbytes for value in checkpoint.load(path / "checkpoints").params.values())
     assert all(2 * weights <= row["bytes_in"] <= 2 * weights + 10_000 for row in rows)
     for site in ("site-1", "site-2"):
         assert "going on" in (path / "sites" / site / "messages.jsonl").read_text(), "with its optimiser and its rows"
-        assert summary["sites"][site]["rounds"] == 20
+        assert summary["sites"][site]["rounds"] == 12
     assert main(["resume", "f"]) == 0
-    assert "has nothing left to do: 20 of 20 rounds are done" in capfd.readouterr().out
+    assert "has nothing left to do: 12 of 12 rounds are done" in capfd.readouterr().out
     assert main(["eval", "f", "--episodes", "2"]) == 0
     assert freewheel.load(path).predict([0.0] * 4)[0] in (0, 1)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not LONG, reason="a minute: FREEWHEEL_LONG")
+@pytest.mark.long
 def test_two_sites_with_other_variants_learn_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "poles.py").write_text(
@@ -74,20 +74,9 @@ def test_two_sites_with_other_variants_learn_both(tmp_path: Path, monkeypatch: p
         "    return env\n"
     )
     (tmp_path / "sites.toml").write_text("[short]\nenv_args = {length = 0.25}\n[long]\nenv_args = {length = 1.5}\n")
-    words = [
-        "./poles.py:pole",
-        "--federate",
-        "30",
-        "--sites",
-        "sites.toml",
-        "--trust",
-        "--steps",
-        "60000",
-        "--run",
-        "f",
-    ]
-    assert main(["train", *words, "--num-envs", "8", "--num-steps-per-env", "64"]) == 0
-    sys.path.insert(0, str(tmp_path))
+    words = ["train", "./poles.py:pole", "--federate", "30", "--sites", "sites.toml", "--trust", "--steps", "60000"]
+    assert main([*words, "--run", "f", "--num-envs", "8", "--num-steps-per-env", "64"]) == 0
+    monkeypatch.syspath_prepend(tmp_path)
     from poles import pole  # type: ignore[import-not-found]
 
     for length in (0.25, 1.5):

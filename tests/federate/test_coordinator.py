@@ -60,8 +60,11 @@ def good(frame: Frame) -> Frame:
     """Doubles what it is sent."""
     if frame.kind == "order":
         return Frame("ready", {"spaces": spaces(3)}, BASE)
-    doubled = {name: 2 * value for name, value in frame.arrays.items()}
-    return Frame("learned", {"round": frame.values["round"], "rows": 10}, doubled)
+    return learned(10, {name: 2 * value for name, value in frame.arrays.items()}, frame.values["round"])
+
+
+def learned(rows: Any, arrays: dict[str, NDArray], number: int = 1) -> Frame:
+    return Frame("learned", {"round": number, "rows": rows}, arrays)
 
 
 class Federation:
@@ -77,10 +80,6 @@ class Federation:
         outcome = self.coordinator.round(self.line, lambda: None, self.started.append)
         assert outcome is not None
         return outcome, self.coordinator.adopt(outcome)
-
-    def many_rounds(self) -> None:
-        for _ in range(5):
-            self.coordinator.round(self.line, lambda: None, self.started.append)
 
 
 def test_rounds_follow_one_another_from_the_average() -> None:
@@ -101,12 +100,8 @@ def test_a_site_with_other_spaces_is_refused_before_the_first_round() -> None:
     def other(frame: Frame) -> Frame:
         return Frame("ready", {"spaces": spaces(5)}, BASE)
 
-    with pytest.raises(SetupError) as caught:
+    with pytest.raises(SetupError, match=r"^site b cannot take part: .* reads 'obs' Box\(-1.0, 1.0, \(3,\)[^\n]*$"):
         Federation({"a": good, "b": other}).join()
-    assert str(caught.value).startswith(
-        "site b cannot take part: the federation's policy reads 'obs' Box(-1.0, 1.0, (3,)"
-    )
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -128,14 +123,10 @@ def test_a_site_that_cannot_start_is_told_in_one_line(answer: Frame | bytes, sai
 @pytest.mark.parametrize(
     ("answer", "reason", "said"),
     [
-        (
-            Frame("learned", {"round": 1, "rows": 10}, {"policy.w": np.full(4, np.nan, np.float32)}),
-            "invalid",
-            "not finite",
-        ),
-        (Frame("learned", {"round": 1, "rows": 10}), "invalid", "no weights"),
-        (Frame("learned", {"round": 1, "rows": "many"}, BASE), "invalid", "rows of b should be"),
-        (Frame("learned", {"round": 1, "rows": -5}, BASE), "empty", ""),
+        (learned(10, {"policy.w": np.full(4, np.nan, np.float32)}), "invalid", "not finite"),
+        (learned(10, {}), "invalid", "no weights"),
+        (learned("many", BASE), "invalid", "rows of b should be"),
+        (learned(-5, BASE), "empty", ""),
         (b"\x80\x04K\x01.", "invalid", "not text"),
         (Frame("failed", {"problem": "ZeroDivisionError"}), "lost", "its training has failed: ZeroDivisionError"),
         (b"", "lost", "its node is gone"),
@@ -168,7 +159,7 @@ def test_no_site_left_ends_it_with_what_was_wrong() -> None:
     federation = Federation({"a": dies}, site_restarts=1)
     federation.join()
     with pytest.raises(FreewheelError, match="no site is left: a: its node is gone"):
-        federation.many_rounds()
+        list(map(Federation.round, [federation] * 5))
     assert federation.started == ["a", "a"]
 
 

@@ -47,29 +47,17 @@ def test_a_late_site_is_skipped_and_joins_again_with_its_old_answer_thrown_away(
     assert rounds.sites["b"].asked == 3
 
 
-def test_a_late_answer_after_its_round_was_closed_and_before_the_next_begins() -> None:
+def test_answers_that_come_twice_too_late_or_for_another_round_change_nothing() -> None:
     rounds = joined("a", "b")
     rounds.begin()
-    rounds.answered("a", 1, 10, 1.0)
-    rounds.close()
-    assert not rounds.answered("b", 1, 10, 9.0)
-    assert rounds.begin() == ["a", "b"]
-
-
-def test_a_second_answer_changes_nothing() -> None:
-    rounds = joined("a")
-    rounds.begin()
+    assert not rounds.answered("a", 7, 10, 1.0)
+    assert rounds.waiting == ["a", "b"]
     assert rounds.answered("a", 1, 10, 1.0)
     assert not rounds.answered("a", 1, 99, 1.1)
     rounds.close()
+    assert not rounds.answered("b", 1, 10, 9.0), "before the next begins"
     assert rounds.sites["a"].tally.rows == 10
-
-
-def test_an_answer_for_another_round_is_none() -> None:
-    rounds = joined("a")
-    rounds.begin()
-    assert not rounds.answered("a", 7, 10, 1.0)
-    assert rounds.waiting == ["a"]
+    assert rounds.begin() == ["a", "b"]
 
 
 @pytest.mark.parametrize(("rows", "problem", "reason"), [(10, "weights are not finite", "invalid"), (0, "", "empty")])

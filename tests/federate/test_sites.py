@@ -105,10 +105,8 @@ def test_options_of_a_federation_need_one() -> None:
     with pytest.raises(UsageError, match="--sites is an option of --federate"):
         CommandOptions(sites="3")
     assert CommandOptions(federate=3, sites="4").federation == FederateOptions(federate=3, sites="4")
-    assert (FederateOptions(federate=1).time_limit, FederateOptions(federate=1, round_timeout=2.0).time_limit) == (
-        None,
-        2,
-    )
+    assert FederateOptions(federate=1).time_limit is None
+    assert FederateOptions(federate=1, round_timeout=2.0).time_limit == 2
 
 
 @pytest.mark.parametrize(
@@ -125,8 +123,6 @@ def test_commands_that_are_refused(words: list[str], said: str, capfd: pytest.Ca
     pytest.importorskip("ray")
     assert main(["train", "CartPole-v1", *words]) == 2
     told = capfd.readouterr().err
-    if "--mode" in words and "unknown mode" in told:
-        pytest.skip("there is no mode ray yet")
     assert told.startswith(f"freewheel: {said}")
     assert told.count("\n") == 1
 

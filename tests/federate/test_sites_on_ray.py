@@ -29,6 +29,7 @@ from freewheel.transport.ray.cluster import Cluster
 pytest.importorskip("ray")
 from freewheel.transport.ray.attendants import Answer, Attendants, Place
 
+pytestmark = pytest.mark.system
 WORDS = ["CartPole-v1", "--num-envs", "2", "--num-steps-per-env", "32", "--policy.hidden", "8", "--log-every", "100"]
 ROUNDS = 100  # more than are played
 

@@ -10,41 +10,33 @@ from pathlib import Path
 from freewheel.files.lock import FileLock
 from tests.support.places import ROOT
 
-HOLDER = """
+OTHER = """
 import sys
 from pathlib import Path
 from freewheel.files.lock import FileLock
-with FileLock(Path(sys.argv[1])):
+path = Path(sys.argv[1])
+print(FileLock.holder(path), flush=True)
+sys.stdin.readline()
+with FileLock(path):
     print("held", flush=True)
     sys.stdin.readline()
 """
 
 
 def test_the_holder_of_a_lock(tmp_path: Path) -> None:
-    path, env = tmp_path / "lock", {**os.environ, "PYTHONPATH": str(ROOT)}
+    path, words = tmp_path / "lock", [sys.executable, "-c", OTHER, str(tmp_path / "lock")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert FileLock.holder(path) is None
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as process:
+    with FileLock(path):
+        assert FileLock.holder(path) == os.getpid()  # to ask has not released it: the other process sees it too
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        assert FileLock.holder(path) == process.pid
-        assert FileLock.holder(path) == process.pid  # to ask has not released it
+        assert process.stdout.readline() == f"{os.getpid()}\n"
+    with process:
         process.stdin.write("\n")
         process.stdin.flush()
-        assert process.wait(20) == 0
-    assert FileLock.holder(path) is None
-
-
-def test_to_ask_for_an_own_lock_does_not_release_it(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with FileLock(path):
-        assert FileLock.holder(path) == os.getpid()
-        ask = f"from pathlib import Path; from freewheel.files.lock import FileLock; print(FileLock.holder(Path({str(path)!r})))"
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        told = subprocess.run(
-            [sys.executable, "-c", ask], capture_output=True, text=True, env=env, check=True, timeout=60
-        )
-        assert told.stdout.strip() == str(os.getpid())
+        assert process.stdout.readline() == "held\n"
+        assert FileLock.holder(path) == FileLock.holder(path) == process.pid
+    assert process.returncode == 0
     assert FileLock.holder(path) is None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 
 from freewheel.errors import FileError
 from freewheel.files import origin
-from tests.support.places import ROOT
+from tests.support.runs import python
 
 DATA = {"env": "mine:World", "steps": 100, "lr": 3e-4, "hidden": [64, 64], "none": None}
 
@@ -26,9 +24,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def in_another_process(code: str) -> str:
-    command = [sys.executable, "-c", f"from freewheel.files import origin; DATA = {DATA!r}; {code}"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, check=True, timeout=50).stdout.strip()
+    return python("-c", f"from freewheel.files import origin; DATA = {DATA!r}; {code}").stdout.strip()
 
 
 def test_what_was_signed_is_known_in_every_process_and_only_unchanged(state: Path) -> None:

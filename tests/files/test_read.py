@@ -18,11 +18,8 @@ from freewheel.errors import FileError
 from freewheel.files import memory, read
 from tests.support.places import LONG
 
-ARRAYS = {
-    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "b": np.array([True, False]),
-    "c": np.zeros((0, 4), np.int64),
-}
+MATRIX = np.arange(6, dtype=np.float32).reshape(2, 3)
+ARRAYS = {"a": MATRIX, "b": np.array([True, False]), "c": np.zeros((0, 4), np.int64)}
 
 
 def one_line(error: BaseException, *words: str) -> None:
@@ -180,9 +177,7 @@ def test_arrays_are_those_that_were_saved(tmp_path: Path) -> None:
         assert found[name].dtype == array.dtype
     (tmp_path / "w").write_bytes(data)
     assert {name: one.shape for name, one in read.header(tmp_path / "w").items()} == {
-        "a": (2, 3),
-        "b": (2,),
-        "c": (0, 4),
+        name: array.shape for name, array in ARRAYS.items()
     }
 
 

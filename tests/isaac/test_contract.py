@@ -17,7 +17,7 @@ from freewheel.errors import SetupError
 from freewheel.seeding import training_episodes
 from tests.isaac.conftest import HOVER, LANES
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600), pytest.mark.long]
 
 STEPS, EPISODE, DT = 200, 60, 1 / 60
 GRAVITY = 9.81
@@ -76,7 +76,7 @@ def played(env: DeviceEnv) -> Story:
     return Story(*(np.stack(column) for column in zip(*rows, strict=True)))
 
 
-def test_every_row_obeys_physics_up_to_the_last_of_an_episode(hover: DeviceEnv) -> None:
+def test_every_row_obeys_physics_ends_are_where_they_belong_and_a_final_is_no_first(hover: DeviceEnv) -> None:
     story = played(hover)
     thrust = np.where(ODD, 0.5 * GRAVITY, 0.0)
     np.testing.assert_allclose(
@@ -85,10 +85,6 @@ def test_every_row_obeys_physics_up_to_the_last_of_an_episode(hover: DeviceEnv) 
     mean_climb = (story.obs[..., CLIMB] + story.next_obs[..., CLIMB]) / 2
     np.testing.assert_allclose(story.next_obs[..., HEIGHT], story.obs[..., HEIGHT] + mean_climb * DT, atol=2e-3)
     np.testing.assert_allclose(story.reward, np.exp(-4 * np.linalg.norm(story.next_obs[..., :3], axis=-1)), rtol=1e-4)
-
-
-def test_ends_are_where_they_belong_and_a_final_is_no_first(hover: DeviceEnv) -> None:
-    story = played(hover)
     lost = np.abs(story.next_obs[..., HEIGHT]) > 0.5
     np.testing.assert_array_equal(story.terminated, lost)
     assert not (story.terminated & story.truncated).any()
@@ -123,19 +119,14 @@ def test_the_same_seed_gives_the_same_rows_in_a_new_simulation(hover: DeviceEnv)
     np.testing.assert_array_equal(once.over, again.over)
 
 
-def test_spec_of_a_real_task(hover: DeviceEnv) -> None:
+def test_spec_of_a_real_task_and_a_graph_or_float64_in_an_action_does_no_harm(hover: DeviceEnv) -> None:
+    """Isaac Lab itself fails for good once such an action has reached it."""
     spec = hover.spec
     assert (spec.lanes, spec.obs_size, spec.device) == (LANES, 12, "cpu")
     assert [part.name for part in spec.slices] == ["policy"]
     assert (spec.action.low, spec.action.high) == ((-1.0,) * 4, (1.0,) * 4)
-    assert spec.one_per_process
-    assert spec.batched_on_device
-    assert spec.has_final_obs
+    assert (spec.one_per_process, spec.batched_on_device, spec.has_final_obs) == (True, True, True)
     assert not hover.capturable
-
-
-def test_a_graph_or_float64_in_an_action_does_no_harm(hover: DeviceEnv) -> None:
-    """Isaac Lab itself fails for good once such an action has reached it."""
     hover.reset(SEEDS)
     for action in (odd_lanes_climb().requires_grad_(), odd_lanes_climb().double(), odd_lanes_climb()):
         assert not hover.step(action).next_obs.requires_grad
@@ -148,8 +139,5 @@ def test_one_simulation_a_process_and_another_after_it(hover: DeviceEnv) -> None
     with closing(replace(HOVER, action_bounds=None).make(range(2))) as env:
         assert env.spec.lanes == 2
         assert env.spec.action.high == (float("inf"),) * 4
-
-
-def test_what_cannot_be_had_is_said_in_a_line() -> None:
     with pytest.raises(SetupError, match="no task 'Isaac-Cartpole-Dirct'; did you mean 'Isaac-Cartpole-Direct'"):
         replace(HOVER, task="Isaac-Cartpole-Dirct").make(range(2))

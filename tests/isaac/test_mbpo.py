@@ -15,7 +15,7 @@ from tests.isaac import cartpole_task
 from tests.isaac.conftest import CARTPOLE, LANES
 from tests.support.places import LONG, ROOT
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600), pytest.mark.long]
 
 GIVEN = {"reward": f"{cartpole_task.__name__}:reward", "termination": f"{cartpole_task.__name__}:termination"}
 

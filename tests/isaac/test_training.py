@@ -10,7 +10,7 @@ import pytest
 import freewheel
 from tests.isaac.conftest import HOVER
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600), pytest.mark.long]
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {"num_steps_per_env": 8, "ppo": {"epochs": 2, "minibatch": 64}},
@@ -18,8 +18,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", ["batch", "continuous"])
-@pytest.mark.parametrize("algo", list(ALGORITHMS))
+@pytest.mark.parametrize(("algo", "mode"), [("ppo", "batch"), ("sac", "continuous")])
 def test_trains_and_accounts_for_every_row(algo: str, mode: str, tmp_path: Path) -> None:
     """200 steps of 16 lanes."""
     result = freewheel.train(
@@ -32,5 +31,4 @@ def test_trains_and_accounts_for_every_row(algo: str, mode: str, tmp_path: Path)
     assert summary["updates"] > 0
     assert summary["produced"] == summary["trained"] + sum(summary["dropped"].values())
     assert summary["final_eval"] is not None, "reserved lanes finished no episode"
-    if mode == "batch" and algo == "ppo":
-        assert summary["lag_max"] == 1
+    assert algo == "sac" or summary["lag_max"] == 1

@@ -91,15 +91,10 @@ def test_settings_are_read_without_torch() -> None:
 
 
 def test_every_algorithm_declares_what_a_run_has_to_know() -> None:
-    declared = {
-        name: (
-            entry.config.on_policy,
-            entry.config().executor,
-            entry.config().publish_every,
-            "policy" in entry.defaults,
-        )
-        for name, entry in ALGORITHMS.entries.items()
-    }
+    declared = {}
+    for name, entry in ALGORITHMS.entries.items():
+        config = entry.config()
+        declared[name] = config.on_policy, config.executor, config.publish_every, "policy" in entry.defaults
     assert declared == {
         "ppo": (True, "serial", None, False),
         "sac": (False, "serial", None, True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from freewheel.core import NDArray, Transitions
 from freewheel.learn.adam import EPS, MEAN_DECAY, SQUARE_DECAY, Adam, FusedAdam
 from freewheel.learn.moments import ReturnScale, RunningMoments
 from freewheel.policies.spec import Start
-from tests.support.learning import sign
+from tests.support.learning import sign, to_tensors
 
 GAMMA = 0.9
 
@@ -42,7 +43,7 @@ def test_mean_and_variance_do_not_depend_on_the_grouping(
     for part in np.split(rows, np.cumsum(sizes)[:-1]):
         moments.add(as_kind(part, device))
     wide = rows.astype(np.float64)
-    assert moments.count == len(rows)
+    assert (moments.count, int(moments.left_out)) == (len(rows), 0)
     np.testing.assert_allclose(moments.mean, wide.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(moments.square / len(rows), wide.var(axis=0), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(moments.deviation, np.sqrt(wide.var(axis=0) + 1e-8), rtol=1e-9)
@@ -77,6 +78,37 @@ def test_a_state_is_a_copy_and_is_restored(device: str | None) -> None:
     assert (copy.count, state[-1]) == (9, 5)
 
 
+def usual_rows(seed: int, count: int = 256) -> Any:
+    return np.random.default_rng(seed).normal((0.0, 5.0), (1.0, 100.0), (count, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38, 1e25])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_one_absurd_value_changes_next_to_nothing(value: float, first: bool, kind: str) -> None:
+    hit, usual = RunningMoments[Any](2, device=None if kind == "numpy" else "cpu"), RunningMoments[Any](2)
+    for number in range(4):
+        batch = usual_rows(number)
+        usual.add(batch)
+        if number == (0 if first else 2):
+            batch = batch.copy()
+            batch[7, 1] = value
+        with warnings.catch_warnings(record=True, action="always") as told:
+            hit.add(batch if kind == "numpy" else torch.from_numpy(batch))
+        assert len(told) == (kind == "numpy" and number == (0 if first else 2)), "told of once"
+    assert int(hit.left_out) == 1
+    np.testing.assert_allclose(np.asarray(hit.mean), np.asarray(usual.mean), rtol=0.2, atol=0.1)
+    np.testing.assert_allclose(np.asarray(hit.deviation), np.asarray(usual.deviation), rtol=0.02)
+
+
+def test_large_numbers_of_an_environment_are_no_fault() -> None:
+    moments = RunningMoments[Any](1)
+    moments.add(np.full((64, 1), 1e-3, np.float32))
+    moments.add(np.full((64, 1), 1e9, np.float32))
+    assert moments.left_out == 0
+    assert moments.mean[0] == pytest.approx(5e8, rel=1e-3)
+
+
 def rewards(steps: int, lanes: int, seed: int) -> Transitions:
     """Random rewards with ends and gaps; what stands in a gap means nothing, so it is the worst that could stand there."""
     rng = np.random.default_rng(seed)
@@ -102,10 +134,6 @@ def slow(data: Transitions) -> list[float]:
     return seen
 
 
-def tensors(data: Transitions) -> Transitions[Any]:
-    return Transitions(*(torch.from_numpy(getattr(data, field.name).copy()) for field in fields(data)))
-
-
 @KINDS
 @given(steps=st.integers(1, 12), lanes=st.integers(1, 3), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_returns_are_followed_across_chunks(
@@ -116,7 +144,7 @@ def test_returns_are_followed_across_chunks(
     scale: ReturnScale[Any] = ReturnScale(5, GAMMA, device=device)
     for start, stop in zip([0, *cuts], [*cuts, steps], strict=True):
         chunk = sign(rows, slice(start, stop))
-        scale.add(chunk.data if device is None else tensors(chunk.data), 2, chunk.rows)
+        scale.add(chunk.data if device is None else to_tensors(chunk).data, 2, chunk.rows)
     seen = slow(rows)
     assert scale.moments.count == len(seen)
     assert not scale.running[:2].any()

@@ -56,7 +56,11 @@ def same(ours: dict[str, NDArray], theirs: dict[str, NDArray]) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_handed_over_makes_another_learner_the_same(kind: str) -> None:
     one, other = trained(kind, 1), trained(kind, 2)
+    assert isinstance(build(kind, 0), SharingLearner)
+    for value in one.learned().values():
+        value[...] = 7.0  # it is a copy
     learned, before = one.learned(), other.state_dict()
+    assert not any((value == 7.0).all() for value in learned.values())
     assert learned[OBS_STATISTICS][-1] == 16, "rows behind the statistics"
     assert not same(learned, other.learned())
     other.adopt(learned)
@@ -66,31 +70,6 @@ def test_what_is_handed_over_makes_another_learner_the_same(kind: str) -> None:
         assert np.array_equal(learned[f"{POLICY}{name}"], value)
     after = other.state_dict()
     moved = {name for name in before if not np.array_equal(to_numpy(before[name]), to_numpy(after[name]))}
-    kept = (
-        "adam",
-        "rng",
-        "replay.",
-        "held.",
-        "counts",
-        "noise",
-        "running_return",
-        "fitter.",
-        "model.",
-        "model_buffer.",
-    )
+    kept = "adam", "rng", "replay.", "held.", "counts", "noise", "running_return", "fitter.", "model.", "model_buffer."
     assert moved
     assert not {name for name in moved if any(part in name for part in kept)}, "the optimiser, rows and counts stay"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_handed_over_is_a_copy(kind: str) -> None:
-    learner = trained(kind, 1)
-    learned = learner.learned()
-    for value in learned.values():
-        value[...] = 7.0
-    assert not any((value == 7.0).all() for value in learner.learned().values())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_learners_say_that_they_share(kind: str) -> None:
-    assert isinstance(build(kind, 0), SharingLearner)

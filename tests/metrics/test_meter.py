@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME, Chunk, Episode, Metrics, Origin, RowCounts, Tick, Transitions
@@ -24,17 +25,8 @@ from freewheel.metrics.meter import Budget, Meter
 
 KEYS = [
     *("wall_s", "env_steps", "episodes", "updates", "steps_per_s", "episodes_per_s", "updates_per_s"),
-    *(
-        "return_mean",
-        "return_episodes",
-        "length_mean",
-        "lag_mean",
-        "lag_max",
-        "queue_util",
-        "buffer_util",
-        "cpu_util",
-        "gpu_util",
-    ),
+    *("return_mean", "return_episodes", "length_mean", "lag_mean", "lag_max"),
+    *("queue_util", "buffer_util", "cpu_util", "gpu_util"),
     *("env_busy", "learner_busy", "produced", "trained", "queued", "open", "dropped"),
 ]
 EXTRA = [
@@ -88,6 +80,7 @@ def row(meter: Meter) -> dict[str, object]:
 def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Meter, clock: Clock) -> None:
     clock.pass_by(2.0)
     first = row(meter)
+    assert (meter.longest, first["return_episodes"]) == (None, 0)
     assert list(first) == [*KEYS, *EXTRA]
     nulls = ["return_mean", "length_mean", "lag_mean", "lag_max", "queue_util", "buffer_util", "gpu_util", "env_busy"]
     assert [key for key in KEYS if first[key] is None] == nulls
@@ -123,17 +116,6 @@ def test_returns_and_lengths_are_means_over_the_newest_tenth_of_the_episodes(
     assert first["return_mean"] == np.mean(range(ended - shown, ended))
     assert first["length_mean"] == np.mean(range(2 * (ended - shown), 2 * ended, 2))
     assert meter.longest == 2 * (ended - 1)
-
-
-def test_the_mean_return_reacts_within_ten_episodes_of_a_short_run(meter: Meter) -> None:
-    meter.take(tick(chunk(1, *[(0.0, 5)] * 60)))
-    meter.take(tick(chunk(1, *[(100.0, 5)] * 10)))
-    assert row(meter)["return_mean"] == 100.0
-
-
-def test_without_episodes_none_is_the_longest(meter: Meter) -> None:
-    assert meter.longest is None
-    assert row(meter)["return_episodes"] == 0
 
 
 def test_means_are_over_the_updates_that_report_a_metric_and_unknown_names_are_kept(meter: Meter) -> None:
@@ -188,9 +170,8 @@ def test_what_is_not_finite_is_null(meter: Meter, clock: Clock) -> None:
 
 
 def test_all_that_the_collector_reports_is_kept(meter: Meter) -> None:
-    full = meter.row(ROWS, {"queue_util": 0.5, "queue/fragments": 3.0, "another": None}, 0.75)
-    names = ("queue_util", "buffer_util", "queue/fragments", "another")
-    assert [full[name] for name in names] == [0.5, 0.75, 3.0, None]
+    told = {"queue_util": 0.5, "queue/fragments": 3.0, "another": None}
+    assert meter.row(ROWS, told, 0.75).items() >= (told | {"buffer_util": 0.75}).items()
 
 
 def test_rows_after_an_evaluation_carry_it_and_the_totals_keep_the_best(meter: Meter) -> None:
@@ -233,13 +214,12 @@ def test_time_begins_with_the_run(meter: Meter, clock: Clock) -> None:
 
 
 def test_time_shares_are_those_of_the_interval(meter: Meter, clock: Clock) -> None:
-    row(meter)
     for kind in LEARNER_TIME:
         with meter.span(kind):
             clock.pass_by(2.0)
     closed = row(meter)
     assert closed["learner_busy"] == 10.0 / 20.0
-    assert [closed[key] for key in EXTRA if key.startswith("time/learner_")] == [2.0 / 20.0] * len(LEARNER_TIME)
+    assert {closed[key] for key in EXTRA if key.startswith("time/learner_")} == {2.0 / 20.0}
     clock.pass_by(1.0)
     assert row(meter)["learner_busy"] == 0.0
 
@@ -259,15 +239,17 @@ def test_a_span_ends_with_its_block_whatever_happens(meter: Meter, clock: Clock)
 
 
 def test_spans_are_cheap() -> None:
-    span = Meter(workers=1).span("update")
-    cost = []
-    for _ in range(20):
-        began = time.perf_counter()
-        for _ in range(1000):
-            with span:
-                pass
-        cost.append((time.perf_counter() - began) / 1000)
-    assert min(cost) < 3e-6  # measured 0.6 us; the rest is room for slow machines
+    def cost(block: AbstractContextManager[object]) -> float:
+        took = []
+        for _ in range(20):
+            began = time.thread_time()
+            for _ in range(1000):
+                with block:
+                    pass
+            took.append(time.thread_time() - began)
+        return min(took)
+
+    assert cost(Meter(workers=1).span("update")) < 20 * cost(nullcontext())  # measured: 5 times
 
 
 def test_env_busy_is_step_and_reset_of_all_worker_time(meter: Meter) -> None:
@@ -328,6 +310,7 @@ def test_totals(meter: Meter, clock: Clock) -> None:
     row(meter)
     meter.take(tick(chunk(10)))
     clock.pass_by(3.0)
+    assert (meter.wall_s, meter.episodes) == (4.0, 2)
     assert meter.totals() == {
         "wall_s": 4.0, "env_steps": 40, "episodes": 2, "updates": 1,
         "steps_per_s": 10.0, "episodes_per_s": 0.5, "updates_per_s": 0.25,
@@ -347,12 +330,6 @@ def test_the_first_step_is_told_by_the_author_that_was_through_last(meter: Meter
     again = Meter(workers=2, now=clock)
     again.restore(meter.state())
     assert again.totals()["first_step_s"] == 4.0
-
-
-def test_the_present_state(meter: Meter, clock: Clock) -> None:
-    meter.take(tick(chunk(1, (1.0, 1), (2.0, 1))))
-    clock.pass_by(7.0)
-    assert (meter.wall_s, meter.episodes) == (7.0, 2)
 
 
 def test_cpu_util_is_cpu_time_over_all_cores(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,8 +380,7 @@ def test_children_count_while_they_run_and_their_time_after_they_ended() -> None
         running = usage()
         child.communicate(b"\n", timeout=10)
     ended = usage()
-    assert running.cpu_s - before.cpu_s >= 0.25
-    assert ended.cpu_s - before.cpu_s >= 0.25
+    assert min(running.cpu_s, ended.cpu_s) - before.cpu_s >= 0.25
     assert before.trainer_mb > 50
     assert running.workers_mb - before.workers_mb > 4
     assert running.workers_mb > ended.workers_mb
@@ -466,6 +442,7 @@ def activity(meter: Meter, clock: Clock, kinds: Sequence[int]) -> list[dict[str,
     return rows
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 5), max_size=12), st.integers(0, 12), st.integers(0, 10**6))
 def test_a_meter_goes_on_from_its_state_as_if_no_time_had_passed(kinds: list[int], cut: int, away: int) -> None:
     one, other = Clock(), Clock()
@@ -478,12 +455,10 @@ def test_a_meter_goes_on_from_its_state_as_if_no_time_had_passed(kinds: list[int
     other.pass_by(1.0)  # a start takes time, which is not the run's
     second.restore(state)
     found += [*activity(second, other, kinds[cut:]), row(second)]
-    measured = ("cpu_util", "gpu_util", "memory/trainer_mb", "memory/workers_mb")
+    measured = dict.fromkeys(("cpu_util", "gpu_util", "memory/trainer_mb", "memory/workers_mb"))
     for ours, theirs in zip(found, expected, strict=True):
         assert list(ours) == list(theirs)
-        assert {k: v for k, v in ours.items() if k not in measured} == {
-            k: v for k, v in theirs.items() if k not in measured
-        }
+        assert ours | measured == theirs | measured
     assert (second.totals(), second.shares()) == (straight.totals(), straight.shares())
 
 

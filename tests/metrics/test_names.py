@@ -57,13 +57,8 @@ def test_a_run_reports_no_other(tmp_path: Path, algo: str, mode: str) -> None:
 
 
 def test_a_buffer_of_episodes_is_never_more_than_full(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "mode": "episodes",
-        "workers": 2,
-        "episodes_per_update": 3,
-        "num_steps_per_env": 4,
-        "num_envs": 2,
-    }
-    shares = [row["buffer_util"] for row in rows_of(train(tmp_path, **options, steps=400, evals=0))]
+    options: dict[str, Any] = {"mode": "episodes", "workers": 2, "episodes_per_update": 3, "num_envs": 2}
+    trained = train(tmp_path, **options, num_steps_per_env=4, steps=400, evals=0)
+    shares = [row["buffer_util"] for row in rows_of(trained)]
     assert 0.0 < max(shares) <= 1.0
     assert {round(3 * share, 6) for share in shares} <= {0, 1, 2, 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,8 @@ from freewheel.metrics.targets import Indicator, Setup, judge
 from freewheel.run.plan import plan
 
 FREE = Setup(
-    mode="continuous",
-    algo="ppo",
-    workers=4,
-    in_turn=False,
-    cores=4,
-    device="cpu",
-    worker_cores=1.0,
-    rows_per_update=2048,
-)
+    mode="continuous", algo="ppo", workers=4, in_turn=False, cores=4, device="cpu", worker_cores=1.0, rows_per_update=2048
+)  # fmt: skip
 IN_TURN = replace(FREE, mode="sequential", workers=1, in_turn=True)
 REPLAY = replace(FREE, algo="sac", rows_per_update=1.0, learning_starts=1_000, replay_rows=10_000)
 ROW: dict[str, Any] = {
@@ -61,10 +55,7 @@ def test_the_collection_rate_stands_beside_that_of_workers_that_never_wait() -> 
     down = one("steps_per_s", ROW | {"time/worker_down": 0.5}, FREE)
     assert down.state == "bad"
     assert down.reason.startswith("workers are down 50 % of the time")
-    assert (
-        one("steps_per_s", LIMITED, IN_TURN).reason
-        == "sequential takes turns: environments rest while the learner learns"
-    )
+    assert "sequential takes turns" in one("steps_per_s", LIMITED, IN_TURN).reason
 
 
 def test_waiting_for_ones_turn_is_not_waiting_for_the_learner() -> None:
@@ -151,10 +142,8 @@ def test_any_row_is_judged_and_only_what_is_good_has_no_reason(row: dict[str, An
         assert bool(found.reason) == (found.state != "good")
         if found.state in ("good", "bad"):
             assert found.value is not None
-            inside = (found.low is None or found.value >= found.low) and (
-                found.high is None or found.value <= found.high
-            )
-            assert inside == (found.state == "good")
+            low, high = -math.inf if found.low is None else found.low, math.inf if found.high is None else found.high
+            assert (low <= found.value <= high) == (found.state == "good")
 
 
 def test_the_set_up_of_a_plan_is_read_back_from_a_run_directory(tmp_path: Path) -> None:

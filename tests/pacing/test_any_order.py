@@ -21,7 +21,6 @@ from freewheel.pacing.lag_bound import LagBound
 from freewheel.pacing.pacing import CALLED, KEEP, NO_VERSION, CreditPacing, Grant, Pacing, Tally
 from freewheel.transport.shm.permits import SharedPermits
 from tests.pacing.conftest import ListPermits
-from tests.support.places import LONG
 
 WORKERS, STEPS, S = 3, 3, 4
 WHO = st.integers(0, WORKERS - 1)
@@ -86,8 +85,6 @@ class Run(RuleBasedStateMachine):
 
     def done(self) -> int:
         return self.learner.trained + self.learner.dropped.total()
-
-    # ----------------------------------------------------------------------------------------------------------- workers
 
     @rule(who=WHO)
     def take(self, who: int) -> None:
@@ -164,8 +161,6 @@ class Run(RuleBasedStateMachine):
         self.permits.settle(who, self.tally(who), for_good=False)
         worker.grant = None
 
-    # ----------------------------------------------------------------------------------------------------------- learner
-
     @rule()
     def collect(self) -> None:
         for fragment in self.queue:
@@ -177,6 +172,7 @@ class Run(RuleBasedStateMachine):
         worker = self.workers[fragment.worker]
         if worker.late:
             worker.late = False
+            self.permits.locked(self.permits.pacing.drop_late, fragment.worker, fragment.rows)
             self.learner.dropped["stale"] += fragment.rows
         elif fragment.rows:
             self.learner.held.append(fragment)
@@ -219,8 +215,6 @@ class Run(RuleBasedStateMachine):
     def oldest(self) -> int | None:
         announced = [version for version in self.permits.pacing.announced() if version != NO_VERSION]
         return min([*announced, *(part.version for part in self.queue)], default=None)
-
-    # ------------------------------------------------------------------------------------------------------- what must hold
 
     @invariant()
     def no_more_act_than_may(self) -> None:
@@ -392,10 +386,11 @@ class Episodes(RuleBasedStateMachine):
         assert len(self.ended) > before, "the run does not continue"
 
 
-@pytest.mark.timeout(600 if LONG else 60)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("examples", "steps"), [(40, 50), pytest.param(600, 120, marks=pytest.mark.long)], ids=["briefly", "in depth"]
+)
 @pytest.mark.parametrize("kind", [Run, SharedRun, NoLag, Unbounded, Episodes])
-def test_any_order_of_events(kind: type[RuleBasedStateMachine]) -> None:
-    size = (
-        {"max_examples": 1500, "stateful_step_count": 120} if LONG else {"max_examples": 60, "stateful_step_count": 60}
-    )
-    run_state_machine_as_test(kind, settings=settings(deadline=None, **size))  # type: ignore[arg-type]
+def test_any_order_of_events(kind: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
+    size = settings(deadline=None, max_examples=examples, stateful_step_count=steps)
+    run_state_machine_as_test(kind, settings=size)

@@ -77,9 +77,6 @@ def in_episodes(place: Place) -> Queue:
     return Queue(place, in_episodes=True)
 
 
-# --------------------------------------------------------------------------------------------------------------- tickets
-
-
 def test_a_ticket_is_an_episode_of_a_lane() -> None:
     assert [ORDER.episode(ticket) for ticket in range(7)] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2)]
     for ticket in range(7):
@@ -123,9 +120,6 @@ def test_a_worker_that_dies_in_issue_does_not_share_its_ticket(in_rows: Queue) -
     assert in_rows.stream(0).number(1) == 3
 
 
-# ------------------------------------------------------------------------------------------------------------- one version each
-
-
 def test_an_episode_is_played_under_one_version_to_its_end(in_rows: Queue) -> None:
     in_rows.post(5, limit=100, expected=10)
     in_rows.stream().number(0)
@@ -157,9 +151,6 @@ def test_the_learner_does_not_wait_for_a_revoked_episode(in_rows: Queue) -> None
     in_rows.give_back(0, tally(6, ended=True))
     in_rows.take(0, tally(6, ended=True))
     assert in_rows.announced == [5, NO_VERSION]
-
-
-# ------------------------------------------------------------------------------------------------------------- how many at once
 
 
 def test_in_rows_an_episode_counts_as_expected_until_it_has_ended(in_rows: Queue) -> None:
@@ -235,9 +226,6 @@ def test_in_turn_an_episode_is_played_to_its_end_before_another_worker_begins_on
     assert queue.take(1, NEW) == Grant(STEPS, 0)
 
 
-# ------------------------------------------------------------------------------------------------------------------ waves
-
-
 def test_a_wave_is_over_when_every_ticket_in_it_was_played(place: Place) -> None:
     in_rows = Queue(place, wave=3)
     in_rows.post(0, limit=1000, expected=1)
@@ -258,9 +246,6 @@ def test_a_wave_is_over_when_every_ticket_in_it_was_played(place: Place) -> None
     in_rows.release()
     assert not in_rows.queue.wave_is_over()
     assert in_rows.take(1, tally(5, ended=True)) is not None
-
-
-# ------------------------------------------------------------------------------------------------------------------- deaths
 
 
 def play_until(tickets: Queue, moment: str) -> Tally:
@@ -314,9 +299,6 @@ def test_the_replacement_plays_what_was_not_played_to_its_end(
     assert tickets.stream().number(0) == next_ticket
     assert tickets.stream(1).number(0) == max(1, next_ticket + 1), "and no other worker does"
     assert tickets.take(0, reached._replace(ended=True)) == Grant(STEPS, 3)
-
-
-# ------------------------------------------------------------------------------------------------------------ save and restore
 
 
 @pytest.mark.parametrize("moment", ["issued", "granted", "in it", "between fragments", "end written", "next granted"])

@@ -44,9 +44,6 @@ def closes(permits: Permits, worker: int, version: int) -> bool:
     return permits.pacing.closes(worker, version, ended=False)
 
 
-# ------------------------------------------------------------------------------------------------------------- the formula
-
-
 def test_no_worker_acts_before_the_first_version(permits: Permits) -> None:
     permits.allow(1000)
     assert permits.take(0, NEW) is None
@@ -121,9 +118,6 @@ def test_lanes_play_their_own_episodes(permits: Permits) -> None:
     assert permits.streams(0) == ()
 
 
-# ----------------------------------------------------------------------------------------------------------- announcements
-
-
 def test_an_acting_worker_is_announced_until_it_gives_back(permits: Permits) -> None:
     permits.publish(3, 100)
     permits.take(1, NEW)
@@ -173,8 +167,6 @@ def test_a_grant_that_has_ended_cannot_be_revoked(permits: Permits) -> None:
     assert reserved(permits) == [0, 40, 0]
 
 
-# ------------------------------------------------------------------------------------------------------------------ waiting
-
 EVENTS: dict[str, Callable[[Permits], object]] = {
     "post": lambda permits: permits.publish(1, 41),
     "allow": lambda permits: permits.allow(41),
@@ -210,9 +202,6 @@ def test_no_more_workers_are_woken_than_can_act_and_each_in_its_turn(permits: Pe
         assert permits.take(expected, tally(produced[expected])) == Grant(5, 0)
         produced[expected] += 20
         assert permits.take(expected, tally(produced[expected])) is None
-
-
-# -------------------------------------------------------------------------------------------------------------------- turns
 
 
 @pytest.fixture
@@ -312,9 +301,6 @@ def test_a_worker_that_died_while_waiting_is_not_woken(permits: Permits) -> None
     permits.settle(0, NEW, for_good=True)
     permits.allow(40)
     assert woken_workers(permits) == [1]
-
-
-# -------------------------------------------------------------------------------------------------------------------- blocks
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,9 @@ def test_one_file_one_axis_and_one_metric(runs: Path, capsys: pytest.CaptureFixt
     assert main(["plot", "b", "--x", "updates", "--y", "return_mean", "--out", str(out), "--runs-dir", str(runs)]) == 0
     assert {"updates", "return"} <= set(texts(out))
     assert "wall time" not in texts(out)
-    assert not (runs / "b" / "curves.png").exists()
-
-
-def test_one_run_keeps_its_pictures_in_its_directory(runs: Path) -> None:
+    assert not list((runs / "b").glob("curves.*"))
     assert main(["plot", str(runs / "b")]) == 0
-    assert sorted(path.name for path in (runs / "b").glob("curves.*")) == ["curves.png", "curves.svg"]
+    assert len(list((runs / "b").glob("curves.*"))) == 2, "one run keeps its pictures in its directory"
 
 
 def test_an_empty_run_is_left_out_and_told(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,13 +87,8 @@ def test_without_matplotlib_one_line_says_what_to_install(runs: Path) -> None:
     assert said == "freewheel: pictures need matplotlib: pip install 'freewheel[plot]'\n"
 
 
-def test_letters_that_the_font_lacks_are_no_warning(runs: Path) -> None:
-    make(runs / "倉庫", [(1, 1.0), (2, 2.0)], env="倉庫-v0")
-    assert main(["plot", "倉庫", "--runs-dir", str(runs), "--out", str(runs / "x.png")]) == 0
-
-
-def test_pictures_are_the_same_when_made_again_and_dollars_are_no_formula(runs: Path) -> None:
-    make(runs / "$x^2$-s1", [(1, 1.0), (2, 2.0)], env="$\\frac{$")
+def test_pictures_are_the_same_when_made_again_and_dollars_and_missing_letters_are_no_problem(runs: Path) -> None:
+    make(runs / "$x^2$-s1", [(1, 1.0), (2, 2.0)], env="$\\frac{倉庫$")
     written = []
     for _ in range(2):
         assert main(["plot", "$x^2$-s1", "--runs-dir", str(runs), "--out", str(runs / "x.svg")]) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -18,9 +18,10 @@ from freewheel.plots import curves
 COLUMNS = ["env_steps", "wall_s", "updates", "return_mean", "eval_return"]
 
 
-def make(
-    folder: Path, points: Sequence[tuple[float, float | None]], metric: str = "return_mean", **config: Any
-) -> Path:
+Points = Sequence[tuple[float, float | None]]
+
+
+def make(folder: Path, points: Points, metric: str = "return_mean", **config: Any) -> Path:
     """A run directory whose metric has these values at these steps."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"env": "CartPole-v1", "seed": 1, "algo": "ppo", **config}))
@@ -85,15 +86,16 @@ def test_runs_of_the_same_name_in_two_places_can_be_told_apart(tmp_path: Path) -
     assert labels == [f"{tmp_path / 'ppo'}/a", f"{tmp_path / 'sac'}/a"]
 
 
-def test_smoothing_is_the_mean_of_the_newest_points(tmp_path: Path) -> None:
-    run = read(make(tmp_path / "a", [(1, 3.0), (2, 6.0), (3, 0.0), (4, 9.0)]))
-    assert curves.curve(run, "env_steps", "return_mean", 3)[1].tolist() == [3.0, 4.5, 3.0, 5.0]
-
-
-def test_unknown_values_are_left_out_and_of_rows_at_one_step_the_newest_counts(tmp_path: Path) -> None:
-    run = read(make(tmp_path / "a", [(1, None), (2, 5.0), (2, 6.0), (3, 7.0)]))
-    xs, ys = curves.curve(run, "env_steps", "return_mean")
-    assert (xs.tolist(), ys.tolist()) == ([2, 3], [6.0, 7.0])
+@pytest.mark.parametrize(
+    ("points", "smooth", "drawn"),
+    [
+        ([(1, 3.0), (2, 6.0), (3, 0.0), (4, 9.0)], 3, [(1, 3.0), (2, 4.5), (3, 3.0), (4, 5.0)]),
+        ([(1, None), (2, 5.0), (2, 6.0), (3, 7.0)], 1, [(2, 6.0), (3, 7.0)]),  # of rows at one step the newest counts
+    ],
+)
+def test_smoothing_is_the_mean_of_the_newest_points(tmp_path: Path, points: Points, smooth: int, drawn: Points) -> None:
+    xs, ys = curves.curve(read(make(tmp_path / "a", points)), "env_steps", "return_mean", smooth)
+    assert list(zip(xs.tolist(), ys.tolist(), strict=True)) == drawn
 
 
 def test_long_curves_are_thinned_between_their_ends(tmp_path: Path) -> None:
@@ -141,13 +143,9 @@ def test_a_metric_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path,
         curves.check_metric(metric, runs)
 
 
-def columns(run: curves.Run) -> Mapping[str, list[float]]:
-    return {name: values.tolist() for name, values in run.columns.items()}
-
-
 def test_numbers_that_are_none_are_not_drawn(tmp_path: Path) -> None:
     path = make(tmp_path / "a", [(1, 1.0)])
     (path / "metrics.jsonl").write_text('{"env_steps": 1, "wall_s": "x", "return_mean": true, "updates": 1e999}\n')
-    found = columns(read(path))
-    assert found["env_steps"] == [1.0]
+    found = read(path).columns
+    assert found["env_steps"].tolist() == [1.0]
     assert all(math.isnan(found[name][0]) for name in ("wall_s", "updates", "eval_return"))

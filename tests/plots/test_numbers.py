@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -11,28 +12,22 @@ from freewheel.plots.chart import log_ticks, thinned, ticks
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0, "0"), (1234.5, "1,234"), (12.345, "12.3"), (1.5, "1.5"), (0.01234, "0.0123"), (99.96, "100"), (999.6, "1,000"),
-     (-3.14159, "-3.14"), (1234567, "1,234,567"), (3e-9, "3.00e-09"), (None, "–"), (math.nan, "–"), (math.inf, "–")],
+    ("show", "shown"),
+    [
+        (numbers.number, {
+            0: "0", 1234.5: "1,234", 12.345: "12.3", 1.5: "1.5", 0.01234: "0.0123", 99.96: "100", 999.6: "1,000",
+            -3.14159: "-3.14", 1234567: "1,234,567", 3e-9: "3.00e-09", None: "–", math.nan: "–", math.inf: "–"}),
+        (numbers.duration, {
+            0.84: "0.84 s", 12.34: "12.3 s", 59.97: "1 min", 60: "1 min", 200.4: "3 min 20 s", 3599.9: "1 h", 3600: "1 h",
+            7980: "2 h 13 min", 86399: "1 d", 86400 * 4 + 3 * 3600 + 5: "4 d 3 h", 0: "0 s", None: "–"}),
+        (numbers.times, {1: "1.00×", 3.14: "3.14×", 12.34: "12.3×", 321.0: "321×", None: "–"}),
+        (numbers.percent, {0: "0 %", 0.034: "3.4 %", 0.12: "12 %", 1.5: "150 %", None: "–"}),
+        (numbers.megabytes, {412.3: "412 MB", 2048: "2.0 GB", None: "–"}),
+        (numbers.short, {250: "250", 1500: "1.5k", 2e4: "20k", 3e6: "3M", None: "–"}),
+    ],
 )  # fmt: skip
-def test_number(value: float | None, shown: str) -> None:
-    assert numbers.number(value) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0.84, "0.84 s"), (12.34, "12.3 s"), (59.97, "1 min"), (60, "1 min"), (200.4, "3 min 20 s"), (3599.9, "1 h"), (3600, "1 h"),
-     (7980, "2 h 13 min"), (86399, "1 d"), (86400 * 4 + 3 * 3600 + 5, "4 d 3 h"), (0, "0 s"), (None, "–")],
-)  # fmt: skip
-def test_duration(seconds: float | None, shown: str) -> None:
-    assert numbers.duration(seconds) == shown
-
-
-def test_the_other_units() -> None:
-    assert [numbers.times(value) for value in (1, 3.14, 12.34, 321.0, None)] == ["1.00×", "3.14×", "12.3×", "321×", "–"]
-    assert [numbers.percent(value) for value in (0, 0.034, 0.12, 1.5, None)] == ["0 %", "3.4 %", "12 %", "150 %", "–"]
-    assert [numbers.megabytes(value) for value in (412.3, 2048, None)] == ["412 MB", "2.0 GB", "–"]
-    assert [numbers.short(value) for value in (250, 1500, 2e4, 3e6, None)] == ["250", "1.5k", "20k", "3M", "–"]
+def test_a_number_in_its_unit(show: Callable[[float | None], str], shown: dict[float | None, str]) -> None:
+    assert {value: show(value) for value in shown} == shown
 
 
 @pytest.mark.parametrize(

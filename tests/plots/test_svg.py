@@ -46,19 +46,17 @@ def test_bars_are_as_long_as_their_values_and_whiskers_as_their_spread() -> None
     assert [node.text for node in all_of(BARS, "faint")] == ["failed"]
 
 
-def test_a_share_is_drawn_of_the_whole() -> None:
-    chart = replace(BARS, bars=(Bar("a", 0.5),), whole=1.0, show=percent)
-    assert float(all_of(chart, "bar")[0].get("width", "")) == pytest.approx(190)
-
-
-def test_an_ideal_beyond_all_bars_is_on_the_page() -> None:
-    (ideal,) = all_of(replace(BARS, ideal=200.0, ideal_label="ideal"), "ideal")
-    assert {x for x, _ in corners(ideal)} == {379.0}
-    assert float(all_of(replace(BARS, ideal=200.0), "bar")[1].get("width", "")) == pytest.approx(190)
-
-
-def test_bars_of_nothing() -> None:
-    assert all_of(Bars("x", "x", "x", (Bar("a", 0.0), Bar("b", None))), "bar")[0].get("width") == "0.0"
+@pytest.mark.parametrize(
+    ("chart", "widths"),
+    [
+        (replace(BARS, bars=(Bar("a", 0.5),), whole=1.0, show=percent), [190]),
+        (replace(BARS, ideal=200.0, ideal_label="ideal"), [95, 190]),
+        (Bars("x", "x", "x", (Bar("a", 0.0), Bar("b", None))), [0]),
+    ],
+)
+def test_bars_are_parts_of_the_whole_or_of_the_ideal(chart: Bars, widths: list[float]) -> None:
+    assert [float(bar.get("width", "")) for bar in all_of(chart, "bar")] == pytest.approx(widths)
+    assert [{x for x, _ in corners(ideal)} for ideal in all_of(chart, "ideal")] == ([{379.0}] if chart.ideal else [])
 
 
 def test_lines_are_where_their_points_are() -> None:
@@ -86,11 +84,6 @@ def test_a_band_lies_around_its_line() -> None:
         assert above <= y <= below  # the axis points down
 
 
-def test_one_point_and_equal_points_are_drawn() -> None:
-    for points in (((3.0, 7.0),), ((3.0, 7.0), (4.0, 7.0))):
-        assert len(all_of(replace(LINES, lines=(Line("a", points),)), "dot")) == len(points)
-
-
 def test_a_logarithmic_axis_has_equal_steps_for_equal_ratios() -> None:
     line = Line("a", ((1.0, 0.0), (10.0, 1.0), (100.0, 2.0)))
     (path,) = all_of(replace(LINES, lines=(line,), log_x=True), "line")
@@ -98,10 +91,12 @@ def test_a_logarithmic_axis_has_equal_steps_for_equal_ratios() -> None:
     assert second - first == pytest.approx(third - second, abs=0.2)
 
 
-def test_long_lines_are_thinned() -> None:
+def test_long_lines_are_thinned_and_single_points_are_dots() -> None:
     points = tuple((float(n), float(n)) for n in range(10_000))
     (path,) = all_of(replace(LINES, lines=(Line("a", points),)), "line")
     assert len(corners(path)) == svg.MOST_POINTS
+    for few in (((3.0, 7.0),), ((3.0, 7.0), (4.0, 7.0))):
+        assert len(all_of(replace(LINES, lines=(Line("a", few),)), "dot")) == len(few)
 
 
 def test_a_legend_has_each_label_once_and_what_styles_mean() -> None:
@@ -109,6 +104,7 @@ def test_a_legend_has_each_label_once_and_what_styles_mean() -> None:
     chart = replace(LINES, lines=lines, styles={"dots": "measured", "line": "law", "dashed": "extrapolated"})
     keys = ["".join(node.itertext()) for node in drawn(chart).iter("li")]
     assert keys == ["a", "b", "measured", "law"]
+    assert svg.colour(len(PALETTE) + 1) == svg.colour(1) == "c1", "colours repeat when they run out"
 
 
 def test_stacks_are_cut_by_their_shares() -> None:
@@ -129,7 +125,3 @@ def test_stacks_are_cut_by_their_shares() -> None:
 def test_labels_are_escaped(chart: Chart) -> None:
     assert not list(drawn(chart).iter("script"))
     assert "<script" not in svg.draw(chart)
-
-
-def test_colours_repeat_when_they_run_out() -> None:
-    assert svg.colour(len(PALETTE) + 1) == svg.colour(1) == "c1"

@@ -94,20 +94,6 @@ def test_parameters_keep_their_names(custom: PolicySpec) -> None:
     assert (net.params.views["actor.log_std"] == 0.25).all()
 
 
-def test_torch_actors_choose_as_often_as_they_should(custom: PolicySpec) -> None:
-    spec = replace(custom, obs_size=7, mask=(4, 7))
-    net, draws = random_net(spec, 7), 100_000
-    actor = TorchActor(spec)
-    actor.load(Snapshot(1, net.params.views))
-    obs = np.tile(np.array([0.1, -0.2, 0.3, 0.4, 1, 0, 1], np.float32), (draws, 1))
-    decision = actor.act(obs, np.random.default_rng(0))
-    counts = np.bincount(decision.action, minlength=3)
-    expected = np.exp([decision.log_prob[decision.action == choice][0] for choice in (0, 2)]) * draws
-    assert expected.sum() == pytest.approx(draws, rel=1e-5)
-    assert counts[1] == 0
-    assert (np.square(counts[[0, 2]] - expected) / expected).sum() < 15.1  # p = 1e-4 with one degree of freedom
-
-
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [

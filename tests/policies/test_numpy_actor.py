@@ -127,6 +127,8 @@ def test_greedy_is_the_mode_and_draws_nothing() -> None:
     obs = np.ones((2, 1), np.float32)
     rng = np.random.default_rng(0)
     before = rng.bit_generator.state
+    masked = actor_with(replace(LINEAR, obs_size=4, mask=(1, 4)), [0.0, 9.0, 1.0])
+    assert masked.act(np.array([[1, 1, 0, 1]], np.float32), rng, greedy=True).action.tolist() == [2]
     choice = actor_with(LINEAR, [0.0, 2.0, 1.0]).act(obs, rng, greedy=True)
     assert choice.action.tolist() == [1, 1]
     total = 1 + math.exp(1) + math.exp(2)
@@ -139,12 +141,6 @@ def test_greedy_is_the_mode_and_draws_nothing() -> None:
     expected = 1.0 - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(0.5) ** 2)
     np.testing.assert_allclose(squashed.log_prob, [expected] * 2, rtol=1e-5)
     assert rng.bit_generator.state == before
-
-
-def test_a_masked_choice_is_no_mode() -> None:
-    spec = replace(LINEAR, obs_size=4, mask=(1, 4))
-    greedy = actor_with(spec, [0.0, 9.0, 1.0]).act(np.array([[1, 1, 0, 1]], np.float32), Fixed(0.0), greedy=True)
-    assert greedy.action.tolist() == [2]
 
 
 def test_what_is_loaded_is_a_copy() -> None:
@@ -206,17 +202,16 @@ def test_one_lane_alone_acts_as_it_would_beside_others(greedy: bool) -> None:
         assert (alone.action.dtype, alone.log_prob.dtype) == (beside.action.dtype, beside.log_prob.dtype)
 
 
-def test_our_own_networks_run_in_numpy() -> None:
-    make = pickle.loads(pickle.dumps(make_actor(LINEAR)))  # noqa: S301 - as it travels to a worker
-    first, second = make(), make()
-    assert isinstance(first, NumpyActor)
-    assert not np.shares_memory(first.params.vector, second.params.vector)
-
-
-def test_a_users_module_runs_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "kind"), [("", NumpyActor), ("custom_module:Shared", TorchActor)])
+def test_our_own_networks_run_in_numpy_and_a_users_module_in_torch(
+    module: str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(SUPPORT)
-    make = pickle.loads(pickle.dumps(make_actor(replace(LINEAR, module="custom_module:Shared"))))  # noqa: S301
-    assert isinstance(make(), TorchActor)
+    make = pickle.loads(pickle.dumps(make_actor(replace(LINEAR, module=module))))  # noqa: S301 - as it travels to a worker
+    first, second = make(), make()
+    assert {type(first), type(second)} == {kind}
+    if isinstance(first, NumpyActor):
+        assert not np.shares_memory(first.params.vector, second.params.vector)
 
 
 def test_a_worker_with_our_own_network_does_without_torch() -> None:

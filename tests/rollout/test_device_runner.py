@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from freewheel.core import WORKER_TIME, Chunk, Compile, NDArray, Transitions
+from freewheel.core import WORKER_TIME, Chunk, Compile
 from freewheel.errors import EnvError
 from freewheel.policies.nets import TensorActor
 from freewheel.rollout.device_runner import DeviceRunner, as_numpy
 from freewheel.seeding import training_episodes
 from freewheel.testing.conformance import AnyRunner, check_runner
-from tests.support.device_story import SEED, DeviceSetup, expected_rows
+from tests.support.device_story import FIELDS, SEED, DeviceSetup, assert_rows, expected_rows, joined
 from tests.support.isaac_like import Traps
 
-FIELDS = [field.name for field in fields(Transitions) if field.name != "log_prob"]
 STEPS = 8
 
 
@@ -32,21 +30,9 @@ def runner_of(setup: DeviceSetup, compile: Compile = "off") -> DeviceRunner:  # 
     return runner
 
 
-def joined(chunks: Sequence[Chunk[Tensor]], name: str) -> NDArray:
-    return np.concatenate([getattr(chunk.data, name).numpy() for chunk in chunks])
-
-
 def played(setup: DeviceSetup, lengths: Sequence[int]) -> list[Chunk[Tensor]]:
     with closing(runner_of(setup)) as runner:
         return [runner.unroll(steps) for steps in lengths]
-
-
-def assert_rows(chunks: Sequence[Chunk[Tensor]], *, has_final_obs: bool = True) -> None:
-    wanted = expected_rows(joined(chunks, "action"), has_final_obs=has_final_obs).data
-    for name in FIELDS:
-        got = joined(chunks, name)
-        np.testing.assert_array_equal(got, getattr(wanted, name), name)
-        assert got.dtype == getattr(wanted, name).dtype
 
 
 @pytest.mark.parametrize("compile", ["off", "graphs"])

@@ -39,9 +39,6 @@ def spec() -> EnvSpec:
         return env.spec
 
 
-# ------------------------------------------------------------------------------------------------------------------- bounds
-
-
 def test_bounds_are_those_of_boxes_by_column() -> None:
     velocity = Box(np.array([-2, -np.inf], np.float32), np.array([np.inf, 3], np.float32))
     spec = spec_of(Dict(bits=MultiBinary(2), number=Discrete(3), velocity=velocity))
@@ -63,9 +60,6 @@ def test_bounds_are_those_of_boxes_by_column() -> None:
 )
 def test_the_largest_numbers_of_a_type_are_no_bounds(space: gymnasium.Space[Any]) -> None:
     assert spec_of(space).bounds is None
-
-
-# ------------------------------------------------------------------------------------------------------------------ counting
 
 
 @pytest.mark.parametrize("count", [numpy_outside, outside], ids=["numpy", "compiled"])
@@ -106,9 +100,6 @@ def test_rounding_is_not_told(value: float) -> None:
     data.next_obs[1] = value * 1.001
     assert "column 0 of 'obs' is" in check.look(data, 2)
     assert (check.look(data, 1), check.look(data, 2), check.rows) == ("", "", 2)
-
-
-# --------------------------------------------------------------------------------------------------------------------- modes
 
 
 def share(on: Collection) -> NDArray:

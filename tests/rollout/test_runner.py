@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,10 +16,8 @@ from freewheel.policies.spec import FlatParams, PolicyConfig, actor_layout
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.runner import Author, Runner, empty_transitions
 from freewheel.seeding import generator, training_episodes
+from tests.rollout.conftest import FakeSetup
 from tests.support.worlds import Conditioned
-
-if TYPE_CHECKING:
-    from tests.rollout.conftest import FakeSetup
 
 LANES = range(4, 6)  # global numbers; the env counts its own from 0
 
@@ -114,9 +111,6 @@ def test_a_given_env_is_driven_and_closed(fake: FakeSetup) -> None:
     assert fake.env.closed == 1
 
 
-# ----------------------------------------------------------------------------------------------------------------------- time
-
-
 def test_time_adds_up(fake: FakeSetup) -> None:
     runner = Runner(fake.factory, LANES)
     began = fake.clock.now
@@ -151,9 +145,6 @@ def test_time_of_the_runner_itself_is_other(fake: FakeSetup, monkeypatch: pytest
 
     monkeypatch.setattr("freewheel.rollout.runner.empty_transitions", slowly)
     assert time_of(Runner(fake.factory, LANES).unroll(1))["other"] == pytest.approx(333, abs=6)
-
-
-# ---------------------------------------------------------------------------------------------------------- invalid values
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -202,9 +193,6 @@ def test_rows_of_an_env_that_raised_are_still_open(fake: FakeSetup) -> None:
     with pytest.raises(RuntimeError, match="broken in step"):
         runner.unroll(4)
     assert (runner.produced, runner.open) == (10, 4)
-
-
-# ------------------------------------------------------------------------------------------ rows that are not valid
 
 
 def test_rows_that_are_not_valid_do_not_count(fake: FakeSetup) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from freewheel.collect.serial import SerialCollector
 from freewheel.core import WORKER_TIME, RowCounts, Snapshot
 from freewheel.rollout.runner import Runner
-
-if TYPE_CHECKING:
-    from tests.rollout.conftest import FakeSetup
+from tests.rollout.conftest import FakeSetup
 
 WAIT, LOAD = (WORKER_TIME.index(kind) for kind in ("wait-credit", "load"))
 
@@ -25,6 +21,7 @@ def test_it_acts_during_a_wait_with_the_last_weights(fake: FakeSetup) -> None:
         assert fake.env.steps == 0
         (first,) = collector.collect(wait=True)
         (second,) = collector.collect(wait=True)
+    assert fake.env.closed == 1
     assert (first.version, first.rows, first.data.valid.shape) == (5, 6, (3, 2))
     assert [chunk.origin.sequence for chunk in (first, second)] == [0, 1]
     assert collector.rows() == RowCounts(produced=12)
@@ -45,12 +42,6 @@ def test_time_between_calls_is_waiting_except_loading(fake: FakeSetup) -> None:
     assert second.time[WAIT] == pytest.approx(9_500, abs=6)
     assert second.time[LOAD] == pytest.approx(30, abs=2)
     assert int(second.time.sum()) == pytest.approx(fake.clock.now - began, abs=8)
-
-
-def test_leaving_closes_the_env(fake: FakeSetup) -> None:
-    with SerialCollector(Runner(fake.factory, range(1)), steps=1):
-        pass
-    assert fake.env.closed == 1
 
 
 def test_leaving_with_an_error_closes_the_env_and_keeps_the_counts(fake: FakeSetup) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -77,17 +77,7 @@ def list_file(path: Path, name: str, data: bytes) -> None:
     (path / MANIFEST).write_text(json.dumps(manifest))
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    about = {"env": "CartPole-v1", "hidden": [64, 64], "nested": {"lr": 3e-4, "none": None}}
-    path = save(tmp_path / "checkpoints", 512, weights(1), about)
-    found = load(tmp_path / "checkpoints")
-    assert (found.step, found.path, found.about, found.warnings) == (512, path, about, ())
-    assert found.params.keys() == weights(1).keys()
-    for name, array in weights(1).items():
-        np.testing.assert_array_equal(found.params[name], array, strict=True)
-        assert found.params[name].flags.writeable
-
-
+@settings(max_examples=30)
 @given(
     params=st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda name: name != "__metadata__"),
@@ -99,10 +89,12 @@ def test_round_trip(tmp_path: Path) -> None:
     )
 )
 def test_any_array_comes_back_bit_for_bit(params: Params, tmp_path_factory: pytest.TempPathFactory) -> None:
-    root = tmp_path_factory.mktemp("any")
-    save(root, 0, params, {})
+    root, about = tmp_path_factory.mktemp("any"), {"env": "A", "hidden": [64, 64], "nested": {"lr": 3e-4, "none": None}}
+    path = save(root, 7, params, about)
     found = load(root)
+    assert (found.step, found.path, found.about, found.warnings) == (7, path, about, ())
     assert fingerprint(found.params) == fingerprint(params)
+    assert all(array.flags.writeable for array in found.params.values())
     assert {name: array.shape for name, array in found.params.items()} == {name: a.shape for name, a in params.items()}
 
 
@@ -182,7 +174,7 @@ def test_damage_is_refused_or_harmless_and_the_previous_one_takes_over(tmp_path:
     files = {name: (path / name).read_bytes() for name in (WEIGHTS, POLICY, MANIFEST)}
     rng = random.Random(7)
     taken_over = 0
-    for trial in range(200):
+    for trial in range(100):
         name = rng.choice(list(files))
         data = bytearray(files[name])
         if trial % 2:
@@ -197,7 +189,7 @@ def test_damage_is_refused_or_harmless_and_the_previous_one_takes_over(tmp_path:
             assert found.warnings[-1] == "using step 1 instead of 'latest'"
         assert whole(tmp_path) == found.step
         (path / name).write_bytes(files[name])
-    assert taken_over > 190
+    assert taken_over > 90
     assert whole(tmp_path) == 2
 
 

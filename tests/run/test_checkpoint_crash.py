@@ -194,6 +194,7 @@ def test_where_files_cannot_be_linked_they_are_copied(tmp_path: Path, monkeypatc
     assert whole(tmp_path) == 3
 
 
+@pytest.mark.system
 def test_killed_at_random(tmp_path: Path) -> None:
     """The independent check: a real process, a real SIGKILL."""
     program = (

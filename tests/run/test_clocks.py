@@ -12,22 +12,28 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import freewheel
 from freewheel.learn.mbpo.fitting import Fit, Fitter
 from freewheel.run.trainer import Result
+from tests.support.clocks import Clock
 from tests.support.runs import IDENTITY, assert_balanced, rows_of
 from tests.support.worlds import Counter
 
-WORLD = "tests.support.worlds:Wandering"
+WORLD, COUNTER = "tests.support.worlds:Wandering", "tests.support.worlds:Counter"
 MBPO: Mapping[str, Any] = {
     "learning_starts": 20, "batch": 8, "updates_per_row": 0.5, "buffer": 500, "members": 2, "elites": 1, "model_hidden": [8],
     "model_every": 20, "model_batch": 16, "max_epochs": 2, "rollouts_per_row": 0.5, "termination": "never",
 }  # fmt: skip
-CLOCKS = ("serial", "async")
-Work = Callable[[], None]
+LOG_EVERY = 10.0  # seconds, most of which a Clock adds
+STEP = 1.0  # seconds of a Clock between two looks of the run at the time
+LATEST = LOG_EVERY + STEP + 5.0  # between two rows on a machine that may stand still for seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 def train(tmp_path: Path, *, clock: str = "serial", mode: str = "sequential", **options: Any) -> Result:
@@ -38,19 +44,16 @@ def train(tmp_path: Path, *, clock: str = "serial", mode: str = "sequential", **
     return freewheel.train(WORLD, quiet=True, runs_dir=tmp_path, run="it", algo="mbpo", **given)
 
 
-def slow_fits(seconds: float, monkeypatch: pytest.MonkeyPatch, work: Work = lambda: None) -> None:
-    """Fits take so much longer, wherever they run; `work` is done a tenth of a second after a fit has begun."""
+def slow_fits(monkeypatch: pytest.MonkeyPatch, looks: int, wait: Callable[[float], None] = time.sleep) -> None:
+    """Before a fit the run may look at the time so often; between two looks a fit waits for STEP seconds."""
 
     def make(*args: Any) -> Callable[[Any], Generator[None, None, Fit]]:
         fitter = Fitter(*args)
 
         def fit(rows: Any) -> Generator[None, None, Fit]:
-            began, waits = time.monotonic(), iter((0.1,))
-            while time.monotonic() < began + seconds:
-                time.sleep(0.01)
+            for _ in range(looks):
+                wait(STEP)
                 yield
-                if time.monotonic() > began + 0.1 and next(waits, None):
-                    work()
             return (yield from fitter.in_steps(rows))
 
         return fit
@@ -58,119 +61,134 @@ def slow_fits(seconds: float, monkeypatch: pytest.MonkeyPatch, work: Work = lamb
     monkeypatch.setattr("freewheel.learn.mbpo.learner._fitter", make)
 
 
-@pytest.mark.parametrize(("clock", "kind"), [("serial", "fit"), ("async", "wait-model")])
-def test_a_long_fit_has_its_own_share_and_rows_come_all_the_same(
-    tmp_path: Path, clock: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow_fits(1.3, monkeypatch)
-    result = train(tmp_path, clock=clock, log_every=0.5, steps=41)
-    shares, wall = result.summary["shares"]["learner"], result.summary["wall_s"]
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares[kind] * wall >= 2.3, "two fits"
-    assert shares["rollout"] > 0
-    assert shares["update"] * wall < 0.5
-    rows = rows_of(result)
+def assert_on_time(rows: list[dict[str, Any]]) -> None:
+    """All of them add up, and come every LOG_EVERY seconds; the last one comes with the end."""
     for row in rows:
         assert_balanced(row)
         assert sum(part for name, part in row.items() if name.startswith("time/learner_")) == pytest.approx(1)
     gaps = [after["wall_s"] - before["wall_s"] for before, after in itertools.pairwise(rows[:-1])]
-    assert len(gaps) >= 3
-    assert max(gaps) < 0.85
-    waiting = [row for row in rows if row[f"time/learner_{kind.replace('-', '_')}"] > 0.9]
-    assert len(waiting) >= 2
-    assert all(row["learner_busy"] > 0.9 if clock == "serial" else row["learner_busy"] < 0.1 for row in waiting)
+    assert max(gaps) < LATEST
 
 
-@pytest.mark.parametrize(
-    ("mode", "clock"), [("sequential", "serial"), ("continuous", "async"), ("batch", "serial"), ("batch", "async")]
-)
-def test_minutes_are_over_during_the_first_fit(
-    tmp_path: Path, mode: str, clock: str, monkeypatch: pytest.MonkeyPatch
+def test_a_long_fit_has_its_own_share_and_rows_come_all_the_same(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_fits(60, monkeypatch)
-    seconds = 1.5
-    result = train(tmp_path, clock=clock, mode=mode, steps=None, minutes=seconds / 60)
+    slow_fits(monkeypatch, 50, clock.add)
+    result = train(tmp_path, log_every=LOG_EVERY, steps=41)
+    shares, wall = result.summary["shares"]["learner"], result.summary["wall_s"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["fit"] * wall >= 100, "two fits"
+    assert shares["rollout"] > 0
+    assert shares["update"] < 0.2
+    rows = rows_of(result)
+    assert_on_time(rows)
+    fitting = [row for row in rows if row["time/learner_fit"] > 0.7]
+    assert len(fitting) >= 6
+    assert all(row["learner_busy"] > 0.7 for row in fitting)
+
+
+@pytest.mark.system
+def test_a_fit_beside_the_run_is_waited_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own, which really takes this long."""
+    slow_fits(monkeypatch, 12, lambda _: time.sleep(0.1))
+    result = train(tmp_path, clock="async", log_every=0.4, steps=30)
+    assert result.summary["shares"]["learner"]["wait-model"] * result.summary["wall_s"] >= 0.8
+    waiting = [row for row in rows_of(result) if row["time/learner_wait_model"] > 0.7]
+    assert waiting, "no row was written in the middle of the fit"
+    assert all(row["learner_busy"] < 0.3 for row in waiting)
+
+
+@pytest.mark.parametrize("mode", ["sequential", "batch"])
+def test_minutes_are_over_during_the_first_fit(
+    tmp_path: Path, mode: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_fits(monkeypatch, 1000, clock.add)
+    result = train(tmp_path, mode=mode, steps=None, minutes=2)
     assert (result.summary["ended"], result.summary["exit_code"]) == ("minutes", 0)
-    assert 0.9 * seconds < result.summary["wall_s"] < 1.1 * seconds + 0.2
+    assert 0.9 * 120 < result.summary["wall_s"] < 1.1 * 120 + 5
     assert result.summary["updates"] == 0
     assert (result.path / "checkpoints" / "latest" / "learner.safetensors").exists(), "it can be resumed"
 
 
-def test_minutes_are_used_although_every_fit_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["batch", "continuous"])
+def test_minutes_are_over_during_the_first_fit_beside_the_run(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_fits(monkeypatch, 600)
+    result = train(tmp_path, clock="async", mode=mode, steps=None, minutes=0.5 / 60)
+    assert (result.summary["ended"], result.summary["updates"]) == ("minutes", 0)
+    assert result.summary["wall_s"] > 0.4
+
+
+def test_minutes_are_used_although_every_fit_takes_long(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A turn of the loop that can be ended at any time is no reason to end a run early."""
-    slow_fits(0.9, monkeypatch)
-    seconds = 2.5
-    result = train(tmp_path, steps=None, minutes=seconds / 60)
+    slow_fits(monkeypatch, 45, clock.add)
+    result = train(tmp_path, steps=None, minutes=2)
     assert result.summary["ended"] == "minutes"
-    assert seconds <= result.summary["wall_s"] < 1.1 * seconds + 0.2
+    assert 120 <= result.summary["wall_s"] < 1.1 * 120 + 5
 
 
-@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("clock", ["serial", "async"])
 def test_a_signal_ends_the_first_fit_and_the_run_goes_on_as_if_it_had_not(
     tmp_path: Path, clock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = os.getpid()
+    left = [os.getpid()]
+
+    def interrupt(_: float) -> None:
+        """Once."""
+        if left:
+            os.kill(left.pop(), signal.SIGINT)
+        time.sleep(0.1)
+
     with monkeypatch.context() as patched:
-        slow_fits(60, patched, lambda: os.kill(here, signal.SIGINT))
+        slow_fits(patched, 6000, interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "stopped", clock=clock)
     stopped = tmp_path / "stopped" / "it"
     summary = json.loads((stopped / "summary.json").read_text())
     assert (summary["ended"], summary["updates"]) == ("interrupted (SIGINT)", 0)
-    assert summary["wall_s"] < 10, "it waited for the fit"
     if clock == "serial":
         last, straight = freewheel.resume(stopped, quiet=True), train(tmp_path / "straight")
         assert last.summary["weights_sha256"] == straight.summary["weights_sha256"]
 
 
-@pytest.mark.parametrize("gradient", ["analytic", "autograd"])
-def test_rows_come_during_a_long_update_of_ppo(tmp_path: Path, gradient: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One update of 20 gradient steps, each of which takes a tenth of a second."""
-    module, step = {
-        "analytic": ("numpy_engine.NumpyEngine", "gradient"),
-        "autograd": ("torch_engine.TorchEngine", "_gradient"),
-    }[gradient]
-    name = f"freewheel.learn.ppo.{module}.{step}"
-    real = pkgutil.resolve_name(f"freewheel.learn.ppo.{module.replace('.', ':')}.{step}")
+@pytest.mark.parametrize("step", ["numpy_engine:NumpyEngine.gradient", "torch_engine:TorchEngine._gradient"])
+def test_rows_come_during_a_long_update_of_ppo(
+    tmp_path: Path, step: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One update of 60 gradient steps."""
+    name = f"freewheel.learn.ppo.{step}"
+    real = pkgutil.resolve_name(name)
 
     def slow(*args: Any) -> Any:
-        time.sleep(0.1)
+        clock.add(STEP)
         return real(*args)
 
-    monkeypatch.setattr(name, slow)
-    ppo: dict[str, Any] = {"epochs": 5, "minibatch": 8, "gradient": gradient}
-    options: dict[str, Any] = {
-        "ppo": ppo,
-        "steps": 32,
-        "num_envs": 1,
-        "num_steps_per_env": 32,
-        "log_every": 0.5,
-        "evals": 0,
-    }
-    rows = rows_of(freewheel.train(IDENTITY, quiet=True, runs_dir=tmp_path, mode="sequential", **options))
-    amid = [row for row in rows if row["time/learner_update"] > 0.9]
-    assert len(amid) >= 2
-    assert all((row["updates"], row["queued"]) == (0, 32) for row in amid[:2])
-    for row in rows:
-        assert_balanced(row)
+    monkeypatch.setattr(name.replace(":", "."), slow)
+    gradient = "analytic" if step.startswith("numpy") else "autograd"
+    options: dict[str, Any] = {"ppo": {"epochs": 15, "minibatch": 8, "gradient": gradient}, "log_every": LOG_EVERY}
+    small: dict[str, Any] = {"mode": "sequential", "steps": 32, "num_envs": 1, "num_steps_per_env": 32, "evals": 0}
+    rows = rows_of(freewheel.train(IDENTITY, quiet=True, runs_dir=tmp_path, **small, **options))
+    assert_on_time(rows)
+    amid = [row for row in rows if row["time/learner_update"] > 0.7]
+    assert len(amid) >= 4
+    assert all((row["updates"], row["queued"]) == (0, 32) for row in amid[:4])
 
 
-class Slow(Counter):
-    """Steps that take a while, in the learner's own process."""
+def test_rows_come_during_the_steps_of_a_slow_env_in_this_process(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Counter.step
 
-    def step(self, action: Any) -> Any:
-        time.sleep(0.05)
-        return super().step(action)
+    def slow(self: Counter, action: Any) -> Any:
+        clock.add(STEP)
+        return real(self, action)
 
-
-def test_rows_come_during_the_steps_of_a_slow_env_in_this_process(tmp_path: Path) -> None:
-    result = freewheel.train(
-        Slow, quiet=True, runs_dir=tmp_path, mode="sequential", num_envs=1, num_steps_per_env=50, steps=50,
-        log_every=0.5, evals=0,
-    )  # fmt: skip
-    rows = rows_of(result)
+    monkeypatch.setattr(Counter, "step", slow)
+    small: dict[str, Any] = {"mode": "sequential", "num_envs": 1, "num_steps_per_env": 50, "steps": 50, "evals": 0}
+    rows = rows_of(freewheel.train(COUNTER, quiet=True, runs_dir=tmp_path, log_every=LOG_EVERY, **small))
     assert len(rows) >= 4
-    for row in rows:
-        assert_balanced(row)
-    assert np.diff([row["wall_s"] for row in rows[:-1]]).max() < 0.85
+    assert_on_time(rows)
     assert any(row["open"] for row in rows), "no row was written amid a chunk"

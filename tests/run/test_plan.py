@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import freewheel
-from freewheel.config.resolve import from_argv, from_options
+from freewheel.config.resolve import Config, from_argv, from_options
 from freewheel.errors import EnvError, SetupError, UsageError
-from freewheel.rollout.probe import EnvCost, usable_cores
+from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, usable_cores
 from freewheel.run import plan as module
 from freewheel.run import process
+from freewheel.run.advice.choice import plan_run
 from freewheel.run.plan import Plan, plan
 from tests.support.costs import cost as cost_of
 from tests.support.worlds import Counter
@@ -32,7 +33,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replaces the measurement: the env's spec is that of `costs`."""
 
     def have(cost: EnvCost, cores: int = 2) -> None:
-        monkeypatch.setattr(module, "survey_env", lambda *_: cost)
+        monkeypatch.setattr(module, "survey_env", lambda *_, **__: cost)
         for place in ("run.plan", "collect.mode", "collect.batch"):
             monkeypatch.setattr(f"freewheel.{place}.usable_cores", lambda: cores)
 
@@ -63,6 +64,47 @@ def test_an_update_has_the_same_rows_however_many_lanes_there_are(
     costs(COMPUTING)
     found = planned(tmp_path, **options)
     assert (found.batch.lanes, found.batch.steps, found.config.to_json()["num_steps_per_env"]) == (lanes, steps, steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "measured", "hurried"),
+    [
+        ({"mode": "sequential", "num_envs": 4}, False, True),
+        ({"mode": "lockstep"}, True, False),  # where its lanes run depends on the time of a step
+        ({"mode": "lockstep", "placement": "inline"}, False, True),
+        ({"mode": "continuous"}, True, False),
+        ({"mode": "batch", "num_envs": 8}, True, False),  # by how many workers is not said
+        ({"mode": "episodes", "workers": 2}, False, True),
+        ({"mode": "continuous", "workers": 3}, True, True),  # more than cores act in turn if they compute
+    ],
+)
+def test_an_environment_is_measured_only_where_a_number_depends_on_it(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], *, measured: bool, hurried: bool
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def survey(*args: Any, **how: Any) -> None:
+        asked.update(how)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "Survey", survey)
+    monkeypatch.setattr("freewheel.collect.mode.usable_cores", lambda: 2)
+    with pytest.raises(KeyboardInterrupt):
+        module.survey_env(from_options(COUNTER, options))
+    assert (asked["budget"], asked["hurried"]) == (BUDGET if measured else BRIEF, hurried)
+
+
+def test_it_is_measured_where_modes_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    budgets = list[float | None]()
+
+    def survey(config: Config, meanwhile: Any, budget: float | None = None, **_: Any) -> EnvCost:
+        budgets.append(budget)
+        return COMPUTING
+
+    monkeypatch.setattr(module, "survey_env", survey)
+    for mode in ("sequential", "auto"):
+        plan_run(from_options(COUNTER, {"runs_dir": tmp_path, "mode": mode}))
+    assert budgets == [None, BUDGET]
 
 
 @pytest.mark.parametrize("mode", ["batch", "continuous", "episodes"])
@@ -143,7 +185,7 @@ def test_a_learner_with_time_to_spare_gives_way_further(tmp_path: Path, costs: A
     with ThreadPoolExecutor(1) as pool:
         pool.submit(learner).result()
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    assert seen == [before + 5, before + 10]
+    assert seen == [min(19, before + more) for more in (5, 10)]
 
 
 def test_what_does_not_fit_into_memory_is_refused(tmp_path: Path, costs: Any) -> None:

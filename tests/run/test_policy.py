@@ -322,6 +322,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 def test_a_run_of_a_script_stays_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (tmp_path / "toy.py").write_text(SCRIPT)
     name, mean, refused = python("toy.py", cwd=tmp_path).stdout.splitlines()

@@ -24,7 +24,7 @@ from freewheel.run.checkpoints.checkpoint import LEARNER, MANIFEST, PROGRESS
 from freewheel.run.hooks import Run
 from freewheel.run.trainer import Result
 from tests.support.places import ROOT
-from tests.support.runs import assert_balanced, rows_of, train
+from tests.support.runs import Kept, assert_balanced, rows_of, train
 from tests.support.worlds import IdentityBox
 
 BOX = "tests.support.worlds:IdentityBox"
@@ -34,7 +34,7 @@ ALGORITHMS: Mapping[str, dict[str, Any]] = {
     "sac": REPLAYING,
     "mbpo": REPLAYING
     | {"members": 2, "elites": 1, "model_hidden": [8], "model_every": 32, "model_batch": 16, "max_epochs": 2}
-    | {"rollouts_per_row": 1.0, "clock": "serial"},
+    | {"rollouts_per_row": 1.0, "keep_models": 2, "termination": "never", "clock": "serial"},
 }
 #: Lanes × steps = 32 everywhere.
 MODES: Mapping[str, dict[str, Any]] = {
@@ -46,24 +46,32 @@ MODES: Mapping[str, dict[str, Any]] = {
 }
 
 
-def small(tmp_path: Path, algo: str = "ppo", mode: str = "lockstep", **options: Any) -> Result:
+def small(tmp_path: Path, algo: str = "ppo", mode: str = "lockstep", env: str = BOX, **options: Any) -> Result:
     usual: dict[str, Any] = {"seed": 3, "steps": 160, "evals": 0, "policy": {"hidden": [8]}, "run": "it"}
-    return train(tmp_path, BOX, **usual | MODES[mode] | {"algo": algo, "mode": mode, algo: ALGORITHMS[algo]} | options)
+    return train(tmp_path, env, **usual | MODES[mode] | {"algo": algo, "mode": mode, algo: ALGORITHMS[algo]} | options)
 
 
 class StopAt:
-    """A hook that ends the run after so many steps."""
+    """A hook that ends the run after so many steps: by its own call, or as Ctrl-C does."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, *, by_signal: bool = False) -> None:
+        self.steps, self.by_signal = steps, by_signal
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        if run.env_steps >= self.steps:
+        if run.env_steps >= self.steps and self.by_signal:
+            os.kill(os.getpid(), signal.SIGINT)
+        elif run.env_steps >= self.steps:
             run.stop("enough")
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("algo", ALGORITHMS)
+#: Every algorithm and every mode; tests/collect has all pairs of what can be resumed exactly.
+PAIRS = [("mbpo", "sequential"), ("sac", "lockstep"), ("ppo", "batch"), ("ppo", "continuous"), ("sac", "episodes")]
+OTHERS = [("sac", "continuous"), ("mbpo", "continuous"), ("ppo", "episodes"), ("mbpo", "episodes"), ("mbpo", "batch")]
+
+
+@pytest.mark.parametrize(
+    ("algo", "mode"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.system) for pair in OTHERS)]
+)
 def test_every_algorithm_goes_on_in_every_mode(tmp_path: Path, algo: str, mode: str) -> None:
     first = small(tmp_path, algo, mode, hooks=[StopAt(64)])
     assert first.summary["ended"] == "enough"
@@ -81,17 +89,38 @@ def test_every_algorithm_goes_on_in_every_mode(tmp_path: Path, algo: str, mode: 
         assert again.summary["updates"] <= 0.5 * (again.summary["trained"] - 32)  # no burst of updates
 
 
-@pytest.mark.parametrize("mode", ["sequential", "lockstep", "batch"])
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_stopped_and_resumed_it_equals_a_run_that_was_not(tmp_path: Path, algo: str, mode: str) -> None:
-    straight = small(tmp_path / "straight", algo, mode)
-    stopped = small(tmp_path / "stopped", algo, mode, hooks=[StopAt(64)])
-    again = freewheel.resume(stopped, quiet=True)
-    assert stopped.summary["weights_sha256"] != straight.summary["weights_sha256"]
-    for name in ("weights_sha256", "env_steps", "updates", "episodes", "return_mean", "trained"):
-        assert again.summary[name] == straight.summary[name], name
-    last = [result.path / "checkpoints" / "latest" / LEARNER for result in (straight, again)]
-    assert last[0].read_bytes() == last[1].read_bytes()  # networks, optimisers, statistics, generators
+@pytest.mark.parametrize(
+    ("algo", "mode", "switches", "world"),
+    [
+        ("ppo", "sequential", {}, {}),
+        ("sac", "lockstep", {}, {}),
+        ("mbpo", "batch", {}, {}),
+        pytest.param("ppo", "batch", {}, {}, marks=pytest.mark.system),
+        pytest.param("sac", "batch", {"priority": "td", "n_step": 3}, {}, marks=pytest.mark.system),
+        pytest.param("mbpo", "lockstep", {}, {"discrete": 5}, marks=pytest.mark.system),
+    ],
+    ids=str,
+)
+def test_stopped_by_a_hook_and_by_a_signal_it_equals_a_run_that_was_not(
+    tmp_path: Path, algo: str, mode: str, switches: dict[str, Any], world: dict[str, Any]
+) -> None:
+    """In a world with episodes of any length: some are under way at every stop. The buffer keeps all rows of a fit."""
+    roomy = {} if algo == "ppo" else {"buffer": 500}
+    algorithm = ALGORITHMS[algo] | roomy | switches
+    options: dict[str, Any] = {"env": "tests.support.worlds:Wandering", "env_args": world, algo: algorithm}
+    straight = small(tmp_path / "straight", algo, mode, **options)
+    first = small(tmp_path / "stopped", algo, mode, **options, hooks=[StopAt(64)])
+    with pytest.raises(KeyboardInterrupt):
+        freewheel.resume(first, quiet=True, hooks=[StopAt(96, by_signal=True)])
+    second = json.loads((first.path / "summary.json").read_text())
+    assert (first.summary["ended"], second["ended"]) == ("enough", "interrupted (SIGINT)")
+    last = freewheel.resume(first, quiet=True)
+    for name in ("weights_sha256", "env_steps", "updates", "episodes", "return_mean", "length_mean", "trained"):
+        assert last.summary[name] == straight.summary[name], name
+    weights = {one["weights_sha256"] for one in (first.summary, second, last.summary)}
+    assert len(weights) == 3, "each of them has learned"
+    states = [one.path / "checkpoints" / "latest" / LEARNER for one in (straight, last)]
+    assert states[0].read_bytes() == states[1].read_bytes(), "networks, optimisers, statistics, generators"
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +140,8 @@ def test_more_budget_is_more_of_the_same_run(copy: Path, finished: Result) -> No
     again = freewheel.resume(copy, steps=320, quiet=True)
     summary = again.summary
     assert (summary["env_steps"], summary["trained"], summary["updates"]) == (320, 320, 10)
-    assert summary["wall_s"] > finished.summary["wall_s"]
-    assert [row["env_steps"] for row in rows_of(again)] == sorted(row["env_steps"] for row in rows_of(again))
+    for name in ("wall_s", "env_steps"):
+        assert [row[name] for row in rows_of(again)] == sorted(row[name] for row in rows_of(again))
     again = json.loads((copy / "config.json").read_text())
     assert again.pop("origin")
     assert again.pop("sha256")
@@ -158,10 +187,10 @@ def test_a_damaged_checkpoint_is_passed_over(copy: Path, finished: Result) -> No
     steps = [name.step for name in checkpoint.names(root) if checkpoint.is_full(root / str(name))]
     assert steps == [320, 160]
     (root / "320" / LEARNER).write_bytes(b"damaged")
-    notes: list[str] = []
-    last = freewheel.resume(copy, steps=352, quiet=True, sinks=[Notes(notes)])
-    assert any(f"{root / '320' / LEARNER} is damaged" in note for note in notes)
-    assert "using step 160 instead of 'latest'" in notes
+    kept = Kept()
+    last = freewheel.resume(copy, steps=352, quiet=True, sinks=[kept])
+    assert any(f"{root / '320' / LEARNER} is damaged" in note for note in kept.notes)
+    assert "using step 160 instead of 'latest'" in kept.notes
     assert last.summary["env_steps"] == 352
     left = [name.step for name in checkpoint.names(root) if checkpoint.is_full(root / str(name))]
     assert left == [352, 160]  # the damaged one is gone
@@ -187,22 +216,6 @@ def test_going_back_to_an_older_checkpoint(copy: Path) -> None:
     assert by_path.summary["env_steps"] == 224
 
 
-class Notes:
-    """A sink that keeps notes."""
-
-    def __init__(self, notes: list[str]) -> None:
-        self.notes = notes
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Rows are elsewhere."""
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def close(self, summary: Mapping[str, Any]) -> None:
-        """Nothing to close."""
-
-
 def test_a_second_trainer_is_refused(copy: Path) -> None:
     with FileLock(copy / ".lock"), pytest.raises(SetupError, match=f"is being trained by process {os.getpid()}"):
         freewheel.resume(copy, steps=320, quiet=True)
@@ -219,15 +232,10 @@ def test_weights_alone_are_nothing_to_resume_from(copy: Path) -> None:
         freewheel.resume(copy, quiet=True)
 
 
-class Wider(IdentityBox):
-    def __init__(self) -> None:
-        super().__init__(n=3)
-
-
 def test_other_spaces_are_refused_and_nothing_is_changed(copy: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     with pytest.raises(SetupError, match="does not fit the policy"):
-        freewheel.resume(copy, steps=320, env=Wider, quiet=True)
+        freewheel.resume(copy, steps=320, env=lambda: IdentityBox(n=3), quiet=True)
     assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
 
 
@@ -258,6 +266,7 @@ def test_ticks_and_versions_go_on(copy: Path) -> None:
     assert [b[0] - a[0] for a, b in itertools.pairwise(seen)] == [32, 32]
 
 
+@pytest.mark.system
 def test_a_run_that_was_saved_on_the_way_goes_on_after_a_kill(tmp_path: Path) -> None:
     """SIGKILL while it trains, another one while it is being resumed: then it goes on from the same checkpoint, and equals a run
     that was never stopped."""
@@ -301,10 +310,12 @@ def test_checkpoints_in_the_background_are_told_to_hooks(tmp_path: Path) -> None
     class Look:
         def on_checkpoint(self, run: Run, path: Path) -> None:
             folders.append(path)
+            if len(folders) == 3:
+                run.stop("enough")
 
-    result = small(tmp_path, "sac", checkpoint_every=1e-6, steps=3_000, hooks=[Look()])
+    result = small(tmp_path, "sac", checkpoint_every=1e-6, steps=10**6, hooks=[Look()])
     counts = result.summary["checkpoints"]
-    assert counts["saved"] >= 2
+    assert counts["saved"] >= 3
     assert counts["failed"] == 0
     assert counts["saved"] - 1 <= len(folders) <= counts["saved"]  # one that ends when the run does is not told
     steps = [int(path.name.partition("-")[0]) for path in folders]

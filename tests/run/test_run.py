@@ -10,17 +10,16 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
 
 import freewheel
 from freewheel.config.resolve import from_file, from_options
-from freewheel.core import LEARNER_TIME, WORKER_TIME, NDArray
+from freewheel.core import LEARNER_TIME, WORKER_TIME
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.plan import plan
+from freewheel.run.trainer import Result
 from tests.support.runs import IDENTITY, assert_balanced, python, rows_of, train
-from tests.support.worlds import Counter, Identity, Toy
+from tests.support.worlds import Counter, Identity
 
 ALWAYS = set(
     """wall_s env_steps episodes updates steps_per_s episodes_per_s updates_per_s return_mean
@@ -35,8 +34,12 @@ SUMMARY = set(
 )
 
 
-def test_every_row_of_metrics_has_these_keys_and_balances(tmp_path: Path) -> None:
-    result = train(tmp_path)
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return train(tmp_path_factory.mktemp("runs"), run="one")
+
+
+def test_every_row_of_metrics_has_these_keys_and_balances(result: Result) -> None:
     rows = rows_of(result)
     assert [row["env_steps"] for row in rows] == list(range(64, 641, 64))
     assert [row["updates"] for row in rows] == list(range(1, 11))
@@ -55,13 +58,12 @@ def test_every_row_of_metrics_has_these_keys_and_balances(tmp_path: Path) -> Non
         assert after["steps_per_s"] == pytest.approx(64 / (after["wall_s"] - before["wall_s"]))
 
 
-def test_the_summary_has_these_keys_and_adds_up(tmp_path: Path) -> None:
-    result = train(tmp_path, run="one")
-    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+def test_the_summary_has_these_keys_and_adds_up(result: Result) -> None:
+    summary = json.loads((result.path / "summary.json").read_text())
     assert summary.pop("sha256")
     assert summary == result.summary
     assert summary.keys() == SUMMARY
-    assert (summary["run"], summary["path"], result.path) == ("one", str(tmp_path / "one"), tmp_path / "one")
+    assert (summary["run"], summary["path"], result.path.name) == ("one", str(result.path), "one")
     assert (summary["ended"], summary["exit_code"], summary["error"]) == ("steps", 0, None)
     assert (summary["env_steps"], summary["updates"], summary["episodes"]) == (640, 10, 40)
     assert (summary["produced"], summary["trained"], summary["dropped"]) == (640, 640, {})
@@ -77,8 +79,7 @@ def test_the_summary_has_these_keys_and_adds_up(tmp_path: Path) -> None:
         assert summary["shares"]["learner"][kind] > 0.0
 
 
-def test_the_weights_are_saved_and_verify(tmp_path: Path) -> None:
-    result = train(tmp_path)
+def test_the_weights_are_saved_and_verify(result: Result) -> None:
     root = result.path / "checkpoints"
     assert os.readlink(root / "latest") == "640"
     latest = checkpoint.load(root, "latest")
@@ -117,7 +118,7 @@ def test_the_first_limit_ends_the_run(
 
 def test_a_budget_of_minutes(tmp_path: Path) -> None:
     summary = train(tmp_path, steps=None, minutes=0.3 / 60, evals=0).summary
-    assert (summary["ended"], 0.3 <= summary["wall_s"] < 3.0) == ("minutes", True)
+    assert (summary["ended"], summary["wall_s"] >= 0.3) == ("minutes", True), "how late it may end: test_clocks.py"
 
 
 def seesaw() -> type[Identity]:
@@ -162,6 +163,7 @@ def test_the_classic_console_prints_counters(tmp_path: Path, capfd: pytest.Captu
     assert lines[-1].startswith("  saved in ")
 
 
+@pytest.mark.system
 def test_a_script_without_a_guard_trains_its_own_class_in_processes(tmp_path: Path) -> None:
     """Children must not run the script again."""
     script = tmp_path / "script.py"
@@ -197,40 +199,16 @@ def test_a_script_without_a_guard_trains_its_own_class_in_processes(tmp_path: Pa
     assert json.loads((kept / "config.json").read_text())["env"] == "__main__:World"
 
 
-@pytest.mark.parametrize("mode", ["sequential", "lockstep"])
-def test_it_learns_to_name_what_it_sees(tmp_path: Path, mode: str) -> None:
-    result = train(tmp_path, mode=mode, steps=6400, evals=1, eval_episodes=10, ppo={"lr": 3e-3}, log_every=1)
+def test_it_learns_to_name_what_it_sees(tmp_path: Path) -> None:
+    result = train(tmp_path, steps=6400, evals=1, eval_episodes=10, ppo={"lr": 3e-3}, log_every=1)
     assert result.summary["final_eval"] > 0.9 * 16
     assert result.summary["updates"] == 100
 
 
-class Forbidden(Toy):
-    """Two of five actions are allowed, different ones at every step; the others raise."""
-
-    def __init__(self) -> None:
-        super().__init__(length=6)
-        self.observation_space, self.action_space = Box(0, 1, (2,), np.float32), Discrete(5)
-
-    def observe(self) -> NDArray:
-        self.mask = np.zeros(5, np.int8)
-        self.mask[self.np_random.choice(5, 2, replace=False)] = 1
-        return self.np_random.random(2, np.float32)
-
-    def judge(self, action: Any) -> float:
-        if not self.mask[action]:
-            raise ValueError(f"action {action} is not allowed by {self.mask}")
-        return float(action)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray, dict[str, Any]]:
-        return super().reset(seed=seed)[0], {"action_mask": self.mask}
-
-    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
-        return *super().step(action)[:4], {"action_mask": self.mask}
-
-
 @pytest.mark.parametrize("placement", ["inline", "processes"])
 def test_a_masked_action_is_never_taken(tmp_path: Path, placement: str) -> None:
-    summary = train(tmp_path, Forbidden, placement=placement, steps=256, evals=1).summary
+    world = "tests.support.worlds:Forbidden"
+    summary = train(tmp_path, world, placement=placement, steps=256, evals=1).summary
     assert (summary["ended"], summary["env_steps"]) == ("steps", 256)
 
 
@@ -249,16 +227,15 @@ def test_a_plan_says_what_would_happen(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-class Interrupts(Counter):
-    """Presses Ctrl-C in its third step."""
-
-    def judge(self, action: Any) -> float:
-        if self.count == 2:
-            signal.raise_signal(signal.SIGINT)
-        return super().judge(action)
-
-
 def test_ctrl_c_ends_a_python_script_too_and_leaves_a_whole_run(tmp_path: Path) -> None:
+    class Interrupts(Counter):
+        """Presses Ctrl-C in its third step."""
+
+        def judge(self, action: Any) -> float:
+            if self.count == 2:
+                signal.raise_signal(signal.SIGINT)
+            return super().judge(action)
+
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, Interrupts, mode="sequential", steps=500, run="cut", evals=0)
     summary = json.loads((tmp_path / "cut" / "summary.json").read_text())

@@ -142,13 +142,15 @@ SMALL: Mapping[str, Any] = {"num_envs": 2, "steps": 96, "evals": 3, "eval_episod
 REPLAYING = {"learning_starts": 32, "batch": 8, "updates_per_row": 0.25}
 DREAMING = {"members": 2, "elites": 1, "model_hidden": [8], "model_every": 32, "max_epochs": 1, "rollouts_per_row": 1}
 SIMULATED = {"env_args": {"lidar": False, "episode_seconds": 0.4, "levels": 1, "tiles_per_level": 1}, "device": "cpu"}
-ALGORITHMS: Mapping[str, tuple[str, dict[str, Any]]] = {
+WORLDS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "ppo": (DISCRETE, {"algo": "ppo", "ppo": {"lr": 0.01}}),
     "sac": (BOX, {"algo": "sac", "sac": REPLAYING}),
     "mbpo": (BOX, {"algo": "mbpo", "mbpo": {**REPLAYING, **DREAMING, "clock": "serial"}}),
     "ppo on a simulator": (DRONE, {"algo": "ppo", **SIMULATED}),
     "sac on a simulator": (DRONE, {"algo": "sac", "sac": REPLAYING, **SIMULATED}),
 }
+ALGORITHMS = ["ppo", "sac", "mbpo"]
+SIMULATORS = [pytest.param(f"{algorithm} on a simulator", marks=pytest.mark.system) for algorithm in ("ppo", "sac")]
 
 
 def start(runs: Path, env: str, **options: Any) -> Result:
@@ -164,8 +166,9 @@ def first_weights(runs: Path, env: str, **options: Any) -> str:
     return checkpoint.fingerprint({name: to_numpy(value) for name, value in snapshot.params.items()})
 
 
-@pytest.mark.parametrize(("env", "options"), ALGORITHMS.values(), ids=ALGORITHMS.keys())
-def test_the_first_weights_are_the_others_to_the_bit(tmp_path: Path, env: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *SIMULATORS])
+def test_the_first_weights_are_the_others_to_the_bit(tmp_path: Path, algorithm: str) -> None:
+    env, options = WORLDS[algorithm]
     source = start(tmp_path, env, run="source", **options)
     best, latest = (checkpoint.load(source.path / "checkpoints", which) for which in ("best", "latest"))
     assert np.abs(latest.params["norm.mean"]).max() > 0, "statistics have come together"
@@ -179,9 +182,10 @@ def test_the_first_weights_are_the_others_to_the_bit(tmp_path: Path, env: str, o
     assert done.summary["weights_sha256"] != source.summary["weights_sha256"], "and it learns on"
 
 
-@pytest.mark.parametrize(("env", "options"), ALGORITHMS.values(), ids=ALGORITHMS.keys())
-def test_statistics_go_on_from_where_they_were(tmp_path: Path, env: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *SIMULATORS])
+def test_statistics_go_on_from_where_they_were(tmp_path: Path, algorithm: str) -> None:
     """Its first rows weigh as much as they are many beside those of the run before: the normaliser does not jump."""
+    env, options = WORLDS[algorithm]
     source = start(tmp_path, env, run="source", **{**options, "steps": 640, "evals": 0})
     saved = checkpoint.load(source.path / "checkpoints")
     heir = start(tmp_path, env, init="source", **{**options, "seed": 9, "steps": 64, "evals": 0, "run": "heir"})

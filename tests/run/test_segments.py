@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,101 +193,86 @@ class Directory:
         return None
 
 
-def saver_of(root: Path, learner: Learner, every_s: float = 1e-9) -> tuple[Saver, Directory]:
-    directory = Directory(root)
-    saver: Any = Saver(directory, learner, every_s=every_s)  # type: ignore[arg-type] # as far as it needs them
-    saver.collector = Collector()
-    saver.progress = lambda ended: Progress({"env_steps": learner.replay.added, "ended": ended})
-    return saver, directory
+class Saving:
+    """A learner whose checkpoints are saved under `root`, as often as a test asks for it."""
+
+    def __init__(self, root: Path, capacity: int = 64) -> None:
+        self.learner, self.directory = Learner(capacity), Directory(root)
+        self.replay, self.root = self.learner.replay, root
+        saver: Any = Saver(self.directory, self.learner, every_s=1e-9)  # type: ignore[arg-type] # as far as it needs them
+        saver.collector, self.saver = Collector(), saver
+        saver.progress = lambda ended: Progress({"env_steps": self.replay.added, "ended": ended})
+
+    def save(self, rows: int = 0) -> Path:
+        """After so many more rows; in the background."""
+        add(self.replay, rows)
+        self.saver.begin()
+        folder = None
+        while folder is None and self.saver._writing is not None:
+            folder = self.saver.look(5.0)
+        assert folder is not None
+        return Path(folder)
+
+    def again(self) -> Saving:
+        """A learner that goes on from the newest checkpoint."""
+        other = Saving(self.root, self.replay.capacity)
+        other.saver.go_on_from(Earlier(self.root, *checkpoint.load_state(self.directory.store.root)))
+        return other
+
+    @property
+    def stored(self) -> list[int]:
+        return [int(number) for number in self.replay.newest(self.replay.count)[:, 0].tolist()]
 
 
-def saved(saver: Saver) -> Path:
-    """One save in the background."""
-    saver.begin()
-    folder = None
-    while folder is None and saver._writing is not None:
-        folder = saver.look(5.0)
-    assert folder is not None
-    return folder
+@pytest.fixture
+def saving(tmp_path: Path) -> Iterator[Saving]:
+    one = Saving(tmp_path)
+    yield one
+    one.saver.close()
 
 
-def again(root: Path, capacity: int = 64) -> tuple[Learner, Saver]:
-    """A learner that goes on from the newest checkpoint."""
-    learner = Learner(capacity)
-    saver, directory = saver_of(root, learner)
-    saver.go_on_from(Earlier(root, *checkpoint.load_state(directory.store.root)))
-    return learner, saver
+def stems(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("replay-*"))
 
 
-def stored(learner: Learner) -> list[int]:
-    return [int(number) for number in learner.replay.newest(learner.replay.count)[:, 0].tolist()]
-
-
-def test_closed_segments_are_linked_and_only_the_open_one_is_written(tmp_path: Path) -> None:
-    learner = Learner()
-    saver, _ = saver_of(tmp_path, learner)
-    folders = []
-    for rows in (40, 5, 30):
-        add(learner.replay, rows)
-        folders.append(saved(saver))
-    saver.close()
-    inodes = [{path.name: path.stat().st_ino for path in folder.glob("replay-*")} for folder in folders[1:]]
-    first, second = ({name.partition(".")[0] for name in one} for one in inodes)
-    assert first == {"replay-0", "replay-1", "replay-2"}
-    assert second == {"replay-0", "replay-1", "replay-2", "replay-3", "replay-4"}  # rows 11 to 75
-    same = {name for name in inodes[0] if inodes[0][name] == inodes[1][name]}
-    assert same == {"replay-0.safetensors", "replay-1.safetensors"}
+def test_closed_segments_are_linked_and_only_the_open_one_is_written(saving: Saving) -> None:
+    folders = [saving.save(rows) for rows in (40, 5, 30)]
+    inodes = [{path.stem: path.stat().st_ino for path in folder.glob("replay-*")} for folder in folders[1:]]
+    assert [sorted(one) for one in inodes] == [
+        [f"replay-{k}" for k in range(count)] for count in (3, 5)
+    ]  # rows 11 to 75
+    assert {name for name in inodes[0] if inodes[0][name] == inodes[1][name]} == {"replay-0", "replay-1"}
     assert not folders[0].exists()  # two are kept
-    assert stored(again(tmp_path)[0]) == list(range(11, 75))
+    assert saving.again().stored == list(range(11, 75))
 
 
-def test_what_the_buffer_has_dropped_is_not_linked(tmp_path: Path) -> None:
-    learner = Learner()
-    saver, _ = saver_of(tmp_path, learner)
-    for rows in (40, 70):
-        add(learner.replay, rows)
-        folder = saved(saver)
-    saver.close()
-    assert sorted(path.stem for path in folder.glob("replay-*")) == [
-        "replay-2",
-        "replay-3",
-        "replay-4",
-        "replay-5",
-        "replay-6",
-    ]
-    assert stored(again(tmp_path)[0]) == list(range(46, 110))
+def test_what_the_buffer_has_dropped_is_not_linked(saving: Saving) -> None:
+    saving.save(40)
+    assert stems(saving.save(70)) == [f"replay-{number}" for number in range(2, 7)]
+    assert saving.again().stored == list(range(46, 110))
 
 
-def test_expired_rows_are_not_saved(tmp_path: Path) -> None:
-    learner = Learner()
-    learner.replay.add(numbered(0, 20), 1)
-    learner.replay.add(numbered(20, 50), 2)
-    learner.replay.expire(2)
-    saver, _ = saver_of(tmp_path, learner)
-    folder = saved(saver)
-    saver.close()
-    assert sorted(path.stem for path in folder.glob("replay-*")) == ["replay-1", "replay-2", "replay-3"]
-    after, _ = again(tmp_path)
-    assert stored(after) == list(range(20, 50))
+def test_expired_rows_are_not_saved(saving: Saving) -> None:
+    saving.replay.add(numbered(0, 20), 1)
+    saving.replay.add(numbered(20, 50), 2)
+    saving.replay.expire(2)
+    assert stems(saving.save()) == ["replay-1", "replay-2", "replay-3"]
+    after = saving.again()
+    assert after.stored == list(range(20, 50))
     assert after.replay.expire(3) == 30
 
 
-def test_a_resumed_run_links_the_segments_of_the_one_before(tmp_path: Path) -> None:
-    learner = Learner()
-    saver, _ = saver_of(tmp_path, learner)
-    add(learner.replay, 40)
-    before = saved(saver)
-    saver.close()
-    learner, saver = again(tmp_path)
-    add(learner.replay, 10)
-    after = saved(saver)
-    saver.close()
+def test_a_resumed_run_links_the_segments_of_the_one_before(saving: Saving) -> None:
+    before = saving.save(40)
+    later = saving.again()
+    after = later.save(10)
+    later.saver.close()
     for name in ("replay-0.safetensors", "replay-1.safetensors"):
         assert (before / name).stat().st_ino == (after / name).stat().st_ino
-    assert stored(again(tmp_path)[0]) == list(range(50))
+    assert saving.again().stored == list(range(50))
 
 
-def test_a_second_save_that_falls_due_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_save_that_falls_due_is_skipped_and_counted(saving: Saving, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, write = threading.Event(), disk.write
 
     def slow(path: Path, data: bytes | memoryview) -> None:
@@ -296,9 +280,8 @@ def test_a_second_save_that_falls_due_is_skipped_and_counted(tmp_path: Path, mon
         write(path, data)
 
     monkeypatch.setattr(disk, "write", slow)
-    learner = Learner()
-    saver, _ = saver_of(tmp_path, learner)
-    add(learner.replay, 20)
+    saver = saving.saver
+    add(saving.replay, 20)
     saver.begin()
     for _ in range(3):
         assert saver.due
@@ -309,11 +292,9 @@ def test_a_second_save_that_falls_due_is_skipped_and_counted(tmp_path: Path, mon
     assert (saver.counts.saved, saver.counts.skipped, saver.counts.failed) == (1, 3, 0)
 
 
-def test_a_disk_that_fails_costs_one_message_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = Learner()
-    saver, directory = saver_of(tmp_path, learner)
-    add(learner.replay, 40)
-    saved(saver)
+def test_a_disk_that_fails_costs_one_message_and_nothing_else(saving: Saving, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, directory = saving.saver, saving.directory
+    saving.save(40)
     with monkeypatch.context() as patch:
 
         def full(path: Path, data: bytes | memoryview) -> None:
@@ -322,63 +303,45 @@ def test_a_disk_that_fails_costs_one_message_and_nothing_else(tmp_path: Path, mo
 
         patch.setattr(disk, "write", full)
         for _ in range(3):
-            add(learner.replay, 30)
+            add(saving.replay, 30)
             saver.begin()
             while saver._writing is not None:
                 assert saver.look(5.0) is None
         assert saver.now("steps") is None
-    assert directory.said == [
-        "cannot write to checkpoints: No space left on device; training goes on, it is tried again"
-    ]
+    (told,) = directory.said
+    assert told.startswith("cannot write to checkpoints: No space left on device; training goes on")
     assert [str(name) for name in checkpoint.names(directory.store.root)] == ["40"]
     assert not list(directory.store.root.glob(".*"))
-    assert learner.replay.before_overwriting is None
+    assert saving.replay.before_overwriting is None
     assert saver.counts.failed == 5
-    saved(saver)
-    saver.close()
+    saving.save()
     assert directory.said[1:] == ["checkpoints can be written to again"]
-    assert stored(again(tmp_path)[0]) == list(range(66, 130))
+    assert saving.again().stored == list(range(66, 130))
 
 
-def test_segments_that_somebody_has_removed_are_written_again(tmp_path: Path) -> None:
-    learner = Learner()
-    saver, directory = saver_of(tmp_path, learner)
-    add(learner.replay, 40)
-    saved(saver)
-    disk.remove(directory.store.root)
-    add(learner.replay, 8)
-    saved(saver)
-    saver.close()
-    assert stored(again(tmp_path)[0]) == list(range(48))
+def test_segments_that_somebody_has_removed_are_written_again(saving: Saving) -> None:
+    saving.save(40)
+    disk.remove(saving.directory.store.root)
+    saving.save(8)
+    assert saving.again().stored == list(range(48))
 
 
-def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = Learner()
-    saver, _ = saver_of(tmp_path, learner)
-    monkeypatch.setattr(learner, "snapshot", lambda: Snapshot(1, {"w": np.array([1.0, np.nan])}))
+def test_weights_that_are_not_finite_are_not_saved(saving: Saving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving.learner, "snapshot", lambda: Snapshot(1, {"w": np.array([1.0, np.nan])}))
     with pytest.raises(DivergedError, match="the weights 'w' of step 0 are not finite"):
-        saver.begin()
-    assert not (tmp_path / "checkpoints").exists()
+        saving.saver.begin()
+    assert not (saving.root / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("harm", ["a segment is missing", "a segment is another's", "no segment"])
-def test_rows_that_are_missing_are_noticed(tmp_path: Path, harm: str) -> None:
-    learner = Learner()
-    saver, _ = saver_of(tmp_path, learner)
-    add(learner.replay, 60)
-    saved(saver)
-    saver.close()
-    _, state = checkpoint.load_state(tmp_path / "checkpoints")
-    files = list(state.segments["replay"])
-    harmed: dict[str, Callable[[], list[checkpoint.Linked]]] = {
-        "a segment is missing": lambda: [*files[:1], *files[2:]],
-        "a segment is another's": lambda: [*files[:3], files[0]],
-        "no segment": list,
-    }
-    fresh = Learner()
+#: Which of the four segments are found: one is missing, one is another's, none.
+@pytest.mark.parametrize("found", [[0, 2, 3], [0, 1, 2, 0], []], ids=str)
+def test_rows_that_are_missing_are_noticed(saving: Saving, found: list[int]) -> None:
+    saving.save(60)
+    _, state = checkpoint.load_state(saving.root / "checkpoints")
+    files, fresh = list(state.segments["replay"]), Learner()
     fresh.load_state_dict(state.learner)
     with pytest.raises(CheckpointError, match=r"rows [\d,]+ to 60 of 'replay' are missing"):
-        restore("replay", fresh.replay, harmed[harm]())
+        restore("replay", fresh.replay, [files[number] for number in found])
 
 
 def test_the_learner_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,12 +353,11 @@ def test_the_learner_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pyt
         make(path, mode)
 
     monkeypatch.setattr(disk, "make_folder", late)
-    learner = Learner(4_096)
-    saver, _ = saver_of(tmp_path, learner)
-    add(learner.replay, 4_096)
-    saver.begin()
-    assert not os.path.exists(tmp_path / "checkpoints")
-    add(learner.replay, 100)  # training goes on
+    saving = Saving(tmp_path, 4_096)
+    add(saving.replay, 4_096)
+    saving.saver.begin()
+    assert not (tmp_path / "checkpoints").exists()
+    add(saving.replay, 100)  # training goes on
     gate.set()
-    saver.close()
-    assert stored(again(tmp_path, 4_096)[0]) == list(range(4_096))
+    saving.saver.close()
+    assert saving.again().stored == list(range(4_096))

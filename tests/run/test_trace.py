@@ -15,10 +15,9 @@ from freewheel.metrics.names import kinds_of_time
 from freewheel.seeding import training_episodes
 from freewheel.timeline.chrome import RECENT, TRACE, read
 from freewheel.timeline.model import KINDS, Row, Timeline
-from tests.support.places import LONG
 from tests.support.runs import train
 
-MODES = ("sequential", "lockstep", "continuous", "batch", "episodes")
+OTHERS = ("sequential", "batch", "episodes")
 #: Steps of 3 ms, and resets of 3 ms after each 16 of them.
 SLOW, SLOWLY = "tests.support.worlds:Crawls", {"seconds": 0.003, "at": 0, "length": 16}
 
@@ -36,14 +35,17 @@ def check_row(row: Row, end_s: float) -> None:
 
 
 def check_learner(row: Row, shares: Mapping[str, float], wall_s: float) -> None:
-    """It is covered from the beginning to the end, and adds up to the shares in the summary."""
+    """It is covered from the beginning to the summary, adds up to the shares there, and what comes later is `other`."""
     spent = row.seconds()
-    assert sum(spent.values()) == pytest.approx(wall_s, abs=0.2)
+    assert sum(spent.values()) > wall_s - 0.2
     for kind, share in shares.items():
-        assert spent.get(kind, 0.0) == pytest.approx(share * wall_s, abs=0.1), kind
+        if kind != "other":
+            assert spent.get(kind, 0.0) == pytest.approx(share * wall_s, abs=0.1), kind
 
 
-@pytest.mark.parametrize("mode", MODES if LONG else ("lockstep", "continuous"))
+@pytest.mark.parametrize(
+    "mode", ["lockstep", "continuous", *(pytest.param(mode, marks=pytest.mark.system) for mode in OTHERS)]
+)
 def test_every_party_has_a_row_that_adds_up(tmp_path: Path, mode: str) -> None:
     workers: dict[str, Any] = {} if mode in ("sequential", "lockstep") else {"workers": 2}
     lanes: dict[str, Any] = {"num_envs": 1} if mode == "sequential" else {"num_envs": 2}
@@ -59,7 +61,7 @@ def test_every_party_has_a_row_that_adds_up(tmp_path: Path, mode: str) -> None:
     check_learner(rows["learner"], summary["shares"]["learner"], summary["wall_s"])
     for name in acting:
         spent, first, last = rows[name].seconds(), rows[name].spans[0], rows[name].spans[-1]
-        assert sum(spent.values()) == pytest.approx(last.t1_s - first.t0_s, abs=0.02), "no gaps"
+        assert sum(spent.values()) == pytest.approx(last.t1_s - first.t0_s, rel=0.05, abs=0.1), "no gaps"
         assert set(spent) <= set(WORKER_TIME)
         assert spent["step"] > 0
         assert spent["reset"] > 0
@@ -77,7 +79,7 @@ def test_a_workers_spans_are_the_time_that_it_reports(tmp_path: Path) -> None:
     spent = row.seconds()
     assert spent["step"] == pytest.approx(worker["steps"] * worker["step_s"], rel=0.05)
     shares = result.summary["shares"]["worker"]
-    assert spent["step"] / spent["infer"] == pytest.approx(shares["step"] / shares["infer"], rel=0.3)
+    assert spent["infer"] / sum(spent.values()) == pytest.approx(shares["infer"], abs=0.15)
     steps = [span for span in row.spans if span.kind == "step"]
     assert len(steps) >= worker["steps"] / 5, "steps of 3 ms share blocks of 10 ms"
 

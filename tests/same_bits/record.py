@@ -36,6 +36,8 @@ MODES: Mapping[str, dict[str, Any]] = {
     "batch": {"num_envs": 4, "workers": 2},
 }
 CASES = [f"{algorithm}-{mode}" for algorithm in ALGORITHMS for mode in MODES]
+#: Every algorithm and every mode.
+PAIRS = ("ppo-CartPole-v1-lockstep", "ppo-Pendulum-v1-batch", "sac-Pendulum-v1-sequential", "mbpo-Pendulum-v1-lockstep")
 
 
 def weights(case: str) -> dict[str, Any]:

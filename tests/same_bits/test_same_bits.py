@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tests.same_bits.record import CASES, arithmetic, weights
+from tests.same_bits.record import CASES, PAIRS, arithmetic, weights
 
 REFERENCE = Path(__file__).with_name("reference")
 
 
-@pytest.mark.parametrize("case", CASES)
+OTHERS = [pytest.param(case, marks=pytest.mark.system) for case in CASES if case not in PAIRS]
+
+
+@pytest.mark.parametrize("case", [*PAIRS, *OTHERS])
 def test_weights_equal_those_of_the_first_release(case: str) -> None:
     with safe_open(REFERENCE / f"{case}.safetensors", framework="np") as file:
         expected = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping

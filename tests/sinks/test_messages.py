@@ -20,15 +20,12 @@ def test_messages_are_lines_with_the_time_of_the_run(tmp_path: Path) -> None:
     assert [(one["wall_s"], one["text"]) for one in told] == [(0.0, "first\nof two lines"), (2.5, "x" * LONGEST)]
 
 
-def test_there_are_only_so_many(tmp_path: Path) -> None:
+def test_there_are_only_so_many_and_a_disk_that_takes_nothing_ends_nothing(tmp_path: Path) -> None:
     sink = MessagesSink(tmp_path / FILE)
     sink._told = MOST - 1
     sink.note("the last one")
     sink.note("one too many")
     assert len((tmp_path / FILE).read_text().splitlines()) == 1
-
-
-def test_a_disk_that_takes_nothing_ends_nothing(tmp_path: Path) -> None:
     MessagesSink(tmp_path / "missing" / FILE).note("lost")
     assert not (tmp_path / "missing").exists()
 

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -98,25 +97,19 @@ def test_a_sink_that_raises_is_switched_off_and_what_it_misses_is_counted() -> N
     assert raising.summary == {"exit_code": 0, "problems": []}  # it is closed all the same
 
 
-def test_a_few_failures_are_forgiven() -> None:
-    screen, raising = Screen(), Raising(after=3, rows=FAILURES - 1)
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize(("rows", "missed", "notes"), [(FAILURES - 1, FAILURES - 1, 0), (100, 7, 1)])
+def test_a_few_failures_are_forgiven_and_more_end_nothing_either(
+    direct: bool, rows: int, missed: int, notes: int
+) -> None:
+    screen, raising = Screen(), Raising(after=3, rows=rows)
+    raising.direct = direct
     group = opened(raising, screen)
     for number in range(10):
         group.write({"n": number})
     group.close({})
-    assert (screen.notes, len(raising.rows)) == ([], 10 - (FAILURES - 1))
-    assert screen.summary["problems"] == [f"the sink Raising has missed {FAILURES - 1} of 10 rows"]
-
-
-def test_a_direct_sink_that_raises_ends_nothing_either() -> None:
-    screen, raising = Screen(), Raising(after=0)
-    raising.direct = True
-    group = opened(raising, screen)
-    for number in range(5):
-        group.write({"n": number})
-    group.close({})
-    assert len(screen.rows) == 5
-    assert len(screen.notes) == 1
+    assert (len(screen.rows), len(screen.notes), len(raising.rows)) == (10, notes, 10 - missed)
+    assert screen.summary["problems"] == [f"the sink Raising has missed {missed} of 10 rows"]
 
 
 @pytest.fixture
@@ -130,11 +123,9 @@ def blocking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Blocking]:
 def test_a_sink_that_blocks_slows_nothing_down(blocking: Blocking) -> None:
     screen = Screen()
     group = opened(blocking, screen)
-    began = monotonic()
-    for number in range(1000):
+    for number in range(1000):  # at 20 s a row the test would not end
         group.write({"n": number})
     group.close({}, patience=0.05)
-    assert monotonic() - began < 5  # it would be 20 s a row
     assert len(screen.rows) == 1000
     assert [note.split(":")[0] for note in screen.notes] == [
         "the sink Blocking is too slow",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import socket
+import time
 from collections import deque
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -18,7 +18,6 @@ import freewheel
 from freewheel.errors import SetupError
 from freewheel.metrics import names
 from freewheel.metrics.meter import Budget
-from freewheel.run.trainer import Result
 from freewheel.sinks import tensorboard, tracking, wandb
 from freewheel.sinks.sink import RunInfo
 from tests.support.runs import rows_of, train
@@ -35,13 +34,8 @@ def without_an_account(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
 
 
 def info(path: Path, **more: Any) -> RunInfo:
-    about: dict[str, Any] = {
-        "title": "CartPole-v1  ppo  batch",
-        "budget": Budget(),
-        "algorithm": "ppo",
-        "mode": "batch",
-    }
-    return RunInfo(path=path, project="tests", **about | more)
+    about = {"title": "CartPole-v1  ppo  batch", "budget": Budget(), "algorithm": "ppo", "mode": "batch", **more}
+    return RunInfo(path=path, project="tests", **about)
 
 
 def test_every_described_metric_has_a_group_in_trackers() -> None:
@@ -54,39 +48,20 @@ def test_every_described_metric_has_a_group_in_trackers() -> None:
         assert any(fnmatchcase(name, pattern) for name in described), pattern
 
 
-@pytest.mark.parametrize(
-    ("name", "chart"),
-    [
-        ("loss/policy", "Loss/policy"),
-        ("policy/kl", "Loss/policy/kl"),
-        ("lag_max", "Async/lag_max"),
-        ("replay/lag_max", "Async/replay/lag_max"),
-        ("replay/drawn", "Buffers/replay/drawn"),
-        ("queue_util", "Buffers/queue_util"),
-        ("queue/fragments", "Buffers/queue/fragments"),
-        ("cpu_util", "Resource/cpu_util"),
-        ("learner_busy", "Perf/learner_busy"),
-        ("eval_return", "Eval/eval_return"),
-        ("eval/compliance", "Eval/compliance"),
-        ("measure/compliance", "Episodes/measure/compliance"),
-        ("model/holdout", "Model/holdout"),
-        ("my/score", "my/score"),
-        ("score", "User/score"),
-        ("Loss/policy", "User/Loss/policy"),  # a user's own, beside ours
-    ],
-)
-def test_names_in_trackers(name: str, chart: str) -> None:
-    assert names.chart(name) == chart
+def test_names_in_trackers() -> None:
+    ours = ["Async/lag_max", "Buffers/queue_util", "Resource/cpu_util", "Perf/learner_busy", "Eval/eval_return"]
+    ours += ["Async/replay/lag_max", "Buffers/replay/drawn", "Buffers/queue/fragments", "Episodes/measure/compliance"]
+    expected = {chart.partition("/")[2]: chart for chart in ours}
+    expected |= {"loss/policy": "Loss/policy", "policy/kl": "Loss/policy/kl", "eval/compliance": "Eval/compliance"}
+    expected |= {"model/holdout": "Model/holdout", "my/score": "my/score", "score": "User/score"}
+    expected |= {"Loss/policy": "User/Loss/policy"}  # a user's own, beside ours
+    assert {name: names.chart(name) for name in expected} == expected
 
 
 def test_unknown_values_are_left_out_and_causes_are_charts_of_their_own() -> None:
     row = {"env_steps": 8, "return_mean": None, "dropped": {"stale": 2, "nan": 1}, "loss/policy": 0.5}
-    assert tracking.scalars(row) == {
-        "Progress/env_steps": 8.0,
-        "Buffers/dropped/stale": 2.0,
-        "Buffers/dropped/nan": 1.0,
-        "Loss/policy": 0.5,
-    }
+    dropped = {"Buffers/dropped/stale": 2.0, "Buffers/dropped/nan": 1.0}
+    assert tracking.scalars(row) == {"Progress/env_steps": 8.0, **dropped, "Loss/policy": 0.5}
 
 
 def test_settings_are_flat_and_say_nothing_of_their_sources() -> None:
@@ -108,32 +83,24 @@ class Scores:
         run.log("my/other", float(run.updates))
 
 
-def both(tmp_path: Path) -> Result:
-    """A run in two sessions with both trackers."""
-    hook = Scores()
-    first = train(tmp_path, run="both", steps=320, hooks=[hook], tensorboard=True, sinks=["wandb"])
-    return freewheel.resume(first.path, steps=640, quiet=True, hooks=[hook])
-
-
 def test_both_hold_what_metrics_jsonl_holds_over_two_sessions(tmp_path: Path) -> None:
-    result = both(tmp_path)
-    rows = rows_of(result)
-    told = [tracking.scalars(row) for row in rows]
+    first = train(tmp_path, run="both", steps=320, hooks=[Scores()], tensorboard=True, sinks=["wandb"])
+    result = freewheel.resume(first.path, steps=640, quiet=True, hooks=[Scores()])
+    told = [tracking.scalars(row) for row in rows_of(result)]
     assert {"User/score", "my/other", "Eval/eval_return"} <= set(told[-1])
     history = wandb_history(result.path)
     assert [row for row in history if row in told] == told
-    assert len(history) == len(told) + 1  # the last row of the first session, whose end was not the run's
+    ended = [row["Progress/env_steps"] for row in history if row not in told]
+    assert set(ended) == {320}  # of the first session, whose end was not the run's
     events = tensorboard_events(result.path / "tensorboard")
     for tag in sorted({name for row in told for name in row}):
         expected = [(int(row["Progress/env_steps"]), row[tag]) for row in told if tag in row]
         found = [(event.step, event.value) for event in events.Scalars(tag)]
         assert [step for step, _ in found] == [step for step, _ in expected], tag
-        assert all(
-            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) for (_, a), (_, b) in zip(found, expected, strict=True)
-        )
+        assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6)
     times = [event.wall_time for event in events.Scalars("Progress/env_steps")]
     assert times == sorted(times)
-    assert times[-1] - times[0] < 60
+    assert time.time() - 600 < times[0] <= times[-1] <= time.time()
     best = [event.value for event in events.Scalars("Eval/best_eval")]
     assert best[-1] == pytest.approx(result.summary["best_eval"])
     (run,) = {record.run.run_id for record in wandb_records(result.path) if record.HasField("run")}
@@ -214,7 +181,7 @@ def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path: Path, mo
         deaf.bind(("127.0.0.1", 0))  # nobody listens
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        monkeypatch.setattr(wandb, "CONNECT", 1.0)
+        monkeypatch.setattr(wandb, "CONNECT", 0.2)
         sink = wandb.WandbSink(info(tmp_path))
         sink.write({"env_steps": 10, "loss/policy": 0.5})
         (told,) = sink.news

@@ -58,7 +58,7 @@ def resize(window: Any, width: int, height: int, *, dark: bool = False) -> None:
     window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
 
-def eventually(look: Callable[[], T], limit: float = 10.0, what: str = "") -> T:
+def eventually(look: Callable[[], T], limit: float = 30.0, what: str = "") -> T:
     """What a look finds as soon as it is true."""
     deadline = time.monotonic() + limit
     while not (found := look()):

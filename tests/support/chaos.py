@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 import psutil
+import pytest
+from _pytest.mark import ParameterSet
 
 from freewheel.config.resolve import Config, from_options
 from freewheel.core import Chunk, EnvSpec, NDArray, Origin, RowCounts, Snapshot, Tick, Transitions
@@ -37,7 +39,7 @@ from tests.support.costs import cost
 from tests.support.faulty_worlds import HIGH, LENGTH, LOW
 from tests.support.places import LONG
 from tests.support.pools import wire_of
-from tests.support.trainers import SEED, wait_until
+from tests.support.trainers import LIMIT, SEED, wait_until
 
 MODES = ("batch", "continuous", "episodes")
 SMALL = {
@@ -53,12 +55,22 @@ def world(name: str) -> str:
     return f"tests.support.faulty_worlds:{name}"
 
 
-def every(*variants: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """(mode, *variant) for every mode and every variant; in the short form, for each of them at least once."""
-    if LONG:
-        return [(mode, *variant) for variant in variants for mode in MODES]
+def every(*variants: tuple[Any, ...]) -> list[ParameterSet]:
+    """(mode, *variant) for every mode and every variant at least once, or in the long form for all pairs of them. One test of
+    each variant is in tier unit."""
     count = max(len(MODES), len(variants))
-    return [(MODES[number % len(MODES)], *variants[number % len(variants)]) for number in range(count)]
+    pairs = [(MODES[number % len(MODES)], variants[number % len(variants)]) for number in range(count)]
+    if LONG:
+        pairs = [(mode, variant) for variant in variants for mode in MODES]
+    return [
+        pytest.param(mode, *variant, marks=[pytest.mark.system] * (number >= len(variants)))
+        for number, (mode, variant) in enumerate(pairs)
+    ]
+
+
+def modes(first: str) -> list[ParameterSet]:
+    """All of them; only the first is in tier unit."""
+    return [pytest.param(mode, marks=[pytest.mark.system] * (mode != first)) for mode in MODES]
 
 
 # ---------------------------------------------------------------------------------------------------------------- the audit
@@ -209,7 +221,7 @@ class Trial:
             self._next_messages = began + 0.1
         return tick
 
-    def run(self, until: Callable[[], bool], limit: float = 20.0) -> None:
+    def run(self, until: Callable[[], bool], limit: float = LIMIT) -> None:
         """Train until the condition holds."""
         self._limit.set(limit)
         while not until():
@@ -219,10 +231,10 @@ class Trial:
     def run_for(self, seconds: float) -> int:
         """Train for this many seconds; returns the number of delivered rows."""
         end, before = time.monotonic() + seconds, self.delivered
-        self.run(lambda: time.monotonic() >= end, limit=seconds + 20.0)
+        self.run(lambda: time.monotonic() >= end, limit=seconds + LIMIT)
         return self.delivered - before
 
-    def learn(self, updates: int, limit: float = 20.0) -> None:
+    def learn(self, updates: int, limit: float = LIMIT) -> None:
         """Train for this many updates."""
         target = self.learner.version + updates
         self.run(lambda: self.learner.version >= target, limit)

@@ -1,12 +1,16 @@
-"""A comparison with made-up numbers, for those who show or judge one."""
+"""Comparisons with made-up numbers, for those who show or judge one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from freewheel.compare.results import CaseInfo, Ideal, Results, Row, Work
+from freewheel.compare.results import CaseInfo, Ideal, Results, Row, Scale, ScalePoint, Spread, Work
+from freewheel.compare.summary import summarised
+from freewheel.compare.verdict import judged
 from freewheel.core import LEARNER_TIME, WORKER_TIME
+from tests.support.timelines import made
 
 ROWS, UPDATES, WARM_UP = 20_480, 10, 1
 RATES: Mapping[str, tuple[float, ...]] = {  # steps/s in three repeats
@@ -15,7 +19,8 @@ RATES: Mapping[str, tuple[float, ...]] = {  # steps/s in three repeats
     "batch": (2750.0, 2800.0, 2700.0),
     "continuous": (3100.0, 3150.0, 3050.0),
 }
-LAG = {"sequential": 0.0, "lockstep": 0.0, "batch": 1.0, "continuous": 2.0}
+FIVE = {**RATES, "episodes": (2900.0, 2940.0, 2860.0)}
+LAG = {"sequential": 0.0, "lockstep": 0.0, "batch": 1.0, "continuous": 2.0, "episodes": 2.0}
 
 
 def row(mode: str, repeat: int, rate: float, **changed: Any) -> Row:
@@ -30,11 +35,11 @@ def row(mode: str, repeat: int, rate: float, **changed: Any) -> Row:
     under_way = 0 if LAG.get(mode, 0.0) == 0 else 512
     values: dict[str, Any] = {
         "repeat": repeat, "mode": mode, "seed": repeat, "workers": 1 if LAG.get(mode, 0) == 0 else 8, "envs": 8,
-        "startup_s": 2.0, "wall_s": wall, "window_s": window_rows / rate, "window_rows": window_rows,
+        "startup_s": 1.0 + len(mode) / 10, "wall_s": wall, "window_s": window_rows / rate, "window_rows": window_rows,
         "rows": ROWS, "updates": UPDATES, "episodes": ROWS // 100,
-        "steps_per_s": rate, "episodes_per_s": rate / 100, "updates_per_s": rate / 2048, "return_final": 200.0,
+        "steps_per_s": rate, "episodes_per_s": rate / 100, "updates_per_s": rate / 2048, "return_final": 200.0 + repeat,
         "curve": curve, "lag_mean": LAG.get(mode, 0.0) / 2, "lag_max": LAG.get(mode, 0.0),
-        "memory_mb": 300.0, "cpu_util": 0.5, "gpu_util": None,
+        "memory_mb": 300.0 + 10 * len(mode) + repeat, "cpu_util": len(mode) / 12, "gpu_util": None,
         "produced": ROWS + under_way, "trained": ROWS, "queued": 0, "open": 0,
         "dropped": {"shutdown": under_way} if under_way else {}, "shares": shares, "path": f"runs/{mode}-r{repeat}",
     }  # fmt: skip
@@ -75,3 +80,38 @@ def measured(rates: Mapping[str, Sequence[float]] = RATES, **changed: Any) -> Re
         "wall_s": 120.0,
     }  # fmt: skip
     return Results(**values | changed)
+
+
+def reported(rates: Mapping[str, Sequence[float]] = FIVE, **changed: Any) -> Results:
+    """The same with its summary and its recommendation."""
+    return judged(summarised(measured(rates, **changed)))
+
+
+def full() -> Results:
+    """With everything that a report can show."""
+    late = [replace(one, dropped={"late": 12, "shutdown": 500}) if one.lag_max else one for one in rows(FIVE)]
+    timelines = {mode: made().to_json() for mode in ("lockstep", "continuous")}
+    ideal = replace(measured().ideal, steps_per_s=5200.0)
+    return reported(rows=tuple(late), scale=scale(), timelines=timelines, ideal=ideal)
+
+
+def scale() -> Scale:
+    """Measured with up to 8 workers, extrapolated from there on."""
+    points, far = [], []
+    for mode in ("lockstep", "continuous"):
+        for workers in (1, 2, 4, 8, 10, 20, 50, 100, 200):
+            rate = (1200 if mode == "continuous" else 700) * workers / (1 + workers / 30)
+            point = ScalePoint(mode=mode, workers=workers, envs=workers, predicted=rate, limit="envs")
+            if workers > 8:
+                far.append(replace(point, a_core_each=rate * 1.4))
+            else:
+                points.append(replace(point, error=0.03, measured=Spread(rate / 1.03, rate / 1.1, rate)))
+    return Scale(
+        law="steps/s = workers / E[step]",
+        points=tuple(points),
+        extrapolated=tuple(far),
+        pays_up_to={"lockstep": 40, "continuous": 60},
+        verdict=("continuous: up to 60 workers pay",),
+        assumptions=("memory suffices",),
+        fitted={"step_s": 0.001},
+    )

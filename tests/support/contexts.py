@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from freewheel.core import NDArray
+from freewheel.core import Decision, NDArray, Snapshot
 from freewheel.seeding import drawn
 from tests.support.worlds import Conditioned
 
@@ -99,3 +99,18 @@ for name, many in (("Told-v0", ToldVector), ("Stuck-v0", StuckVector)):
     gymnasium.register(
         name, "tests.support.worlds:Conditioned", vector_entry_point=f"tests.support.contexts:{many.__name__}"
     )
+
+
+class Counting:
+    """Its memory is how many steps of the episode it has acted in, and minus that; its log-probability shows it."""
+
+    state_size = 2
+
+    def load(self, snapshot: Snapshot) -> None:
+        """It has no weights."""
+
+    def act(
+        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
+    ) -> Decision:
+        before = np.zeros((len(obs), 2), np.float32) if state is None else state
+        return Decision(np.zeros(len(obs), np.int64), before[:, 0].copy(), before + np.array([1, -1], np.float32))

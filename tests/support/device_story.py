@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from freewheel.core import Episode, NDArray, Snapshot, Transitions
+from freewheel.core import Chunk, Episode, NDArray, Snapshot, Transitions
 from freewheel.envs.device import DeviceEnv
 from freewheel.policies.numpy_actor import make_tensor_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, PolicySpec, full_layout, initialise
@@ -116,3 +117,20 @@ def expected_rows(action: NDArray, seed: int = SEED, *, has_final_obs: bool = Tr
                 episodes[row].append(Episode(lane, number, 0, (), float(ret), length, 0.0, (float(x), float(length))))
     valid = np.ones(blank, np.bool_)
     return ExpectedRows(Transitions(obs, action, np.zeros(blank), reward, ends[1], ends[0], next_obs, valid), episodes)
+
+
+#: What the world knows of a row.
+FIELDS = [field.name for field in fields(Transitions) if field.name != "log_prob"]
+
+
+def joined(chunks: Sequence[Chunk[Tensor]], name: str) -> NDArray:
+    return np.concatenate([getattr(chunk.data, name).numpy() for chunk in chunks])
+
+
+def assert_rows(chunks: Sequence[Chunk[Tensor]], *, has_final_obs: bool = True) -> None:
+    """They follow from their actions."""
+    wanted = expected_rows(joined(chunks, "action"), has_final_obs=has_final_obs).data
+    for name in FIELDS:
+        got = joined(chunks, name)
+        np.testing.assert_array_equal(got, getattr(wanted, name), name)
+        assert got.dtype == getattr(wanted, name).dtype

@@ -115,7 +115,7 @@ class StepTheClock:
 
 
 class Leisurely(Certified):
-    """Takes half a second for its constructor, its first reset after that of the survey, or its first step, in a worker."""
+    """Takes a quarter of a second for its constructor, its first reset after the survey, or its first step, in a worker."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Leisurely(Certified):
     def _pause(self, where: str) -> None:
         if self.where == where:
             self.where = ""
-            time.sleep(0.5)
+            time.sleep(0.25)
 
 
 class Faulty(Certified):

@@ -1,11 +1,12 @@
-"""One of several learners in a process of its own, over gloo: `python -m tests.support.gloo_learner RANK FOLDER PORT:COUNT ...`.
+"""Several learners in processes of their own, over gloo: `python -m tests.support.gloo_learner FOLDER PORT:COUNT ...`.
 
-With every group of which it is a member it learns what tests/learn/{ppo,sac}/test_several_learners.py have in threads, and writes
-what has become of it as FOLDER/COUNT-RANK.npz.
+With every group of which it is a member each learns what tests/learn/{ppo,sac}/test_several_learners.py have in threads, and
+writes what has become of it as FOLDER/COUNT-RANK.npz. They are forked once everything has been imported.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,8 @@ def what_becomes(peers: Any, count: int) -> dict[str, Any]:
     return found
 
 
-def main(rank: int, folder: str, *groups: str) -> None:
-    torch.set_num_threads(1)
-    for port, count in (map(int, group.split(":")) for group in groups):
+def learn(rank: int, folder: str, groups: list[list[int]]) -> None:
+    for port, count in groups:
         if rank < count:
             place = Place(rank, count, rank, count, port=port)
             group = Group(place, place.meet(LIMIT))
@@ -60,4 +60,12 @@ def main(rank: int, folder: str, *groups: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    torch.set_num_threads(1)
+    groups = [[int(part) for part in group.split(":")] for group in sys.argv[2:]]
+    fork = multiprocessing.get_context("fork")
+    learners = [fork.Process(target=learn, args=(r, sys.argv[1], groups)) for r in range(max(g[1] for g in groups))]
+    for learner in learners:
+        learner.start()
+    for learner in learners:
+        learner.join()
+    sys.exit(any(learner.exitcode for learner in learners))

@@ -90,7 +90,7 @@ class Planted:
 
 
 def mbpo_for(config: MBPOConfig = SMALL, *, executors: MakeExecutor = SerialExecutor, **spec: Any) -> MBPO:
-    offered = {name: spec.pop(name) for name in ("while_waiting", "between_steps", "span") if name in spec}
+    offered = {name: spec.pop(name) for name in ("while_waiting", "between_steps", "span", "peers") if name in spec}
     services = Services(executors=executors, **offered)
     given: dict[str, Any] = {"policy": SPEC, "batch": BatchSpec(S // 2, 2), "seed": 0} | spec
     return MBPO(config, LearnerSpec(**given, services=services))

@@ -33,14 +33,8 @@ class Nodes:
 
     def __enter__(self) -> Self:
         words = [sys.executable, "-m", "tests.support.ray_nodes", self._host]
-        self._process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self._process = subprocess.Popen(words, **pipes, text=True, start_new_session=True)
         try:
             self.folder: str = self._receive()["folder"]
             self.environment = keeper.with_token(self.folder)  # of whoever is to connect
@@ -80,8 +74,7 @@ class Nodes:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the nodes do not start: {self._process.communicate()[1][-2000:]}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return dict(json.loads(line))
 
 
 def main(host: str) -> None:

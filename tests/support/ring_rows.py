@@ -14,15 +14,8 @@ NO_TIME = [0] * len(WORKER_TIME)
 
 
 def shape(workers: int = 1, slots: int = 3, steps: int = 4, lanes: int = 2) -> Shape:
-    spec = EnvSpec(
-        "Numbered-v0",
-        lanes,
-        2,
-        "float32",
-        (Slice("obs", 0, 2, (2,)),),
-        ActionSpec("box", 1, (-1.0,), (1.0,)),
-        measures=("score",),
-    )
+    columns, actions = (Slice("obs", 0, 2, (2,)),), ActionSpec("box", 1, (-1.0,), (1.0,))
+    spec = EnvSpec("Numbered-v0", lanes, 2, "float32", columns, actions, measures=("score",))
     return Shape(spec, workers, slots, steps)
 
 

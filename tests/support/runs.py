@@ -27,6 +27,22 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
 
 
+class Kept:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.notes: list[str] = []
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(dict(row))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def close(self, summary: Mapping[str, Any]) -> None: ...
+
+
 def assert_balanced(rows: Mapping[str, Any]) -> None:
     assert rows["produced"] == rows["trained"] + rows["queued"] + rows["open"] + sum(rows["dropped"].values())
 

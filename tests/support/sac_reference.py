@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from freewheel.core import Array
 from freewheel.learn.sac.config import SACConfig
-from freewheel.learn.sac.update import SACUpdate
+from freewheel.learn.sac.update import LOSSES, SACUpdate
 from freewheel.policies.spec import PolicySpec
 
 ACTOR, CRITICS, TEMPERATURE = range(3)  # what a loss moves
@@ -34,7 +35,10 @@ class Reference:
     def __post_init__(self) -> None:
         self.targets = [[part.detach().clone() for part in critic] for critic in self.critics]
         trained = (self.actor, [*itertools.chain(*self.critics)], [self.log_temperature])
+        self._trained = trained
         self._optimisers = [torch.optim.Adam(parts, lr=self.config.lr) for parts in trained]
+        self.grads: dict[int, list[Tensor]] = {}  # of the last step, by what they move
+        self.losses: dict[str, float] = {}  # what the last step should say, by name
 
     @classmethod
     def of(cls, update: SACUpdate) -> Self:
@@ -54,7 +58,12 @@ class Reference:
     def descend(self, which: int, loss: Any) -> None:
         self._optimisers[which].zero_grad()
         loss.backward()
+        self.grads[which] = [part.grad.clone() for part in self._trained[which] if part.grad is not None]
         self._optimisers[which].step()
+
+    def say(self, *losses: Any) -> None:
+        """In the order of update.LOSSES."""
+        self.losses = {name: float(loss) for name, loss in zip(LOSSES, losses, strict=True)}
 
     def follow(self) -> None:
         """The targets follow the critics."""
@@ -63,14 +72,18 @@ class Reference:
                 target.copy_((1 - self.config.tau) * target + self.config.tau * part)
 
     def assert_equal(self, update: SACUpdate) -> None:
-        """The update's agent is this one."""
-        pairs: list[tuple[Tensor, Tensor]] = list(zip(update._actor, self.actor, strict=True))
-        flat = update.critics.views(update.critics.target)
+        """The update's agent is this one, after the same step, with the same gradients and losses."""
+        pairs: list[tuple[Any, Tensor]] = list(zip(update._actor, self.actor, strict=True))
+        pairs += zip([one.grad for one in update._actor], self.grads[ACTOR], strict=True)
+        flat, parts = update.critics.views(update.critics.target), len(update.critics.parameters)
         for i, (parameter, target) in enumerate(zip(update.critics.parameters, flat, strict=True)):
             for twin in range(2):
                 pairs += [(parameter[twin], self.critics[twin][i]), (target[twin], self.targets[twin][i])]
+                pairs += [(parameter.grad[twin], self.grads[CRITICS][twin * parts + i])]  # type: ignore[index]
+        pairs += zip([update.log_temperature.grad], self.grads.get(TEMPERATURE, []), strict=False)
         for ours, theirs in [*pairs, (update.log_temperature, self.log_temperature)]:
-            torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-5)
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+        assert update.losses() == pytest.approx(self.losses, rel=1e-4, abs=1e-5)
 
 
 def assert_goes_on(update_for: Callable[[int], SACUpdate]) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from freewheel.config.resolve import Config
+from freewheel.rollout.probe import EnvCost
 from freewheel.run import plan
 from tests.support.worlds import Identity
 
 REAL = plan.survey_env
+#: By environment and what is asked of it; the factory is kept so that its id stays its own.
+KNOWN: dict[tuple[Any, ...], tuple[EnvCost, Any]] = {}
 
 
 @functools.cache
@@ -23,3 +28,18 @@ def measured() -> Any:
 def survey_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For runs of tests.support.worlds:Identity and envs with the same spaces."""
     monkeypatch.setattr(plan, "survey_env", lambda *_, **__: measured())
+
+
+def survey_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For runs of any environments: what one of them costs is measured the first time that it is trained."""
+
+    def once(config: Config, meanwhile: Callable[[], None] = lambda: None, **asked: Any) -> EnvCost:
+        env, factory = config.env, getattr(config.env, "factory", None)
+        key = (repr(env), id(factory), type(config.collector), config.collector.needs_step_time, *asked.items())
+        if env.on_device or key not in KNOWN:
+            KNOWN[key] = REAL(config, meanwhile, **asked), factory
+        else:
+            meanwhile()
+        return KNOWN[key][0]
+
+    monkeypatch.setattr(plan, "survey_env", once)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from tests.support.warm import Command, Server
 
 SEED = 5
+LIMIT = 50.0  # seconds that any wait may take: the machine may be busy
 SMALL_ARGV = ["--num-steps-per-env", "16", "--policy.hidden", "8", "--evals", "0", "--seed", str(SEED)]
 
 
 def wait_until(
-    condition: Callable[[], bool], limit: float = 20.0, what: str = "the condition did not become true"
+    condition: Callable[[], bool],
+    limit: float = LIMIT,
+    what: str = "the condition did not become true",
+    every: float = 0.005,
 ) -> None:
     deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(0.005)
+        time.sleep(every)
 
 
 def command(server: Server, runs: Path, *argv: str) -> AbstractContextManager[Command]:
@@ -38,13 +44,19 @@ def commands(server: Server, folder: Path, modes: Sequence[str], *argv: str) -> 
         processes = {
             mode: stack.enter_context(command(server, folder / mode, *argv, *options, "--mode", mode)) for mode in modes
         }
-        wait_until(lambda: all(has_logged(folder / mode) for mode in modes), limit=40.0)
+        wait_until(lambda: all(has_logged(folder / mode) for mode in modes))
         yield processes
 
 
-def has_logged(runs: Path) -> bool:
-    log = runs / "cut" / "metrics.jsonl"
+def has_logged(runs: Path, run: str = "cut") -> bool:
+    log = runs / run / "metrics.jsonl"
     return log.is_file() and b"\n" in log.read_bytes()
+
+
+def summary_of(folder: Path, run: str = "it") -> dict[str, Any]:
+    """Of a run in the `runs` of this folder."""
+    summary: dict[str, Any] = json.loads((folder / "runs" / run / "summary.json").read_text())
+    return summary
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -10,7 +11,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from tests.support.places import ROOT
@@ -103,7 +105,7 @@ class Server:
             if command.code is None:
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
-                command.wait(10.0)
+                command.wait(60.0)
 
 
 @contextmanager
@@ -115,3 +117,11 @@ def warm_server() -> Iterator[Server]:
         yield Server(process)
         assert process.stdin is not None
         process.stdin.close()
+
+
+@cache
+def shared_server() -> Server:
+    """The one of this process, for all tests: it takes seconds to start. It ends with the process."""
+    running = ExitStack()
+    atexit.register(running.close)
+    return running.enter_context(warm_server())

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from freewheel.metrics.workers import WorkerState
 from freewheel.run.live.status import boot
 from tests.support.places import ROOT
 
@@ -96,10 +97,20 @@ def until(events: Iterator[tuple[str, Any]], kind: str, fits: Any = lambda told:
     raise AssertionError("the server has ended the events")
 
 
+QUICK = """
+import sys
+from freewheel.cli.main import main
+from freewheel.watch import hub
+hub.LOOK, hub.POLL, hub.LIST, hub.LIST_SHARE = 0.02, 0.1, 0.1, 1.0
+sys.exit(main())
+"""
+
+
 @contextmanager
-def watch(runs: Path, *argv: str) -> Iterator[Page]:
-    """`freewheel watch` of a directory of runs, ended by Ctrl-C."""
-    command = [sys.executable, "-m", "freewheel", "watch", *argv, "--runs-dir", str(runs), "--port", "0", "--no-open"]
+def watch(runs: Path, *argv: str, quick: bool = True) -> Iterator[Page]:
+    """`freewheel watch` of a directory of runs, ended by Ctrl-C. quick: it looks at its files more often than it usually does."""
+    program = ["-c", QUICK] if quick else ["-m", "freewheel"]
+    command = [sys.executable, *program, "watch", *argv, "--runs-dir", str(runs), "--port", "0", "--no-open"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=runs.parent) as process:
         try:
@@ -114,6 +125,19 @@ def watch(runs: Path, *argv: str) -> Iterator[Page]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
+
+
+class Workers:
+    """As much of a collector as a status asks. Implements metrics.workers.ObservedCollector."""
+
+    def __init__(self, *states: WorkerState) -> None:
+        self.states = list(states)
+
+    def workers(self) -> list[WorkerState]:
+        return self.states
+
+    def stats(self) -> dict[str, float | None]:
+        return {"queue_util": 0.25, "queue/fragments": 5.0}
 
 
 def write_run(path: Path, rows: list[dict[str, Any]], **config: Any) -> Path:
@@ -141,15 +165,7 @@ def row(number: int, **values: Any) -> dict[str, Any]:
     counts = {"produced": 10 * number, "trained": 8 * number, "queued": number, "open": 0, "dropped": {"stale": number}}
     times = {"time/worker_step": 0.75, "time/worker_other": 0.25, "time/learner_update": 0.4, "time/learner_other": 0.6}
     scores = {"return_mean": float(number), "return_episodes": 10, "eval_return": None, "steps_per_s": 10.0}
-    return {
-        "wall_s": float(number),
-        "env_steps": 10 * number,
-        "episodes": number,
-        **scores,
-        **counts,
-        **times,
-        **values,
-    }
+    return {"wall_s": float(number), "env_steps": 10 * number, "episodes": number} | scores | counts | times | values
 
 
 def worker(number: int, state: str = "step", **values: Any) -> dict[str, Any]:
@@ -162,16 +178,8 @@ def worker(number: int, state: str = "step", **values: Any) -> dict[str, Any]:
 def write_status(path: Path, workers: list[dict[str, Any]], age: float = 0.0) -> None:
     """The status of a trainer that runs, written so many seconds ago."""
     learner = {"doing": "wait-data", "since_s": 0.2, "waits_for": "rows of the environments"}
-    about = {
-        "format": 1,
-        "time": time.time() - age,
-        "boot": boot(),
-        "clock": time.monotonic() - age,
-        "pid": os.getpid(),
-        "run": path.name,
-        "env": "CartPole-v1",
-        "wall_s": 3.0,
-    }
+    about = {"format": 1, "pid": os.getpid(), "run": path.name, "env": "CartPole-v1", "wall_s": 3.0}
+    about |= {"time": time.time() - age, "boot": boot(), "clock": time.monotonic() - age}
     counts = {"env_steps": 30, "episodes": 3, "updates": 1, "best_eval": 4.5, "log_every": 1.0, "state": "running"}
     parts = {"learner": learner, "queue": {"fragments": 2.0, "util": 0.5}, "evaluator": None, "workers": workers}
     (path / "status.json").write_text(json.dumps(about | counts | parts))

@@ -168,6 +168,30 @@ class Conditioned(Toy):
         return (seed % 5 + 1) * (length * first + slope * length * (length + 1) / 2)
 
 
+class Forbidden(Toy):
+    """Two of five actions are allowed, different ones at every step; the others raise."""
+
+    def __init__(self) -> None:
+        super().__init__(length=6)
+        self.observation_space, self.action_space = Box(0, 1, (2,), np.float32), Discrete(5)
+
+    def observe(self) -> NDArray:
+        self.mask = np.zeros(5, np.int8)
+        self.mask[self.np_random.choice(5, 2, replace=False)] = 1
+        return self.np_random.random(2, np.float32)
+
+    def judge(self, action: Any) -> float:
+        if not self.mask[action]:
+            raise ValueError(f"action {action} is not allowed by {self.mask}")
+        return float(action)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {"action_mask": self.mask}
+
+    def step(self, action: Any) -> tuple[NDArray, float, bool, bool, dict[str, Any]]:
+        return *super().step(action)[:4], {"action_mask": self.mask}
+
+
 class Faulty(Counter):
     """A Counter that fails at step `at` (0: in reset) of every episode or, given `only_seed`, of the one with that seed.
 

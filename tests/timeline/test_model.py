@@ -86,11 +86,6 @@ def test_a_file_that_is_something_else_is_refused_in_one_line(tmp_path: Path, te
         read(tmp_path / "timeline.json")
 
 
-def test_a_run_without_a_timeline_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="--trace"):
-        read(tmp_path)
-
-
 def test_columns_hold_the_seconds_of_what_lies_in_them() -> None:
     row = Row("worker 0", "envs", [Span("step", 0.0, 1.5), Span("reset", 1.5, 2.0)])
     assert shares([row], 0.0, 2.0, 2) == [{"step": 1.0}, {"step": 0.5, "reset": 0.5}]
@@ -125,8 +120,5 @@ def test_an_empty_timeline_can_be_drawn() -> None:
 def test_the_page_holds_all_it_needs_and_no_text_can_leave_its_script() -> None:
     rows = [Row("</script><b>worker", "envs", [Span("step", 0.0, 1.0)])]
     text = page(Timeline(rows, {"step": "<i>"}, 0.0, 1.0), "a <run>")
-    assert "function freewheelGantt" in text
-    assert ".fw-gantt" in text
-    assert "a &lt;run&gt;" in text
-    assert "</script><b>" not in text
-    assert not re.search(r"(src|href)=", text), "nothing is fetched"
+    assert all(part in text for part in ("function freewheelGantt", ".fw-gantt", "a &lt;run&gt;"))
+    assert not re.search(r"</script><b>|(src|href)=", text), "nothing is fetched"

@@ -23,9 +23,11 @@ canvas.dispatchEvent(new (arguments[0] === "wheel" ? WheelEvent : PointerEvent)(
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.system
 def test_a_timeline_in_a_browser(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(page(made(), "made"), encoding="utf-8")
+    source = page(made(), "made")
+    assert "ROW = 20, GAP = 4, AXIS = 22, TITLE = 18, MARGIN = 118, PAD = 6" in source, "pixels are counted by these"
+    (tmp_path / "page.html").write_text(source, encoding="utf-8")
     with browser(tmp_path / "profile", 1400, 700) as window:
         window.get(f"file://{tmp_path / 'page.html'}")
 
@@ -55,9 +57,3 @@ def test_a_timeline_in_a_browser(tmp_path: Path) -> None:
         happens("dblclick", x_of(5.0), LEARNER_Y)
         eventually(lambda: color(x_of(1.6), LEARNER_Y) == "#f0a35e", what="all is shown again")
         assert [one for one in complaints(window) if "getImageData" not in one] == []
-
-
-def test_the_marks_of_the_page_are_those_of_the_script() -> None:
-    """The test above counts pixels by these."""
-    source = page(made(), "made")
-    assert "ROW = 20, GAP = 4, AXIS = 22, TITLE = 18, MARGIN = 118, PAD = 6" in source

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -27,12 +26,6 @@ class Start(Protocol):
     """Runs a function in a separate process."""
 
     def __call__(self, target: Callable[..., None], *args: Any) -> ForkServerProcess: ...
-
-
-class Eventually(Protocol):
-    """Waits until something is true, and fails if that takes too long."""
-
-    def __call__(self, condition: Callable[[], object], limit: float = LIMIT) -> float: ...
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,17 +58,3 @@ def pipe() -> Iterator[Pipe]:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     with ours, theirs:
         yield ours, theirs
-
-
-@pytest.fixture
-def eventually() -> Eventually:
-    """Seconds until the condition held."""
-
-    def wait(condition: Callable[[], object], limit: float = LIMIT) -> float:
-        began = time.monotonic()
-        while not condition():
-            assert time.monotonic() - began < limit, "the condition did not become true in time"
-            time.sleep(0.001)
-        return time.monotonic() - began
-
-    return wait

@@ -11,7 +11,7 @@ import time
 from contextlib import closing
 from multiprocessing import forkserver as server
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -23,27 +23,28 @@ from freewheel.transport.clock import GAP, RETURN, Clock, Limit, Pause
 from freewheel.transport.workers.heartbeats import STEP, Heartbeats, Stragglers
 from tests.support import children
 from tests.support.places import ROOT
+from tests.transport.conftest import Pipe, Start
 
-if TYPE_CHECKING:
-    from tests.transport.conftest import Eventually, Pipe, Start
-
-STOPPED = 1.5  # seconds
+STOPPED = 0.8  # seconds
 #: Waits under a limit, is stopped meanwhile, and then holds the interpreter for a while: once asleep, once busy.
 SLEEPER = """
 import ctypes, time
 from freewheel.transport.clock import Limit, clock
 with clock:
-    began, limit = time.monotonic(), Limit(1.0)
+    began, limit = time.monotonic(), Limit(0.4)
     print("ready", flush=True)
     limit.wait(time.sleep)
     print(time.monotonic() - began, [pause.seconds for pause in clock.pauses])
-    ctypes.PyDLL(None).usleep(800_000)
+    clock.pauses.clear()
+    ctypes.PyDLL(None).usleep(1_500_000)
     time.sleep(0.2)
     print([pause.seconds for pause in clock.pauses])
 """
 
 
+@pytest.mark.system
 def test_a_limit_does_not_count_the_time_in_which_the_process_was_stopped() -> None:
+    """A busy machine may add pauses of its own, which do not count either."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", SLEEPER], env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -51,10 +52,11 @@ def test_a_limit_does_not_count_the_time_in_which_the_process_was_stopped() -> N
         process.send_signal(signal.SIGSTOP)
         time.sleep(STOPPED)
         process.send_signal(signal.SIGCONT)
-        took, (slept,) = (ast.literal_eval(part) for part in process.stdout.readline().split(" ", 1))
-        assert STOPPED - 0.1 < slept < STOPPED + 1.0
-        assert slept + 1.0 <= took + 0.01 < slept + 1.0 + RETURN + 1.0
-        assert ast.literal_eval(process.stdout.readline()) == [slept], "the process ran while its interpreter was held"
+        took, pauses = (ast.literal_eval(part) for part in process.stdout.readline().split(" ", 1))
+        assert max(pauses) > STOPPED - 0.1
+        assert took > sum(pauses) + 0.4 - 0.01
+        held = ast.literal_eval(process.stdout.readline())
+        assert max(held, default=0.0) < 1.4, "the process ran while its interpreter was held"
 
 
 class Hands:
@@ -123,17 +125,13 @@ def test_a_pause_is_told_in_words() -> None:
     assert "stopped for 83 s;" in str(Pause(1.0, 84.2))
 
 
-# -------------------------------------------------------------------------------------------------------------- who relies on it
-
-
 def test_workers_do_not_age_while_all_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = SimpleNamespace(monotonic_ns=lambda: 100 * 10**9)
+    monkeypatch.setattr("freewheel.transport.workers.heartbeats.time", at)
+    monkeypatch.setattr(module.clock, "pauses", [Pause(92.0, 99.0)])
     with closing(Heartbeats(2, 1)) as heartbeats:
-        now = time.monotonic()
-        heartbeats.memory["since"][:] = [int((now - 9.0) * 1e9), int((now - 0.2) * 1e9)]
-        monkeypatch.setattr(module.clock, "pauses", [Pause(now - 8.0, now - 1.0)])
-        ages = heartbeats.age()
-    assert 1.5 <= ages[0] < 1.6 + 1.0
-    assert 0.2 <= ages[1] < 0.2 + 1.0
+        heartbeats.memory["since"][:] = 91 * 10**9, int(99.8e9)
+        assert heartbeats.age().tolist() == pytest.approx([2.0 - RETURN, 0.2])
 
 
 def test_nobody_is_called_slow_because_of_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +150,7 @@ def test_nobody_is_called_slow_because_of_a_pause(monkeypatch: pytest.MonkeyPatc
         assert slow.mean_step() == pytest.approx(0.001, rel=1e-3)
 
 
-def test_a_server_that_alone_was_stopped_goes_on(start: Start, pipe: Pipe, eventually: Eventually) -> None:
+def test_a_server_that_alone_was_stopped_goes_on(start: Start, pipe: Pipe) -> None:
     ours, theirs = pipe
     pid = server._forkserver._forkserver_pid  # type: ignore[attr-defined]
     with module.clock:
@@ -162,13 +160,13 @@ def test_a_server_that_alone_was_stopped_goes_on(start: Start, pipe: Pipe, event
     assert psutil.Process(pid).status() != psutil.STATUS_STOPPED
 
 
-# ------------------------------------------------------------------------------------------------------------- the time of day
-
 CALLS = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now")
 
 
 def keeps_the_time_of_day(source: str) -> list[int]:
     """Lines that compute with the time of day or keep it in a variable, from which durations come; writing it down is fine."""
+    if not any(word in source for word in (*CALLS, "from time import")):  # most files: parsing takes long
+        return []
     tree = ast.parse(source)
     suspects = (ast.BinOp, ast.Compare, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
     found = []

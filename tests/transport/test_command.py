@@ -51,7 +51,7 @@ def test_what_it_prints_is_kept_and_signals_reach_it(folder: Path) -> None:
         wait_until(lambda: (folder / "out").read_text() == "one two\n")
         assert os.getsid(process.pid) == process.pid  # interrupts of the terminal do not reach it
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 5
+        assert process.wait(timeout=20) == 5
 
 
 def test_it_is_asked_to_end_when_its_parent_is_killed(folder: Path) -> None:

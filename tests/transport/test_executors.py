@@ -111,11 +111,8 @@ def test_a_generator_returns_its_result_and_is_not_waited_for_at_the_end(kind: K
         executor.submit(ENDLESS)
         assert executor.result(0.05) is None
         began = time.monotonic()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < LIMIT
     assert not threads()
-
-
-# ------------------------------------------------------------------------------------------------------ threads and processes
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,45 +129,27 @@ def test_results_come_in_the_order_of_the_calls(kind: Kind) -> None:
         assert (executor.busy, executor.result()) == (False, None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_our_own_errors_are_results_and_later_calls_work(kind: Kind) -> None:
-    with Executors(kind, "cpu") as make:
-        executor = make(doubler, "sums")
-        executor.submit(13)
-        executor.submit(4)
-        failed, fine = results(executor, 2)
-    assert isinstance(failed, EnvError)
-    assert (str(failed), failed.cause, fine) == ("no luck", "nan", (8, 2))
-
-
 @pytest.mark.parametrize(
-    ("kind", "number", "text"),
+    ("kind", "number", "text", "calls"),
     [
-        ("thread", 99, "freewheel-sums failed with ValueError('99 is too much'); please report this"),
-        ("process", 99, "sums ended its process (exit code 1)"),
-        ("process", 666, "sums ended its process (exit code 7)"),
+        *((kind, 13, "no luck", 2) for kind in KINDS),
+        ("thread", 99, "freewheel-sums failed with ValueError('99 is too much'); please report this", 2),
+        ("process", 99, "sums ended its process (exit code 1)", 1),  # which is replaced
+        ("process", 666, "sums ended its process (exit code 7)", 1),
     ],
 )
-def test_other_errors_are_reported_and_later_calls_work(kind: Kind, number: int, text: str) -> None:
+def test_errors_are_results_and_later_calls_work(kind: Kind, number: int, text: str, calls: int) -> None:
     with Executors(kind, "cpu") as make:
-        executor = make(doubler, "sums")
+        executor, other = make(doubler, "sums"), make(doubler, "others")
+        other.submit(7)
         executor.submit(number)
         (failed,) = results(executor, 1)
         assert isinstance(failed, FreewheelError)
         assert str(failed) == text
+        assert number != 13 or (isinstance(failed, EnvError) and failed.cause == "nan")
         executor.submit(5)
-        assert results(executor, 1) == [(10, 2 if kind == "thread" else 1)], "a dead process is replaced"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_executor_has_its_own_function(kind: Kind) -> None:
-    with Executors(kind, "cpu") as make:
-        one, other = make(doubler, "one"), make(doubler, "other")
-        one.submit(1)
-        one.submit(2)
-        other.submit(7)
-        assert results(other, 1) == [(14, 1)]
-        assert results(one, 2) == [(2, 1), (4, 2)]
+        assert results(executor, 1) == [(10, calls)]
+        assert results(other, 1) == [(14, 1)], "each has its own function"
 
 
 @pytest.mark.parametrize("calls", [0, 3])
@@ -184,7 +163,7 @@ def test_leaving_ends_all_executors(kind: Kind, calls: int) -> None:
         if kind == "thread":
             assert sorted(threads()) == ["freewheel-one", "freewheel-other"]
         began = time.monotonic()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < LIMIT
     assert not threads()
     left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
     assert not [process for process in left if "multiprocessing" not in " ".join(process.cmdline())]
@@ -194,7 +173,7 @@ def test_leaving_ends_a_process_in_the_middle_of_a_call() -> None:
     with ProcessExecutor[None, None](lambda: lambda _: time.sleep(600), "sleep") as executor:
         executor.submit(None)
         began = time.monotonic()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < LIMIT
 
 
 def test_only_a_process_executor_uses_another_process() -> None:
@@ -206,9 +185,6 @@ def test_only_a_process_executor_uses_another_process() -> None:
             pids.add(results(executor, 1)[0])
     assert len(pids) == 2
     assert os.getpid() in pids
-
-
-# ------------------------------------------------------------------------------------------------------------------- threads
 
 
 class Handshake:
@@ -278,9 +254,6 @@ def test_a_build_that_fails_is_reported_and_repeated() -> None:
     assert (fine, len(tries)) == ([-2, -3], 2)
 
 
-# -------------------------------------------------------------------------------------------------------------------- serial
-
-
 def test_a_serial_executor_has_the_result_after_submit() -> None:
     executor = SerialExecutor(doubler, "sums")
     assert executor.result() is None
@@ -290,9 +263,6 @@ def test_a_serial_executor_has_the_result_after_submit() -> None:
     assert [executor.result(), executor.result(), executor.result()] == [(2, 1), (4, 2), None]
     with pytest.raises(EnvError, match=r"^no luck$"):
         executor.submit(13)
-
-
-# ------------------------------------------------------------------------------------------------- a single call in a process
 
 
 def test_a_value_comes_from_another_process() -> None:
@@ -335,11 +305,9 @@ def wait() -> None:
     ids=["raises", "value cannot be pickled", "dies", "hangs"],
 )
 def test_a_call_that_fails_is_reported_in_one_line(call: Callable[[], Any], limit: float, message: str) -> None:
-    began = time.monotonic()
     with pytest.raises(EnvError) as caught:
         call_in_process(call, "the env", limit)
     assert str(caught.value) == message
-    assert limit == LIMIT or time.monotonic() - began < 5.0
 
 
 def test_a_call_that_cannot_be_pickled_is_refused() -> None:

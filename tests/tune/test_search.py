@@ -17,13 +17,12 @@ from freewheel.run.plan import Plan
 from freewheel.tune.command import configure
 from freewheel.tune.probe import Probe
 from freewheel.tune.search import Candidate, best_two, fixed_options, search
-from tests.support.costs import SPEC
+from tests.support.costs import cost
 
-WAITING = EnvCost(
-    spec=SPEC, wall=0.01, row=0.01, cpu=0.0001, times=(0.01,), lengths=(100, 100), steps=100, memory=1 << 20
+WAITING, BURNING, QUICK = (
+    replace(cost(wall, cpu, memory=1 << 20), times=(wall,), lengths=(100, 100))
+    for wall, cpu in ((0.01, 0.0001), (0.002, 0.002), (1e-5, 1e-5))
 )
-BURNING = EnvCost(spec=SPEC, wall=0.002, row=0.002, cpu=0.002, times=(0.002,), steps=100, memory=1 << 20)
-QUICK = EnvCost(spec=SPEC, wall=1e-5, row=1e-5, cpu=1e-5, times=(1e-5,), steps=100, memory=1 << 20)
 
 
 class Known(PolicyClock):
@@ -85,10 +84,7 @@ def test_an_env_that_computes_never_gets_more_workers_than_cores() -> None:
     ("words", "kept"),
     [
         ("--workers 4", {"workers": 4}),
-        (
-            "--mode continuous --workers 3 --envs-per-worker 2",
-            {"mode": "continuous", "workers": 3, "envs_per_worker": 2},
-        ),
+        ("--workers 3 --envs-per-worker 2", {"workers": 3, "envs_per_worker": 2}),
         ("--mode continuous --collection-batch-size 5", {"mode": "continuous", "collection_batch_size": 5}),
         ("--mode lockstep --placement inline", {"mode": "lockstep", "placement": "inline"}),
         ("--mode sequential --num-envs 3", {"mode": "sequential", "num_envs": 3}),

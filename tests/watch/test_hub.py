@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
+import pytest
+
+from freewheel.files.lock import FileLock
+from freewheel.watch import hub
 from freewheel.watch.hub import BACKLOG, MOST_CLIENTS, Client, Hub
+from tests.support.watching import LIMIT, row, worker, write_run, write_status
 
 
 def test_a_client_that_takes_nothing_is_ended() -> None:
@@ -35,16 +41,43 @@ def test_messages_come_in_their_order_until_the_end() -> None:
     assert asyncio.run(story()) == [b"event: run\ndata: {}\n\n", b"event: runs\ndata: []\n\n"]
 
 
+def test_a_new_status_is_told_at_once_and_not_with_the_next_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "POLL", 1e9)
+    run = write_run(tmp_path / "it", [row(1)])
+
+    async def story() -> list[str]:
+        watching = Hub(tmp_path)
+        await watching.list_runs()
+        reading, client = asyncio.create_task(watching.run()), watching.join(["it"])
+        assert client is not None
+        told = (
+            json.loads(event.partition(b"data: ")[2]) async for event in client.events() if b"event: run\n" in event
+        )
+        found = []
+        async with asyncio.timeout(LIMIT):
+            for state in ("step", "down"):
+                write_status(run, [worker(0, state)])
+                found.append((await anext(told))["workers"][0]["state"])
+        watching.close()
+        await reading
+        return found
+
+    with FileLock(run / ".lock"):
+        assert asyncio.run(story()) == ["step", "down"]
+
+
 def test_there_are_only_so_many_clients(tmp_path: Path) -> None:
     async def story() -> None:
-        hub = Hub(tmp_path)
-        await hub.list_runs()
-        clients = [hub.join([]) for _ in range(MOST_CLIENTS)]
-        assert hub.join([]) is None
+        many = Hub(tmp_path)
+        await many.list_runs()
+        clients = [many.join([]) for _ in range(MOST_CLIENTS)]
+        assert many.join([]) is None
         assert clients[0] is not None
-        hub.leave(clients[0])
-        assert hub.join([]) is not None
-        hub.close()
-        assert hub.join([]) is None
+        many.leave(clients[0])
+        assert many.join([]) is not None
+        many.close()
+        assert many.join([]) is None
 
     asyncio.run(story())

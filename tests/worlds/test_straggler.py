@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 import warnings
@@ -19,7 +18,6 @@ from freewheel.core import NDArray
 from freewheel.envs.family import WORLDS, register_ids
 from freewheel.errors import UsageError
 from freewheel.worlds.straggler import ACTIONS, TARGETS, Law, Straggler, relative_times, right_action
-from tests.support.places import ROOT
 
 ID = "freewheel/Straggler-v0"
 #: The deviation of each law of mean 1, in closed form: e^(σ²) − 1 at σ = 0.7, and p(1 − p)(long − short)².
@@ -56,28 +54,11 @@ def test_a_law_keeps_its_mean(law: Law) -> None:
     assert (sample > 0).all()
     assert abs(sample.mean() - 1) <= 4 * DEVIATION[law] / np.sqrt(count)
     assert sample.std() == pytest.approx(DEVIATION[law], rel=0.1)
-
-
-def test_the_logarithm_of_a_lognormal_has_deviation_sigma() -> None:
-    sample = np.log(relative_times("lognormal", 100_000, np.random.default_rng(3), sigma=0.4))
-    assert sample.std() == pytest.approx(0.4, rel=0.02)
-    assert sample.mean() == pytest.approx(-0.08, abs=4 * 0.4 / np.sqrt(100_000))
-
-
-@pytest.mark.parametrize(
-    ("law", "values"),
-    [("ninety_ten", [0.02 / 1.9, 0.2 / 1.9]), ("rare", [0.02 / 1.999, 20 / 1.999]), ("constant", [0.02])],
-)
-def test_the_other_laws_have_few_values(law: Law, values: list[float]) -> None:
-    env = Straggler(length=5_000, law=law, mean=0.02)
-    env.reset(seed=2)
-    assert sorted(set(env.seconds[1:])) == pytest.approx(values)
-
-
-def test_steps_and_reset_are_drawn_around_their_own_means() -> None:
-    env = Straggler(length=4, law="constant", mean=0.25, reset_mean=0.001)
-    env.reset(seed=1)
-    assert env.seconds == [0.001, 0.25, 0.25, 0.25, 0.25]
+    if law == "lognormal":
+        assert np.log(sample).std() == pytest.approx(0.7, rel=0.01)
+        return
+    values = {"ninety_ten": [1 / 1.9, 10 / 1.9], "rare": [1 / 1.999, 1000 / 1.999], "constant": [1.0]}
+    assert sorted(set(sample.tolist())) == pytest.approx(values[law])
 
 
 def test_times_come_from_a_generator_of_their_own() -> None:
@@ -87,6 +68,9 @@ def test_times_come_from_a_generator_of_their_own() -> None:
     _, times = np.random.default_rng(11).spawn(2)
     expected = relative_times("lognormal", 31, times, 0.7)[1:] * 0.002
     assert env.seconds == [0.0, *expected]
+    env = Straggler(length=2, law="constant", mean=0.25, reset_mean=0.001)
+    env.reset(seed=1)
+    assert env.seconds == [0.001, 0.25, 0.25], "steps and reset have their own means"
     for law in get_args(Law):
         seen, *_ = play(Straggler(length=30, law=law, mean=0), at_random(0), seed=11)
         np.testing.assert_array_equal(seen[0], observation)
@@ -116,16 +100,14 @@ def test_a_mean_of_zero_is_no_time_at_all(kind: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_a_step_costs_little_beside_its_time() -> None:
-    env = Straggler(mean=0)
-
-    def microseconds() -> float:
-        env.reset(seed=1)
-        begun = time.perf_counter()
-        for _ in range(100):
-            env.step(3)
-        return (time.perf_counter() - begun) * 1e6 / 100
-
-    assert min(microseconds() for _ in range(10)) < 30
+    env, calls = Straggler(mean=0), list[str]()
+    env.reset(seed=1)
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        env.step(3)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 20, "calls and returns, of Python and of C"
 
 
 def test_a_seed_sets_the_episode_whatever_is_done() -> None:
@@ -151,6 +133,8 @@ def test_episodes_without_a_seed_go_on_from_the_last_one() -> None:
 
 def test_an_episode_ends_at_its_length_and_not_later() -> None:
     env = Straggler(length=7, mean=0)
+    check_env(env, skip_render_check=True)
+    env = Straggler(length=7, mean=0)
     with pytest.raises(ResetNeeded):
         env.step(0)
     assert len(play(env, at_random(0), seed=1)[0]) == 8
@@ -158,9 +142,8 @@ def test_an_episode_ends_at_its_length_and_not_later() -> None:
         env.step(0)
 
 
-def test_the_right_actions_earn_everything() -> None:
-    env = Straggler(mean=0)
-    named = set()
+def test_the_right_actions_earn_everything_and_others_their_share() -> None:
+    env, named = Straggler(mean=0), set()
 
     def note(obs: NDArray) -> int:
         named.add(right_action(obs))
@@ -168,22 +151,9 @@ def test_the_right_actions_earn_everything() -> None:
 
     assert [play(env, note, seed)[1] for seed in range(10)] == [100.0] * 10
     assert named == set(TARGETS.tolist()) == {4 + 9 * context for context in range(16)}
-
-
-def test_chance_earns_next_to_nothing() -> None:
-    episodes, p = 200, 1 / ACTIONS
-    env, choose = Straggler(mean=0), at_random(4)
-    mean = np.mean([play(env, choose, seed)[1] for seed in range(episodes)])
-    assert mean == pytest.approx(100 * p, abs=4 * np.sqrt(100 * p * (1 - p) / episodes))
-
-
-def test_one_action_for_all_earns_its_share() -> None:
-    env = Straggler(length=20_000, mean=0)
-    assert play(env, lambda obs: 13, seed=1)[1] / 20_000 == pytest.approx(1 / 16, abs=4 * np.sqrt(15 / 256 / 20_000))
-
-
-def test_it_keeps_to_gymnasiums_api() -> None:
-    check_env(Straggler(mean=0), skip_render_check=True)
+    for choose, share in (at_random(4), 1 / ACTIONS), (lambda obs: 13, 1 / 16):
+        earned = play(Straggler(length=20_000, mean=0), choose, seed=1)[1] / 20_000
+        assert earned == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 20_000))
 
 
 @pytest.mark.parametrize(
@@ -214,8 +184,3 @@ def test_registering_twice_is_quiet_and_leaves_the_world_bare(monkeypatch: pytes
     assert (spec.id, spec.max_episode_steps) == (ID, None)
     assert type(env) is Straggler, "no wrapper costs time"
     assert len(play(env, at_random(0), seed=1)[0]) == 4
-
-
-def test_importing_is_light() -> None:
-    script = "import sys, freewheel.worlds.straggler; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=30, check=True)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from freewheel.transport.ray.cluster import Cluster
-from tests.conftest import ACTOR, command_of
+from tests.plugins.leaks import ACTOR, command_of
 from tests.support.clusters import shared_cluster
 from tests.support.trainers import wait_until
 

@@ -88,18 +88,6 @@ def test_ends_are_learned_where_they_must_be() -> None:
     assert reported.termination[1:].max() < 0.1
 
 
-def test_rows_whose_successor_is_unknown_teach_no_teleports() -> None:
-    fits = []
-    for garbage in (1e4, math.nan):
-        rows = world(600)
-        row = SPEC.columns.split(rows)
-        row.has_successor[::7] = 0
-        row.next_obs[::7] = garbage
-        fits.append(Fitter(SPEC, replace(CONFIG, max_epochs=4), 0, "cpu", "off")(rows))
-    assert same(*fits)
-    assert fits[0].metrics["model/holdout"] < 1
-
-
 def test_a_seed_repeats_a_fit_and_another_does_not() -> None:
     config = replace(CONFIG, max_epochs=3)
     first, again, other = (Fitter(SPEC, config, seed, "cpu", "off")(world(500)) for seed in (1, 1, 2))

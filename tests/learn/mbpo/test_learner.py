@@ -13,21 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from freewheel.core import BatchSpec, Executor, NDArray
-from freewheel.envs.device import DeviceEnv
+from freewheel.core import BatchSpec
 from freewheel.errors import DivergedError, EnvError
-from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Fit, Fitter
 from freewheel.learn.mbpo.learner import MBPO
-from freewheel.learn.replay import Columns
 from freewheel.learn.spec import WorldFacts
-from freewheel.policies.numpy_actor import make_tensor_actor
-from freewheel.policies.spec import PolicyConfig
-from freewheel.rollout.device_runner import DeviceRunner
-from freewheel.rollout.factory import RunnerFactory
 from freewheel.testing.conformance import check_learner, copy_state
 from freewheel.transport.executors import Executors
-from tests.support.isaac_like import IsaacLike, Traps
 from tests.support.learning import play, sign
 from tests.support.model_story import (
     BOX_LANES,
@@ -42,6 +34,7 @@ from tests.support.model_story import (
     box_world,
     mbpo_for,
 )
+from tests.support.peers import ThreadPeers, in_threads
 
 
 def feed(learner: MBPO, steps: int, after: Callable[[], None] = lambda: None) -> list[Mapping[str, float]]:
@@ -55,23 +48,25 @@ def feed(learner: MBPO, steps: int, after: Callable[[], None] = lambda: None) ->
     return reported
 
 
-WANDERING = ("tests.support.worlds:Wandering", {"discrete": 5})  # with a mask
+KIT = replace(SMALL, learning_starts=CHUNK, model_every=1_000, rollouts_per_row=0.03)
+KIT_BATCH = BatchSpec(CHUNK // BOX_LANES, BOX_LANES)
 
 
-@pytest.mark.parametrize("termination", ["never", "learned"])
-@pytest.mark.parametrize("normalised", [False, True])
-def test_mbpo_keeps_the_promises_of_a_learner(termination: str, normalised: bool) -> None:
+@pytest.mark.parametrize(
+    ("options", "normalised"),
+    [
+        ({}, False),
+        ({"termination": "learned"}, True),
+        ({"priority": "td"}, False),
+        ({"priority": "recent"}, True),
+        ({"n_step": 3}, False),
+    ],
+    ids=str,
+)
+def test_mbpo_keeps_the_promises_of_a_learner(options: dict[str, Any], normalised: bool) -> None:
     """With one fit only: a fitter's own state is not part of a learner's."""
     collect, spec = box_world(normalize_obs=normalised)
-    config = replace(SMALL, learning_starts=CHUNK, model_every=1_000, rollouts_per_row=0.03, termination=termination)
-    check_learner(lambda: mbpo_for(config, policy=spec, batch=BatchSpec(CHUNK // BOX_LANES, BOX_LANES)), collect)
-
-
-@pytest.mark.parametrize("options", [{"priority": "td"}, {"priority": "recent"}, {"n_step": 3}], ids=str)
-def test_every_way_to_draw_real_rows_keeps_the_promises_of_a_learner(options: dict[str, Any]) -> None:
-    collect, spec = box_world()
-    config = replace(SMALL, learning_starts=CHUNK, model_every=1_000, rollouts_per_row=0.03, real_ratio=0.5, **options)
-    check_learner(lambda: mbpo_for(config, policy=spec, batch=BatchSpec(CHUNK // BOX_LANES, BOX_LANES)), collect)
+    check_learner(lambda: mbpo_for(replace(KIT, **options), policy=spec, batch=KIT_BATCH), collect)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 1.0])
@@ -96,13 +91,10 @@ def test_priorities_and_several_steps_are_for_real_rows(ratio: float) -> None:
 
 
 def test_it_keeps_them_with_discrete_actions_and_rolls_out_only_what_is_allowed() -> None:
-    collect, spec = box_world(*WANDERING)
-    config = replace(
-        SMALL, learning_starts=CHUNK, model_every=1_000, rollouts_per_row=0.03, rollout_schedule=(0, 0, 4, 4)
-    )
-    batch = BatchSpec(CHUNK // BOX_LANES, BOX_LANES)
-    check_learner(lambda: mbpo_for(config, policy=spec, batch=batch), collect)
-    learner = mbpo_for(config, policy=spec, batch=batch)
+    collect, spec = box_world("tests.support.worlds:Wandering", {"discrete": 5})  # with a mask
+    config = replace(KIT, rollout_schedule=(0, 0, 4, 4))
+    check_learner(lambda: mbpo_for(config, policy=spec, batch=KIT_BATCH), collect)
+    learner = mbpo_for(config, policy=spec, batch=KIT_BATCH)
     while not learner.model_buffer.count:
         learner.observe(collect(learner.snapshot()))
         while learner.ready:
@@ -212,11 +204,6 @@ def test_rollouts_grow_by_the_schedule(schedule: tuple[int, int, int, int], leng
         assert learner.length == length
 
 
-def test_room_is_made_for_the_longest_rollouts() -> None:
-    learner = mbpo_for(replace(SMALL, rollout_schedule=(0, 9, 1, 7), keep_models=3, rollouts_per_row=2.0))
-    assert learner.model_buffer.capacity == 3 * 7 * 2 * EVERY
-
-
 def test_a_fit_is_asked_for_every_so_many_rows_with_what_is_new() -> None:
     executor = Planted()
     learner = mbpo_for(executors=executor)
@@ -243,16 +230,6 @@ def test_the_model_is_never_more_than_two_fits_worth_behind() -> None:
     assert max(lags) >= 2 * EVERY - S, "a slow fit was waited for at once"
     assert True in fresh, "updates went on while a fit was under way"
     assert lags[0] == 0, "an update came before there was a model"
-
-
-def test_no_update_comes_before_the_first_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = Planted(slow=True)
-    learner = mbpo_for(executors=executor)
-    fits = list[int]()
-    monkeypatch.setattr(learner.updater, "step", lambda: fits.append(learner._fits))
-    feed(learner, 20)
-    assert fits
-    assert min(fits) == 1
 
 
 def test_a_wait_for_a_model_can_be_interrupted() -> None:
@@ -344,46 +321,52 @@ def serial_model() -> dict[str, Tensor]:
     return {}
 
 
-@pytest.mark.parametrize("kind", ["serial", "thread", "process"])
-def test_it_works_with_every_executor(
-    kind: Literal["serial", "thread", "process"], serial_model: dict[str, Tensor]
+def fits(good: int, after: Callable[[Fit], Fit]) -> Callable[..., Callable[[Any], Fit]]:
+    """A fitter whose first so many fits are real, and of all others what `after` makes of them."""
+
+    def make(*args: Any) -> Callable[[Any], Fit]:
+        real, made = Fitter(*args), list[int]()
+
+        def fit(rows: Any) -> Fit:
+            made.append(len(rows))
+            found = real(rows)
+            return found if len(made) <= good else after(found)
+
+        return fit
+
+    return make
+
+
+def not_finite(fit: Fit) -> Fit:
+    return replace(fit, not_finite="error on held-out rows")
+
+
+def failing(fit: Fit) -> Fit:
+    raise EnvError("no fit today")
+
+
+@pytest.mark.parametrize("kind", ["serial", "thread", pytest.param("process", marks=pytest.mark.system)])
+def test_with_every_executor_it_works_and_what_the_fitter_raises_is_raised_here(
+    kind: Literal["serial", "thread", "process"], serial_model: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("freewheel.learn.mbpo.learner._fitter", fits(3, failing))
     with ExitStack() as stack:
         executors = {} if kind == "serial" else {"executors": stack.enter_context(Executors(kind, "cpu"))}
         learner = mbpo_for(replace(SMALL, termination="learned"), **executors)
         reported = feed(learner, STARTS // 2)
         first = learner.model.state()
-        reported += feed(learner, 30)
-    assert learner._fits >= 3
+        reported += feed(learner, 8)
+        with pytest.raises(EnvError, match=r"^no fit today$"):
+            feed(learner, 60)
+    assert learner._fits == 3
     assert all(math.isfinite(value) for row in reported for value in row.values())
-    assert reported[-1]["dynamics_updates"] >= 3
-    assert reported[-1]["agent_updates"] == 30
-    assert reported[-1]["real_data"] == 76
+    assert learner.pace.updates > 10
     assert learner.model_buffer.count > 0
     expected = serial_model or serial_model.update(first) or first
     for name, value in expected.items():
         torch.testing.assert_close(
             first[name], value, msg=f"{name}: the first model is not that of the serial executor"
         )
-
-
-def failing(error: Exception) -> Callable[[Any], Any]:
-    def answer(_: Any) -> Any:
-        raise error
-
-    return answer
-
-
-@pytest.mark.parametrize("kind", ["serial", "thread", "process"])
-def test_what_the_fitter_raises_is_raised_here(
-    kind: Literal["serial", "thread", "process"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("freewheel.learn.mbpo.learner._fitter", lambda *_: failing(EnvError("no fit today")))
-    with ExitStack() as stack:
-        executors = {} if kind == "serial" else {"executors": stack.enter_context(Executors(kind, "cpu"))}
-        learner = mbpo_for(SMALL, **executors)
-        with pytest.raises(EnvError, match=r"^no fit today$"):
-            feed(learner, 20)
 
 
 @pytest.mark.parametrize("has_final_obs", [False, True])
@@ -415,103 +398,50 @@ def test_multi_step_errors_are_those_of_rows_that_happened(has_final_obs: bool, 
         assert reported[f"model/error_{horizon}"] == pytest.approx(horizon * bias / math.sqrt(3), abs=1e-5)
 
 
-@pytest.mark.parametrize("has_final_obs", [False, True])
-def test_rows_whose_successor_is_hidden_teach_no_teleports(has_final_obs: bool) -> None:
-    """x grows by the action and t by one, until an episode ends and both leap."""
-    traps = Traps(has_final_obs=has_final_obs, bounds=(-1.0, 1.0))
-    env = DeviceEnv(IsaacLike(4, traps), "like")
-    policy = PolicyConfig(hidden=(8,), head="squashed").resolve(env.spec)
-    recipe = RunnerFactory(lambda lanes, **_: env, make_tensor_actor(policy, "cpu", 3), seed=5)
-    runner = DeviceRunner(recipe, range(4), 10)
-    spec = ModelSpec(Columns(5, 1), 3, (16,), "delta", True, True)
-    executor = Recorder()
-    config = replace(SMALL, learning_starts=40, model_every=40, termination="learned")
-    learner = mbpo_for(
-        config,
-        policy=policy,
-        batch=BatchSpec(10, 4),
-        world=WorldFacts(batched_on_device=True, has_final_obs=has_final_obs),
-        executors=executor,
-    )
-    chunks = list[Any]()
-    for _ in range(3):
-        runner.load(learner.snapshot())
-        chunks.append(runner.unroll(10))
-        learner.observe(chunks[-1])
-        with pytest.raises(EnvError, match="enough"):
-            learner.update()
-        learner._requested_at.clear()
-    asked = torch.tensor(np.concatenate(executor.asked))
-    assert torch.equal(asked, learner.replay.newest(120)), "what is asked is not what was stored"
-    row = spec.columns.split(asked)
-    over = torch.cat([(chunk.data.terminated | chunk.data.truncated).flatten() for chunk in chunks])
-    assert 20 <= int(over.sum()) <= 40
-    assert torch.equal(row.obs, torch.cat([chunk.data.obs.flatten(0, 1) for chunk in chunks]))
-    assert torch.equal(row.has_successor, torch.ones(120) if has_final_obs else (~over).float())
-    assert row.terminated.any()
-    moved = torch.cat([row.action, torch.ones(120, 1), row.action, torch.ones(120, 1), torch.zeros(120, 1)], 1)
-    true = row.has_successor > 0
-    torch.testing.assert_close(row.next_obs[true], (row.obs + moved)[true])
-    assert torch.equal(row.next_obs[~true], row.obs[~true])
-    model = Ensemble(spec, "cpu")
-    model.normalise(asked)
-    assert model.statistics["out_mean"][2] == model.statistics["out_mean"][4] == 1  # t, as policy and critic see it
-    assert model.statistics["out_scale"][2] == 0, "what is unknown was taken for true"
-    assert model.statistics["out_scale"][1] < 1
-    env.close()
-
-
-class Recorder:
-    """An executor that only records."""
-
-    busy = False
-
-    def __init__(self) -> None:
-        self.asked: list[NDArray] = []
-        self._open = 0
-
-    def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
-        return self
-
-    def submit(self, rows: NDArray) -> None:
-        self.asked.append(np.array(rows))
-        self._open += 1
-
-    def result(self, wait: float = 0.0) -> Any:
-        self._open, answer = 0, EnvError("enough") if self._open else None
-        return answer
-
-
-def fits(good: int) -> Callable[..., Callable[[Any], Fit]]:
-    """A fitter whose first so many fits are real, and all others not finite."""
-
-    def make(*args: Any) -> Callable[[Any], Fit]:
-        real, made = Fitter(*args), list[int]()
-
-        def fit(rows: Any) -> Fit:
-            made.append(len(rows))
-            found = real(rows)
-            return found if len(made) <= good else replace(found, not_finite="error on held-out rows")
-
-        return fit
-
-    return make
-
-
-def test_a_first_model_that_is_not_finite_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freewheel.learn.mbpo.learner._fitter", fits(0))
-    with pytest.raises(
-        DivergedError, match=r"^mbpo: the error on held-out rows of the first model is not finite; lower"
-    ):
-        feed(mbpo_for(SMALL), 20)
-
-
-def test_fits_that_are_not_finite_are_skipped_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freewheel.learn.mbpo.learner._fitter", fits(2))
+@pytest.mark.parametrize(
+    ("good", "line"),
+    [
+        (0, r"^mbpo: the error on held-out rows of the first model is not finite; lower"),
+        (2, r"^the model of mbpo learns nothing: 10 of the last 12 fits were skipped, since fit 3,"),
+    ],
+)
+def test_fits_that_are_not_finite_are_skipped_after_the_first_until_there_are_too_many(
+    good: int, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freewheel.learn.mbpo.learner._fitter", fits(good, not_finite))
     learner = mbpo_for(SMALL)
-    with pytest.raises(
-        DivergedError, match=r"^the model of mbpo learns nothing: 10 of the last 12 fits were skipped, since fit 3,"
-    ):
+    with pytest.raises(DivergedError, match=line):
         feed(learner, 200)
-    assert learner._fits == 2
-    assert learner.pace.rows >= 11 * EVERY  # a fit that failed is not repeated at once
+    assert learner._fits == good
+    if good:
+        assert learner.pace.rows >= 11 * EVERY  # a fit that failed is not repeated at once
+
+
+def test_each_fits_a_model_to_its_rows_and_all_have_the_same_agent() -> None:
+    config = replace(SMALL, batch=11, learning_starts=32, model_every=24, rollout_schedule=(40, 80, 1, 3))
+
+    def body(peers: ThreadPeers) -> MBPO:
+        learner = mbpo_for(config, peers=peers)
+        sequence = 0
+        while learner.version < 15:
+            if learner.hungry or not learner.ready:
+                data = play(SPEC, learner.snapshot(), (1 + sequence % (2 + peers.rank), 2), 100 * peers.rank + sequence)
+                learner.observe(sign(data, sequence=sequence))
+                sequence += 1
+            if learner.ready:
+                learner.update()
+        return learner
+
+    one, other = in_threads(2, body)
+    assert one.pace.updates == other.pace.updates > 20
+    for name, value in one.updater.state_dict().items():
+        if name != "noise":
+            assert np.array_equal(value, other.updater.state_dict()[name]), name
+    assert not np.array_equal(one.model.vector, other.model.vector)
+    assert (one.batch, other.batch) == (5, 6)
+    assert (one._real, other._real) == (2, 3)
+    for learner in (one, other):
+        assert learner.config.model_every == 12
+        assert learner._fits >= 3
+        assert learner._starts == 6  # rollouts of a model: half of those of one learner
+        assert learner.length == (3 if 2 * learner.pace.rows >= 80 else 2)

@@ -136,47 +136,51 @@ def test_a_batch_without_gaps_is_flattened_without_a_copy() -> None:
     assert np.shares_memory(batch.flatten(batch.data.obs), chunk.data.obs)
 
 
-def test_a_cut_may_go_through_a_step() -> None:
-    first, rest = cut(sign(numbered(0, 3, 3), sequence=7, version=4), 4)
-    assert columns(join([first])) == [[0, 3], [1, -1], [2, -1]]
-    assert columns(join([rest])) == [[-1, 6], [4, 7], [5, 8]]
-    assert (first.rows, rest.rows) == (4, 5)
-    assert first.origin == rest.origin
-    assert first.version == rest.version == 4
-
-
-def test_a_cut_between_steps_leaves_no_gap() -> None:
-    first, rest = cut(sign(numbered(0, 3, 3)), 6)
-    assert columns(join([first])) == [[0, 3], [1, 4], [2, 5]]
-    assert columns(join([rest])) == [[6], [7], [8]]
-
-
-def test_gaps_are_not_counted() -> None:
-    valid = np.array([[0, 0], [1, 0], [0, 1], [1, 1], [0, 0]], np.bool_)
-    first, rest = cut(sign(numbered(0, 5, 2, valid)), 2)
-    assert columns(join([first])) == [[-1, 2, -1], [-1, -1, 5]]
-    assert columns(join([rest])) == [[6, -1], [7, -1]]
-
-
-def test_consecutive_chunks_of_one_author_share_columns() -> None:
-    batch = join([sign(numbered(10, 1, 2), sequence=3, version=1), sign(numbered(0, 2, 2), sequence=2, version=0)])
-    assert columns(batch) == [[0, 2, 10], [1, 3, 11]]
-    assert batch.version.tolist() == [[0, 0], [0, 0], [1, 1]]
+GAPS = np.array([[0, 0], [1, 0], [0, 1], [1, 1], [0, 0]], np.bool_)
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"sequence": 2}, {"sequence": 1, "worker": 1}, {"sequence": 1, "incarnation": 1}, {"sequence": 1, "lane0": 8}],
-    ids=["a missing chunk", "another worker", "another incarnation", "other lanes"],
+    ("data", "at", "first", "rest"),
+    [
+        (numbered(0, 3, 3), 4, [[0, 3], [1, -1], [2, -1]], [[-1, 6], [4, 7], [5, 8]]),
+        (numbered(0, 3, 3), 6, [[0, 3], [1, 4], [2, 5]], [[6], [7], [8]]),
+        (numbered(0, 5, 2, GAPS), 2, [[-1, 2, -1], [-1, -1, 5]], [[6, -1], [7, -1]]),
+    ],
+    ids=["through a step", "between steps", "gaps are not counted"],
 )
-def test_what_does_not_follow_stands_apart(other: dict[str, int]) -> None:
-    batch = join([sign(numbered(0, 2, 1), sequence=0), sign(numbered(10, 3, 1), slice(None), **other)])
-    assert columns(batch) == [[0, 1, -1], [10, 11, 12]]
+def test_a_chunk_is_cut_in_two(data: Transitions, at: int, first: list[list[int]], rest: list[list[int]]) -> None:
+    chunk = sign(data, sequence=7, version=4)
+    parts = cut(chunk, at)
+    assert [columns(join([part])) for part in parts] == [first, rest]
+    assert [part.rows for part in parts] == [at, chunk.rows - at]
+    assert all((part.origin, part.version) == (chunk.origin, 4) for part in parts)
 
 
-def test_a_thread_is_taken_up_again_after_a_missing_chunk() -> None:
-    batch = join([sign(numbered(10 * k, 1, 1), sequence=k) for k in (0, 1, 3, 4)])
-    assert columns(batch) == [[0, 10], [30, 40]]
+@pytest.mark.parametrize(
+    ("parts", "joined"),
+    [
+        ([(10, 1, 2, {"sequence": 3, "version": 1}), (0, 2, 2, {"sequence": 2})], [[0, 2, 10], [1, 3, 11]]),
+        ([(0, 2, 1, {}), (10, 3, 1, {"sequence": 2})], [[0, 1, -1], [10, 11, 12]]),
+        ([(0, 2, 1, {}), (10, 3, 1, {"sequence": 1, "worker": 1})], [[0, 1, -1], [10, 11, 12]]),
+        ([(0, 2, 1, {}), (10, 3, 1, {"sequence": 1, "incarnation": 1})], [[0, 1, -1], [10, 11, 12]]),
+        ([(0, 2, 1, {}), (10, 3, 1, {"sequence": 1, "lane0": 8})], [[0, 1, -1], [10, 11, 12]]),
+        ([(10 * k, 1, 1, {"sequence": k}) for k in (0, 1, 3, 4)], [[0, 10], [30, 40]]),
+        (
+            [(0, 1, 2, {}), (10, 3, 1, {"worker": 1}), (20, 1, 2, {"sequence": 1})],
+            [[0, 20, -1], [1, 21, -1], [10, 11, 12]],
+        ),
+    ],
+    ids=["one author", "a missing chunk", "another worker", "another incarnation", "other lanes", "again", "widths"],
+)
+def test_consecutive_chunks_of_one_author_share_columns_and_others_stand_apart(
+    parts: list[tuple[int, int, int, dict[str, int]]], joined: list[list[int]]
+) -> None:
+    batch = join([sign(numbered(first, steps, lanes), slice(None), **author) for first, steps, lanes, author in parts])
+    assert columns(batch) == joined
+    check_fields(batch.data)
+    for first, _, _, author in parts:
+        at = batch.data.valid & (batch.data.obs[..., 0] == first)
+        assert batch.version[at].tolist() == [author.get("version", 0)]
 
 
 def test_the_rest_of_a_cut_chunk_is_joined_to_what_follows() -> None:
@@ -192,17 +196,6 @@ def test_the_rest_of_a_cut_chunk_is_next() -> None:
     for worker in (0, 1):
         buffer.add(sign(numbered(10 * worker, 3, 2), worker=worker))
     assert [columns(buffer.take(3)) for _ in range(3)] == [[[0, 2], [1, -1]], [[-1, 4], [3, 5]], [[10, 12], [11, -1]]]
-
-
-def test_workers_of_different_widths_stand_side_by_side() -> None:
-    parts = [
-        sign(numbered(0, 1, 2), worker=0),
-        sign(numbered(10, 3, 1), worker=1),
-        sign(numbered(20, 1, 2), sequence=1),
-    ]
-    batch = join(parts)
-    assert columns(batch) == [[0, 20, -1], [1, 21, -1], [10, 11, 12]]
-    check_fields(batch.data)
 
 
 def test_what_is_too_old_is_given_up_and_counted() -> None:

@@ -43,13 +43,11 @@ class Case:
 
     def learner(self, lanes: int, peers: Peers | None = None) -> PPO:
         world = WorldFacts(batched_on_device=self.kind == "simulator")
-        rows = STEPS * lanes
-        given = LearnerSpec(policy=self.spec, batch=BatchSpec(STEPS, lanes), seed=5, world=world)
         total = None if self.total is None else self.total * lanes // sum(self.shares)
-        given = replace(given, total_steps=total)
+        batch = BatchSpec(STEPS, lanes)
         if self.gaps:  # any number of rows: whole episodes, one in each lane
-            given = replace(given, batch=BatchSpec(STEPS, lanes, episodes=lanes))
-        assert given.batch.rows == rows
+            batch = replace(batch, episodes=lanes)
+        given = LearnerSpec(policy=self.spec, batch=batch, seed=5, world=world, total_steps=total)
         gradient: Literal["autograd", "auto"] = "autograd" if self.kind == "torch" else "auto"
         return PPO(replace(self.config, gradient=gradient), given if peers is None else with_peers(given, peers))
 
@@ -57,19 +55,16 @@ class Case:
         return play(self.spec, one.snapshot(), (STEPS, sum(self.shares)), seed=update, gaps=self.gaps)
 
     def chunk(self, data: Transitions, lanes: slice, version: int) -> Chunk[Any]:
-        part = Transitions(
-            *(np.ascontiguousarray(getattr(data, field.name)[:, lanes]) for field in fields(Transitions))
-        )
-        chunk = sign(part, version=version)
+        parts = (np.ascontiguousarray(getattr(data, field.name)[:, lanes]) for field in fields(Transitions))
+        chunk = sign(Transitions(*parts), version=version)
         return to_tensors(chunk) if self.kind == "simulator" else chunk
 
     def lanes(self, rank: int) -> slice:
         return slice(sum(self.shares[:rank]), sum(self.shares[: rank + 1]))
 
 
-Story = list[
-    tuple[Transitions, Sequence[int]]
-]  # of each update: all rows, and how far behind the version of each share is
+#: Of each update: all rows, and how far behind the version of each share is.
+Story = list[tuple[Transitions, Sequence[int]]]
 
 
 @dataclass
@@ -129,6 +124,17 @@ def assert_near(found: Outcome, one: Outcome, tolerance: float) -> None:
             assert value == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
 
 
+def compared(
+    case: Case, updates: int, lags: Sequence[Sequence[int]] = (), tolerance: float = 2e-5
+) -> tuple[list[Outcome], Outcome]:
+    """Several learners, and the one with all rows that they are near to."""
+    one, story = alone(case, updates, lags)
+    found = together(case, story)
+    assert_same_in_all(found)
+    assert_near(found[0], one, tolerance)
+    return found, one
+
+
 def first_gradient(outcome: Outcome) -> NDArray:
     """Of the first step, from Adam's mean."""
     return np.asarray(outcome.state["adam.mean"]) / np.float32(0.1)
@@ -159,20 +165,11 @@ def test_the_gradient_is_that_of_all_rows(kind: Kind, given: str) -> None:
 def test_weights_stay_together_and_near_those_of_one_learner(kind: Kind) -> None:
     """Through updates of several epochs, with clipping, statistics of observations and returns, and a schedule; lag and
     metrics are those of all."""
-    config = PPOConfig(
-        epochs=4,
-        minibatch=10**6,
-        max_grad_norm=0.3,
-        lr=1e-3,
-        lr_schedule="linear",
-        reward_scale="returns",
-        entropy=0.01,
+    config = replace(
+        WHOLE, epochs=4, max_grad_norm=0.3, lr=1e-3, lr_schedule="linear", reward_scale="returns", entropy=0.01
     )
     case = Case(kind, NORMALISED, config, shares=(1, 3), total=10 * STEPS * 4)
-    one, story = alone(case, updates=4)
-    found = together(case, story)
-    assert_same_in_all(found)
-    assert_near(found[0], one, 2e-5)
+    found, one = compared(case, 4)
     np.testing.assert_allclose(found[0].state["obs_moments"][:9], one.state["obs_moments"], rtol=1e-9)
     np.testing.assert_allclose(found[1].state["return_moments"][:3], one.state["return_moments"], rtol=1e-9)
 
@@ -180,24 +177,15 @@ def test_weights_stay_together_and_near_those_of_one_learner(kind: Kind) -> None
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_rows_of_older_versions_in_one_learner_are_corrected_in_all(kind: Kind) -> None:
     case = Case(kind, config=replace(WHOLE, epochs=3, lr=1e-3))
-    lags = [(0, 0), (0, 0), (0, 2)]
-    one, story = alone(case, 3, lags)
-    found = together(case, story)
-    assert_same_in_all(found)
-    assert_near(found[0], one, 2e-5)
-    assert found[0].metrics[2]["lag/share_2"] == 0.5
-    assert found[0].metrics[2]["lag_max"] == 2
-    assert found[0].metrics[2]["lag_mean"] == 1
+    last = compared(case, 3, [(0, 0), (0, 0), (0, 2)])[0][0].metrics[2]
+    assert (last["lag/share_2"], last["lag_max"], last["lag_mean"]) == (0.5, 2, 1)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_unequal_numbers_of_rows_are_weighted(kind: Kind) -> None:
     """Whole episodes of any length: one learner may have several times the rows of another."""
     case = Case(kind, config=replace(WHOLE, epochs=3, lr=1e-3), shares=(1, 4), gaps=True)
-    one, story = alone(case)
-    found = together(case, story)
-    assert_same_in_all(found)
-    assert_near(found[0], one, 2e-5)
+    found, one = compared(case, 3)
     trained = [outcome.learner.rows().trained for outcome in found]
     assert trained[1] > 2 * trained[0]
     assert sum(trained) == one.learner.rows().trained
@@ -225,10 +213,8 @@ def test_minibatches_of_several_are_those_of_one_that_takes_the_same_rows(kind: 
     config = PPOConfig(epochs=2, minibatch=16, lr=1e-3)
     case = Case(kind, config=config, shares=(1, 3))
     orders = in_threads(2, lambda peers: case.learner(1, peers).engine._rng)
-    assert (
-        orders[0].bit_generator.state["state"]["state"].tolist()
-        != orders[1].bit_generator.state["state"]["state"].tolist()
-    )
+    first, second = (order.bit_generator.state["state"]["state"].tolist() for order in orders)
+    assert first != second
     one = case.learner(4)
     story, metrics = Story(), []
     one.engine._rng = Composed(orders, case, 3)  # type: ignore[assignment]
@@ -256,13 +242,9 @@ def test_all_make_as_many_steps_where_one_has_fewer_rows_than_there_are_minibatc
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_end_an_update_where_the_policy_of_all_has_moved_too_far(kind: Kind) -> None:
-    config = replace(WHOLE, epochs=50, lr=3e-3, target_kl=0.01)
-    case = Case(kind, config=config)
-    one, story = alone(case, updates=2)
-    found = together(case, story)
-    assert_same_in_all(found)
+    case = Case(kind, config=replace(WHOLE, epochs=50, lr=3e-3, target_kl=0.01))
+    found, _ = compared(case, 2, tolerance=5e-5)
     assert 2 < int(found[0].state["adam.steps"]) < 100
-    assert_near(found[0], one, 5e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -128,17 +128,6 @@ def test_under_lag_differences_are_weighted_by_clipped_ratios(
         assert values[t, lane] == pytest.approx(target, rel=1e-9, abs=1e-9)
 
 
-@given(rows=worlds)
-def test_without_discount_targets_are_monte_carlo_returns(rows: Rows) -> None:
-    advantages, values = rows.targets(discount(1.0, 1.0), None)
-    for t, lane in zip(*rows.valid.nonzero(), strict=True):
-        piece = rows.piece(t, lane)
-        beyond = 0.0 if rows.terminated[piece[-1], lane] else rows.next_value[piece[-1], lane]
-        expected = math.fsum(rows.reward[k, lane] for k in piece) + beyond
-        assert values[t, lane] == pytest.approx(expected, rel=1e-12, abs=1e-12)
-        assert advantages[t, lane] == pytest.approx(expected - rows.value[t, lane], rel=1e-12, abs=1e-12)
-
-
 def test_two_rows_by_hand() -> None:
     """γ = λ = ½, ρ̄ = 1, c̄ = ½; the second row is the last before a cut."""
     column = np.array([[1.0], [2.0]])

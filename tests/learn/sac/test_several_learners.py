@@ -170,8 +170,8 @@ def test_learners_whose_rows_come_at_any_time_make_the_same_updates(
     def body(peers: ThreadPeers) -> SAC:
         learner = sac_for(config, peers)
         learner.burst = bursts[peers.rank]
-        said = train(learner, chunks(learner, cycle(sizes[peers.rank]), peers.rank), 9)
-        assert len(said) == 9
+        said = train(learner, chunks(learner, cycle(sizes[peers.rank]), peers.rank), 7)
+        assert len(said) == 7
         return learner
 
     learners = in_threads(count, body)
@@ -180,7 +180,7 @@ def test_learners_whose_rows_come_at_any_time_make_the_same_updates(
     for learner in learners:
         starts = -(-config.learning_starts // count)
         assert learner.pace.updates <= ratio * count * (learner.pace.rows - starts) + 1e-6
-        assert learner.pace.updates >= int(ratio * count * (9 * S - starts) + 1e-9)
+        assert learner.pace.updates >= int(ratio * count * (7 * S - starts) + 1e-9)
 
 
 def test_options_are_those_of_all_learners() -> None:
@@ -208,7 +208,7 @@ def test_a_batch_that_cannot_be_divided_is_refused() -> None:
 def test_every_way_to_draw_keeps_learners_together(options: dict[str, Any]) -> None:
     def body(peers: ThreadPeers) -> SAC:
         learner = sac_for(replace(SMALL, **options), peers)
-        train(learner, chunks(learner, cycle([1, 3]), peers.rank), 12)
+        train(learner, chunks(learner, cycle([1, 3]), peers.rank), 9)
         return learner
 
     learners = in_threads(2, body)
@@ -296,16 +296,15 @@ def test_learners_go_on_from_their_states() -> None:
     def body(again: bool) -> list[SAC]:
         def learn(peers: ThreadPeers) -> SAC:
             learner = sac_for(SMALL, peers, spec)
-            rows = [
-                sign(play(spec, learner.snapshot(), (2, 2), seed=peers.rank + 7 * i), sequence=i) for i in range(60)
-            ]
-            train(learner, iter(rows[:20]), 10)
+            first = learner.snapshot()
+            rows = [sign(play(spec, first, (2, 2), seed=peers.rank + 7 * i), sequence=i) for i in range(30)]
+            train(learner, iter(rows[:15]), 6)
             if again:
                 saved, stored = learner.state_dict(), learner.replay.read(0, learner.replay.added)
                 learner = sac_for(SMALL, peers, spec)
                 learner.load_state_dict(saved)
                 learner.replay.write(0, stored)
-            train(learner, iter(rows[20:]), 20)
+            train(learner, iter(rows[15:]), 11)
             return learner
 
         return in_threads(2, learn)

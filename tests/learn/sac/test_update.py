@@ -43,90 +43,12 @@ def update_for(
     return ContinuousUpdate(config or SACConfig(), given, draw, generators=[])
 
 
-def fill(views: dict[str, Any], weight: float, bias: Sequence[float]) -> None:
-    """Make a linear policy say the same to every observation."""
-    views["actor.0.weight"][...] = weight
-    views["actor.0.bias"][...] = bias
-
-
-@pytest.mark.parametrize(("log_std", "sign"), [(-4.0, 1), (0.0, -1)], ids=["too sharp", "too wide"])
-def test_the_temperature_moves_against_the_error_of_the_entropy(log_std: float, sign: int) -> None:
-    update = update_for(LINEAR, SACConfig(lr=0.01))
-    fill(update.net.params.views, 0.0, [0.0, 0.0, log_std, log_std])
-    update.step()
-    losses = update.losses()
-    grad = update.log_temperature.grad
-    assert grad is not None
-    assert float(grad) == pytest.approx(losses["policy/entropy"] - -2.0, rel=1e-5)  # the target: minus the columns
-    assert math.copysign(1, -float(grad)) == sign
-    assert float(update.log_temperature) == pytest.approx(sign * 0.01, rel=1e-4)  # Adam's first step is one lr long
-    assert losses["policy/temperature"] == 1.0  # as it was in the step
-
-
-def test_a_sharp_gaussian_has_the_entropy_of_its_formula() -> None:
-    update = update_for(LINEAR, SACConfig(), lambda: batch_of(20_000))
-    fill(update.net.params.views, 0.0, [0.5, -0.5, -3.0, -4.0])
-    update.step()
-    squash = 2 * math.log(1 - math.tanh(0.5) ** 2)
-    expected = 2 * 0.5 * math.log(2 * math.pi * math.e) - 7 + squash
-    assert update.losses()["policy/entropy"] == pytest.approx(expected, abs=0.02)
-
-
-@pytest.mark.parametrize("target", [-7.0, 3.0])
-def test_the_entropy_to_steer_to_can_be_given(target: float) -> None:
-    update = update_for(config=SACConfig(target_entropy=target))
-    update.step()
-    assert update.log_temperature.grad is not None
-    assert float(update.log_temperature.grad) == pytest.approx(update.losses()["policy/entropy"] - target, rel=1e-5)
-
-
 def test_a_learned_temperature_begins_where_it_is_told_and_moves_by_the_same_share() -> None:
     update = update_for(config=SACConfig(first_temperature=0.02))
     update.step()
     assert update.losses()["policy/temperature"] == pytest.approx(0.02)  # as it was in the step
     moved = float(update.log_temperature) - math.log(0.02)
-    assert abs(moved) == pytest.approx(
-        SACConfig().lr, rel=1e-2
-    )  # Adam's first step is one lr long, whatever it begins with
-
-
-def test_a_fixed_temperature_stays() -> None:
-    update = update_for(config=SACConfig(temperature=0.2))
-    for _ in range(3):
-        update.step()
-    assert float(update.log_temperature.exp()) == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize("tau", [0.005, 0.3, 1.0])
-def test_targets_follow_exactly_once_a_step(tau: float) -> None:
-    update = update_for(config=SACConfig(tau=tau, lr=0.05))
-    target = update.critics.target.clone()
-    for _ in range(3):
-        update.step()
-        target = (1 - tau) * target + tau * update.critics.vector
-        torch.testing.assert_close(update.critics.target, target, rtol=1e-6, atol=1e-7)
-    assert (update.critics.target - update.critics.vector).abs().max() > 0.01 or tau == 1.0
-
-
-def test_the_actors_step_leaves_no_gradient_in_the_critics(monkeypatch: pytest.MonkeyPatch) -> None:
-    update, seen = update_for(), list[Tensor]()
-    before = update.critics.vector.clone()
-
-    def grads() -> list[Tensor]:
-        return [parameter.grad.clone() for parameter in update.critics.parameters if parameter.grad is not None]
-
-    def spied(step: Callable[[], None]) -> Callable[[], None]:
-        def inner() -> None:
-            seen.extend(grads())
-            step()
-
-        return inner
-
-    monkeypatch.setattr(update._critics_adam, "step", spied(update._critics_adam.step))
-    update.step()
-    assert len(seen) == len(update.critics.parameters)
-    assert all(torch.equal(*pair) for pair in zip(seen, grads(), strict=True))
-    assert not torch.equal(before, update.critics.vector)
+    assert abs(moved) == pytest.approx(SACConfig().lr, rel=1e-2)  # Adam's first step is one lr long
 
 
 def test_every_step_draws_and_losses_are_means_since_they_were_asked() -> None:
@@ -177,11 +99,13 @@ class Paper(Reference):
             then, log_prob = self.act(following, noises[0].double())
             goal = self.q(self.targets, following, then).min(0).values - alpha * log_prob
             goal = reward + discount * goal
-        loss = sum(0.5 * (weight * (q - goal).square()).mean() for q in self.q(self.critics, x, action))
+        loss: Any = sum(0.5 * (weight * (q - goal).square()).mean() for q in self.q(self.critics, x, action))
         self.descend(CRITICS, loss)
         self.follow()
         chosen, log_prob = self.act(x, noises[1].double())
-        self.descend(ACTOR, (alpha * log_prob - self.q(self.critics, x, chosen).min(0).values).mean())
+        lower = self.q(self.critics, x, chosen).min(0).values
+        self.descend(ACTOR, (alpha * log_prob - lower).mean())
+        self.say(loss.detach(), alpha, lower.detach().mean(), -log_prob.detach().mean())
         wanted = -float(self.spec.action_size) if self.config.target_entropy is None else self.config.target_entropy
         if self.config.temperature is None:
             self.descend(TEMPERATURE, -(self.log_temperature * (log_prob.detach() + wanted)).mean())

@@ -60,45 +60,29 @@ def test_the_plan_says_so(tmp_path: Path) -> None:
     [
         (
             f"--algo sac {ONE} --steps 1000",
-            (
-                "--steps 1,000 would end before the first update (--sac.learning-starts takes 1,001 rows): use more steps or "
-                "fewer --sac.learning-starts"
-            ),
+            "--steps 1,000 .* first update .* takes 1,001 rows.* fewer --sac.learning-starts",
         ),
         (
             f"--algo mbpo {ONE} --minutes 0.3",
-            (
-                "--minutes 0.3 would end before the first update (--mbpo.learning-starts takes 5,001 rows, in about 50 s): use "
-                "fewer --mbpo.learning-starts, or more time"
-            ),
+            "--minutes 0.3 .* first update .* takes 5,001 rows, in about 50 s.* more time",
         ),
         (
             f"--algo sac {ONE} --num-steps-per-env 4000 --collection-batch-size 3000 --minutes 0.2",
-            (
-                "--minutes 0.2 would end before the first rows (3,000 steps of each env take about 30 s): use a smaller "
-                "--collection-batch-size or --num-steps-per-env"
-            ),
+            "--minutes 0.2 .* first rows .3,000 steps of each env take about 30 s.* smaller --collection-batch-size",
         ),
         (
             "--mode batch --workers 1 --num-envs 1 --num-steps-per-env 5000 --minutes 0.3",
-            (
-                "--minutes 0.3 would end before the first rows (5,000 steps of each env take about 50 s): use a smaller "
-                "--collection-batch-size or --num-steps-per-env"
-            ),
+            "--minutes 0.3 .* first rows .5,000 steps of each env take about 50 s.* or --num-steps-per-env",
         ),
         (
             "--mode sequential --num-envs 1 --num-steps-per-env 9000 --minutes 0.5",
-            (
-                "--minutes 0.5 would end before the first update (an update takes 9,000 rows, in about 2 min): use a smaller "
-                "--num-steps-per-env, or more time"
-            ),
+            "--minutes 0.5 .* first update .an update takes 9,000 rows, in about 2 min.* smaller --num-steps-per-env",
         ),
     ],
 )
 def test_what_would_deliver_nothing_is_refused(tmp_path: Path, words: str, told: str) -> None:
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match=f"^{told}"):
         checked(planned(words, tmp_path))
-    assert str(refused.value) == told
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,7 @@ def test_an_env_that_keeps_the_contract_is_sound_in_every_point() -> None:
         (worlds.Doubles, "note", "answers", "dtype", "training copes"),
         (worlds.Endless, "note", "episodes", "none ended in 300 random steps", "--max-episode-steps"),
         (worlds.Frozen, "note", "numbers", "the observation never changed", "updated in step()"),
-        (
-            worlds.Integers,
-            "note",
-            "answers",
-            "Expects `truncated` signal to be a boolean",
-            "training copes",
-        ),
+        (worlds.Integers, "note", "answers", "Expects `truncated` signal to be a boolean", "training copes"),
     ],
 )
 def test_each_fault_is_named_with_its_remedy(

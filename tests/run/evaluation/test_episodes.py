@@ -278,7 +278,7 @@ def test_play_carries_the_memory() -> None:
     assert len(rewards) == steps_of(3)
 
 
-LANES, STEPS = 16, 24
+LANES, STEPS, UPDATES = 16, 8, 6
 
 
 @pytest.fixture
@@ -302,9 +302,9 @@ def test_one_simulation_trains_and_is_evaluated_in_the_main_thread(
 ) -> None:
     result = freewheel.train(
         "freewheel/RoughDrone-v0", options={"mode": mode}, num_envs=LANES, num_steps_per_env=STEPS,
-        steps=10 * LANES * STEPS, seed=1,
-        evals=1, eval_episodes=2, env_args={"lidar": False, "episode_seconds": 2.0}, device="cpu", runs_dir=str(tmp_path),
-        quiet=True, ppo={"epochs": 1},
+        steps=UPDATES * LANES * STEPS, seed=1, evals=1, eval_episodes=2,
+        env_args={"lidar": False, "episode_seconds": 0.4, "levels": 1, "tiles_per_level": 1}, device="cpu",
+        runs_dir=str(tmp_path), quiet=True, ppo={"epochs": 1},
     )  # fmt: skip
     summary = result.summary
     assert summary["final_eval"] is not None
@@ -312,7 +312,7 @@ def test_one_simulation_trains_and_is_evaluated_in_the_main_thread(
     assert {lanes for lanes, _ in only_one_drone_world} == {LANES + 2}, "no lanes were reserved, or too many"
     assert {thread for _, thread in only_one_drone_world} == {"MainThread"}
     assert summary["produced"] % LANES == 0
-    assert summary["trained"] == 10 * LANES * STEPS, "rows of reserved lanes were learned from"
+    assert summary["trained"] == UPDATES * LANES * STEPS, "rows of reserved lanes were learned from"
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, means: list[float]) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -15,11 +12,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import psutil
 import pytest
 
-from freewheel.core import ActionSpec, Decision, EnvSpec, Episode, NDArray, Slice, Snapshot
+from freewheel.core import ActionSpec, EnvSpec, Episode, Slice, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.rollout.factory import Timeouts, WorkerSpec
@@ -40,34 +36,23 @@ from freewheel.run.evaluation.players import (
 )
 from freewheel.run.plan import MODULES
 from freewheel.seeding import tree
+from freewheel.transport import executors
+from freewheel.transport.executors import ProcessExecutor
+from tests.support.players import SEED, Constant, Sleeps, Spawns, rounds
+from tests.support.trainers import wait_until
 from tests.support.worlds import Identity
 
-SEED, LIMIT = 11, 1000
 SPEC = EnvSpec("Fake", 1, 1, "float32", (Slice("obs", 0, 1, (1,)),), ActionSpec("discrete", 2))
 WAITING, COMPUTING = Cost(0.05, 0.01), Cost(0.05, 1.0)
-
-
-class Constant:
-    """Always chooses what its weights say; a policy without memory."""
-
-    state_size, choice = 0, 0
-
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
-        lanes = len(obs)
-        return Decision(np.full(lanes, self.choice), np.zeros(lanes, np.float32), np.zeros((lanes, 0), np.float32))
-
-    def load(self, snapshot: Snapshot) -> None:
-        self.choice = snapshot.version
 
 
 def world(lanes: int) -> Any:
     return GymConfig(id="Identity", factory=Identity).make(range(lanes))
 
 
-def rounds(lanes: int) -> Callable[[], Rounds]:
-    return partial(Rounds, partial(world, lanes), Constant, LIMIT)
+def crew_of(build: Callable[[], Rounds], name: str = "World", **limits: float) -> ProcessPlayers:
+    how = WorkerSpec(modules=MODULES, timeouts=Timeouts(**limits))
+    return ProcessPlayers(partial(ProcessPlayer, build, how, name), world(1).spec, 1, WAITING, in_turn=False)
 
 
 def expected(choice: int, episodes: int) -> Score:
@@ -87,12 +72,7 @@ def finished(evaluator: Evaluator, limit: float = 30.0) -> Sequence[Score] | Fre
 
 @pytest.fixture
 def in_processes() -> Iterator[ProcessPlayers]:
-    spec = world(1).spec
-    with closing(
-        ProcessPlayers(
-            lambda: ProcessPlayer(rounds(1), WorkerSpec(modules=MODULES), "World"), spec, 1, WAITING, in_turn=False
-        )
-    ) as crew:
+    with closing(crew_of(rounds(1))) as crew:
         yield crew
 
 
@@ -107,9 +87,8 @@ def test_processes_side_by_side_score_as_one_process_does(in_processes: ProcessP
 
 
 def multiprocessing_children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if "forkserver" in " ".join(child.cmdline())][
-        1:
-    ]
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "forkserver" in " ".join(child.cmdline())][1:]
 
 
 @pytest.mark.parametrize(("lanes", "episodes"), [(1, 3), (4, 4), (4, 7), (8, 3)])
@@ -211,40 +190,6 @@ def test_what_fits_in_a_time_is_about_what_it_takes(monkeypatch: pytest.MonkeyPa
     assert waiting.games(100, 0.9) == 0
 
 
-def hang_in_c() -> None:
-    """Wait for ever without giving the interpreter back, whatever signals come."""
-    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
-    for _ in range(2):
-        library.pthread_mutex_lock(mutex)
-
-
-class Sleeps(Identity):
-    """Hangs in the call of an episode with the first seed, and uses the alarm for itself, as an environment may."""
-
-    def __init__(self, where: str) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        self.where = where
-        if where == "construct":
-            hang_in_c()
-        super().__init__()
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        self.hangs = seed == tree(SEED, "eval", 0)
-        if self.hangs and self.where == "reset":
-            threading.Event().wait()
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> Any:
-        if self.hangs and self.where == "step" and self.count == 2:
-            hang_in_c()
-        return super().step(action)
-
-    def close(self) -> None:
-        if self.where == "close":
-            hang_in_c()
-
-
 FIRST = tree(SEED, "eval", 0)
 
 
@@ -258,50 +203,43 @@ FIRST = tree(SEED, "eval", 0)
 )
 def test_a_call_that_hangs_is_ended_by_its_time_out(where: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "START", 0.6)
-    config = GymConfig(id="Sleeps", factory=Sleeps, args={"where": where})
-    limits = Timeouts(**{"construct": 20.0, "reset": 20.0, "step": 20.0, where: 0.5})
-    build = partial(Rounds, partial(config.make, range(1)), Constant, LIMIT)
-    make = partial(ProcessPlayer, build, WorkerSpec(timeouts=limits), "Sleeps")
-    with closing(ProcessPlayers(make, world(1).spec, 1, WAITING, in_turn=False)) as crew:
+    limits = {"construct": 20.0, "reset": 20.0, "step": 20.0, where: 0.5}
+    with closing(crew_of(rounds(1, Sleeps, where=where), "Sleeps", **limits)) as crew:
         crew.start(Order([Snapshot(0, {})], SEED, 1), alone=False)
         told = f"Sleeps did not return within 0.5 s from {call}; is it waiting for something? --{where}-timeout allows more"
         assert str(finished(crew)) == told
         assert multiprocessing_children() == []
 
 
-class Spawns(Sleeps):
-    """Starts two processes, one in a session of its own."""
-
-    def __init__(self, where: str, folder: str) -> None:
-        super().__init__(where)
-        started = [subprocess.Popen(["sleep", "60"], start_new_session=new) for new in (False, True)]
-        (Path(folder) / "pids").write_text(" ".join(str(process.pid) for process in started))
-
-
 def test_what_an_env_has_started_ends_with_its_player(tmp_path: Path) -> None:
-    config = GymConfig(id="Spawns", factory=Spawns, args={"where": "step", "folder": str(tmp_path)})
-    build = partial(Rounds, partial(config.make, range(1)), Constant, LIMIT)
-    make = partial(ProcessPlayer, build, WorkerSpec(timeouts=Timeouts(step=0.5)), "Spawns")
-    with closing(ProcessPlayers(make, world(1).spec, 1, WAITING, in_turn=False)) as crew:
+    build = rounds(1, Spawns, where="step", folder=str(tmp_path))
+    with closing(crew_of(build, "Spawns", step=0.5)) as crew:
         crew.start(Order([Snapshot(0, {})], SEED, 1), alone=False)
         assert "from step 3 of" in str(finished(crew))
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-        deadline = time.monotonic() + 5.0
-        while any(map(psutil.pid_exists, pids)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)))
 
 
-def test_envs_that_do_not_close_are_ended_together() -> None:
-    config = GymConfig(id="Sleeps", factory=Sleeps, args={"where": "close"})
-    build = partial(Rounds, partial(config.make, range(1)), Constant, LIMIT)
-    make = partial(ProcessPlayer, build, WorkerSpec(), "Sleeps")
-    with closing(ProcessPlayers(make, world(1).spec, 1, WAITING, in_turn=False)) as crew:
-        crew.start(Order([Snapshot(0, {})], SEED, 4), alone=True)
-        assert finished(crew) == [expected(0, 4)]
-        assert len(multiprocessing_children()) == 4
-        began = time.monotonic()
-    assert time.monotonic() - began < 3.0, "as long as one of them takes"
+def test_envs_that_do_not_close_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are told before the first of them is waited for and killed."""
+    calls = list[str]()
+
+    def noted(name: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def called(player: Any) -> Any:
+            calls.append(name)
+            return call(player)
+
+        return called
+
+    for name in ("hang_up", "_end"):
+        monkeypatch.setattr(ProcessExecutor, name, noted(name, getattr(ProcessExecutor, name)))
+    monkeypatch.setattr(executors, "GRACE", 0.2)
+    with closing(crew_of(rounds(1, Sleeps, where="close"), "Sleeps")) as crew:
+        crew.start(Order([Snapshot(0, {})], SEED, 3), alone=True)
+        assert finished(crew) == [expected(0, 3)]
+        assert len(multiprocessing_children()) == 3
+    assert calls == ["hang_up"] * 3 + ["_end"] * 3
+    assert multiprocessing_children() == []
 
 
 def test_a_process_that_dies_is_an_error_and_the_next_order_has_another(in_processes: ProcessPlayers) -> None:

@@ -83,6 +83,12 @@ class World:
         schedule.stop(1000, weights(1000))
         return found
 
+    def ran(self, **options: float) -> EvaluationSchedule:
+        """A schedule, after the run."""
+        schedule = self.schedule(None, **options)
+        self.run(schedule)
+        return schedule
+
 
 def weights(step: int) -> Snapshot:
     return Snapshot(step, {})
@@ -111,8 +117,7 @@ def test_one_that_is_due_while_another_runs_waits_with_the_newest_weights_and_th
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
 def test_evaluations_in_turn_hold_the_run_up_for_no_more_than_their_share(share: float) -> None:
     world = World(takes=1.5, in_turn=True)
-    schedule = world.schedule(eval_share=share, evals=100)
-    world.run(schedule)
+    world.ran(eval_share=share, evals=100)
     held_up = 1.5 * len(world.orders)
     assert held_up <= max(2.0, share * 100.0) + 1.5
     assert held_up >= min(0.6 * share * 100, 60.0)
@@ -168,8 +173,7 @@ def test_a_failure_is_reported_and_the_next_one_is_tried() -> None:
 
 def test_candidate_and_last_weights_are_scored_again_on_the_same_fresh_episodes() -> None:
     world = World(means=[10.0, 30.0, 20.0, 5.0, 12.0, 11.0])
-    schedule = world.schedule()
-    world.run(schedule)
+    schedule = world.ran()
     assert schedule.candidate is not None
     assert (schedule.candidate.step, schedule.candidate.score.mean) == (400, 30.0)
     verdict = schedule.close()
@@ -184,12 +188,8 @@ def test_candidate_and_last_weights_are_scored_again_on_the_same_fresh_episodes(
 
 
 def test_the_last_weights_are_the_best_where_they_are_better_on_fresh_episodes() -> None:
-    world = World(means=[10.0, 30.0, 20.0, 5.0, 12.0, 13.0])
-    schedule = world.schedule()
-    world.run(schedule)
-    verdict = schedule.close()
-    assert verdict.best is verdict.final
-    assert verdict.summary()["best_step"] == 1000
+    verdict = World(means=[10.0, 30.0, 20.0, 5.0, 12.0, 13.0]).ran().close()
+    assert (verdict.best, verdict.summary()["best_step"]) == (verdict.final, 1000)
 
 
 def test_without_a_candidate_only_the_last_weights_are_scored() -> None:
@@ -203,8 +203,7 @@ def test_without_a_candidate_only_the_last_weights_are_scored() -> None:
 
 def test_the_closing_evaluation_has_a_bound_and_then_the_candidate_keeps_the_score_that_chose_it() -> None:
     world = World(means=[10.0])
-    schedule = world.schedule(evals=2)
-    world.run(schedule)
+    schedule = world.ran(evals=2)
     world.takes, began = 1e9, world.now
     verdict = schedule.close()
     assert world.now == pytest.approx(began + CLOSING, abs=0.2)
@@ -244,8 +243,7 @@ def test_what_runs_when_training_ends_is_not_waited_for() -> None:
     world.run(schedule, seconds=54.0)
     assert (len(world.orders), schedule.skipped, world.cancelled) == (1, 0, 0)
     world = World(takes=60.0)
-    schedule = world.schedule(evals=2, eval_share=1.0)
-    world.run(schedule)
+    schedule = world.ran(evals=2, eval_share=1.0)
     assert (world.cancelled, schedule.skipped, schedule.progress) == (1, 1, {})
 
 
@@ -262,8 +260,7 @@ def test_progress_is_told_while_an_evaluation_runs() -> None:
 
 def test_reserved_lanes_cannot_play_old_weights_again() -> None:
     world = World(replays=False, means=[4.0, 9.0, 7.0])
-    schedule = world.schedule(evals=3)
-    world.run(schedule)
+    schedule = world.ran(evals=3)
     verdict = schedule.close()
     assert verdict.best is not None
     assert verdict.final is not None
@@ -273,8 +270,7 @@ def test_reserved_lanes_cannot_play_old_weights_again() -> None:
 
 def test_a_run_that_was_cut_keeps_its_candidate_and_says_so() -> None:
     world = World(means=[10.0])
-    schedule = world.schedule(evals=2)
-    world.run(schedule)
+    schedule = world.ran(evals=2)
     verdict = schedule.without_closing()
     assert (verdict.best, verdict.fresh) == (schedule.candidate, False)
     assert verdict.summary()["eval_note"] == "the run did not come to its closing evaluation"

@@ -23,7 +23,7 @@ from freewheel.errors import FreewheelError, PeerLostError
 from freewheel.run.hooks import Run
 from freewheel.run.learners.versions import agreed_of, newest_of_all
 from freewheel.run.trainer import Result
-from tests.support.places import LONG, ROOT
+from tests.support.places import ROOT
 from tests.support.runs import IDENTITY, assert_balanced, rows_of, train
 from tests.support.worlds import Identity
 
@@ -32,6 +32,12 @@ OFTEN = 1e-6  # minutes between two checkpoints
 
 def weights(folder: Path) -> dict[str, NDArray]:
     return safetensors.numpy.load_file(folder / "checkpoints/latest/weights.safetensors")
+
+
+def assert_same_bits(run: Path) -> None:
+    """In both learners."""
+    own, theirs = weights(run), weights(run / "learners/1")
+    assert all(own[name].tobytes() == theirs[name].tobytes() for name in own)
 
 
 def learner(run: Path, rank: int = 1) -> int:
@@ -71,10 +77,10 @@ def test_two_learners_train_one_run(tmp_path: Path) -> None:
     assert (config["learners"], config["num_envs"]) == (2, 4), "options describe the whole run"
     there = result.path / "learners/1"
     assert json.loads((there / "summary.json").read_text())["env_steps"] == 320
-    own, theirs = weights(result.path), weights(there)
-    assert all(own[name].tobytes() == theirs[name].tobytes() for name in own), "the same bits in all learners"
+    assert_same_bits(result.path)
 
 
+@pytest.mark.system
 def test_they_learn_what_one_learner_would(tmp_path: Path) -> None:
     """In mode batch workers have generators of their own, so that two learners play what one would, and with one minibatch an
     update the order of rows does not matter."""
@@ -86,7 +92,9 @@ def test_they_learn_what_one_learner_would(tmp_path: Path) -> None:
         np.testing.assert_allclose(two[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["lockstep", *(["batch"] if LONG else [])])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("lockstep", marks=pytest.mark.system), pytest.param("batch", marks=pytest.mark.long)]
+)
 def test_stopped_and_resumed_they_equal_learners_that_were_not(tmp_path: Path, mode: str) -> None:
     options: dict[str, Any] = {"learners": 2, "mode": mode, "evals": 0}
     straight = train(tmp_path, **options)
@@ -99,6 +107,7 @@ def test_stopped_and_resumed_they_equal_learners_that_were_not(tmp_path: Path, m
     assert_balanced(resumed.summary)
 
 
+@pytest.mark.system
 def test_a_learner_that_is_killed_ends_the_run_which_then_goes_on(tmp_path: Path) -> None:
     def kill(run: Run) -> None:
         if set(agreed_of(run.path)) & set(agreed_of(run.path / "learners/1")):
@@ -122,6 +131,7 @@ def test_a_learner_that_is_killed_ends_the_run_which_then_goes_on(tmp_path: Path
     assert len({one["env_steps"] for one in again.summary["learners"]}) == 1
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("who", ["first", "other"])
 def test_a_signal_to_any_learner_ends_all_between_the_same_two_updates(tmp_path: Path, who: str) -> None:
     number = signal.SIGINT if who == "first" else signal.SIGTERM
@@ -141,8 +151,7 @@ def test_a_signal_to_any_learner_ends_all_between_the_same_two_updates(tmp_path:
     assert_balanced(summary)
     first, other = (max(agreed_of(folder)) for folder in (run, run / "learners/1"))
     assert first == other, "they have saved at the same exchange"
-    own, theirs = weights(run), weights(run / "learners/1")
-    assert all(own[name].tobytes() == theirs[name].tobytes() for name in own)
+    assert_same_bits(run)
 
 
 class FailsElsewhere(Identity):
@@ -154,6 +163,7 @@ class FailsElsewhere(Identity):
             raise ValueError("no licence for a second one")
 
 
+@pytest.mark.system
 def test_the_failure_of_one_learner_is_told_once_by_the_first(tmp_path: Path) -> None:
     with pytest.raises(FreewheelError, match=r"^learner 1: .*no licence for a second one") as caught:
         train(tmp_path, FailsElsewhere, learners=2)
@@ -161,6 +171,7 @@ def test_the_failure_of_one_learner_is_told_once_by_the_first(tmp_path: Path) ->
     assert not [process for process in psutil.Process().children() if "learner" in process.name()]
 
 
+@pytest.mark.system
 def test_a_hook_stops_all_and_what_it_assigns_reaches_all(tmp_path: Path) -> None:
     class Hook:
         def on_update(self, run: Run, metrics: Metrics) -> None:
@@ -170,10 +181,10 @@ def test_a_hook_stops_all_and_what_it_assigns_reaches_all(tmp_path: Path) -> Non
 
     result = endless(tmp_path, Hook())
     assert (result.summary["ended"], result.summary["env_steps"]) == ("enough", 4 * 64)
-    own, theirs = weights(result.path), weights(result.path / "learners/1")
-    assert all(own[name].tobytes() == theirs[name].tobytes() for name in own)
+    assert_same_bits(result.path)
 
 
+@pytest.mark.system
 def test_torchrun(tmp_path: Path) -> None:
     words = ["train", IDENTITY, "--num-envs", "4", "--num-steps-per-env", "16", "--steps", "128", "--evals", "0"]
     started = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "freewheel"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.support.warm import Server, warm_server
+from tests.support.warm import Server, shared_server
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    with warm_server() as server:
-        yield server
+def server() -> Server:
+    return shared_server()

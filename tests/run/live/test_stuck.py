@@ -23,9 +23,9 @@ from freewheel.run.live import stuck
 from freewheel.run.live.reporter import LiveStatus
 from freewheel.run.live.status import Evaluator, Part, Status, read_status
 from freewheel.run.live.stuck import numbers, why_stuck
-from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV, wait_until
 from tests.support.warm import Command, Server
+from tests.support.watching import Workers
 
 STEP = WorkerState(worker=0, state="step", since_s=0.1, steps=9, pid=None, lane=0, seed=11, step=4, limit_s=30.0)
 
@@ -66,7 +66,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS if LONG else ["workers", "processes"])
+@pytest.mark.system
+@pytest.mark.parametrize("way", WAYS)
 def test_a_step_that_does_not_return_is_named_with_its_time_out(server: Server, tmp_path: Path, way: str) -> None:
     options = [*WAYS[way], "--num-envs", "2", "--step-timeout", "500"]
     with trainer(server, tmp_path, "tests.support.held:Held", *options) as command:
@@ -89,6 +90,7 @@ def test_a_step_that_does_not_return_is_named_with_its_time_out(server: Server, 
         lines_when(path, lambda text: "nothing is stuck" in text)
 
 
+@pytest.mark.system
 def test_a_long_update_workers_that_wait_for_it_and_a_trainer_that_is_stopped(server: Server, tmp_path: Path) -> None:
     slow = ["--ppo.epochs", "10000", "--ppo.minibatch", "2"]
     options = ["--mode", "batch", "--workers", "2", "--num-envs", "2", *slow]
@@ -110,19 +112,6 @@ def test_a_long_update_workers_that_wait_for_it_and_a_trainer_that_is_stopped(se
 
 
 # ------------------------------------------------------------------------------------------------- what is told of any status
-
-
-class Workers:
-    """As much of a collector as a status asks."""
-
-    def __init__(self, *states: WorkerState) -> None:
-        self.states = states
-
-    def workers(self) -> tuple[WorkerState, ...]:
-        return self.states
-
-    def stats(self) -> dict[str, float | None]:
-        return {}
 
 
 def made(path: Path, doing: str, *states: WorkerState, since: float = 9.0) -> Status:

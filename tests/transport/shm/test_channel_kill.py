@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -20,9 +20,8 @@ from freewheel.transport.shm.channel import Channel, Reader, Writer
 from tests.support import children
 from tests.support.fuse import Fuse, Killed, fused_writer
 from tests.support.ring_rows import CountingReader, Pen, episode, shape
-
-if TYPE_CHECKING:
-    from tests.transport.conftest import Eventually, Start
+from tests.support.trainers import wait_until
+from tests.transport.conftest import Start
 
 LIMIT = 20.0
 KILLS = 20
@@ -224,21 +223,18 @@ def test_rows_written_during_the_count_are_not_taken_for_dropped_ones(fragments:
         counted.balance()
 
 
-# ---------------------------------------------------------------------------------------------------------- real processes
-
-
 def has_produced(counted: CountingReader, rows: int) -> bool:
     return counted.reader.account(0).produced >= rows
 
 
 @pytest.mark.parametrize("drop_oldest", [False, True])
-def test_a_process_may_be_killed_at_any_moment(start: Start, eventually: Eventually, drop_oldest: bool) -> None:
+def test_a_process_may_be_killed_at_any_moment(start: Start, drop_oldest: bool) -> None:
     rng, seen = random.Random(5), 0
     with closing(Channel(shape(slots=4, steps=5, lanes=1), drop_oldest=drop_oldest)) as channel:
         counted = CountingReader(channel)
         for incarnation in range(KILLS):
             process = start(children.write_forever, channel.ports[0], incarnation)
-            eventually(partial(has_produced, counted, seen + 1))
+            wait_until(partial(has_produced, counted, seen + 1))
             deadline = time.monotonic() + rng.uniform(0.0, 0.03)
             while time.monotonic() < deadline:
                 counted.balance()
@@ -263,16 +259,16 @@ def test_a_process_may_be_killed_at_any_moment(start: Start, eventually: Eventua
     assert seen > 10 * KILLS
 
 
-def test_the_counts_balance_while_a_writer_is_stopped(start: Start, eventually: Eventually) -> None:
+def test_the_counts_balance_while_a_writer_is_stopped(start: Start) -> None:
     with closing(Channel(shape(slots=8, steps=20, lanes=1))) as channel:
         reader, delivered = Reader(channel), 0
         process = psutil.Process(start(children.write_blanks_forever, channel.ports[0]).pid)
-        for stop in range(1, 151):
+        for stop in range(1, 61):
             while delivered < 400 * stop:  # faster than the writer, which therefore hardly waits
                 if reader.ready():
                     delivered += reader.take(0).rows
             process.suspend()
-            eventually(lambda: process.status() == psutil.STATUS_STOPPED)
+            wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
             account = reader.account(0)
             assert account.produced == delivered + account.queued + account.open
             process.resume()

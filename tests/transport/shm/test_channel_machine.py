@@ -16,7 +16,6 @@ from freewheel.pacing.pacing import NO_VERSION, Grant
 from freewheel.transport.shm.channel import Channel
 from freewheel.transport.shm.permits import SharedPermits
 from tests.support.fuse import Fuse, Killed, fused_writer
-from tests.support.places import LONG
 from tests.support.ring_rows import NO_TIME, CountingReader, Pen, episode, shape
 
 WORKERS, LANES, STEPS, SLOTS = 2, 2, 3, 3
@@ -71,8 +70,6 @@ class Machine(RuleBasedStateMachine):
         self.cells = {}
         self.permits.close()
         self.channel.close()
-
-    # ------------------------------------------------------------------------------------------------------------- a worker's
 
     @rule(who=WHO)
     def take_credit(self, who: int) -> None:
@@ -155,8 +152,6 @@ class Machine(RuleBasedStateMachine):
         self.authors[author.worker] = Author(self.channel, author.worker, author.incarnation + 1, author.pen.number)
         assert self.authors[author.worker].writer.tally.produced == tally.produced
 
-    # ----------------------------------------------------------------------------------------------------------- the learner's
-
     @rule(who=WHO)
     def take(self, who: int) -> None:
         if who in self.counted.reader.ready():
@@ -197,8 +192,6 @@ class Machine(RuleBasedStateMachine):
         assert self.permits.revoke(who, version, produced) is held
         author.revoked |= held
 
-    # ---------------------------------------------------------------------------------------------------------- what must hold
-
     @invariant()
     def the_counts_balance(self) -> None:
         for worker in range(WORKERS):
@@ -234,9 +227,10 @@ class Machine(RuleBasedStateMachine):
         assert self.permits.pacing.announced() == acting
 
 
-@pytest.mark.timeout(600 if LONG else 60)
-def test_any_order_of_operations() -> None:
-    size = (
-        {"max_examples": 2000, "stateful_step_count": 100} if LONG else {"max_examples": 100, "stateful_step_count": 50}
-    )
-    run_state_machine_as_test(Machine, settings=settings(deadline=None, **size))  # type: ignore[arg-type]
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("examples", "steps"), [(40, 50), pytest.param(600, 100, marks=pytest.mark.long)], ids=["briefly", "in depth"]
+)
+def test_any_order_of_operations(examples: int, steps: int) -> None:
+    size = settings(deadline=None, max_examples=examples, stateful_step_count=steps)
+    run_state_machine_as_test(Machine, settings=size)

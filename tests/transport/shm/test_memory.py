@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -20,9 +19,7 @@ from hypothesis import strategies as st
 from freewheel.errors import SetupError
 from freewheel.transport.shm.memory import LINE, SharedArrays, bytes_of, require_memory
 from tests.support import children
-
-if TYPE_CHECKING:
-    from tests.transport.conftest import Pipe, Start
+from tests.transport.conftest import Pipe, Start
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 DTYPES = st.sampled_from(["i8", "f4", "u1", "?", "i4"])
@@ -34,6 +31,11 @@ def ours() -> int:
     gc.collect()
     links = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
     return sum("freewheel" in link and ("memfd:" in link or tempfile.gettempdir() in link) for link in links)
+
+
+def mapped_names() -> set[str]:
+    """Names in /dev/shm that this process has mapped; other processes may have theirs there."""
+    return {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line}
 
 
 @given(FIELDS)
@@ -81,10 +83,10 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_closing_leaves_no_descriptor_and_no_name(kind: str) -> None:
-    names, before = os.listdir("/dev/shm"), ours()
+    named, before = mapped_names(), ours()
     memory = SharedArrays({"words": ((3,), "f4")})
     assert ours() > before
-    assert os.listdir("/dev/shm") == names
+    assert mapped_names() == named
     memory.close()
     memory.close()
     assert ours() == before

@@ -9,16 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 
 from freewheel.transport.shm.memory import SharedArrays
 from freewheel.transport.shm.sync import LISTENERS, ProcessLock, Wakeup, Wakeups
 from tests.support import children
-
-if TYPE_CHECKING:
-    from tests.transport.conftest import Pipe, Start
+from tests.transport.conftest import Pipe, Start
 
 LIMIT = 20.0
 
@@ -136,26 +133,20 @@ def test_an_attempt_of_a_thread_ends_in_time(lock: ProcessLock) -> None:
     assert answers == [False]
 
 
-# ------------------------------------------------------------------------------------------------------------------- wakeups
-
-
 @pytest.fixture
 def wakeup() -> Iterator[Wakeup]:
     with closing(Wakeup()) as wakeup:
         yield wakeup
 
 
-def test_a_notification_before_the_wait_counts(wakeup: Wakeup) -> None:
-    wakeup.notify()
+@pytest.mark.parametrize(
+    "counts", [(1,), (1, 3), (2**64 - 2, 1)], ids=["one", "several", "as full as the counter gets"]
+)
+def test_one_wait_consumes_all_notifications_that_came_before(wakeup: Wakeup, counts: tuple[int, ...]) -> None:
+    for count in counts:
+        wakeup.notify(count)
     assert wakeup.wait(0.0)
     assert not wakeup.wait(0.0), "a wait resets it"
-
-
-def test_one_wait_consumes_many_notifications(wakeup: Wakeup) -> None:
-    wakeup.notify()
-    wakeup.notify(3)
-    assert wakeup.wait(0.0)
-    assert not wakeup.wait(0.0)
 
 
 def test_with_each_one_notification_ends_one_wait() -> None:
@@ -168,15 +159,8 @@ def test_with_each_one_notification_ends_one_wait() -> None:
 def test_a_wait_without_a_notification_lasts_its_time(wakeup: Wakeup) -> None:
     began = time.monotonic()
     assert not wakeup.wait(0.05)
-    assert 0.045 < time.monotonic() - began < 1.0
+    assert time.monotonic() - began > 0.045
     assert not wakeup.wait(-1.0)
-
-
-def test_notify_never_waits_and_never_fails(wakeup: Wakeup) -> None:
-    wakeup.notify(2**64 - 2)  # as full as the kernel's counter gets
-    wakeup.notify()
-    assert wakeup.wait(0.0)
-    assert not wakeup.wait(0.0)
 
 
 def test_another_process_consumes_all_notifications_at_once(wakeup: Wakeup, start: Start, pipe: Pipe) -> None:

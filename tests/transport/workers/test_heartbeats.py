@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from freewheel.transport.workers.heartbeats import PHASES, REPORT_BYTES, REPORTS, RESET, STEP, WAIT, Heartbeats, kind
 from tests.support import children
-
-if TYPE_CHECKING:
-    from tests.transport.conftest import Start
+from tests.transport.conftest import Start
 
 
 @pytest.fixture

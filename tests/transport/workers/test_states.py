@@ -68,7 +68,7 @@ def test_a_wait_has_its_kind_and_its_beginning(crew: Crew, kind: str) -> None:
     crew.heartbeats.wait(1, WORKER_TIME.index(kind), time.monotonic_ns() - 3_000_000_000)
     state = crew.states()[1]
     assert (state.state, state.lane, state.limit_s) == (kind, None, None)
-    assert 3.0 <= state.since_s < 4.0
+    assert 3.0 <= state.since_s < 3.0 + 20.0
 
 
 def test_a_worker_is_down_until_its_replacement_is_ready(crew: Crew) -> None:

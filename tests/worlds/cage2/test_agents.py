@@ -9,7 +9,7 @@ from freewheel.core import NDArray
 from freewheel.errors import UsageError
 from freewheel.worlds.cage2.agents import DECOYS, DEFENDERS, Bline, Defender, Meander, Reactive, Uniform, defender
 from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, Networks
-from freewheel.worlds.cage2.scenario import ACTIONS, BIT, HOSTS, OP_SERVER
+from freewheel.worlds.cage2.scenario import ACTIONS, BIT, HOSTS
 
 ONE = np.ones(1, np.bool_)
 LANE = np.zeros(1, np.int64)
@@ -42,8 +42,7 @@ def test_bline_goes_straight_to_the_server() -> None:
 def test_bline_comes_in_by_any_of_four_hosts(entry: float, hosts: str) -> None:
     red = chain(entry)
     acts = [in_words(*red.act(ONE & (step > 0), ONE)) for step in range(6)]
-    assert acts[2] == f"exploit User{hosts[0]}"
-    assert acts[5] == f"exploit Enterprise{hosts[1]}"
+    assert (acts[2], acts[5]) == (f"exploit User{hosts[0]}", f"exploit Enterprise{hosts[1]}")
 
 
 @pytest.mark.parametrize(
@@ -85,31 +84,6 @@ def test_meander_sweeps_then_scans_then_escalates_then_exploits() -> None:
     assert meander(nets, red=red) == "exploit User2"
 
 
-def test_meander_impacts_as_soon_as_it_has_escalated_the_server() -> None:
-    nets, red = Networks(1), Meander(1)
-    red._escalated[:] = BIT[OP_SERVER]
-    assert meander(nets, red=red) == "impact Op_Server0"
-    red._mapped[:] = red._exploited[:] = BIT[OP_SERVER]
-    assert meander(nets, red=red, success=False) == "sweep User", "a failed impact: the server is lost"
-    assert not (red._escalated | red._exploited).any()
-
-
-def test_meander_gives_up_its_deepest_subnet_after_a_failed_exploit() -> None:
-    def hosts(*names: str) -> NDArray:
-        return np.asarray([sum(BIT[HOSTS.index(name)] for name in names)], np.int64)
-
-    red = Meander(1)
-    held = hosts("User1", "Enterprise0", "Enterprise1", "Op_Host0")
-    red._escalated[:], red._exploited[:], red._mapped[:] = held, held | hosts("User2"), held
-    red._last_exploited = np.array([HOSTS.index("User2")])
-    red.learn(~ONE)
-    assert red._escalated == red._exploited == hosts("User1", "Enterprise0", "Enterprise1")
-    red._exploited |= hosts("User2")
-    red._last_exploited = np.array([HOSTS.index("User2")])
-    red.learn(~ONE)
-    assert red._escalated == red._exploited == hosts("User1")
-
-
 def test_meander_takes_each_of_its_options_alike() -> None:
     lanes = 4000
     nets, red = Networks(lanes), Meander(lanes)
@@ -142,8 +116,11 @@ def placing() -> list[str]:
     return [f"Decoy{kind} {host}" for host, kinds in DECOYS.items() for kind in kinds]
 
 
-def test_sleeping_sleeps() -> None:
+def test_sleeping_sleeps_and_others_are_named() -> None:
     assert acts(defender("sleeping"), QUIET, seen(User1=EXPLOITED)) == ["Sleep", "Sleep"]
+    assert set(DEFENDERS) == {"sleeping", "random", "heuristic"}
+    with pytest.raises(UsageError, match=r"unknown defender 'heuristics'; did you mean 'heuristic'\?"):
+        defender("heuristics")
 
 
 def test_random_draws_every_action_alike_and_repeats_itself_by_its_seed() -> None:
@@ -194,29 +171,22 @@ def test_what_was_analysed_is_not_analysed_again_until_something_happens_there()
     assert acts(blue, seen(Enterprise0=USER), unknown) == ["Remove Enterprise0", "Analyse Enterprise0"]
 
 
-@pytest.mark.parametrize("name", ["sleeping", "heuristic"])
-def test_games_do_not_see_each_other_and_a_new_one_begins_anew(name: str) -> None:
+def test_games_do_not_see_each_other_and_a_new_one_begins_anew() -> None:
     rng = np.random.default_rng(0)
     shown = rng.random((40, 3, 13)) < 0.05
     patterns = np.array([SCANNED, EXPLOITED, UNKNOWN, USER, PRIVILEGED])[rng.integers(5, size=(40, 3, 13))]
     games = (patterns * shown[..., None]).reshape(40, 3, 52)
-    together = defender(name, 3)
+    together = defender("heuristic", 3)
     acted = []
     for step, obs in enumerate(games):
         if step == 20:
             together.begin(np.array([False, True, False]))
         acted.append(together.act(obs).tolist())
     for lane in range(3):
-        alone = defender(name)
+        alone = defender("heuristic")
         own = []
         for step, obs in enumerate(games[:, lane]):
             if (step, lane) == (20, 1):
-                alone = defender(name)
+                alone = defender("heuristic")
             own += alone.act(obs[None]).tolist()
         assert own == [actions[lane] for actions in acted]
-
-
-def test_one_that_nobody_knows_is_named() -> None:
-    with pytest.raises(UsageError, match=r"unknown defender 'heuristics'; did you mean 'heuristic'\?"):
-        defender("heuristics")
-    assert set(DEFENDERS) == {"sleeping", "random", "heuristic"}

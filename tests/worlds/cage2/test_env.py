@@ -19,7 +19,7 @@ from freewheel.seeding import training_episodes
 from freewheel.worlds.cage2 import scenario as s2
 from freewheel.worlds.cage2.env import COLUMNS, PLACES, Cage2Vector, Memory
 from freewheel.worlds.cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, Networks, choose_exploit
-from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, LAST_DECOY, PORTS, RED_KINDS, REDS
+from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, LAST_DECOY, PORTS, REDS
 
 NAME = "freewheel/Cage2-v0"
 
@@ -58,52 +58,24 @@ def test_an_episode_is_the_same_whoever_plays_it(red: str) -> None:
         assert replayed(red, 1, 0, 3) != alone
 
 
-def _leaky(leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new game that does not clear one thing."""
-    begin = Networks.begin
-
-    def leaking(self: Networks, lanes: NDArray) -> None:
-        kept = getattr(self, leak).copy()
-        begin(self, lanes)
-        getattr(self, leak)[:] = kept
-
-    monkeypatch.setattr(Networks, "begin", leaking)
-
-
-@pytest.mark.parametrize("leak", ["belief", "ot_up", "ot_stoppable"])
-def test_a_leak_across_episodes_changes_what_is_played(leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above, with something that a new game does not clear."""
-
-    def same() -> bool:
-        after = [replayed("RedMeanderAgent", 2, 0, number, before=3) for number in range(3, 9)]
-        return after == [replayed("RedMeanderAgent", 2, 0, number) for number in range(3, 9)]
-
-    assert same()
-    _leaky(leak, monkeypatch)
-    assert not same()
-
-
 def unlike_a_fresh_one(games: Cage2Vector) -> set[str]:
     """What of the state is not as in a new game."""
     fresh = Networks(games.num_envs)
     return {name for name in (*_PER_HOST, *_PER_GAME) if (getattr(games.nets, name) != getattr(fresh, name)).any()}
 
 
-@pytest.mark.parametrize("leak", [None, *_PER_HOST, *_PER_GAME])
-def test_a_new_game_is_new_in_everything(leak: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_game_is_new_in_everything() -> None:
     games, rng = Cage2Vector(64, "RedMeanderAgent"), np.random.default_rng(3)
     games.reset(seed=4)
     for _ in range(60):
         games.step(rng.integers(145, size=64))
     assert unlike_a_fresh_one(games) == {*_PER_HOST, *_PER_GAME}, "all of it has been touched"
-    if leak is not None:
-        _leaky(leak, monkeypatch)
     games.reset(options={"reset_mask": np.ones(64, np.bool_)})
-    assert unlike_a_fresh_one(games) == ({leak} if leak else set())
+    assert unlike_a_fresh_one(games) == set()
 
 
 def test_a_new_game_leaves_the_others_alone() -> None:
-    games, rng = Cage2Vector(8, "RedMeanderAgent"), np.random.default_rng(0)
+    games, rng = Cage2Vector(8, "RedMeanderAgent", memory=True), np.random.default_rng(0)
     games.reset(seed=1)
     for _ in range(30):
         before = games.step(rng.integers(145, size=8))[0]
@@ -115,7 +87,7 @@ def test_a_new_game_leaves_the_others_alone() -> None:
     assert before[~mask].any()
 
 
-@pytest.mark.parametrize("limit", [30, 50, 100])
+@pytest.mark.parametrize("limit", [30, 100])
 def test_the_limit_truncates_and_never_terminates(limit: int) -> None:
     games = Cage2Vector(3, max_episode_steps=limit)
     games.reset(seed=0)
@@ -125,10 +97,15 @@ def test_the_limit_truncates_and_never_terminates(limit: int) -> None:
 
 
 def test_one_game_is_a_lane_of_many() -> None:
-    one = gymnasium.make(NAME, red_agent="RedMeanderAgent")
-    many = Cage2Vector(4, "RedMeanderAgent")
-    first, _ = one.reset(seed=12)
-    firsts, _ = many.reset(seed=[3, 12, 5, 6])
+    """By its seed, and in a stream as well."""
+    one, many = gymnasium.make(NAME, red_agent="RedMeanderAgent"), Cage2Vector(4, "RedMeanderAgent")
+    stream = training_episodes(4, 1)
+    first, _ = one.reset(seed=stream.seed(0))
+    many.reset(seed=[3, stream.seed(0), 5, 6])
+    seeded = many.step(np.zeros(4, np.int64))[0][1]
+    firsts, _ = many.reset(options={"seeds": [training_episodes(4, lane) for lane in range(4)]})
+    assert (many.step(np.zeros(4, np.int64))[0][1] == seeded).all()
+    many.reset(options={"seeds": [training_episodes(4, lane) for lane in range(4)]})
     assert (first == firsts[1]).all()
     for step, action in enumerate(np.random.default_rng(2).integers(145, size=100)):
         obs, reward, terminated, truncated, info = one.step(action)
@@ -137,18 +114,6 @@ def test_one_game_is_a_lane_of_many() -> None:
         assert reward == rewards[1]
         assert (info["compromised"] == infos["compromised"][1]).all()
         assert (terminated, truncated) == (False, step == 99)
-    one.close()
-
-
-def test_a_seed_is_the_same_episode_in_a_stream() -> None:
-    one, many = gymnasium.make(NAME), Cage2Vector(2)
-    stream = training_episodes(4, 0)
-    many.reset(options={"seeds": [training_episodes(4, 1), stream]})
-    one.reset(seed=stream.seed(0))
-    actions = np.random.default_rng(3).integers(145, size=60)
-    alone = [float(one.step(action)[1]) for action in actions]
-    assert alone == [float(many.step(np.full(2, action))[1][1]) for action in actions]
-    assert min(alone) < -1
     one.close()
 
 
@@ -161,9 +126,6 @@ def test_gymnasium_accepts_it() -> None:
     assert vector.observation_space.contains(obs)
     assert vector.single_action_space == gymnasium.spaces.Discrete(145)
     vector.close()
-
-
-def test_an_unknown_red_agent_gets_a_hint() -> None:
     with pytest.raises(UsageError, match="B_lineAgent"):
         Cage2Vector(1, "B_lion")
 
@@ -234,18 +196,15 @@ def test_it_tells_a_story() -> None:
     env.close()
 
 
-def test_the_kinds_of_red_are_named_in_order() -> None:
-    assert RED_KINDS[EXPLOIT] == "ExploitRemoteService"
-
-
-@pytest.mark.parametrize("mode", ["sequential", "lockstep", "batch", "continuous", "episodes"])
-def test_it_trains_in_every_mode(mode: str, tmp_path: Path) -> None:
-    small: dict[str, Any] = {"steps": 4000, "evals": 1, "eval_episodes": 4, "runs_dir": str(tmp_path)}
-    whole = {"workers": 2, "episodes_per_update": 8}
-    small |= whole if mode == "episodes" else {"num_steps_per_env": 50, "num_envs": 16}
+@pytest.mark.parametrize(
+    ("mode", "size"),
+    [("batch", {"num_steps_per_env": 50, "num_envs": 8}), ("episodes", {"workers": 2, "episodes_per_update": 8})],
+)
+def test_it_is_trained_on(mode: str, size: dict[str, Any], tmp_path: Path) -> None:
+    small: dict[str, Any] = {"steps": 1600, "evals": 1, "eval_episodes": 4, "runs_dir": str(tmp_path), **size}
     result = freewheel.train(NAME, options={"mode": mode}, quiet=True, **small)
     assert result.exit_code == 0
-    assert result.summary["episodes"] >= 16
+    assert result.summary["episodes"] >= 8
     assert result.summary["final_eval"] < 0
 
 
@@ -265,28 +224,29 @@ def told(memory: Memory) -> dict[str, float]:
     return {COLUMNS[c]: float(memory.columns[0, c]) for c in memory.columns[0].nonzero()[0]}
 
 
-def test_a_decoy_is_remembered_until_its_host_is_restored() -> None:
-    memory = Memory(1)
-    memory.note(action("DecoyApache Op_Server0"), seen())
-    memory.note(action("DecoyTomcat User1"), seen())
-    assert told(memory) == {"DecoyApache Op_Server0": 1.0, "DecoyTomcat User1": 1.0}
-    memory.note(action("Restore Op_Server0"), seen())
-    assert told(memory) == {"DecoyTomcat User1": 1.0, "restored Op_Server0": 1.0}
+CANNOT_STAND = "DecoyFemitter Enterprise0", "DecoySSHD User1"  # another system; a port in use
 
 
-def test_a_decoy_that_cannot_stand_is_not_remembered() -> None:
+@pytest.mark.parametrize(
+    ("steps", "remembered"),
+    [
+        ([("DecoyApache Op_Server0", seen()), ("DecoyTomcat User1", seen())], "DecoyApache Op_Server0, DecoyTomcat User1"),
+        ([("DecoyTomcat User1", seen()), ("Restore User1", seen())], "restored User1"),
+        ([(name, seen()) for name in (*CANNOT_STAND, "DecoyVsftpd Op_Host0", "DecoyApache Op_Host0")], "DecoyVsftpd Op_Host0"),
+        ([("Sleep", seen("User1")), ("Sleep", seen("User2", exploit=True))], "scanned User1"),  # an exploit is no scan
+    ],
+)  # fmt: skip
+def test_what_is_remembered(steps: list[tuple[str, NDArray]], remembered: str) -> None:
     memory = Memory(1)
-    for name in ("DecoyFemitter Enterprise0", "DecoySSHD User1", "DecoyVsftpd Op_Host0", "DecoyApache Op_Host0"):
-        memory.note(action(name), seen())
-    assert told(memory) == {"DecoyVsftpd Op_Host0": 1.0}, "wrong system; port in use; port taken by the one before"
+    for name, obs in steps:
+        memory.note(action(name), obs)
+    assert told(memory) == dict.fromkeys(remembered.split(", "), 1.0)
 
 
 def test_scans_last_and_earlier() -> None:
     memory = Memory(1)
-    memory.note(action("Sleep"), seen("User1"))
-    memory.note(action("Sleep"), seen("User2", exploit=True))
-    assert told(memory) == {"scanned User1": 1.0}, "an exploit is no scan"
-    memory.note(action("Sleep"), seen("Enterprise1"))
+    for host in ("User1", "Enterprise1"):
+        memory.note(action("Sleep"), seen(host))
     assert told(memory) == {"scanned User1": 0.5, "scanned Enterprise1": 1.0}
 
 
@@ -308,15 +268,6 @@ def test_it_knows_just_the_decoys_that_stand(red: str) -> None:
     assert standing.sum() > 100
 
 
-def test_a_new_game_forgets() -> None:
-    games = Cage2Vector(2, memory=True)
-    games.reset(seed=0)
-    games.step(np.array([ACTIONS.index("DecoyApache Op_Server0")] * 2))
-    obs, _ = games.reset(options={"reset_mask": np.array([True, False])})
-    assert not obs[0].any()
-    assert obs[1].any()
-
-
 UNIX = "Apache HarakaSMPT Tomcat Vsftpd"
 DECOYS_AT_START = {
     **dict.fromkeys(("Defender", "Enterprise0", "Op_Host0", "Op_Host1", "Op_Host2", "Op_Server0"), UNIX),
@@ -332,33 +283,25 @@ FIRST_ACTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("verb", "first"), FIRST_ACTIONS.items())
-def test_actions_are_numbered_as_in_the_challenge(verb: str, first: int) -> None:
-    block = range(first, first + 13)
-    assert [s2.ACTIONS[number] for number in block] == [f"{verb} {host}" for host in s2.HOSTS]
-    assert {int(s2.VERB_OF[number]) for number in block} == {2 + s2.VERBS.index(verb)}
-    assert [int(s2.HOST_OF[number]) for number in block] == list(range(13))
+def test_145_actions_are_numbered_as_in_the_challenge() -> None:
+    assert (len(ACTIONS), len(HOSTS), ACTIONS[:2]) == (145, 13, ("Sleep", "Monitor"))
+    for verb, first in FIRST_ACTIONS.items():
+        block = range(first, first + 13)
+        assert [ACTIONS[number] for number in block] == [f"{verb} {host}" for host in HOSTS]
+        assert {int(s2.VERB_OF[number]) for number in block} == {2 + s2.VERBS.index(verb)}
+        assert [int(s2.HOST_OF[number]) for number in block] == list(range(13))
 
 
-def test_there_are_145_actions_and_13_hosts() -> None:
-    assert len(s2.ACTIONS) == 145
-    assert s2.ACTIONS[:2] == ("Sleep", "Monitor")
-    assert len(s2.HOSTS) == 13
-
-
-@pytest.mark.parametrize("host", s2.HOSTS)
-def test_decoys_that_can_stand_at_the_start(host: str) -> None:
-    h = s2.HOSTS.index(host)
-    fits = [bool(s2.FITS[verb, h] and not s2.OPEN[h] & s2.NEEDS[verb]) for verb in range(2, 2 + len(s2.VERBS))]
-    assert fits == [name.removeprefix("Decoy") in DECOYS_AT_START[host].split() for name in s2.VERBS]
+def test_decoys_that_can_stand_at_the_start() -> None:
+    for h, host in enumerate(HOSTS):
+        fits = [bool(s2.FITS[verb, h] and not s2.OPEN[h] & s2.NEEDS[verb]) for verb in range(2, 2 + len(s2.VERBS))]
+        assert fits == [name.removeprefix("Decoy") in DECOYS_AT_START[host].split() for name in s2.VERBS], host
 
 
 def test_what_root_costs_adds_up_over_hosts() -> None:
     cost = {"Enterprise0": 10, "Enterprise1": 10, "Enterprise2": 10, "Op_Server0": 10, "User0": 0}
-    for h, host in enumerate(s2.HOSTS):
-        assert s2.COST[s2.BIT[h]] == cost.get(host, 1)
-    some = s2.BIT[[1, 4, 7, 12]]
-    assert s2.COST[some.sum()] == 10 + 1 + 10 + 1
+    assert [s2.COST[s2.BIT[h]] for h in range(13)] == [cost.get(host, 1) for host in HOSTS]
+    assert s2.COST[s2.BIT[[1, 4, 7, 12]].sum()] == 10 + 1 + 10 + 1
 
 
 def test_members_of_every_set_of_hosts() -> None:

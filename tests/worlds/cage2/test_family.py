@@ -55,25 +55,16 @@ def test_who_attacks_is_a_flag_and_an_argument_of_the_world(world: str, tmp_path
 
 
 @pytest.mark.parametrize("world", ["cyborg:Scenario2", "freewheel/Cage2-v0"])
-def test_a_red_agent_that_nobody_knows_is_refused_with_the_nearest(world: str) -> None:
+def test_short_names_are_understood_and_unknown_ones_refused_with_the_nearest(world: str) -> None:
     told = "unknown red agent 'RedMaender'; did you mean 'RedMeanderAgent'?"
     assert refusal(world, "--red-agent", "RedMaender") == told
     assert refusal(world, "--env.red_agent", "RedMaender") == told
-
-
-SHORT = {"b_line": "B_lineAgent", "bline": "B_lineAgent", "B_line": "B_lineAgent", "B-line": "B_lineAgent"}
-SHORT |= {
-    "meander": "RedMeanderAgent",
-    "Meander": "RedMeanderAgent",
-    "RedMeander": "RedMeanderAgent",
-    "sleep": "SleepAgent",
-}
-
-
-@pytest.mark.parametrize(("short", "red"), SHORT.items())
-def test_short_names_of_red_agents_are_understood(short: str, red: str) -> None:
-    for world in ("cyborg:Scenario2", "freewheel/Cage2-v0"):
+    for short, red in SHORT.items():
         assert from_argv([world, "--red-agent", short]).env.args == {"red_agent": red}
+
+
+SHORT = dict.fromkeys(("b_line", "bline", "B_line", "B-line"), "B_lineAgent") | {"sleep": "SleepAgent"}
+SHORT |= dict.fromkeys(("meander", "Meander", "RedMeander"), "RedMeanderAgent")
 
 
 def test_the_real_one_has_a_hundred_steps_unless_asked_otherwise() -> None:

@@ -35,6 +35,9 @@ def test_areas(radius: float) -> None:
 
 
 def test_a_line_is_as_long_and_as_wide_as_it_is_said_to_be() -> None:
+    picture = canvas.blank(60, 60, (0, 0, 0))
+    canvas.lines(picture, np.array(((10.2, 12.9),)), np.array(((40.7, 51.1),)), WHITE, 1.5)
+    assert covered(picture) == pytest.approx(math.hypot(30.5, 38.2) * 1.5 + math.pi * 0.75**2, rel=0.02)
     picture = canvas.blank(60, 40, (0, 0, 0))
     canvas.path(picture, np.array(((10.0, 20.0), (30.0, 20.0), (50.0, 20.0))), WHITE, 4)
     assert covered(picture) == pytest.approx(40 * 4 + math.pi * 2**2, rel=0.03)  # with its round ends
@@ -43,16 +46,14 @@ def test_a_line_is_as_long_and_as_wide_as_it_is_said_to_be() -> None:
     assert not picture[23:].any()
 
 
-def test_a_slanted_line_covers_what_it_passes() -> None:
-    picture = canvas.blank(60, 60, (0, 0, 0))
-    canvas.lines(picture, np.array(((10.2, 12.9),)), np.array(((40.7, 51.1),)), WHITE, 1.5)
-    assert covered(picture) == pytest.approx(math.hypot(30.5, 38.2) * 1.5 + math.pi * 0.75**2, rel=0.02)
-
-
 def test_lines_that_cross_are_laid_on_once() -> None:
     picture = canvas.blank(20, 20, (0, 0, 0))
     canvas.lines(picture, np.array(((2.5, 10.5), (10.5, 2.5))), np.array(((18.5, 10.5), (10.5, 18.5))), WHITE, 1, 0.5)
     assert picture[10, 10, 0] == picture[10, 5, 0] == 128
+    picture[:] = 0
+    canvas.lines(picture, np.empty((0, 2)), np.empty((0, 2)), WHITE, 3)
+    canvas.path(picture, np.ones((1, 2)), WHITE, 3)
+    assert not picture.any(), "nothing is drawn of no lines"
 
 
 @pytest.mark.parametrize("middle", [(0, 0), (-3, 10), (25, 25), (500, -500)])
@@ -67,21 +68,11 @@ def test_what_lies_beyond_the_edge_is_cut_off(middle: tuple[float, float]) -> No
     assert (large[30:50, 30:50] == small).all()
 
 
-def test_nothing_is_drawn_of_no_lines() -> None:
-    picture = canvas.blank(5, 5, (0, 0, 0))
-    canvas.lines(picture, np.empty((0, 2)), np.empty((0, 2)), WHITE, 3)
-    canvas.path(picture, np.ones((1, 2)), WHITE, 3)
-    assert not picture.any()
-
-
-def test_letters_differ_and_stand_in_their_cells() -> None:
+def test_letters_differ_and_text_is_as_wide_as_they_are() -> None:
     assert set("abcdefghijklmnopqrstuvwxyz0123456789 .:-/%,()+") == set(canvas.GLYPHS)
     assert {glyph.shape for glyph in canvas.GLYPHS.values()} == {(9, 6)}
     assert len({glyph.tobytes() for glyph in canvas.GLYPHS.values()}) == len(canvas.GLYPHS)
     assert not any(glyph[:, 5].any() for glyph in canvas.GLYPHS.values())
-
-
-def test_text_is_as_wide_as_its_letters() -> None:
     picture = canvas.blank(80, 30, (0, 0, 0))
     assert canvas.write(picture, (4, 5), "Ab 1", WHITE, 2) == 4 + 4 * 6 * 2
     ink = sum(int(canvas.GLYPHS[letter].sum()) for letter in "ab1")

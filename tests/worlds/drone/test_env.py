@@ -14,7 +14,6 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
 from freewheel.worlds.drone.env import MEASURES, RoughDrone
 from freewheel.worlds.drone.quadrotor import ATTITUDE, POSITION, VELOCITY
@@ -48,8 +47,7 @@ def goals(env: RoughDrone) -> Tensor:
     return env.state_tensors()[1][:, :3]
 
 
-@pytest.mark.parametrize("control", ["velocity", "thrust"])
-@pytest.mark.parametrize("lidar", [False, True])
+@pytest.mark.parametrize(("control", "lidar"), [("velocity", False), ("thrust", True)])
 def test_spaces_and_tensors_agree(control: str, lidar: bool) -> None:
     env = make(5, control=control, lidar=lidar)
     assert env.unwrapped is env
@@ -75,15 +73,17 @@ def test_what_isaac_lab_shows_is_there() -> None:
     assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     assert env.metadata["capturable"]
     assert env.metadata["device_world"]
-    unbounded = make(3, bounded_actions=False)
-    assert unbounded.single_action_space == gymnasium.spaces.Box(-np.inf, np.inf, (3,))
+    other = make(3, cfg=DroneConfig(mass=2.0, wind=3.0), wind=1.0, bounded_actions=False)
+    assert other.single_action_space == gymnasium.spaces.Box(-np.inf, np.inf, (3,))
+    assert (other.cfg.mass, other.cfg.wind) == (2.0, 1.0), "options override a config"
 
 
 def test_actions_are_clipped() -> None:
     one, two = make(bounded_actions=False), make()
-    for env, action in (one, torch.full((8, 3), 1000.0)), (two, torch.ones(8, 3)):
+    for env, action in (one, torch.full((8, 3), 1000.0)), (two, torch.ones(8, 3, requires_grad=True)):
         env.reset(seed=0)
-        env.step(action)
+        obs, reward, *_ = env.step(action)
+        assert not any(value.requires_grad for value in (reward, *obs.values())), "no gradient gets in"
     assert all(torch.equal(a, b) for a, b in zip(one.state_tensors(), two.state_tensors(), strict=True))
 
 
@@ -106,24 +106,29 @@ def test_answers_are_the_same_objects_at_every_step() -> None:
     assert not torch.equal(kept, env.step(next(actions))[1])
 
 
-def test_a_time_out_comes_at_exactly_the_last_step_and_never_with_an_end() -> None:
-    env = make(4, episode_seconds=1.0, wind=0.0, load_spread=0.0)
+def test_a_time_out_comes_at_exactly_the_last_step_and_every_episode_begins_elsewhere() -> None:
+    env = make(64, episode_seconds=1.0, wind=0.0, load_spread=0.0)
     env.reset(seed=0)
+    starts = [env.state_tensors()[0][:, POSITION].clone()]
     for step in range(1, 21):
         _, _, terminated, truncated, _ = env.step(hover(env))
         assert not terminated.any()
         assert truncated.all() == (step in (10, 20)) == truncated.any()
         assert (env.episode_length_buf == step % 10).all()
+        if truncated.all():
+            starts.append(env.state_tensors()[0][:, POSITION].clone())
+    for one, two in itertools.combinations(starts, 2):
+        assert ((one - two).norm(dim=1) > 0.1).float().mean() > 0.9
 
 
 def test_never_both_flags() -> None:
-    env = make(256, episode_seconds=2.0)
+    env = make(128, episode_seconds=2.0)
     ends = torch.zeros(2)
     for _, action in zip(range(60), noise(env), strict=False):
         _, _, terminated, truncated, _ = env.step(action)
         assert not (terminated & truncated).any()
         ends += torch.stack((terminated.sum(), truncated.sum()))
-    assert (ends > 20).all()
+    assert (ends > 10).all()
 
 
 def test_a_crash_at_the_last_step_is_an_end_not_a_time_out() -> None:
@@ -167,27 +172,6 @@ def test_a_lane_that_ends_begins_anew_in_the_same_step_and_the_end_is_kept_aside
     assert (extras["final_obs"]["critic"][1] != obs["critic"][1]).any()
 
 
-def test_every_episode_begins_elsewhere() -> None:
-    env = make(64, episode_seconds=1.0, wind=0.0, load_spread=0.0)
-    env.reset(seed=0)
-    starts = [env.state_tensors()[0][:, POSITION].clone()]
-    for _ in range(2):
-        for _ in range(10):
-            env.step(hover(env))
-        starts.append(env.state_tensors()[0][:, POSITION].clone())
-    for one, two in itertools.combinations(starts, 2):
-        assert ((one - two).norm(dim=1) > 0.1).float().mean() > 0.9
-
-
-def test_gymnasium_makes_it_by_name() -> None:
-    register_ids()
-    env = gymnasium.make("freewheel/RoughDrone-v0", num_envs=2, lidar=False, levels=1, tiles_per_level=1)
-    assert isinstance(env.unwrapped, RoughDrone)
-    obs, _ = env.reset(seed=3)
-    assert obs["policy"].shape == (2, 42)
-    env.close()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -202,24 +186,11 @@ def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> Non
     assert message in str(error.value)
 
 
-def test_options_override_a_config() -> None:
-    env = make(1, cfg=DroneConfig(mass=2.0, wind=3.0), wind=1.0)
-    assert (env.cfg.mass, env.cfg.wind) == (2.0, 1.0)
-
-
-def test_no_gradient_gets_in() -> None:
-    env = make()
-    obs, reward, *_ = env.step(torch.zeros(8, 3, requires_grad=True))
-    assert not reward.requires_grad
-    assert not obs["policy"].requires_grad
-    env.step(hover(env))
-
-
 def story(env: RoughDrone, seed: int) -> str:
-    """A digest of 50 steps: all that a user sees."""
+    """A digest of 25 steps: all that a user sees."""
     env.reset(seed=seed)
     digest = hashlib.sha256()
-    for _, action in zip(range(50), noise(env), strict=False):
+    for _, action in zip(range(25), noise(env), strict=False):
         obs, reward, terminated, truncated, extras = env.step(action)
         for value in (*obs.values(), reward, terminated, truncated, *extras["measures"].values()):
             digest.update(value.numpy().tobytes())
@@ -227,16 +198,14 @@ def story(env: RoughDrone, seed: int) -> str:
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
-    one, two = make(16, lidar=True, curriculum=True), make(16, lidar=True, curriculum=True)
+    """Of episodes of a second, while the global generators are left alone."""
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
+    options: dict[str, Any] = {"lidar": True, "curriculum": True, "episode_seconds": 1.0}
+    one, two = make(8, **options), make(8, **options)
     told = story(one, 7)
     assert told == story(two, 7) == story(one, 7)
     assert told != story(one, 8)
-    assert told != story(make(16, lidar=True, curriculum=True, seed=1), 7)  # another terrain
-
-
-def test_global_generators_are_left_alone() -> None:
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
-    story(make(), 0)
+    assert told != story(make(8, **options, seed=1), 7)  # another terrain
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])  # type: ignore[index]  # noqa: NPY002
 
@@ -285,7 +254,7 @@ def test_the_state_is_all_in_its_tensors() -> None:
 
 
 def test_every_way_to_crash() -> None:
-    env = make(7, wind=0.0)
+    env = make(8, wind=0.0, compute_final_obs=True)
     env.reset(seed=0)
     body = env.state_tensors()[0]
     tile = env.state_tensors()[3]
@@ -297,21 +266,14 @@ def test_every_way_to_crash() -> None:
     body[3, 1] = env.cfg.tile_size + 0.1
     body[4, 2] += env.cfg.max_height  # too high
     body[5, ATTITUDE] = torch.tensor([0.0, 1.0, 0.0, 0.0])  # upside down
-    _, reward, terminated, _, extras = env.step(hover(env))
-    assert terminated.tolist() == [True] * 6 + [False]
-    assert extras["measures"]["crashed"].tolist() == [1.0] * 6 + [0.0]
+    action = hover(env)
+    action[6, 2] = torch.nan  # an action that is no number
+    obs, reward, terminated, _, extras = env.step(action)
+    assert terminated.tolist() == [True] * 7 + [False]
+    assert extras["measures"]["crashed"].tolist() == [1.0] * 7 + [0.0]
     assert not extras["measures"]["success"].any()
     assert (reward[:6] < -8).all()
-    assert reward[6].abs() < 0.2
-
-
-def test_an_action_that_is_no_number_is_a_crash_and_leaves_no_trace() -> None:
-    env = make(3, compute_final_obs=True)
-    env.reset(seed=0)
-    action = hover(env)
-    action[1, 2] = torch.nan
-    obs, reward, terminated, _, extras = env.step(action)
-    assert terminated.tolist() == [False, True, False]
+    assert reward[7].abs() < 0.2
     for value in (*obs.values(), reward, *extras["final_obs"].values()):
         assert value.isfinite().all()
 
@@ -382,10 +344,10 @@ def test_the_curriculum_moves_lanes_by_how_they_end() -> None:
 
 
 def success(level: int, choose: Callable[[dict[str, Tensor]], Tensor], **options: Any) -> float:
-    """Of the first episodes of 256 lanes."""
-    env = RoughDrone(256, level=level, lidar=False, **options)
+    """Of the first episodes of 128 lanes."""
+    env = RoughDrone(128, level=level, lidar=False, **options)
     obs, _ = env.reset(seed=1)
-    open_still, reached = torch.ones(256, dtype=torch.bool), torch.zeros(256, dtype=torch.bool)
+    open_still, reached = torch.ones(128, dtype=torch.bool), torch.zeros(128, dtype=torch.bool)
     while open_still.any():
         obs, _, terminated, truncated, extras = env.step(choose(obs))
         reached |= open_still & (extras["measures"]["success"] > 0)
@@ -399,9 +361,8 @@ def straight(obs: dict[str, Tensor]) -> Tensor:
 
 
 def test_flying_straight_reaches_most_goals_at_first_and_fewer_later() -> None:
-    easy, middle, hard = (success(level, straight) for level in (0, 3, 5))
+    easy, hard = (success(level, straight) for level in (0, 5))
     assert easy > 0.85
-    assert 0.4 < middle < 0.8
     assert 0.1 < hard < 0.5
 
 
@@ -409,4 +370,5 @@ def test_flying_straight_reaches_most_goals_at_first_and_fewer_later() -> None:
 def test_chance_reaches_almost_none(control: str) -> None:
     dice = torch.Generator().manual_seed(0)
     size = 3 if control == "velocity" else 4
-    assert success(0, lambda _: torch.rand(256, size, generator=dice) * 2 - 1, control=control) < 0.05
+    options: dict[str, Any] = {"control": control, "episode_seconds": 10.0}
+    assert success(0, lambda _: torch.rand(128, size, generator=dice) * 2 - 1, **options) < 0.05

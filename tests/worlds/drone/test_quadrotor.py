@@ -81,13 +81,14 @@ def in_mujoco(mujoco: Any, cfg: BodyConfig, actions: NDArray) -> tuple[NDArray, 
 
 def test_a_second_of_random_flight_ends_where_mujoco_ends_it() -> None:
     mujoco = pytest.importorskip("mujoco")
-    actions = random_actions(10, 100)
-    ours = fly(THRUST, hovering(100), actions)[-1].numpy()
-    theirs = [in_mujoco(mujoco, THRUST, actions[:, lane].numpy().astype(np.float64)) for lane in range(100)]
+    actions = random_actions(10, 25)
+    ours = fly(THRUST, hovering(25), actions)[-1].numpy()
+    theirs = [in_mujoco(mujoco, THRUST, actions[:, lane].numpy().astype(np.float64)) for lane in range(25)]
     far = np.linalg.norm(ours[:, quad.POSITION] - [position for position, _ in theirs], axis=1)
     aligned = np.abs((ours[:, quad.ATTITUDE] * np.array([attitude for _, attitude in theirs])).sum(1))
     assert np.linalg.norm(ours[:, quad.POSITION], axis=1).mean() > 1.0  # it went somewhere
     assert far.max() < 0.01
+    np.testing.assert_allclose(np.linalg.norm(ours[:, quad.ATTITUDE], axis=1), 1, atol=1e-6)  # still rotations
     assert (2 * np.arccos(np.minimum(aligned, 1))).max() < 0.01
 
 
@@ -120,12 +121,6 @@ def test_a_constant_moment_about_one_axis_spins_it_up() -> None:
     torch.testing.assert_close(end[:, quad.POSITION], torch.zeros(1, 3), atol=1e-5, rtol=0)
 
 
-def test_drag_ends_at_the_wind() -> None:
-    cfg = dataclasses.replace(THRUST, drag_linear=2.0, drag_quadratic=1.0)
-    end = fly(cfg, hovering(), torch.zeros(60, 1, 4), tensor(1.0, -0.5, 0.0))[-1]
-    torch.testing.assert_close(end[:, quad.VELOCITY], tensor(1.0, -0.5, 0.0), atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize(("linear", "quadratic"), [(0.8, 0.0), (0.0, 0.4)])
 def test_drag_slows_as_its_law_says(linear: float, quadratic: float) -> None:
     cfg = dataclasses.replace(THRUST, drag_linear=linear, drag_quadratic=quadratic)
@@ -134,6 +129,9 @@ def test_drag_slows_as_its_law_says(linear: float, quadratic: float) -> None:
     speed = fly(cfg, state, torch.zeros(10, 1, 4))[-1, 0, quad.VELOCITY][0]
     expected = 2 * math.exp(-linear / cfg.mass) if linear else 2 / (1 + 2 * quadratic / cfg.mass)
     assert float(speed) == pytest.approx(expected, rel=0.01)
+    cfg = dataclasses.replace(THRUST, drag_linear=linear * 5, drag_quadratic=quadratic * 20)
+    end = fly(cfg, hovering(), torch.zeros(100, 1, 4), tensor(1.0, -0.5, 0.0))[-1]
+    torch.testing.assert_close(end[:, quad.VELOCITY], tensor(1.0, -0.5, 0.0), atol=0.05, rtol=0)  # at the wind's
 
 
 def test_a_heavier_body_accelerates_less() -> None:
@@ -160,12 +158,6 @@ def test_a_free_body_keeps_its_energy_and_its_angular_momentum() -> None:
     torch.testing.assert_close(turning[-1], turning[0], rtol=3e-3, atol=0)
     torch.testing.assert_close(momentum[-1], momentum[0], rtol=0, atol=2e-3 * float(momentum[0].abs().max()))
     torch.testing.assert_close(flying[-1], flying[0], rtol=0, atol=1e-3)
-
-
-def test_an_attitude_stays_a_rotation() -> None:
-    states = fly(THRUST, hovering(50), random_actions(100, 50))
-    torch.testing.assert_close(states[..., quad.ATTITUDE].norm(dim=-1), torch.ones(101, 50), atol=1e-6, rtol=0)
-    assert states[-1, :, quad.OMEGA].abs().max() > 10  # and not for lack of turning
 
 
 def test_turning_a_quarter_about_each_axis() -> None:

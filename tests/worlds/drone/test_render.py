@@ -38,7 +38,7 @@ from freewheel.worlds.drone.render import (
     Moment,
     Scene,
     as_text,
-)  # fmt: skip
+)
 from freewheel.worlds.drone.task import DroneConfig
 from freewheel.worlds.drone.terrain import Tile
 
@@ -83,15 +83,6 @@ def ahead(colour: Sequence[int]) -> tuple[int, ...]:
     return tuple(mix(np.array(colour), FOG, AHEAD).tolist())
 
 
-def test_a_picture_is_rgb_and_depends_on_nothing_else() -> None:
-    flight, before = [at(4, 18), at(5, 17)], [at(4, 18), at(5, 17)]
-    picture = drawn(flight, tile((9, 9, 0.4), slope=0.1))
-    assert picture.shape == (480, 960, 3)
-    assert picture.dtype == np.uint8
-    assert (drawn(flight, tile((9, 9, 0.4), slope=0.1)) == picture).all()
-    assert all((one.position == other.position).all() for one, other in zip(flight, before, strict=True))
-
-
 @pytest.mark.parametrize(("x", "y"), [(4.0, 18.0), (11.3, 0.7), (23.0, 23.5)])
 def test_drone_goal_and_pillars_are_where_they_should_be_on_the_map(x: float, y: float) -> None:
     picture = drawn([at(x, y)], tile((9.0, 9.0, 0.5)))
@@ -99,6 +90,8 @@ def test_drone_goal_and_pillars_are_where_they_should_be_on_the_map(x: float, y:
     assert on_map(picture, 18, 6) == GOAL
     assert on_map(picture, 9, 9) == tuple(mix(np.array(PILLAR), FOG, 0.55).tolist())  # not seen yet
     assert on_map(drawn([at(x, y, goal=np.array((2.0, 3.0, 1.0)))]), 2, 3) == GOAL
+    assert (picture.shape, picture.dtype.name) == ((480, 960, 3), "uint8")
+    assert (drawn([at(x, y)], tile((9.0, 9.0, 0.5))) == picture).all(), "it depends on nothing else"
 
 
 def test_the_nose_shows_where_it_heads() -> None:
@@ -334,10 +327,8 @@ def test_nothing_is_done_for_pictures_that_nobody_wants(monkeypatch: pytest.Monk
 
 
 def test_a_world_that_is_drawn_is_not_captured() -> None:
-    env = make(lidar=False)
-    assert env.metadata["capturable"] is False
+    assert not DeviceEnv(make(lidar=False), "drone").capturable
     assert RoughDrone.metadata["capturable"] is True
-    assert not DeviceEnv(env, "drone").capturable
 
 
 def test_an_env_of_one_lane_draws_it() -> None:

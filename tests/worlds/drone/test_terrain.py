@@ -79,23 +79,15 @@ def test_the_lidar_sees_rough_ground_and_many_pillars_as_a_fine_march_does() -> 
     rough = grow(cfg, 3)[1]
     terrain = Terrain(cfg, [rough], "cpu")
     errors = []
-    for x, y in np.random.default_rng(0).uniform(0.5, 23.5, (8, 2)):
+    for x, y in np.random.default_rng(0).uniform(0.5, 23.5, (5, 2)):
         eye = np.array([x, y, ground(rough.heights, np.array(x), np.array(y)) + 1.2])
         if (np.hypot(*(rough.pillars[:, :2] - eye[:2]).T) > rough.pillars[:, 2]).all():
             errors.append(np.abs(lidar(terrain, eye, x) - marched(cfg, rough.heights, rough.pillars, eye, x)))
     assert np.mean(np.array(errors) < 0.05) > 0.9  # ground is straight between the points where it is looked up
     assert np.mean(errors) < 0.03
-
-
-def test_more_steps_see_the_ground_better() -> None:
-    cfg = dataclasses.replace(CFG, levels=2, tiles_per_level=1)
-    rough, eye = grow(cfg, 3)[1], np.array([12.0, 12.0, 2.0])
-    truth = marched(cfg, rough.heights, rough.pillars, eye, 0.3)
-    errors = []
-    for steps in 4, 16, 64:
-        fine = dataclasses.replace(cfg, lidar_steps=steps)
-        errors.append(np.abs(lidar(Terrain(fine, [rough], "cpu"), eye, 0.3) - truth).mean())
-    assert errors[0] > 2 * errors[1] > 2 * errors[2]
+    coarse = Terrain(dataclasses.replace(cfg, lidar_steps=4), [rough], "cpu")
+    truth = marched(cfg, rough.heights, rough.pillars, eye, x)
+    assert np.abs(lidar(coarse, eye, x) - truth).mean() > 2 * np.abs(lidar(terrain, eye, x) - truth).mean()
 
 
 def test_channels_and_azimuths_are_as_asked() -> None:
@@ -104,10 +96,7 @@ def test_channels_and_azimuths_are_as_asked() -> None:
     seen = lidar(world(cfg=cfg), eye, 0.0, cfg)
     ground, too_far, sky = 2.0, 5.0, 5.0  # under -30°, under -7.5°, above
     np.testing.assert_allclose(seen, [[ground, too_far, sky]] * 5, atol=1e-4)
-
-
-def test_a_sensor_under_the_ground_reads_numbers() -> None:
-    assert np.isfinite(lidar(world(FLAT + 1), np.array([12.0, 12.0, 0.5]), 0.0)).all()
+    assert np.isfinite(lidar(world(FLAT + 1), np.array([12.0, 12.0, 0.5]), 0.0)).all(), "under the ground too"
 
 
 def test_a_plane_has_its_heights_normal_and_scan() -> None:

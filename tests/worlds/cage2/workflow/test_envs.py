@@ -113,7 +113,7 @@ def test_the_environments_own_reward_is_that_of_the_bare_game() -> None:
     assert info["fixes"] > 0
 
 
-@pytest.mark.parametrize("make", [lambda: gymnasium.make(FAST), RealWorkflow])
+@pytest.mark.parametrize("make", [lambda: gymnasium.make(FAST), pytest.param(RealWorkflow, marks=pytest.mark.system)])
 def test_without_an_order_nothing_is_asked(make: Any) -> None:
     env = make()
     seen, _ = env.reset(seed=0)
@@ -167,9 +167,14 @@ def rollout(lanes: Sequence[int], episodes: int = 3) -> list[list[tuple[float, .
     return reports
 
 
-def test_a_lane_is_the_same_whoever_is_played_beside_it() -> None:
+def test_a_lane_is_the_same_whoever_is_played_beside_it_and_rewards_add_up() -> None:
     together, alone = rollout([0, 1, 2, 3]), [rollout([lane])[0] for lane in range(4)]
     np.testing.assert_allclose(together, alone)
+    for report in together:
+        for total, env_return, alignment, compliance, fixes, *_ in report:
+            assert total == pytest.approx(env_return + alignment, abs=1e-4)
+            assert alignment == pytest.approx(LAMBDA * compliance)
+            assert fixes > 0
 
 
 def test_a_lane_that_begins_anew_leaves_the_one_beside_it_alone() -> None:
@@ -187,27 +192,16 @@ def test_a_lane_that_begins_anew_leaves_the_one_beside_it_alone() -> None:
     env.close()
 
 
-def test_rewards_add_up_in_every_lane() -> None:
-    for report in rollout(range(6)):
-        for total, env_return, alignment, compliance, fixes, *_ in report:
-            assert total == pytest.approx(env_return + alignment, abs=1e-4)
-            assert alignment == pytest.approx(LAMBDA * compliance)
-            assert fixes > 0
-
-
 WAYS = [
-    (FAST, {"mode": "sequential", "num_envs": 2}),
-    (FAST, {"mode": "lockstep", "num_envs": 4, "placement": "inline"}),
     (FAST, {"mode": "lockstep", "num_envs": 2, "placement": "processes"}),
-    (FAST, {"mode": "batch", "workers": 1, "num_envs": 4}),
     (FAST, {"mode": "continuous", "workers": 2, "num_envs": 4}),
     (FAST, {"mode": "episodes", "workers": 2}),
-    (REAL, {"mode": "episodes", "workers": 1}),
+    pytest.param(REAL, {"mode": "episodes", "workers": 1}, marks=pytest.mark.system),
 ]
 
 
 @pytest.mark.parametrize(("world", "way"), WAYS, ids=lambda value: value if isinstance(value, str) else value["mode"])
-def test_the_parts_of_the_reward_add_up_in_every_mode(world: str, way: dict[str, Any], tmp_path: Any) -> None:
+def test_the_parts_of_the_reward_add_up_in_a_run(world: str, way: dict[str, Any], tmp_path: Any) -> None:
     played: list[Episode] = []
 
     class Watch(Hook):

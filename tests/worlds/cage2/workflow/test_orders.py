@@ -33,13 +33,10 @@ def test_there_are_120_orders_and_each_has_numbers_of_its_own() -> None:
     assert len(numbers) == 120
     assert all(len(row) == 25 and sum(row) == 5 and set(row) == {0.0, 1.0} for row in numbers)
     assert [decode(encode(order)) for order in ORDERS] == list(ORDERS)
-
-
-def test_the_numbers_are_a_row_of_five_a_place() -> None:
-    order = ("op_server", "user", "defender", "enterprise", "op_host")
-    rows = encode(order).reshape(5, 5)
-    assert [TYPES[column] for column in rows.argmax(axis=1)] == list(order)
-    assert ranks(encode(order)).tolist() == [2, 3, 0, 4, 1]  # of defender, enterprise, op_server, op_host, user
+    rows = encode(ORDERS[42]).reshape(5, 5)
+    assert [TYPES[column] for column in rows.argmax(axis=1)] == list(ORDERS[42]), "a row of five a place"
+    together = ranks(np.stack([encode(order) for order in ORDERS]))
+    assert together.tolist() == [[order.index(kind) for kind in TYPES] for order in ORDERS]
 
 
 @pytest.mark.parametrize("place", [0, 7, 24])
@@ -69,31 +66,17 @@ def pairs_the_other_way_round(one: tuple[str, ...], other: tuple[str, ...]) -> i
 def test_distances_are_counted_pairs() -> None:
     for one, other in itertools.product(ORDERS[::7], ORDERS[::11]):
         assert distance(one, other) == pairs_the_other_way_round(one, other)
+    assert precedence([*ORDERS[:2]]).shape == (2, 10)
 
 
-def test_distance_knows_neighbours_and_opposites() -> None:
-    order = ORDERS[42]
-    swapped = (order[1], order[0], *order[2:])
-    assert (distance(order, order), distance(order, swapped), distance(order, order[::-1])) == (0, 1, 10)
-    assert precedence([order, swapped]).shape == (2, 10)
-
-
-def test_there_are_six_canonical_orders() -> None:
+def test_orders_can_be_spelt_and_six_have_names() -> None:
     assert len(set(envs.CANONICAL.values())) == 6
     assert set(envs.CANONICAL.values()) <= set(ORDERS)
-
-
-def test_orders_can_be_spelt() -> None:
     assert [parse(spelt(order)) for order in ORDERS] == list(ORDERS)
     assert parse("outside-in") == envs.CANONICAL["outside-in"]
     for text in ("", "user-user-defender-op_host-op_server", "user-enterprise"):
         with pytest.raises(UsageError, match="is no order of the host types"):
             parse(text)
-
-
-def test_many_orders_are_ranked_at_once() -> None:
-    together = ranks(np.stack([encode(order) for order in ORDERS]))
-    assert together.tolist() == [[order.index(kind) for kind in TYPES] for order in ORDERS]
 
 
 ORDER = ("op_server", "enterprise", "defender", "op_host", "user")
@@ -125,7 +108,6 @@ def test_fixes_are_the_removes_and_restores_of_the_official_numbering() -> None:
     assert np.flatnonzero(envs.FIXES).tolist() == [*range(15, 28), *range(132, 145)]
 
 
-@pytest.mark.parametrize("verb", ["Remove", "Restore"])
 @pytest.mark.parametrize(
     ("hosts", "target", "hit"),
     [
@@ -143,17 +125,11 @@ def test_fixes_are_the_removes_and_restores_of_the_official_numbering() -> None:
         (set(), "Op_Server0", False),  # nothing to hit, and a fix all the same
     ],
 )
-def test_a_fix_hits_the_first_taken_type(verb: str, hosts: set[str], target: str, hit: bool) -> None:
-    compliance, rewards = played([(hosts, f"{verb} {target}")])
-    assert (compliance.hits.item(), compliance.fixes.item()) == (hit, 1)
-    assert compliance.share.item() == hit
-    assert rewards == [LAMBDA * hit]
-
-
-def test_the_order_decides() -> None:
-    hosts = {"User1", "Op_Server0"}
-    assert played([(hosts, "Remove User1")], ORDER[::-1])[0].share.item() == 1.0
-    assert played([(hosts, "Remove User1")], ORDER)[0].share.item() == 0.0
+def test_a_fix_hits_the_first_taken_type(hosts: set[str], target: str, hit: bool) -> None:
+    for verb in ("Remove", "Restore"):
+        compliance, rewards = played([(hosts, f"{verb} {target}")])
+        assert (compliance.hits.item(), compliance.fixes.item(), compliance.share.item()) == (hit, 1, hit)
+        assert rewards == [LAMBDA * hit]
 
 
 @pytest.mark.parametrize("action", ["Sleep", "Monitor", "Analyse User1", "DecoyTomcat User1"])
@@ -161,13 +137,6 @@ def test_without_a_fix_it_is_not_applicable_and_worth_nothing(action: str) -> No
     compliance, rewards = played([({"User1"}, action)] * 3)
     assert np.isnan(compliance.share.item())
     assert rewards == [0.0, 0.0, 0.0]
-
-
-def test_what_red_does_after_the_action_does_not_matter_to_it() -> None:
-    compliance = Compliance(1, LAMBDA)
-    compliance.begin(np.ones(1, np.bool_), encode(ORDER)[None], taken("User1"))
-    assert compliance.judge(act("Remove User1"), taken("Op_Server0", "User1")).item() == LAMBDA
-    assert compliance.judge(act("Remove User1"), taken()).item() == LAMBDA * (1 / 2 - 1)
 
 
 def test_the_reward_is_the_change_of_compliance() -> None:

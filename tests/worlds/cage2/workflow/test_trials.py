@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from freewheel.worlds.cage2.workflow import trials
 from freewheel.worlds.cage2.workflow.envs import CANONICAL, FAST, ORDERS, encode
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Trial
 from freewheel.worlds.cage2.workflow.trials import Book, Progress, Scores, Stops, Training, means
+from tests.support.tables import rows_of
 
 STOPS = Stops(threshold=0.9, window=4, patience=2)
 
@@ -60,13 +60,10 @@ def test_when_a_trial_ends(stops: Stops, episodes: list[Episode], ended: str) ->
     assert progress.last == means(progress.played[-4:])
 
 
-def test_fixed_episodes_end_by_no_rule() -> None:
+def test_fixed_episodes_end_by_no_rule_and_many_at_once_fill_many_windows() -> None:
     progress = Progress(STOPS, fixed=True)
     assert {progress.take([HIGH]) for _ in range(40)} == {""}
     assert progress.last.compliance == 1.0
-
-
-def test_many_episodes_at_once_fill_many_windows() -> None:
     progress = Progress(STOPS)
     assert progress.take([episode(-10.0)] * 13) == "plateau"
     assert progress.take([]) == "plateau"
@@ -79,11 +76,6 @@ FINISHED = [
     Trial(EXPECTED, Outcome(-20.5, 3.0, 0.1, 100, "plateau", "001-b")),
     Trial(Proposal(2, None, 50, fixed=True), Outcome(-7.0, 0.0, None, 50, "episodes", "002-none")),
 ]
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def training_row(trial: int, update: int = 1) -> dict[str, Any]:
@@ -117,7 +109,7 @@ def test_the_training_log_keeps_the_rows_of_finished_trials_alone(tmp_path: Path
     for trial in (0, 0, 1, 2):
         book.train(training_row(trial))
     with (tmp_path / trials.TRAINING).open("a") as file:
-        file.write("1,half a ro")  # killed in the middle of it
+        file.write("1,half a ro")  # a kill in the middle
     book.begin_training(2)
     assert [row["trial"] for row in rows_of(tmp_path / trials.TRAINING)] == ["0", "0", "1"]
     book.train(training_row(2))
@@ -164,20 +156,15 @@ def weights(folder: Path, run: str) -> dict[str, Any]:
     return checkpoint.load(folder / trials.TRIALS / run / "checkpoints").params
 
 
-def test_a_trial_is_a_run_under_its_order(tmp_path: Path) -> None:
-    outcome = training(tmp_path, [])(Proposal(4, ORDER, 12))
-    config = json.loads((tmp_path / trials.TRIALS / outcome.run / "config.json").read_text())
-    assert outcome.run == "004-op_server-enterprise-defender-op_host-user"
-    assert (outcome.episodes, outcome.ended) == (12, "episodes")
-    assert config["context"] == [encode(ORDER).tolist()]
-    assert summary(tmp_path, outcome.run)["episodes"] == 12
-    assert outcome.alignment == pytest.approx(20.0 * (outcome.compliance or 0.0), abs=1e-4)
-
-
-def test_the_log_accounts_for_every_episode_and_every_reward(tmp_path: Path) -> None:
+def test_trials_are_runs_under_their_orders_and_the_log_accounts_for_every_episode_and_reward(tmp_path: Path) -> None:
     rows: list[Mapping[str, Any]] = []
     train = training(tmp_path, rows)
     first, second = train(Proposal(0, ORDER, 12)), train(Proposal(1, None, 8, fixed=True))
+    config = json.loads((tmp_path / trials.TRIALS / first.run / "config.json").read_text())
+    assert first.run == "000-op_server-enterprise-defender-op_host-user"
+    assert (first.episodes, first.ended, summary(tmp_path, first.run)["episodes"]) == (12, "episodes", 12)
+    assert config["context"] == [encode(ORDER).tolist()]
+    assert 0 < first.alignment <= 20.0 * (first.compliance or 0.0) + 1e-4, "an episode without a fix has no compliance"
     assert [row["trial"] for row in rows] == [0, 0, 0, 1, 1]
     assert [row["episodes"] for row in rows] == [4, 8, 12, 4, 8]
     assert [row["total_episodes"] for row in rows] == [4, 8, 12, 16, 20]
@@ -212,15 +199,15 @@ def test_a_trial_begins_with_the_weights_it_is_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("stops", "ended", "episodes"),
-    [(Stops(0.0, 8, 0), "threshold", 8), (Stops(1.0, 4, 2), "plateau", None), (Stops(1.0, 8, 0), "episodes", 200)],
+    [(Stops(0.0, 8, 0), "threshold", 8), (Stops(1.0, 4, 2), "plateau", None), (Stops(1.0, 8, 0), "episodes", 60)],
 )
 def test_rules_end_a_run(tmp_path: Path, stops: Stops, ended: str, episodes: int | None) -> None:
     """Red is asleep and weights stand still: the return stays where it is."""
     world = {"red_agent": "SleepAgent", "alignment_lambda": 1.0}
-    outcome = training(tmp_path, [], stops, env_args=world, ppo={"lr": 1e-30})(Proposal(0, ORDER, 200))
+    outcome = training(tmp_path, [], stops, env_args=world, ppo={"lr": 1e-30})(Proposal(0, ORDER, 60))
     assert outcome.ended == ended
     assert summary(tmp_path, outcome.run)["ended"] in (ended, "steps")
-    assert outcome.episodes == episodes if episodes else outcome.episodes < 200
+    assert outcome.episodes == episodes if episodes else outcome.episodes < 60
 
 
 def test_a_fixed_trial_has_all_its_episodes(tmp_path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-CONFTEST = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
+from tests.support.places import ROOT
+
 #: Leaks end with the inner run: processes are killed by the check, the rest belongs to the interpreter.
 LEAKS = """
 import multiprocessing
@@ -73,10 +72,12 @@ def test_clean(context, tmp_path):
 """
 
 
-def test_each_kind_of_leak_is_seen_and_named(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(CONFTEST)
+@pytest.mark.system
+def test_each_kind_of_leak_is_seen_and_named(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makepyfile(test_leaks=LEAKS)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "leak_grace=0.5", "-v", timeout=50)
+    options = ("-p", "tests.plugins.leaks", "-p", "no:cacheprovider", "-o", "leak_grace=0.5", "-v")
+    result = pytester.runpytest_subprocess(*options, timeout=50)
     result.assert_outcomes(passed=8 + 3, errors=8)  # a leak is an error at teardown: the test itself passed
     leaks = {
         "process": "process * time.sleep(30)",

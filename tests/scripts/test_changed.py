@@ -1,0 +1,40 @@
+"""scripts/changed.py: which tests belong to a change, and how many of them fit into the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts import changed
+
+TESTS = [
+    "tests/learn/ppo/test_learner.py",
+    "tests/learn/ppo/test_targets.py",
+    "tests/learn/sac/test_learner.py",
+    "tests/learn/test_replay.py",
+    "tests/run/test_resume.py",
+    "tests/test_architecture.py",
+    "tests/test_readme.py",
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "nearest"),
+    [
+        ("freewheel/learn/ppo/targets.py", ["ppo/test_targets", "test_architecture", "ppo/test_learner"]),
+        ("tests/learn/sac/test_learner.py", ["sac/test_learner", "test_architecture", "test_replay"]),
+        ("README.md", ["test_architecture", "test_readme"]),
+        ("benchmarks/lag.py", ["test_architecture"]),
+    ],
+)
+def test_the_tests_of_the_same_place_come_first(change: str, nearest: list[str]) -> None:
+    found = changed.nearest([change], TESTS)
+    assert [path.removesuffix(".py") for path in found[: len(nearest)]] == [
+        next(test.removesuffix(".py") for test in TESTS if test.endswith(f"/{name}.py")) for name in nearest
+    ]
+    assert "tests/run/test_resume.py" not in found
+
+
+def test_files_are_taken_while_they_fit() -> None:
+    taken, left = changed.within(["a", "b", "c", "d"], {"a": 30.0, "b": 40.0, "c": 20.0}, 53.0)
+    assert (taken, left) == (["a", "c", "d"], ["b"])
+    assert changed.within(["a"], {"a": 99.0}, 1.0) == (["a"], [])
