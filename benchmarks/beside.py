@@ -63,6 +63,10 @@ def ways(given: argparse.Namespace) -> dict[str, Way]:
         "PPO, CartPole": ppo("cartpole", 5_000 if few else 200_000),
         "PPO, HalfCheetah": ppo("halfcheetah", 5_000 if few else 150_000),
         "SAC, Pendulum": train(SAC, 1_500 if few else 6_000),
+        "SAC beside a simulator, no arithmetic": Way(
+            (str(ROOT / "benchmarks" / "_version_once.py"), *(("100", "200") if few else ("2000", "8000"))),
+            "versions_per_s",
+        ),
         "CAGE 2, the world alone": Way(("-m", "benchmarks.cage2_rates", "--quick"), "cage2"),
         "CAGE 2, training": train(CAGE2, 50_000 if few else 1_500_000),
     }

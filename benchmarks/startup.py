@@ -9,10 +9,10 @@ from time import perf_counter, process_time
 import numpy as np
 
 from benchmarks._common import Notebook, Row, number, spread, straggler, table
-from freewheel.core import WORKER_TIME, ActionSpec, EnvSpec, Slice, Snapshot
+from freewheel.core import TRANSITION_FIELDS, WORKER_TIME, ActionSpec, EnvSpec, Slice, Snapshot
 from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import FlatParams, PolicyConfig, actor_layout
-from freewheel.transport.shm.channel import COLUMNS, Channel, Port, Reader, Shape, Writer
+from freewheel.transport.shm.channel import Channel, Port, Reader, Shape, Writer
 from freewheel.transport.shm.memory import Mailbox
 
 NAME = "startup"
@@ -116,7 +116,7 @@ def _throughput(steps: int, fragments: int) -> tuple[float, int]:
         for _ in range(int(link.memory["committed"][0] - link.memory["taken"][0])):
             data = reader.take(0).data
             began, taken = began or perf_counter(), taken + 1
-            size = size or sum(getattr(data, name).nbytes for name in COLUMNS)
+            size = size or sum(getattr(data, name).nbytes for name in TRANSITION_FIELDS)
     rate = (taken - 1) / (perf_counter() - began)
     process.join()
     link.close()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -42,15 +42,12 @@ Auto: TypeAlias = Literal["auto"]  # of an option: chosen when the world is know
 Compile: TypeAlias = Literal["off", "graphs"]  # whether a GPU replays fixed-shape work from CUDA graphs
 
 #: Every worker-second is one of these (ns, in this order, in `Chunk.time`).
-WORKER_TIME = (
-    "step", "reset", "infer", "write", "wait-credit", "wait-slot", "wait-gate", "load", "down", "other",
-)  # fmt: skip
+WORKER_TIME = ("step", "reset", "infer", "write", "wait-credit", "wait-slot", "wait-gate", "load", "down", "other")
 #: Every learner-second is one of these.
 LEARNER_TIME = ("observe", "update", "fit", "rollout", "publish", "wait-data", "wait-model", "eval", "save", "other")
 #: Why a row may be dropped; there are no other reasons.
 CAUSES = ("stale", "overflow", "nan", "shape", "env_error", "worker_death", "shutdown", "quarantine")
-#: The table of contexts of a run that has none.
-NO_CONTEXT: NDArray = np.zeros((0, 0), np.float32)
+NO_CONTEXT: NDArray = np.zeros((0, 0), np.float32)  # the table of a run without contexts
 MOST_CONTEXTS = 4096  # rows of a table that replaces the first one of a run
 
 
@@ -164,6 +161,9 @@ class Transitions(Generic[A]):
     truncated: A  # [T, B] bool: the time limit ended; the value of the future is V(next_obs)
     next_obs: A  # [T, B, D]
     valid: A  # [T, B] bool
+
+
+TRANSITION_FIELDS = tuple(field.name for field in fields(Transitions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from freewheel.core import Transitions
+from freewheel.core import TRANSITION_FIELDS, Transitions
 from freewheel.errors import SetupError
 from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
-from freewheel.transport.shm.channel import COLUMNS
 from freewheel.transport.wire import Fragment, Wire
 
 STEPS = 128  # of a fragment, by default
@@ -88,7 +87,7 @@ class WholeEpisodes:
         order, ended = self._queue.order, parts[-1].episodes
         episodes = [(episode, *order.episode(episode.number)) for episode in ended]
         data = parts[0].data if len(parts) == 1 else Transitions(
-            *(np.concatenate([getattr(part.data, name) for part in parts]) for name in COLUMNS)
+            *(np.concatenate([getattr(part.data, name) for part in parts]) for name in TRANSITION_FIELDS)
         )  # fmt: skip
         return parts[0]._replace(
             data=data,

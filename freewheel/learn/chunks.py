@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 import torch
 
-from freewheel.core import WORKER_TIME, Array, Chunk, NDArray, Origin, Transitions, to_numpy
-
-FIELDS = tuple(field.name for field in fields(Transitions))
+from freewheel.core import TRANSITION_FIELDS, WORKER_TIME, Array, Chunk, NDArray, Origin, Transitions, to_numpy
 
 
 def to_arrays(chunks: Sequence[Chunk[Any]]) -> dict[str, Array]:
@@ -22,7 +20,7 @@ def to_arrays(chunks: Sequence[Chunk[Any]]) -> dict[str, Array]:
     about = [(*map(int, one.data.valid.shape), one.version, one.rows, *astuple(one.origin)) for one in chunks]
     state: dict[str, Array] = {"about": np.array(about, np.int64)}
     state["memory"] = np.concatenate([to_numpy(one.state) for one in chunks])
-    for name in FIELDS:
+    for name in TRANSITION_FIELDS:
         parts = [to_numpy(getattr(one.data, name)) for one in chunks]
         state[name] = np.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts])
     return state
@@ -36,7 +34,7 @@ def from_arrays(state: Mapping[str, Array], device: str | None) -> list[Chunk[An
     chunks: list[Chunk[Any]] = []
     row = lane = 0
     for steps, lanes, version, rows, *origin in arrays["about"].tolist():
-        data = {name: arrays[name][row : row + steps * lanes] for name in FIELDS}
+        data = {name: arrays[name][row : row + steps * lanes] for name in TRANSITION_FIELDS}
         grid = {name: _placed(part.reshape(steps, lanes, *part.shape[1:]), device) for name, part in data.items()}
         memory = _placed(arrays["memory"][lane : lane + lanes], device)
         time = np.zeros(len(WORKER_TIME), np.int64)

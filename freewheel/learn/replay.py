@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from freewheel.core import Array, NDArray, Transitions, to_numpy
+from freewheel.core import TRANSITION_FIELDS, Array, NDArray, Transitions, to_numpy
 from freewheel.errors import SetupError
 from freewheel.learn.n_step import Successors
 from freewheel.learn.priority import Uniform
@@ -99,13 +99,13 @@ class Columns:
 
     def pack(self, data: Transitions[Any], device: torch.device | str, *, has_final_obs: bool = True) -> Tensor:
         """The valid rows [n, width] of [T, B] transitions. has_final_obs: the successor of an episode's last row is known."""
-        parts: Any = Transitions(*(torch.as_tensor(getattr(data, part.name)) for part in fields(Transitions)))
-        known = torch.ones_like(parts.reward) if has_final_obs else ~(parts.terminated | parts.truncated)
-        rows = pack(parts.obs, parts.action, parts.reward, parts.terminated, known, parts.next_obs).flatten(0, 1)
-        if isinstance(data.obs, np.ndarray) and not data.valid.all():
-            rows = rows[
-                parts.valid.flatten()
-            ]  # a batched simulator has no gaps: to look for them would wait for the device
+        host = isinstance(data.obs, np.ndarray)
+        if host:  # tensors are taken as they are: each as_tensor would let another thread have the interpreter
+            data = Transitions(*(torch.as_tensor(getattr(data, name)) for name in TRANSITION_FIELDS))
+        known = torch.ones_like(data.reward) if has_final_obs else ~(data.terminated | data.truncated)
+        rows = pack(data.obs, data.action, data.reward, data.terminated, known, data.next_obs).flatten(0, 1)
+        if host and not data.valid.all():  # a batched simulator has no gaps: to look for them would wait for the device
+            rows = rows[data.valid.flatten()]
         return rows.to(device, non_blocking=True)
 
 
@@ -253,7 +253,8 @@ class Replay:
         at = first % self.capacity
         before_wrap = min(len(rows), self.capacity - at)
         self._rows[at : at + before_wrap] = rows[:before_wrap]
-        self._rows[: len(rows) - before_wrap] = rows[before_wrap:]
+        if before_wrap < len(rows):
+            self._rows[: len(rows) - before_wrap] = rows[before_wrap:]
 
     def _stored(self, first: int, end: int) -> Tensor:
         """A copy of rows by their numbers."""

@@ -238,17 +238,17 @@ class ReplayLearner:
         """Of rows since the last publication, in all learners: the sum of lags, the number, and the greatest lag; and all
         rows that are stored. From here on all have the same statistics of observations."""
         late, rows = sum(lag * rows for lag, rows in self._lags), sum(rows for _, rows in self._lags)
-        mine = np.array([late, rows, max((lag for lag, _ in self._lags), default=0), self.pace.rows], np.float64)
+        mine = (float(late), float(rows), float(max((lag for lag, _ in self._lags), default=0)), float(self.pace.rows))
         self._lags.clear()
-        if self._peers.count > 1:
-            since = np.zeros(0) if self._moments is None else self._moments.since
-            table = gathered(self._peers, np.concatenate([mine, [checksum(self.updater.policy.net.vector)], since]))
-            require_same(table[:, 4])
-            if self._moments is not None:
-                self._moments.pool(table[:, 5:])
-            mine = table[:, :4].sum(0)
-            mine[2] = table[:, 2].max()
-        return tuple(mine.tolist())
+        if self._peers.count == 1:
+            return mine
+        since = np.zeros(0) if self._moments is None else self._moments.since
+        table = gathered(self._peers, np.concatenate([mine, [checksum(self.updater.policy.net.vector)], since]))
+        require_same(table[:, 4])
+        if self._moments is not None:
+            self._moments.pool(table[:, 5:])
+        late, rows, _, stored = table[:, :4].sum(0).tolist()
+        return late, rows, float(table[:, 2].max()), stored
 
     def _keep_finite(self) -> None:
         """Before weights leave. Learners that train together put back together: in a publication, and nowhere else."""

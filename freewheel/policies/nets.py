@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from freewheel.policies.spec import (
     HEADS,
     Distribution,
     FlatParams,
+    NamedWeights,
     PolicySpec,
     Reparameterised,
     full_layout,
@@ -162,6 +163,7 @@ class TensorPolicy:
     def __init__(self, spec: PolicySpec, rng: Generator, device: str, seed: int) -> None:
         self.spec, self.net = spec, PolicyNet(spec, rng, device)
         first = self.net.params.views
+        self._layout = {name: view.shape for name, view in first.items()}
         self.statistics = {name: torch.tensor(first[name], device=device) for name in statistics_layout(spec)}
         self.generator = torch.Generator(device).manual_seed(seed)
 
@@ -180,9 +182,7 @@ class TensorPolicy:
 
     def rsample(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, A] and their log-probabilities [N]; gradients flow through both."""
-        distribution = self.distribution(inputs)
-        assert isinstance(distribution, Reparameterised)
-        return distribution.rsample(self.generator)
+        return cast(Reparameterised, self.distribution(inputs)).rsample(self.generator)
 
     @torch.no_grad()
     def act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,22 +201,27 @@ class TensorPolicy:
 
     @torch.no_grad()
     def load_flat(self, values: Array) -> None:
-        """What `flat` returned, in place."""
-        parts = [*self.statistics.values(), self.net.vector]
-        for part, value in zip(parts, torch.as_tensor(values).split([len(part) for part in parts]), strict=True):
-            part.copy_(value)
+        """What `flat` returned, in place: captured graphs read the new weights."""
+        parts, flat = [*self.statistics.values(), self.net.vector], values
+        if not isinstance(flat, Tensor):
+            flat = torch.as_tensor(values)
+        for part, value in zip(parts, flat.split([part.shape[0] for part in parts]), strict=True):
+            part.copy_(value, non_blocking=part.is_cuda)
 
-    def weights(self, *, on_device: bool) -> dict[str, Array]:
+    def weights(self, *, on_device: bool) -> NamedWeights[Any]:
         """A copy of statistics and weights by name: on their device, or as numpy; one transfer either way."""
         return self.named(self.flat if on_device and self.net.vector.is_cuda else self.flat.cpu().numpy())
 
-    def named(self, flat: Array) -> dict[str, Array]:
+    def named(self, flat: Array) -> NamedWeights[Any]:
         """What `flat` returned, by name."""
-        return views(flat, {name: view.shape for name, view in self.net.params.views.items()})
+        return NamedWeights(flat, self._layout)
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Array]) -> None:
-        """What `weights` returned, in place: captured graphs read the new weights."""
+        """Of every name that `weights` returned, in place."""
+        if isinstance(weights, NamedWeights) and list(weights.layout.items()) == list(self._layout.items()):
+            self.load_flat(weights.vector)
+            return
         for name, view in (*self.statistics.items(), *self.net.named_views().items()):
             view.copy_(torch.as_tensor(weights[name]), non_blocking=view.is_cuda)
 

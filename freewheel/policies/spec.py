@@ -6,10 +6,11 @@ A head works in numpy, in torch, and with its gradient. It is one module of head
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
@@ -280,6 +281,27 @@ def views(vector: A, layout: Layout) -> dict[str, A]:
         start, end = end, end + math.prod(shape)
         found[name] = vector[start:end].reshape(shape)
     return found
+
+
+class NamedWeights(Mapping[str, A]):
+    """Parts of one flat vector by name. They become views only when one is asked for: a simulator on the learner's device reads
+    the vector itself."""
+
+    def __init__(self, vector: A, layout: Layout) -> None:
+        self.vector, self.layout = vector, layout
+
+    @functools.cached_property
+    def _views(self) -> dict[str, A]:
+        return views(self.vector, self.layout)
+
+    def __getitem__(self, name: str) -> A:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout)
+
+    def __len__(self) -> int:
+        return len(self.layout)
 
 
 class FlatParams:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import (
+    TRANSITION_FIELDS,
     WORKER_TIME,
     Array,
     Chunk,
@@ -55,6 +56,9 @@ class Endings:
     ret: Tensor
     length: Tensor
     measures: Tensor  # [T, B, M]
+
+
+ENDINGS_FIELDS = tuple(field.name for field in fields(Endings))
 
 
 @dataclass(frozen=True)
@@ -210,10 +214,8 @@ class DeviceRunner:
         for _ in range(steps):
             for program in self._programs:
                 program()
-        data = Transitions(
-            **{field.name: getattr(self._slab, field.name)[:steps].clone() for field in fields(Transitions)}
-        )
-        endings = Endings(*(getattr(self._endings, field.name)[:steps].clone() for field in fields(Endings)))
+        data = Transitions(*(getattr(self._slab, name)[:steps].clone() for name in TRANSITION_FIELDS))
+        endings = Endings(*(getattr(self._endings, name)[:steps].clone() for name in ENDINGS_FIELDS))
         if events is not None:
             events[1].record()
         self.produced += steps * self.spec.lanes

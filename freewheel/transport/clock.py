@@ -88,7 +88,7 @@ class Clock:
         tries = SETTLED
         while self.behind(monotonic()) and (tries := tries - 1):
             sleep(0.001)
-        return _overlap(self.pauses, moment, monotonic())
+        return _overlap(self.pauses, moment, monotonic()) if self.pauses else 0.0
 
     def behind(self, now: float) -> bool:
         """Whether the thread has yet to find out if there was a pause until now."""

@@ -8,17 +8,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from freewheel.core import WORKER_TIME, Chunk, Episode, RowCounts, Snapshot, Transitions
+from freewheel.core import TRANSITION_FIELDS, WORKER_TIME, Chunk, Episode, RowCounts, Snapshot, Transitions
 from freewheel.errors import EnvError
 from freewheel.metrics.workers import WorkerState
 from freewheel.pacing.pacing import Pacing, Tally, Woken
+from freewheel.policies.spec import NamedWeights
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.timeline.recording import Recording
 from freewheel.transport.pool import Assembly, WorkerPool
@@ -133,7 +134,7 @@ class StreamWire(Wire):
                 raise
         if self._side is not None:
             here = torch.cuda.current_stream(self._learner)
-            for tensor in (chunk.state, *(getattr(chunk.data, field.name) for field in fields(Transitions))):
+            for tensor in (chunk.state, *(getattr(chunk.data, name) for name in TRANSITION_FIELDS)):
                 tensor.record_stream(here)
         return self._by_author(chunk)
 
@@ -143,7 +144,7 @@ class StreamWire(Wire):
             begin, end = author * self.lanes, (author + 1) * self.lanes
             data = chunk.data
             if self.authors > 1:
-                columns = {field.name: getattr(data, field.name)[:, begin:end] for field in fields(Transitions)}
+                columns = {name: getattr(data, name)[:, begin:end] for name in TRANSITION_FIELDS}
                 data = Transitions(**columns)
             episodes = tuple(episode for episode in chunk.episodes if begin <= episode.lane < end)
             time = chunk.time if author == 0 else np.zeros_like(chunk.time)
@@ -331,7 +332,8 @@ class _SimulationTracks:
 
 
 def _any_tensor(snapshot: Snapshot) -> Any:
-    return next(iter(snapshot.params.values()))
+    params = snapshot.params
+    return params.vector if isinstance(params, NamedWeights) else next(iter(params.values()))
 
 
 class SimulationCollector(WorkerPool):

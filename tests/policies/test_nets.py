@@ -16,7 +16,7 @@ from torch import Tensor
 from freewheel.core import Snapshot
 from freewheel.errors import SetupError
 from freewheel.policies.nets import PolicyNet, TensorActor, TensorPolicy, TorchActor
-from freewheel.policies.spec import HEADS, FlatParams, PolicySpec, full_layout, initialise
+from freewheel.policies.spec import HEADS, FlatParams, NamedWeights, PolicySpec, full_layout, initialise
 from tests.support.learning import observations
 from tests.support.places import SUPPORT
 
@@ -223,6 +223,17 @@ def test_weights_are_loaded_in_place_and_handed_out_as_copies(case: str) -> None
     again.load(wanted)
     obs = torch.from_numpy(observations(spec, (20,), np.random.default_rng(1)))
     assert torch.equal(other.greedy(obs), again.greedy(obs))
+
+
+def test_weights_in_another_order_are_loaded_by_name() -> None:
+    spec = SPECS["squashed"]
+    one, other = (TensorPolicy(spec, np.random.default_rng(seed), "cpu", 0) for seed in (3, 4))
+    found = one.weights(on_device=False)
+    layout = {name: found.layout[name] for name in reversed(list(found))}
+    turned = NamedWeights(np.concatenate([found[name].ravel() for name in layout]), layout)
+    other.load(Snapshot(1, turned))
+    assert list(turned) != list(found)
+    assert torch.equal(other.flat, one.flat)
 
 
 def test_what_it_starts_with_is_what_a_network_of_that_seed_has() -> None:

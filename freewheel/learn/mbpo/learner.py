@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freewheel.core import Array, Chunk, Metrics, RowBuffer, Transitions, to_numpy
+from freewheel.core import TRANSITION_FIELDS, Array, Chunk, Metrics, RowBuffer, Transitions, to_numpy
 from freewheel.errors import DivergedError, FreewheelError
 from freewheel.learn.chunks import under
 from freewheel.learn.finite import SkippedUpdates, is_finite
@@ -231,7 +231,7 @@ class MBPO(SAC):
 
     def _follow(self, chunk: Chunk[Any]) -> None:
         """Keep the latest steps of a few lanes of each author, in order."""
-        some = Transitions(*(getattr(chunk.data, part.name)[:, :TRAIL_LANES] for part in fields(Transitions)))
+        some = Transitions(*(getattr(chunk.data, name)[:, :TRAIL_LANES] for name in TRANSITION_FIELDS))
         rows = self._packed(replace(some, valid=some.valid | True)).unflatten(0, (-1, some.reward.shape[1]))
         self.replay.columns.split(rows).has_successor.mul_(torch.as_tensor(some.valid, device=rows.device))
         trail = self._trail.setdefault(chunk.origin.worker, deque())

@@ -8,8 +8,8 @@ from typing import Any, Generic
 
 import numpy as np
 
-from freewheel.core import A, Array, Chunk, NDArray, Transitions
-from freewheel.learn.chunks import FIELDS, from_arrays, to_arrays
+from freewheel.core import TRANSITION_FIELDS, A, Array, Chunk, NDArray, Transitions
+from freewheel.learn.chunks import from_arrays, to_arrays
 from freewheel.policies.spec import namespace
 
 
@@ -185,7 +185,7 @@ def _side_by_side(threads: Sequence[Sequence[Chunk[A]]]) -> RolloutBatch[A]:
         begin, width = 0, thread[0].data.valid.shape[1]
         for chunk in thread:
             end = begin + len(chunk.data.valid)
-            for name in FIELDS:
+            for name in TRANSITION_FIELDS:
                 getattr(data, name)[begin:end, lane : lane + width] = getattr(chunk.data, name)
             version[begin:end, lane : lane + width] = chunk.version
             begin, rows = end, rows + chunk.rows
@@ -200,4 +200,4 @@ def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _map(make: Callable[[str], Any]) -> Transitions[A]:
-    return Transitions(**{name: make(name) for name in FIELDS})
+    return Transitions(**{name: make(name) for name in TRANSITION_FIELDS})

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freewheel.core import Array, Compile, Transitions
+from freewheel.core import TRANSITION_FIELDS, Array, Compile, Transitions
 from freewheel.learn.adam import FusedAdam
-from freewheel.learn.chunks import FIELDS
 from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite, is_finite
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
@@ -93,7 +92,7 @@ class TorchEngine:
     def _load(self, batch: RolloutBatch[Any]) -> None:
         """Copy the rows to where programs read them."""
         shape = tuple(batch.version.shape), batch.rows
-        source = {name: torch.as_tensor(getattr(batch.data, name)) for name in FIELDS}
+        source = {name: torch.as_tensor(getattr(batch.data, name)) for name in TRANSITION_FIELDS}
         if shape != self._shape:
             self._shape, self._programs = shape, []
             empty = {name: torch.empty_like(value, device=self._device) for name, value in source.items()}
@@ -225,7 +224,7 @@ class TorchEngine:
     def normalise(self, mean: Array, scale: Array) -> None:
         self.policy.normalise(mean, scale)
 
-    def weights(self) -> dict[str, Array]:
+    def weights(self) -> Mapping[str, Array]:
         return self.policy.weights(on_device=self._simulated)
 
     def load(self, weights: Mapping[str, Array]) -> None:

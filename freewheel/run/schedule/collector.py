@@ -11,7 +11,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from freewheel.core import WORKER_TIME, Chunk, Episode, NDArray, Origin, RowCounts, Snapshot, Transitions
+from freewheel.core import (
+    TRANSITION_FIELDS,
+    WORKER_TIME,
+    Chunk,
+    Episode,
+    NDArray,
+    Origin,
+    RowCounts,
+    Snapshot,
+    Transitions,
+)
 from freewheel.errors import FreewheelError
 from freewheel.loop import Source
 from freewheel.pacing.episode_queue import EpisodeOrder
@@ -20,7 +30,6 @@ from freewheel.run.schedule.answers import Answers
 from freewheel.run.schedule.log import Act, Author, Delivery, Drop, Line, Schedule, Start, checksums
 from freewheel.run.schedule.worker import Order, Part, Performed, ReplayedWorker
 from freewheel.transport.executors import ProcessExecutor, wait_for_any
-from freewheel.transport.shm.channel import COLUMNS
 
 LOOK = 0.2  # seconds between two looks at all processes, while one is waited for
 
@@ -215,7 +224,7 @@ class ReplayCollector:
         (act, first), (_, last) = parts[0], parts[-1]
         origin = Origin(*act.author, delivery.sequence, delivery.worker * self._lanes)
         data = first.data if len(parts) == 1 else Transitions(
-            *(np.concatenate([getattr(done.data, name) for _, done in parts]) for name in COLUMNS)
+            *(np.concatenate([getattr(done.data, name) for _, done in parts]) for name in TRANSITION_FIELDS)
         )  # fmt: skip
         rows = sum(done.rows for _, done in parts)
         time = np.zeros(len(WORKER_TIME), np.int64)

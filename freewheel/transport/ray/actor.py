@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from time import monotonic_ns, perf_counter_ns
 from typing import Any, NamedTuple
 
-from freewheel.core import NDArray, SeedStream, Snapshot, Transitions
+from freewheel.core import TRANSITION_FIELDS, NDArray, SeedStream, Snapshot, Transitions
 from freewheel.pacing.episode_queue import EpisodeQueue, Tickets, TicketStream
 from freewheel.pacing.pacing import NO_TICKET, CreditPacing, Grant, Pacing
 from freewheel.transport.ray.luggage import unpacked
-from freewheel.transport.shm.channel import COLUMNS, Channel, Reader, Shape
+from freewheel.transport.shm.channel import Channel, Reader, Shape
 from freewheel.transport.shm.memory import Mailbox
 from freewheel.transport.shm.worker import Worker, WorkerId, WorkerResources, exit_code
 from freewheel.transport.wire import Fragment, Permits
@@ -259,7 +259,7 @@ class _Permits(Permits):
 
 
 def _bytes(data: Transitions) -> int:
-    return sum(getattr(data, name).nbytes for name in COLUMNS)
+    return sum(getattr(data, name).nbytes for name in TRANSITION_FIELDS)
 
 
 def _stored(data: Transitions) -> Any:

@@ -6,10 +6,9 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from freewheel.core import EnvSpec, Transitions
+from freewheel.core import TRANSITION_FIELDS, EnvSpec, Transitions
 from freewheel.pacing.pacing import Tally
 from freewheel.rollout.runner import empty_transitions
-from freewheel.transport.shm.channel import COLUMNS
 from freewheel.transport.shm.sync import Wakeup
 from freewheel.transport.wire import Fragment, WorkerRows
 
@@ -151,4 +150,4 @@ class FragmentQueue:
 
 def writable(data: Transitions) -> Transitions:
     """A copy: what Ray brings must not be changed."""
-    return Transitions(*(getattr(data, name).copy() for name in COLUMNS))
+    return Transitions(*(getattr(data, name).copy() for name in TRANSITION_FIELDS))

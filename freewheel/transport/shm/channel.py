@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from freewheel.core import CAUSES, WORKER_TIME, EnvSpec, Episode, Failure, NDArray, Transitions
+from freewheel.core import CAUSES, TRANSITION_FIELDS, WORKER_TIME, EnvSpec, Episode, Failure, NDArray, Transitions
 from freewheel.pacing.pacing import Tally
 from freewheel.seeding import POSITION_WORDS
 from freewheel.transport.shm.memory import Fields, SharedArrays, bytes_of
@@ -28,7 +28,6 @@ from freewheel.transport.wire import After, Fragment, Skipped, WorkerRows
 NO_SLOT = -1
 NOTHING, LANES, LANES_AND_RNG = range(3)
 EPISODE = ("lane", "number", "seed", "ret", "length", "seconds")  # columns of an episode; context and measures follow
-COLUMNS = tuple(field.name for field in fields(Transitions))
 SKIPS = 256  # for Shape.skips
 FAILED, ENDED = 1, 2  # columns of `tally`; column 0 is the number of rows produced
 
@@ -120,7 +119,7 @@ class _Ring:
 
     def __init__(self, memory: SharedArrays, shape: Shape, worker: int) -> None:
         self.size, self._stride, self.skips = shape.slots, 3 * (shape.steps + 1), shape.skips
-        self.slots = [[memory[name][worker, slot] for name in COLUMNS] for slot in range(shape.slots)]
+        self.slots = [[memory[name][worker, slot] for name in TRANSITION_FIELDS] for slot in range(shape.slots)]
         cells = partial(memory.cells, worker=worker)
         self.committed, self.opened, self.taken, self.reading = map(cells, ("committed", "opened", "taken", "reading"))
         self.version, self.incarnation, self.count = map(cells, ("version", "incarnation", "count"))

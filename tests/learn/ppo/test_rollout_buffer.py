@@ -13,8 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freewheel.core import Chunk, NDArray, Transitions
-from freewheel.learn.chunks import FIELDS
+from freewheel.core import TRANSITION_FIELDS, Chunk, NDArray, Transitions
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch, RolloutBuffer, cut, join
 from tests.support.learning import sign, to_tensors
 
@@ -242,7 +241,7 @@ def test_tensors_are_cut_and_joined_like_arrays() -> None:
         ours, theirs = numpy.take(72), tensors.take(72)
         assert theirs.data.obs.shape == (24, 3, 2)
         assert np.array_equal(ours.version, theirs.version)
-        for name in FIELDS:
+        for name in TRANSITION_FIELDS:
             assert np.array_equal(getattr(ours.data, name), getattr(theirs.data, name).numpy())
     assert (tensors.rows, tensors.available) == (numpy.rows, numpy.available) == (6, 6)
 
@@ -253,7 +252,7 @@ def split(chunk: Chunk[Any], parts: int) -> list[Chunk[Any]]:
     found = []
     for part in range(parts):
         lanes = slice(part * width, (part + 1) * width)
-        data = Transitions(**{name: getattr(chunk.data, name)[:, lanes] for name in FIELDS})
+        data = Transitions(**{name: getattr(chunk.data, name)[:, lanes] for name in TRANSITION_FIELDS})
         origin = replace(chunk.origin, worker=part, lane0=part * width)
         found.append(replace(chunk, data=data, origin=origin, rows=data.reward.numel()))
     return found
@@ -268,4 +267,4 @@ def test_parts_by_lanes_wait_for_each_other(parts: int) -> None:
         buffer.add(part)
         assert buffer.rows == 4 * (3 * (part.origin.worker + 1) // parts)
     batch = buffer.take(12)
-    assert all(torch.equal(getattr(batch.data, name), getattr(chunk.data, name)) for name in FIELDS)
+    assert all(torch.equal(getattr(batch.data, name), getattr(chunk.data, name)) for name in TRANSITION_FIELDS)
