@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from freewheel.collect.mode import WorkersConfig
 from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor, NDArray, Played, ReplayingEnv, SeedStream
 from freewheel.envs.lane import Lane
-from freewheel.errors import EnvError
+from freewheel.errors import SIGNALLED, EnvError
 from freewheel.rollout.factory import MakeEnv
 from freewheel.rollout.whereabouts import CALL, CONSTRUCT, ELSEWHERE, PHASE, RESET, SINCE, cells
 from freewheel.transport.executors import Executors, SerialExecutor
@@ -177,6 +177,7 @@ class Stop:
         )
         self._looked, self._longest = time.monotonic(), 0.0  # the last look at the time, and the longest without one
         self.over = False  # the summary is being written, which must not be interrupted
+        self.told: signal.Signals | None = None  # the signal that the summary speaks of
         self.cut = False  # a signal has interrupted something else than an environment, perhaps an update
         self.run: Endable | None = None
         self.prepare: Callable[[], None] = _nothing  # set by a watchdog
@@ -188,6 +189,14 @@ class Stop:
         if not self.over and (cells[SINCE] or not first or not self._begun):
             self.cut = not cells[SINCE]
             raise Interrupted
+
+    def pass_on(self) -> None:
+        """After the run: a signal that came too late for its summary is for those who have started it, perhaps one of many."""
+        if self.signal in (None, self.told):
+            return
+        if signal.getsignal(self.signal) == signal.SIG_DFL:
+            raise SystemExit(SIGNALLED + self.signal)
+        signal.raise_signal(self.signal)
 
     def begin(self) -> None:
         """The run directory is about to be made: from now on the run has to end in good order."""
@@ -277,7 +286,7 @@ class Stop:
         except Interrupted:
             if self.signal == signal.SIGINT or self.signal is None:
                 raise KeyboardInterrupt from None
-            raise SystemExit(128 + self.signal) from None
+            raise SystemExit(SIGNALLED + self.signal) from None
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -419,6 +419,7 @@ class Session:
 
     def _summary(self, rows: RowCounts, report: Mapping[str, Any], saved: Path | None) -> dict[str, Any]:
         ending, asked = self._ending, self._stop.signal
+        self._stop.told = asked
         evaluated = ending.attempt("the last evaluation", self._evaluated, Verdict().summary() | {"evals_skipped": 0})
         summary = {
             "run": self._plan.path.name,

@@ -86,7 +86,9 @@ def run(
         else:
             check_fit(earlier.saved, whole.spec)
         with gathered(whole, stop, resumed=earlier is not None) as crew:
-            return train_part(whole, crew, stop, own, Outputs(quiet, sinks), earlier)
+            result = train_part(whole, crew, stop, own, Outputs(quiet, sinks), earlier)
+    stop.pass_on()
+    return result
 
 
 def followed(place: Place) -> Result:

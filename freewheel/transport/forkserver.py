@@ -42,7 +42,7 @@ TOLD = 1.0  # seconds within which a forkserver says that a process has ended; o
 KILLED = 10.0  # seconds within which the kernel ends a process that was killed, on a busy machine
 LONGEST = 1500  # characters of a part of a report: in all fewer than a pipe takes at once
 _starting = threading.Lock()  # only one thread at a time may hide the caller's script
-_orphans: list[psutil.Process] = []  # descendants of servers that were killed: nothing else leads to them any more
+_orphans: list[psutil.Process] = []  # what workers of servers that were killed have started: nothing else leads there
 
 
 def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
@@ -306,6 +306,8 @@ def end(processes: Sequence[BaseProcess], grace: float, after_term: float | None
             process.terminate()
         left = _left(left, after_term)
     for process in processes:
+        if process.exitcode == ORPHANED:
+            _orphans.extend(_descendants(process.pid or 0))
         kill_group(process.pid or 0)
     for process in left:
         with suppress(ProcessLookupError):

@@ -260,6 +260,21 @@ def test_a_group_is_killed_with_its_lifeline(pipe: Pipe, start: Start) -> None:
     wait_until(lambda: not alive(apart))
 
 
+def test_what_a_process_has_started_is_found_although_its_forkserver_was_killed(
+    lifeline: forkserver.Lifeline, pipe: Pipe
+) -> None:
+    process = lifeline.process(children.start_others, pipe[1], True, name="child")
+    forkserver.start(process)
+    assert pipe[0].poll(LIMIT)
+    _, apart = map(psutil.Process, pipe[0].recv())
+    psutil.Process(psutil.Process(process.pid).ppid()).kill()
+    wait_until(lambda: process.exitcode == forkserver.ORPHANED)
+    assert end([process], 0.0) == [forkserver.ORPHANED]
+    Leftovers().kill()
+    wait_until(lambda: not alive(apart))
+    forkserver.prepare(["tests.support.children"])
+
+
 def test_only_what_environments_have_started_is_killed() -> None:
     with subprocess.Popen(SLEEP) as before:
         leftovers = Leftovers()
