@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -147,15 +148,20 @@ class Attendants:
     def end(self, data: bytes) -> dict[str, str]:
         """Let all end in good order, and wait until they have, for a while. Those that are not asked anything are told this;
         others are interrupted. Returns what is wrong with those that have not ended well."""
-        busy = {name: reference for reference, name in self._asked.items()}
-        stored = ray.put(data)
-        told = {actor.tell.remote(stored): name for name, actor in self._actors.items() if name not in busy}
-        for name in busy:
+        until, stored, busy = monotonic() + 2 * GRACE, ray.put(data), dict(self._asked)
+        interrupted = set(busy.values())
+        told = {actor.tell.remote(stored): name for name, actor in self._actors.items() if name not in interrupted}
+        for name in interrupted:
             self._actors[name].interrupt.remote()
-        waited = told | {reference: name for name, reference in busy.items()}
-        done, late = ray.wait(list(waited), num_returns=len(waited), timeout=2 * GRACE) if waited else ([], [])
-        found = {waited[reference]: f"it did not end within {2 * GRACE:.0f} s" for reference in late}
-        for reference in (one for one in done if one in told):
+        answered, late = _wait(busy, until)
+        names = [busy[reference] for reference in late]
+        for answer in map(self._taken, answered):
+            if answer.data:  # it was under way: that is no end
+                told[self._actors[answer.name].tell.remote(stored)] = answer.name
+        done, late = _wait(told, until)
+        names += [told[reference] for reference in late]
+        found = dict.fromkeys(names, f"it did not end within {2 * GRACE:.0f} s")
+        for reference in (one for one in done if told[one] not in interrupted):
             try:
                 found[told[reference]] = ray.get(reference)
             except RayError as error:
@@ -168,3 +174,11 @@ class Attendants:
         if (actor := self._actors.pop(name, None)) is not None:
             with suppress(RayError, ValueError):
                 ray.kill(actor)
+
+
+def _wait(references: Collection[Any], until: float) -> tuple[list[Any], list[Any]]:
+    """Those that have come by then, by time.monotonic(), and those that have not."""
+    if not references:
+        return [], []
+    done, late = ray.wait(list(references), num_returns=len(references), timeout=max(0.0, until - monotonic()))
+    return done, late
