@@ -105,7 +105,7 @@ class WholeEpisodes:
         return sum(part.rows for parts in self._parts for part in parts)
 
     def wait(self, wire: Wire) -> None:
-        """Begin the next wave when the last one is over."""
+        """Begin the next wave when the last one is over and all of it was taken."""
         permits, queue = wire.permits, self._queue
-        if queue.wave and permits.locked(queue.wave_is_over):
+        if queue.wave and permits.locked(queue.wave_is_over) and not wire.queued_versions():
             permits.wake(permits.locked(queue.release))

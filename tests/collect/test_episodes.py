@@ -18,6 +18,7 @@ from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.spec import LearnerSpec
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
+from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import NO_TICKET
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
@@ -90,6 +91,26 @@ def test_a_wave_begins_when_the_last_one_has_ended(factory: RunnerFactory, snaps
                 numbers += [chunk.episodes[0].number for chunk in collector.collect(wait=True)]
             assert numbers == [wave] * 3
             assert collector.rows().produced == 15 * (wave + 1), "no worker has begun the next one"
+
+
+def test_a_wave_begins_only_when_all_of_the_last_one_was_taken(
+    factory: RunnerFactory, snapshot: Weights, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All episodes may end just after the collector has looked for them."""
+    with EpisodesConfig(workers=3, num_envs=3, wave=True).build(factory, spec(7, lanes=3)) as collector:
+        permits = wire_of(collector).permits
+        queue, take = permits.pacing, collector._take  # type: ignore[attr-defined]
+        assert isinstance(queue, EpisodeQueue)
+
+        def in_vain() -> list[Chunk]:
+            monkeypatch.setattr(collector, "_take", take)
+            wait_until(lambda: permits.locked(queue.wave_is_over))
+            return []
+
+        monkeypatch.setattr(collector, "_take", in_vain)
+        collector.publish(snapshot(0), 0)
+        assert len(collector.collect(wait=True)) == 3
+        assert int(queue.cells["released"][0]) == 3
 
 
 @pytest.mark.parametrize(("workers", "ahead"), [(3, 3 * 4), (1, 2 * 4 + 3 + 2)], ids=["one each", "side by side"])
