@@ -123,9 +123,8 @@ class Wire(AbstractContextManager["Wire"]):
     authors: int  # number of authors of fragments
     lanes: int  # of each author
     slots: int = 1  # fragments of each author that there is room for
-    all_at_once: ClassVar[bool] = (
-        False  # all authors write together: there is nothing to gather after the first fragment
-    )
+    # All authors write together: there is nothing to gather after the first fragment.
+    all_at_once: ClassVar[bool] = False
     permits: Permits
 
     @abstractmethod
