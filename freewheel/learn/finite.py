@@ -6,15 +6,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from freewheel.core import Array, Learner, SkippingLearner
 from freewheel.errors import DivergedError
-from freewheel.policies.nets import TensorPolicy
+
+if TYPE_CHECKING:  # a session is made ready while torch is not imported yet
+    from torch import Tensor
+
+    from freewheel.policies.nets import TensorPolicy
 
 LATEST, MOST_SKIPPED = 20, 10  # a run ends when so many of its latest updates were skipped
 REMEMBER = 500  # gradient steps between two copies of a state that can be put back
@@ -27,8 +29,8 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 
 def is_finite(value: Any) -> bool:
     """Whether all numbers are; a tensor is waited for."""
-    if isinstance(value, Tensor):  # their sum is looked at first: much faster, and finite only if they all are
-        return math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())
+    if hasattr(value, "isfinite"):  # a tensor; their sum is looked at first: much faster, and finite only if they all are
+        return math.isfinite(float(value.sum())) or bool(value.isfinite().all())
     return bool(np.isfinite(value).all())
 
 
@@ -36,6 +38,8 @@ class Asked:
     """Whether all numbers of a tensor are finite. To ask does not wait for a GPU that still computes them; the answer does."""
 
     def __init__(self, value: Tensor) -> None:
+        import torch
+
         self.on_device = torch.isfinite(value).all()  # a tensor: what comes after it there can go by it
         self._here = self.on_device.to("cpu", non_blocking=True)
         self._arrived = torch.cuda.Event() if value.is_cuda else None
@@ -129,7 +133,7 @@ class KeptFinite:
             self.look(steps)
         flat, last = self._trained.policy.flat, self._published
         if self._asked is not None and last is not None:
-            flat = torch.where(self._asked.on_device, flat, last)
+            flat = flat.where(self._asked.on_device, last)
         self._published = flat
         return flat
 
