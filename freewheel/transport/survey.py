@@ -22,7 +22,7 @@ from freewheel.rollout.probe import BUDGET, SURVEYED, EnvCost, cpu_of, measured
 from freewheel.rollout.tolerance import GOOD_STEPS
 from freewheel.seeding import training_episodes
 from freewheel.transport import forkserver
-from freewheel.transport.clock import Limit, clock
+from freewheel.transport.clock import GAP, Limit, clock
 from freewheel.transport.workers import place as places
 from freewheel.transport.workers.place import Place
 
@@ -68,34 +68,29 @@ class Survey:
             self._running = None
         self._held.close()
 
-    def result(self) -> EnvCost:
+    def result(self, *, opened: bool = False) -> EnvCost:
         """The measurement; EnvError or SetupError if the environment failed, hung or died. It begins anew if this process was
-        stopped meanwhile, because a sleep would count as time of the environment."""
+        stopped meanwhile, because a sleep would count as time of the environment. `opened`: what is known before the first step
+        is enough."""
         tries, most_steps = 1, 0
         while True:
             assert self._running is not None, "enter it first"
             try:
-                cost = self._running.result(hurried=self._hurried)
+                cost = self._running.opened() if opened else self._running.result(hurried=self._hurried)
             except _LostError as error:
                 if tries == self._tries or error.good < GOOD_STEPS:
                     raise EnvError(error.report, "worker_death") from None
                 tries, most_steps = tries + 1, max(GOOD_STEPS, error.good // 2)
             else:
-                if not clock.slept_since(self._running.began):
+                # On a busy machine a pause may be nobody's doing; the time of the env has it only if something took as long.
+                longest = max(cost.longest, cost.construct, cost.reset * cost.resets)
+                if not clock.slept_since(self._running.began) or longest < GAP:
                     return cost
             self._running.end()
             self._start(most_steps)
 
     def _start(self, most_steps: int) -> None:
         self._running = _Running(self._make, self._name, self._workers, self._seed, self._budget, most_steps)
-
-
-def survey(
-    make: MakeEnv, name: str, workers: WorkerSpec, *, seed: int = 0, budget: float = BUDGET, patient: bool = False
-) -> EnvCost:
-    """Measure an environment in a process of its own; see Survey."""
-    with Survey(make, name, workers, seed=seed, budget=budget, patient=patient) as running:
-        return running.result()
 
 
 class _LostError(Exception):
@@ -128,9 +123,13 @@ class _Running:
         finally:
             theirs.close()
 
-    def result(self, *, hurried: bool) -> EnvCost:
+    def opened(self) -> EnvCost:
         begun = self._answer(math.inf)
         assert begun is not None, "all time was given"
+        return begun
+
+    def result(self, *, hurried: bool) -> EnvCost:
+        begun = self.opened()
         cost = self._answer(HURRY if hurried else math.inf)
         assert self._process is not None, "it runs until `end`"
         if cost is not None:

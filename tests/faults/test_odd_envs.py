@@ -17,9 +17,9 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
 from freewheel.rollout.factory import Timeouts, WorkerSpec
 from freewheel.seeding import training_episodes
-from freewheel.transport.survey import survey
 from tests.support.collecting import collecting, shown
 from tests.support.odd_worlds import STEPS
+from tests.support.surveys import survey
 
 WORLD = "tests.support.odd_worlds:Odd"
 LIMITS = WorkerSpec(timeouts=Timeouts(construct=30.0, reset=30.0, step=30.0))

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from freewheel.config.resolve import Config
+from freewheel.rollout.factory import MakeEnv, WorkerSpec
 from freewheel.rollout.probe import EnvCost
 from freewheel.run import plan
+from freewheel.transport.survey import Survey
 from tests.support.worlds import Identity
 
 REAL = plan.survey_env
@@ -35,7 +37,7 @@ def survey_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def once(config: Config, meanwhile: Callable[[], None] = lambda: None, **asked: Any) -> EnvCost:
         env, factory = config.env, getattr(config.env, "factory", None)
-        key = (repr(env), id(factory), type(config.collector), config.collector.needs_step_time, *asked.items())
+        key = (repr(env), id(factory), type(config.collector), config.collector.needs_step_time, repr(asked))
         if env.on_device or key not in KNOWN:
             KNOWN[key] = REAL(config, meanwhile, **asked), factory
         else:
@@ -43,3 +45,9 @@ def survey_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return KNOWN[key][0]
 
     monkeypatch.setattr(plan, "survey_env", once)
+
+
+def survey(make: MakeEnv, name: str, workers: WorkerSpec, **options: Any) -> EnvCost:
+    """Measure an environment in a process of its own; see Survey."""
+    with Survey(make, name, workers, **options) as running:
+        return running.result()

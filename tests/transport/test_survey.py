@@ -20,8 +20,9 @@ from freewheel.rollout.factory import Timeouts, WorkerSpec
 from freewheel.rollout.probe import EnvCost
 from freewheel.transport import survey as survey_module
 from freewheel.transport.clock import clock
-from freewheel.transport.survey import Survey, survey
+from freewheel.transport.survey import Survey
 from freewheel.transport.workers import place
+from tests.support.surveys import survey
 from tests.support.trainers import wait_until
 from tests.support.worlds import Counter, Crawls, Dies, Hangs, Raises
 
@@ -195,11 +196,19 @@ class Noted(Counter):
         (folder / str(os.getpid())).touch()
 
 
-def test_a_survey_during_which_all_slept_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seconds", "surveys"), [(0.6, 2), (0.0, 1)])
+def test_a_survey_begins_anew_if_all_slept_while_the_env_was_called(
+    seconds: float, surveys: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slept = iter([8.0, 0.0])
     monkeypatch.setattr(clock, "slept_since", lambda moment: next(slept))
-    assert surveyed(lambda: Noted(tmp_path)).wall < 1.0
-    assert len(list(tmp_path.iterdir())) == 2
+
+    def made() -> Noted:
+        time.sleep(seconds)
+        return Noted(tmp_path)
+
+    assert surveyed(made).wall < 1.0
+    assert len(list(tmp_path.iterdir())) == surveys
 
 
 STUCK = """
