@@ -12,6 +12,7 @@ from hypothesis import settings
 os.environ.update(
     OMP_NUM_THREADS="1",
     OPENBLAS_NUM_THREADS="1",
+    FREEWHEEL_CACHE="",  # nothing is remembered from one test to the next, or from the user's runs
     PYGAME_HIDE_SUPPORT_PROMPT="1",
     SDL_AUDIODRIVER="dummy",
     SDL_VIDEODRIVER="dummy",

@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from freewheel.rollout.probe import usable_cores
+from freewheel.rollout.probe import processor, usable_cores
 
 PACKAGES = ("freewheel", "torch", "numpy", "gymnasium")
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 def hardware() -> dict[str, Any]:
     """Processor, cores, memory, GPU, versions, and how busy the machine is now."""
     return {
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": usable_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
         "gpu": _gpu(),
@@ -27,12 +25,6 @@ def hardware() -> dict[str, Any]:
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "load": round(os.getloadavg()[0], 2),  # processes that ran or wanted to, mean of the last minute
     }
-
-
-def _cpu() -> str:
-    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def _gpu() -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from freewheel.cli.eval import parse
 from freewheel.errors import UsageError
+from freewheel.files.output import lasting_output, loading
 from freewheel.registry import Command
 
 
@@ -55,9 +56,9 @@ def _read(argv: Sequence[str], run: str) -> ResumeOptions:
 
 def resume_with(argv: Sequence[str], run: str = "") -> int:
     """The command, with these words. If the run is known, a word without a flag is the environment, as it is for `train`."""
-
+    if not run:  # `train --resume` has said so
+        loading()
     from freewheel.config.resolve import LimitOptions
-    from freewheel.files.output import lasting_output
     from freewheel.run.checkpoints.resume import ResumeSettings, resume
 
     options = _read(argv, run)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from freewheel.errors import Range, UsageError
 from freewheel.federate.options import FederateOptions
+from freewheel.files.output import lasting_output, loading
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -67,9 +68,8 @@ def _help(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    if sys.stdout.isatty() and not {"--dry-run", "--print-config"} & set(argv):
-        sys.stdout.write("loading ...\r")  # the next line replaces it
-        sys.stdout.flush()
+    if not {"--dry-run", "--print-config"} & set(argv):
+        loading()
     from freewheel.config import flags, resolve
 
     others, given = flags.split_argv(argv, flags.option_types(CommandOptions))
@@ -88,7 +88,11 @@ def _run(argv: Sequence[str]) -> int:
 
         sys.stdout.write("\n".join(check(config).lines()) + "\n")
         return 0
-    from freewheel.files.output import lasting_output
+    if not config.env.on_device:  # a process needs about as long to start as what follows to be imported
+        from freewheel.envs.family import imported_by_workers
+        from freewheel.transport import forkserver
+
+        forkserver.prepare(imported_by_workers(config.env), config.env.timeouts.construct)
     from freewheel.run.trainer import run
 
     with lasting_output():
@@ -105,7 +109,6 @@ def _resume(own: CommandOptions, argv: Sequence[str]) -> int:
 
 def _federate(argv: Sequence[str], own: CommandOptions) -> int:
     from freewheel.federate import start
-    from freewheel.files.output import lasting_output
 
     if own.seeds or own.print_config:
         raise UsageError("--federate is one run of many sites: leave out --seeds, --jobs and --print-config")
@@ -135,8 +138,6 @@ def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
         group = seeds.group_of(planned, numbers, own.jobs)
         sys.stdout.write("\n".join(seeds.plan_lines(planned, group)) + "\n")
         return 0
-    from freewheel.files.output import lasting_output
-
     if config.among:  # all runs in one mode
         argv = [*argv, "--mode", planned.config.mode]
     with lasting_output():

@@ -71,6 +71,12 @@ class EnvConfig(Protocol):
     def rendering(self) -> Rendering: ...
 
 
+def imported_by_workers(env: EnvConfig) -> tuple[str, ...]:
+    """The modules that every process with this environment imports, to train or to evaluate."""
+    common = ("freewheel.envs.gym", "freewheel.policies.numpy_actor", "freewheel.run.evaluation.players")
+    return *common, *env.modules
+
+
 class BuildEnv(Protocol):
     """Makes the config of an environment from its name, its keyword arguments, its options and the device."""
 

@@ -44,6 +44,13 @@ def _give_up(error: OSError | ValueError, told: bool) -> None:
         complain(f"cannot print any more ({getattr(error, 'strerror', None) or error}); the run goes on without it")
 
 
+def loading() -> None:
+    """A line at once: what comes before the next one takes seconds to import. In a terminal the next line replaces it."""
+    with suppress(OSError, ValueError):
+        sys.stdout.write("loading ...\r" if sys.stdout.isatty() else "loading ...\n")
+        sys.stdout.flush()
+
+
 def complain(text: str) -> None:
     """A line on standard error, if it can be written there."""
     with suppress(OSError, ValueError):

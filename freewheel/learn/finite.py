@@ -29,7 +29,9 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 
 def is_finite(value: Any) -> bool:
     """Whether all numbers are; a tensor is waited for."""
-    if hasattr(value, "isfinite"):  # a tensor; their sum is looked at first: much faster, and finite only if they all are
+    if hasattr(
+        value, "isfinite"
+    ):  # a tensor: its sum is looked at first, which is much faster, and finite if they all are
         return math.isfinite(float(value.sum())) or bool(value.isfinite().all())
     return bool(np.isfinite(value).all())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ MOST_STOLEN = 0.9  # share of the time; beyond it nothing can be said
 
 Phase: TypeAlias = Literal["constructor", "reset", "step", "close"]
 PHASES: tuple[Phase, ...] = ("constructor", "reset", "step", "close")
+CPU_INFO = Path("/proc/cpuinfo")
 SURVEYED = -1  # the number of the episode that is begun, with seed 0, to see what a reset returns
 
 
@@ -379,6 +381,13 @@ def _memory(others: frozenset[int]) -> int:
             used = process.memory_full_info()
             total += getattr(used, "pss", used.uss)
     return total
+
+
+def processor() -> str:
+    """Its model, as far as the system tells."""
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def usable_cores() -> int:

@@ -13,6 +13,7 @@ from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_co
 from freewheel.config.auto import kind_of, settle
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, Env, EnvSpec, Snapshot
+from freewheel.envs.family import imported_by_workers
 from freewheel.errors import SetupError, UsageError
 from freewheel.files.memory import Need
 from freewheel.learn.spec import Compute, LearnerSpec, ReplayConfig, WorldFacts
@@ -22,6 +23,7 @@ from freewheel.policies.spec import PolicySpec, Start, actor_layout, check_weigh
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, SimulationSpec, WorkerSpec
 from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, measured, usable_cores
 from freewheel.run.advice.limits import check_learner, check_machine, check_sizes
+from freewheel.run.advice.remembered import Known, recall, remember
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
 from freewheel.run.learners.devices import placed_or_substituted, task_beside
@@ -32,12 +34,8 @@ from freewheel.run.process import yield_further
 from freewheel.seeding import tree
 from freewheel.transport.survey import Survey
 
-#: What every process with environments imports, to train or to evaluate.
-MODULES = ("freewheel.envs.gym", "freewheel.policies.numpy_actor", "freewheel.run.evaluation.players")
 NICE = 5  # how much lower the priority of workers that compute is, where more of them than cores run
-PUBLISH_EVERY = (
-    8  # rows between two versions of a policy that learns from a replay buffer, where workers do not wait for it
-)
+PUBLISH_EVERY = 8  # rows between two versions of a policy with a replay buffer, where workers do not wait for it
 
 Report: TypeAlias = Callable[[str], None]
 
@@ -164,7 +162,7 @@ class Plan:
         """Settings of worker processes."""
         env = self.config.env
         nice = NICE if self.yields == "workers" else 0
-        return WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules), nice=nice, turns=self.turns)
+        return WorkerSpec(timeouts=env.timeouts, modules=imported_by_workers(env), nice=nice, turns=self.turns)
 
     @property
     def setup(self) -> Setup:
@@ -310,8 +308,12 @@ def plan(
     name = name_run(config) if run is None else RunName(run.parent, run.name, exact=True)
     config, device = placed_or_substituted(config)
     _initial_weights(config)  # whether they can be read is known before a process is started
-    report(f"{'opening' if config.env.on_device else 'measuring'} {config.env.label} ...")
-    cost = survey_env(config, meanwhile, budget=None if arranged is arrange else BUDGET)  # others compare modes by it
+    budget = None if arranged is arrange else BUDGET  # others compare modes by it
+    known = recall(config, _seconds(config, budget))
+    verb = "opening" if config.env.on_device or known else "measuring"
+    told = f", measured here on {known.when} (`freewheel check` does so again)" if known else ""
+    report(f"{verb} {config.env.label}{told} ...")
+    cost = survey_env(config, meanwhile, budget=budget, known=known)
     if run is None:
         return arranged(config, cost, name, device)
     planned = arrange(replace(config, run=replace(config.run, init="")), cost, name, device)
@@ -319,25 +321,28 @@ def plan(
 
 
 def survey_env(
-    config: Config, meanwhile: Callable[[], None] = nothing, budget: float | None = None, lanes: int = 1
+    config: Config,
+    meanwhile: Callable[[], None] = nothing,
+    budget: float | None = None,
+    lanes: int = 1,
+    known: Known | None = None,
 ) -> EnvCost:
     """What the environment costs, measured for about `budget` seconds in a process of its own; a simulator is not measured.
     With several lanes, the times are those of a step of all of them.
 
     By default it is measured for as long as the mode needs: where every number is given, it is only tried out, and a step that
-    takes long is not waited for.
+    takes long is not waited for. What is `known` from an earlier time is not measured again: it is made and reset.
 
     An env that cannot be sent to one is measured here, where no time-out holds, if the mode would run it here as well.
     """
     if config.env.on_device:
         return EnvCost(spec=_simulator(config), wall=0.0, row=0.0, cpu=0.0)
-    env, workers = config.env, isinstance(config.collector, WorkersConfig)
+    env, mode, workers = config.env, config.collector, isinstance(config.collector, WorkersConfig)
     make: MakeEnv = env.make if lanes == 1 else _Lanes(env.make, lanes)
-    where = WorkerSpec(timeouts=env.timeouts, modules=(*MODULES, *env.modules))
-    mode, tried_out = config.collector, budget is None and not config.collector.needs_step_time
+    where = WorkerSpec(timeouts=env.timeouts, modules=imported_by_workers(env))
+    tried_out = budget is None and not mode.needs_step_time
     hurried = tried_out or (isinstance(mode, WorkersConfig) and mode.workers != "auto")
-    if budget is None:
-        budget = BRIEF if tried_out else BUDGET
+    budget = _seconds(config, budget)
     try:
         survey = Survey(make, env.label, where, budget=budget, patient=workers, hurried=hurried)
     except SetupError:
@@ -347,7 +352,18 @@ def survey_env(
             return replace(cost, portable=False)
     with survey:
         meanwhile()
-        return survey.result()
+        cost = survey.result(opened=known is not None)
+    if known is not None:
+        return replace(cost, **known.numbers)
+    if lanes == 1:
+        remember(config, budget, cost)
+    return cost
+
+
+def _seconds(config: Config, budget: float | None) -> float:
+    """How long an environment is measured: where every number is given, it is only tried out."""
+    usual = BUDGET if config.collector.needs_step_time else BRIEF
+    return usual if budget is None else budget
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_s
 from freewheel.collect.mode import MODES
 from freewheel.config.resolve import Config
 from freewheel.core import Env, EnvSpec, Step
-from freewheel.envs.family import EnvConfig
+from freewheel.envs.family import EnvConfig, imported_by_workers
 from freewheel.envs.gym import GymConfig
 from freewheel.envs.legacy import OldGym
 from freewheel.errors import FreewheelError
@@ -29,7 +29,7 @@ from freewheel.rollout.probe import EnvCost, random_actions, usable_cores
 from freewheel.run.advice.prospects import GAIN, WAITS_FOR, Prospect, best_of, predicted, prospects, step_times, typed
 from freewheel.run.learners.devices import placed
 from freewheel.run.naming import name_run
-from freewheel.run.plan import MODULES, arrange, survey_env
+from freewheel.run.plan import arrange, survey_env
 from freewheel.run.process import learner_threads
 from freewheel.seeding import generator, training_episodes
 from freewheel.transport.executors import call_in_process
@@ -169,7 +169,7 @@ def _tried(config: Config, cost: EnvCost) -> list[Finding]:
     if not cost.portable:
         return []
     env, limits = config.env, config.env.timeouts
-    modules, seconds = (*MODULES, *env.modules), limits.construct + limits.reset + limits.step
+    modules, seconds = imported_by_workers(env), limits.construct + limits.reset + limits.step
     call = partial(call_in_process, what=env.name, limit=seconds, modules=modules)
     try:
         seen: Inspection = call(partial(inspect_env, env, cost))

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from freewheel.core import ActionSpec, EnvSpec, Episode, Slice, Snapshot
+from freewheel.envs.family import imported_by_workers
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.rollout.factory import Timeouts, WorkerSpec
@@ -34,7 +35,6 @@ from freewheel.run.evaluation.players import (
     ReservedLanes,
     Rounds,
 )
-from freewheel.run.plan import MODULES
 from freewheel.seeding import tree
 from freewheel.transport import executors
 from freewheel.transport.executors import ProcessExecutor
@@ -51,7 +51,7 @@ def world(lanes: int) -> Any:
 
 
 def crew_of(build: Callable[[], Rounds], name: str = "World", **limits: float) -> ProcessPlayers:
-    how = WorkerSpec(modules=MODULES, timeouts=Timeouts(**limits))
+    how = WorkerSpec(modules=imported_by_workers(GymConfig("Fake", factory=Identity)), timeouts=Timeouts(**limits))
     return ProcessPlayers(partial(ProcessPlayer, build, how, name), world(1).spec, 1, WAITING, in_turn=False)
 
 

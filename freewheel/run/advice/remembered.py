@@ -1,0 +1,102 @@
+"""What an environment was measured to cost, kept in the user's cache for as long as its source, the packages and the machine are
+the same. Only numbers are read back, never what an environment is like."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from importlib.machinery import PathFinder
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, get_type_hints
+
+from freewheel import __version__
+from freewheel.config.resolve import Config
+from freewheel.errors import FileError
+from freewheel.files import read
+from freewheel.rollout.probe import BUDGET, EnvCost, processor, usable_cores
+
+FOLDER = "FREEWHEEL_CACHE"  # the variable that names the folder; empty: nothing is remembered
+OLDEST = 30 * 86_400.0  # seconds
+MOST_FILES, SIZE = 200, 64 << 10  # entries, and bytes of one
+LARGEST = 1e15  # of a number
+MOST_STOLEN = 0.5  # of the time of a row; what was measured beside more than that is not kept
+NUMBERS = [one.name for one in fields(EnvCost) if one.name not in ("spec", "failure", "closed", "portable", "batched")]
+
+
+@dataclass(frozen=True)
+class Known:
+    """The numbers of an EnvCost, and when they were measured, in words."""
+
+    numbers: dict[str, Any]
+    when: str
+
+
+def recall(config: Config, budget: float) -> Known | None:
+    """What is known of the environment from a measurement of this many seconds, or of more."""
+    for path in (_path(config, one) for one in sorted({budget, BUDGET}, reverse=True)):
+        if path is not None:
+            with suppress(FileError, KeyError, TypeError, ValueError):
+                data, hints = read.json_object(path, SIZE), get_type_hints(EnvCost)
+                found = {name: read.value_of(hints[name], data[name], name) for name in NUMBERS}
+                when = float(data["when"])
+                if 0 <= time.time() - when <= OLDEST and found["steps"] > 0 and _bounded(found.values()):
+                    return Known(found, time.strftime("%Y-%m-%d %H:%M", time.localtime(when)))
+    return None
+
+
+def remember(config: Config, budget: float, cost: EnvCost) -> None:
+    """Keep a measurement, unless something failed in it, it was broken off, or others had the processor."""
+    whole = cost.fast > 0 and not cost.failures and cost.closed and cost.portable
+    if not whole or cost.stolen > MOST_STOLEN * cost.row or (path := _path(config, budget)) is None:
+        return
+    data = json.dumps({name: getattr(cost, name) for name in NUMBERS} | {"when": time.time()})
+    with suppress(OSError):  # a full or read-only disk: it is measured again
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=path.parent, delete=False) as file:  # only its owner can read it
+            file.write(data)
+        os.replace(file.name, path)
+        for old in sorted(path.parent.iterdir(), key=lambda one: -one.stat().st_mtime)[MOST_FILES:]:
+            old.unlink()
+
+
+def _bounded(values: Any) -> bool:
+    return all(_bounded(one) if isinstance(one, tuple) else 0 <= one <= LARGEST for one in values)
+
+
+def _path(config: Config, budget: float) -> Path | None:
+    """Where it is kept: the name is a hash of all that the cost depends on, as far as that can be known; None: it cannot."""
+    env, place = config.env, os.environ.get(FOLDER)
+    sources = [_source(module) for module in env.modules]
+    if place == "" or not sources or None in sources or " at 0x" in repr(env):  # what has only an address
+        return None
+    packages = sorted(one.name for folder in sys.path for one in Path(folder).glob("*.dist-info"))
+    machine = platform.machine(), platform.python_version(), processor(), usable_cores()
+    name = hashlib.sha256(repr((repr(env), sources, packages, machine, __version__)).encode()).hexdigest()[:32]
+    with suppress(RuntimeError):  # nobody's home
+        folder = place or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "freewheel")
+        return Path(folder, "measured", f"{name}-{'whole' if budget >= BUDGET else 'brief'}.json")
+    return None
+
+
+def _source(module: str) -> str | None:
+    """A hash of the file of a module and of the Python files beside it; nothing is imported to find it."""
+    top, *rest = module.split(".")
+    if (spec := PathFinder.find_spec(top)) is None:
+        return None
+    inside = [Path(place, *rest) for place in spec.submodule_search_locations or ()]
+    places = (
+        [name for one in inside for name in (one.with_suffix(".py"), one / "__init__.py")] if rest else [spec.origin]
+    )
+    file = next((Path(one) for one in places if one and Path(one).is_file()), None)
+    try:
+        beside = () if file is None else sorted({file, *file.parent.glob("*.py")})
+        return hashlib.sha256(b"\0".join(one.read_bytes() for one in beside)).hexdigest() if beside else None
+    except OSError:
+        return None
