@@ -116,9 +116,9 @@ def test_old_ones_go_but_never_what_a_link_points_to(tmp_path: Path) -> None:
     for step in (2, 3, 10, 20):
         store(tmp_path, step)
     assert names(tmp_path) == {"1", "10", "20", "latest", "best"}
-    # A run that went back: latest stays although it is not the newest.
+    # A run that went back: what was saved last is the newest, whatever its step, and no name is used again.
     save(tmp_path, 5, weights(5), {"step": 5}, keep=1)
-    assert names(tmp_path) == {"1", "5", "20", "latest", "best"}
+    assert names(tmp_path) == {"1", "5-6", "latest", "best"}
     assert whole(tmp_path) == 5
 
 
@@ -307,6 +307,30 @@ def test_the_first_format_is_read_but_it_had_no_other_files(tmp_path: Path) -> N
         load(tmp_path)
 
 
+@pytest.mark.parametrize(("latest", "newest"), [("8", "8"), ("8-2", "8-2"), ("5", "8-2")])
+def test_without_an_order_the_link_says_which_of_a_step_was_saved_last(
+    tmp_path: Path, latest: str, newest: str
+) -> None:
+    """As older runs are, which have used names again; a later step is of a save that was killed before it moved the link."""
+    for step in (8, 5, 8):
+        path = full(tmp_path, step, keep=3)
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        (path / MANIFEST).write_text(json.dumps({name: manifest[name] for name in ("format", "files")}))
+        path.rename(tmp_path / ("8-2" if step == 8 and (tmp_path / "5").exists() else str(step)))
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to(latest)
+    assert load_state(tmp_path)[0].path.name == load(tmp_path).path.name == newest
+    path = full(tmp_path, 8)
+    assert load_state(tmp_path)[0].path == load(tmp_path).path == path
+
+
+def test_a_step_means_what_was_saved_last_at_it(tmp_path: Path) -> None:
+    for step in (8, 5, 8, 5):
+        path = full(tmp_path, step)
+    assert names(tmp_path) == {"8-3", "5-4", "latest"}
+    assert (load(tmp_path, "5").path, load(tmp_path, "8").step) == (path, 8)
+
+
 def test_a_newer_format_is_not_called_damaged(tmp_path: Path) -> None:
     path = store(tmp_path, 1)
     manifest = json.loads((path / MANIFEST).read_bytes())
@@ -317,9 +341,9 @@ def test_a_newer_format_is_not_called_damaged(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def full(root: Path, step: int) -> Path:
+def full(root: Path, step: int, keep: int = 2) -> Path:
     state = {name: encode_arrays({}) for name in (LEARNER, COLLECTOR)}
-    return Store(root).save(step, weights(step), {"step": step}, {**state, PROGRESS: encode_json({})}).folder
+    return Store(root, keep).save(step, weights(step), {"step": step}, {**state, PROGRESS: encode_json({})}).folder
 
 
 def test_latest_is_the_newest_full_one_once_there_is_one(tmp_path: Path) -> None:
@@ -348,7 +372,7 @@ def test_leftovers_of_a_killed_save_go_with_the_next_but_not_those_of_another_th
     ours = Store(tmp_path)
     full(tmp_path, 1)
     (tmp_path / ".part-7").mkdir()
-    busy = ours._claim(9)
+    busy, _ = ours._claim(9)
     (tmp_path / ".part-9").mkdir()
     ours.save(2, weights(2), {"step": 2}, best=True)
     assert names(tmp_path) == {"1", "2", ".part-9", "latest", "best"}

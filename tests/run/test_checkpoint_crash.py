@@ -10,11 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from freewheel.files import disk
 from freewheel.run.checkpoints.checkpoint import (
@@ -31,6 +36,7 @@ from freewheel.run.checkpoints.checkpoint import (
     load,
     load_state,
     names,
+    read,
     read_arrays,
 )
 from freewheel.run.checkpoints.store import Store, Written
@@ -61,7 +67,7 @@ def whole(root: Path) -> int:
     found, state = load_state(root)
     step = found.step
     assert (found.about, state.progress, found.warnings) == ({"contents": step}, {"env_steps": step}, ())
-    assert load(root).step in (step - 1, step)  # weights are those that `latest` points to
+    assert load(root).step == step  # also where the kill came before `latest` pointed to it
     closed, still_open = (read_arrays(part)["rows"] for part in state.segments["replay"])
     for array, expected in (
         (found.params["w"], np.arange(50) + step),
@@ -192,6 +198,74 @@ def test_where_files_cannot_be_linked_they_are_copied(tmp_path: Path, monkeypatc
     copied = store(tmp_path, 3, linked)
     assert (copied.folder / SEGMENTS[0]).stat().st_ino != (linked.folder / SEGMENTS[0]).stat().st_ino
     assert whole(tmp_path) == 3
+
+
+class Saves(RuleBasedStateMachine):
+    """Saves of one run in any order: at the step of the one before, at an earlier one after going back, killed at any call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.root = Path(self.folder.name) / "checkpoints"
+        self.store, self.step, self.count = Store(self.root), 0, 0
+        self.newest = {0}  # full checkpoints, one of which the run would go on from; 0: none
+        self.known = dict[str, int]()  # of every name that there was, which save has made it
+
+    @rule(more=st.integers(0, 2), killed=st.none() | st.integers(1, 45))
+    def save(self, more: int, killed: int | None) -> None:
+        """The run, after so many more steps."""
+        self.step, self.count = self.step + more, self.count + 1
+        state: Mapping[str, Content] = {
+            **{name: encode_arrays({"save": np.array(self.count)}) for name in (LEARNER, COLLECTOR)},
+            PROGRESS: encode_json({"save": self.count}),
+        }
+        save = partial(self.store.save, self.step, {"save": np.array(self.count)}, {"save": self.count}, state)
+        done = len(saved(save, Crash(), killed or NEVER, once=False)) < (killed or NEVER)
+        self.newest = {self.count} if done else self.newest | {self.count}
+        if not done:
+            self.start()
+
+    @rule(back=st.integers(0, 2))
+    def best(self, back: int) -> None:
+        """Weights alone, perhaps of some steps before."""
+        self.count += 1
+        weights = {"save": np.array(self.count)}
+        self.store.save(max(0, self.step - back), weights, {"save": self.count}, best=True)
+
+    @rule(older=st.booleans())
+    def start(self, older: bool = False) -> None:
+        """Another session, which goes on from the newest, or by wish from the oldest there is."""
+        self.store = Store(self.root)
+        full = [name for name in names(self.root) if (self.root / str(name) / LEARNER).is_file()]
+        if not full:
+            self.store.go_back_to(None)
+            self.step = 0
+            return
+        found = load_state(self.root, str(full[-1]) if older else "latest")[0]
+        assert older or found.about["save"] in self.newest, "an older one is taken"
+        self.store.go_back_to(found.path)
+        self.step = found.step
+        if not older:
+            self.newest = {found.about["save"]}
+
+    @invariant()
+    def agree(self) -> None:
+        """The weights of `latest` are those that the run would go on with, and nothing has the name of something else."""
+        for name in map(str, names(self.root)):
+            save = read(self.root / name).about["save"]
+            assert self.known.setdefault(name, save) == save, f"{name} is used again"
+        if self.newest != {0} and any((self.root / str(name) / LEARNER).is_file() for name in names(self.root)):
+            found, state = load_state(self.root)
+            assert found.about == state.progress == load(self.root).about
+            assert found.about["save"] in self.newest
+            assert not found.warnings
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+
+def test_what_was_saved_last_is_the_newest_whatever_was_saved_and_killed_before() -> None:
+    run_state_machine_as_test(Saves, settings=settings(max_examples=25, stateful_step_count=12, deadline=None))  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.system

@@ -21,7 +21,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import safetensors.numpy
@@ -53,6 +53,7 @@ FORMAT = 2  # 1 had weights only
 UNKNOWN = 1 << 20  # bytes of weights that are read whatever the network is
 WRITERS, MANY = 8, 16  # threads that write a checkpoint that is waited for, if it has so many files
 LOOK = 0.1  # seconds between two looks at them
+MOST_SAVES = 10**12  # of a run, many a second for years: a manifest that claims more is damaged
 PART = ".part-"  # begins the name of what is being written or removed; readers look only at names made of digits
 
 
@@ -72,19 +73,26 @@ class Linked:
     entry: Entry
 
 
+class Order(NamedTuple):
+    """Which save of a run made a checkpoint. No clock is asked: it may step."""
+
+    number: int = 0  # 1 for the first one; 0: not known
+    furthest: int = -1  # the last step that any save up to this one has had, also those that are gone
+
+
 Content: TypeAlias = bytes | Linked | Callable[[], bytes]  # the last one: made when it is written
 
 
 @dataclass(frozen=True, order=True)
 class Name:
-    """A checkpoint by its environment steps; the second of one step is called STEP-2."""
+    """A checkpoint by its environment steps; where a step had one before, also by how many saves there were: STEP-7."""
 
     step: int
     number: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Name | None:
-        found = re.fullmatch("(0|[1-9][0-9]{0,18})(?:-([2-9]|[1-9][0-9]{1,5}))?", text)
+        found = re.fullmatch("(0|[1-9][0-9]{0,18})(?:-([2-9]|[1-9][0-9]{1,17}))?", text)
         return None if found is None else cls(int(found[1]), int(found[2] or 1))
 
     def __str__(self) -> str:
@@ -168,6 +176,7 @@ def write(
     files: Mapping[str, Content],
     others: Mapping[str, bytes] = types.MappingProxyType({}),
     *,
+    order: Order | None = None,
     mode: int = 0o700,
     waiting: Callable[[], None] | None = None,
 ) -> Mapping[str, Entry]:
@@ -184,7 +193,8 @@ def write(
         for name, data in others.items():
             disk.write(part / name, data)
         files_listed = {name: asdict(entry) for name, entry in listed.items()}
-        disk.write(part / MANIFEST, encode_json({"format": FORMAT, "files": files_listed}))
+        place = {} if order is None else {"order": order.number, "furthest": order.furthest}
+        disk.write(part / MANIFEST, encode_json({"format": FORMAT, **place, "files": files_listed}))
         disk.sync(part)
         if folder.exists():  # a directory cannot be replaced in one call
             disk.remove(old)
@@ -234,8 +244,11 @@ def _put(path: Path, given: Content) -> Entry:
 
 
 def load(root: Path, which: str = "latest") -> Checkpoint:
-    """The weights of `which` ("latest", "best" or a step), else of the newest that verifies, with warnings to show."""
-    for found, problems in _candidates(root, which, names(root)):
+    """The weights of `which` ("latest", "best" or a step), else of the newest that verifies, with warnings to show. The latest
+    are those that a run would go on from."""
+    known = names(root)
+    newest = next((name for name in known if which == "latest" and is_full(root / str(name))), None)
+    for found, problems in _candidates(root, which, known, newest):
         try:
             saved = read(root / str(found))
         except FileError as error:
@@ -253,7 +266,7 @@ def load_state(root: Path, which: str = "latest") -> tuple[Checkpoint, State]:
     gone = [] if latest is None or latest in known else [f"{root / str(latest)} is missing"]
     if not full:
         raise CheckpointError(f"there is nothing to resume from in {root}: no checkpoint has the learner's state")
-    for found, problems in _candidates(root, str(full[0]) if which == "latest" else which, full):
+    for found, problems in _candidates(root, which, full, full[0] if which == "latest" else None):
         try:
             folder = root / str(found)
             saved, state = read(folder), read_state(folder)
@@ -265,15 +278,19 @@ def load_state(root: Path, which: str = "latest") -> tuple[Checkpoint, State]:
     raise AssertionError("the last candidate raises")
 
 
-def _candidates(root: Path, which: str, known: list[Name]) -> Iterator[tuple[Name, list[str]]]:
-    """What to try, one after the other, and a list of what was wrong with those before; at its end a CheckpointError with it."""
-    asked = Name.parse(which)
-    if which not in ("latest", "best") and asked is None:
-        raise UsageError(f"there is no checkpoint '{which}': ask for latest, best or the number of a step")
-    if asked is not None and asked not in known:
+def _candidates(
+    root: Path, which: str, known: list[Name], newest: Name | None = None
+) -> Iterator[tuple[Name, list[str]]]:
+    """What to try, one after the other, and a list of what was wrong with those before; at its end a CheckpointError with it.
+
+    newest: what is meant, whatever the links say."""
+    asked = None
+    if which not in ("latest", "best") and (asked := named(which, known)) is None:
+        if Name.parse(which) is None:
+            raise UsageError(f"there is no checkpoint '{which}': ask for latest, best or the number of a step")
         there = ", ".join(map(str, known)) or "none"
         raise UsageError(f"there is no checkpoint of step {which} in {root}; there is {there}")
-    wanted = asked or target(root, which)
+    wanted = asked or newest or target(root, which)
     problems = [] if wanted is not None else [_no_link(root, which)]
     if wanted is not None and wanted not in known:
         problems, wanted = [f"{root / str(wanted)} is missing"], None
@@ -393,12 +410,24 @@ def _verified(path: Path, entry: Entry) -> bytearray:
 
 
 def names(root: Path) -> list[Name]:
-    """The checkpoints there are directories for, from the newest down."""
+    """The checkpoints there are directories for, from the one that was saved last down."""
+    known = orders(root)
+    return sorted(known, key=lambda name: (known[name].number, name), reverse=True)
+
+
+def orders(root: Path) -> dict[Name, Order]:
+    """Which save made each. A manifest that is damaged, or older than this field, does not say it: then the target of `latest`
+    was the last one, unless no manifest says it and there is a later step. The others were before those that say it."""
     try:
         folders = list(root.iterdir()) if root.is_dir() else []
     except OSError as error:
         raise CheckpointError(f"{root} cannot be read: {error.strerror}") from None
-    return sorted((name for folder in folders if (name := Name.parse(folder.name)) and folder.is_dir()), reverse=True)
+    known = [name for folder in folders if (name := Name.parse(folder.name)) and folder.is_dir()]
+    found, latest = {name: _order(root / str(name)) for name in known}, target(root, "latest")
+    last = max((order.number for order in found.values()), default=0)
+    if latest in found and not found[latest].number and (last or latest.step == max(known).step):
+        found[latest] = Order(last + 1)
+    return found
 
 
 def is_full(folder: Path) -> bool:
@@ -412,3 +441,21 @@ def target(root: Path, link: str) -> Name | None:
         return Name.parse(os.readlink(root / link))
     except OSError:
         return None
+
+
+def named(which: str, known: list[Name]) -> Name | None:
+    """The checkpoint of this name, else of a step the one that was saved last."""
+    asked = Name.parse(which)
+    same = [name for name in known if asked is not None and asked.number == 1 and name.step == asked.step]
+    return asked if asked in known else next(iter(same), None)
+
+
+def _order(folder: Path) -> Order:
+    try:
+        manifest = json_object(folder / MANIFEST)
+    except FileError:
+        return Order()
+    number, furthest = manifest.get("order"), manifest.get("furthest")
+    if type(number) is not int or type(furthest) is not int or not 0 < number < MOST_SAVES:
+        return Order()
+    return Order(number, furthest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,7 +12,7 @@ from freewheel.core import NDArray
 from freewheel.errors import FileError
 from freewheel.files import disk
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.checkpoints.checkpoint import PART, POLICY, WEIGHTS, Content, Entry, Name
+from freewheel.run.checkpoints.checkpoint import PART, POLICY, WEIGHTS, Content, Entry, Name, Order
 
 KEEP = 2  # full checkpoints
 
@@ -38,11 +37,15 @@ class Store:
         self._writing: set[Name] = set()
         self._abandoned: set[Name] = set()
         self._newest: Name | None = None  # of this session
+        self._last = Order()  # of the saves that this session has begun
+        self._before: int | None = None  # the last step that a session before it may have saved
+        self._steps: set[int] = set()  # that this one has saved
 
-    def go_back_to(self, folder: Path) -> None:
-        """The run goes on from this checkpoint: full ones that are newer belong to another course, and go with the next save."""
-        name = Name.parse(folder.name)
-        newer = [one for one in checkpoint.names(self.root) if name is None or one > name]
+    def go_back_to(self, folder: Path | None) -> None:
+        """The run goes on from this checkpoint, or begins again: full ones that were saved after it belong to another course, and
+        go with the next save."""
+        known, name = checkpoint.names(self.root), None if folder is None else Name.parse(folder.name)
+        newer = known[: known.index(name)] if name in known else known
         self._abandoned = {one for one in newer if checkpoint.is_full(self.root / str(one))}
 
     def save(
@@ -64,11 +67,11 @@ class Store:
             **(state or {}),
         }
         checkpoint.make_private(self.root)
-        name = self._claim(step)
+        name, order = self._claim(step)
         try:
             there = self._same(step, files) if state is None else None
             folder = self.root / str(there or name)
-            listed = checkpoint.write(folder, files, waiting=waiting) if there is None else {}
+            listed = checkpoint.write(folder, files, order=order, waiting=waiting) if there is None else {}
             with self._lock:
                 self._point(there or name, full=state is not None, best=best)
                 self._prune(there or name)
@@ -76,13 +79,22 @@ class Store:
             self._writing.discard(name)
         return Written(folder, listed)
 
-    def _claim(self, step: int) -> Name:
-        """A name that is free."""
+    def _claim(self, step: int) -> tuple[Name, Order]:
+        """A name that no checkpoint of the run has had, and its place in the order of saves."""
         with self._lock:
-            taken = self._writing.union(checkpoint.names(self.root))
-            name = next(one for one in (Name(step, n) for n in itertools.count(1)) if one not in taken)
+            known = checkpoint.orders(self.root)
+            found = [
+                self._last,
+                *(Order(max(known[one].number, one.number), one.step) for one in known),
+                *known.values(),
+            ]
+            number, furthest = (max(values) for values in zip(*found, strict=True))
+            self._before = furthest if self._before is None else self._before
+            name = Name(step) if step > self._before and step not in self._steps else Name(step, number + 1)
+            self._last = Order(number + 1, max(step, furthest))
+            self._steps.add(step)
             self._writing.add(name)
-            return name
+            return name, self._last
 
     def _same(self, step: int, files: Mapping[str, Content]) -> Name | None:
         """A checkpoint of this step that has these weights already, undamaged."""

@@ -42,7 +42,8 @@ def newest_of_all(run: Path, learners: int, which: str = "") -> str:
     """The newest checkpoint of the first learner that all others have as well; `which`: the one that is asked for."""
     own = agreed_of(run)
     if which not in ("", "latest"):
-        own = {agreed: name for agreed, name in own.items() if str(name) == which}
+        asked = checkpoint.named(which, list(reversed(own.values())))
+        own = {agreed: name for agreed, name in own.items() if name == asked}
     folders = [run / FOLDER / str(rank) for rank in range(1, learners)]
     if missing := [folder for folder in folders if not folder.is_dir()]:
         raise CheckpointError(f"{missing[0]} is missing: what learner {missing[0].name} has saved is needed to go on")
