@@ -265,7 +265,7 @@ class Saves(RuleBasedStateMachine):
 
 
 def test_what_was_saved_last_is_the_newest_whatever_was_saved_and_killed_before() -> None:
-    run_state_machine_as_test(Saves, settings=settings(max_examples=25, stateful_step_count=12, deadline=None))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(Saves, settings=settings(max_examples=25, stateful_step_count=12, deadline=None))
 
 
 @pytest.mark.system

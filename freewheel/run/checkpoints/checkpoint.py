@@ -21,7 +21,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import safetensors.numpy
@@ -42,6 +42,7 @@ from freewheel.files.read import (
     value_of,
 )
 from freewheel.policies.spec import PolicySpec, full_layout
+from freewheel.run.checkpoints.order import Order
 
 WEIGHTS, POLICY, MANIFEST = "weights.safetensors", "policy.json", "manifest.json"
 LEARNER, COLLECTOR, PROGRESS = "learner.safetensors", "collector.safetensors", "progress.json"
@@ -53,7 +54,6 @@ FORMAT = 2  # 1 had weights only
 UNKNOWN = 1 << 20  # bytes of weights that are read whatever the network is
 WRITERS, MANY = 8, 16  # threads that write a checkpoint that is waited for, if it has so many files
 LOOK = 0.1  # seconds between two looks at them
-MOST_SAVES = 10**12  # of a run, many a second for years: a manifest that claims more is damaged
 PART = ".part-"  # begins the name of what is being written or removed; readers look only at names made of digits
 
 
@@ -71,13 +71,6 @@ class Linked:
 
     path: Path
     entry: Entry
-
-
-class Order(NamedTuple):
-    """Which save of a run made a checkpoint. No clock is asked: it may step."""
-
-    number: int = 0  # 1 for the first one; 0: not known
-    furthest: int = -1  # the last step that any save up to this one has had, also those that are gone
 
 
 Content: TypeAlias = bytes | Linked | Callable[[], bytes]  # the last one: made when it is written
@@ -176,7 +169,7 @@ def write(
     files: Mapping[str, Content],
     others: Mapping[str, bytes] = types.MappingProxyType({}),
     *,
-    order: Order | None = None,
+    order: Order = Order(),  # noqa: B008
     mode: int = 0o700,
     waiting: Callable[[], None] | None = None,
 ) -> Mapping[str, Entry]:
@@ -193,8 +186,7 @@ def write(
         for name, data in others.items():
             disk.write(part / name, data)
         files_listed = {name: asdict(entry) for name, entry in listed.items()}
-        place = {} if order is None else {"order": order.number, "furthest": order.furthest}
-        disk.write(part / MANIFEST, encode_json({"format": FORMAT, **place, "files": files_listed}))
+        disk.write(part / MANIFEST, encode_json({"format": FORMAT, **order.to_json(), "files": files_listed}))
         disk.sync(part)
         if folder.exists():  # a directory cannot be replaced in one call
             disk.remove(old)
@@ -423,7 +415,7 @@ def orders(root: Path) -> dict[Name, Order]:
     except OSError as error:
         raise CheckpointError(f"{root} cannot be read: {error.strerror}") from None
     known = [name for folder in folders if (name := Name.parse(folder.name)) and folder.is_dir()]
-    found, latest = {name: _order(root / str(name)) for name in known}, target(root, "latest")
+    found, latest = {name: Order.read(root / str(name) / MANIFEST) for name in known}, target(root, "latest")
     last = max((order.number for order in found.values()), default=0)
     if latest in found and not found[latest].number and (last or latest.step == max(known).step):
         found[latest] = Order(last + 1)
@@ -448,14 +440,3 @@ def named(which: str, known: list[Name]) -> Name | None:
     asked = Name.parse(which)
     same = [name for name in known if asked is not None and asked.number == 1 and name.step == asked.step]
     return asked if asked in known else next(iter(same), None)
-
-
-def _order(folder: Path) -> Order:
-    try:
-        manifest = json_object(folder / MANIFEST)
-    except FileError:
-        return Order()
-    number, furthest = manifest.get("order"), manifest.get("furthest")
-    if type(number) is not int or type(furthest) is not int or not 0 < number < MOST_SAVES:
-        return Order()
-    return Order(number, furthest)

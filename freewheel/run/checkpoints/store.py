@@ -12,7 +12,8 @@ from freewheel.core import NDArray
 from freewheel.errors import FileError
 from freewheel.files import disk
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.checkpoints.checkpoint import PART, POLICY, WEIGHTS, Content, Entry, Name, Order
+from freewheel.run.checkpoints.checkpoint import PART, POLICY, WEIGHTS, Content, Entry, Name
+from freewheel.run.checkpoints.order import Order
 
 KEEP = 2  # full checkpoints
 
