@@ -14,7 +14,7 @@ from freewheel.errors import CheckpointError, FileError
 from freewheel.federate.average import weights_of
 from freewheel.federate.coordinator import Start
 from freewheel.federate.options import FederateOptions
-from freewheel.federate.record import AVERAGE, FEDERATION
+from freewheel.federate.record import AVERAGE, FEDERATION, SITES
 from freewheel.federate.rounds import Tally
 from freewheel.federate.sites import Site
 from freewheel.federate.start import Federation, train
@@ -48,13 +48,16 @@ class Saved:
 
 def is_federation(name: str, runs_dir: str) -> bool:
     """Whether this is the run directory of a coordinator."""
-    return (find_run(name.partition("@")[0], runs_dir) / FEDERATION).is_file()
+    path = find_run(name.partition("@")[0], runs_dir)
+    return (path / FEDERATION).is_file() or (path / SITES).is_dir()
 
 
 def resume(name: str, runs_dir: str, *, trust: bool = False) -> int:
     """Play the rounds that are left; returns the exit code."""
     path = find_run(name, runs_dir)
     file = path / FEDERATION
+    if not file.exists():
+        raise CheckpointError(f"{path} was ended before its first round, it has nothing to go on from: start it anew")
     data = json_object(file)
     signed = data.pop(origin.FIELD, None)
     saved = record(Saved, data, str(file))

@@ -24,6 +24,7 @@ from freewheel.run.saved import RunDirectory
 from freewheel.sinks.jsonl import JsonlSink
 
 FEDERATION, AVERAGE = "federation.json", "federation.safetensors"
+SITES = "sites"  # the run directories of sites, in that of the coordinator
 
 
 class Record:
@@ -34,6 +35,8 @@ class Record:
         self._directory = RunDirectory(planned, self.say)
         self._metrics = JsonlSink(self.path / METRICS, self.say)
         self.problems: list[str] = []
+        with suppress(OSError):
+            checkpoint.make_private(self.path / SITES)  # it is known for a federation before its first round has ended
         self._directory.keep()
 
     @staticmethod

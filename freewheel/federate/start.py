@@ -16,7 +16,7 @@ from freewheel.federate.average import weights_of
 from freewheel.federate.coordinator import BEGINNING, Coordinator, Scores, Start, line
 from freewheel.federate.frame import Frame
 from freewheel.federate.options import FederateOptions
-from freewheel.federate.record import Record
+from freewheel.federate.record import SITES, Record
 from freewheel.federate.sites import Site
 from freewheel.metrics.meter import Budget
 from freewheel.run.advice.beginning import checked
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from freewheel.transport.ray.attendants import Attendants
 
 SITE = "freewheel.federate.site"  # the module of a site's process
-FOLDER = "sites"  # of their run directories, in that of the coordinator
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class _Session:
             federation.sites,
             options,
             planned.spec.layout,
-            str(planned.path / FOLDER),
+            str(planned.path / SITES),
             start=start,
             trust=federation.trust,
         )
@@ -230,7 +229,7 @@ class _Session:
         from freewheel.transport.ray.attendants import Place
 
         site = next(one for one in self._federation.sites if one.name == name)
-        output = self._federation.planned.path / FOLDER / f"{name}.txt"
+        output = self._federation.planned.path / SITES / f"{name}.txt"
         carrier.start(name, SITE, str(output), Place(**site.place))
 
     def _tell_problems(self, told: dict[str, str]) -> None:

@@ -103,8 +103,9 @@ class RunDirectory:
         except OSError:
             return 0
 
-    def go_back(self, metrics_size: int) -> None:
-        """Rows of metrics that were written after a checkpoint belong to work that is done again; so does a summary."""
+    def go_back(self, metrics_size: int = 0) -> None:
+        """Rows of metrics that were written after a checkpoint belong to work that is done again; so does a summary. Without a
+        checkpoint all is done again."""
         try:
             if self.metrics_size > metrics_size:
                 with disk.open_end(self.path / METRICS) as file:

@@ -193,6 +193,8 @@ class Session:
                         break
                     if time.monotonic() >= self._next_row:
                         self.log()
+                    if self._saver.early and tick.metrics is not None and tick.metrics.get("updates", 1) > 0:
+                        self._saver.learned()
                     self._save_now_and_then()
                     began = self._ran_s()
         except (TimeUp, EndedTogether) as end:
@@ -317,6 +319,8 @@ class Session:
         saved = None
         if best:
             with self._meter.span("save"):
+                if (folder := self._saver.before_weights()) is not None:
+                    self._hooks.saved(folder)
                 saved = self._directory.save(found.step, found.snapshot, best=True)
         self._hooks.evaluated(found.step, score, saved)
 

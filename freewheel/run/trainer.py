@@ -67,10 +67,12 @@ def run(
     hooks: Sequence[object] = (),
     sinks: Sequence[Sink] = (),
     earlier: Earlier | None = None,
+    again: Path | None = None,
 ) -> Result:
     """Train. However it ends, the run directory is complete and nothing is left running; failures are raised after that.
 
-    `hooks` are called, and `sinks` written to, in addition to those that the config names.
+    `hooks` are called, and `sinks` written to, in addition to those that the config names. again: the directory, held by the
+    caller, of a run that was ended before it had saved anything, and begins again.
     """
     place = of_torchrun()
     config = by_torchrun(config, place)
@@ -80,13 +82,14 @@ def run(
     with stop.listening(), clock, Watchdog(stop, config.env.label, config.env.timeouts):
         chosen(config.run.output.all_sinks)
         report = silent if quiet else print_line
-        whole = plan_run(config, report, meanwhile=import_torch, run=None if earlier is None else earlier.path)
-        if earlier is None:
-            whole = checked(whole)
-        else:
+        there = again if earlier is None else earlier.path
+        whole = plan_run(config, report, meanwhile=import_torch, run=there, anew=again is not None)
+        if earlier is not None:
             check_fit(earlier.saved, whole.spec)
+        elif again is None:
+            whole = checked(whole)
         with gathered(whole, stop, resumed=earlier is not None) as crew:
-            result = train_part(whole, crew, stop, own, Outputs(quiet, sinks), earlier)
+            result = train_part(whole, crew, stop, own, Outputs(quiet, sinks), earlier, claim=again is None)
     stop.pass_on()
     return result
 
@@ -100,9 +103,16 @@ def followed(place: Place) -> Result:
 
 
 def train_part(
-    whole: Plan, crew: Crew, stop: Stop, hooks: Sequence[object], outputs: Outputs, earlier: Earlier | None
+    whole: Plan,
+    crew: Crew,
+    stop: Stop,
+    hooks: Sequence[object],
+    outputs: Outputs,
+    earlier: Earlier | None,
+    *,
+    claim: bool = False,
 ) -> Result:
-    """Train as one of the learners of a run, or as the only one."""
+    """Train as one of the learners of a run, or as the only one. claim: its directory is made, else it is there and held."""
     planned, config = crew.part(whole), whole.config
     process.keep_freed_memory()
     with (
@@ -120,7 +130,7 @@ def train_part(
         learner = planned.config.learner.build(replace(planned.learner_spec, services=services))
         if earlier is None:
             stop.begin()
-            if crew.place.rank == 0:
+            if claim:
                 name = whole.name.claim()
                 whole, planned = replace(whole, name=name), replace(planned, name=name)
                 held.enter_context(lock_run(planned.path))
@@ -132,6 +142,9 @@ def train_part(
             saver.go_on_from(earlier)
             stop.begin()  # nothing has been changed so far
             directory.go_back(int(earlier.progress["metrics_bytes"]))
+        else:
+            directory.store.go_back_to(None)
+            directory.go_back()
         info = _info(whole, directory, outputs, outlets, resumed=earlier is not None)
         traced = [] if trace is None else [_begin_trace(trace, planned, meter, saver)]
         outlets.open(chosen(config.run.output.all_sinks), info, [*outputs.sinks, *traced])

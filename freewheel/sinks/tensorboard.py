@@ -138,8 +138,9 @@ class TensorBoardSink:
         """A file of its own for every session of a run."""
         if self._file is None:
             run, given = self._run, settings(self._run.config)
+            earlier = (run.path / FOLDER).is_dir()  # also of a session that had saved nothing
             self._file = EventFile(run.path / FOLDER)
-            if run.resumed:
+            if earlier:
                 self._file.forget_after(self._kept)
             self._file.text("config", table(given, ("option", "value")))
             self._file.hyperparameters({name: value for name, value in given.items() if name not in ASIDE})

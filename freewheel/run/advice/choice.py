@@ -19,11 +19,16 @@ from freewheel.run.process import learner_threads
 
 
 def plan_run(
-    config: Config, report: Report = silent, meanwhile: Callable[[], None] = nothing, run: Path | None = None
+    config: Config,
+    report: Report = silent,
+    meanwhile: Callable[[], None] = nothing,
+    run: Path | None = None,
+    *,
+    anew: bool = False,
 ) -> Plan:
     """The plan of a run, in the mode that it has; with --mode auto, in the one that is chosen here. See `plan`."""
     if not config.among:
-        return plan(config, report, meanwhile, run)
+        return plan(config, report, meanwhile, run, anew=anew)
     # An env that cannot be sent to other processes can be measured only for a mode that does not do so.
     here = [one for one in config.among if not isinstance(one.collector, WorkersConfig)]
     fitting = [one for one in config.among if MODES[one.mode].simulators] if config.env.on_device else here

@@ -17,7 +17,7 @@ from freewheel.files.read import json_object
 from freewheel.metrics.meter import Budget
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.progress import Earlier
-from freewheel.run.learners.versions import check_number, newest_of_all
+from freewheel.run.learners.versions import check_number, never_saved, newest_of_all
 from freewheel.run.naming import CHECKPOINTS, CONFIG, METRICS, SUMMARY
 from freewheel.run.plan import print_line
 from freewheel.run.saved import SavedRun, lock_run, open_run
@@ -51,6 +51,13 @@ def resume(
     consent: dict[str, Any] = {"trust": settings.trust, "use": "train"}
     found = open_run(name, settings.runs_dir, settings.env, which=settings.which, usual="latest", **consent)
     with lock_run(found.path):
+        if settings.which in ("", "latest") and found.which == "latest" and _never_began(found):
+            config = _with_limits(_with_sources(found), settings.limits)
+            if not quiet:
+                print_line(
+                    f"{found.path.name} was ended before it had saved anything: it begins again, with its config"
+                )
+            return run(config, quiet=quiet, hooks=hooks, sinks=sinks, again=found.path)
         found = _of_all(found, settings.which, place)
         config, earlier, said = read_earlier(found, settings)
         if said is not None:
@@ -80,6 +87,12 @@ def read_earlier(
         short = f"{metrics} is shorter than when the run was saved: rows of it are lost"
         earlier = replace(earlier, saved=replace(earlier.saved, warnings=(*earlier.saved.warnings, short)))
     return config, earlier, said
+
+
+def _never_began(found: SavedRun) -> bool:
+    """Whether a run has nothing to go on from, because it was killed, or had failed, before its first save."""
+    learners = found.config.run.machine.learners
+    return never_saved(found.path, learners) and _summary(found.path / SUMMARY).get("exit_code", 1) != 0
 
 
 def _of_all(found: SavedRun, which: str, place: Place | None) -> SavedRun:

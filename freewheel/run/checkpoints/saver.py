@@ -73,7 +73,8 @@ class Saver:
         self.earlier: Earlier | None = None  # the session that this one goes on with
         self.counts = Counts()
         self.track: Track | None = None  # of the timeline
-        self._due = perf_counter() + min(FIRST, every_s) if every_s else math.inf
+        self._due = self._usual = perf_counter() + min(FIRST, every_s) if every_s else math.inf
+        self.early = bool(every_s)  # the run has nothing to go on from, and has not learned anything yet
         buffers = learner.buffers() if isinstance(learner, BufferedLearner) else {}
         self._segments = {name: Segments(name, buffer) for name, buffer in buffers.items()}
         self._thread: ThreadExecutor | None = None
@@ -91,6 +92,23 @@ class Saver:
                 restore(name, buffer, files)
                 self._segments[name].found(files, buffer.added)
         self._directory.store.go_back_to(earlier.saved.path)
+        self.early = False
+
+    def learned(self) -> None:
+        """The run is worth to be resumed: its first save is due now."""
+        self.early, self._due = False, 0.0
+
+    def before_weights(self) -> Path | None:
+        """Weights alone are about to be saved: not before there is a checkpoint to go on from, or a killed run would have only
+        them. Returns one that has been written meanwhile."""
+        if not self._every or self.earlier is not None or self.counts.saved or self.counts.failed:
+            return None
+        if self._writing is None:
+            self.begin()
+        folder = None
+        while self._writing is not None:
+            folder = self.look(LOOK)
+        return folder
 
     @property
     def due(self) -> bool:
@@ -102,7 +120,8 @@ class Saver:
         when the collector is open."""
         assert self.collector is not None, "said above"
         began = perf_counter()
-        self._due, self._began = began + self._every, began if self._writing is None else self._began
+        self._due = self._usual if began < self._usual else began + self._every
+        self._began = began if self._writing is None else self._began
         if self._writing is not None:
             self.counts.skipped += 1
             return

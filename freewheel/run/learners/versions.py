@@ -54,8 +54,18 @@ def newest_of_all(run: Path, learners: int, which: str = "") -> str:
     return str(own[max(common)])
 
 
+def never_saved(run: Path, learners: int) -> bool:
+    """Whether a run was ended before all its learners had saved anything to go on from."""
+    own = checkpoint.names(run / CHECKPOINTS)
+    others = [run / FOLDER / str(rank) for rank in range(1, learners)]
+    first_save = len(own) == 1 and any(one.is_dir() and not checkpoint.names(one / CHECKPOINTS) for one in others)
+    return not own or first_save
+
+
 def remedy(run: Path, learners: int) -> str:
     """What to do when a learner is gone."""
+    if never_saved(run, learners):
+        return f"no checkpoint was saved yet from which all could go on; freewheel resume {run} starts it again"
     try:
         step = newest_of_all(run, learners)
     except FileError:

@@ -6,6 +6,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +16,7 @@ import numpy as np
 
 from freewheel import __version__
 from freewheel.core import Chunk, Executor, Learner, MakeExecutor, Snapshot, Tick, Transitions, to_numpy
+from freewheel.files import disk
 from freewheel.files.lines import Lines
 from freewheel.loop import Source
 from freewheel.pacing.episode_queue import RECENT
@@ -68,6 +70,8 @@ class Recorder:
 
     def open(self, folder: Path, say: Callable[[str], None], **about: Any) -> None:
         """Begin to write; `say` tells the user of a disk that fails."""
+        with suppress(OSError):
+            disk.remove(folder / FILE)  # of a session that had saved nothing: the run has begun again
         self.file, self._about = ScheduleFile(folder / FILE, say), about
 
     @property
