@@ -17,9 +17,17 @@ def main() -> int:
     before = signal.getsignal(signal.SIGINT)
     _handle(lambda number, _: os._exit(128 + number))
     from freewheel.cli.main import main as run_command
+    from freewheel.transport.command import leave_soon
 
     signal.signal(signal.SIGINT, before)
-    code = run_command()
+    code = 1
+    try:
+        code = run_command()
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+        raise
+    finally:
+        leave_soon(code)
     _handle(lambda *_: os._exit(code))
     gc.freeze()  # or Python would look for garbage among all that torch has made, for a second or more
     return code

@@ -81,4 +81,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    from freewheel.transport.command import leave_soon
+
+    ended = main(sys.argv[1:])
+    leave_soon(ended)
+    raise SystemExit(ended)

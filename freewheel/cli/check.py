@@ -49,9 +49,9 @@ def _run(argv: Sequence[str]) -> int:
     config = resolve.from_argv(others, trust=show.trust)
     from freewheel.run.advice.checkup import checkup
 
-    waiting = Console(stderr=True)
+    waiting = Console(stderr=True, highlight=False)
     with waiting.status("starting ...") as status:
-        found = checkup(config, status.update)
+        found = checkup(config, status.update if waiting.is_terminal else waiting.print)
     if show.json:
         import json
 

@@ -309,19 +309,22 @@ class _Probe(gymnasium.Env[Any, Any]):
 
     def __init__(self, factory: bytes, lane: int, who: str) -> None:
         self._factory, self._lane, self._who = factory, lane, who
+        self._env: gymnasium.Env[Any, Any] | None = None
 
     def survey(self) -> tuple[Layout, list[tuple[str, type[Warning], str, int]]] | FreewheelError:
         """Its spaces, and warnings to show."""
         try:
             with warnings.catch_warnings(record=True, action="default") as caught:
-                env = _opened(self._factory, self._lane, self._who)
-                try:
-                    layout = survey(env, self._who)
-                finally:
-                    close_env(env, self._who)
+                self._env = _opened(self._factory, self._lane, self._who)
+                layout = survey(self._env, self._who)
             return layout, [(str(one.message), one.category, one.filename, one.lineno) for one in caught]
         except FreewheelError as error:
             return error
+
+    def close(self) -> None:
+        """Nobody waits for that for long."""
+        if self._env is not None:
+            close_env(self._env, self._who)
 
 
 class _Worker(gymnasium.Env[NDArray, Any]):

@@ -171,8 +171,9 @@ def row_bytes(policy: PolicySpec) -> int:
     return 2 * width * policy.obs_size + 4 * (policy.action_columns + 3)
 
 
-def network_need(policy: PolicySpec, copies: int = 5) -> Need:
-    """Weights of actor and critic, their gradient, two moments of the optimiser, and what is published."""
+def network_need(policy: PolicySpec, copies: int = 10) -> Need:
+    """Weights of actor and critic, their gradient, two moments of the optimiser, what is put back if an update fails, and what is
+    published: with what a step needs besides, as much as an update of PPO was seen to take (2,000 x 2,000)."""
     from freewheel.policies.spec import full_layout
 
     count = sum(math.prod(shape) for shape in full_layout(policy).values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_cores
-from freewheel.config.auto import kind_of, settle
+from freewheel.config.auto import fitted, kind_of, settle, sooner
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, Env, EnvSpec, Snapshot
 from freewheel.envs.family import imported_by_workers
@@ -274,7 +275,7 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     spec = replace(cost.spec, lanes=config.collector.lanes, model_task=task_beside(cost.spec, device))
     spec.check_context(config.run.contexts)
     init = _initial_weights(config)
-    config = settle(config if init is None else _as_in(config, init), spec)
+    config = settle(sooner(config if init is None else _as_in(config, init), cost), spec)
     config = _with_publications(config, spec)
     policy = config.policy.resolve(spec)
     planned = Plan(config, spec, policy, name, device, init, cost, tuple(remarks))
@@ -283,7 +284,8 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
         check_machine(config, spec, planned.workers)
     check_learner(config, planned.learner_spec, [Need(spec.lanes, "envs", cost.memory, "--num-envs")])
     _check_weights(config, policy, init)
-    planned = replace(planned, remarks=(*remarks, *config.collector.size_notes(planned.batch)))
+    remarks += [*fitted(config), *config.collector.size_notes(planned.batch)]
+    planned = replace(planned, remarks=tuple(remarks))
     _check_publications(config, planned.batch.rows)
     _check_recording(config, spec)
     return planned
@@ -315,7 +317,7 @@ def plan(
     verb = "opening" if config.env.on_device or known else "measuring"
     told = f", measured here on {known.when} (`freewheel check` does so again)" if known else ""
     report(f"{verb} {config.env.label}{told} ...")
-    cost = survey_env(config, meanwhile, budget=budget, known=known)
+    cost = survey_env(config, meanwhile, budget=budget, known=known, report=report)
     if run is None or anew:
         return arranged(config, cost, name, device)
     planned = arrange(replace(config, run=replace(config.run, init="")), cost, name, device)
@@ -328,9 +330,10 @@ def survey_env(
     budget: float | None = None,
     lanes: int = 1,
     known: Known | None = None,
+    report: Report = silent,
 ) -> EnvCost:
     """What the environment costs, measured for about `budget` seconds in a process of its own; a simulator is not measured.
-    With several lanes, the times are those of a step of all of them.
+    With several lanes, the times are those of a step of all of them. It ends with the minutes of the run at the latest.
 
     By default it is measured for as long as the mode needs: where every number is given, it is only tried out, and a step that
     takes long is not waited for. What is `known` from an earlier time is not measured again: it is made and reset.
@@ -352,7 +355,7 @@ def survey_env(
             raise
         with measured(make, 0, budget=budget) as cost:
             return replace(cost, portable=False)
-    with survey:
+    with survey.within(60 * (config.run.budget.minutes or math.inf), report):
         meanwhile()
         cost = survey.result(opened=known is not None)
     if known is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 import os
 import signal
@@ -25,6 +26,7 @@ from freewheel.envs.lane import Lane
 from freewheel.errors import SIGNALLED, EnvError
 from freewheel.rollout.factory import MakeEnv
 from freewheel.rollout.whereabouts import CALL, CONSTRUCT, ELSEWHERE, PHASE, RESET, SINCE, cells
+from freewheel.transport.clock import clock
 from freewheel.transport.executors import Executors, SerialExecutor
 from freewheel.transport.forkserver import Leftovers
 
@@ -35,6 +37,10 @@ In = ParamSpec("In")
 Out = TypeVar("Out")
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+HOOK = (
+    30.0  # seconds that a hook may take without a look at the time, when a training with a limit of minutes is over ...
+)
+LATE = 0.05  # ... or this part of its minutes: so much later a run may end, if that lets it finish what it does
 NICE = 5, 10  # how much lower the learner's priority is where it yields; the same when it has time to spare
 
 
@@ -47,9 +53,12 @@ def keep_freed_memory() -> None:
             libc.mallopt(option, 1 << 30)
 
 
-def import_torch() -> None:
-    """Import what takes longest to import."""
+def import_torch() -> float:
+    """Import what takes longest to import; how many seconds it took."""
+    began = time.monotonic()
     import torch  # noqa: F401
+
+    return time.monotonic() - began
 
 
 @contextmanager
@@ -142,6 +151,10 @@ class TimeUp(Interrupted):
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class ClosingError(EnvError):
+    """An environment's close() does not return."""
+
+
 class ExitCalled(SystemExit):
     """An environment in this process called os._exit."""
 
@@ -176,15 +189,25 @@ class Stop:
             _nothing  # whether learners beside this one want to end: what it raises ends the wait
         )
         self._looked, self._longest = time.monotonic(), 0.0  # the last look at the time, and the longest without one
+        self.hook, self.hook_began = "", 0.0  # the user's hook that is being called, and since when
+        self.hook_limit = math.inf  # seconds for each hook without a look at the time, when the training is over
+        self.late: BaseException | None = None  # what is raised in the main thread, where something takes too long
+        self.closing = 0.0  # since when an environment of this process is being closed, by time.monotonic; 0: none is
+        self._close_hangs = False
         self.over = False  # the summary is being written, which must not be interrupted
         self.told: signal.Signals | None = None  # the signal that the summary speaks of
         self.cut = False  # a signal has interrupted something else than an environment, perhaps an update
+        self.measured_s = 0.0  # seconds of the run's minutes that went by before it began
         self.run: Endable | None = None
         self.prepare: Callable[[], None] = _nothing  # set by a watchdog
         self.leftovers = Leftovers()
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """The signal handler: the first signal ends the run in good order, the second at once."""
+        if self.late is not None:
+            late, self.late = self.late, None
+            self.cut, self._close_hangs = self.cut or isinstance(late, TimeUp), isinstance(late, ClosingError)
+            raise late
         first, self.signal = self.signal is None, self.signal or signal.Signals(number)
         if not self.over and (cells[SINCE] or not first or not self._begun):
             self.cut = not cells[SINCE]
@@ -227,6 +250,16 @@ class Stop:
     def _look(self, now: float) -> None:
         self._longest, self._looked = max(self._longest, now - self._looked), now
 
+    def training_over(self, minutes: float | None) -> None:
+        """What comes now has limits of its own; so have hooks, where the run has a limit of minutes."""
+        self.time_up = math.inf
+        self.hook_limit = math.inf if minutes is None else max(HOOK, 60 * LATE * minutes)
+
+    @property
+    def hook_s(self) -> float:
+        """Seconds for which the present hook has neither returned nor looked at the time, that no pause explains."""
+        return clock.age(max(self._looked, self.hook_began)) if self.hook else 0.0
+
     def longest_gap(self) -> float:
         """Seconds that went by at most without a look at the time since this was last called: so late an end may be noticed."""
         self._look(time.monotonic())
@@ -261,12 +294,26 @@ class Stop:
 
         return wrap
 
+    def close(self, call: Callable[[], None]) -> None:
+        """Close an environment of this process, unless one of them has been given up in that."""
+        if self._close_hangs:
+            return
+        self.closing = time.monotonic()
+        try:
+            call()
+        finally:
+            self.closing = 0.0
+
     def spare(self, call: Callable[In, Out]) -> Callable[In, Out]:
-        """The same; processes that it starts are not taken for an environment's."""
+        """For hooks: processes that they start are not taken for an environment's, and one that does not return is named."""
 
         def spared(*args: In.args, **kwargs: In.kwargs) -> Out:
             with self.leftovers.spared():
-                return call(*args, **kwargs)
+                self.hook, self.hook_began = place_of(call), time.monotonic()
+                try:
+                    return call(*args, **kwargs)
+                finally:
+                    self.hook = ""
 
         return spared
 
@@ -303,12 +350,20 @@ Replay: TypeAlias = Callable[
 ]
 
 
+def place_of(call: Callable[..., object]) -> str:
+    """A function of the user's, and where it is written."""
+    code = getattr(inspect.unwrap(getattr(call, "__func__", call)), "__code__", None)
+    name = getattr(call, "__qualname__", repr(call))
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
 class WrappedEnv:
     """An Env whose steps and resets are wrapped."""
 
-    def __init__(self, env: Env[Any], step: Wrap, reset: Wrap) -> None:
+    def __init__(self, env: Env[Any], step: Wrap, reset: Wrap, stop: Stop) -> None:
         self.step, self.reset, self.autoreset = step(env.step), reset(env.reset), reset(env.autoreset)
-        self.spec, self.set_context, self.render, self.close = env.spec, env.set_context, env.render, env.close
+        self.spec, self.set_context, self.render = env.spec, env.set_context, env.render
+        self.close = partial(stop.close, env.close)
         if isinstance(env, ReplayingEnv):
             self.replay = self._watched_replay(reset(env.replay))
 
@@ -335,7 +390,7 @@ def watched(make: MakeEnv, stop: Stop) -> MakeEnv:
 
     def make_watched(lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]:
         construct, reset, step = (stop.guard(ELSEWHERE if processes else phase) for phase in (CONSTRUCT, RESET, CALL))
-        return WrappedEnv(construct(make)(lanes, processes=processes, fault_tolerant=fault_tolerant), step, reset)
+        return WrappedEnv(construct(make)(lanes, processes=processes, fault_tolerant=fault_tolerant), step, reset, stop)
 
     return make_watched
 

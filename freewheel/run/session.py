@@ -109,6 +109,7 @@ class Session:
                 ending.reason = end.reason
             except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
                 ending.fail(error, "training")
+            self._stop.training_over(self._budget.minutes)
             self._stop.over, self._stop.row_due = True, math.inf
             ending.attempt("ending what environments have started", self._stop.leftovers.kill, None)
             ending.begin()
@@ -120,7 +121,9 @@ class Session:
     def _run(self) -> str:
         """Train until the budget is spent; returns why it ended."""
         planned = self._plan
+        self._time_is_up()
         self._hooks.start()
+        self._stop.time_up = math.inf  # until the loop begins
         self._note(*planned.config.notes)
         self._note(*(planned.init.warnings if planned.init is not None else ()))
         self._note(*filter(None, [planned.defaults_line]))
@@ -199,7 +202,7 @@ class Session:
                     began = self._ran_s()
         except (TimeUp, EndedTogether) as end:
             ended = end.reason
-        self._stop.time_up = math.inf
+        self._stop.training_over(self._budget.minutes)
         self._stats = dict(collector.stats())
         schedule.stop(self._steps, self._weights())
         self._save_last(ended, self._stop.report)
@@ -255,11 +258,12 @@ class Session:
         return next(over, "minutes" if self._time_is_up() else "")
 
     def _time_is_up(self) -> bool:
-        """Whether the closing evaluation has to begin now to end in time. What takes much longer than that is interrupted."""
+        """Whether the closing evaluation has to begin now to end in time. What takes much longer is interrupted. The time in
+        which the environment was measured counts."""
         if self._budget.minutes is None:
             return False
         seconds, now = 60 * self._budget.minutes, self._meter.wall_s
-        limit = seconds - (0.0 if self._schedule is None else self._schedule.reserve)
+        limit = seconds - self._stop.measured_s - (0.0 if self._schedule is None else self._schedule.reserve)
         left = limit + LATE * seconds - now
         self._stop.time_up = time.monotonic() + left
         return now >= limit or self._turn > left  # another turn would end too late

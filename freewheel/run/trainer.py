@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -82,8 +83,9 @@ def run(
     with stop.listening(), clock, Watchdog(stop, config.env.label, config.env.timeouts):
         chosen(config.run.output.all_sinks)
         report = silent if quiet else print_line
-        there = again if earlier is None else earlier.path
-        whole = plan_run(config, report, meanwhile=import_torch, run=there, anew=again is not None)
+        there, began, imports = again if earlier is None else earlier.path, time.monotonic(), list[float]()
+        whole = plan_run(config, report, lambda: imports.append(import_torch()), there, anew=again is not None)
+        stop.measured_s = time.monotonic() - began - sum(imports)
         if earlier is not None:
             check_fit(earlier.saved, whole.spec)
         elif again is None:

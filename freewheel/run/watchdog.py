@@ -44,8 +44,9 @@ from freewheel.rollout.whereabouts import (
     cells,
 )  # fmt: skip
 from freewheel.run import process
-from freewheel.run.process import Endable, ExitCalled, Stop, lane_of
+from freewheel.run.process import ClosingError, Endable, ExitCalled, Stop, TimeUp, lane_of
 from freewheel.transport.clock import clock
+from freewheel.transport.workers.place import CLOSE_LIMIT
 
 TICK = 0.1  # seconds between two looks
 PREPARE = 1.0  # seconds between two summaries for the thread without Python
@@ -53,6 +54,7 @@ GRACE = 3.0  # seconds after a signal within which an environment has to return,
 LAST = 4.4  # seconds after a signal within which all has to end, ...
 SAVING = 15.0  # ... apart from a save that is under way
 SECOND = 0.3  # seconds after a second signal
+OVERTIME = 5.0  # seconds after the time of the run within which user's code has to return, and an update to end; then it is cut
 EMERGENCY, HURRIED = 20.0, 0.3  # seconds to save and write the summary, and to write it only
 PHASES = ("construct", "reset", "step")  # in the order of whereabouts.py; also in --step-timeout
 
@@ -153,7 +155,9 @@ class Watchdog:
         stuck, limit = clock.age(self._seen) if call else 0.0, cells[LIMITS + phase] / 1000
         if limit and stuck > limit:
             self._end(self._where(f"within {limit:g} s", stack=True), FAILED, EMERGENCY)
+        self._look_at_close()
         if not self._asked:
+            self._look_at_the_time(call)
             return
         name, code, asked = signal.Signals(cells[SIGNAL]).name, SIGNALLED + cells[SIGNAL], clock.age(self._asked[0])
         if len(self._asked) > 1 and clock.age(self._asked[1]) > SECOND:
@@ -165,6 +169,39 @@ class Watchdog:
         elif asked > GRACE and not call and not stop.over and not self._cut:
             self._cut, self._own = True, 1
             _thread.interrupt_main(signal.Signals(cells[SIGNAL]))
+
+    def _look_at_the_time(self, call: tuple[int, ...]) -> None:
+        """What goes on long after the time of the run: a hook or an environment does not return, or an update is long."""
+        stop, when = self._stop, f"within {OVERTIME:g} s after the end of --minutes"
+        late = stop.time_up < monotonic() and clock.age(stop.time_up) > OVERTIME
+        if stop.hook and (late or stop.hook_s > stop.hook_limit):
+            when = when if late else f"within {stop.hook_limit:g} s, and the training is over"
+            self._end(f"the hook {stop.hook} did not return {when}{self._here()}", FAILED, EMERGENCY)
+        if not late or stop.over or (stop.run is not None and stop.run.saving):
+            return
+        if call:
+            self._end(self._where(when), FAILED, EMERGENCY)
+        if not self._cut:
+            self._cut = True
+            self._raise(TimeUp())
+
+    def _look_at_close(self) -> None:
+        """An environment of this process that hangs in close() has done its work: it is left behind."""
+        stuck = clock.age(self._stop.closing) if self._stop.closing else 0.0
+        if stuck > 2 * CLOSE_LIMIT and self._stop.late is not None:
+            self._end(f"{self._name} did not return from close()", FAILED, EMERGENCY)
+        if stuck > CLOSE_LIMIT and self._stop.late is None:
+            self._raise(ClosingError(f"{self._name} did not return from close() within {CLOSE_LIMIT:g} s"))
+
+    def _raise(self, error: BaseException) -> None:
+        """In the thread of the run, also where it sleeps."""
+        self._own, self._stop.late = 1, error
+        signal.pthread_kill(self._runs_in, signal.SIGINT)
+
+    def _here(self) -> str:
+        """The line at which the run is."""
+        frame = sys._current_frames().get(self._runs_in)
+        return "" if frame is None else f" (it is at {frame.f_code.co_filename}:{frame.f_lineno})"
 
     def _where(self, when: str, *, stack: bool = False) -> str:
         """Which environment does not return, and from where."""

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -14,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
+LEAVE_WITHIN = 5.0  # seconds for threads and exit handlers of imported modules when a command has done its work
 
 
 def start(module: str, argv: Sequence[str], output: Path, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
@@ -51,3 +54,20 @@ def end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before the kernel began to watch it
         signal.raise_signal(signal.SIGTERM)
+
+
+def leave_soon(code: int) -> None:
+    """The command has done its work: this process ends with this exit code, at the latest in LEAVE_WITHIN seconds. Threads and
+    exit handlers of what it has imported are waited for until then."""
+
+    def leave() -> None:
+        time.sleep(LEAVE_WITHIN)
+        main = threading.main_thread()
+        threads = [one.name for one in threading.enumerate() if not (one.daemon or one is main)]
+        what = f"the thread '{threads[0]}'" if threads else "an exit handler"
+        told = f"freewheel: {what} of an imported module did not end within {LEAVE_WITHIN:g} s; it is left behind\n"
+        with suppress(OSError):
+            os.write(2, told.encode(errors="backslashreplace"))
+        os._exit(code)
+
+    threading.Thread(target=leave, name="freewheel-leaves", daemon=True).start()

@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import warnings
 
 import numpy as np
@@ -30,8 +31,8 @@ PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
 
 def _adopt() -> None:
-    """Become the parent of processes whose own parent has ended, and kill them at the end. Children of this process do not
-    inherit that; they have only a copy of the list of what is called at exit."""
+    """Become the parent of processes whose own parent has ended, and kill them at the end, for which nothing that a module has
+    left here is waited for: no thread of it, no exit handler. Children of this process do not inherit any of that."""
     server = os.getpid()
 
     def kill_all() -> None:
@@ -39,10 +40,14 @@ def _adopt() -> None:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
+            os._exit(0)
 
     with contextlib.suppress(OSError, AttributeError):  # not on Linux
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    atexit.register(kill_all)
+    before_threads = getattr(
+        threading, "_register_atexit", atexit.register
+    )  # an atexit handler comes after all threads
+    before_threads(kill_all)
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 
 

@@ -7,6 +7,7 @@ import signal
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing import get_context
@@ -24,10 +25,11 @@ from freewheel.seeding import training_episodes
 from freewheel.transport import forkserver
 from freewheel.transport.clock import GAP, Limit, clock
 from freewheel.transport.workers import place as places
-from freewheel.transport.workers.place import Place
+from freewheel.transport.workers.place import At, Place
 
 LOOK = 0.1  # seconds between two looks at where the env is
 HURRY = 1.0  # seconds of a step that is not waited for where nothing depends on how long it takes
+QUIET = 5.0  # seconds without a word
 TRIES = 3  # of an env that dies or hangs after GOOD_STEPS, where a worker would be replaced
 
 
@@ -50,15 +52,20 @@ class Survey:
     ) -> None:
         """`patient`: an env that dies or hangs after a few good steps is tried again, with fewer steps. `hurried`: a step that
         takes long is not waited for; the cost is then what is known by that time."""
-        self._hurried = hurried
+        self._hurried, self._deadline = hurried, _Deadline(math.inf, lambda _: None)
         self._make, self._name, self._workers = forkserver.pickled(make, name), name, workers
         self._seed, self._budget, self._tries = seed, budget, TRIES if patient else 1
         self._running: _Running | None = None
         self._held = ExitStack()
 
+    def within(self, seconds: float, told: Callable[[str], None]) -> Self:
+        """It may take so many seconds of the run from now on; where it takes long, `told` is what it does."""
+        self._deadline = _Deadline(seconds, told)
+        return self
+
     def __enter__(self) -> Self:
         self._held.enter_context(clock)
-        forkserver.prepare(self._workers.modules, self._workers.timeouts.construct)
+        forkserver.prepare(self._workers.modules, min(self._workers.timeouts.construct, self._deadline.seconds))
         self._start(0)
         return self
 
@@ -76,7 +83,8 @@ class Survey:
         while True:
             assert self._running is not None, "enter it first"
             try:
-                cost = self._running.opened() if opened else self._running.result(hurried=self._hurried)
+                limit = self._deadline
+                cost = self._running.opened(limit) if opened else self._running.result(limit, hurried=self._hurried)
             except _LostError as error:
                 if tries == self._tries or error.good < GOOD_STEPS:
                     raise EnvError(error.report, "worker_death") from None
@@ -101,6 +109,23 @@ class _LostError(Exception):
         self.report, self.good = report, good
 
 
+class _Deadline:
+    """When a survey has to end, and when to say what it does."""
+
+    def __init__(self, seconds: float, told: Callable[[str], None]) -> None:
+        self._limit, self.seconds, self._told = Limit(seconds), seconds, told
+        self._began = self._next = time.monotonic()
+
+    def look(self, name: str, at: At, seed: int) -> None:
+        """SetupError if the time is over."""
+        if not self._limit.left:
+            reason = f"--minutes was over while {name} was measured, in {at.called(seed)}"
+            raise SetupError(f"{reason}: give the run more than {self.seconds:.3g} s")
+        if (now := time.monotonic()) >= self._next + QUIET:
+            self._next = now
+            self._told(f"measuring {name} for {now - self._began:.0f} s: {at.age:.0f} s in {at.called(seed)}")
+
+
 class _Running:
     """The process, and where it is."""
 
@@ -123,14 +148,14 @@ class _Running:
         finally:
             theirs.close()
 
-    def opened(self) -> EnvCost:
-        begun = self._answer(math.inf)
+    def opened(self, deadline: _Deadline) -> EnvCost:
+        begun = self._answer(deadline, math.inf)
         assert begun is not None, "all time was given"
         return begun
 
-    def result(self, *, hurried: bool) -> EnvCost:
-        begun = self.opened()
-        cost = self._answer(HURRY if hurried else math.inf)
+    def result(self, deadline: _Deadline, *, hurried: bool) -> EnvCost:
+        begun = self.opened(deadline)
+        cost = self._answer(deadline, HURRY if hurried else math.inf)
         assert self._process is not None, "it runs until `end`"
         if cost is not None:
             closed = Limit(places.CLOSE_LIMIT).join(self._process)
@@ -140,12 +165,13 @@ class _Running:
         cpu = max(0.0, cpu_of(self._process.pid or 0) - begun.cpu)
         return replace(begun, wall=took, row=took, cpu=cpu, median=took, longest=took, times=(took,), steps=1)
 
-    def _answer(self, longest_step: float) -> EnvCost | None:
+    def _answer(self, deadline: _Deadline, longest_step: float) -> EnvCost | None:
         """What the process says next; None if it is in a step that takes longer than that."""
         while not self._pipe.poll(LOOK):
             at = self._place.read()
             if at.age >= at.limit(self._limits):
                 raise self._lost(late=True)
+            deadline.look(self._name, at, self._seed_of(at))
             if at.phase == "step" and at.age > longest_step:
                 return None
         try:
@@ -169,7 +195,7 @@ class _Running:
     def _lost(self, *, late: bool) -> _LostError:
         """What was being done when it hung or died, so that it can be repeated."""
         at = self._place.read()
-        seed = 0 if at.episode == SURVEYED else training_episodes(self._seed, 0).seed(at.episode)
+        seed = self._seed_of(at)
         if late:
             return _LostError(f"{self._name} {at.overdue(self._limits, seed)}", at.good)
         assert self._process is not None, "it runs until `end`"
@@ -179,6 +205,9 @@ class _Running:
         if code is not None and code < 0:
             how = f"was killed ({signal.Signals(-code).name})"
         return _LostError(f"{self._name} {how} in {at.called(seed)}", at.good)
+
+    def _seed_of(self, at: At) -> int:
+        return 0 if at.episode == SURVEYED else training_episodes(self._seed, 0).seed(at.episode)
 
     def end(self) -> None:
         """Kill the process and those that the env has started."""

@@ -114,7 +114,7 @@ def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
     config, device = placed(config)
     report(f"measuring {config.env.label} ...")
     try:
-        cost = survey_env(config, budget=BUDGET)
+        cost = survey_env(config, budget=BUDGET, report=report)
     except FreewheelError as error:
         return Checkup(config, [Finding("problem", "start", str(error))])
     if config.env.on_device:

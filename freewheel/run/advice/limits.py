@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import resource
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from freewheel.policies.spec import PolicySpec
 
 LEAST_ENV = 10 << 10  # bytes of an environment in this process
 LEAST_STEP = 20e-6  # seconds of a gradient step
-FASTEST = 1e15  # operations a second
+FASTEST, CORE = 1e15, 2e11  # operations a second: of any device, and of a core
 DAY = 86_400.0
 DESCRIPTORS = 4  # that the trainer holds for each process with environments ...
 SPARE = 40  # ... and besides: files, libraries, processes that evaluate
@@ -50,13 +53,28 @@ def check_learner(config: Config, spec: LearnerSpec, others: list[Need]) -> None
     weights = (
         0 if spec.policy.module else sum(need.count for need in config.learner.needs(spec) if need.what == "weights")
     )
-    seconds = steps * LEAST_STEP + 6.0 * weights * rows / FASTEST
+    fastest, epochs = FASTEST if on_device else CORE * config.run.machine.threads, getattr(config.learner, "epochs", 1)
+    draws = 0.0 if spec.policy.module else sum(_drawn(spec.policy.hidden))
+    seconds = steps * LEAST_STEP + 6.0 * weights * rows * epochs / fastest
     if seconds > DAY:
         arithmetic = f"{steps:,} gradient steps of at least {LEAST_STEP * 1e6:.0f} µs"
         raise SetupError(
             f"one update on {rows:,} rows would take {seconds / DAY:,.1f} days ({arithmetic}), and nothing is learned or saved "
             f"before: use fewer --{config.algo}.epochs, larger minibatches or fewer rows (--num-steps-per-env)"
         )
+    minutes, first = config.run.budget.minutes or math.inf, (seconds + draws / CORE) / 60
+    if first > minutes:
+        raise SetupError(
+            f"--minutes {minutes:g} would end before the first update: {weights:,} weights and {rows:,} rows take at least "
+            f"{first:.2g} minutes here; use a smaller --policy.hidden, fewer rows or more time"
+        )
+
+
+def _drawn(hidden: Sequence[int]) -> Iterator[float]:
+    """Operations that make the first weights of actor and critic orthogonal, layer by layer, in one thread."""
+    for before, after in itertools.pairwise(hidden):
+        low, high = sorted((before, after))
+        yield 2 * 4 * low * low * (high - low / 3)
 
 
 def check_machine(config: Config, spec: EnvSpec, workers: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from statistics import median
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freewheel.core import WORKER_TIME, Actor, Chunk, EnvSpec, Learner, NDArray, Origin
+from freewheel.learn.spec import ReplayConfig, Services
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout.runner import empty_transitions
 from freewheel.run.advice.throughput import PolicyTimes
@@ -23,6 +25,28 @@ if TYPE_CHECKING:
     from freewheel.run.plan import Plan
 
 PATIENCE, WARM_UP = 0.2, 2  # seconds to measure the learner of a way, after so many updates
+LONGEST, MOST = (
+    2.0,
+    6.0,
+)  # seconds of that for one way and for all of them; an update that takes longer is measured in part
+SHARE = 0.2  # of the minutes of a run is the most that measuring its learner may take
+FEW = 64  # rows that show what a learner with a replay buffer makes of each
+
+
+class _Enough(Exception):  # noqa: N818 - no error: the time for a measurement is over
+    """Ends an update that is measured."""
+
+
+class _Steps:
+    """Counts the gradient steps of a learner that is measured, and ends an update that takes too long."""
+
+    def __init__(self) -> None:
+        self.count, self.end = 0, inf
+
+    def __call__(self) -> None:
+        self.count += 1
+        if perf_counter() > self.end:
+            raise _Enough
 
 
 class PolicyClock:
@@ -31,21 +55,38 @@ class PolicyClock:
     def __init__(self) -> None:
         self._acting: dict[int, float] = {}  # seconds a row, by the lanes that act at once
         self._learning: dict[tuple[int, int | None], float] = {}  # seconds a row, by the rows and episodes of an update
+        self._spent = 0.0  # seconds
 
     def __call__(self, planned: Plan) -> PolicyTimes | None:
         """None where a part of the learner runs beside it (a model is fitted), which takes too long to try."""
         if planned.config.learner.executor != "serial":
             return None
-        together, update = max(1, planned.spec.lanes // planned.workers), (planned.batch.rows, planned.batch.episodes)
+        together = max(1, planned.spec.lanes // planned.workers)
+        update = planned.batch.steps * _lanes(planned), planned.batch.episodes
+        minutes, began = planned.config.run.budget.minutes, perf_counter()
+        left = min(MOST, inf if minutes is None else SHARE * 60 * minutes) - self._spent
+        if left <= 0 and self._learning:  # the time is over: as in the most similar update
+            update = min(self._learning, key=lambda known: abs(known[0] - update[0]))
         if together not in self._acting or update not in self._learning:
-            learner = _sooner_ready(planned).build(planned.learner_spec)
+            steps = _Steps()
+            services = Services(while_waiting=steps, between_steps=steps, report=steps)
+            learner = _sooner_ready(planned).build(replace(planned.learner_spec, services=services))
             actor = make_actor(planned.policy)()
             actor.load(learner.snapshot())
             if together not in self._acting:
                 self._acting[together] = _acting(planned, actor, together)
             if update not in self._learning:
-                self._learning[update] = _learning(planned, learner, actor)
+                self._learning[update] = _learning(planned, learner, actor, (steps, min(LONGEST, left)))
+        self._spent += perf_counter() - began
         return PolicyTimes(act=self._acting[together], learn=self._learning[update])
+
+
+def _lanes(planned: Plan) -> int:
+    """That a chunk has rows of: all, or one with an episode, or a few where each row takes as long however many come at once."""
+    if planned.batch.episodes is not None:
+        return 1
+    few = max(1, FEW // planned.batch.steps) if isinstance(planned.config.learner, ReplayConfig) else planned.spec.lanes
+    return min(planned.spec.lanes, few)
 
 
 def measure_policy(planned: Plan) -> PolicyTimes | None:
@@ -65,30 +106,39 @@ def _sooner_ready(planned: Plan) -> Any:
     return replace(learner, learning_starts=1) if hasattr(learner, "learning_starts") else learner
 
 
-def _learning(planned: Plan, learner: Learner, actor: Actor) -> float:
-    """Seconds a row of observing, updating and making a snapshot, after WARM_UP updates that load and allocate."""
+def _learning(planned: Plan, learner: Learner, actor: Actor, within: tuple[_Steps, float]) -> float:
+    """Seconds a row of observing, updating and making a snapshot, after WARM_UP updates that load and allocate; where these take
+    longer than so many seconds, as long as the gradient steps that were made."""
     # Processor time does not grow with what else the machine is doing; with several threads or a GPU it is not what passes.
     one_thread = planned.device == "cpu" and planned.config.run.machine.threads == 1
     clock = process_time if one_thread else perf_counter
+    steps, seconds = within
     spent, rows, cycles, end = 0.0, 0, 0, perf_counter() + PATIENCE
-    while cycles <= WARM_UP or perf_counter() < end:
-        chunk, began = _random_rows(planned, learner.version, actor), clock()
-        while not learner.ready:
-            learner.observe(chunk)
-            rows += chunk.rows
-        while learner.ready:
-            learner.update()
-        learner.snapshot()
-        cycles, spent = cycles + 1, spent + clock() - began
-        if cycles == WARM_UP:
-            spent, rows, end = 0.0, 0, perf_counter() + PATIENCE
+    steps.end, first = perf_counter() + seconds, clock()
+    try:
+        while cycles <= WARM_UP or perf_counter() < end:
+            chunk, began = _random_rows(planned, learner.version, actor), clock()
+            while not learner.ready:
+                learner.observe(chunk)
+                rows += chunk.rows
+            while learner.ready:
+                learner.update()
+            learner.snapshot()
+            cycles, spent = cycles + 1, spent + clock() - began
+            if cycles == WARM_UP and perf_counter() < steps.end:
+                spent, rows, end = 0.0, 0, perf_counter() + PATIENCE
+    except _Enough:
+        config = planned.config.learner
+        ratio = config.ratio if isinstance(config, ReplayConfig) else None
+        each = ratio or config.gradient_steps(planned.learner_spec) / planned.batch.rows  # gradient steps for a row
+        return (clock() - first) / steps.count * each
     return spent / rows
 
 
 def _random_rows(planned: Plan, version: int, actor: Actor) -> Chunk:
     """A chunk as this plan's learner gets them: of all lanes, or of one episode."""
-    lanes = planned.spec.lanes if planned.batch.episodes is None else 1
-    spec, steps = replace(planned.spec, lanes=lanes), planned.batch.steps
+    lanes, steps = _lanes(planned), planned.batch.steps
+    spec = replace(planned.spec, lanes=lanes)
     rng = generator(version, "measure")
     obs = _random_obs(spec, steps * lanes)
     decision = actor.act(obs, rng)

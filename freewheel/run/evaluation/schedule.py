@@ -12,12 +12,12 @@ from freewheel.errors import FreewheelError
 from freewheel.metrics.meter import Budget
 from freewheel.run.evaluation.episodes import Score
 from freewheel.run.evaluation.players import Evaluator, Order, SlowCall
+from freewheel.run.process import LATE
 from freewheel.seeding import closing_seed
 
 FREE = 2.0  # seconds that evaluations may take in any run
 CLOSING = 60.0  # seconds that the closing evaluation may take in any run that has no limit of minutes
 RESERVED = 0.5  # of the minutes of a run is the most that is kept for its closing evaluation
-LATE = 0.05  # of its minutes: so much later a run may end, if that lets it finish what it does
 MARGIN, START = 1.15, 1.0  # of the expected time of the closing evaluation, and seconds to begin it
 WAIT = 0.1  # seconds between two looks
 
