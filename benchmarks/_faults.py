@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 
+from benchmarks._faults_limits import no_end
 from benchmarks._trainers import RUN, StuckError, Trainer, alive, balanced, shared_memory, wait_until
 from freewheel.run.checkpoints.checkpoint import Checkpoint, fingerprint, load, load_state
 
@@ -342,4 +343,5 @@ FAULTS: Mapping[str, Fault] = {
     "disk-full": Fault("disk full", disk_full, SETUPS[:4]),
     "deleted": Fault("run directory deleted", deleted, SETUPS[:3]),
     "damaged": Fault("checkpoint damaged", damaged, (SETUPS[2], SETUPS[0])),
+    "no-end": Fault("user's code that never ends", no_end, SETUPS[:2]),
 }

@@ -25,6 +25,7 @@ TRIALS = {
     "disk-full": 20,
     "deleted": 9,
     "damaged": 1200,
+    "no-end": 22,
 }
 QUICK = {
     "killed": 1,
@@ -33,6 +34,7 @@ QUICK = {
     "worker-killed": 2,
     "disk-full": 1,
     "damaged": 60,
+    "no-end": 1,
 }
 
 

@@ -294,7 +294,7 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
 def plan(
     config: Config,
     report: Report = silent,
-    meanwhile: Callable[[], None] = nothing,
+    meanwhile: Callable[[], object] = nothing,
     run: Path | None = None,
     arranged: Callable[[Config, EnvCost, RunName, str], Plan] = arrange,
     *,
@@ -326,7 +326,7 @@ def plan(
 
 def survey_env(
     config: Config,
-    meanwhile: Callable[[], None] = nothing,
+    meanwhile: Callable[[], object] = nothing,
     budget: float | None = None,
     lanes: int = 1,
     known: Known | None = None,

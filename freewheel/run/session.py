@@ -25,7 +25,7 @@ from freewheel.run.checkpoints.progress import Earlier, Progress, progress_of
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.ending import Ending
 from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
-from freewheel.run.evaluation.schedule import LATE, Around, Evaluation, EvaluationSchedule, Verdict
+from freewheel.run.evaluation.schedule import Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.evaluation.traced import TracedEvaluator
 from freewheel.run.hooks import Hooks, Run
 from freewheel.run.learners.together import Alone, EndedTogether, Part, Together
@@ -33,7 +33,7 @@ from freewheel.run.live.adapting import Adapting, adapting
 from freewheel.run.live.reporter import KnownExecutors, LiveStatus
 from freewheel.run.naming import SUMMARY
 from freewheel.run.plan import Plan
-from freewheel.run.process import Interrupted, Stop, TimeUp
+from freewheel.run.process import LATE, Interrupted, Stop, TimeUp
 from freewheel.run.saved import RunDirectory
 from freewheel.run.schedule.recorder import Recorder
 from freewheel.sinks.outlets import PATIENCE, Outlets

@@ -128,7 +128,7 @@ def test_random_configs_are_planned_or_refused_by_name(tmp_path: Path, monkeypat
             "--mode episodes --episodes-per-update 200000",
             r"--episodes-per-update 200,000 is more than --steps 100,000: nothing would be learned",
         ),
-        ("--policy.hidden 1e6 1e6", r"2,000,00\d,\d+ weights x 20 bytes|weights x .* --policy\.hidden"),
+        ("--policy.hidden 1e6 1e6", r"2,000,00\d,\d+ weights x 40 bytes|weights x .* --policy\.hidden"),
         ("--policy.hidden 1e9", r"--policy\.hidden must be at most 1,000,000, not 1,000,000,000"),
         ("--algo sac --sac.buffer 1e10 --steps 1e10", r"10,000,000,\d+ rows of the replay buffer x .* --sac\.buffer"),
         ("--num-steps-per-env 1e7 --num-envs 1000", r"rows of an update x .* --num-steps-per-env"),

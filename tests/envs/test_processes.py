@@ -289,6 +289,21 @@ def test_an_interrupt_is_left_to_the_trainer() -> None:
         assert [env.step(ONES).reward.tolist() for _ in range(3)] == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
 
 
+@pytest.mark.system
+def test_an_env_that_hangs_in_close_can_be_used() -> None:
+    def never_closed() -> gymnasium.Env[Any, Any]:
+        class NeverClosed(Counter):
+            def close(self) -> None:
+                time.sleep(600.0)
+
+        return NeverClosed()
+
+    made = GymConfig("NeverClosed", factory=never_closed, timeouts=Timeouts(construct=20.0))
+    with closing(made.make(range(2), processes=True)) as env:
+        env.reset(streams(range(2)))
+        assert env.step(np.ones(2, np.int64)).reward.tolist() == [1, 1]
+
+
 def test_workers_do_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # a worker must not inherit it either
 

@@ -308,7 +308,7 @@ def test_a_signal_at_any_line_loses_no_row(step: int) -> None:
     def run_until(line: int) -> tuple[bool, int, RowCounts]:
         stop = Stop()
         stop.begin()
-        env = WrappedEnv(world.make(range(2)), stop.guard(CALL), stop.guard(RESET))
+        env = WrappedEnv(world.make(range(2)), stop.guard(CALL), stop.guard(RESET), stop)
         factory = RunnerFactory(lambda lanes, processes=False, fault_tolerant=False: env, make_actor(policy), 0)
         collector, learner = (
             SequentialConfig(2).build(factory, CollectSpec(env=env.spec, batch=BatchSpec(2, env.spec.lanes))),

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from freewheel.rollout.factory import Timeouts
+from freewheel.run import watchdog
 from freewheel.run.process import Interrupted, Stop
 from freewheel.run.watchdog import EMERGENCY, HURRIED, Watchdog
+from tests.support.trainers import wait_until
 
 
 class Ending:
@@ -39,13 +44,52 @@ def end(path: Path, code: int, patience: float, *, written: str = "") -> int:
     pid = os.fork()
     if not pid:
         stop = Stop()
-        with Watchdog(stop, "an env", Timeouts()) as watchdog:
+        with Watchdog(stop, "an env", Timeouts()) as dog:
             stop.attend(Ending(path))
             if written:
                 path.unlink(missing_ok=True)
                 path.write_text(written)
-            watchdog._end("why", code, patience)
+            dog._end("why", code, patience)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def overdue(stop: Stop, what: str) -> None:
+    """A hook goes on for ever: after the time of the run, or after the training."""
+    if what == "the training is over":
+        stop.hook_limit = 0.2
+    else:
+        stop.time_up = monotonic() - watchdog.OVERTIME
+    stop.spare(threading.Event().wait)()
+
+
+@pytest.mark.parametrize("what", ["after the end of --minutes", "the training is over"])
+def test_a_hook_that_does_not_return_is_named_and_ends_the_run(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "summary.json"
+    pid = os.fork()
+    if not pid:
+        stop = Stop()
+        with Watchdog(stop, "an env", Timeouts()):
+            stop.attend(Ending(path))
+            overdue(stop, what)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    error = json.loads(path.read_text())["error"]
+    assert re.fullmatch(
+        rf"the hook Event.wait \(.*threading.py:\d+\) did not return .*{what} \(it is at .*:\d+\)", error
+    )
+
+
+def test_a_hook_that_looks_at_the_time_goes_on() -> None:
+    stop = Stop()
+    looked = list[float]()
+
+    def hook() -> None:
+        wait_until(lambda: stop.hook_s > 0.05)
+        stop.keep_time()
+        looked.append(stop.hook_s)
+
+    stop.spare(hook)()
+    assert looked[0] < 0.05
+    assert stop.hook_s == 0
 
 
 @pytest.mark.parametrize(

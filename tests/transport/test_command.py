@@ -69,3 +69,36 @@ def test_a_parent_that_is_gone_already_counts(folder: Path) -> None:
     """The number of a process that is not the parent."""
     ended = subprocess.run([sys.executable, "-m", "waits", "1"], timeout=20, check=False)
     assert ended.returncode == 5
+
+
+LEAVES = """
+import atexit, sys, threading, time
+from freewheel.transport import command
+
+def for_ever():
+    while True:
+        time.sleep(1.0)
+
+{left}
+command.LEAVE_WITHIN = 0.2
+command.leave_soon(7)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        ("threading.Thread(target=for_ever, name='telemetry').start()", "the thread 'telemetry' of an imported module"),
+        ("atexit.register(for_ever)", "an exit handler of an imported module"),
+        ("", ""),
+    ],
+)
+def test_what_a_module_leaves_behind_does_not_keep_the_process(left: str, told: str) -> None:
+    words = [sys.executable, "-c", LEAVES.format(left=left)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=30, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 7
+    assert bool(done.stderr) == bool(told)
+    assert told in done.stderr

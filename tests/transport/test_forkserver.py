@@ -82,6 +82,17 @@ def test_a_module_that_hangs_in_c_when_it_is_imported_is_left_out(tmp_path: Path
     assert child == "['1'] False False None 0"
 
 
+@pytest.mark.system
+@pytest.mark.parametrize("left", ["threading.Thread(target=for_ever).start()", "atexit.register(for_ever)"])
+def test_the_server_ends_with_its_parent_whatever_a_module_has_left_in_it(tmp_path: Path, left: str) -> None:
+    lines = ("import atexit, os, threading, time", "def for_ever():", "    while True: time.sleep(1.0)")
+    only_there = f"if 'multiprocessing.forkserver' in ' '.join(__import__('sys').orig_argv): {left}"
+    (tmp_path / "lingers.py").write_text("\n".join((*lines, only_there)))
+    first = "forkserver.prepare(['lingers']); print(forkserver._server())"
+    server = psutil.Process(int(run(tmp_path, first)[1]))
+    wait_until(lambda: not alive(server))
+
+
 def test_a_child_has_the_modules_of_a_worker_and_not_torch(start: Start, pipe: Pipe) -> None:
     ours, theirs = pipe
     start(children.describe, theirs)

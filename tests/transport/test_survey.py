@@ -235,3 +235,14 @@ def test_a_module_that_hangs_or_raises_at_import_is_named(source: str, limit: fl
     with pytest.raises((EnvError, SetupError), match=text):
         survey(config.make, config.label, limits)
     assert time.monotonic() - began < limit + MARGIN
+
+
+def test_the_minutes_of_a_run_end_its_survey_which_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_module, "QUIET", 0.1)
+    told = list[str]()
+    running = Survey(GymConfig("World", factory=NeverMade).make, "World", LONG)
+    reason = "--minutes was over while World was measured, in its constructor: give the run more than 0.5 s"
+    with pytest.raises(SetupError, match=f"^{reason}$"), running.within(0.5, told.append):
+        running.result()
+    assert told[0].startswith("measuring World for ")
+    assert told[0].endswith(" s in its constructor")

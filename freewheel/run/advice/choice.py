@@ -21,7 +21,7 @@ from freewheel.run.process import learner_threads
 def plan_run(
     config: Config,
     report: Report = silent,
-    meanwhile: Callable[[], None] = nothing,
+    meanwhile: Callable[[], object] = nothing,
     run: Path | None = None,
     *,
     anew: bool = False,

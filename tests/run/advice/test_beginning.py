@@ -59,11 +59,11 @@ def test_the_plan_says_so(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (
-            f"--algo sac {ONE} --steps 1000",
+            f"--algo sac {ONE} --steps 1000 --sac.learning-starts 1000",
             "--steps 1,000 .* first update .* takes 1,001 rows.* fewer --sac.learning-starts",
         ),
         (
-            f"--algo mbpo {ONE} --minutes 0.3",
+            f"--algo mbpo {ONE} --minutes 0.3 --mbpo.learning-starts 5000",
             "--minutes 0.3 .* first update .* takes 5,001 rows, in about 50 s.* more time",
         ),
         (
@@ -96,6 +96,23 @@ def test_what_would_deliver_nothing_is_refused(tmp_path: Path, words: str, told:
 )
 def test_what_may_deliver_something_is_not(tmp_path: Path, words: str) -> None:
     checked(planned(words, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "note"),
+    [
+        (f"--algo sac {ONE} --steps 1000", 251, "--sac.learning-starts 250: --steps 1000 would end before"),
+        (f"--algo mbpo {ONE} --minutes 0.3", 451, "--mbpo.learning-starts 450: --minutes 0.3 would end before"),
+        ("--mode sequential --num-envs 1 --minutes 0.2", 16, "--num-steps-per-env 16: --minutes 0.2 would end before"),
+        (f"--algo sac {ONE} --steps 1001", 1001, ""),
+        ("--mode sequential --num-envs 1 --minutes 5", 2048, ""),
+    ],
+)
+def test_what_was_left_out_is_chosen_to_fit_into_a_short_run(tmp_path: Path, words: str, rows: int, note: str) -> None:
+    cost = WAITS if "sequential --num-envs 1 --minutes 0.2" not in words else replace(WAITS, wall=0.15, row=0.15)
+    found = checked(planned(words, tmp_path, cost))
+    assert beginning_of(found).rows == rows
+    assert bool(note) == any(remark.startswith(note) for remark in found.remarks if note)
 
 
 @pytest.mark.parametrize(

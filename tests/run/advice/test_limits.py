@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from freewheel.config.resolve import Config, from_argv
 from freewheel.core import ActionSpec, EnvSpec, Slice
 from freewheel.errors import SetupError
+from freewheel.files import memory
 from freewheel.run.advice import limits
 
 WORLD = EnvSpec("CartPole-v1", 40, 4, "float32", (Slice("obs", 0, 4, (4,)),), ActionSpec("discrete", 2))
@@ -80,3 +82,19 @@ def test_no_dev_shm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         SetupError, match=r"--placement processes needs .*: No such file or directory; use --placement inline"
     ):
         limits.check_machine(LANES, WORLD, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--policy.hidden 20000 20000", r"^800,1\d\d,\d\d\d weights x 40 bytes = 30 GB.* but 21 GB of memory are free"),
+        ("--policy.hidden 6000 6000 --minutes 0.2", "^--minutes 0.2 would end before the first update: 72,.* weights"),
+        ("--policy.hidden 64 64 --minutes 0.2", ""),
+        ("--policy.hidden 6000 6000", ""),
+    ],
+)
+def test_a_network_that_would_not_learn_here(monkeypatch: pytest.MonkeyPatch, words: str, told: str) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 21 << 30)
+    config = from_argv(["CartPole-v1", *words.split()])
+    with pytest.raises(SetupError, match=told) if told else nullcontext():
+        limits.check_sizes(config)

@@ -11,6 +11,7 @@ import pytest
 
 from freewheel.config.resolve import from_argv
 from freewheel.run.advice import throughput
+from freewheel.run.advice import policy_times
 from freewheel.run.advice.policy_times import measure_policy
 from freewheel.run.advice.throughput import PolicyTimes, StepTimes, Way, WireTimes, forecast
 from freewheel.run.plan import plan
@@ -163,6 +164,24 @@ def test_the_policy_and_its_learner_are_measured(tmp_path: Path, options: list[s
     assert found is not None
     spent = time.perf_counter() - began
     assert 1e-7 < found.act < found.learn < spent
+
+
+@pytest.mark.parametrize("options", [["--ppo.minibatch", "16"], ["--algo", "sac", "--envs-per-worker", "1000"]])
+def test_an_update_that_takes_too_long_is_measured_in_part(
+    tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan(
+        from_argv([IDENTITY, "--mode", "continuous", "--workers", "1", *options, "--runs-dir", str(tmp_path)])
+    )
+    whole = measure_policy(planned)
+    taken = list[int]()
+    monkeypatch.setattr(policy_times, "LONGEST", 0.0)
+    monkeypatch.setattr(policy_times._Steps, "__del__", lambda steps: taken.append(steps.count), raising=False)
+    found = measure_policy(planned)
+    assert found is not None
+    assert whole is not None
+    assert taken == [1], "gradient steps"
+    assert found.learn > whole.learn / 50, "one step stands for all"
 
 
 def test_a_learner_with_parts_beside_it_is_not_measured(tmp_path: Path) -> None:
