@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import psutil
 
 from benchmarks._faults_limits import no_end
+from benchmarks._faults_ray import daemons_killed
 from benchmarks._trainers import RUN, StuckError, Trainer, alive, balanced, shared_memory, wait_until
 from freewheel.run.checkpoints.checkpoint import Checkpoint, fingerprint, load, load_state
 
@@ -342,6 +343,7 @@ FAULTS: Mapping[str, Fault] = {
     "stopped": Fault("all processes stopped 8 s", slept, SETUPS[:6]),
     "disk-full": Fault("disk full", disk_full, SETUPS[:4]),
     "deleted": Fault("run directory deleted", deleted, SETUPS[:3]),
+    "ray": Fault("daemon of Ray killed, resumed", daemons_killed, (Setup("ray"),)),
     "damaged": Fault("checkpoint damaged", damaged, (SETUPS[2], SETUPS[0])),
     "no-end": Fault("user's code that never ends", no_end, SETUPS[:2]),
 }

@@ -22,7 +22,7 @@ from freewheel.run.plan import plan
 FRAGMENTS = 12
 # What Ray returns has no types.
 Reply: Any = importlib.import_module("freewheel.transport.ray.actor").Reply
-RayCalls: Any = importlib.import_module("freewheel.transport.ray.calls").RayCalls
+Driver: Any = importlib.import_module("freewheel.transport.ray.driver").Driver
 
 
 def measure(world: Env) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def measure(world: Env) -> dict[str, Any]:
     planned = plan(from_options(world.env, {**options, "env_args": dict(world.args)}))
     learner = planned.config.learner.build(planned.learner_spec)
     answers, stored, versions = list[tuple[int, int]](), list[int](), list[int]()
-    get, put = RayCalls.get, RayCalls.put
+    get, put = Driver.get, Driver.put
 
     def counted_get(self: Any, ref: Any) -> Any:
         answer = get(self, ref)
@@ -51,7 +51,7 @@ def measure(world: Env) -> dict[str, Any]:
             versions.append(len(pickle.dumps(value)))
         return put(self, value)
 
-    with mock.patch.multiple(RayCalls, get=counted_get, put=counted_put):
+    with mock.patch.multiple(Driver, get=counted_get, put=counted_put):
         spec = planned.collect_spec(learner.snapshot(), lambda: None)
         with planned.config.collector.build(planned.runner_factory, spec) as collector:
             for _ in loop(collector, learner, Meter(workers=planned.workers), max_lag=planned.max_lag):

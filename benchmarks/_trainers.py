@@ -150,6 +150,12 @@ def alive(process: psutil.Process) -> bool:
     return False
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return list(process.cmdline())
+    return []
+
+
 def parent_of(process: psutil.Process) -> int:
     with suppress(psutil.Error):
         return int(process.ppid())

@@ -24,6 +24,7 @@ TRIALS = {
     "stopped": 12,
     "disk-full": 20,
     "deleted": 9,
+    "ray": 12,
     "damaged": 1200,
     "no-end": 22,
 }
@@ -33,6 +34,7 @@ QUICK = {
     "signal": 2,
     "worker-killed": 2,
     "disk-full": 1,
+    "ray": 1,
     "damaged": 60,
     "no-end": 1,
 }

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from benchmarks._common import Notebook, number, table
-from benchmarks._trainers import RUN, Trainer, alive, balanced, usual_signals, wait_until
+from benchmarks._trainers import RUN, Trainer, alive, balanced, usual_signals, wait_until, words_of
 from freewheel.transport.ray import keeper
 from freewheel.transport.ray.cluster import LEAST_STORE, Cluster
 
@@ -101,12 +101,6 @@ class Training(Trainer):
 
 def title(process: psutil.Process) -> str:
     return " ".join(words_of(process))
-
-
-def words_of(process: psutil.Process) -> list[str]:
-    with suppress(psutil.Error):
-        return list(process.cmdline())
-    return []
 
 
 def is_agent(process: psutil.Process) -> bool:

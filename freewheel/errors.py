@@ -85,6 +85,10 @@ class PeerLostError(FreewheelError):
     """One of several learners that train together is gone: the others wait for its share of a sum in vain."""
 
 
+class CollectorLostError(FreewheelError):
+    """What all workers depend on is gone. The learner is as it was, and all that it has learned can be saved."""
+
+
 class ObservationError(FreewheelError, ValueError):
     """An observation, a mask or a state does not fit the policy that is to act on it."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.core import Collector, GraphedLearner, RowCounts, Snapshot, Tick
-from freewheel.errors import SIGNALLED, DiskError, EnvError, FreewheelError
+from freewheel.errors import SIGNALLED, CollectorLostError, DiskError, EnvError, FreewheelError
 from freewheel.learn.finite import Judge
 from freewheel.ledger import balance, settle, total
 from freewheel.loop import loop
@@ -220,7 +220,7 @@ class Session:
         """All, so that the run can be resumed; the weights alone if an update has failed or was cut by a signal. Rows of metrics
         go on while it is `waiting`."""
         failure = self._ending.failure
-        failed = failure is not None and not isinstance(failure, EnvError)
+        failed = failure is not None and not isinstance(failure, EnvError | CollectorLostError)
         whole = not (self._turning and (failed or self._stop.cut))
         with self._meter.span("save"):
             return self._saver.last(ended, whole=whole, waiting=waiting)

@@ -1,10 +1,11 @@
-"""Calls of Ray actors: how they are made, waited for and answered, and what an error says about whose fault it was."""
+"""Calls of Ray actors: how they are made and answered, and what an error says about whose fault it was."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
@@ -33,7 +34,6 @@ class Calls(Protocol):
     def get(self, ref: Ref) -> Any: ...  # of one that has come: the answer, or Failed
     def put(self, value: Any) -> Ref: ...
     def kill(self, actor: Any) -> None: ...
-    def close(self) -> None: ...  # after the last call
 
 
 class Switchboard:
@@ -79,7 +79,7 @@ class Remote(NamedTuple):
 
 
 class RayCalls:
-    """Implements Calls. The cluster is entered."""
+    """What a driver does for a crew. The cluster is entered."""
 
     def __init__(self, cluster: Cluster) -> None:
         import ray
@@ -98,43 +98,38 @@ class RayCalls:
         name = f"{worker}.{next(self._names)}"
         return Remote(self._class.options(**self._cluster.actor_options(worker)).remote(self._board, name), name)
 
-    def call(self, actor: Remote, method: str, *arguments: Any) -> Ref:
-        ref: Ref = getattr(actor.handle, method).remote(*arguments)
-        return ref
+    def call(self, actor: Remote, method: str, *arguments: Any) -> Any:
+        return getattr(actor.handle, method).remote(*arguments)
 
-    def ask(self, actor: Remote, method: str, number: int) -> Ref:
-        ref: Ref = self._board.ask.remote(actor.name, method, number)
-        return ref
+    def ask(self, actor: Remote, method: str, number: int) -> Any:
+        return self._board.ask.remote(actor.name, method, number)
 
-    def wait(self, refs: Sequence[Ref], seconds: float) -> Sequence[Ref]:
-        """In the order of completion, and all that have come: one wait for many costs as much as for one."""
-        refs = list(refs)
-        ready, left = self._ray.wait(refs, num_returns=1, timeout=seconds)
-        if ready and left:
-            more, _ = self._ray.wait(left, num_returns=len(left), timeout=0)
-            ready += more
-        return list(ready)
-
-    def get(self, ref: Ref) -> Any:
-        from ray import exceptions
-
-        try:
-            return self._ray.get(ref)
-        except exceptions.RayTaskError as error:
-            return Failed("failed", str(error.cause or error).strip())
-        except exceptions.RayError as error:
-            return failed(error)
-
-    def put(self, value: Any) -> Ref:
-        ref: Ref = self._ray.put(value)
-        return ref
+    def put(self, value: Any) -> Any:
+        return self._ray.put(value)
 
     def kill(self, actor: Remote) -> None:
         self._ray.kill(actor.handle)
         self._board.forget.remote(actor.name)
 
     def close(self) -> None:
+        """After the last call."""
         self._ray.kill(self._board)
+
+
+def when_answered(ref: Any, told: Callable[[Any], None]) -> None:
+    """Tell the answer of a call, or Failed, from a thread of Ray's which must not be held up."""
+    ref.future().add_done_callback(lambda future: told(_answer(future)))
+
+
+def _answer(future: Future[Any]) -> Any:
+    from ray import exceptions
+
+    try:
+        return future.result()
+    except exceptions.RayTaskError as error:
+        return Failed("failed", str(error.cause or error).strip())
+    except exceptions.RayError as error:
+        return failed(error)
 
 
 def failed(error: Exception) -> Failed:

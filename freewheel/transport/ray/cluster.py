@@ -30,6 +30,7 @@ Placement = Literal["spread", "pack"]
 MIB = 2**20
 STORE = (256 * MIB, 4 * MIB, 1024 * MIB)  # bytes of a local object store: at first, for each worker, at most
 LEAST_STORE = 80 * MIB  # Ray refuses less
+LOOPBACK = "127.0.0.1:"
 BREAKPOINT = "PYTHONBREAKPOINT"
 ANSWERS = 1.0  # seconds for a node to answer
 ENDS = 2 * keeper.ENDS  # seconds for the keeper to end a cluster
@@ -71,7 +72,7 @@ class Cluster:
         object_store: int | None = None,
     ) -> None:
         self.address, self.workers, self.cpus_per_worker, self.placement = address, workers, cpus_per_worker, placement
-        self.local = False
+        self._started: keeper.Started | None = None
         self.autoscales = False  # whether nodes come where there is work for them
         self.notes: list[str] = []  # what the user should know of the cluster
         self._store = object_store  # bytes, of a local cluster
@@ -82,31 +83,51 @@ class Cluster:
     def __enter__(self) -> Self:
         require_ray()
         with ExitStack() as held:
-            import ray
-
-            if ray.is_initialized():  # by the caller's own program: it stays connected
-                there = ray.get_runtime_context().gcs_address
-                if self.address not in (None, "auto", there):
-                    raise UsageError(
-                        f"this program is connected to Ray at {there} already: leave out --address {self.address}"
-                    )
-            elif self.address is None:
-                self._start(held)
-            else:
-                self._join(self.address, held)
+            if self._connected() is None:  # else by the caller's own program: it stays connected
+                if self.address is None:
+                    self.start_outside(held)
+                if self._started is None:
+                    self._join(self.address or "", held)
+                else:
+                    self._enter(self._started, held)
             self._held = held.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._held.close()
 
-    def _start(self, held: ExitStack) -> None:
-        cpus = max(math.ceil(self.workers * self.cpus_per_worker), os.cpu_count() or 1)
-        started = held.enter_context(_local(cpus, self._store or _store_bytes(self.workers)))
-        held.enter_context(forkserver.environment(keeper.with_token(started.folder)))
-        held.enter_context(_loopback())
+    def _connected(self) -> str | None:
+        """The address of the cluster that this process is connected to already."""
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
+            return None
+        there: str = ray.get_runtime_context().gcs_address
+        if self.address not in (None, "auto", there):
+            raise UsageError(f"this program is connected to Ray at {there} already: leave out --address {self.address}")
+        return there
+
+    def start_outside(self, held: ExitStack) -> list[int]:
+        """Start or find what another process is to connect to. Returns what can be read from when that has ended."""
+        if (there := self._connected()) is not None:
+            self._started = keeper.Started(there, "")
+        elif self.address is None and self._started is None:
+            cpus = max(math.ceil(self.workers * self.cpus_per_worker), os.cpu_count() or 1)
+            self._started, ended = held.enter_context(_local(cpus, self._store or _store_bytes(self.workers)))
+            return [ended]
+        return []
+
+    def _enter(self, started: keeper.Started, held: ExitStack) -> None:
+        """Connect to a cluster on this machine that is known to be there."""
+        if self.local:
+            held.enter_context(forkserver.environment(keeper.with_token(started.folder)))
+        if started.address.startswith(LOOPBACK):
+            held.enter_context(_loopback())
         _connect(started.address, held)
-        self.local = True
+
+    @property
+    def local(self) -> bool:
+        """Whether it was started for this run."""
+        return self._started is not None and bool(self._started.folder)
 
     def _join(self, address: str, held: ExitStack) -> None:
         found = probe.find(address)
@@ -205,8 +226,8 @@ class Cluster:
 
 
 @contextmanager
-def _local(cpus: int, store: int) -> Iterator[keeper.Started]:
-    """A cluster on this machine that ends with the block, or with this process."""
+def _local(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
+    """A cluster on this machine that ends with the block, or with this process; and what can be read from when it has ended."""
     words = [sys.executable, "-m", "freewheel.transport.ray.keeper", str(os.getpid()), str(cpus), str(store)]
     with forkserver.environment(forkserver.for_server()), forkserver.signals_blocked(*forkserver.TERMINAL):
         process = subprocess.Popen(
@@ -220,7 +241,7 @@ def _local(cpus: int, store: int) -> Iterator[keeper.Started]:
         folder = started.folder
         if started.error:
             raise SetupError(f"Ray does not start on this machine: {started.error}")
-        yield started
+        yield started, process.stdout.fileno()
     finally:
         process.stdin.close()
         with suppress(subprocess.TimeoutExpired):

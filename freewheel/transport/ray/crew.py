@@ -129,10 +129,9 @@ class Crew(Roster[RemoteWorker]):
                 self._start(slot)
             while not self.heartbeats.stopping:
                 self._turn()
+            self._end()
         except BaseException as error:  # noqa: BLE001 - raised again where the learner waits
             self.error = error
-        finally:
-            self._end()
 
     def _turn(self) -> None:
         if self._flying:
@@ -375,7 +374,6 @@ class Crew(Roster[RemoteWorker]):
                 self._landed(ref)
         for process in running:
             self._calls.kill(process.actor)
-        self._calls.close()
 
 
 def _age(process: RemoteWorker | None) -> float:

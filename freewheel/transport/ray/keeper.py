@@ -1,8 +1,9 @@
 """`python -m freewheel.transport.ray.keeper`: a local Ray cluster that lives as long as the process that has started this one.
 
-It starts Ray on the loopback device, says where it is, and waits until its standard input is closed or that process has ended,
-however it has ended. Then it kills all that the cluster has started and removes the cluster's folder. Every orphan among its
-descendants becomes its child (Linux), so that none escapes. It imports nothing that can hang, and not ray.
+It starts Ray on the loopback device, says where it is, and waits until its standard input is closed, or until that process or one
+that the cluster cannot be without has ended, however it has ended. Then it kills all that the cluster has started and removes the
+cluster's folder. Every orphan among its descendants becomes its child (Linux), so that none escapes. It imports nothing that can
+hang, and not ray.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 LONGEST_FOLDER = 40  # characters: the path of a socket in it must not have more than 107
 SERVES = 60.0  # seconds within which Ray has started, on a busy machine
 ENDS = 10.0  # seconds within which the kernel has ended all that was killed
+VITAL = ("gcs_server", "raylet")  # of a cluster of one node
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then leaves the address 127.0.0.1 as it is
 FOREIGN = (
     "RAY_ADDRESS",
@@ -71,7 +73,7 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.write(json.dumps(_start(folder, cpus, store, watched)) + "\n")
         sys.stdout.flush()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets orphans that have ended
-        select.select(watched, [], [])
+        select.select([*watched, *_vital()], [], [])
     except (BrokenPipeError, _ParentEndedError):
         pass
     finally:
@@ -94,6 +96,13 @@ def _watched(parent: int) -> list[int]:
     except (OSError, AttributeError):  # an old kernel, or not Linux
         pass
     return watched if os.getppid() == parent else []
+
+
+def _vital() -> list[int]:
+    """What becomes readable when a process ends that the cluster cannot be without: of its head Ray would notice in a minute."""
+    with suppress(psutil.Error, OSError, AttributeError):
+        return [os.pidfd_open(one.pid) for one in psutil.Process().children() if one.name() in VITAL]
+    return []
 
 
 def make_folder() -> str:

@@ -14,9 +14,9 @@ from freewheel.core import NDArray, Snapshot, to_numpy
 from freewheel.pacing.pacing import Pacing
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.ray.actor import INLINE, Job
-from freewheel.transport.ray.calls import RayCalls
 from freewheel.transport.ray.cluster import Cluster
 from freewheel.transport.ray.crew import Crew
+from freewheel.transport.ray.driver import Driver
 from freewheel.transport.ray.luggage import packed
 from freewheel.transport.ray.queue import FragmentQueue
 from freewheel.transport.shm.channel import Shape
@@ -34,7 +34,7 @@ class RayWire(SupervisedWire):
     def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size, cluster: Cluster) -> None:
         super().__init__(factory, spec, pacing, size)
         self._cluster, self._nice = cluster, spec.workers.nice
-        self._calls: RayCalls | None = None
+        self._driver = Driver(cluster)
         self._weights, self._pacing = (spec.weights, most_contexts(spec.context)), copy.copy(pacing)
         self._pacing.cells = {}
         env = replace(spec.env, lanes=self.lanes)
@@ -55,11 +55,10 @@ class RayWire(SupervisedWire):
     def __enter__(self) -> Self:
         with ExitStack() as undo:
             undo.push(self)
-            self._resources.enter_context(self._cluster)
+            self._resources.enter_context(self._driver)
             self._resources.callback(self._close_accounts)
-            self._calls = calls = RayCalls(self._cluster)
             self._resources.callback(self.crew.stop)
-            self.crew.start(calls, self._factory)
+            self.crew.start(self._driver, self._factory)
             undo.pop_all()
         return self
 
@@ -70,8 +69,7 @@ class RayWire(SupervisedWire):
         """Once for all actors: each node fetches it once."""
         super().post(snapshot)
         params = {name: to_numpy(snapshot.params[name]) for name in self._weights[0]}
-        assert self._calls is not None, "enter the wire first"
-        self.crew.weights = snapshot.version, self._calls.put(Snapshot(snapshot.version, params, snapshot.context))
+        self.crew.weights = snapshot.version, self._driver.put(Snapshot(snapshot.version, params, snapshot.context))
 
     def take(self) -> Iterator[Fragment]:
         taken = self.queue.take()

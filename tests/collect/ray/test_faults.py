@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-import ray
 
 from freewheel.transport.ray.wire import RayWire
+from tests.plugins.leaks import command_of
 from tests.support.chaos import Killer, Trial, finite, kill, tokens, trial, used_tokens, world
 
 FRAGMENTS: dict[str, Any] = {"unit": "fragments", "cpus_per_worker": 0.5}
@@ -17,6 +18,12 @@ EPISODES: dict[str, Any] = {"unit": "episodes", "cpus_per_worker": 0.5}
 UNITS = {"fragments": FRAGMENTS, "episodes": EPISODES}
 LIMIT = 40.0  # seconds, also on a busy machine: an actor's process takes a second to start
 PLACE = r"episode \d+, seed \d+, step \d+, last action [01]"
+
+
+def named(title: str) -> psutil.Process:
+    """The process of this title that the cluster has started."""
+    (found,) = (one for one in psutil.Process().children(recursive=True) if command_of(one).startswith(title))
+    return found
 
 
 def settled(on: Trial) -> bool:
@@ -53,10 +60,8 @@ def test_actors_are_killed_again_and_again() -> None:
 def test_a_switchboard_that_is_killed_comes_back(tmp_path: Path) -> None:
     args = {"how": "hangs", "only": 1, "at": 4, "folder": tokens(tmp_path, 1)}
     with trial(world("Faulty"), "ray", workers=2, num_envs=2, env_args=args, step_timeout=4.0, **FRAGMENTS) as on:
-        wire = on.collector.wire
-        assert isinstance(wire, RayWire)
-        assert wire._calls is not None
-        ray.kill(wire._calls._board, no_restart=False)
+        on.learn(1, LIMIT)
+        named("ray::Switchboard").kill()
         on.run(lambda: bool(on.supervisor.losses), LIMIT)
         (loss,) = on.supervisor.losses
         assert re.fullmatch(r"did not return within 4 s from step 4 of .* \(lane 1 of .*Faulty\)", loss.reason)
