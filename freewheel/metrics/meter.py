@@ -131,6 +131,15 @@ class Meter:
         self._began = line.since = line.now()
         self._interval = self._next_interval(self._began)
 
+    def spare(self, seconds: float) -> None:
+        """So much of the time until now is no part of the run."""
+        line = self._learner
+        line.cut()
+        line.seconds[line.kind] -= seconds
+        self._began += seconds
+        self._interval.began += seconds
+        self._interval.learner = dict(line.seconds)
+
     def record(self, told: Callable[[str, float, float], None]) -> None:
         """From now on tell what the learner does: each kind, when it began and when it ended, in seconds of the clock."""
         self._learner.cut()

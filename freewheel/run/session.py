@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from freewheel.core import Collector, GraphedLearner, RowCounts, Snapshot, Tick
+from freewheel.core import Collector, GraphedLearner, RowCounts, Snapshot, StartedCollector, Tick
 from freewheel.errors import SIGNALLED, CollectorLostError, DiskError, EnvError, FreewheelError
 from freewheel.learn.finite import Judge
 from freewheel.ledger import balance, settle, total
@@ -140,6 +140,7 @@ class Session:
                 collector.load_state_dict(self._earlier.state.collector)
             with self._ending.leaving(collector, "closing the environments"):
                 self._collector = self._saver.collector = self._live.collector = collector
+                self._meter.spare(collector.started_s if isinstance(collector, StartedCollector) else 0.0)
                 around = Around(lambda: self._meter.wall_s, self._ran_s, self._longest, self._note, self._stop.check)
                 evaluator = evaluator or reserved_lanes(planned, collector)
                 if self._trace is not None and evaluator is not None:

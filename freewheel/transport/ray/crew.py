@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from freewheel.core import WORKER_TIME, NDArray
+from freewheel.errors import SetupError
 from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import KEEP, NO_TICKET, NO_VERSION, Pacing
 from freewheel.transport.clock import Limit, clock
-from freewheel.transport.ray.actor import COUNTS, LANES, Hello, Job, Order, Pulse, Reply
+from freewheel.transport.ray.actor import COUNTS, LANES, UNLOADED, Hello, Job, Order, Pulse, Reply
 from freewheel.transport.ray.calls import Calls, Failed, Ref
 from freewheel.transport.ray.queue import Arriving, FragmentQueue
 from freewheel.transport.shm.memory import NEVER
@@ -87,7 +88,9 @@ class Crew(Roster[RemoteWorker]):
         self._flying: dict[Ref, Flying] = {}
         self._woken: deque[int] = deque()
         self._ring, self._held = threading.Event(), ExitStack()
+        self.there = threading.Event()  # an actor has answered: there is a cluster that works
         self._looked = self._hurried = 0.0
+        self._begun = False  # whether any worker has
         self._thread = threading.Thread(target=self._run, name="freewheel-ray", daemon=True)
 
     def start(self, calls: Calls, factory: bytes) -> None:
@@ -169,6 +172,7 @@ class Crew(Roster[RemoteWorker]):
         elif isinstance(answer, Failed):
             self._lose(process, answer)
         elif isinstance(answer, Hello):
+            self.there.set()
             slot.pending, process.pid = False, answer.pid if answer.host == platform.node() else None
             self.heartbeats.enter(slot.worker, CONSTRUCT)
             job = self.job(slot.worker, slot.incarnation, self._ticket(slot.worker))
@@ -186,6 +190,9 @@ class Crew(Roster[RemoteWorker]):
             process.after_part = reply
             return
         worker = process.slot.worker
+        if reply.code == UNLOADED and not self._begun:  # then no other actor will load it either
+            raise SetupError(f"the environment cannot be loaded in an actor of Ray ({reply.reports[-1]})")
+        self._begun |= task == "begin" and not reply.code
         self._mirror(worker, reply.pulse)
         for report in reply.reports:
             self.heartbeats.report(worker, report)

@@ -4,6 +4,9 @@ It starts Ray on the loopback device, says where it is, and waits until its stan
 that the cluster cannot be without has ended, however it has ended. Then it kills all that the cluster has started and removes the
 cluster's folder. Every orphan among its descendants becomes its child (Linux), so that none escapes. It imports nothing that can
 hang, and not ray.
+
+`... keeper FOLDER CPUS BYTES` starts the one node of the cluster and prints its address. `ray start --head` would also start a
+server for clients (`ray://`) on a fixed port, and there is no flag against it.
 """
 
 from __future__ import annotations
@@ -59,7 +62,12 @@ def with_token(folder: str | Path) -> dict[str, str]:
 
 
 def main(words: Sequence[str]) -> int:
-    parent, cpus, store = int(words[0]), int(words[1]), int(words[2])
+    first, cpus, store = words[0], int(words[1]), int(words[2])
+    return keep(int(first), cpus, store) if first.isdecimal() else start_node(first, cpus, store)
+
+
+def keep(parent: int, cpus: int, store: int) -> int:
+    """The cluster, until there is no need of it."""
     for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal: the parent handles them
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -119,7 +127,7 @@ def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> Starte
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     environment |= with_token(folder) | LOOPBACK | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     place = f"{folder}/r"  # Ray opens the folder that it is given to everybody
-    head = [sys.executable, "-m", "freewheel.transport.ray.head", place, str(cpus), str(store)]
+    head = [sys.executable, "-m", "freewheel.transport.ray.keeper", place, str(cpus), str(store)]
     said, log = Path(folder) / "address", Path(folder) / "start.log"
     with said.open("wb") as out, log.open("wb") as err:
         ray = subprocess.Popen(head, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
@@ -132,6 +140,25 @@ def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> Starte
     lines = log.read_text(errors="replace").split("\n")
     why = next((line for line in reversed(lines) if line.strip()), "it said nothing")
     return Started("", folder, f"it does not answer within {SERVES:g} s" if ray.poll() is None else why)
+
+
+def start_node(folder: str, cpus: int, store: int) -> int:
+    """In a process of its own."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    parameters = RayParams(
+        node_ip_address="127.0.0.1",
+        num_cpus=cpus,
+        object_store_memory=store,
+        temp_dir=folder,
+        include_dashboard=False,
+        include_log_monitor=False,
+        no_monitor=True,
+    )
+    node = Node(parameters, head=True, shutdown_at_exit=False, spawn_reaper=False)
+    sys.stdout.write(f"{node.address}\n")
+    return 0
 
 
 def end_all(folder: str, *, descendants: bool) -> None:

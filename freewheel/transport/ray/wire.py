@@ -25,6 +25,8 @@ from freewheel.transport.wire import Fragment, WorkerRows
 from freewheel.transport.workers.heartbeats import Heartbeats
 from freewheel.transport.workers.wire import Size, SupervisedWire
 
+FIRST, LOOK = 60.0, 0.1  # seconds that the first actor may take to be there, and between two looks
+
 
 class RayWire(SupervisedWire):
     """Supervised actors. The pacing's cells are here: a thread of this process takes grants for actors that have ended a call."""
@@ -34,7 +36,7 @@ class RayWire(SupervisedWire):
     def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size, cluster: Cluster) -> None:
         super().__init__(factory, spec, pacing, size)
         self._cluster, self._nice = cluster, spec.workers.nice
-        self._driver = Driver(cluster)
+        self._driver, self._while_waiting = Driver(cluster), spec.while_waiting
         self._weights, self._pacing = (spec.weights, most_contexts(spec.context)), copy.copy(pacing)
         self._pacing.cells = {}
         env = replace(spec.env, lanes=self.lanes)
@@ -53,12 +55,17 @@ class RayWire(SupervisedWire):
         self._watch_over(self.crew, self.crew.times)
 
     def __enter__(self) -> Self:
+        began = time.monotonic()
         with ExitStack() as undo:
             undo.push(self)
             self._resources.enter_context(self._driver)
             self._resources.callback(self._close_accounts)
             self._resources.callback(self.crew.stop)
             self.crew.start(self._driver, self._factory)
+            while not self.crew.there.wait(LOOK) and time.monotonic() < began + FIRST:
+                self._check()
+                self._while_waiting()
+            self.started_s = time.monotonic() - began
             undo.pop_all()
         return self
 

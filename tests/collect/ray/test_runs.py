@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 import freewheel
-from freewheel.errors import UsageError
+from freewheel.errors import SetupError, UsageError
 from freewheel.run.schedule.replay import replay
+from freewheel.transport.ray.driver import Driver
+from tests.support.faulty_worlds import Certified
 from tests.test_contexts import TABLE, assert_told
 from tests.test_contexts import train as with_contexts
 
@@ -56,6 +62,46 @@ def test_a_run_goes_on(tmp_path: Path) -> None:
     again = freewheel.resume(tmp_path / "it", steps=200, quiet=True).summary
     assert again["env_steps"] >= 200 > first["env_steps"] >= 100
     assert again["produced"] == again["trained"] + sum(again["dropped"].values())
+
+
+def test_the_start_of_the_cluster_is_no_part_of_the_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter = Driver.__enter__
+
+    def slowly(self: Driver) -> Driver:
+        time.sleep(4.0)  # as on a busy machine
+        return enter(self)
+
+    monkeypatch.setattr(Driver, "__enter__", slowly)
+    options = {"minutes": 0.05, "runs_dir": tmp_path}
+    summary = freewheel.train("tests.support.faulty_worlds:Certified", **RAY | SMALL | options).summary
+    assert (summary["ended"], summary["wall_s"] < summary["env_steps"]) == ("minutes", True)
+
+
+class Held:
+    """A handle that survives the way to another process, but not that to an actor."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _found, ()
+
+
+def _found() -> Held:
+    if "ray" in sys.modules:
+        raise OSError("there is no such handle here")
+    return Held()
+
+
+def test_an_environment_that_no_actor_can_load_fails_with_its_reason(tmp_path: Path) -> None:
+    held = Held()
+
+    def make() -> gymnasium.Env[Any, Any]:
+        assert held
+        return Certified()
+
+    reason = r"^the environment cannot be loaded in an actor of Ray \(OSError: there is no such handle here\)$"
+    with pytest.raises(SetupError, match=reason):
+        freewheel.train(make, **RAY | SMALL, steps=64, runs_dir=tmp_path)
+    (summary,) = tmp_path.glob("*/summary.json")
+    assert json.loads(summary.read_text())["exit_code"] == 1
 
 
 def test_without_ray_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
