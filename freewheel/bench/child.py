@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freewheel.files import disk
+
 if TYPE_CHECKING:
     from freewheel.core import Episode
     from freewheel.run.hooks import Run
@@ -52,7 +54,7 @@ class Marks:
         if self._marks and self._marks[-1] is not self._last:
             self._marks.append(self._last)
         noted: dict[str, Any] = {"began": self._began, "whole_episodes": self._whole_episodes, "marks": self._marks}
-        Path(run.path, FILE).write_text(json.dumps(noted) + "\n")
+        disk.replace(Path(run.path, FILE), (json.dumps(noted) + "\n").encode())
 
 
 def main(argv: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 from freewheel.errors import SEED, Range, UsageError, check_ranges
+from freewheel.files import disk
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def _run_protocol(
     seed = protocol.seed if options.seed is None else options.seed
     data, table = protocol.run(run, actor, options.episodes or protocol.episodes, seed)
     path = run.path / f"{protocol.name}.json"
-    path.write_text(json.dumps({"run": run.path.name, "which": run.which, **data}, indent=2) + "\n")
+    disk.replace(path, (json.dumps({"run": run.path.name, "which": run.which, **data}, indent=2) + "\n").encode())
     if not options.json:
         console.print(table)
         console.print(f"  {path}", markup=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 import os
 import re
@@ -10,10 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from freewheel.cli.eval import RunOptions, open_policy, parse
 from freewheel.errors import EnvError, Range, SetupError, UsageError
+from freewheel.files import disk
+from freewheel.files.reach import check_folder, typed
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -86,7 +90,7 @@ class PlayOptions(RunOptions):
         """Where the pictures of an episode go."""
         if not self.out:
             return folder / "play" / f"episode-{episode + 1}.{kind}"
-        path = Path(self.out)
+        path = typed(Path(self.out).parent) / Path(self.out).name
         return path.with_stem(f"{path.stem}-{episode + 1}") if (self.episodes or 1) > 1 else path
 
 
@@ -168,19 +172,19 @@ def _explained(error: SetupError | EnvError, render: str | None) -> SetupError |
 
 
 class Recorder(Protocol):
-    """Takes the pictures [H, W, 3] of an episode, one after the other, and makes a file of them."""
+    """Takes the pictures [H, W, 3] of an episode, one after the other, and makes a file of them: its bytes come from `close`."""
 
-    def __init__(self, path: Path, fps: float) -> None: ...
+    def __init__(self, fps: float) -> None: ...
     def add(self, picture: NDArray) -> None: ...
-    def close(self) -> None: ...
+    def close(self) -> bytes: ...
 
 
 class Animation:
-    """A gif, which is written when all pictures are there. Of more pictures per second than can be shown, every second, third,
+    """A gif, which is made when all pictures are there. Of more pictures per second than can be shown, every second, third,
     ... is left out."""
 
-    def __init__(self, path: Path, fps: float) -> None:
-        self._path, self._pictures = path, list[Any]()
+    def __init__(self, fps: float) -> None:
+        self._pictures = list[Any]()
         self._every = math.ceil(fps / GIF_FPS)
         self._milliseconds = round(1000 * self._every / fps)
 
@@ -189,17 +193,21 @@ class Animation:
 
         self._pictures.append(Image.fromarray(picture).quantize())
 
-    def close(self) -> None:
-        if self._pictures:
-            first, *rest = self._pictures[:: self._every]
-            first.save(self._path, save_all=True, append_images=rest, duration=self._milliseconds, loop=0)
+    def close(self) -> bytes:
+        if not self._pictures:
+            return b""
+        first, *rest = self._pictures[:: self._every]
+        made, about = io.BytesIO(), {"duration": self._milliseconds, "loop": 0}
+        first.save(made, "gif", save_all=True, append_images=rest, **about)
+        return made.getvalue()
 
 
 class Film:
-    """An mp4, which is written picture by picture."""
+    """An mp4, which a program of its own writes picture by picture, in a folder for temporary files."""
 
-    def __init__(self, path: Path, fps: float) -> None:
-        self._path, self._fps = path, fps
+    def __init__(self, fps: float) -> None:
+        self._folder, self._fps = TemporaryDirectory(), fps
+        self._path = Path(self._folder.name, "film.mp4")
         self._film: Any = None
 
     def add(self, picture: NDArray) -> None:
@@ -213,33 +221,34 @@ class Film:
             self._film.send(None)
         self._film.send(picture[:height, :width].copy(order="C"))
 
-    def close(self) -> None:
-        if self._film is not None:
+    def close(self) -> bytes:
+        with self._folder:
+            if self._film is None:
+                return b""
             self._film.close()
+            return self._path.read_bytes()
 
 
 class LastPicture:
     """A png of how it ended."""
 
-    def __init__(self, path: Path, fps: float) -> None:
-        self._path = path
+    def __init__(self, fps: float) -> None:
         self._picture: NDArray | None = None
 
     def add(self, picture: NDArray) -> None:
         self._picture = picture
 
-    def close(self) -> None:
+    def close(self) -> bytes:
         from freewheel.files import png
 
-        if self._picture is not None:
-            self._path.write_bytes(png.encode(self._picture))
+        return b"" if self._picture is None else png.encode(self._picture)
 
 
 RECORDERS: Mapping[str, type[Recorder]] = {"gif": Animation, "mp4": Film, "png": LastPicture}
 
 
 class File:
-    """Where the pictures of an episode go; it is made when there is one. What cannot be written is a SetupError."""
+    """Where the pictures of an episode go; it is made of them when all are there. What cannot be written is a SetupError."""
 
     def __init__(self, path: Path, kind: str, fps: float) -> None:
         self.path, self._kind, self._fps = path, kind, fps
@@ -252,14 +261,17 @@ class File:
     def add(self, picture: NDArray) -> None:
         with self._explaining():
             if self._recorder is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._recorder = RECORDERS[self._kind](self.path, self._fps)
+                from freewheel.run.checkpoints.checkpoint import make_private
+
+                make_private(self.path.parent)
+                check_folder(self.path.parent)
+                self._recorder = RECORDERS[self._kind](self._fps)
             self._recorder.add(picture.astype("uint8"))
 
     def close(self) -> None:
         with self._explaining():
-            if self._recorder is not None:
-                self._recorder.close()
+            if self._recorder is not None and (data := self._recorder.close()):
+                disk.replace(self.path, data)
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:

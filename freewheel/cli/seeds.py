@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freewheel.errors import SetupError, UsageError
+from freewheel.files import disk
 
 if TYPE_CHECKING:
     from freewheel.metrics.meter import Budget
@@ -186,9 +187,7 @@ class Group:
             **{name: _statistics(self._values(name)) for name in EVALUATIONS},
             "runs": [run.to_json() for run in self.runs],
         }
-        part = self.file.with_suffix(".part")
-        part.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
-        os.replace(part, self.file)
+        disk.deliver(self.file, (json.dumps(data, indent=2, allow_nan=False) + "\n").encode())
 
     def _values(self, name: str) -> list[float]:
         values = (run.summary.get(name) for run in self.runs if run.code in (0, 3))

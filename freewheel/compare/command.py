@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from freewheel.errors import DEGRADED, DONE, FAILED, SIGNALLED, Range, SetupError, UsageError, check_ranges
+from freewheel.files.reach import typed
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _run(argv: Sequence[str]) -> int:
     others, given = flags.split_argv(argv, flags.option_types(CompareOptions))
     own = flags.build(CompareOptions, given)
     if own.report:
-        return _again(Path(own.report), own)
+        return _again(typed(Path(own.report)), own)
     asked, tracked = trackers.split(Given.read(others, own.trust))
     request = Request(
         given=asked,
@@ -204,7 +205,7 @@ def usual_folder(env: str, algo: str) -> str:
 def _folder(out: str, request: Request) -> Path:
     """A new folder, or an empty one that was named."""
     usual = usual_folder(request.given.env or "env", request.given.flags.get("algo", ("ppo",))[0])
-    path, number = Path(out or usual), 1
+    path, number = typed(Path(out or usual)), 1
     while not out and path.exists():
         number += 1
         path = Path(f"{usual}-{number}")

@@ -18,6 +18,7 @@ from freewheel.federate.frame import Frame
 from freewheel.federate.options import FederateOptions
 from freewheel.federate.record import SITES, Record
 from freewheel.federate.sites import Site
+from freewheel.files.reach import check_folder
 from freewheel.metrics.meter import Budget
 from freewheel.run.advice.beginning import checked
 from freewheel.run.advice.choice import plan_run
@@ -112,6 +113,7 @@ def train(federation: Federation, start: Start = BEGINNING) -> int:
             planned = replace(planned, name=planned.name.claim())
         stop.begin()
         held.enter_context(lock_run(planned.path))
+        check_folder(planned.path / FOLDER)
         return _Session(replace(federation, planned=planned), stop, start).train()
 
 

@@ -1,28 +1,52 @@
 """Every call that changes a run directory, in one place: tests let each of them fail, one after the other.
 
 Call them as `disk.write(...)`, never under a name of your own, or the tests cannot reach them. They raise OSError; who calls
-decides what a failure costs. Folders are readable only by their owner.
+decides what a failure costs. Folders are readable only by their owner. No call follows a link (reach.py).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from freewheel.files.reach import folder_of, opened, typed
+
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
     """A new file, on the disk when this returns; FileExistsError if there is one."""
-    with path.open("xb") as file:
+    with _new(path) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
+def _new(path: Path) -> BinaryIO:
+    return os.fdopen(opened(path, NEW), "wb")
+
+
 def open_end(path: Path) -> BinaryIO:
-    """A file to append to and to read, made if there is none; it has no buffer of its own."""
-    return path.open("a+b", buffering=0)
+    """A file to append to and to read, made if there is none; it has no buffer of its own. One that has a second name (a hard
+    link) is refused: nobody knows what else would change with it."""
+    descriptor = opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK)
+    about = os.fstat(descriptor)
+    if stat.S_ISREG(about.st_mode) and about.st_nlink <= 1:
+        return os.fdopen(descriptor, "a+b", buffering=0)
+    os.close(descriptor)
+    what = "has a second name, a hard link," if stat.S_ISREG(about.st_mode) else "is not a regular file"
+    raise OSError(errno.EMLINK, f"{path} {what} and is not written to; put a copy in its place")
+
+
+def begin(path: Path) -> BinaryIO:
+    """A new file in the place of what is there."""
+    remove(path)
+    return _new(path)
 
 
 def append(file: BinaryIO, data: bytes) -> None:
@@ -40,22 +64,25 @@ def cut(file: BinaryIO, size: int) -> None:
 
 def make_folder(path: Path, mode: int = 0o700) -> None:
     """A new folder; its parent exists."""
-    path.mkdir(mode=mode)
+    with folder_of(path) as (folder, name):
+        os.mkdir(name, mode, dir_fd=folder)
 
 
 def rename(old: Path, new: Path) -> None:
     """Move a file or folder; a file at `new` is replaced in one step."""
-    os.replace(old, new)
+    with folder_of(old) as (source, name), folder_of(new) as (target, to):
+        os.replace(name, to, src_dir_fd=source, dst_dir_fd=target)
 
 
 def link(old: Path, new: Path) -> None:
     """A second name for the content of a file."""
-    os.link(old, new)
+    with folder_of(old) as (source, name), folder_of(new) as (target, to):
+        os.link(name, to, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
 
 
 def copy(old: Path, new: Path) -> None:
     """The content of a file as a new file, on the disk when this returns."""
-    with old.open("rb") as source, new.open("xb") as file:
+    with os.fdopen(opened(old, os.O_RDONLY), "rb") as source, _new(new) as file:
         shutil.copyfileobj(source, file, 1 << 20)
         file.flush()
         os.fsync(file.fileno())
@@ -63,12 +90,13 @@ def copy(old: Path, new: Path) -> None:
 
 def point(path: Path, target: str) -> None:
     """A symbolic link at `path`."""
-    os.symlink(target, path)
+    with folder_of(path) as (folder, name):
+        os.symlink(target, name, dir_fd=folder)
 
 
 def sync(folder: Path) -> None:
     """The names in this folder, onto the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = opened(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
@@ -77,17 +105,22 @@ def sync(folder: Path) -> None:
 
 def remove(path: Path) -> None:
     """A file, a link or a whole folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    with suppress(FileNotFoundError), folder_of(path) as (folder, name):
+        if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
 
 
 def show(path: Path, data: bytes) -> None:
     """The same as `replace` for those who read it now: it may be lost with the machine, and nobody waits for the disk."""
-    part = path.with_name(f".part-{path.name}")
-    part.write_bytes(data)
-    os.replace(part, path)
+    with folder_of(path) as (folder, name):
+        part = f".part-{name}"
+        with suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=folder)
+        with os.fdopen(os.open(part, NEW, 0o666, dir_fd=folder), "wb") as file:
+            file.write(data)
+        os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -98,5 +131,14 @@ def replace(path: Path, data: bytes) -> None:
         write(part, data)
         rename(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(FileNotFoundError), folder_of(part) as (folder, name):
+            os.unlink(name, dir_fd=folder)
     sync(path.parent)
+
+
+def deliver(path: Path, data: bytes) -> None:
+    """A file that the user has named; only a device (/dev/stdout) is written to, all else is replaced."""
+    if path.is_relative_to("/dev"):
+        path.write_bytes(data)
+    else:
+        replace(typed(path.parent) / path.name, data)

@@ -83,7 +83,7 @@ class Lines:
         before = self._file
         if before is not None:
             try:
-                if os.path.samestat(os.fstat(before.fileno()), os.stat(self._path)):
+                if os.path.samestat(os.fstat(before.fileno()), os.lstat(self._path)):
                     return before
             except FileNotFoundError:
                 pass

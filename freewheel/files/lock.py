@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+from freewheel.files.reach import opened
+
 FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
@@ -31,9 +33,9 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         """HeldError if it is held; OSError if there can be no such file."""
         with suppress(FileNotFoundError):  # before it is opened: to close it again would release the lock
-            if _identity(path.stat()) in self._held:
+            if _identity(path.lstat()) in self._held:
                 raise HeldError(os.getpid())
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._descriptor = opened(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -56,9 +58,9 @@ class FileLock:
     def holder(cls, path: Path) -> int | None:
         """The id of the process that holds the lock; 0: one that cannot be seen from here; None: nobody does."""
         with suppress(OSError):
-            if _identity(path.stat()) in cls._held:  # not opened: to close it again would release the lock
+            if _identity(path.lstat()) in cls._held:  # not opened: to close it again would release the lock
                 return os.getpid()
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = opened(path, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 return _holder(descriptor)
             finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from freewheel.errors import FileError, Range, UsageError, check_ranges
+from freewheel.files.reach import typed
 from freewheel.plots.timeline import TIMELINE
 from freewheel.registry import Command
 
@@ -68,7 +69,7 @@ def _folders(name: str, runs_dir: str) -> list[Path]:
         if not (place / "config.json").is_file() and place.parent.is_dir():
             seeds = [
                 (int(match[1]), path)
-                for path in place.parent.iterdir()
+                for path in typed(place.parent).iterdir()
                 if (match := re.fullmatch(re.escape(place.name) + r"-s(\d+)", path.name)) and path.is_dir()
             ]
             if seeds:
@@ -80,12 +81,12 @@ def _outputs(options: PlotOptions, folders: Sequence[Path]) -> list[Path]:
     from freewheel.plots.picture import FORMATS
 
     if not options.out:
-        place = folders[0] if len(folders) == 1 else Path(options.runs_dir)
+        place = folders[0] if len(folders) == 1 else typed(Path(options.runs_dir))
         return [(place if place.is_dir() else Path()) / f"curves.{ending}" for ending in FORMATS]
     path = Path(options.out)
     if path.suffix not in [f".{ending}" for ending in FORMATS]:
         raise UsageError(f"--out must end in .png or .svg, not {options.out}")
-    return [path]
+    return [typed(path.parent) / path.name]
 
 
 def _charts(options: PlotOptions, folders: Sequence[Path]) -> tuple[list[Lines], str]:

@@ -69,10 +69,11 @@ def _window(timeline: Timeline, options: TimelineOptions) -> Timeline:
 
 
 def _write_page(timeline: Timeline, path: Path, title: str) -> None:
+    from freewheel.files import disk
     from freewheel.timeline.page import page
 
     try:
-        path.write_text(page(timeline, title), encoding="utf-8")
+        disk.deliver(path, page(timeline, title).encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose another --html") from None
     sys.stdout.write(f"{path}\n")

@@ -106,7 +106,8 @@ static void end_process(int64_t code, const char *ended, const char *message)
     put(STDERR_FILENO, "\n");
     pthread_mutex_lock(&watch.lock);
     if (watch.summary != NULL && inode(watch.summary) == watch.earlier) {
-        const int file = open(watch.partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        unlink(watch.partial);
+        const int file = open(watch.partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
         if (file >= 0) {
             char head[64];
             snprintf(head, sizeof head, "{\"exit_code\": %lld, \"ended\": \"", (long long)code);

@@ -12,6 +12,7 @@ import numpy as np
 
 from freewheel.core import NDArray
 from freewheel.errors import SetupError, UsageError
+from freewheel.files.reach import typed
 from freewheel.policies.spec import CLIP, HEADS, actor_layout
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.policy import Policy
@@ -37,6 +38,7 @@ def export(policy: Policy, out: Path, form: Format = "numpy") -> Path:
     if form == "onnx":
         files[GRAPH] = _graph(policy)
     out.parent.mkdir(parents=True, exist_ok=True)
+    out = typed(out.parent) / out.name
     own = {
         checkpoint.WEIGHTS: checkpoint.encode_arrays(params),
         checkpoint.POLICY: checkpoint.encode_json(_about(policy)),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from freewheel.errors import SetupError, UsageError, nearest
+from freewheel.files.reach import typed
 from freewheel.run.checkpoints import checkpoint
 
 if TYPE_CHECKING:  # a process that only loads a policy does not need it
@@ -65,7 +66,7 @@ class RunName:
 
 def name_run(config: Config) -> RunName:
     """A free name for a run; SetupError if the one that was asked for is taken, or if its place cannot be written."""
-    folder, given = Path(config.run.output.runs_dir), config.run.output.name
+    folder, given = typed(Path(config.run.output.runs_dir)), config.run.output.name
     parent = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         reason = f"{parent} is not a writable directory; choose another --runs-dir"
@@ -90,7 +91,7 @@ def locate(name: str, runs_dir: str, which: str = "", usual: str = "best") -> Pl
     """What RUN, RUN@best, RUN@latest, RUN@STEP or the path of a checkpoint means; `which`: the same, given in another place."""
     for place in (Path(runs_dir) / name, Path(name)):
         if place.parent.name == CHECKPOINTS and (place.parents[1] / CONFIG).is_file():
-            run, chosen = place.parents[1], place.name
+            run, chosen = typed(place.parents[1]), place.name
             break
     else:
         written, at, word = name.rpartition("@")
@@ -105,7 +106,7 @@ def find_run(name: str, runs_dir: str) -> Path:
     """The directory of a run, given by its name under runs_dir or by its path."""
     for place in (Path(runs_dir) / name, Path(name)):
         if (place / CONFIG).is_file():
-            return place
+            return typed(place)
     folder = Path(runs_dir)
     known = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
     raise UsageError(f"no run '{name}' in {runs_dir}" + (nearest(name, known) if known else "; train one first"))

@@ -18,6 +18,7 @@ from freewheel.errors import SetupError, UsageError
 from freewheel.files import disk, origin
 from freewheel.files.lock import FileLock, HeldError
 from freewheel.files.outage import Outage, twice
+from freewheel.files.reach import check_folder
 from freewheel.files.read import json_object
 from freewheel.metrics import targets
 from freewheel.policies.layout import Layout
@@ -99,14 +100,17 @@ class RunDirectory:
     def metrics_size(self) -> int:
         """Bytes of metrics.jsonl."""
         try:
-            return (self.path / METRICS).stat().st_size
+            return (self.path / METRICS).lstat().st_size
         except OSError:
             return 0
 
     def go_back(self, metrics_size: int = 0) -> None:
         """Rows of metrics that were written after a checkpoint belong to work that is done again; so does a summary. Without a
-        checkpoint all is done again."""
+        checkpoint all is done again. SetupError if the run would write through a link."""
         try:
+            check_folder(self.store.root)
+            for path in self.path.glob("*.jsonl"):
+                disk.open_end(path).close()
             if self.metrics_size > metrics_size:
                 with disk.open_end(self.path / METRICS) as file:
                     disk.cut(file, metrics_size)

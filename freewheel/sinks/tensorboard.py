@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freewheel.files.reach import check_folder
 from freewheel.sinks.sink import RunInfo, SinkEntry
 from freewheel.sinks.tracking import findings, last_step, scalars, settings, table
 
@@ -25,6 +26,7 @@ class EventFile:
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        check_folder(folder)
         self._writer = EventFileWriter(str(folder))
         self._last = 0
 

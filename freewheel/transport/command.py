@@ -15,6 +15,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from freewheel.files import disk
+from freewheel.files.reach import typed
+
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 LEAVE_WITHIN = 5.0  # seconds for threads and exit handlers of imported modules when a command has done its work
 
@@ -25,7 +28,7 @@ def start(module: str, argv: Sequence[str], output: Path, pass_fds: Sequence[int
     It has a session of its own: signals of the terminal reach it only through this process, once.
     """
     words = [sys.executable, "-m", module, str(os.getpid()), *argv]
-    with output.open("wb") as file:
+    with disk.begin(typed(output.parent) / output.name) as file:
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

@@ -55,7 +55,7 @@ def write(tuning: Tuning, path: Path) -> None:
     tuning.command = command(tuning.config, chosen, path)
     options, why = options_of(tuning.config, chosen), [f"{MARK}: {tuning.sentence}.", f"To use it: {tuning.command}"]
     text = _json(options, why) if path.suffix == ".json" else _toml(options, why)
-    disk.replace(path, text.encode())
+    disk.deliver(path, text.encode())
     tuning.file = str(path)
 
 

@@ -12,6 +12,7 @@ from freewheel.bench.measure import Measurement, Order, measure
 from freewheel.config import flags
 from freewheel.config.resolve import Config
 from freewheel.errors import MeasureError
+from freewheel.files.reach import typed
 from freewheel.run.advice.prospects import words
 from freewheel.tune.search import Candidate
 
@@ -84,7 +85,7 @@ def run_trial(candidate: Candidate, seconds: float, *, seed: int = 0, trust: boo
         order = Order(
             argv=(*line, "--steps", str(rows), "--seed", str(seed), *(["--trust"] if trust else [])),
             name="trial",
-            folder=Path(folder),
+            folder=typed(Path(folder)),
             warm_up_rows=warm,
             limit_s=STARTING * LONGEST + LONGEST * rows / candidate.forecast.rate,
         )

@@ -212,10 +212,10 @@ def test_animated_pictures_play_at_the_right_speed(tmp_path: Path, fps: float, s
     """As exactly as the format knows: hundredths of a second."""
     from PIL import Image
 
-    made = play.Animation(tmp_path / "it.gif", fps)
+    made = play.Animation(fps)
     for number in range(9):
         made.add(np.full((4, 4, 3), 25 * number, np.uint8))
-    made.close()
+    (tmp_path / "it.gif").write_bytes(made.close())
     with Image.open(tmp_path / "it.gif") as picture:
         assert getattr(picture, "n_frames", 1) == shown
         assert picture.info["duration"] == pytest.approx(milliseconds, abs=5)

@@ -386,6 +386,6 @@ def test_links_and_pipes_in_place_of_files_are_not_followed(tmp_path: Path) -> N
     (path / POLICY).rename(tmp_path / "policy")
     for kind in ("link", "pipe"):
         os.symlink(tmp_path / "policy", path / POLICY) if kind == "link" else os.mkfifo(path / POLICY)
-        with pytest.raises(CheckpointError, match=f"{POLICY} is not a regular file"):
+        with pytest.raises(CheckpointError, match=f"{POLICY} is (a link|not a regular file)"):
             load(tmp_path)
         (path / POLICY).unlink()

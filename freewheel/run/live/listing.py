@@ -12,6 +12,7 @@ from typing import Any
 
 from freewheel.errors import FileError
 from freewheel.files import read
+from freewheel.files.reach import typed
 from freewheel.run.live.following import state_of
 from freewheel.run.live.status import STATUS
 from freewheel.run.naming import CONFIG, LOCK, METRICS, SUMMARY
@@ -60,10 +61,11 @@ def _entries(folders: Sequence[Path], groups: set[str]) -> Iterator[RunEntry]:
 
 def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
     """The run in this directory; None: there is none. groups: names of commands with --seeds."""
+    name, folder = folder.name, typed(folder)
     updated = max((_written(folder / name) for name in (CONFIG, METRICS, STATUS, SUMMARY, LOCK)), default=0.0)
     if not updated:
         return None
-    member = MEMBER.fullmatch(folder.name)
+    member = MEMBER.fullmatch(name)
     group = member["group"] if member and member["group"] in (groups or ()) else ""
     problems: list[str] = []
     config = _object(folder / CONFIG, problems)
@@ -75,7 +77,7 @@ def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
         state = "damaged"
     failed = summary.get("error") if summary is not None and state == "failed" else ""
     return RunEntry(
-        name=folder.name,
+        name=name,
         path=folder,
         env=_text(config, "env"),
         algo=_text(config, "algo"),
@@ -94,7 +96,7 @@ def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
 
 def _written(path: Path) -> float:
     with suppress(OSError):
-        return path.stat().st_mtime
+        return path.lstat().st_mtime
     return 0.0
 
 

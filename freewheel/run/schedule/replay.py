@@ -16,6 +16,7 @@ from freewheel.config.resolve import LimitOptions
 from freewheel.core import Executor, Learner, MakeExecutor, Tick
 from freewheel.errors import FileError, SetupError
 from freewheel.files import read
+from freewheel.files.reach import typed
 from freewheel.learn.spec import Services
 from freewheel.loop import Source, loop
 from freewheel.metrics.meter import Meter
@@ -103,7 +104,7 @@ def replay(
         raise SetupError(f"{saved.path} has no {FILE}; record one with freewheel train ... --record-schedule")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / saved.path.name if out is None else out
-        name = RunName(folder.parent, folder.name, exact=True).claim()
+        name = RunName(typed(folder.parent), folder.name, exact=True).claim()
         report(f"opening {saved.config.env.label} ...")
         planned = _plan(saved, name)
         machine = planned.config.run.machine

@@ -19,6 +19,7 @@ from rich.table import Table
 from freewheel.config import flags, resolve, words
 from freewheel.config.vocabulary import FREE, literal
 from freewheel.errors import COUNT, SEED, SHARE, Range, SetupError, UsageError, check_ranges, nearest
+from freewheel.files.reach import check_folder, typed
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, plan
 from freewheel.worlds.cage2 import family
@@ -198,6 +199,7 @@ def begin(options: SearchOptions, passed: Mapping[str, Any]) -> Task:
 def resume(options: SearchOptions, given: Sequence[str]) -> Task:
     """Resume a search that was interrupted."""
     book = Book(_name(options).path)
+    check_folder(book.folder / TRIALS)
     if not book.exists:
         raise UsageError(f"no search '{options.run}' in {options.runs_dir} to resume; leave out --resume")
     for name in given:
@@ -213,7 +215,7 @@ def resume(options: SearchOptions, given: Sequence[str]) -> Task:
 
 
 def _name(options: SearchOptions) -> RunName:
-    place = Path(options.runs_dir)
+    place = typed(Path(options.runs_dir))
     return (
         RunName(place, options.run, exact=True)
         if options.run

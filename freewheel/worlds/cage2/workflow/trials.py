@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -19,6 +18,7 @@ import numpy as np
 from freewheel.config.resolve import Config, from_options
 from freewheel.core import Episode, Metrics, NDArray, Sink
 from freewheel.errors import SetupError
+from freewheel.files import disk
 from freewheel.run.checkpoints.checkpoint import make_private
 from freewheel.run.hooks import Hook, Run
 from freewheel.run.trainer import run
@@ -135,8 +135,8 @@ class Book:
         trials = [{"proposal": asdict(trial.proposal), "outcome": asdict(trial.outcome)} for trial in search.trials]
         best = None if search.best is None else {"workflow": workflow(search.best.order), **asdict(search.best.outcome)}
         state = {"format": FORMAT, "asked": dict(asked), "best": best, "trials": trials}
-        _replace(self.folder / STATE, json.dumps(state, indent=1, allow_nan=False) + "\n")
-        _replace(self.folder / SAMPLING, _text(SAMPLING_COLUMNS, _decisions(search)))
+        disk.replace(self.folder / STATE, (json.dumps(state, indent=1, allow_nan=False) + "\n").encode())
+        disk.replace(self.folder / SAMPLING, _text(SAMPLING_COLUMNS, _decisions(search)).encode())
 
     def begin_training(self, finished: int) -> None:
         """Keep only the rows of finished trials in the training log; an interrupted trial is repeated."""
@@ -146,12 +146,12 @@ class Book:
             with path.open(newline="") as file:
                 rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
             kept = [row for row in rows if int(row["trial"]) < finished]
-        _replace(path, _text(TRAINING_COLUMNS, kept))
+        disk.replace(path, _text(TRAINING_COLUMNS, kept).encode())
 
     def train(self, row: Mapping[str, Any]) -> None:
         """Append a row to the training log."""
-        with (self.folder / TRAINING).open("a", newline="") as file:
-            csv.DictWriter(file, TRAINING_COLUMNS).writerow(row)
+        with disk.open_end(self.folder / TRAINING) as file:
+            disk.append(file, _text(TRAINING_COLUMNS, [row], header=False).encode())
 
 
 def workflow(order: Order | None) -> str:
@@ -182,22 +182,13 @@ def _decisions(search: Search) -> Iterable[dict[str, Any]]:
         }
 
 
-def _text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+def _text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, header: bool = True) -> str:
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, columns)
-    writer.writeheader()
+    if header:
+        writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 TRIALS = "trials"  # the folder with their runs
@@ -227,7 +218,8 @@ class Training:
         """Train; `shown` gets its metrics, unless the classic lines are asked for."""
         resolved = self.config(proposal)
         name = resolved.run.output.name
-        shutil.rmtree(self._folder / TRIALS / name, ignore_errors=True)  # of a trial that was interrupted
+        with suppress(OSError):
+            disk.remove(self._folder / TRIALS / name)  # of a trial that was interrupted
         watch = _Watch(Progress(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
         classic = resolved.run.output.console == "classic"
         sink = ClassicSink(ClassicLines(episodes=proposal.episodes)) if classic else shown
