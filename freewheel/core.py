@@ -359,14 +359,6 @@ class MainThreadCollector(Protocol):
     def stop(self) -> None: ...
 
 
-@runtime_checkable
-class StartedCollector(Protocol):
-    """A Collector that starts what it runs on, such as a cluster: that time is no part of a run."""
-
-    @property
-    def started_s(self) -> float: ...  # seconds, when it has been entered
-
-
 class Learner(Protocol):
     """One algorithm: chunks in, snapshots out. It does not know how its data was collected."""
 

@@ -113,7 +113,7 @@ def train(federation: Federation, start: Start = BEGINNING) -> int:
             planned = replace(planned, name=planned.name.claim())
         stop.begin()
         held.enter_context(lock_run(planned.path))
-        check_folder(planned.path / FOLDER)
+        check_folder(planned.path / SITES)
         return _Session(replace(federation, planned=planned), stop, start).train()
 
 

@@ -367,8 +367,7 @@ def survey_env(
 
 def _seconds(config: Config, budget: float | None) -> float:
     """How long an environment is measured: where every number is given, it is only tried out."""
-    usual = BUDGET if config.collector.needs_step_time else BRIEF
-    return usual if budget is None else budget
+    return (BUDGET if config.collector.needs_step_time else BRIEF) if budget is None else budget
 
 
 @dataclass(frozen=True)
@@ -447,9 +446,6 @@ def _check_publications(config: Config, rows: int) -> None:
 
 def _check_recording(config: Config, spec: EnvSpec) -> None:
     """What a schedule cannot hold."""
-    if not config.run.output.record_schedule:
-        return
-    if spec.batched_on_device:
-        raise UsageError(
-            f"--record-schedule is for environments that run on the CPU; {spec.name} steps all its lanes on a device"
-        )
+    if config.run.output.record_schedule and spec.batched_on_device:
+        reason = f"{spec.name} steps all its lanes on a device"
+        raise UsageError(f"--record-schedule is for environments that run on the CPU; {reason}")

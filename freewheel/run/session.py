@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from freewheel.core import Collector, GraphedLearner, RowCounts, Snapshot, StartedCollector, Tick
+from freewheel.core import Collector, GraphedLearner, RowCounts, Snapshot, Tick
 from freewheel.errors import SIGNALLED, CollectorLostError, DiskError, EnvError, FreewheelError
 from freewheel.learn.finite import Judge
 from freewheel.ledger import balance, settle, total
@@ -40,6 +40,7 @@ from freewheel.sinks.outlets import PATIENCE, Outlets
 from freewheel.timeline.parties import EVALUATOR
 from freewheel.timeline.recording import Recording
 from freewheel.transport.clock import Pauses, clock
+from freewheel.transport.pool import WorkerPool
 
 QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
 
@@ -140,7 +141,7 @@ class Session:
                 collector.load_state_dict(self._earlier.state.collector)
             with self._ending.leaving(collector, "closing the environments"):
                 self._collector = self._saver.collector = self._live.collector = collector
-                self._meter.spare(collector.started_s if isinstance(collector, StartedCollector) else 0.0)
+                self._meter.spare(collector.wire.started_s if isinstance(collector, WorkerPool) else 0.0)
                 around = Around(lambda: self._meter.wall_s, self._ran_s, self._longest, self._note, self._stop.check)
                 evaluator = evaluator or reserved_lanes(planned, collector)
                 if self._trace is not None and evaluator is not None:
@@ -218,10 +219,8 @@ class Session:
             self._hooks.saved(folder)
 
     def _save_last(self, ended: str, waiting: Callable[[], None] = lambda: None) -> Path | None:
-        """All, so that the run can be resumed; the weights alone if an update has failed or was cut by a signal. Rows of metrics
-        go on while it is `waiting`."""
-        failure = self._ending.failure
-        failed = failure is not None and not isinstance(failure, EnvError | CollectorLostError)
+        """Save all, so that the run can be resumed; only the weights if an update has failed or was cut by a signal."""
+        failed = not isinstance(self._ending.failure, EnvError | CollectorLostError | None)
         whole = not (self._turning and (failed or self._stop.cut))
         with self._meter.span("save"):
             return self._saver.last(ended, whole=whole, waiting=waiting)
@@ -259,8 +258,7 @@ class Session:
         return next(over, "minutes" if self._time_is_up() else "")
 
     def _time_is_up(self) -> bool:
-        """Whether the closing evaluation has to begin now to end in time. What takes much longer is interrupted. The time in
-        which the environment was measured counts."""
+        """Whether the closing evaluation has to begin now to end in time. What takes much longer is interrupted."""
         if self._budget.minutes is None:
             return False
         seconds, now = 60 * self._budget.minutes, self._meter.wall_s

@@ -76,11 +76,6 @@ class WorkerPool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.wire.__exit__(kind, error, tb)
 
-    @property
-    def started_s(self) -> float:
-        """Implements core.StartedCollector."""
-        return self.wire.started_s
-
     def publish(self, snapshot: Snapshot, done: int) -> None:
         for posted in self._posted.post(snapshot):
             self.wire.post(posted)

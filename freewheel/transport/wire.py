@@ -122,7 +122,7 @@ class Wire(AbstractContextManager["Wire"]):
 
     authors: int  # number of authors of fragments
     lanes: int  # of each author
-    started_s: float = 0.0  # see core.StartedCollector
+    started_s: float = 0.0  # seconds in which what it runs on was started, such as a cluster: no part of a run
     slots: int = 1  # fragments of each author that there is room for
     # All authors write together: there is nothing to gather after the first fragment.
     all_at_once: ClassVar[bool] = False

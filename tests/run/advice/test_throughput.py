@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from freewheel.config.resolve import from_argv
-from freewheel.run.advice import throughput
-from freewheel.run.advice import policy_times
+from freewheel.run.advice import policy_times, throughput
 from freewheel.run.advice.policy_times import measure_policy
 from freewheel.run.advice.throughput import PolicyTimes, StepTimes, Way, WireTimes, forecast
 from freewheel.run.plan import plan
