@@ -1,14 +1,18 @@
-"""What a hundred workers cost: until all have acted, in memory, in CPU time for new weights, and until a killed one is back."""
+"""What a start costs: of a command until its first line and its first env step, beside another checkout too; and of a hundred
+workers until all have acted, in memory, in CPU time for new weights, and until a killed one is back."""
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
 import numpy as np
 
-from benchmarks._common import Notebook, Row, number, spread, straggler, table
+from benchmarks._command_once import COMMANDS, measured
+from benchmarks._common import ROOT, Notebook, Row, number, spread, straggler, table
 from freewheel.core import TRANSITION_FIELDS, WORKER_TIME, ActionSpec, EnvSpec, Slice, Snapshot
 from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import FlatParams, PolicyConfig, actor_layout
@@ -21,11 +25,41 @@ WORLD = EnvSpec("Straggler", 1, 52, "float32", (Slice("obs", 0, 52, (52,)),), Ac
 HIDDEN = 410  # twice: an actor of 250,000 numbers, 1 MB
 SLOTS, FRAGMENT = 64, 32
 KILLED_OF, KILLS, EVERY_S = 8, 20, 0.7
+MOST_LINE_S, MOST_STEP_S = 0.5, {"lockstep": 3.5, "continuous": 4.5}  # of a command
 MOST_START_S, MOST_MB, MOST_LOAD_MS, LEAST_FRAGMENTS, MOST_BACK_S = 5.0, 8.0, 20.0, 50_000.0, 0.5
 
 
 def sleepy(mean: float) -> dict[str, object]:
     return {"law": "lognormal", "mean": mean, "kind": "sleep"}
+
+
+def commands(notebook: Notebook, rounds: int, other: Path | None) -> None:
+    """`freewheel train CartPole-v1`, twice a round: what it measures the first time it knows the second time."""
+    trees = {"this tree": ROOT} | ({} if other is None else {other.resolve().name: other.resolve()})
+    found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    for turn in range(-1, rounds):
+        for command in COMMANDS:
+            for name, tree in trees.items():
+                with TemporaryDirectory() as cache:
+                    for time in ("first", "again") if turn >= 0 else ("warm",):  # which compiles what has changed
+                        seconds = measured(command, tree, cache)
+                        if turn >= 0:
+                            found.setdefault((command, name, time), []).append(seconds)
+                            labels = {"part": "command", "command": command, "tree": name, "time": time}
+                            notebook.keep({**labels, "round": turn + 1, **seconds})
+    header = ("command", "tree", "time", "first line, s", "first env step, s", "in all, s")
+    lines = [
+        [*labels, *(spread([row[key] for row in rows]) for key in ("line_s", "step_s", "all_s"))]
+        for labels, rows in found.items()
+    ]
+    notebook.write("## freewheel train CartPole-v1", table(header, lines))
+    for (command, name, time), rows in found.items():
+        line, step = (float(np.median([row[key] for row in rows])) for key in ("line_s", "step_s"))
+        if name == "this tree":
+            limit = MOST_STEP_S[command]
+            text = f"{command}, {time}: a line after {line:.2f} s, at most {MOST_LINE_S:g}"
+            text += f", and a step after {step:.2f} s, at most {limit:g}"
+            notebook.judge(text, line <= MOST_LINE_S and step <= limit)
 
 
 def starts(notebook: Notebook, workers: int, rounds: int) -> list[Row]:
@@ -154,10 +188,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--other", type=Path, help="another checkout, whose commands are started by turns with ours")
+    parser.add_argument("--only-commands", action="store_true", help="leave the hundred workers out")
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
     workers, rounds = (20, 1) if given.quick else (given.workers, given.rounds)
     notebook = Notebook(NAME, "Starting, loading, coming back", quick=given.quick)
+    commands(notebook, rounds, given.other)
+    if given.only_commands:
+        return notebook.close()
     rows = starts(notebook, workers, rounds)
     weights(notebook, 100, 3 if given.quick else 20)
     rows.append(arrival(notebook, workers, 3.0 if given.quick else 20.0))

@@ -68,12 +68,14 @@ def _help(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    if not {"--dry-run", "--print-config"} & set(argv):
-        loading()
-    from freewheel.config import flags, resolve
+    from freewheel.config import flags
 
     others, given = flags.split_argv(argv, flags.option_types(CommandOptions))
     own = flags.build(CommandOptions, given)
+    if not (own.dry_run or own.print_config):
+        loading()
+    from freewheel.config import resolve
+
     if own.resume:
         return _resume(own, others)
     if own.federate is not None:

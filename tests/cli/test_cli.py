@@ -111,7 +111,7 @@ SETUP = [
     ("bad_worlds:World --policy.head gaussian", "policy.head gaussian does not fit the actions of"),
     ("bad_worlds:World --policy.module no_module_here:Net", "policy.module 'no_module_here:Net' cannot be imported"),
 ]
-MEASURING = r"(measuring \S+ \.\.\.\n)?"  # what may be printed before an answer
+MEASURING = r"(loading \.\.\.\n)?(measuring \S+ \.\.\.\n)?"  # what may be printed before an answer
 
 
 def assert_one_line(err: str, text: str) -> None:
@@ -124,9 +124,20 @@ def assert_one_line(err: str, text: str) -> None:
 def test_wrong_usage_is_one_line_and_exit_2(runs: Path, capfd: Capture, argv: str, text: str) -> None:
     assert cli.main(argv.split()) == 2
     out, err = capfd.readouterr()
-    assert out == ""
+    assert out in ("", "loading ...\n")
     assert_one_line(err, text)
     assert not runs.exists()
+
+
+def test_a_line_comes_before_what_takes_long_to_import() -> None:
+    script = """
+import sys
+from freewheel.files import output
+output.loading = lambda: print("first", {"torch", "gymnasium"} & {*sys.modules})
+from freewheel.cli.main import main
+main(["train", "A-v0", "B-v0"])
+"""
+    assert python("-c", script).stdout == "first set()\n"
 
 
 @pytest.mark.parametrize(
