@@ -105,13 +105,13 @@ test-cluster: .venv/.ready ## trainings on a real cluster of three Ray nodes: so
 quick-benches: .venv/.ready ## every published benchmark in its quick form: it still runs, and keeps its promises
 	$(PYTEST) tests/test_benchmarks.py
 
-wheel: .venv/.ready ## the package as a file that pip installs, in dist/
+wheel: ## the package as a file that pip installs, in dist/; any Python with pip will do
 	@rm -rf dist build
-	@$(BIN)/python -m pip wheel $(PIP_QUIET) --no-deps --wheel-dir dist .
+	@$(PYTHON) -m pip wheel $(PIP_QUIET) --no-deps --wheel-dir dist .
 	@ls dist/freewheel-*.whl
 
-walk: wheel ## what the README tells a new user, in an empty virtual environment elsewhere
-	$(BIN)/python scripts/walk.py dist/freewheel-*.whl
+walk: ## what the README tells a new user, word for word, in an empty virtual environment elsewhere
+	$(PYTHON) scripts/walk.py
 
 readme: .venv/.ready ## the table of the README from the rows of the benchmarks
 	$(BIN)/python -m benchmarks.headlines

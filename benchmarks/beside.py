@@ -123,6 +123,13 @@ def require_kernel(tree: Path) -> None:
             raise SystemExit(f"this tree has its kernel compiled and {tree} cannot be:\n{done.stdout}{done.stderr}")
 
 
+def commit_of(tree: Path) -> str:
+    """What a checkout is called: its commit, or its folder."""
+    asked = ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"]
+    known = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return (known if (tree / ".git").exists() else "") or tree.resolve().name
+
+
 def measure(tree: Path, way: Way) -> float:
     """The figure of one run in a process of its own, with the code of this tree."""
     with TemporaryDirectory() as folder:
@@ -162,10 +169,7 @@ def main() -> int:
     other = given.other or (ROOT if given.quick else checkout())
     if given.device == "cpu":
         require_kernel(other)
-    commit = other.resolve().name
-    if (other / ".git").exists():
-        asked = ["git", "-C", str(other), "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or commit
+    commit = commit_of(other)
     notebook = Notebook(NAME, f"This tree beside {commit}", quick=given.quick)
     trees = {"theirs": other.resolve(), "ours": ROOT}
     lines, slow = [], []

@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks._command_once import COMMANDS, measured
 from benchmarks._common import ROOT, Notebook, Row, number, spread, straggler, table
+from benchmarks.beside import commit_of
 from freewheel.core import TRANSITION_FIELDS, WORKER_TIME, ActionSpec, EnvSpec, Slice, Snapshot
 from freewheel.policies.numpy_actor import NumpyActor
 from freewheel.policies.spec import FlatParams, PolicyConfig, actor_layout
@@ -35,7 +36,7 @@ def sleepy(mean: float) -> dict[str, object]:
 
 def commands(notebook: Notebook, rounds: int, other: Path | None) -> None:
     """`freewheel train CartPole-v1`, twice a round: what it measures the first time it knows the second time."""
-    trees = {"this tree": ROOT} | ({} if other is None else {other.resolve().name: other.resolve()})
+    trees = {"this tree": ROOT} | ({} if other is None else {commit_of(other): other.resolve()})
     found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
     for turn in range(-1, rounds):
         for command in COMMANDS:
@@ -45,9 +46,9 @@ def commands(notebook: Notebook, rounds: int, other: Path | None) -> None:
                         seconds = measured(command, tree, cache)
                         if turn >= 0:
                             found.setdefault((command, name, time), []).append(seconds)
-                            labels = {"part": "command", "command": command, "tree": name, "time": time}
+                            labels = {"part": "command", "mode": command, "tree": name, "time": time}
                             notebook.keep({**labels, "round": turn + 1, **seconds})
-    header = ("command", "tree", "time", "first line, s", "first env step, s", "in all, s")
+    header = ("mode", "tree", "time", "first line, s", "first env step, s", "in all, s")
     lines = [
         [*labels, *(spread([row[key] for row in rows]) for key in ("line_s", "step_s", "all_s"))]
         for labels, rows in found.items()
@@ -193,17 +194,19 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no figure counts")
     given = parser.parse_args()
     workers, rounds = (20, 1) if given.quick else (given.workers, given.rounds)
-    notebook = Notebook(NAME, "Starting, loading, coming back", quick=given.quick)
-    commands(notebook, rounds, given.other)
+    typed = Notebook(f"{NAME}_commands", "Until a command has stepped an env", quick=given.quick)
+    commands(typed, rounds, given.other)
+    code = typed.close()
     if given.only_commands:
-        return notebook.close()
+        return code
+    notebook = Notebook(NAME, "Starting, loading, coming back", quick=given.quick)
     rows = starts(notebook, workers, rounds)
     weights(notebook, 100, 3 if given.quick else 20)
     rows.append(arrival(notebook, workers, 3.0 if given.quick else 20.0))
     channel(notebook, rounds, 20_000 if given.quick else 200_000)
     rows.append(comebacks(notebook, 4 if given.quick else KILLS))
     notebook.judge_promises(rows)
-    return notebook.close()
+    return notebook.close() or code
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""A new user's first five minutes: an empty virtual environment elsewhere, the built wheel, and what the README says."""
+"""A new user's first five minutes: what the README says, word for word, in a copy of this clone and a folder of one's own; how
+large its environment is, and how long it takes until the first policy is trained. Any Python will do."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 300.0
-SECTION = "## Five minutes"
+LIMIT_S = 300.0  # of all of it
+MOST_BYTES, MOST_S = 1.2e9, 180.0  # of the environment on a machine without a GPU, and until a policy is trained
+SECTION, FIRST = "## Five minutes", "freewheel train"
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 
 
@@ -32,62 +32,94 @@ def commands(block: str) -> Iterator[list[str]]:
             yield words
 
 
+def size_of(folder: Path) -> int:
+    """Bytes of its files; one with several names counts once."""
+    found = [one.lstat() for one in folder.rglob("*")]
+    return sum({about.st_ino: about.st_size for about in found}.values())
+
+
+def verdicts(size: int, seconds: float) -> list[str]:
+    """What is beyond its limit."""
+    found = []
+    if size > MOST_BYTES:
+        found.append(
+            f"the environment has {size / 1e9:.2f} GB, at most {MOST_BYTES / 1e9:g} are meant: does torch bring CUDA along?"
+        )
+    if seconds > MOST_S:
+        found.append(
+            f"{seconds:.0f} s to the first trained policy, at most {MOST_S:.0f} are meant; run it again if pip had to download"
+        )
+    return found
+
+
 class Walk:
-    """One walk: every step is timed, and the first that fails ends it."""
+    """One walk: every line is timed, and the first that fails ends it. A line may change the variables of those after it."""
 
     def __init__(self, folder: Path) -> None:
-        self._home, self._bin = folder / "work", folder / "venv" / "bin"
-        self._home.mkdir()
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-        self._env = {**kept, "PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}"}
-        self._begun = time.monotonic()
+        self._env = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+        }
+        self._after, self._begun, self.trained_s = folder / "variables", time.monotonic(), 0.0
 
-    def run(self, *words: str, cwd: Path | None = None) -> str:
+    def run(self, line: str, cwd: Path) -> str:
         begun = time.monotonic()
+        words = ["bash", "-c", f"{{ {line}\n}} || exit; env -0 > {shlex.quote(str(self._after))}"]
         done = subprocess.run(
-            words, cwd=cwd or self._home, env=self._env, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )  # fmt: skip
-        print(f"{time.monotonic() - begun:6.1f} s  {shlex.join(words)}", flush=True)
+            words, cwd=cwd, env=self._env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        print(f"{time.monotonic() - begun:6.1f} s  {line}", flush=True)
         if done.returncode:
             raise SystemExit(f"walk: exit code {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        self._env = dict(one.split("=", 1) for one in self._after.read_text().split("\0") if one)
+        if line.startswith(FIRST) and not self.trained_s:
+            self.trained_s = self.seconds
         return done.stdout
 
-    def install(self, wheel: Path) -> None:
-        """As `pip install WHEEL`, with the versions that are known to work: an open range may pull GB of GPU libraries."""
-        constraints = ROOT / "constraints.txt"
-        torch = next(line for line in constraints.read_text().splitlines() if line.startswith("torch=="))
-        pip = (str(self._bin / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        self.run(*pip, "--constraint", str(constraints), str(wheel), torch)
-
-    def follow(self) -> None:
-        """Every block of the README's first steps: files are written, commands and scripts run."""
+    def follow(self, clone: Path, own: Path) -> None:
+        """Every block of the README's first steps: the first one in the clone, which is installed, the others elsewhere."""
+        place = clone
         for language, block in blocks():
             if language == "python":
                 name = block.split()[1]  # the first line is a comment with the name of the file
-                (self._home / name).write_text(block, encoding="utf-8")
+                (own / name).write_text(block, encoding="utf-8")
                 continue
-            for words in commands(block):
-                if words[0] in ("make", "pip"):
-                    continue  # done by `install`
-                print(self.run(*words).rstrip())
+            for line in block.splitlines():
+                output = self.run(line, place)
+                if place == own:
+                    print(output.rstrip())
+            place = own
+
+    @property
+    def environment(self) -> Path:
+        """The virtual environment that was activated."""
+        return Path(self._env["VIRTUAL_ENV"])
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._begun
 
 
+def copy_of_clone(folder: Path) -> None:
+    """What git knows of this tree, changes included; nothing that was built in it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    words = ["tar", "c", "--null", "--files-from", "-"]
+    packed = subprocess.run(words, cwd=ROOT, input=listed, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "x", "-C", str(folder)], input=packed, check=True)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python scripts/walk.py", description=__doc__)
-    parser.add_argument("wheel", type=Path, help="the wheel to install")
-    wheel = parser.parse_args().wheel.resolve()
     with TemporaryDirectory() as folder:
+        clone, own = Path(folder, "clone"), Path(folder, "own")
+        clone.mkdir()
+        own.mkdir()
+        copy_of_clone(clone)
         walk = Walk(Path(folder))
-        venv.create(Path(folder) / "venv", with_pip=True)
-        walk.install(wheel)
-        walk.follow()
-        print(f"walk: {walk.seconds:.0f} s in all")
-        if walk.seconds > LIMIT_S:
-            raise SystemExit(f"walk: longer than {LIMIT_S:.0f} s")
+        walk.follow(clone, own)
+        size = size_of(walk.environment)
+        told = f"{size / 1e9:.2f} GB of environment, {walk.trained_s:.0f} s to the first trained policy"
+        print(f"walk: {told}, {walk.seconds:.0f} s in all")
+        if found := verdicts(size, walk.trained_s):
+            raise SystemExit(f"walk: {'; '.join(found)}")
     return 0
 
 

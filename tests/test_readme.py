@@ -39,5 +39,6 @@ def test_the_first_steps_are_short_and_whole() -> None:
     written = {block.split()[1] for language, block in blocks() if language == "python"}
     ran = [words for language, block in blocks() if language == "sh" for words in commands(block)]
     assert written == {"warehouse.py", "drive.py"}
-    assert [words[0] for words in ran] == ["make", "freewheel", "freewheel", "freewheel", "python"]
+    assert [words[0] for words in ran] == ["python3", "pip", "pip", "freewheel", "freewheel", "freewheel", "python"]
+    assert ran[1][2] in (ROOT / "constraints.txt").read_text().splitlines()  # the torch that the suite is tested with
     assert max(len(block.splitlines()) for _, block in blocks()) <= 20
