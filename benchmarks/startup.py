@@ -34,15 +34,15 @@ def sleepy(mean: float) -> dict[str, object]:
     return {"law": "lognormal", "mean": mean, "kind": "sleep"}
 
 
-def commands(notebook: Notebook, rounds: int, other: Path | None) -> None:
+def commands(notebook: Notebook, rounds: int, other: Path | None, *, quick: bool) -> None:
     """`freewheel train CartPole-v1`, twice a round: what it measures the first time it knows the second time."""
     trees = {"this tree": ROOT} | ({} if other is None else {commit_of(other): other.resolve()})
     found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
-    for turn in range(-1, rounds):
+    for turn in range(0 if quick else -1, rounds):  # before the first one counts, what has changed is compiled
         for command in COMMANDS:
             for name, tree in trees.items():
                 with TemporaryDirectory() as cache:
-                    for time in ("first", "again") if turn >= 0 else ("warm",):  # which compiles what has changed
+                    for time in ("first", "again") if turn >= 0 and not quick else ("first",):
                         seconds = measured(command, tree, cache)
                         if turn >= 0:
                             found.setdefault((command, name, time), []).append(seconds)
@@ -195,7 +195,7 @@ def main() -> int:
     given = parser.parse_args()
     workers, rounds = (20, 1) if given.quick else (given.workers, given.rounds)
     typed = Notebook(f"{NAME}_commands", "Until a command has stepped an env", quick=given.quick)
-    commands(typed, rounds, given.other)
+    commands(typed, rounds, given.other, quick=given.quick)
     code = typed.close()
     if given.only_commands:
         return code
