@@ -283,12 +283,61 @@ def test_a_run_that_was_saved_on_the_way_goes_on_after_a_kill(tmp_path: Path) ->
         command = [sys.executable, "-c", code, str(tmp_path), phase]
         ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=50, check=False)
         assert ended.returncode == -signal.SIGKILL
-        names = [str(name) for name in checkpoint.names(tmp_path / "it" / "checkpoints")]
-        assert names == ["64"]
+        assert str(checkpoint.names(tmp_path / "it" / "checkpoints")[0]) == "64"
         assert not (tmp_path / "it" / "summary.json").exists()
     again, straight = freewheel.resume(tmp_path / "it", quiet=True), small(tmp_path / "straight")
     assert again.summary["weights_sha256"] == straight.summary["weights_sha256"]
     assert [row["env_steps"] for row in rows_of(again)] == [32, 96, 128, 160]  # it was saved before the row of step 64
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("algo", ["ppo", "mbpo"])
+def test_a_run_that_was_killed_before_its_first_save_begins_again(tmp_path: Path, algo: str) -> None:
+    """With its options, its seed and its name: it equals a run that was not killed."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.run.test_resume import KillAt, small\n"
+        f"small(Path(sys.argv[1]), {algo!r}, hooks=[KillAt(1)], record_schedule={algo == 'mbpo'})\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=50, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    run = tmp_path / "it"
+    assert not checkpoint.names(run / "checkpoints")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 32}\n{"env_')
+    again = freewheel.resume(run, quiet=True)
+    straight = small(tmp_path / "straight", algo)
+    assert (again.path, again.exit_code) == (run, 0)
+    assert again.summary["weights_sha256"] == straight.summary["weights_sha256"]
+    assert all("wall_s" in row for row in rows_of(again)), "rows of the session that is done again are gone"
+    assert_balanced(again.summary)
+
+
+def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(copy: Path) -> None:
+    shutil.rmtree(copy / "checkpoints")
+    before = (copy / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="there is nothing to resume from"):
+        freewheel.resume(copy, quiet=True)
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(("algo", "rows"), [("ppo", 32), ("sac", 96), ("mbpo", 96)])
+def test_the_first_save_comes_with_the_first_update(tmp_path: Path, algo: str, rows: int) -> None:
+    """Also where the first version comes before it, while rows to start with are collected; and before weights alone."""
+    seen: list[tuple[int, set[str]]] = []
+
+    class Look:
+        def on_checkpoint(self, run: Run, path: Path) -> None:
+            seen.append((int(path.name), {one.name for one in path.iterdir()}))
+
+    options = {"learning_starts": 64} if algo != "ppo" else {}
+    result = small(tmp_path, algo, steps=640, evals=2, hooks=[Look()], **{algo: ALGORITHMS[algo] | options})
+    assert seen, "it was saved on the way"
+    assert seen[0][0] == rows
+    assert {LEARNER, PROGRESS} <= seen[0][1]
+    assert result.summary["checkpoints"]["saved"] == 2
 
 
 class KillAt:
@@ -300,7 +349,7 @@ class KillAt:
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
         if run.env_steps == self.save:
             assert run.save() is not None
-        if run.env_steps == self.steps:
+        if run.env_steps == self.steps or self.steps == 1 <= run.updates:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -11,7 +11,7 @@ import pytest
 from freewheel.config.resolve import Config, from_argv
 from freewheel.errors import CheckpointError, SetupError, UsageError
 from freewheel.run.learners.share import Share, by_torchrun, check_together, described, evenly, share_of
-from freewheel.run.learners.versions import check_number, newest_of_all
+from freewheel.run.learners.versions import check_number, never_saved, newest_of_all, remedy
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, arrange
 from freewheel.transport.learners.place import Place
@@ -131,3 +131,15 @@ def test_a_run_goes_on_with_as_many_learners_as_it_has(tmp_path: Path) -> None:
         CheckpointError, match="has no checkpoint that all its 2 learners have saved: freewheel train --init"
     ):
         newest_of_all(tmp_path, 2)
+
+
+def test_learners_of_which_only_one_has_made_its_first_save_have_never_saved(tmp_path: Path) -> None:
+    others = tmp_path / "learners/1"
+    assert never_saved(tmp_path, 2)
+    assert "starts it again" in remedy(tmp_path, 2)
+    (tmp_path / "checkpoints/64").mkdir(parents=True)
+    assert not never_saved(tmp_path, 2), "what the others have saved is missing"
+    others.mkdir(parents=True)
+    assert never_saved(tmp_path, 2)
+    (others / "checkpoints/64").mkdir(parents=True)
+    assert not never_saved(tmp_path, 2)
