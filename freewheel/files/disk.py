@@ -50,11 +50,16 @@ def begin(path: Path) -> BinaryIO:
 
 
 def append(file: BinaryIO, data: bytes) -> None:
-    """To the end of an open file, for readers to see; a failure may leave a part of it there."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]  # a disk that is nearly full takes a part
-    file.flush()
+    """To the end of an open file, for readers to see. What fails is taken away again, so far as the disk lets us."""
+    rest, end = memoryview(data), file.seek(0, os.SEEK_END)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]  # a disk that is nearly full takes a part
+        file.flush()
+    except OSError:
+        with suppress(OSError):  # also a full disk can make a file shorter
+            file.truncate(end)
+        raise
 
 
 def cut(file: BinaryIO, size: int) -> None:
@@ -118,9 +123,14 @@ def show(path: Path, data: bytes) -> None:
         part = f".part-{name}"
         with suppress(FileNotFoundError):
             os.unlink(part, dir_fd=folder)
-        with os.fdopen(os.open(part, NEW, 0o666, dir_fd=folder), "wb") as file:
-            file.write(data)
-        os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+        try:
+            with os.fdopen(os.open(part, NEW, 0o666, dir_fd=folder), "wb") as file:
+                file.write(data)
+            os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(part, dir_fd=folder)
+            raise
 
 
 def replace(path: Path, data: bytes) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # a process that only loads a policy does not need it
 
 CONFIG, SUMMARY, METRICS, LOCK, CHECKPOINTS = "config.json", "summary.json", "metrics.jsonl", ".lock", "checkpoints"
 LINKS = ("best", "latest")
+LONGEST = 255  # bytes of a name in a path, on all usual file systems
+ROOM = 25  # of these for what is added to the name of a run: -2, -seed3, .part-
 ASKED = (
     "flag",
     "argument",
@@ -67,12 +69,22 @@ class RunName:
 def name_run(config: Config) -> RunName:
     """A free name for a run; SetupError if the one that was asked for is taken, or if its place cannot be written."""
     folder, given = typed(Path(config.run.output.runs_dir)), config.run.output.name
+    check_length(folder)
+    check_length(Path(given), LONGEST - ROOM)
     parent = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         reason = f"{parent} is not a writable directory; choose another --runs-dir"
         raise SetupError(f"cannot write runs under {folder}: {reason}")
     usual = re.sub(r"[^\w.-]+", "_", f"{config.env.label}-{config.algo}-{config.mode}")
+    usual = os.fsencode(usual)[: LONGEST - ROOM].decode(errors="ignore")
     return RunName(folder, given or usual, exact=bool(given) and config.sources.get("run") in ASKED).free()
+
+
+def check_length(path: Path, most: int = LONGEST) -> None:
+    """UsageError about a name in this path that no file can have."""
+    if long := next((part for part in path.parts if len(os.fsencode(part)) > most), ""):
+        size = len(os.fsencode(long))
+        raise UsageError(f"'{long[:30]}...' has {size} bytes, a name here has at most {most}; choose a shorter one")
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,7 @@ def locate(name: str, runs_dir: str, which: str = "", usual: str = "best") -> Pl
 
 def find_run(name: str, runs_dir: str) -> Path:
     """The directory of a run, given by its name under runs_dir or by its path."""
+    check_length(Path(runs_dir) / name)
     for place in (Path(runs_dir) / name, Path(name)):
         if (place / CONFIG).is_file():
             return typed(place)

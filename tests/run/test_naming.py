@@ -8,9 +8,10 @@ from threading import Barrier
 
 import pytest
 
+from freewheel.cli.main import main
 from freewheel.config.resolve import from_options
-from freewheel.errors import SetupError
-from freewheel.run.naming import RunName, name_run
+from freewheel.errors import SetupError, UsageError
+from freewheel.run.naming import RunName, find_run, name_run
 from tests.support.runs import IDENTITY, train
 
 USUAL = "tests.support.worlds_Identity-ppo-lockstep"
@@ -45,6 +46,23 @@ def test_runs_that_start_at_the_same_moment_get_directories_of_their_own(tmp_pat
         names = set(pool.map(claim, range(count)))
     assert names == {path.name for path in (tmp_path / "runs").iterdir()}
     assert names == {"it", *(f"it-{number}" for number in range(2, count + 1))}
+
+
+LONG = "n" * 300
+
+
+@pytest.mark.parametrize("given", [{"run": LONG}, {"run": "é" * 120}, {"runs_dir": f"a/{LONG}/b"}])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, given: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"^'(n|é){30}\.\.\.' has (300|240) bytes, a name here has at most (255|230)"):
+        name_run(from_options(IDENTITY, {"runs_dir": tmp_path, **given}))
+    with pytest.raises(UsageError, match="has 300 bytes"):
+        find_run(LONG, str(tmp_path))
+
+
+@pytest.mark.parametrize("words", [["runs", "--runs-dir", LONG], ["train", IDENTITY, "--run", LONG], ["resume", LONG]])
+def test_on_the_command_line_that_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_the_config_of_a_run_does_not_collide_with_its_own_name(tmp_path: Path) -> None:
