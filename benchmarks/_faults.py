@@ -16,6 +16,7 @@ import psutil
 
 from benchmarks._faults_limits import no_end
 from benchmarks._faults_ray import daemons_killed
+from benchmarks._faults_early import killed_early, same_step
 from benchmarks._trainers import RUN, StuckError, Trainer, alive, balanced, shared_memory, wait_until
 from freewheel.run.checkpoints.checkpoint import Checkpoint, fingerprint, load, load_state
 
@@ -346,4 +347,6 @@ FAULTS: Mapping[str, Fault] = {
     "ray": Fault("daemon of Ray killed, resumed", daemons_killed, (Setup("ray"),)),
     "damaged": Fault("checkpoint damaged", damaged, (SETUPS[2], SETUPS[0])),
     "no-end": Fault("user's code that never ends", no_end, SETUPS[:2]),
+    "killed-early": Fault("killed before or in its first save", killed_early, (SETUPS[4], SETUPS[6], SETUPS[0])),
+    "same-step": Fault("several saves at one step, killed", same_step, (SETUPS[6], SETUPS[4], SETUPS[2])),
 }

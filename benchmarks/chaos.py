@@ -27,6 +27,8 @@ TRIALS = {
     "ray": 12,
     "damaged": 1200,
     "no-end": 22,
+    "killed-early": 54,
+    "same-step": 24,
 }
 QUICK = {
     "killed": 1,
@@ -37,6 +39,8 @@ QUICK = {
     "ray": 1,
     "damaged": 60,
     "no-end": 1,
+    "killed-early": 2,
+    "same-step": 1,
 }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from freewheel.errors import SetupError, UsageError, nearest
 from freewheel.files.reach import typed
+from freewheel.files.lock import FileLock
 from freewheel.run.checkpoints import checkpoint
 
 if TYPE_CHECKING:  # a process that only loads a policy does not need it
@@ -47,7 +48,7 @@ class RunName:
         """The first name that is not taken now; SetupError if it has to be exact and is taken."""
         numbers = [self.number] if self.exact else itertools.count(self.number)
         for name in (replace(self, number=number) for number in numbers):
-            if not name.path.exists():
+            if not name.path.exists() or (self.exact and _abandoned(name.path)):
                 return name
         raise SetupError(f"run '{self.name}' exists in {self.folder}; choose another --run or remove it")
 
@@ -60,10 +61,16 @@ class RunName:
                 try:
                     name.path.mkdir(mode=0o700)
                 except FileExistsError:
-                    continue
+                    if not (self.exact and _abandoned(name.path)):
+                        continue
                 return name
         except OSError as error:
             raise SetupError(f"cannot create {self.path}: {error.strerror}; choose another --runs-dir") from None
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether a run was killed when it had locked its directory and nothing else; of two that begin there, one gets the lock."""
+    return path.is_dir() and os.listdir(path) == [LOCK] and FileLock.holder(path / LOCK) is None
 
 
 def name_run(config: Config) -> RunName:

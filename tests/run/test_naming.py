@@ -11,6 +11,7 @@ import pytest
 from freewheel.cli.main import main
 from freewheel.config.resolve import from_options
 from freewheel.errors import SetupError, UsageError
+from freewheel.files.lock import FileLock
 from freewheel.run.naming import RunName, find_run, name_run
 from tests.support.runs import IDENTITY, train
 
@@ -32,6 +33,9 @@ def test_a_name_that_was_asked_for_is_given_or_refused(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=refused):
         chosen.claim()
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    with FileLock(tmp_path / "mine" / ".lock"), pytest.raises(SetupError, match=refused):
+        chosen.claim()
+    assert name_run(config).claim() == chosen, "it was killed before it had written anything"
 
 
 def test_runs_that_start_at_the_same_moment_get_directories_of_their_own(tmp_path: Path) -> None:
