@@ -168,6 +168,15 @@ def test_an_env_cannot_end_the_run_without_a_word(
     assert "stuck.py" in command.err
 
 
+def test_an_env_that_does_not_return_from_close_has_done_its_work(server: Server, tmp_path: Path) -> None:
+    limit = ["--env.call", "close", "--env.at", "1", "--steps", "64"]
+    with server.command(tmp_path, *argv("sleeps", *limit)) as command:
+        assert command.wait(LIMIT) == 0
+    summary = summary_of(tmp_path)
+    assert (summary["exit_code"], summary["ended"], summary["updates"] > 0) == (0, "steps", True)
+    assert "did not return from close() within 5 s" in command.err
+
+
 def test_a_crash_shows_where_it_happened(server: Server, tmp_path: Path) -> None:
     with server.command(tmp_path, *argv("segv")) as command:
         assert command.wait(LIMIT) == -signal.SIGSEGV

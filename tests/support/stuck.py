@@ -24,7 +24,11 @@ class Stuck(Counter):
     made = 0
 
     def __init__(
-        self, how: str = "sleeps", call: Literal["construct", "reset", "step"] = "step", only: int = 0, at: int = 11
+        self,
+        how: str = "sleeps",
+        call: Literal["construct", "reset", "step", "close"] = "step",
+        only: int = 0,
+        at: int = 11,
     ) -> None:
         super().__init__(length=8)
         self.how, self.kind, self.at, self.calls = how, call, at, 0
@@ -41,6 +45,9 @@ class Stuck(Counter):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.count_call("step")
         return super().step(action)
+
+    def close(self) -> None:
+        self.count_call("close")
 
     def count_call(self, kind: str) -> None:
         if self.mine and kind == self.kind:

@@ -88,7 +88,7 @@ def test_no_dev_shm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "told"),
     [
         ("--policy.hidden 20000 20000", r"^800,1\d\d,\d\d\d weights x 40 bytes = 30 GB.* but 21 GB of memory are free"),
-        ("--policy.hidden 6000 6000 --minutes 0.2", "^--minutes 0.2 would end before the first update: 72,.* weights"),
+        ("--policy.hidden 9000 9000 --minutes 0.2", "^--minutes 0.2 would end before the first update: 162,.* weights"),
         ("--policy.hidden 64 64 --minutes 0.2", ""),
         ("--policy.hidden 6000 6000", ""),
     ],

@@ -173,13 +173,13 @@ def test_an_update_that_takes_too_long_is_measured_in_part(
         from_argv([IDENTITY, "--mode", "continuous", "--workers", "1", *options, "--runs-dir", str(tmp_path)])
     )
     whole = measure_policy(planned)
-    taken = list[int]()
+    steps = policy_times._Steps()
     monkeypatch.setattr(policy_times, "LONGEST", 0.0)
-    monkeypatch.setattr(policy_times._Steps, "__del__", lambda steps: taken.append(steps.count), raising=False)
+    monkeypatch.setattr(policy_times, "_Steps", lambda: steps)
     found = measure_policy(planned)
     assert found is not None
     assert whole is not None
-    assert taken == [1], "gradient steps"
+    assert steps.count == 1, "gradient steps"
     assert found.learn > whole.learn / 50, "one step stands for all"
 
 
