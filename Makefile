@@ -13,7 +13,7 @@ CYBORG := $(shell grep '^csle-cyborg==' constraints.txt)
 SCENARIO := --no-deps $(shell grep '^gym-csle-cyborg==' constraints.txt)
 EXTRAS := dev,classic,mujoco,video,cyborg,workflow,onnx,plot,dash,tensorboard,wandb,ray,bench
 ONE_BENCH := bench-straggler bench-burn bench-trace-cost bench-lag bench-startup bench-checkpoint bench-versus bench-lag-learning bench-storm bench-solves bench-discrete bench-versus-sac bench-cyborg-rates \
-	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2 bench-first-day bench-tune-error bench-inverted-pendulum bench-compare-ranks bench-watch-cost bench-adapt bench-crowd bench-learners \
+	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2 bench-first-day bench-tune-error bench-inverted-pendulum bench-compare-ranks bench-watch-cost bench-adapt bench-crowd bench-learners bench-random-configs \
 	bench-ray-costs bench-ray-straggler bench-ray-cyborg bench-cluster-model
 
 .DEFAULT_GOAL := help

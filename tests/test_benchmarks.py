@@ -45,6 +45,7 @@ QUICK = (
     "straggler --beside",
     "adapt",
     "crowd",
+    "random_configs",
     "ray_costs",
     "ray_straggler",
     "ray_cyborg",

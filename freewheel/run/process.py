@@ -37,10 +37,8 @@ In = ParamSpec("In")
 Out = TypeVar("Out")
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-HOOK = (
-    30.0  # seconds that a hook may take without a look at the time, when a training with a limit of minutes is over ...
-)
-LATE = 0.05  # ... or this part of its minutes: so much later a run may end, if that lets it finish what it does
+LATE = 0.05  # of its minutes: so much later a run may end, if that lets it finish what it does
+HOOK = 30.0  # seconds for a hook after the training, or as much later as a run may end
 NICE = 5, 10  # how much lower the learner's priority is where it yields; the same when it has time to spare
 
 
@@ -197,6 +195,7 @@ class Stop:
         self.over = False  # the summary is being written, which must not be interrupted
         self.told: signal.Signals | None = None  # the signal that the summary speaks of
         self.cut = False  # a signal has interrupted something else than an environment, perhaps an update
+        self.cuts = True  # an update that takes too long may be: no other learner is in it
         self.measured_s = 0.0  # seconds of the run's minutes that went by before it began
         self.run: Endable | None = None
         self.prepare: Callable[[], None] = _nothing  # set by a watchdog
@@ -307,9 +306,11 @@ class Stop:
     def spare(self, call: Callable[In, Out]) -> Callable[In, Out]:
         """For hooks: processes that they start are not taken for an environment's, and one that does not return is named."""
 
+        place = place_of(call)
+
         def spared(*args: In.args, **kwargs: In.kwargs) -> Out:
             with self.leftovers.spared():
-                self.hook, self.hook_began = place_of(call), time.monotonic()
+                self.hook, self.hook_began = place, time.monotonic()
                 try:
                     return call(*args, **kwargs)
                 finally:

@@ -185,7 +185,7 @@ def _info(whole: Plan, directory: RunDirectory, outputs: Outputs, outlets: Outle
 
 def _services(executors: KnownExecutors, meter: Meter, stop: Stop, crew: Crew) -> Services:
     """An update that several learners are in together is not interrupted: they end between two."""
-    alone = crew.group is None
+    alone = stop.cuts = crew.group is None
     return Services(
         executors=executors,
         while_waiting=stop.check if alone else stop.report,

@@ -181,7 +181,7 @@ class Watchdog:
             return
         if call:
             self._end(self._where(when), FAILED, EMERGENCY)
-        if not self._cut:
+        if not self._cut and stop.cuts:
             self._cut = True
             self._raise(TimeUp())
 
@@ -194,9 +194,10 @@ class Watchdog:
             self._raise(ClosingError(f"{self._name} did not return from close() within {CLOSE_LIMIT:g} s"))
 
     def _raise(self, error: BaseException) -> None:
-        """In the thread of the run, also where it sleeps."""
-        self._own, self._stop.late = 1, error
-        signal.pthread_kill(self._runs_in, signal.SIGINT)
+        """In the thread of the run, also where it sleeps, if that is the one that handles signals."""
+        if signal.getsignal(signal.SIGINT) == self._stop.ask:
+            self._own, self._stop.late = 1, error
+            signal.pthread_kill(self._runs_in, signal.SIGINT)
 
     def _here(self) -> str:
         """The line at which the run is."""
