@@ -72,7 +72,8 @@ def sooner(config: Config, cost: EnvCost) -> Config:
 
 
 def _most_rows(config: Config, cost: EnvCost) -> float:
-    """About so many rows at most come in the minutes of a run, by what an environment costs."""
+    """About so many rows at most come in half of the minutes of a run, by what an environment costs; the other half is for the
+    start and evaluations."""
     minutes, collector, at_once = config.run.budget.minutes, config.collector, 1
     if minutes is None or cost.own <= 0 or config.env.batched or collector.elsewhere:
         return math.inf
@@ -80,7 +81,7 @@ def _most_rows(config: Config, cost: EnvCost) -> float:
         at_once = collector.worker_count
     elif getattr(collector, "placement", "inline") == "processes":
         at_once = collector.lanes
-    return 60 * minutes * min(at_once / cost.own, usable_cores() / cost.cpu if cost.cpu > 0 else math.inf)
+    return 30 * minutes * min(at_once / cost.own, usable_cores() / cost.cpu if cost.cpu > 0 else math.inf)
 
 
 def fitted(config: Config) -> list[str]:

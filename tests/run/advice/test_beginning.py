@@ -102,14 +102,14 @@ def test_what_may_deliver_something_is_not(tmp_path: Path, words: str) -> None:
     ("words", "rows", "note"),
     [
         (f"--algo sac {ONE} --steps 1000", 251, "--sac.learning-starts 250: --steps 1000 would end before"),
-        (f"--algo mbpo {ONE} --minutes 0.3", 451, "--mbpo.learning-starts 450: --minutes 0.3 would end before"),
-        ("--mode sequential --num-envs 1 --minutes 0.2", 16, "--num-steps-per-env 16: --minutes 0.2 would end before"),
+        (f"--algo mbpo {ONE} --minutes 0.3", 226, "--mbpo.learning-starts 225: --minutes 0.3 would end before"),
+        ("--mode sequential --num-envs 1 --minutes 0.4", 16, "--num-steps-per-env 16: --minutes 0.4 would end before"),
         (f"--algo sac {ONE} --steps 1001", 1001, ""),
         ("--mode sequential --num-envs 1 --minutes 5", 2048, ""),
     ],
 )
 def test_what_was_left_out_is_chosen_to_fit_into_a_short_run(tmp_path: Path, words: str, rows: int, note: str) -> None:
-    cost = WAITS if "sequential --num-envs 1 --minutes 0.2" not in words else replace(WAITS, wall=0.15, row=0.15)
+    cost = WAITS if "--minutes 0.4" not in words else replace(WAITS, wall=0.15, row=0.15)
     found = checked(planned(words, tmp_path, cost))
     assert beginning_of(found).rows == rows
     assert bool(note) == any(remark.startswith(note) for remark in found.remarks if note)
