@@ -14,7 +14,6 @@ from freewheel.learn.spec import ReplayConfig
 from freewheel.rollout.probe import EnvCost, usable_cores
 
 UPDATES = 4  # that are to fit at least into a run with little time
-FITTED = "default for a run of "  # begins the source of what was made smaller
 SHORTEST = 8  # steps of a lane in an update: advantages are estimated along them
 KINDS = {"box": "Box actions", "discrete": "Discrete actions"}
 
@@ -52,23 +51,28 @@ def _steps_per_env(config: Config, world: EnvSpec) -> int:
     return steps if whole is None or world.batched_on_device else min(steps, max(1, -(-whole // world.lanes)))
 
 
-def sooner(config: Config, cost: EnvCost) -> Config:
-    """The same with fewer rows before the first update, where the run would end before that and nobody has asked for so many."""
-    learner, lanes, budget = config.learner, config.collector.lanes, config.run.budget
-    brings, sources = _most_rows(config, cost), dict(config.sources)
-    minutes, starts = f"{FITTED}--minutes {budget.minutes}", f"{config.algo}.learning_starts"
-    if isinstance(learner, ReplayConfig) and starts not in sources:
-        limit, sources[starts] = min((budget.steps or math.inf, f"{FITTED}--steps {budget.steps}"), (brings, minutes))
-        if learner.learning_starts + 1 / learner.ratio > limit:
-            few: Any = replace(learner, learning_starts=max(1, int(limit / UPDATES)))
-            return replace(config, learner=few, sources=sources)
-    elif learner.on_policy and config.run.num_steps_per_env == "auto" and config.collector.episodes_per_update is None:
-        rows = brings / UPDATES
+def sooner(config: Config, cost: EnvCost) -> tuple[Config, list[str]]:
+    """The same with fewer rows before the first update, where the run would end before that and nobody has asked for so many, and
+    a line about it."""
+    learner, budget = config.learner, config.run.budget
+    limit, name = _most_rows(config, cost), f"--minutes {budget.minutes}"
+    option, made = "num_steps_per_env", config
+    if isinstance(learner, ReplayConfig):
+        option = f"{config.algo}.learning_starts"
+        limit, name = min((limit, name), (budget.steps or math.inf, f"--steps {budget.steps}"))
+        if learner.learning_starts + 1 / learner.ratio > limit and option not in config.sources:
+            few: Any = replace(learner, learning_starts=(count := max(1, int(limit / UPDATES))))
+            made = replace(config, learner=few)
+    elif learner.on_policy and config.run.num_steps_per_env == "auto" and not config.collector.episodes_per_update:
+        rows = limit / UPDATES
         if rows < learner.rows_per_update(cost.spec) and not cost.spec.batched_on_device:
-            steps = 2 ** int(math.log2(max(rows / lanes, SHORTEST)))  # the same in spite of small differences
-            run = replace(config.run, num_steps_per_env=min(steps, budget.steps or steps))
-            return replace(config, run=run, sources=sources | {"num_steps_per_env": minutes})
-    return config
+            count = 2 ** int(math.log2(max(rows / config.collector.lanes, SHORTEST)))  # in spite of small differences
+            count = min(count, budget.steps or count)
+            made = replace(config, run=replace(config.run, num_steps_per_env=count))
+    if made is config:
+        return config, []
+    told = f"--{option.replace('_', '-')} {count}: {name} would end before the usual number of rows has come"
+    return replace(made, sources={**config.sources, option: f"default for {name}"}), [told]
 
 
 def _most_rows(config: Config, cost: EnvCost) -> float:
@@ -82,15 +86,3 @@ def _most_rows(config: Config, cost: EnvCost) -> float:
     elif getattr(collector, "placement", "inline") == "processes":
         at_once = collector.lanes
     return 30 * minutes * min(at_once / cost.own, usable_cores() / cost.cpu if cost.cpu > 0 else math.inf)
-
-
-def fitted(config: Config) -> list[str]:
-    """What was made smaller so that the run learns, a line each."""
-    made = {name: source.removeprefix(FITTED) for name, source in config.sources.items() if source.startswith(FITTED)}
-    values = {"num_steps_per_env": config.run.num_steps_per_env} | {
-        f"{config.algo}.{name}": value for name, value in flags.values(config.learner).items()
-    }
-    return [
-        f"--{name.replace('_', '-')} {values[name]}: {limit} would end before the usual number of rows has come"
-        for name, limit in made.items()
-    ]

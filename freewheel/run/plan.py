@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_cores
-from freewheel.config.auto import fitted, kind_of, settle, sooner
+from freewheel.config.auto import kind_of, settle, sooner
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, Env, EnvSpec, Snapshot
 from freewheel.envs.family import imported_by_workers
@@ -275,7 +275,8 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     spec = replace(cost.spec, lanes=config.collector.lanes, model_task=task_beside(cost.spec, device))
     spec.check_context(config.run.contexts)
     init = _initial_weights(config)
-    config = settle(sooner(config if init is None else _as_in(config, init), cost), spec)
+    config, fitted = sooner(config if init is None else _as_in(config, init), cost)
+    config = settle(config, spec)
     config = _with_publications(config, spec)
     policy = config.policy.resolve(spec)
     planned = Plan(config, spec, policy, name, device, init, cost, tuple(remarks))
@@ -284,8 +285,7 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
         check_machine(config, spec, planned.workers)
     check_learner(config, planned.learner_spec, [Need(spec.lanes, "envs", cost.memory, "--num-envs")])
     _check_weights(config, policy, init)
-    remarks += [*fitted(config), *config.collector.size_notes(planned.batch)]
-    planned = replace(planned, remarks=tuple(remarks))
+    planned = replace(planned, remarks=(*remarks, *fitted, *config.collector.size_notes(planned.batch)))
     _check_publications(config, planned.batch.rows)
     _check_recording(config, spec)
     return planned
