@@ -280,6 +280,8 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     config = _with_publications(config, spec)
     policy = config.policy.resolve(spec)
     planned = Plan(config, spec, policy, name, device, init, cost, tuple(remarks))
+    if (threads := config.run.machine.threads) > usable_cores():
+        fitted.append(f"--threads {threads}: there are {usable_cores()} cores, so {usable_cores()} are used")
     if not config.collector.elsewhere:
         require_room(cost, spec.lanes, planned.workers)
         check_machine(config, spec, planned.workers)

@@ -25,6 +25,7 @@ from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor, ND
 from freewheel.envs.lane import Lane
 from freewheel.errors import SIGNALLED, EnvError
 from freewheel.rollout.factory import MakeEnv
+from freewheel.rollout.probe import usable_cores
 from freewheel.rollout.whereabouts import CALL, CONSTRUCT, ELSEWHERE, PHASE, RESET, SINCE, cells
 from freewheel.transport.clock import clock
 from freewheel.transport.executors import Executors, SerialExecutor
@@ -61,10 +62,11 @@ def import_torch() -> float:
 
 @contextmanager
 def learner_threads(count: int) -> Iterator[None]:
-    """So many CPU threads for torch and for numpy's BLAS, in this block. BLAS reads environment variables only when numpy is
-    imported, and a script may have done that long ago."""
+    """So many CPU threads for torch and for numpy's BLAS, in this block, but no more than cores: they would wait for each other.
+    BLAS reads environment variables only when numpy is imported, and a script may have done that long ago."""
     import torch
 
+    count = min(count, usable_cores())
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
