@@ -82,6 +82,19 @@ def _parts(statistics: NDArray) -> tuple[NDArray, NDArray]:
     return statistics[:columns], statistics[columns:-1]
 
 
+def bounded(learned: Mapping[str, NDArray], rows: int) -> dict[str, NDArray]:
+    """The same with statistics that count for so many rows at most; ValueError if they are of no rows at all."""
+    found = dict(learned)
+    for name, value in learned.items():
+        if name.startswith(STATISTICS):
+            mean, square = _parts(value)
+            if value[-1] < 0 or (square < 0).any():
+                raise ValueError(f"'{name}' are no statistics of rows")
+            if value[-1] > rows:
+                found[name] = np.concatenate([mean, square * (rows / value[-1]), [rows]])
+    return found
+
+
 def round_of(learned: Mapping[str, NDArray], base: Mapping[str, NDArray]) -> dict[str, NDArray]:
     """What a site hands over that has begun with `base`: its weights, and the statistics of the rows since then."""
     return {

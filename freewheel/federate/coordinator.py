@@ -10,18 +10,24 @@ from typing import Any, Protocol
 
 from freewheel.core import NDArray, Snapshot
 from freewheel.errors import FileError, FreewheelError, SetupError
-from freewheel.federate.average import Contribution, average, distance
+from freewheel.federate.average import Contribution, average, bounded, distance
 from freewheel.federate.exchange import Order
 from freewheel.federate.frame import Frame, unpack
 from freewheel.federate.options import FederateOptions
 from freewheel.federate.record import Record
-from freewheel.federate.rounds import Outcome, Rounds, Tally, shown, total_skipped
+from freewheel.federate.rounds import Outcome, Rounds, State, Tally, shown, total_skipped
 from freewheel.federate.sites import Site
 from freewheel.files.read import value_of
 from freewheel.policies.layout import Layout
 from freewheel.run.evaluation.schedule import EvaluationSchedule
 from freewheel.sinks.words import clock
 
+MOST = 2  # times the rows that it was asked for: so much does a site count, whatever it claims
+ABSENT: Mapping[State, str] = {
+    "lost": "it was lost and not started again",
+    "starting": "it was lost, and had not come back when the last round ended",
+    "refused": "it was refused",
+}
 POLL = 0.1  # seconds between two looks at what has come
 START = 120.0  # seconds for all sites to start before the first round; then it begins without those that have not
 SLOWEST = 600.0  # seconds within which at least one has to
@@ -238,13 +244,25 @@ class Coordinator:
             number, rows = (value_of(int, frame.values.get(key), f"{key} of {name}") for key in ("round", "rows"))
             if not frame.arrays:
                 raise FileError(f"{name} has sent no weights")
+            rows, learned = self._weight(name, rows, frame.arrays)
         except FileError as error:
             problem = str(error)
         if self.rounds.answered(name, number, rows, monotonic() - self._asked_at, problem):
-            self._found[name] = Contribution(frame.arrays, rows)
+            self._found[name] = Contribution(learned, rows)
             mean, episodes = frame.values.get("return"), frame.values.get("episodes")
             if self.options.site_report == "returns" and isinstance(mean, float) and isinstance(episodes, int):
                 self._reports[name] = mean, episodes
+
+    def _weight(self, name: str, rows: int, learned: Mapping[str, NDArray]) -> tuple[int, dict[str, NDArray]]:
+        """What a site's rows and statistics count for, whatever it claims: MOST times the rows of its round, at most."""
+        steps = self._sites[name].steps
+        if rows > MOST * steps:
+            raise FileError(f"{name} claims {rows:,} rows in a round, and has {steps:,} for all of them")
+        most = MOST * (steps // self.total)
+        try:
+            return min(rows, most), bounded(learned, most)
+        except ValueError as error:
+            raise FileError(f"{name}: {error}") from None
 
     # ------------------------------------------------------------------------------------------------------- what is known of it
 
@@ -268,6 +286,11 @@ class Coordinator:
             "starts": known.starts,
             "problem": known.problem or None,
         }
+
+    def absent(self) -> list[str]:
+        """Sites that have no part in the end, and what has become of them."""
+        sites = (self.rounds.sites[name] for name in self.rounds.those(*ABSENT))
+        return [f"{site.name}: {ABSENT[site.state]} ({site.problem or 'it has not answered'})" for site in sites]
 
     def summary(self) -> dict[str, Any]:
         """Of all rounds, for summary.json."""

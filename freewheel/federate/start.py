@@ -258,7 +258,7 @@ class _Session:
             return failure.exit_code if isinstance(failure, FreewheelError) else FAILED
         if self._stop.signal is not None:
             return SIGNALLED + self._stop.signal
-        return DEGRADED if self._coordinator.rounds.those("lost", "refused") else DONE
+        return DEGRADED if self._coordinator.absent() else DONE
 
     def _summary(self, ended: str, code: int, failure: BaseException | None) -> dict[str, Any]:
         planned, asked = self._federation.planned, self._stop.signal
@@ -277,14 +277,14 @@ class _Session:
             "evals_skipped": 0 if self._schedule is None else self._schedule.skipped,
             "weights_sha256": None if weights is None else fingerprint(weights),
             "path": str(planned.path),
-            "problems": self._problems,
+            "problems": [*self._coordinator.absent(), *self._problems],
         }
 
     def _closing_lines(self, summary: dict[str, Any]) -> list[str]:
         skipped = ", ".join(f"{count} {reason}" for reason, count in summary["rounds_skipped"].items())
         missed = f"; skipped: {skipped}" if skipped else ""
         of = f"{summary['env_steps']:,} rows of {len(summary['sites'])} sites"
-        told = [f"{summary['ended']}: {summary['rounds']} rounds, {of}{missed}"]
+        told = [f"{summary['ended']}: {summary['rounds']} rounds, {of}{missed}", *self._coordinator.absent()]
         if summary["final_eval"] is not None:
             told.append(f"the last average returns {summary['final_eval']:.1f}, the best {summary['best_eval']:.1f}")
         return [*told, f"run      {summary['path']}"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freewheel.core import ActionSpec, EnvSpec, NDArray, Slice
-from freewheel.federate.average import Contribution, average, distance, joined, round_of, weights_of, without
+from freewheel.federate.average import Contribution, average, bounded, distance, joined, round_of, weights_of, without
 from freewheel.learn.moments import RunningMoments
 from freewheel.learn.spec import OBS_STATISTICS, POLICY
 from freewheel.policies.spec import PolicyConfig
@@ -61,6 +61,17 @@ def test_statistics_of_sites_are_those_of_all_their_rows(seed: int, counts: list
         sites.append(Contribution(round_of({OBS_STATISTICS: moments.state()}, base), max(1, len(rows))))
     pooled = average(base, sites)[OBS_STATISTICS]
     np.testing.assert_allclose(pooled, statistics(np.concatenate([before, *parts])), rtol=1e-6, atol=1e-6)
+
+
+def test_statistics_count_for_no_more_rows_than_they_may() -> None:
+    rows = np.random.default_rng(0).normal(2.0, 3.0, (40, 2))
+    found, same = bounded({OBS_STATISTICS: statistics(rows)}, 10), statistics(rows)
+    mean, square = found[OBS_STATISTICS][:2], found[OBS_STATISTICS][2:4]
+    np.testing.assert_allclose((mean, square / 10), (rows.mean(0), rows.var(0)))
+    assert found[OBS_STATISTICS][-1] == 10
+    assert bounded({OBS_STATISTICS: same}, 40)[OBS_STATISTICS] is same
+    with pytest.raises(ValueError, match="are no statistics of rows"):
+        bounded({OBS_STATISTICS: -same}, 40)
 
 
 def test_a_part_can_be_taken_out_of_a_whole() -> None:

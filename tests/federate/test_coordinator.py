@@ -67,6 +67,10 @@ def learned(rows: Any, arrays: dict[str, NDArray], number: int = 1) -> Frame:
     return Frame("learned", {"round": number, "rows": rows}, arrays)
 
 
+def replaced(frame: Frame, **values: Any) -> Frame:
+    return Frame(frame.kind, {**frame.values, **values}, frame.arrays) if frame.kind == "learned" else frame
+
+
 class Federation:
     def __init__(self, sites: dict[str, Reply], **options: Any) -> None:
         self.line, self.started = Line(sites), list[str]()
@@ -127,6 +131,11 @@ def test_a_site_that_cannot_start_is_told_in_one_line(answer: Frame | bytes, sai
         (learned(10, {}), "invalid", "no weights"),
         (learned("many", BASE), "invalid", "rows of b should be"),
         (learned(-5, BASE), "empty", ""),
+        (
+            learned(10**18, BASE),
+            "invalid",
+            "b claims 1,000,000,000,000,000,000 rows in a round, and has 100 for all of them",
+        ),
         (b"\x80\x04K\x01.", "invalid", "not text"),
         (Frame("failed", {"problem": "ZeroDivisionError"}), "lost", "its training has failed: ZeroDivisionError"),
         (b"", "lost", "its node is gone"),
@@ -150,6 +159,28 @@ def test_what_a_site_sends_in_place_of_weights_is_skipped_and_counted(
         assert outcome.round < 5
     assert federation.started == ["a", "b", "b"] if reason == "lost" else ["a", "b"]
     assert federation.coordinator.summary()["rounds_skipped"][reason] == 1
+
+
+def test_a_site_counts_for_twice_its_round_at_most() -> None:
+    federation = Federation({"a": good, "b": lambda frame: replaced(good(frame), rows=150)})
+    federation.join()
+    _, row = federation.round()
+    assert row["rows"] == 10 + 20
+
+
+def test_sites_that_have_not_come_back_are_named() -> None:
+    def dies(frame: Frame) -> Frame | bytes | None:
+        return (good(frame) if federation.started.count("b") < 2 else None) if frame.kind == "order" else b""
+
+    federation = Federation({"a": good, "b": dies})
+    federation.join()
+    federation.round()
+    assert federation.coordinator.absent() == ["b: it was lost and not started again (its node is gone)"]
+    federation.round()
+    assert federation.started == ["a", "b", "b"]
+    assert federation.coordinator.absent() == [
+        "b: it was lost, and had not come back when the last round ended (its node is gone)"
+    ]
 
 
 def test_no_site_left_ends_it_with_what_was_wrong() -> None:

@@ -82,7 +82,6 @@ def check_together(config: Config) -> None:
             not getattr(config.learner, "trains_together", False),
             "has a learner that sums no gradients over others (AlgorithmConfig.trains_together)",
         ),
-        "--mode ray": (config.mode == "ray", "collects for one learner, on as many machines as you like"),
     }
     for option, (asked, why) in refused.items():
         if asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -59,6 +60,17 @@ class At:
 
 def endless(tmp_path: Path, hook: Any, **options: Any) -> Result:
     return train(tmp_path, learners=2, steps=10**9, evals=0, hooks=[hook], **options)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_two_learners_have_ray_actors_of_their_own(tmp_path: Path) -> None:
+    result = train(tmp_path, learners=2, mode="ray", workers=2, num_envs=2, steps=320, evals=0)
+    summary = result.summary
+    assert (summary["ended"], summary["exit_code"]) == ("steps", 0)
+    assert_balanced(summary)
+    assert [one["trained"] for one in summary["learners"]] == [160, 160]
+    assert_same_bits(result.path)
 
 
 def test_two_learners_train_one_run(tmp_path: Path) -> None:
