@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 
+from benchmarks._faults_early import killed_early, same_step
 from benchmarks._faults_limits import no_end
 from benchmarks._faults_ray import daemons_killed
-from benchmarks._faults_early import killed_early, same_step
 from benchmarks._trainers import RUN, StuckError, Trainer, alive, balanced, shared_memory, wait_until
 from freewheel.run.checkpoints.checkpoint import Checkpoint, fingerprint, load, load_state
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from freewheel.config import flags, resolve
 from freewheel.errors import DEGRADED, DONE, FAILED, SIGNALLED, FreewheelError, UsageError
@@ -28,10 +28,11 @@ from freewheel.run.evaluation.schedule import Around, EvaluationSchedule, Verdic
 from freewheel.run.plan import Plan, print_line
 from freewheel.run.process import Interrupted, Stop, import_torch
 from freewheel.run.saved import lock_run
+from freewheel.transport.ray import probe
+from freewheel.transport.ray.attendants import Attendants
+from freewheel.transport.ray.calls import Place
 from freewheel.transport.ray.cluster import Cluster, require_ray
-
-if TYPE_CHECKING:
-    from freewheel.transport.ray.attendants import Attendants
+from freewheel.transport.ray.driver import Driver
 
 SITE = "freewheel.federate.site"  # the module of a site's process
 
@@ -65,7 +66,9 @@ def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Feder
     address = own["address"][0] if "address" in own else None
     config = resolve.from_argv(words, trust=trust)
     sites_file.check_options(resolve.read_options(words)[1].flags, config)
-    tables = sites_file.read(options.sites, 1 if address is None or options.sites != "auto" else _nodes(address))
+    tables = sites_file.read(
+        options.sites, 1 if address is None or options.sites != "auto" else len(probe.find(address).cpus)
+    )
     found = [
         sites_file.site_of(table, number, words, trust=trust, source=options.sites)
         for number, table in enumerate(tables)
@@ -89,11 +92,6 @@ def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Feder
             )
             raise UsageError(f"site {site.name}: {each}, and the first update takes {needed:,} rows; {remedy}")
     return Federation(planned, found, options, address, trust)
-
-
-def _nodes(address: str) -> int:
-    with Cluster(address, workers=2, cpus_per_worker=1.0, placement="spread") as cluster:
-        return sum(node.alive for node in cluster.nodes())
 
 
 def _check_sites(sites: Sequence[Site], options: FederateOptions, address: str | None) -> None:
@@ -155,8 +153,6 @@ class _Session:
         return code
 
     def _in_cluster(self) -> str:
-        from freewheel.transport.ray.attendants import Attendants
-
         federation, planned = self._federation, self._federation.planned
         most = max(float(site.place.get("cpus", 1.0)) for site in federation.sites)
         where = (
@@ -168,7 +164,11 @@ class _Session:
         cluster = Cluster(
             federation.address, workers=len(federation.sites), cpus_per_worker=max(1.0, most), placement="spread"
         )
-        with cluster, Attendants(cluster) as carrier, open_evaluator(planned, planned.runner_factory) as evaluator:
+        with (
+            Driver(cluster) as driver,
+            Attendants(driver) as carrier,
+            open_evaluator(planned, planned.runner_factory) as evaluator,
+        ):
             around = Around(
                 lambda: self._coordinator.wall_s,
                 lambda: self._coordinator.wall_s,
@@ -228,8 +228,6 @@ class _Session:
 
     def _begin(self, carrier: Attendants, name: str) -> None:
         """Start the process of a site."""
-        from freewheel.transport.ray.attendants import Place
-
         site = next(one for one in self._federation.sites if one.name == name)
         output = self._federation.planned.path / SITES / f"{name}.txt"
         carrier.start(name, SITE, str(output), Place(**site.place))

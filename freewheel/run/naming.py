@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from freewheel.errors import SetupError, UsageError, nearest
-from freewheel.files.reach import typed
 from freewheel.files.lock import FileLock
+from freewheel.files.reach import typed
 from freewheel.run.checkpoints import checkpoint
 
 if TYPE_CHECKING:  # a process that only loads a policy does not need it

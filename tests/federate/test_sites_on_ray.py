@@ -27,7 +27,9 @@ from freewheel.run.plan import survey_env
 from freewheel.transport.ray.cluster import Cluster
 
 pytest.importorskip("ray")
-from freewheel.transport.ray.attendants import Answer, Attendants, Place
+from freewheel.transport.ray.attendants import Answer, Attendants
+from freewheel.transport.ray.calls import Place
+from freewheel.transport.ray.driver import Driver
 
 pytestmark = pytest.mark.system
 WORDS = ["CartPole-v1", "--num-envs", "2", "--num-steps-per-env", "32", "--policy.hidden", "8", "--log-every", "100"]
@@ -37,8 +39,8 @@ ROUNDS = 100  # more than are played
 class Recorded(Attendants):
     """Keeps every byte that travels."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__(cluster)
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver)
         self.sent: list[tuple[Sequence[str], bytes]] = []
         self.received: list[Answer] = []
 
@@ -105,8 +107,8 @@ def story(folder: Path, steps: dict[str, int], **options: float) -> Iterator[Sto
         for number, (name, each) in enumerate(steps.items())
     ]
     with (
-        Cluster(None, workers=len(steps), cpus_per_worker=1.0, placement="spread") as cluster,
-        Recorded(cluster) as carrier,
+        Driver(Cluster(None, workers=len(steps), cpus_per_worker=1.0)) as driver,
+        Recorded(driver) as carrier,
     ):
         told = Story(folder, carrier, sites, chosen)
         told.coordinator.join(carrier, lambda: None, told.start)

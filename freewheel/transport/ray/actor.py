@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from time import monotonic_ns, perf_counter_ns
 from typing import Any, NamedTuple
 
 from freewheel.core import TRANSITION_FIELDS, NDArray, SeedStream, Snapshot, Transitions
-from freewheel.errors import SetupError, cut, text_of
 from freewheel.pacing.episode_queue import EpisodeQueue, Tickets, TicketStream
 from freewheel.pacing.pacing import NO_TICKET, CreditPacing, Grant, Pacing
 from freewheel.transport.ray.luggage import unpacked
@@ -33,7 +31,6 @@ APART = (
 COUNTS = ("steps", "lane", "out_of_space", "peak")  # of heartbeats: what is sent of them, ...
 LANES = ("seed", "before", "begun")  # ... also of each lane
 AGAIN = 0.5  # seconds until a worker asks again for questions, where that failed
-UNLOADED = 5  # code of a reply: what the environment was packed into cannot be unpacked
 ALONE = 0  # the place of a worker that has its memory for itself
 
 
@@ -145,15 +142,10 @@ class RayWorker:
         shared = WorkerResources(factory, port, self._mailbox, heartbeats, permits, job.context, resume=job.resume)
 
         def make() -> None:
+            unpacked(factory)  # tells what this node lacks
             self._worker = Worker(shared, WorkerId(job.worker, job.incarnation, job.lanes, ALONE))
             self._worker.begin()
 
-        try:
-            unpacked(factory)
-        except SetupError as error:  # this node lacks something
-            return self._reply(partial(_fail, error))
-        except Exception as error:  # noqa: BLE001 - of the user's code
-            return Reply(self.pulse(), (f"{type(error).__name__}: {cut(text_of(error))}",), UNLOADED)
         return self._reply(make)
 
     def write(self, order: Order, weights: Snapshot | None) -> Reply:
@@ -264,10 +256,6 @@ class _Permits(Permits):
             return ()
         tickets = Tickets(self._tickets, worker, self.locked)
         return [TicketStream(tickets, place) for place in range(self._tickets.side_by_side)]
-
-
-def _fail(error: Exception) -> None:
-    raise error
 
 
 def _bytes(data: Transitions) -> int:

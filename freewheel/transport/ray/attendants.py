@@ -11,19 +11,15 @@ import signal
 import subprocess
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-import ray
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from freewheel.errors import SetupError
+from freewheel.errors import CollectorLostError
 from freewheel.transport import command
-from freewheel.transport.ray.cluster import Cluster
+from freewheel.transport.ray.calls import Failed, Place, Ref
+from freewheel.transport.ray.driver import Driver, Handle
 
 LOOK = 0.5  # seconds between two looks whether the process has ended
 GRACE = 20.0  # seconds for a process that is asked to end
@@ -35,16 +31,6 @@ class Answer(NamedTuple):
     name: str
     data: bytes  # empty: it has ended
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a process is to run, and what it is to be given of its node."""
-
-    node: str = ""  # the name or address of a host; empty: wherever there is room
-    cpus: float = 1.0
-    gpus: float = 0.0
-    resources: dict[str, float] = field(default_factory=dict)  # of the cluster's own names
 
 
 class Attendant:
@@ -95,90 +81,76 @@ class Attendant:
 
 
 class Attendants:
-    """The driver's end of all of them. A process has at most one question at a time."""
+    """The coordinator's end of all of them. A process has at most one question at a time."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self._actor = cluster, ray.remote(max_concurrency=2)(Attendant)
-        self._actors: dict[str, Any] = {}
-        self._asked: dict[Any, str] = {}  # reference -> name
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._actors: dict[str, Handle] = {}
+        self._asked: dict[Ref, str] = {}  # reference -> name
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for name in list(self._actors):
-            self.drop(name)
+        with suppress(CollectorLostError):
+            for name in list(self._actors):
+                self.drop(name)
 
     def start(self, name: str, module: str, output: str, place: Place) -> None:
-        """In the driver's working directory, where its node has that."""
-        options = self._cluster.actor_options(len(self._actors)) | {"num_cpus": place.cpus, "num_gpus": place.gpus}
-        if place.resources:
-            options["resources"] = place.resources
-        if place.node:
-            nodes = [node for node in self._cluster.nodes() if node.alive and place.node in (node.host, node.id)]
-            if not nodes:
-                there = ", ".join(sorted({node.host for node in self._cluster.nodes() if node.alive}))
-                raise SetupError(f"there is no node '{place.node}' in the cluster for {name}; there is {there}")
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(nodes[0].id, soft=False)
+        """In this process's working directory, where its node has that."""
         self.drop(name)
-        self._actors[name] = self._actor.options(**options).remote(module, os.getcwd(), output)
+        self._actors[name] = self._driver.attend(len(self._actors), place, module, os.getcwd(), output)
 
     def ask(self, names: Sequence[str], data: bytes) -> None:
         """The same question for all of these; it is stored once."""
-        stored = ray.put(data)
+        stored = self._driver.put(data)
         for name in names:
-            self._asked[self._actors[name].ask.remote(stored)] = name
+            self._asked[self._driver.call(self._actors[name], "ask", stored)] = name
 
     def answers(self, seconds: float) -> list[Answer]:
         """What has come, at the latest after so many seconds."""
-        if not self._asked:
-            return []
-        ready, _ = ray.wait(list(self._asked), num_returns=1, timeout=seconds)
-        more, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0) if ready else ([], [])
-        return [self._taken(reference) for reference in more]
+        return [self._taken(reference) for reference in self._driver.wait(list(self._asked), seconds)]
 
-    def _taken(self, reference: Any) -> Answer:
-        name = self._asked.pop(reference)
-        try:
-            return Answer(name, *ray.get(reference))
-        except RayError as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            return Answer(name, b"", f"its node or its actor is gone ({type(error).__name__}: {lines[0][:200]})")
+    def _taken(self, reference: Ref) -> Answer:
+        name, found = self._asked.pop(reference), self._driver.get(reference)
+        if isinstance(found, Failed):
+            return Answer(name, b"", f"its node or its actor is gone ({found.reason})")
+        return Answer(name, *found)
 
     def end(self, data: bytes) -> dict[str, str]:
         """Let all end in good order, and wait until they have, for a while. Those that are not asked anything are told this;
         others are interrupted. Returns what is wrong with those that have not ended well."""
-        until, stored, busy = monotonic() + 2 * GRACE, ray.put(data), dict(self._asked)
+        until, stored, busy = monotonic() + 2 * GRACE, self._driver.put(data), dict(self._asked)
         interrupted = set(busy.values())
-        told = {actor.tell.remote(stored): name for name, actor in self._actors.items() if name not in interrupted}
+        told = {self._tell(name, stored): name for name in self._actors if name not in interrupted}
         for name in interrupted:
-            self._actors[name].interrupt.remote()
-        answered, late = _wait(busy, until)
+            self._driver.call(self._actors[name], "interrupt")
+        answered, late = self._wait(busy, until)
         names = [busy[reference] for reference in late]
         for answer in map(self._taken, answered):
             if answer.data:  # it was under way: that is no end
-                told[self._actors[answer.name].tell.remote(stored)] = answer.name
-        done, late = _wait(told, until)
+                told[self._tell(answer.name, stored)] = answer.name
+        done, late = self._wait(told, until)
         names += [told[reference] for reference in late]
         found = dict.fromkeys(names, f"it did not end within {2 * GRACE:.0f} s")
         for reference in (one for one in done if told[one] not in interrupted):
-            try:
-                found[told[reference]] = ray.get(reference)
-            except RayError as error:
-                found[told[reference]] = type(error).__name__
+            answer = self._driver.get(reference)
+            found[told[reference]] = answer.reason if isinstance(answer, Failed) else answer
         return {name: problem for name, problem in found.items() if problem}
+
+    def _tell(self, name: str, stored: Handle) -> Ref:
+        return self._driver.call(self._actors[name], "tell", stored)
+
+    def _wait(self, references: Collection[Ref], until: float) -> tuple[list[Ref], list[Ref]]:
+        """Those that have come by then, by time.monotonic(), and those that have not."""
+        done, late = list[Ref](), list(references)
+        while late and (seconds := until - monotonic()) > 0:
+            done += self._driver.wait(late, seconds)
+            late = [one for one in late if one not in done]
+        return done, late
 
     def drop(self, name: str) -> None:
         """Let it go, whatever it does: its process is asked to end by the kernel."""
         self._asked = {reference: other for reference, other in self._asked.items() if other != name}
         if (actor := self._actors.pop(name, None)) is not None:
-            with suppress(RayError, ValueError):
-                ray.kill(actor)
-
-
-def _wait(references: Collection[Any], until: float) -> tuple[list[Any], list[Any]]:
-    """Those that have come by then, by time.monotonic(), and those that have not."""
-    if not references:
-        return [], []
-    done, late = ray.wait(list(references), num_returns=len(references), timeout=max(0.0, until - monotonic()))
-    return done, late
+            self._driver.kill(actor)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from freewheel.errors import SetupError
 from freewheel.transport.ray.actor import RayWorker
 from freewheel.transport.ray.cluster import Cluster
 
@@ -24,16 +26,14 @@ class Failed(NamedTuple):
     own_fault: bool = True  # not that of the machine it was on
 
 
-class Calls(Protocol):
-    """What the crew needs of Ray; tests have one without."""
+@dataclass(frozen=True)
+class Place:
+    """Where a process is to run, and what it is to be given of its node."""
 
-    def start(self, worker: int) -> Any: ...  # a new actor for this worker; it may take long until there is room for it
-    def call(self, actor: Any, method: str, *arguments: Any) -> Ref: ...
-    def ask(self, actor: Any, method: str, number: int) -> Ref: ...  # is answered while a call is under way
-    def wait(self, refs: Sequence[Ref], seconds: float) -> Sequence[Ref]: ...  # those that have come
-    def get(self, ref: Ref) -> Any: ...  # of one that has come: the answer, or Failed
-    def put(self, value: Any) -> Ref: ...
-    def kill(self, actor: Any) -> None: ...
+    node: str = ""  # the name or address of a host; empty: wherever there is room
+    cpus: float = 1.0
+    gpus: float = 0.0
+    resources: dict[str, float] = field(default_factory=dict)  # of the cluster's own names
 
 
 class Switchboard:
@@ -72,31 +72,52 @@ class Switchboard:
 
 
 class Remote(NamedTuple):
-    """An actor, and its name at the switchboard."""
+    """An actor, and its name at the switchboard if it is a worker."""
 
     handle: Any
     name: str
 
 
 class RayCalls:
-    """What a driver does for a crew. The cluster is entered."""
+    """What a driver does with Ray. The cluster is entered."""
 
     def __init__(self, cluster: Cluster) -> None:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self._ray, self._cluster, self._names = ray, cluster, count()
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._board = (
-            ray.remote(Switchboard)
-            .options(num_cpus=0, max_concurrency=MOST_QUESTIONS, max_restarts=-1, scheduling_strategy=here)
-            .remote()
-        )
         self._class = ray.remote(RayWorker)
+        self._board: Any = None  # until there are workers
 
     def start(self, worker: int) -> Remote:
+        """A new actor for this worker; it may take long until there is room for it."""
+        self._board = self._board or self._switchboard()
         name = f"{worker}.{next(self._names)}"
         return Remote(self._class.options(**self._cluster.actor_options(worker)).remote(self._board, name), name)
+
+    def _switchboard(self) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"num_cpus": 0, "max_concurrency": MOST_QUESTIONS, "max_restarts": -1, "scheduling_strategy": here}
+        return self._ray.remote(Switchboard).options(**options).remote()
+
+    def attend(self, number: int, place: Place, *words: str) -> Remote:
+        """A new attendants.Attendant."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from freewheel.transport.ray.attendants import Attendant
+
+        options = self._cluster.actor_options(number) | {"num_cpus": place.cpus, "num_gpus": place.gpus}
+        if place.resources:
+            options["resources"] = place.resources
+        if place.node:
+            alive = [node for node in self._cluster.nodes() if node.alive]
+            chosen = [node for node in alive if place.node in (node.host, node.id)]
+            if not chosen:
+                there = ", ".join(sorted({node.host for node in alive}))
+                raise SetupError(f"there is no node '{place.node}' in the cluster; there is {there}")
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(chosen[0].id, soft=False)
+        return Remote(self._ray.remote(max_concurrency=2)(Attendant).options(**options).remote(*words), "")
 
     def call(self, actor: Remote, method: str, *arguments: Any) -> Any:
         return getattr(actor.handle, method).remote(*arguments)
@@ -109,19 +130,12 @@ class RayCalls:
 
     def kill(self, actor: Remote) -> None:
         self._ray.kill(actor.handle)
-        self._board.forget.remote(actor.name)
-
-    def close(self) -> None:
-        """After the last call."""
-        self._ray.kill(self._board)
+        if self._board is not None:
+            self._board.forget.remote(actor.name)
 
 
-def when_answered(ref: Any, told: Callable[[Any], None]) -> None:
-    """Tell the answer of a call, or Failed, from a thread of Ray's which must not be held up."""
-    ref.future().add_done_callback(lambda future: told(_answer(future)))
-
-
-def _answer(future: Future[Any]) -> Any:
+def answer_of(future: Future[Any]) -> Any:
+    """The answer of a call, or Failed."""
     from ray import exceptions
 
     try:

@@ -83,32 +83,25 @@ class Cluster:
     def __enter__(self) -> Self:
         require_ray()
         with ExitStack() as held:
-            if self._connected() is None:  # else by the caller's own program: it stays connected
-                if self.address is None:
-                    self.start_outside(held)
-                if self._started is None:
-                    self._join(self.address or "", held)
-                else:
-                    self._enter(self._started, held)
+            self.start_outside(held)
+            if self._started is None:
+                self._join(self.address or "", held)
+            elif not _initialized():  # by the caller's own program, which stays connected
+                self._enter(self._started, held)
             self._held = held.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._held.close()
 
-    def _connected(self) -> str | None:
-        """The address of the cluster that this process is connected to already."""
-        ray = sys.modules.get("ray")
-        if ray is None or not ray.is_initialized():
-            return None
-        there: str = ray.get_runtime_context().gcs_address
-        if self.address not in (None, "auto", there):
-            raise UsageError(f"this program is connected to Ray at {there} already: leave out --address {self.address}")
-        return there
-
     def start_outside(self, held: ExitStack) -> list[int]:
         """Start or find what another process is to connect to. Returns what can be read from when that has ended."""
-        if (there := self._connected()) is not None:
+        if _initialized():
+            there: str = sys.modules["ray"].get_runtime_context().gcs_address
+            if self.address not in (None, "auto", there):
+                raise UsageError(
+                    f"this program is connected to Ray at {there} already: leave out --address {self.address}"
+                )
             self._started = keeper.Started(there, "")
         elif self.address is None and self._started is None:
             cpus = max(math.ceil(self.workers * self.cpus_per_worker), os.cpu_count() or 1)
@@ -283,6 +276,11 @@ def _loopback() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------------------------ connections
+
+
+def _initialized() -> bool:
+    """Whether this process is connected."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def _connect(address: str, held: ExitStack) -> None:

@@ -19,8 +19,9 @@ from freewheel.errors import SetupError
 from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import KEEP, NO_TICKET, NO_VERSION, Pacing
 from freewheel.transport.clock import Limit, clock
-from freewheel.transport.ray.actor import COUNTS, LANES, UNLOADED, Hello, Job, Order, Pulse, Reply
-from freewheel.transport.ray.calls import Calls, Failed, Ref
+from freewheel.transport.ray.actor import COUNTS, LANES, Hello, Job, Order, Pulse, Reply
+from freewheel.transport.ray.calls import Failed, Ref
+from freewheel.transport.ray.driver import Driver
 from freewheel.transport.ray.queue import Arriving, FragmentQueue
 from freewheel.transport.shm.memory import NEVER
 from freewheel.transport.wire import Fragment, Permits
@@ -90,10 +91,9 @@ class Crew(Roster[RemoteWorker]):
         self._ring, self._held = threading.Event(), ExitStack()
         self.there = threading.Event()  # an actor has answered: there is a cluster that works
         self._looked = self._hurried = 0.0
-        self._begun = False  # whether any worker has
         self._thread = threading.Thread(target=self._run, name="freewheel-ray", daemon=True)
 
-    def start(self, calls: Calls, factory: bytes) -> None:
+    def start(self, calls: Driver, factory: bytes) -> None:
         self._calls, self._factory = calls, calls.put(factory)
         self._held.enter_context(clock)
         self._thread.start()
@@ -170,6 +170,12 @@ class Crew(Roster[RemoteWorker]):
         if what in ASKED and (answer is None or isinstance(answer, Failed)):
             self._unanswered(process)
         elif isinstance(answer, Failed):
+            if (
+                what == "begin" and answer.report and not self.heartbeats.memory["ready"].any()
+            ):  # nor will another actor
+                raise SetupError(
+                    f"the environment cannot be loaded in an actor of Ray ({answer.report.splitlines()[-1]})"
+                )
             self._lose(process, answer)
         elif isinstance(answer, Hello):
             self.there.set()
@@ -190,9 +196,6 @@ class Crew(Roster[RemoteWorker]):
             process.after_part = reply
             return
         worker = process.slot.worker
-        if reply.code == UNLOADED and not self._begun:  # then no other actor will load it either
-            raise SetupError(f"the environment cannot be loaded in an actor of Ray ({reply.reports[-1]})")
-        self._begun |= task == "begin" and not reply.code
         self._mirror(worker, reply.pulse)
         for report in reply.reports:
             self.heartbeats.report(worker, report)

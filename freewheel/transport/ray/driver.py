@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from itertools import count
 from multiprocessing import Pipe, connection
@@ -20,7 +21,7 @@ from freewheel.errors import CollectorLostError, FreewheelError, SetupError, tex
 from freewheel.transport import forkserver
 from freewheel.transport.ray import keeper
 from freewheel.transport.ray.actor import Reply
-from freewheel.transport.ray.calls import RayCalls, Ref, when_answered
+from freewheel.transport.ray.calls import Place, RayCalls, Ref, answer_of
 from freewheel.transport.ray.cluster import Cluster
 
 ANSWERED = ("call", "ask")  # methods whose answers come later
@@ -65,7 +66,7 @@ def _received(line: Connection) -> Any:
 
 
 class Driver:
-    """Implements calls.Calls. Only one thread waits and gets; any may call and put."""
+    """Calls of calls.RayCalls. Only one thread waits and gets; any may call and put."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._numbers = cluster, count()
@@ -82,7 +83,7 @@ class Driver:
                 self._start(held, theirs)
             self._ends: list[Connection | int] = [self._line, *self._cluster.start_outside(cluster)]
             self._send("connect", -1, self._cluster)
-            if not connection.wait(self._ends, keeper.SERVES):
+            if self._line not in connection.wait(self._ends, keeper.SERVES):
                 raise SetupError(f"Ray does not answer within {keeper.SERVES:g} s")
             self._cluster.notes += self._receive()
             self._held = held.pop_all()
@@ -102,6 +103,9 @@ class Driver:
     def start(self, worker: int) -> Handle:
         return self._keep("start", worker)
 
+    def attend(self, number: int, place: Place, *words: str) -> Handle:
+        return self._keep("attend", number, place, *words)
+
     def put(self, value: Any) -> Handle:
         return self._keep("put", value)
 
@@ -114,7 +118,8 @@ class Driver:
     def kill(self, actor: Handle) -> None:
         self._send("kill", -1, actor)
 
-    def wait(self, refs: Sequence[Ref], seconds: float) -> Sequence[Ref]:
+    def wait(self, refs: Sequence[Ref], seconds: float) -> list[Ref]:
+        """Those that have been answered, in that order; at the latest after so many seconds."""
         wanted = set(refs)
         if self._come.keys().isdisjoint(wanted):
             connection.wait(self._ends, seconds)
@@ -125,6 +130,7 @@ class Driver:
         return [ref for ref in self._come if ref in wanted]
 
     def get(self, ref: Ref) -> Any:
+        """The answer of one that has come, or Failed."""
         return self._come.pop(ref)
 
     def _keep(self, method: str, *arguments: Any) -> Handle:
@@ -181,7 +187,7 @@ class _Desk:
     def __init__(self, line: Connection) -> None:
         self._line, self._numbers, self._sending = line, count(-2, -1), threading.Lock()
         self._kept: dict[int, Any] = {}
-        self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[int, Future[Any]]] = SimpleQueue()
 
     def say(self, what: Any) -> None:
         with self._sending:
@@ -193,7 +199,6 @@ class _Desk:
         threading.Thread(target=self._tell, name="freewheel-answers", daemon=True).start()
         while (message := _received(self._line)).method != "close":
             self._do(calls, message)
-        calls.close()
 
     def _do(self, calls: RayCalls, message: Message) -> None:
         known = (self._kept[one.number] if isinstance(one, Kept) else one for one in message.arguments)
@@ -206,7 +211,7 @@ class _Desk:
             self._kept.pop(number, None)
 
     def _watch(self, number: int, ref: Any) -> None:
-        when_answered(ref, lambda answer: self._answers.put((number, answer)))
+        ref.future().add_done_callback(lambda future: self._answers.put((number, future)))
 
     def _tell(self) -> None:
         with suppress(OSError):
@@ -216,9 +221,9 @@ class _Desk:
                     answers.append(self._answers.get())
                 self.say([*map(self._numbered, answers)])
 
-    def _numbered(self, answered: tuple[int, Any]) -> tuple[int, Any]:
+    def _numbered(self, answered: tuple[int, Future[Any]]) -> tuple[int, Any]:
         """With a number in the place of rows that are still in the object store, which come next."""
-        number, answer = answered
+        number, answer = answered[0], answer_of(answered[1])
         if isinstance(answer, Reply) and answer.stored is not None:
             self._watch(stored := next(self._numbers), answer.stored)
             answer = answer._replace(stored=stored)

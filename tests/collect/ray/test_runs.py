@@ -97,7 +97,7 @@ def test_an_environment_that_no_actor_can_load_fails_with_its_reason(tmp_path: P
         assert held
         return Certified()
 
-    reason = r"^the environment cannot be loaded in an actor of Ray \(OSError: there is no such handle here\)$"
+    reason = r"^the environment cannot be loaded in an actor of Ray \(there is no such handle here\)$"
     with pytest.raises(SetupError, match=reason):
         freewheel.train(make, **RAY | SMALL, steps=64, runs_dir=tmp_path)
     (summary,) = tmp_path.glob("*/summary.json")

@@ -12,13 +12,15 @@ from tests.support.places import ROOT
 from tests.support.trainers import wait_until
 
 pytest.importorskip("ray")
-from freewheel.transport.ray.attendants import Attendants, Place
+from freewheel.transport.ray.attendants import Attendants
+from freewheel.transport.ray.calls import Place
+from freewheel.transport.ray.driver import Driver
 
 
 def test_an_answer_that_was_under_way_is_not_taken_for_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
-    with Cluster(None, workers=1, cpus_per_worker=1.0, placement="spread") as cluster, Attendants(cluster) as carrier:
+    with Driver(Cluster(None, workers=1, cpus_per_worker=1.0)) as driver, Attendants(driver) as carrier:
         carrier.start("one", "tests.support.late_answer", str(tmp_path / "one.txt"), Place())
         carrier.ask(["one"], b"a question")
         wait_until(ASKED.exists)
