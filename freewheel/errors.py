@@ -112,6 +112,13 @@ def text_of(error: BaseException) -> str:
         return f"(its text cannot be had: __str__ raised {type(other).__name__})"
 
 
+def printable(text: str, kept: str = "") -> str:
+    """What others have written, for a terminal: characters that cannot be seen, but act on it, are shown by their numbers."""
+    if text.isprintable():
+        return text
+    return "".join(one if one in kept or one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def cut(text: str, most: int = LONGEST) -> str:
     """The beginning and the end of a long text: a message may hold a whole array, or a file."""
     if len(text) <= most:

@@ -8,6 +8,7 @@ import functools
 import io
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -19,9 +20,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from freewheel.errors import FileError, UsageError, nearest
-from freewheel.files.read import JSON_SIZE, content, parse_json, typed_content
+from freewheel.files.read import JSON_SIZE, content, parse_json, show, typed_content
 
 T = TypeVar("T")
+TOML_SIZE = 1 << 20  # bytes
+#: A key of 40 parts; the time that tomllib takes grows with the square of their number.
+DOTTED = re.compile(rb"""(?<![\w-])(?:(?:[\w-]++|"(?:[^"\\\n]|\\.){0,200}+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){40}""")
 Tokens = tuple[str, ...]
 Flags = dict[str, Tokens]  # "ppo.lr" -> ("0.001",)
 
@@ -191,15 +195,22 @@ def check_names(
 def read_file(path: Path, *, typed: bool) -> dict[str, Any]:
     """The options in a JSON or TOML file. One that the user has typed may also be a link or a pipe."""
     try:
-        data = typed_content(path, JSON_SIZE) if typed else content(path, JSON_SIZE)
-        return _read_toml(data, path) if path.suffix == ".toml" else parse_json(data, str(path))
+        most = TOML_SIZE if path.suffix == ".toml" else JSON_SIZE
+        data = typed_content(path, most) if typed else content(path, most)
+        found = _read_toml(data, path) if path.suffix == ".toml" else parse_json(data, str(path))
+        for text in (*found, *found.values()):
+            if isinstance(text, str) and not text.isprintable():
+                raise FileError(f"{path} is damaged: {show(text)} is not a name or value of an option")
     except FileError as error:
         if not typed:
             raise
         raise UsageError(f"--config {error}; give a JSON or TOML file of options") from None
+    return found
 
 
 def _read_toml(data: bytes | bytearray, path: Path) -> dict[str, Any]:
+    if DOTTED.search(data):
+        raise FileError(f"{path} is not valid toml: a key has too many parts")
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # ValueError: also of the text's encoding

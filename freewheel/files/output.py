@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from freewheel.errors import printable
+
+WHITE = "\n\t"  # of reports of several lines
+
 
 class Output:
     """A text stream that gives up after the first error; then what is written to it is lost. `told`: standard error says so."""
@@ -54,7 +58,7 @@ def loading() -> None:
 def complain(text: str) -> None:
     """A line on standard error, if it can be written there."""
     with suppress(OSError, ValueError):
-        sys.stderr.write(f"freewheel: {text}\n")
+        sys.stderr.write(f"freewheel: {printable(text, WHITE)}\n")
         sys.stderr.flush()
 
 

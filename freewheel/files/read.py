@@ -33,10 +33,12 @@ import numpy as np
 from freewheel.core import NDArray
 from freewheel.errors import FileError
 from freewheel.files.memory import free_memory, in_words
+from freewheel.files.reach import LinkError, opened
 
 T = TypeVar("T")
 
-JSON_SIZE = 16 << 20  # bytes of a JSON file
+JSON_SIZE = 4 << 20  # bytes of a JSON file
+VALUE = 8  # bytes that a value of JSON takes on average, at least: a file of nothing but brackets takes seconds to read
 ROW = 1 << 20  # bytes at the end of metrics.jsonl in which the newest row is looked for
 DEPTH = 40  # objects and arrays in each other
 DIGITS = 39  # of a whole number: 128 bits, as random generators have
@@ -118,13 +120,15 @@ def typed_content(path: Path, most: int) -> bytes:
 def regular(path: Path) -> BinaryIO:
     """A file, open for reading; a link or a pipe of this name is not followed, and nobody waits for one."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = opened(path, os.O_RDONLY | os.O_NONBLOCK)
+    except LinkError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         code = error.errno if isinstance(error, OSError) else None
         if code == errno.ENOENT:
             raise FileError(f"{path} is missing") from None
-        if code in (errno.ELOOP, errno.ENXIO):
-            raise FileError(f"{path} is not a regular file, but a link or a pipe; it is not read") from None
+        if code == errno.ENXIO:
+            raise FileError(f"{path} is not a regular file; it is not read") from None
         raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -146,12 +150,14 @@ def _size(file: BinaryIO, path: Path, most: int | None) -> int:
 
 def json_object(path: Path, most: int = JSON_SIZE) -> dict[str, Any]:
     """The object that a JSON file holds."""
-    return parse_json(content(path, most), str(path))
+    return parse_json(content(path, most), str(path), most)
 
 
-def parse_json(data: bytes | bytearray, name: str) -> dict[str, Any]:
-    """An object of JSON in UTF-8: no key twice, no NaN or infinity, no number beyond 128 bits, not nested too deeply. `name` is
-    the file, for messages."""
+def parse_json(data: bytes | bytearray, name: str, most: int = JSON_SIZE) -> dict[str, Any]:
+    """An object of JSON in UTF-8: no key twice, no NaN or infinity, no number beyond 128 bits, not nested too deeply, and no more
+    values than fit into `most` bytes. `name` is the file, for messages."""
+    if len(data) > most or sum(map(data.count, (b"[", b"{", b","))) > most // VALUE:
+        raise FileError(f"{name} holds too much: at most {most:,} bytes and {most // VALUE:,} values")
     try:
         value = json.loads(
             data.decode(),
@@ -175,8 +181,9 @@ def parse_json(data: bytes | bytearray, name: str) -> dict[str, Any]:
 def _pairs(name: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise FileError(f"{name} is damaged: it has {show(next(key for key in keys if keys.count(key) > 1))} twice")
+        last = {key: at for at, (key, _) in enumerate(pairs)}
+        twice = next(key for at, (key, _) in enumerate(pairs) if last[key] != at)
+        raise FileError(f"{name} is damaged: it has {show(twice)} twice")
     return found
 
 
@@ -270,7 +277,7 @@ def _header_length(begin: bytes | bytearray, size: int, name: str) -> int:
 
 def _entries(text: bytes | bytearray, size: int, name: str) -> dict[str, Entry]:
     """The entries of a header in the order of the file: they fill its `size` bytes without a gap."""
-    listed = parse_json(text, f"the header of {name}")
+    listed = parse_json(text, f"the header of {name}", HEADER_SIZE)
     listed.pop("__metadata__", None)
     if len(listed) > MOST_ARRAYS:
         raise FileError(f"{name} is damaged: it lists {len(listed):,} arrays")

@@ -32,6 +32,7 @@ USUAL = {"return_mean": "return of training episodes", "eval_return": "return of
 #: Of config.json: what may differ between the runs of a group.
 OWN = ("seed", "run", "runs_dir", "sources", "origin", "sha256", "console", "sinks", "log_every", "checkpoint_every")
 LONGEST = 1 << 20  # bytes of a row
+MOST_ROWS, MOST_DAMAGED = 2_000_000, 1_000
 MOST = 1000  # points of a drawn line
 
 
@@ -75,6 +76,8 @@ def read_run(path: Path, wanted: Sequence[str], say: Callable[[str], None]) -> R
         except (ValueError, AttributeError, RecursionError):
             if line.endswith(b"\n") or len(line) == LONGEST:
                 damaged.append(number)
+        if number > MOST_ROWS or len(damaged) > MOST_DAMAGED:
+            raise FileError(f"{path / 'metrics.jsonl'} has too many rows, or rows that are none; it is not drawn")
     if damaged:
         several = f"{len(damaged)} lines are damaged (the first is {damaged[0]})"
         what = f"line {damaged[0]} is damaged" if len(damaged) == 1 else several

@@ -71,7 +71,6 @@ class WorkerPool:
 
     def __enter__(self) -> Self:
         self.wire.__enter__()
-        self.started_s = self.wire.started_s
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -171,7 +171,7 @@ def read_timeline(run: Path) -> bytes | None:
     """timeline.json of a run, as it is, if it is an object of JSON; None: there is none."""
     try:
         data = content(run / TIMELINE, TIMELINE_SIZE)
-        parse_json(data, TIMELINE)
+        parse_json(data, TIMELINE, TIMELINE_SIZE)
     except FileError:
         return None
     return bytes(data)
@@ -181,7 +181,7 @@ def read_messages(run: Path) -> list[dict[str, Any]]:
     """What a run has told last, the newest first."""
     found: list[dict[str, Any]] = []
     with suppress(FileError):
-        for line in reversed(tail(run / MESSAGES, TAIL)):
+        for line in reversed(tail(run / MESSAGES, TAIL)[-10 * NEWEST :]):  # some may be damaged
             with suppress(FileError):
                 told = parse_json(line, MESSAGES)
                 if isinstance(text := told.get("text"), str):

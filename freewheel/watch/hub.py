@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from freewheel.errors import FileError
+from freewheel.errors import FileError, text_of
+from freewheel.files.output import complain
 from freewheel.run.live.listing import RunEntry, list_runs
 from freewheel.run.live.status import STATUS
 from freewheel.watch.feed import HELLO, Feed, words
@@ -155,7 +155,7 @@ class Hub:
             await asyncio.to_thread(watched.feed.poll)
         except Exception as error:  # noqa: BLE001 - a run that cannot be shown must not end the page of the others
             if not watched.failed:
-                sys.stderr.write(f"run {watched.feed.name} cannot be shown: {type(error).__name__}: {error}\n")
+                complain(f"run {watched.feed.name} cannot be shown: {type(error).__name__}: {text_of(error)}")
             watched.failed = True
             return
         finally:
@@ -194,7 +194,7 @@ class Hub:
     async def list_runs(self) -> None:
         """Look which runs there are; before anybody joins, and now and then."""
         try:
-            found = await asyncio.to_thread(list_runs, self.directory)
+            found = await asyncio.to_thread(list_runs, self.directory, lambda: self._closed)
         except FileError:  # it is not there yet
             found = []
         self._entries = {entry.name: entry for entry in found[:LISTED]}

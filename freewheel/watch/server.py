@@ -144,7 +144,8 @@ async def serve(hub: Hub, listener: socket.socket, ready: Callable[[str], None])
     await hub.list_runs()
     reading = asyncio.create_task(hub.run())
     reading.add_done_callback(lambda _: end())
-    ready(gate.address)
+    if not server.should_exit:
+        ready(gate.address)
     await server.serve(sockets=[listener])
     hub.close()
     await reading

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,28 @@ def test_what_is_no_plain_object_of_json_is_refused_with_the_name_of_the_file(da
     with pytest.raises(FileError) as caught:
         read.parse_json(data, "runs/x/config.json")
     one_line(caught.value, "runs/x/config.json")
+
+
+KEYS = ",".join(f'"{key:x}":1' for key in range(320_000))
+#: Files that take a computer long to read, or much of its memory, and what is said of them.
+BOMBS = {
+    "many keys, the last twice": (f'{{{KEYS},"4e1ff":1}}', "has '4e1ff' twice"),
+    "many keys, the first twice": (f'{{{KEYS},"0":1}}', "has '0' twice"),
+    "more bytes than any such file has": (f'{{"a":"{"x" * read.JSON_SIZE}"}}', "holds too much"),
+    "nothing but brackets": (f'{{"a":[{"[" * 35 + "]" * 35 + ","}' * 50_000, "holds too much"),
+    "nothing but numbers": (f'{{"a":[{"0," * 600_000}0]}}', "holds too much"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_file_takes_long(name: str) -> None:
+    """Each took seconds to minutes, or gigabytes."""
+    text, problem = BOMBS[name]
+    began = time.process_time()
+    with pytest.raises(FileError, match=problem) as caught:
+        read.parse_json(text.encode(), "runs/x/config.json")
+    one_line(caught.value, "runs/x/config.json")
+    assert time.process_time() - began < 10
 
 
 def test_plain_json_is_read(tmp_path: Path) -> None:

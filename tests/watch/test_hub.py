@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from freewheel.files.lock import FileLock
+from freewheel.run.live.listing import RunEntry
 from freewheel.watch import hub
 from freewheel.watch.hub import BACKLOG, MOST_CLIENTS, Client, Hub
+from freewheel.watch.server import listen, serve
 from tests.support.watching import LIMIT, row, worker, write_run, write_status
 
 
@@ -81,3 +87,23 @@ def test_there_are_only_so_many_clients(tmp_path: Path) -> None:
         assert many.join([]) is None
 
     asyncio.run(story())
+
+
+def test_a_signal_ends_it_while_runs_are_still_being_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many folders there are: who reads them looks after each whether it is still wanted."""
+
+    def reading(directory: Path, over: Callable[[], bool]) -> list[RunEntry]:
+        os.kill(os.getpid(), signal.SIGINT)
+        while not over():
+            time.sleep(0.01)
+        return []
+
+    monkeypatch.setattr(hub, "list_runs", reading)
+    told = list[str]()
+
+    async def story() -> None:
+        async with asyncio.timeout(LIMIT):
+            await serve(Hub(tmp_path), listen(0), told.append)
+
+    asyncio.run(story())
+    assert told == []

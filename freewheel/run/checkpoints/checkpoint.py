@@ -30,8 +30,10 @@ from freewheel.core import Learner, NDArray, to_numpy
 from freewheel.errors import CheckpointError, DivergedError, FileError, UsageError
 from freewheel.files import disk
 from freewheel.files.memory import in_words
+from freewheel.files.reach import check_folder
 from freewheel.files.read import (
     HEADER_SIZE,
+    JSON_SIZE,
     content,
     header,
     json_object,
@@ -382,6 +384,8 @@ def _arrays(path: Path, listed: Mapping[str, Entry]) -> dict[str, NDArray]:
 
 
 def _object(path: Path, listed: Mapping[str, Entry]) -> dict[str, Any]:
+    if listed[path.name].size > JSON_SIZE:
+        raise CheckpointError(f"{path} has {listed[path.name].size:,} bytes by its manifest; at most {JSON_SIZE:,}")
     return parse_json(_verified(path, listed[path.name]), str(path))
 
 
@@ -410,6 +414,7 @@ def names(root: Path) -> list[Name]:
 def orders(root: Path) -> dict[Name, Order]:
     """Which save made each. A manifest that is damaged, or older than this field, does not say it: then the target of `latest`
     was the last one, unless no manifest says it and there is a later step. The others were before those that say it."""
+    check_folder(root)
     try:
         folders = list(root.iterdir()) if root.is_dir() else []
     except OSError as error:

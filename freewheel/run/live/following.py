@@ -30,6 +30,8 @@ from freewheel.run.naming import CONFIG, LOCK, METRICS, SUMMARY
 Row = Mapping[str, Any]
 
 MOST = 8 << 20  # bytes of metrics.jsonl that are read in one look: who shows them has something to show soon
+MOST_ROWS = 20_000  # ... and rows
+ALL_ROWS = 4_000_000  # more are not read
 LONGEST = 1 << 20  # bytes of a row; a longer one is damaged
 STATES = ("starting", "running", "ended", "failed", "interrupted", "gone")
 
@@ -153,19 +155,23 @@ class _Rows:
 
     def _new(self, file: BinaryIO) -> tuple[list[Row], bool]:
         end, rows = self._ends[-1] if self._ends else 0, list[Row]()
+        if len(self._ends) >= ALL_ROWS:
+            self.problem = f"{self._path} has more than {ALL_ROWS:,} rows; the others are left out"
+            return rows, False
         data = os.pread(file.fileno(), MOST, end)
         more = len(data) == MOST
         whole = data.rfind(b"\n") + 1  # the rest has not been written to its end
         if not whole and len(data) > LONGEST:
             whole = len(data)  # no row is so long: it is passed over, up to here
-        for line in data[:whole].splitlines(keepends=True):
+        *lines, rest = data[:whole].split(b"\n", MOST_ROWS)
+        for line in [line + b"\n" for line in lines] or [rest][: len(rest)]:
             end += len(line)
             row = self._parsed(line)
             rows += [] if row is None else [row]
             self._ends.append(end)
             self._sums.append(zlib.crc32(line))
             self._given.append(self._count() + (row is not None))
-        return rows, more
+        return rows, more or len(lines) == MOST_ROWS
 
     def _parsed(self, line: bytes) -> Row | None:
         try:

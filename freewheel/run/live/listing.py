@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freewheel.errors import FileError
+from freewheel.errors import FileError, printable
 from freewheel.files import read
 from freewheel.files.reach import typed
 from freewheel.run.live.following import state_of
@@ -41,8 +41,8 @@ class RunEntry:
     problem: str = ""  # what is wrong with the directory, or why the run failed
 
 
-def list_runs(directory: Path) -> list[RunEntry]:
-    """All runs of a directory, the newest first. What is no run directory is passed over."""
+def list_runs(directory: Path, over: Callable[[], bool] = lambda: False) -> list[RunEntry]:
+    """All runs of a directory, the newest first. What is no run directory is passed over; `over`: nobody waits any more."""
     try:
         with os.scandir(directory) as found:
             entries = list(found)
@@ -50,11 +50,13 @@ def list_runs(directory: Path) -> list[RunEntry]:
         raise FileError(f"{directory} cannot be read: {error.strerror}") from None
     groups = {entry.name.removesuffix(SEEDS) for entry in entries if entry.name.endswith(SEEDS)}
     folders = [Path(entry.path) for entry in entries if entry.is_dir()]
-    return sorted(_entries(folders, groups), key=lambda entry: (-entry.updated, entry.name))
+    return sorted(_entries(folders, groups, over), key=lambda entry: (-entry.updated, entry.name))
 
 
-def _entries(folders: Sequence[Path], groups: set[str]) -> Iterator[RunEntry]:
+def _entries(folders: Sequence[Path], groups: set[str], over: Callable[[], bool]) -> Iterator[RunEntry]:
     for folder in folders:
+        if over():
+            return
         if (entry := read_entry(folder, groups)) is not None:
             yield entry
 
@@ -90,7 +92,7 @@ def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
         state=state,
         updated=updated,
         group=group,
-        problem=(problems or [str(failed or "")])[0],
+        problem=printable((problems or [str(failed or "")])[0]),
     )
 
 
@@ -110,7 +112,7 @@ def _object(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
 
 def _text(found: Mapping[str, Any] | None, name: str) -> str:
     value = (found or {}).get(name)
-    return value if isinstance(value, str) else ""
+    return printable(value) if isinstance(value, str) else ""
 
 
 def _whole(found: Mapping[str, Any] | None, name: str) -> int | None:

@@ -148,3 +148,16 @@ def test_what_cannot_be_understood_leaves_what_was_known(tmp_path: Path) -> None
 def test_metrics_that_are_a_pipe_are_never_waited_for(tmp_path: Path, metrics: Path) -> None:
     os.mkfifo(metrics)
     assert Reader(tmp_path).look() == []
+
+
+def test_lines_that_are_none_cost_little_and_a_look_reads_only_so_many(
+    tmp_path: Path, metrics: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "MOST_ROWS", 100)
+    monkeypatch.setattr(following, "ALL_ROWS", 250)
+    metrics.write_bytes(b"\n" * 150 + line(1) * 150)
+    reader = Reader(tmp_path)
+    looks = [reader.follower.poll() for _ in range(4)]
+    assert [len(news.rows) for news in looks] == [0, 50, 100, 0]
+    assert [news.more for news in looks] == [True, True, True, False]
+    assert "has more than 250 rows" in reader.follower.problems["metrics.jsonl"]

@@ -111,3 +111,28 @@ def test_of_large_metrics_only_the_end_is_read(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_folder_that_takes_long_to_read_is_damaged_and_the_others_are_shown(tmp_path: Path) -> None:
+    make(tmp_path / "a", summary=SUMMARY)
+    make(tmp_path / "bomb", summary=SUMMARY)
+    keys = ",".join(f'"{key:x}":1' for key in range(600_000))
+    (tmp_path / "bomb" / "config.json").write_text(f'{{"env":"CartPole-v1",{keys},"927bf":1}}')
+    began = time.process_time()
+    found = by_name(tmp_path)
+    assert time.process_time() - began < 10
+    assert (found["a"].state, found["bomb"].state) == ("ended", "damaged")
+    assert "such a file has at most 4,194,304" in found["bomb"].problem
+    assert list_runs(tmp_path, lambda: True) == []
+
+
+def test_a_run_that_is_a_link_is_listed_by_its_name_and_links_in_a_run_are_not_followed(tmp_path: Path) -> None:
+    make(tmp_path / "elsewhere" / "real", summary=SUMMARY)
+    make(tmp_path / "runs" / "bad", summary=SUMMARY)
+    (tmp_path / "runs" / "bad" / "config.json").unlink()
+    (tmp_path / "runs" / "bad" / "config.json").symlink_to(tmp_path / "elsewhere" / "real" / "config.json")
+    (tmp_path / "runs" / "good").symlink_to(tmp_path / "elsewhere" / "real")
+    found = by_name(tmp_path / "runs")
+    assert (found["good"].state, found["good"].env) == ("ended", "CartPole-v1")
+    assert (found["bad"].state, found["bad"].env) == ("damaged", "")
+    assert "is a link and is not followed" in found["bad"].problem
