@@ -128,7 +128,7 @@ def cut(text: str, most: int = LONGEST) -> str:
 
 def nearest(name: str, valid: Iterable[str], otherwise: str | None = None, *, cutoff: float = 0.6) -> str:
     """`; did you mean 'x'?` for a misspelt name; else the text `otherwise`, or the list of valid names."""
-    names = sorted(valid)
+    names = sorted(map(printable, valid))
     match = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     if match:
         return f"; did you mean '{match[0]}'?"

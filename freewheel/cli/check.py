@@ -40,25 +40,23 @@ def _options(argv: Sequence[str]) -> type[Any]:
 
 def _run(argv: Sequence[str]) -> int:
     """0: fine; 1: training would fail."""
-    from rich.console import Console
-
     from freewheel.config import flags, resolve
+    from freewheel.files.terminal import Terminal
 
     others, own = flags.split_argv(argv, flags.option_types(CheckOptions))
     show = flags.build(CheckOptions, own)
     config = resolve.from_argv(others, trust=show.trust)
     from freewheel.run.advice.checkup import checkup
 
-    waiting = Console(stderr=True, highlight=False)
-    with waiting.status("starting ...") as status:
-        found = checkup(config, status.update if waiting.is_terminal else waiting.print)
+    with Terminal(stderr=True).waiting() as tell:
+        found = checkup(config, tell)
     if show.json:
         import json
 
         sys.stdout.write(json.dumps(found.to_json(), indent=2) + "\n")
     else:
-        console = Console(highlight=False)
-        _show(found, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+        console = Terminal()
+        _show(found, console if console.is_terminal else Terminal(width=WIDTH))
     return 0 if found.fine else 1
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from freewheel import __version__
-from freewheel.errors import UsageError
+from freewheel.errors import UsageError, printable
 from freewheel.registry import Command
 
 REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "psutil", "cloudpickle", "threadpoolctl")
@@ -45,16 +45,17 @@ def _run(argv: Sequence[str]) -> int:
     """Print a table; exit code 1 if something that is needed is missing."""
     if argv:
         return _with_options(argv)
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from freewheel.files.terminal import Terminal
 
     table = Table(show_header=False, box=None)
     healthy = True
     for good, what, text in findings():
         healthy &= good
         table.add_row(Text("ok", "green") if good else Text("!!", "red"), Text(what), Text(text))
-    Console(highlight=False).print(table)
+    Terminal().print(table)
     return 0 if healthy else 1
 
 
@@ -68,7 +69,8 @@ def _with_options(argv: Sequence[str]) -> int:
     from freewheel.run.live.stuck import why_stuck
     from freewheel.run.naming import find_run
 
-    sys.stdout.write("\n".join(why_stuck(find_run(options.why_stuck, options.runs_dir))) + "\n")
+    lines = map(printable, why_stuck(find_run(options.why_stuck, options.runs_dir)))
+    sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 

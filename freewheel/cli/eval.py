@@ -92,7 +92,7 @@ def open_policy(options: RunOptions, console: Console) -> tuple[SavedRun, Actor]
     run = open_run(options.run, options.runs_dir, options.env or None, which=options.which, trust=options.trust)
     actor, warnings = run.actor()
     for warning in warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     return run, actor
 
 
@@ -123,10 +123,10 @@ def _options() -> type[Any]:
 
 
 def _run(argv: Sequence[str]) -> int:
-    from rich.console import Console
+    from freewheel.files.terminal import Terminal
 
     asked = parse_runs(_options(), argv, "eval")
-    console = Console(highlight=False, stderr=asked[0].json)  # what environments and warnings print is no JSON
+    console = Terminal(stderr=asked[0].json)  # what environments and warnings print is no JSON
     with redirect_stdout(sys.stderr) if asked[0].json else nullcontext():
         results = [_evaluate(options, console, alone=len(asked) == 1) for options in asked]
     if asked[0].json:
@@ -156,7 +156,7 @@ def _evaluate(options: EvalOptions, console: Console, *, alone: bool) -> dict[st
 def _play(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) -> Score:
     score = run.score(actor, options.episodes or EPISODES, options.seed)
     if score.warning:
-        console.print(f"warning: {score.warning}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"warning: {score.warning}", style="yellow", soft_wrap=True)
     return score
 
 
@@ -181,7 +181,7 @@ def _score(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) 
     extremes = f"min {min(score.returns):.1f}, max {max(score.returns):.1f}"
     length = f"length {sum(score.lengths) / len(score.lengths):.0f}"
     mean = f"mean {score.mean:.1f} ± {score.spread:.1f} over {len(score.returns)} greedy episodes"
-    console.print(f"{name}: {mean} ({extremes}, {length})", soft_wrap=True, markup=False)
+    console.print(f"{name}: {mean} ({extremes}, {length})", soft_wrap=True)
     if (compare := family_of(run.config.env.name).evaluation.compare) is not None:
         compare(run, score.mean, console)
 
@@ -196,7 +196,7 @@ def _run_protocol(
     disk.replace(path, (json.dumps({"run": run.path.name, "which": run.which, **data}, indent=2) + "\n").encode())
     if not options.json:
         console.print(table)
-        console.print(f"  {path}", markup=False, soft_wrap=True)
+        console.print(f"  {path}", soft_wrap=True)
     return dict(data)
 
 

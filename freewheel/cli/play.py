@@ -95,12 +95,13 @@ class PlayOptions(RunOptions):
 
 
 def _run(argv: Sequence[str]) -> int:
-    from rich.console import Console
+    from rich.text import Text
 
     from freewheel.envs.family import Rendering
+    from freewheel.files.terminal import Terminal
     from freewheel.seeding import scoring_seed
 
-    options, console = parse(PlayOptions, argv, "play", ANSWERS), Console(highlight=False)
+    options, console = parse(PlayOptions, argv, "play", ANSWERS), Terminal()
     run, actor = open_policy(options, console)
     _prepare_drawing()
     offered = run.config.env.rendering() if options.shown != "none" else Rendering()
@@ -115,7 +116,7 @@ def _run(argv: Sequence[str]) -> int:
 
         def show(picture: NDArray | str | None, file: File = file) -> None:
             if isinstance(picture, str):
-                console.print(picture, markup=False, soft_wrap=True)
+                console.print(Text.from_ansi(picture), soft_wrap=True)
             elif picture is not None:
                 file.add(picture)
 
@@ -127,7 +128,7 @@ def _run(argv: Sequence[str]) -> int:
             file.close()
         console.print(f"episode {episode + 1}: return {sum(rewards):.1f} in {len(rewards)} steps")
         if file.begun:
-            console.print(f"  {file.path}", markup=False, soft_wrap=True)
+            console.print(f"  {file.path}", soft_wrap=True)
     return 0
 
 

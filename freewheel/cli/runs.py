@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from freewheel.errors import Range, UsageError, check_ranges
+from freewheel.errors import Range, UsageError, check_ranges, printable
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -77,15 +77,15 @@ def _plain(entry: RunEntry) -> dict[str, Any]:
 
 
 def _show(entries: Sequence[RunEntry], where: str) -> None:
-    from rich.console import Console
+    from freewheel.files.terminal import Terminal
 
-    out = Console(highlight=False)
+    out = Terminal()
     if not out.is_terminal:
-        out = Console(highlight=False, width=UNCUT)
+        out = Terminal(width=UNCUT)
     if entries:
         out.print(table(entries, time.time(), out.width))
     else:
-        out.print(f"no runs in {where}; train one first", markup=False)
+        out.print(f"no runs in {where}; train one first")
 
 
 def table(entries: Sequence[RunEntry], now: float, width: int) -> Table:
@@ -126,7 +126,7 @@ def _cells(entry: RunEntry, now: float, name: str, members: Sequence[RunEntry] =
     bests = [one.best for one in members or (entry,) if one.best is not None]
     steps = [one.steps for one in members or (entry,) if one.steps is not None]
     return [
-        Text(name, "bold" if members else ""),
+        Text(printable(name), "bold" if members else ""),
         Text(entry.env),
         Text(entry.algo),
         Text(entry.mode),

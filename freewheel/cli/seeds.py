@@ -215,9 +215,9 @@ class _Display:
     """The progress of all runs: a table on a terminal, a line an interval elsewhere."""
 
     def __init__(self, group: Group, every: float) -> None:
-        from rich.console import Console
+        from freewheel.files.terminal import Terminal
 
-        self._group, self._every, self._console = group, every, Console(highlight=False)
+        self._group, self._every, self._console = group, every, Terminal()
         self._next, self._shown, self._live = 0.0, "", None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.live import Live
@@ -246,7 +246,7 @@ class _Display:
 
     def print(self, *lines: str) -> None:
         for line in lines:
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
 
     def _state(self, width: int = 0) -> Iterator[str]:
         """How many have ended, then every run that is under way."""

@@ -115,19 +115,18 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
-    from rich.console import Console
-
     from freewheel.compare import comparison, trackers
     from freewheel.compare.trainings.measuring import Progress
     from freewheel.files.output import complain
+    from freewheel.files.terminal import Terminal
     from freewheel.run.process import Stop
 
-    stop, waiting = Stop(), Console(stderr=True)
+    stop = Stop()
     with stop.listening():
         folder = None if own.dry_run else _folder(own.out, request)
         try:
-            with waiting.status("starting ...") as status:
-                plan = comparison.prepare(request, status.update, folder and folder / comparison.RUNS)
+            with Terminal(stderr=True).waiting() as tell:
+                plan = comparison.prepare(request, tell, folder and folder / comparison.RUNS)
         except BaseException:
             if folder is not None and not any(folder.iterdir()):
                 folder.rmdir()
@@ -155,17 +154,16 @@ def _listed(files: Sequence[Path]) -> str:
 
 
 def _show(results: Results, lines: Sequence[str], own: CompareOptions) -> None:
-    from rich.console import Console
-
     from freewheel.compare import table
+    from freewheel.files.terminal import Terminal
 
     if own.json:
         sys.stdout.write(json.dumps(results.to_json()) + "\n")
         return
-    console = Console(highlight=False)
-    table.show(results, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+    console = Terminal()
+    table.show(results, console if console.is_terminal else Terminal(width=WIDTH))
     for line in lines:
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+        console.print(f"  {line}", soft_wrap=True)
 
 
 def _again(path: Path, own: CompareOptions) -> int:

@@ -13,6 +13,7 @@ from time import monotonic, sleep
 
 from freewheel.errors import CheckpointError, FileError, FreewheelError, SetupError, UsageError
 from freewheel.files.lock import FileLock
+from freewheel.files.output import complain
 from freewheel.transport import command
 
 ENDS = 30.0  # seconds for the process before to end
@@ -26,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             return _train(line)
         except FreewheelError as error:
-            sys.stderr.write(f"freewheel: {error}\n")
+            complain(str(error))
             _tell(line, error)
             return error.exit_code
         except Exception as error:  # noqa: BLE001 - of a hook or an environment: its text stays here

@@ -15,8 +15,9 @@ from freewheel.config.auto import kind_of, settle, sooner
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, Env, EnvSpec, Snapshot
 from freewheel.envs.family import imported_by_workers
-from freewheel.errors import SetupError, UsageError
+from freewheel.errors import SetupError, UsageError, printable
 from freewheel.files.memory import Need
+from freewheel.files.output import WHITE
 from freewheel.learn.spec import Compute, LearnerSpec, ReplayConfig, WorldFacts
 from freewheel.metrics.targets import Setup
 from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
@@ -47,7 +48,7 @@ def silent(text: str) -> None:
 
 def print_line(text: str) -> None:
     """Report on the screen."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{printable(text, WHITE)}\n")
     sys.stdout.flush()
 
 

@@ -25,8 +25,9 @@ from time import monotonic
 from types import TracebackType
 from typing import NoReturn, Self
 
-from freewheel.errors import FAILED, SIGNALLED
+from freewheel.errors import FAILED, SIGNALLED, printable
 from freewheel.files import disk
+from freewheel.files.output import WHITE
 from freewheel.rollout.factory import Timeouts
 from freewheel.rollout.kernel import compiled
 from freewheel.rollout.whereabouts import (
@@ -225,7 +226,7 @@ class Watchdog:
             faulthandler.dump_traceback_later(patience, exit=True)
         run = self._stop.run
         with suppress(BaseException):
-            os.write(2, f"freewheel: {reason}\n".encode(errors="backslashreplace"))
+            os.write(2, f"freewheel: {printable(reason, WHITE)}\n".encode())
         if run is not None:
             told = False
             with suppress(BaseException):

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from freewheel.errors import printable
+from freewheel.files.output import WHITE
 from freewheel.metrics.names import COUNTS
 
 
@@ -56,7 +58,7 @@ class ClassicSink:
             self.note(line)
 
     def note(self, text: str) -> None:
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{printable(text, WHITE)}\n")
         sys.stdout.flush()
 
     def close(self, summary: Mapping[str, Any]) -> None:

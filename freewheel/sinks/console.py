@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from freewheel.files.terminal import Terminal
 from freewheel.metrics.meter import Budget
 from freewheel.metrics.targets import Indicator, Setup, judge
 from freewheel.sinks.classic import ClassicLines
@@ -63,7 +64,7 @@ class ConsoleSink:
         classic: ClassicLines | None = None,
         setup: Setup | None = None,
     ) -> None:
-        self._title, self._budget, self._out, self._classic = title, budget, out or Console(), classic
+        self._title, self._budget, self._out, self._classic = title, budget, out or Terminal(), classic
         self._setup, self._beyond = setup, Counter[str]()  # rows in succession in which a target was out of reach
         self._live: Live | None = None
         self._best: float | None = None

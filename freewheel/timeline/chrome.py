@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from freewheel.errors import FileError
+from freewheel.errors import FileError, printable
 from freewheel.files import read as files
 from freewheel.timeline.model import FORMAT, GROUPS, Group, Row, Span, Timeline
 
@@ -66,11 +66,11 @@ def _from_events(data: Mapping[str, Any], name: str) -> Timeline:
         for event in data["traceEvents"]:
             row = event["pid"], event["tid"]
             if event["ph"] == "M" and event["name"] == "thread_name":
-                names[row] = str(event["args"]["name"])
+                names[row] = printable(str(event["args"]["name"]))
                 spans.setdefault(row, [])
             elif event["ph"] == "X":
-                begin, party = float(event["ts"]), str(event.get("args", {}).get("waits_for", ""))
-                span = Span(str(event["name"]), begin / 1e6, (begin + float(event["dur"])) / 1e6, party)
+                begin, party = float(event["ts"]), printable(str(event.get("args", {}).get("waits_for", "")))
+                span = Span(printable(str(event["name"])), begin / 1e6, (begin + float(event["dur"])) / 1e6, party)
                 spans.setdefault(row, []).append(span)
         rows = [Row(names[row], GROUPS[row[0] - 1], own) for row, own in spans.items()]
         end = max((own[-1].t1_s for own in spans.values() if own), default=0.0)

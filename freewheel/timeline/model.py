@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self, get_args
 
-from freewheel.errors import FileError
+from freewheel.errors import FileError, printable
 
 FORMAT = 1
 Group = Literal["envs", "learner", "gpu", "sync"]
@@ -151,7 +151,8 @@ class Timeline:
     def from_json(cls, data: Mapping[str, Any], name: str = "the timeline") -> Self:
         """The inverse of `to_json`; FileError if it is something else."""
         try:
-            kinds, names = [str(kind) for kind in data["kinds"]], [str(row["name"]) for row in data["rows"]]
+            kinds, names = ([printable(str(one)) for one in found]
+                            for found in (data["kinds"], [row["name"] for row in data["rows"]]))  # fmt: skip
             rows = [Row(own, _group(row["group"]), [_unpacked(one, kinds, names) for one in row["spans"]])
                     for own, row in zip(names, data["rows"], strict=True)]  # fmt: skip
             about = dict(zip(kinds, map(str, data.get("about", ())), strict=False))

@@ -27,9 +27,9 @@ ROWS: Mapping[str, tuple[Group, ...]] = {
 
 def show(timeline: Timeline) -> None:
     """On standard output, as wide as it is."""
-    from rich.console import Console
+    from freewheel.files.terminal import Terminal
 
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(draw(timeline, min(console.width, WIDEST)), soft_wrap=True, end="")
 
 

@@ -120,9 +120,9 @@ class Progress:
     """What is being measured, and how long all of it will take; on standard error."""
 
     def __init__(self, stages: Sequence[tuple[str, float]]) -> None:
-        from rich.console import Console
+        from freewheel.files.terminal import Terminal
 
-        self._stages, self._console = list(stages), Console(stderr=True, highlight=False)
+        self._stages, self._console = list(stages), Terminal(stderr=True)
         self._status = self._console.status("starting ...")
 
     def __enter__(self) -> Self:
@@ -183,10 +183,10 @@ def _tell(tuning: Tuning, own: TuneOptions) -> None:
 
         sys.stdout.write(json.dumps(tuning.to_json(), indent=2) + "\n")
         return
-    from rich.console import Console
+    from freewheel.files.terminal import Terminal
 
-    console = Console(highlight=False)
-    _show(tuning, own, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+    console = Terminal()
+    _show(tuning, own, console if console.is_terminal else Terminal(width=WIDTH))
 
 
 def _show(tuning: Tuning, own: TuneOptions, console: Console) -> None:

@@ -18,7 +18,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from freewheel.errors import FileError, SetupError
+from freewheel.errors import FileError, SetupError, printable
+from freewheel.files.terminal import Terminal
 from freewheel.metrics import targets
 from freewheel.metrics.meter import Budget
 from freewheel.metrics.targets import Indicator, Setup, judge
@@ -125,12 +126,13 @@ class View:
         """At most so many lines, of so many columns."""
         if self.watched is None:
             return [Text(f"no run in {self._directory} yet; it appears here when a training begins", "dim"), _keys()]
-        return _page(self.watched, width, height, ascii_only)[:height]
+        page = _page(self.watched, width, height, ascii_only)[:height]
+        return [line if line.plain.isprintable() else Text(printable(line.plain), no_wrap=True) for line in page]
 
 
 def run_tui(directory: Path, run: str | None = None) -> int:
     """Show a run until q or Ctrl-C; trainings do not notice it."""
-    out = Console(highlight=False)
+    out = Terminal()
     if not (out.is_terminal and sys.stdin.isatty()):
         raise SetupError("the terminal view needs a terminal; `freewheel runs` lists runs anywhere")
     view = View(directory, run)

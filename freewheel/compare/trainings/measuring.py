@@ -144,9 +144,9 @@ class Progress:
     """A panel on a terminal, a line for each training elsewhere; on standard error. Implements Display."""
 
     def __init__(self, title: str) -> None:
-        from rich.console import Console
+        from freewheel.files.terminal import Terminal
 
-        self._title, self._console, self._live = title, Console(stderr=True, highlight=False), None
+        self._title, self._console, self._live = title, Terminal(stderr=True), None
         self._next = 0.0
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.live import Live
@@ -163,7 +163,7 @@ class Progress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def training(self, rounds: Rounds, job: Job, training: Training) -> None:
         if self._live is not None and time.monotonic() >= self._next:

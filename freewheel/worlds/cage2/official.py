@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +19,7 @@ from freewheel.envs.gym import GymConfig
 from freewheel.envs.legacy import GlobalRandom
 from freewheel.envs.loop import GymLoop
 from freewheel.errors import UsageError
+from freewheel.files.terminal import Terminal
 from freewheel.seeding import evaluation_episodes, generator
 from freewheel.worlds.cage2 import cyborg, family
 from freewheel.worlds.cage2.agents import DEFENDERS, defender
@@ -93,7 +93,7 @@ def report(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[dict[
 
     def show(cell: Cell) -> None:
         text = f"{cell.red_agent:16} {cell.steps:3} steps: mean {cell.mean:8.2f}, standard deviation {cell.spread:7.2f}"
-        Console(highlight=False).print(text, markup=False, soft_wrap=True)
+        Terminal().print(text, soft_wrap=True)
 
     board = evaluate(run.config, actor, episodes, seed, show)
     return board.to_json(), leader_board(board)

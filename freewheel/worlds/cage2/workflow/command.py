@@ -20,6 +20,7 @@ from freewheel.config import flags, resolve, words
 from freewheel.config.vocabulary import FREE, literal
 from freewheel.errors import COUNT, SEED, SHARE, Range, SetupError, UsageError, check_ranges, nearest
 from freewheel.files.reach import check_folder, typed
+from freewheel.files.terminal import Terminal
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, plan
 from freewheel.worlds.cage2 import family
@@ -239,7 +240,7 @@ def run_command(argv: Sequence[str]) -> int:
         raise UsageError(f"unknown command 'workflow {name}'{nearest(name, ['search'])}")
     options, passed, given = read(words)
     task = resume(options, given) if options.resume else begin(options, passed)
-    console = Console(highlight=False)
+    console = Terminal()
     if options.dry_run:
         _print(console, *task.lines())
         return 0
@@ -313,4 +314,4 @@ def _number(value: float | None) -> str:
 
 def _print(console: Console, *lines: str) -> None:
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
