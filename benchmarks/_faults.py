@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import psutil
 
 from benchmarks._faults_early import killed_early, same_step
+from benchmarks._faults_hostile import hostile
 from benchmarks._faults_limits import no_end
 from benchmarks._faults_ray import daemons_killed
 from benchmarks._trainers import RUN, StuckError, Trainer, alive, balanced, shared_memory, wait_until
@@ -349,4 +350,5 @@ FAULTS: Mapping[str, Fault] = {
     "no-end": Fault("user's code that never ends", no_end, SETUPS[:2]),
     "killed-early": Fault("killed before or in its first save", killed_early, (SETUPS[4], SETUPS[6], SETUPS[0])),
     "same-step": Fault("several saves at one step, killed", same_step, (SETUPS[6], SETUPS[4], SETUPS[2])),
+    "hostile": Fault("hostile run directory", hostile, (SETUPS[1],)),
 }

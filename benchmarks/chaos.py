@@ -29,6 +29,7 @@ TRIALS = {
     "no-end": 22,
     "killed-early": 54,
     "same-step": 24,
+    "hostile": 136,
 }
 QUICK = {
     "killed": 1,
@@ -41,6 +42,7 @@ QUICK = {
     "no-end": 1,
     "killed-early": 2,
     "same-step": 1,
+    "hostile": 4,
 }
 
 
