@@ -5,8 +5,19 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import signal
+import sys
 from collections.abc import Callable
+
+# `python -m` searches the current folder first, whatever lies there. Only where this package is in it, that has to stay so.
+if (
+    __name__ == "__main__"
+    and __spec__
+    and not sys.flags.safe_path
+    and not __file__.startswith(f"{sys.path[0]}/freewheel/")
+):
+    del sys.path[0]
+
+import signal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

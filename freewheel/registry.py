@@ -39,6 +39,7 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 from freewheel.errors import SetupError, UsageError, cut, nearest, text_of
+from freewheel.files import own_folders
 
 
 class Named(Protocol):
@@ -113,6 +114,8 @@ class Registry(Mapping[str, Entry]):
 
     def _installed(self) -> Iterator[Entry]:
         for point in metadata.entry_points(group=self.group):
+            if point.dist is not None and str(point.dist.locate_file("")) in own_folders.folders:
+                continue  # it is not installed, but lies beside a module of the user's
             try:
                 entry: Entry = point.load()
             except Exception as error:
@@ -161,22 +164,28 @@ def own_file(module: str) -> Path | None:
 
 
 def importable(file: Path) -> str:
-    """The name by which a file can be imported, after this: its folder, or that of its package, is added to sys.path."""
-    folder, parts = file.parent, [file.stem]
+    """The name by which a file can be imported, after this, from its folder or that of its package."""
+    folder, parts = file.absolute().parent, [file.stem]
     while (folder / "__init__.py").is_file():
         folder, parts = folder.parent, [folder.name, *parts]
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    own_folders.admit(folder, parts[0])
     return ".".join(parts)
 
 
 def own_module(place: str) -> ModuleType:
-    """A module of the user's, given by its name or its file; SetupError, with its own traceback if it raises."""
+    """A module of the user's, given by its file, or by its name if it is installed or in the current folder; SetupError, with
+    its own traceback if it raises."""
+    root = place.partition(".")[0]
+    if root.isidentifier() and not is_file(place) and (Path(f"{root}.py").is_file() or Path(root).is_dir()):
+        own_folders.admit(Path.cwd(), root)
     try:
         return _from_file(Path(place)) if is_file(place) else importlib.import_module(place)
     except ModuleNotFoundError as error:
         if is_file(place) or not f"{place}.".startswith(f"{error.name}."):
-            raise SetupError(f"cannot import '{place}': it imports '{error.name}', which is not installed") from error
+            why = own_folders.withheld(error.name)
+            raise SetupError(
+                f"cannot import '{place}': it imports '{error.name}', which is not installed{why}"
+            ) from error
         near = [file.stem for file in Path.cwd().glob("*.py")]
         hint = nearest(place, near, ": install it, go to its folder, or write path/to/file.py:Name")
         raise SetupError(f"cannot import '{place}': there is no module '{error.name}'{hint}") from None
@@ -229,6 +238,7 @@ def _from_file(file: Path) -> ModuleType:
     assert spec is not None, "it is a file"
     assert spec.loader is not None, "it is a file"
     module = sys.modules[other] = importlib.util.module_from_spec(spec)
+    own_folders.found.add(other)
     try:
         spec.loader.exec_module(module)
     except BaseException:

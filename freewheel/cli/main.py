@@ -32,8 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # One BLAS thread is fastest for small networks. It has to be set before numpy is imported.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    if not {"", os.getcwd()} & set(sys.path):  # the script's own folder is in its place
-        sys.path.append(os.getcwd())
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

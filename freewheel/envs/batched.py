@@ -17,7 +17,7 @@ from freewheel.envs.family import EnvConfig, FamilyFlags, Rendering, WorldFamily
 from freewheel.envs.gym import GymConfig
 from freewheel.envs.lane import raised
 from freewheel.errors import POSITIVE, FreewheelError, SetupError, UsageError, check_ranges, nearest
-from freewheel.registry import names_code
+from freewheel.registry import names_code, own_module
 from freewheel.rollout.factory import Timeouts
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class IsaacConfig(IsaacOptions, Simulator):
         importlib.import_module("isaaclab_tasks")
         module, _, task = self.id.rpartition(":")
         if module:
-            importlib.import_module(module)
+            own_module(module)
         tasks = [key for key, spec in gymnasium.registry.items() if "env_cfg_entry_point" in spec.kwargs]
         if task not in tasks:
             raise SetupError(f"Isaac Lab has no task '{task}'{nearest(task, tasks, '; isaaclab list_envs shows all')}")

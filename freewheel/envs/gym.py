@@ -25,6 +25,7 @@ from freewheel.envs.loop import GymLoop, GymSingle
 from freewheel.envs.processes import GymProcesses, in_processes
 from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, Range, SetupError, UsageError, check_ranges, cut, nearest, text_of
+from freewheel.files import own_folders
 from freewheel.registry import importable, is_file, own_file, own_module, refuse_builtin
 from freewheel.rollout import probe, whereabouts
 from freewheel.rollout.factory import Timeouts
@@ -69,7 +70,7 @@ class GymConfig(GymOptions):
     def __getstate__(self) -> dict[str, Any]:
         """With the registration of the id: worker processes do not run the script that may have registered it. Code of a module
         that is pickled by value comes along as well: where it arrives there may be no such file."""
-        state = {**vars(self), "registered": gymnasium.registry.get(self.id)}
+        state = {"admitted": own_folders.state(), **vars(self), "registered": gymnasium.registry.get(self.id)}
         carried = cloudpickle.list_registry_pickle_by_value()
         if carried and self.factory is None:
             with suppress(FreewheelError):  # it says so where it is made
@@ -82,6 +83,7 @@ class GymConfig(GymOptions):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        own_folders.restore(*state.pop("admitted"))
         if (registered := state.pop("registered")) is not None:
             gymnasium.registry.setdefault(registered.id, registered)
         vars(self).update(state)
@@ -150,7 +152,8 @@ class GymConfig(GymOptions):
             factory = self.factory or self._find()
             limit = self.max_episode_steps
             if factory is None:
-                return gymnasium.make(self.id, max_episode_steps=limit, disable_env_checker=True, **args)
+                known = self.id.rpartition(":")[2]  # what stands before it was imported
+                return gymnasium.make(known, max_episode_steps=limit, disable_env_checker=True, **args)
             env = factory(**args)
             if is_old(env):
                 return OldGym(env, self.name, limit)
@@ -163,6 +166,8 @@ class GymConfig(GymOptions):
         if not colon:
             return None
         found = own_module(module)
+        entries = (str(spec.entry_point) for spec in gymnasium.registry.values())  # which it may have registered
+        own_folders.asked.update(re.split("[.:]", entry)[0] for entry in entries)
         if not attribute.isidentifier():
             return None
         factory: Callable[..., Any] | None = getattr(found, attribute, None)
@@ -236,7 +241,7 @@ class GymConfig(GymOptions):
         except DependencyNotInstalled as error:
             raise SetupError(f"{self.label} needs a package that is missing: {_line(error)}") from error
         except ImportError as error:
-            package = f": pip install {error.name}" if error.name else ""
+            package = own_folders.withheld(error.name) or (f": pip install {error.name}" if error.name else "")
             raise SetupError(f"{self.label} cannot be imported ({_line(error)}){package}") from error
         except TypeError as error:
             if not re.search(r"unexpected keyword|missing \d+ required|takes no arguments", text_of(error)):

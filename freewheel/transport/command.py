@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from freewheel.files import disk
+from freewheel.files.own_folders import python
 from freewheel.files.reach import typed
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
@@ -27,7 +27,7 @@ def start(module: str, argv: Sequence[str], output: Path, pass_fds: Sequence[int
 
     It has a session of its own: signals of the terminal reach it only through this process, once.
     """
-    words = [sys.executable, "-m", module, str(os.getpid()), *argv]
+    words = [*python(module), str(os.getpid()), *argv]
     with disk.begin(typed(output.parent) / output.name) as file:
         return subprocess.Popen(
             words,

@@ -27,6 +27,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import psutil
 
 from freewheel.errors import SetupError
+from freewheel.files import own_folders
 from freewheel.files.output import keep_printing_harmless
 from freewheel.transport.clock import Limit, clock
 
@@ -49,16 +50,17 @@ def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
     """Start the server unless it runs; children need not import again what it has imported. Modules that fail there or take
     longer than `limit` seconds are left out."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
-    with signals_blocked(signal.SIGHUP):  # which it inherits: a lost terminal must not end it
-        resource_tracker.ensure_running()  # before the rest, because starting it unblocks interrupts
     preload = {PRELOADED: json.dumps([min(limit, PRELOAD_LIMIT), *modules])}
-    with _starting, environment(for_server() | preload), without_main(), signals_blocked(*TERMINAL):
-        forkserver.ensure_running()  # it inherits the block, and its children do until `ignore_interrupts`
+    with _starting, environment(for_server() | preload), without_main():
+        with signals_blocked(signal.SIGHUP):  # which it inherits: a lost terminal must not end it
+            resource_tracker.ensure_running()  # before the rest, because starting it unblocks interrupts
+        with signals_blocked(*TERMINAL):
+            forkserver.ensure_running()  # it inherits the block, and its children do until `ignore_interrupts`
 
 
 def for_server() -> dict[str, str]:
     """The server does not get our sys.path before it imports (python/cpython#117378)."""
-    return ONE_THREAD | {"PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path)}
+    return ONE_THREAD | own_folders.variables()
 
 
 class Lifeline:
@@ -71,7 +73,7 @@ class Lifeline:
         """A process, not yet started, that is killed when this one ends."""
         context = multiprocessing.get_context("forkserver")
         end = f"/proc/{os.getpid()}/fd/{self._held}"  # every child opens it again: the kernel kills one owner per open file
-        return context.Process(target=_tied, args=(end, target, args), name=name)
+        return context.Process(target=_tied, args=(_Admitted(), end, target, args), name=name)
 
     def close(self) -> None:
         os.close(self._held)
@@ -145,7 +147,14 @@ def _continue_server() -> None:
 clock.chores.append(_continue_server)
 
 
-def _tied(end: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+class _Admitted:
+    """Restores what is admitted of the user's own, where it is unpickled: before what stands behind it."""
+
+    def __reduce__(self) -> tuple[Callable[..., None], own_folders.State]:
+        return own_folders.restore, own_folders.state()
+
+
+def _tied(_: object, end: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:
     if lead_group(end):
         target(*args)
 

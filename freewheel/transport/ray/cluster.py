@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Self
 import psutil
 
 from freewheel.errors import SetupError, UsageError
+from freewheel.files.own_folders import python
 from freewheel.transport import forkserver
 from freewheel.transport.ray import keeper, probe
 
@@ -221,7 +222,7 @@ class Cluster:
 @contextmanager
 def _local(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
     """A cluster on this machine that ends with the block, or with this process; and what can be read from when it has ended."""
-    words = [sys.executable, "-m", "freewheel.transport.ray.keeper", str(os.getpid()), str(cpus), str(store)]
+    words = [*python("freewheel.transport.ray.keeper"), str(os.getpid()), str(cpus), str(store)]
     with forkserver.environment(forkserver.for_server()), forkserver.signals_blocked(*forkserver.TERMINAL):
         process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -292,9 +293,19 @@ def _connect(address: str, held: ExitStack) -> None:
         held.callback(_reload_authentication)
         held.callback(_disconnect)
         try:
-            ray.init(address=address, log_to_driver=False, configure_logging=False)
+            ray.init(address=address, log_to_driver=False, configure_logging=False, job_config=_job_config())
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise SetupError(f"cannot connect to Ray at {address}: {error}") from error
+
+
+def _job_config() -> Any:
+    """Actors find what this program finds, and nothing in its current folder, which Ray would put in front of all the rest."""
+    from ray.job_config import JobConfig
+
+    script = os.path.dirname(os.path.realpath(sys.argv[0]))
+    config = JobConfig(_py_driver_sys_path=[script] if script in sys.path else [])
+    config._runtime_env_has_working_dir = lambda: True
+    return config
 
 
 def _disconnect() -> None:

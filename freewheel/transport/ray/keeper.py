@@ -29,6 +29,8 @@ from typing import NamedTuple
 
 import psutil
 
+from freewheel.files.own_folders import python
+
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 LONGEST_FOLDER = 40  # characters: the path of a socket in it must not have more than 107
 SERVES = 60.0  # seconds within which Ray has started, on a busy machine
@@ -127,7 +129,7 @@ def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> Starte
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     environment |= with_token(folder) | LOOPBACK | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     place = f"{folder}/r"  # Ray opens the folder that it is given to everybody
-    head = [sys.executable, "-m", "freewheel.transport.ray.keeper", place, str(cpus), str(store)]
+    head = [*python("freewheel.transport.ray.keeper"), place, str(cpus), str(store)]
     said, log = Path(folder) / "address", Path(folder) / "start.log"
     with said.open("wb") as out, log.open("wb") as err:
         ray = subprocess.Popen(head, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from freewheel.errors import SetupError, UsageError, text_of
+from freewheel.files.own_folders import python
 from freewheel.transport import forkserver
 
 LIMIT = 13.0  # seconds for all: an answer comes within 15
@@ -45,7 +46,7 @@ def find(address: str) -> Found:
         check_form(address)
     with forkserver.signals_blocked(*forkserver.TERMINAL):
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, address],
+            [*python(__name__), address],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
