@@ -16,7 +16,7 @@ from freewheel.transport.shm.wire import SharedMemoryWire
 from freewheel.transport.stream import SimulationCollector, simulation_wire
 from freewheel.transport.workers.wire import Size
 
-LONGEST = 32  # steps of a fragment, by default
+LONGEST, SHORTEST = 32, 16  # steps of a fragment by default, if an update has so many
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ContinuousConfig(WorkersConfig):
 
     collection_batch_size: Annotated[int | None, FRAGMENT] = None
     """Steps of each env in a fragment, the part that a worker sends to the learner at once: so many × envs of the worker rows
-    (default: half of --num-steps-per-env, at most 32). Never more than max_lag lets be under way."""
+    (default: half of --num-steps-per-env, between 16 and 32). Never more than max_lag lets be under way."""
     max_queue_size: Annotated[int | None, Range(least=1, most=10**5)] = None
     """Fragments that may wait for the learner, over all workers (default: as many as max_lag allows, and more have no effect)."""
     overflow: Literal["block", "drop-oldest"] = "block"
@@ -68,7 +68,7 @@ class ContinuousConfig(WorkersConfig):
 
     def fragment_steps(self, batch: BatchSpec) -> int:
         """Steps of each env in a fragment."""
-        usual = min(LONGEST, batch.steps // 2)
+        usual = min(LONGEST, max(batch.steps // 2, SHORTEST if batch.steps >= SHORTEST else 1))
         return fragments.fragment_steps(batch, self.max_lag, self.collection_batch_size, usual)
 
     def first_steps(self, batch: BatchSpec) -> int:

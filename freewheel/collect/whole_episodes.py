@@ -35,6 +35,7 @@ def episode_queue(
         workers=workers,
         steps=steps,
         batch_rows=spec.batch.rows,
+        whole=spec.whole,
         batch_episodes=episodes,
         max_lag=max_lag,
         wave=-(-(episodes or spec.env.lanes) // side_by_side) if wave else 0,

@@ -23,9 +23,9 @@ from freewheel.compare.trainings.sizing import LEAST_UPDATES, START, Demand, Siz
 from freewheel.compare.verdict import judged, variants
 from freewheel.errors import FileError, MeasureError, UsageError
 from freewheel.rollout.probe import usable_cores
-from freewheel.run.advice.beginning import AT_ONCE
+from freewheel.run.advice.pace import AT_ONCE, way_of
 from freewheel.run.advice.policy_times import PolicyClock
-from freewheel.run.advice.prospects import WAITS_FOR, Prospect, predicted, step_times, way_of
+from freewheel.run.advice.prospects import WAITS_FOR, Prospect, predicted, step_times
 from freewheel.run.advice.throughput import Kind, PolicyTimes, StepTimes, Way, forecast
 from freewheel.run.process import Interrupted, Stop, learner_threads
 from freewheel.timeline.chrome import read as read_timeline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from freewheel.rollout.probe import EnvCost, usable_cores
 
 UPDATES = 4  # that are to fit at least into a run with little time
 SHORTEST = 8  # steps of a lane in an update: advantages are estimated along them
+MEASURED = "default where the learner sets the speed"  # the source of options that follow from what was measured
 KINDS = {"box": "Box actions", "discrete": "Discrete actions"}
 
 
@@ -42,6 +44,18 @@ def settle(config: Config, world: EnvSpec) -> Config:
         policy=replace(config.policy, **chosen["policy"]),
         sources={**config.sources, **dict.fromkeys(names, source)},
     )
+
+
+def lighter(given: Config, settled: Config) -> Sequence[Config]:
+    """The same with updates that cost less and less a row, as far as nobody has decided how they are made."""
+    decided = {name for name in given.sources if flags.flatten(given.to_json()).get(name) != "auto"}
+    free = [options for options in given.learner.lighter() if not decided & options.keys()]
+    made = ({name.partition(".")[2]: value for name, value in options.items()} for options in free)
+    told = ({**settled.sources, **dict.fromkeys(options, MEASURED)} for options in free)
+    return [
+        replace(settled, learner=replace(settled.learner, **one), sources=sources)  # type: ignore[type-var] # a dataclass
+        for one, sources in zip(made, told, strict=True)
+    ]
 
 
 def _steps_per_env(config: Config, world: EnvSpec) -> int:

@@ -140,6 +140,10 @@ class AlgorithmConfig(Protocol):
         and the rows of an update, where these are known. An option that is not named here stays as it is."""
         return {"policy.normalize_obs": False}
 
+    def lighter(self) -> Sequence[Mapping[str, Any]]:
+        """Options by dotted names for less and less work a row: the first that keep up with free workers, if none is given."""
+        return ()
+
     def describe(self, spec: LearnerSpec) -> str:
         """One line of the plan."""
         return f"{spec.batch.rows} rows an update"

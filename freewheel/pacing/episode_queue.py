@@ -117,7 +117,7 @@ class EpisodeQueue(CreditPacing):
         if self.batch_episodes:
             counted = (self.cut - self.before) * self.side_by_side  # tickets of this run are counted from 0
             return (ahead + 1 + max(self.version, 0)) * self.batch_episodes + counted + unbounded
-        return (ahead + 1) * self.batch_rows + done + unbounded
+        return self._at_most((ahead + 1) * self.batch_rows + unbounded) + done
 
     @property
     def _share(self) -> int:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from freewheel.pacing.pacing import NO_VERSION, WAITS, CreditPacing, Grant, Tally, Woken
 
+LAST = 4  # fragments of each worker in the last batch of a run, at least
+
 
 @dataclass(kw_only=True)
 class LagBound(CreditPacing):
@@ -32,7 +34,16 @@ class LagBound(CreditPacing):
         return {**super().layout, "late": self.workers}
 
     def _limit(self, done: int) -> int:
-        return (self.ahead + 1) * self.batch_rows + done - sum(self.cells["late"])
+        return self._at_most((self.ahead + 1) * self.batch_rows) + done - sum(self.cells["late"])
+
+    def publish(self, version: int, done: int) -> Woken:
+        self.version = version
+        if (
+            self._at_most(self.batch_rows + 1) <= self.batch_rows and not self.whole_fragments
+        ):  # nobody is to be waited for long
+            each = self.batch_rows // (LAST * self.lanes * self.workers)
+            self.cells["steps"][0] = max(1, min(self.cells["steps"][0], each))
+        return super().publish(version, done)
 
     @property
     def _share(self) -> int:

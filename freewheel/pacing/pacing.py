@@ -147,6 +147,7 @@ class CreditPacing(Pacing):
     """
 
     batch_rows: int  # S
+    whole: int | None = None  # rows of all updates; None: not known
     version: int = NO_VERSION
     turns: int = 0  # workers that may act at a time, at first; 0: all of them
     first_steps: int = 0  # of a fragment, at first; 0: `steps`
@@ -165,6 +166,11 @@ class CreditPacing(Pacing):
     @abstractmethod
     def _limit(self, done: int) -> int: ...
 
+    def _at_most(self, rows: int) -> int:
+        """So many, or those that are left until the end of the run."""
+        left = rows if self.whole is None else self.whole - max(self.version, 0) * self.batch_rows
+        return rows if left < 0 else min(rows, left)
+
     @property
     @abstractmethod
     def _share(self) -> int: ...  # what a grant reserves
@@ -172,6 +178,11 @@ class CreditPacing(Pacing):
     def _ready(self, worker: int) -> bool:
         """Whether a worker that waits could act if there were credit."""
         return self.cells["posted"][0] != NO_VERSION
+
+    def go_on(self) -> None:
+        """No rows have come. If nobody acts for want of credit, the learner takes more than was known."""
+        if self.whole is not None and self.free <= 0 and set(self.announced()) == {NO_VERSION}:
+            self.whole = None
 
     @property
     def slots(self) -> int:

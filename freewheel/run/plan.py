@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_cores
-from freewheel.config.auto import kind_of, settle, sooner
+from freewheel.config.auto import kind_of, lighter, settle, sooner
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec, Env, EnvSpec, Snapshot
 from freewheel.envs.family import imported_by_workers
@@ -25,6 +25,7 @@ from freewheel.policies.spec import PolicySpec, Start, actor_layout, check_weigh
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, SimulationSpec, WorkerSpec
 from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, measured, usable_cores
 from freewheel.run.advice.limits import check_learner, check_machine, check_sizes
+from freewheel.run.advice.pace import keeping_up
 from freewheel.run.advice.remembered import Known, recall, remember
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
@@ -204,6 +205,7 @@ class Plan:
             weights={name: tuple(snapshot.params[name].shape) for name in needed},
             context=run.contexts,
             on_policy=self.config.learner.on_policy,
+            whole=self._whole,
             workers=self.worker_spec,
             simulation=SimulationSpec(
                 compile=compiled, reserved_lanes=reserved, main_thread=in_main, deliver_to=self.device
@@ -211,6 +213,12 @@ class Plan:
             while_waiting=while_waiting,
             time_to_spare=yield_further if self.yields == "learner" else nothing,
         )
+
+    @property
+    def _whole(self) -> int | None:
+        """Rows that all updates take together; learners beside this one decide with it when the run ends."""
+        steps, known = self.config.run.budget.steps, self.config.learner.on_policy and self.batch.episodes is None
+        return -(-steps // self.batch.rows) * self.batch.rows if steps and known and self.share.count == 1 else None
 
     @property
     def runner_factory(self) -> RunnerFactory:
@@ -276,9 +284,8 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     spec = replace(cost.spec, lanes=config.collector.lanes, model_task=task_beside(cost.spec, device))
     spec.check_context(config.run.contexts)
     init = _initial_weights(config)
-    config, fitted = sooner(config if init is None else _as_in(config, init), cost)
-    config = settle(config, spec)
-    config = _with_publications(config, spec)
+    given, fitted = sooner(config if init is None else _as_in(config, init), cost)
+    config = _with_publications(settle(given, spec), spec)
     policy = config.policy.resolve(spec)
     planned = Plan(config, spec, policy, name, device, init, cost, tuple(remarks))
     if (threads := config.run.machine.threads) > usable_cores():
@@ -288,6 +295,7 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
         check_machine(config, spec, planned.workers)
     check_learner(config, planned.learner_spec, [Need(spec.lanes, "envs", cost.memory, "--num-envs")])
     _check_weights(config, policy, init)
+    planned = keeping_up(planned, lighter(given, config))
     planned = replace(planned, remarks=(*remarks, *fitted, *config.collector.size_notes(planned.batch)))
     _check_publications(config, planned.batch.rows)
     _check_recording(config, spec)

@@ -102,6 +102,8 @@ class WorkerPool:
                 self._trace.waited(began, waited, blocking)
             if gated and not chunks:
                 chunks = self._pass_over(patience)
+            if not chunks and isinstance(self._pacing, CreditPacing):
+                self._pacing.go_on()
         if self._time_to_spare is not None:
             self._look_for_spare_time(asked, time.monotonic())
         return chunks

@@ -311,3 +311,31 @@ def test_old_versions_under_way_delay_the_next_batch(max_lag: int | None, blocki
     pacing.publish(2, 0)
     assert [pacing.blocks(version) for version in range(4)] == blocking
     assert not pacing.blocks(None), "nothing is under way"
+
+
+def test_no_row_is_acted_that_the_run_does_not_need(place: Place) -> None:
+    pacing = LagBound(workers=3, lanes=4, steps=5, batch_rows=40, ahead=2, max_lag=2, whole=80)
+    permits = place(pacing)
+    permits.publish(0, 0)
+    assert pacing.free == 80, "not three batches: the run ends after two"
+    assert permits.take(0, NEW) == Grant(5, 0)
+    permits.publish(1, 40)
+    assert permits.take(1, NEW) == Grant(1, 1), "the last batch comes in short fragments: nobody is waited for long"
+    permits.publish(2, 80)
+    assert pacing.free == 80 - 20 - 4
+    pacing.go_on()
+    assert pacing.whole == 80, "workers act"
+
+
+def test_a_learner_that_takes_more_than_was_known_gets_it(place: Place) -> None:
+    pacing = LagBound(workers=1, lanes=1, steps=40, batch_rows=20, ahead=0, max_lag=2, whole=20)
+    permits = place(pacing)
+    permits.publish(0, 0)
+    permits.take(0, NEW)
+    permits.give_back(0, tally(20))
+    pacing.go_on()
+    permits.allow(5)
+    assert permits.take(0, tally(20)) == Grant(5, 0)
+    permits.give_back(0, tally(25))
+    permits.publish(1, 20)
+    assert permits.take(0, tally(25)) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 WEIGHT = Range(least=0, most=1e12)  # of a term of the loss
 ROWS = 2_048  # of an update
 PARTS, LEAST = 32, 64  # minibatches of an epoch, and rows of each at least
+LIGHTER = (2, 4)  # times as many rows a minibatch, and as large steps, where the learner does not keep up otherwise
 SIMULATED = 256  # rows of a minibatch from a batched simulator
 
 
@@ -35,7 +36,7 @@ class PPOConfig(AlgorithmConfig):
     """Passes over each batch."""
     minibatch: Annotated[int | Auto, Range(least=1, most=10**9)] = "auto"
     """Rows a gradient step; larger than the batch means the whole batch. auto: a 32nd of the batch, at least 64; with a batched
-    simulator 256."""
+    simulator 256; 128 or 256 where the learner would not keep up with workers, and `lr` larger by as much."""
     gamma: Annotated[float, SHARE] = 0.99
     """Discount of the future."""
     gae_lambda: Annotated[float, SHARE] = 0.95
@@ -93,6 +94,9 @@ class PPOConfig(AlgorithmConfig):
         if world.batched_on_device:
             return chosen | {"ppo.minibatch": SIMULATED}
         return chosen if rows is None else chosen | {"ppo.minibatch": self.size(rows)}
+
+    def lighter(self) -> Sequence[Mapping[str, Any]]:
+        return [{"ppo.minibatch": LEAST * times, "ppo.lr": self.lr * times} for times in LIGHTER]
 
     def size(self, rows: int) -> int:
         """Rows of a minibatch, in an update on so many rows."""

@@ -7,13 +7,12 @@ from math import floor, log10
 
 from freewheel.errors import UsageError
 from freewheel.rollout.probe import usable_cores
-from freewheel.run.advice.prospects import way_of
-from freewheel.run.advice.throughput import PolicyTimes, StepTimes, forecast
+from freewheel.run.advice.pace import AT_ONCE, way_of
+from freewheel.run.advice.throughput import StepTimes, forecast
 from freewheel.run.plan import Plan
 
 MARGIN = 2.0  # a run is refused if even so many times the predicted speed would bring nothing in time
 SOON = 2.0  # seconds until a first update that nobody has to be told about
-AT_ONCE = PolicyTimes(act=0.0, learn=0.0)  # nothing is learned before it begins
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from freewheel.run.plan import Plan
 
 PATIENCE, WARM_UP = 0.2, 2  # seconds to measure the learner of a way, after so many updates
-LONGEST, MOST = (
-    2.0,
-    6.0,
-)  # seconds of that for one way and for all of them; an update that takes longer is measured in part
+#: Seconds of that for one way and for all of them; an update that takes longer is measured in part.
+LONGEST, MOST = 2.0, 6.0
 SHARE = 0.2  # of the minutes of a run is the most that measuring its learner may take
 FEW = 64  # rows that show what a learner with a replay buffer makes of each
+SHORT = 2  # minibatches of an update that is measured in place of a whole one
+_COSTS: dict[str, float] = {}  # seconds a row by what decides them: many plans of a process have the same
 
 
 class _Enough(Exception):  # noqa: N818 - no error: the time for a measurement is over
@@ -54,29 +54,27 @@ class PolicyClock:
 
     def __init__(self) -> None:
         self._acting: dict[int, float] = {}  # seconds a row, by the lanes that act at once
-        self._learning: dict[tuple[int, int | None], float] = {}  # seconds a row, by the rows and episodes of an update
+        self._learning: dict[tuple[int, int | None, int], float] = {}  # seconds a row, by what an update is
         self._spent = 0.0  # seconds
 
     def __call__(self, planned: Plan) -> PolicyTimes | None:
         """None where a part of the learner runs beside it (a model is fitted), which takes too long to try."""
         if planned.config.learner.executor != "serial":
             return None
-        together = max(1, planned.spec.lanes // planned.workers)
-        update = planned.batch.steps * _lanes(planned), planned.batch.episodes
+        together, steps = max(1, planned.spec.lanes // planned.workers), 0
+        if planned.batch.episodes is None:
+            steps = planned.config.learner.gradient_steps(planned.learner_spec)
+        update = planned.batch.steps * _lanes(planned), planned.batch.episodes, steps
         minutes, began = planned.config.run.budget.minutes, perf_counter()
         left = min(MOST, inf if minutes is None else SHARE * 60 * minutes) - self._spent
         if left <= 0 and self._learning:  # the time is over: as in the most similar update
             update = min(self._learning, key=lambda known: abs(known[0] - update[0]))
         if together not in self._acting or update not in self._learning:
-            steps = _Steps()
-            services = Services(while_waiting=steps, between_steps=steps, report=steps)
-            learner = _sooner_ready(planned).build(replace(planned.learner_spec, services=services))
-            actor = make_actor(planned.policy)()
-            actor.load(learner.snapshot())
+            counted, learner, actor = _ready(planned)
             if together not in self._acting:
                 self._acting[together] = _acting(planned, actor, together)
             if update not in self._learning:
-                self._learning[update] = _learning(planned, learner, actor, (steps, min(LONGEST, left)))
+                self._learning[update] = _learning(planned, learner, actor, (counted, min(LONGEST, left)))
         self._spent += perf_counter() - began
         return PolicyTimes(act=self._acting[together], learn=self._learning[update])
 
@@ -94,6 +92,35 @@ def measure_policy(planned: Plan) -> PolicyTimes | None:
     return PolicyClock()(planned)
 
 
+def update_cost(planned: Plan) -> float:
+    """Seconds a row of learning in minibatches, from a few gradient steps: a whole update may take long."""
+    learner: Any = planned.config.learner
+    key = repr((planned.policy, learner, planned.device, planned.config.run.machine.threads, planned.batch.rows))
+    if key not in _COSTS:
+        size = -(-planned.batch.rows * learner.epochs // learner.gradient_steps(planned.learner_spec))
+        run = replace(planned.config.run, num_steps_per_env=-(-SHORT * size // planned.spec.lanes))
+        few = (replace(learner, epochs=passes, minibatch=size) for passes in (1, 2))
+        once, twice = (_in_short(replace(planned, config=replace(planned.config, learner=one, run=run))) for one in few)
+        _COSTS[key] = once + (learner.epochs - 1) * max(0.0, twice - once)
+    return _COSTS[key]
+
+
+def _in_short(planned: Plan) -> float:
+    """Seconds a row of learning, not measured for long."""
+    counted, learner, actor = _ready(planned)
+    return _learning(planned, learner, actor, (counted, LONGEST), patience=PATIENCE / 10, warm_up=1)
+
+
+def _ready(planned: Plan) -> tuple[_Steps, Learner, Actor]:
+    """A learner whose gradient steps are counted, and an actor with its weights."""
+    steps = _Steps()
+    services = Services(while_waiting=steps, between_steps=steps, report=steps)
+    learner = _sooner_ready(planned).build(replace(planned.learner_spec, services=services))
+    actor = make_actor(planned.policy)()
+    actor.load(learner.snapshot())
+    return steps, learner, actor
+
+
 def _acting(planned: Plan, actor: Actor, together: int) -> float:
     """Seconds a row of choosing actions for so many lanes at once."""
     obs, rng = _random_obs(planned.spec, together), generator(0, "measure")
@@ -106,17 +133,24 @@ def _sooner_ready(planned: Plan) -> Any:
     return replace(learner, learning_starts=1) if hasattr(learner, "learning_starts") else learner
 
 
-def _learning(planned: Plan, learner: Learner, actor: Actor, within: tuple[_Steps, float]) -> float:
-    """Seconds a row of observing, updating and making a snapshot, after WARM_UP updates that load and allocate; where these take
+def _learning(
+    planned: Plan,
+    learner: Learner,
+    actor: Actor,
+    within: tuple[_Steps, float],
+    patience: float = PATIENCE,
+    warm_up: int = WARM_UP,
+) -> float:
+    """Seconds a row of observing, updating and making a snapshot, after a few updates that load and allocate; where these take
     longer than so many seconds, as long as the gradient steps that were made."""
     # Processor time does not grow with what else the machine is doing; with several threads or a GPU it is not what passes.
     one_thread = planned.device == "cpu" and planned.config.run.machine.threads == 1
     clock = process_time if one_thread else perf_counter
     steps, seconds = within
-    spent, rows, cycles, end = 0.0, 0, 0, perf_counter() + PATIENCE
+    spent, rows, cycles, end = 0.0, 0, 0, perf_counter() + patience
     steps.end, first = perf_counter() + seconds, clock()
     try:
-        while cycles <= WARM_UP or perf_counter() < end:
+        while cycles <= warm_up or perf_counter() < end:
             chunk, began = _random_rows(planned, learner.version, actor), clock()
             while not learner.ready:
                 learner.observe(chunk)
@@ -125,8 +159,8 @@ def _learning(planned: Plan, learner: Learner, actor: Actor, within: tuple[_Step
                 learner.update()
             learner.snapshot()
             cycles, spent = cycles + 1, spent + clock() - began
-            if cycles == WARM_UP and perf_counter() < steps.end:
-                spent, rows, end = 0.0, 0, perf_counter() + PATIENCE
+            if cycles == warm_up and perf_counter() < steps.end:
+                spent, rows, end = 0.0, 0, perf_counter() + patience
     except _Enough:
         config = planned.config.learner
         ratio = config.ratio if isinstance(config, ReplayConfig) else None

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, TypeAlias
 
-from freewheel.collect.mode import MODES, WORKER_MEMORY, WorkersConfig
-from freewheel.collect.serial import SerialConfig
+from freewheel.collect.mode import MODES, WORKER_MEMORY
 from freewheel.config import flags, resolve, vocabulary
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError
 from freewheel.metrics.names import WORKING
 from freewheel.rollout.probe import BUDGET, EnvCost, usable_cores
+from freewheel.run.advice.pace import way_of
 from freewheel.run.advice.policy_times import PolicyClock, measure_policy
 from freewheel.run.advice.throughput import NO_WIRE, Forecast, Limit, PolicyTimes, StepTimes, Way, WireTimes, forecast
 from freewheel.run.plan import Plan, arrange, survey_env
@@ -63,35 +63,6 @@ class Prospect:
             return 0
         workers = self.plan.workers if self.plan.worker_config is not None else 0
         return self.plan.spec.lanes * self.plan.cost.memory + workers * WORKER_MEMORY
-
-
-def way_of(planned: Plan) -> Way | None:
-    """How a plan collects; None where the model has no place for it."""
-    config, mode = planned.config, MODES[planned.config.mode]
-    lanes, steps = planned.spec.lanes, planned.batch.steps
-    if planned.spec.batched_on_device:
-        return None
-    if isinstance(config.collector, SerialConfig):
-        apart = getattr(config.collector, "placement", "inline") == "processes"
-        return Way(kind="barrier" if apart else "serial", workers=1, lanes=lanes, steps=steps)
-    if not isinstance(config.collector, WorkersConfig) or not (mode.whole_batches or mode.free_running):
-        return None
-    return Way(
-        kind="batch" if mode.whole_batches else "free",
-        workers=planned.workers,
-        lanes=lanes,
-        steps=steps,
-        fragment=config.collector.fragment_steps(planned.batch),
-        max_lag=planned.max_lag,
-        episode=_episode_steps(planned) if config.collector.whole_episodes else 0.0,
-        yields=planned.yields == "learner",
-    )
-
-
-def _episode_steps(planned: Plan) -> float:
-    """Of an episode in the mean: as measured, or its limit where none has ended."""
-    lengths = () if planned.cost is None else planned.cost.lengths
-    return sum(lengths) / len(lengths) if lengths else float(planned.config.env.episode_limit or planned.batch.steps)
 
 
 def step_times(config: Config, cost: EnvCost) -> StepTimes:

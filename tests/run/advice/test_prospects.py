@@ -14,7 +14,8 @@ from freewheel.config.resolve import from_argv
 from freewheel.core import LEARNER_TIME, WORKER_TIME
 from freewheel.rollout.probe import EnvCost, usable_cores
 from freewheel.run.advice import prospects
-from freewheel.run.advice.prospects import Prospect, best_of, closing, way_of
+from freewheel.run.advice.pace import way_of
+from freewheel.run.advice.prospects import Prospect, best_of, closing
 from freewheel.run.advice.throughput import Forecast, PolicyTimes, StepTimes, forecast
 from freewheel.run.naming import name_run
 from freewheel.run.plan import Plan, arrange
