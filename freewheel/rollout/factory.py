@@ -32,6 +32,17 @@ class MakeActor(Protocol):
 
 
 @dataclass(frozen=True)
+class SideBySide:
+    """Makes so many lanes where one is asked for. Implements MakeEnv."""
+
+    make: MakeEnv
+    count: int
+
+    def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]:
+        return self.make(range(self.count), processes=processes, fault_tolerant=fault_tolerant)
+
+
+@dataclass(frozen=True)
 class RunnerFactory:
     """Builds environments and policy where they are used: only this value is sent to other processes."""
 

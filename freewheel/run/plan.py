@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_cores
 from freewheel.config.auto import kind_of, lighter, settle, sooner
 from freewheel.config.resolve import Config
-from freewheel.core import BatchSpec, Env, EnvSpec, Snapshot
+from freewheel.core import BatchSpec, EnvSpec, Snapshot
 from freewheel.envs.family import imported_by_workers
 from freewheel.errors import SetupError, UsageError, printable
 from freewheel.files.memory import Need
@@ -22,11 +22,11 @@ from freewheel.learn.spec import Compute, LearnerSpec, ReplayConfig, WorldFacts
 from freewheel.metrics.targets import Setup
 from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
 from freewheel.policies.spec import PolicySpec, Start, actor_layout, check_weights, head_layout, statistics_layout
-from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, SimulationSpec, WorkerSpec
-from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, measured, usable_cores
+from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, SideBySide, SimulationSpec, WorkerSpec
+from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
 from freewheel.run.advice.limits import check_learner, check_machine, check_sizes
 from freewheel.run.advice.pace import keeping_up
-from freewheel.run.advice.remembered import Known, recall, remember
+from freewheel.run.advice.remembered import Known, recall, remember, seconds
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
 from freewheel.run.learners.devices import placed_or_substituted, task_beside
@@ -324,7 +324,7 @@ def plan(
     config, device = placed_or_substituted(config)
     _initial_weights(config)  # whether they can be read is known before a process is started
     budget = None if arranged is arrange else BUDGET  # others compare modes by it
-    known = recall(config, _seconds(config, budget))
+    known = recall(config, budget)
     verb = "opening" if config.env.on_device or known else "measuring"
     told = f", measured here on {known.when} (`freewheel check` does so again)" if known else ""
     report(f"{verb} {config.env.label}{told} ...")
@@ -354,11 +354,11 @@ def survey_env(
     if config.env.on_device:
         return EnvCost(spec=_simulator(config), wall=0.0, row=0.0, cpu=0.0)
     env, mode, workers = config.env, config.collector, isinstance(config.collector, WorkersConfig)
-    make: MakeEnv = env.make if lanes == 1 else _Lanes(env.make, lanes)
+    make: MakeEnv = env.make if lanes == 1 else SideBySide(env.make, lanes)
     where = WorkerSpec(timeouts=env.timeouts, modules=imported_by_workers(env))
     tried_out = budget is None and not mode.needs_step_time
     hurried = tried_out or (isinstance(mode, WorkersConfig) and mode.workers != "auto")
-    budget = _seconds(config, budget)
+    budget = seconds(config, budget)
     try:
         survey = Survey(make, env.label, where, budget=budget, patient=workers, hurried=hurried)
     except SetupError:
@@ -374,22 +374,6 @@ def survey_env(
     if lanes == 1:
         remember(config, budget, cost)
     return cost
-
-
-def _seconds(config: Config, budget: float | None) -> float:
-    """How long an environment is measured: where every number is given, it is only tried out."""
-    return (BUDGET if config.collector.needs_step_time else BRIEF) if budget is None else budget
-
-
-@dataclass(frozen=True)
-class _Lanes:
-    """Makes so many lanes where one is asked for. Implements MakeEnv."""
-
-    make: MakeEnv
-    count: int
-
-    def __call__(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]:
-        return self.make(range(self.count), processes=processes, fault_tolerant=fault_tolerant)
 
 
 def _with_publications(config: Config, spec: EnvSpec) -> Config:

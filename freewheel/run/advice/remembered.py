@@ -20,7 +20,7 @@ from freewheel import __version__
 from freewheel.config.resolve import Config
 from freewheel.errors import FileError
 from freewheel.files import read
-from freewheel.rollout.probe import BUDGET, EnvCost, processor, usable_cores
+from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, processor, usable_cores
 
 FOLDER = "FREEWHEEL_CACHE"  # the variable that names the folder; empty: nothing is remembered
 OLDEST = 30 * 86_400.0  # seconds
@@ -38,9 +38,15 @@ class Known:
     when: str
 
 
-def recall(config: Config, budget: float) -> Known | None:
+def seconds(config: Config, budget: float | None = None) -> float:
+    """How long an environment is measured; by default it is only tried out where every number is given."""
+    usual = BUDGET if config.collector.needs_step_time else BRIEF
+    return usual if budget is None else budget
+
+
+def recall(config: Config, budget: float | None = None) -> Known | None:
     """What is known of the environment from a measurement of this many seconds, or of more."""
-    for path in (_path(config, one) for one in sorted({budget, BUDGET}, reverse=True)):
+    for path in (_path(config, one) for one in sorted({seconds(config, budget), BUDGET}, reverse=True)):
         if path is not None:
             with suppress(FileError, KeyError, TypeError, ValueError):
                 data, hints = read.json_object(path, SIZE), get_type_hints(EnvCost)
