@@ -127,10 +127,9 @@ def show(path: Path, data: bytes) -> None:
             with os.fdopen(os.open(part, NEW, 0o666, dir_fd=folder), "wb") as file:
                 file.write(data)
             os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError:
-            with suppress(OSError):
+        finally:
+            with suppress(FileNotFoundError):
                 os.unlink(part, dir_fd=folder)
-            raise
 
 
 def replace(path: Path, data: bytes) -> None:

@@ -69,8 +69,9 @@ class RunName:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether a run was killed when it had locked its directory and nothing else; of two that begin there, one gets the lock."""
-    return path.is_dir() and os.listdir(path) == [LOCK] and FileLock.holder(path / LOCK) is None
+    """Whether a run was killed when it had locked its directory and no more; of two that begin there, one gets the lock."""
+    there = {name for name in os.listdir(path) if not name.startswith(checkpoint.PART)} if path.is_dir() else set()
+    return there == {LOCK} and FileLock.holder(path / LOCK) is None
 
 
 def name_run(config: Config) -> RunName:

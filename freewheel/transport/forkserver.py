@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing import connection, context, forkserver, resource_tracker
+from multiprocessing import connection, context, forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -35,6 +35,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 PRELOAD = ("freewheel.transport.shm.worker", "freewheel.transport.preload")
 PRELOADED = "FREEWHEEL_PRELOAD"  # the variable that tells preload.py what to import, and in how many seconds
 PRELOAD_LIMIT = 20.0
+TEMPORARY = "FREEWHEEL_TEMPORARY"  # the variable that tells preload.py what to remove where this process is killed
 TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what a terminal sends to all its processes
 RESTART_LIMIT = 5.0  # seconds to replace a server that was killed
 SERVES_LIMIT = PRELOAD_LIMIT + 40.0  # seconds for its own imports and those that it was told to make
@@ -59,8 +60,8 @@ def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
 
 
 def for_server() -> dict[str, str]:
-    """The server does not get our sys.path before it imports (python/cpython#117378)."""
-    return ONE_THREAD | own_folders.variables()
+    """The server does not get our sys.path before it imports (python/cpython#117378); it knows our folder of temporary files."""
+    return ONE_THREAD | own_folders.variables() | {TEMPORARY: util.get_temp_dir()}
 
 
 class Lifeline:

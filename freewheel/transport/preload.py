@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -24,7 +25,7 @@ import numpy as np
 import psutil
 
 from freewheel.policies.spec import HEADS
-from freewheel.transport.forkserver import PRELOADED
+from freewheel.transport.forkserver import PRELOADED, TEMPORARY
 
 HARD = 1.0  # seconds beyond the limit
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
@@ -32,14 +33,17 @@ PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
 def _adopt() -> None:
     """Become the parent of processes whose own parent has ended, and kill them at the end, for which nothing that a module has
-    left here is waited for: no thread of it, no exit handler. Children of this process do not inherit any of that."""
-    server = os.getpid()
+    left here is waited for: no thread of it, no exit handler; of a trainer that was killed, remove the temporary files. Children
+    of this process do not inherit any of that."""
+    server, trainer, folder = os.getpid(), os.getppid(), os.environ.pop(TEMPORARY, "")
 
     def kill_all() -> None:
         if os.getpid() == server:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
+            if folder and os.getppid() != trainer:
+                shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
 
     with contextlib.suppress(OSError, AttributeError):  # not on Linux

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -81,7 +82,7 @@ def run_trial(candidate: Candidate, seconds: float, *, seed: int = 0, trust: boo
     own = {name: source for name, source in plan.config.sources.items() if name not in OWN}
     line = command_words(replace(plan.config, sources=own), candidate.options)
     warm = max(WARM_UP * plan.batch.rows, int(WARM_UP_SHARE * rows))
-    with TemporaryDirectory(prefix="freewheel-tune-") as folder:
+    with TemporaryDirectory(prefix="tune-", dir=get_temp_dir()) as folder:
         order = Order(
             argv=(*line, "--steps", str(rows), "--seed", str(seed), *(["--trust"] if trust else [])),
             name="trial",

@@ -35,6 +35,7 @@ def test_a_name_that_was_asked_for_is_given_or_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     with FileLock(tmp_path / "mine" / ".lock"), pytest.raises(SetupError, match=refused):
         chosen.claim()
+    (tmp_path / "mine" / ".part-config.json").touch()
     assert name_run(config).claim() == chosen, "it was killed before it had written anything"
 
 

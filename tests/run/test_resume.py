@@ -332,8 +332,8 @@ def test_the_first_save_comes_with_the_first_update(tmp_path: Path, algo: str, r
         def on_checkpoint(self, run: Run, path: Path) -> None:
             seen.append((int(path.name), {one.name for one in path.iterdir()}))
 
-    options = {"learning_starts": 64} if algo != "ppo" else {}
-    result = small(tmp_path, algo, steps=640, evals=2, hooks=[Look()], **{algo: ALGORITHMS[algo] | options})
+    own: dict[str, Any] = {algo: ALGORITHMS[algo] | ({} if algo == "ppo" else {"learning_starts": 64})}
+    result = small(tmp_path, algo, steps=640, evals=2, hooks=[Look()], **own)
     assert seen, "it was saved on the way"
     assert seen[0][0] == rows
     assert {LEARNER, PROGRESS} <= seen[0][1]

@@ -316,3 +316,20 @@ def test_a_stopped_forkserver_does_not_delay_the_end_of_a_process(lifeline: fork
     Leftovers().kill()
     wait_until(lambda: not alive(apart))
     forkserver.prepare(["tests.support.children"])
+
+
+def test_temporary_files_of_a_process_that_was_killed_go_with_its_server(tmp_path: Path) -> None:
+    program = (
+        "from freewheel.transport import forkserver\n"
+        "forkserver.prepare()\n"
+        "forkserver.wait_until_it_serves()\n"
+        "print(flush=True)\n"
+        "input()\n"
+    )
+    command, variables = [sys.executable, "-c", program], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, cwd=ROOT) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"\n"
+        assert list(tmp_path.iterdir()), "its folder is there"
+        owner.kill()
+    wait_until(lambda: not list(tmp_path.iterdir()))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,7 @@ def replay(
     if not (saved.path / FILE).is_file():
         raise SetupError(f"{saved.path} has no {FILE}; record one with freewheel train ... --record-schedule")
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / saved.path.name if out is None else out
+        folder = out or Path(stack.enter_context(TemporaryDirectory(dir=get_temp_dir()))) / saved.path.name
         name = RunName(typed(folder.parent), folder.name, exact=True).claim()
         report(f"opening {saved.config.env.label} ...")
         planned = _plan(saved, name)
