@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import mimetypes
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any, ClassVar
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from freewheel import timeline
 from freewheel.errors import SetupError
+from freewheel.files.output import complain
 from freewheel.watch.feed import read_timeline
 from freewheel.watch.gate import ADDRESS, Gate
 from freewheel.watch.hub import Client, Hub
@@ -27,6 +32,10 @@ PORT = 8765  # where none is asked for; any free one if it is taken
 STUCK = 30_000  # milliseconds after which the kernel ends a connection whose other side takes nothing
 BUFFER = 1 << 18  # bytes that the kernel holds for one client
 GRACE = 2  # seconds for answers that are under way when the server ends
+BACKLOG = 64  # connections that are accepted at a time
+MOST_WAITING = 64  # connections without a whole request; a new one takes the place of the oldest
+WHOLE = 10.0  # seconds until a connection has to have sent a whole request, from its beginning or from the last answer
+AGAIN = 60.0  # seconds between two lines about the same shortage
 EVENTS = "text/event-stream"
 
 
@@ -104,13 +113,71 @@ def listen(port: int | None) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK)  # connections inherit all of these
         try:
             listener.bind((ADDRESS, wanted))
-            listener.listen(128)
+            listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
             reason = error.strerror
         else:
             return listener
     raise SetupError(f"cannot listen on port {port}: {reason}; choose another --port, or leave it out")
+
+
+class _Connection(H11Protocol):
+    """One that sends no whole request in time is closed, and of too many of these the oldest: others are still answered."""
+
+    waiting: ClassVar[dict[_Connection, asyncio.TimerHandle]] = {}  # the oldest first
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._sort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._sort()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._sort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _sort(self) -> None:
+        if self.transport.is_closing() or (self.cycle is not None and not self.cycle.response_complete):
+            self._forget()
+        elif self not in self.waiting:
+            self.waiting[self] = asyncio.get_running_loop().call_later(WHOLE, self.transport.abort)
+            if len(self.waiting) > MOST_WAITING:
+                oldest = next(iter(self.waiting))
+                oldest._forget()
+                oldest.transport.abort()
+
+    def _forget(self) -> None:
+        if (timer := self.waiting.pop(self, None)) is not None:
+            timer.cancel()
+
+
+class _Shortage:
+    """Tells in a line that a connection could not be accepted; asyncio tries again after a second."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (
+            errno.EMFILE,
+            errno.ENFILE,
+            errno.ENOBUFS,
+            errno.ENOMEM,
+        ):
+            loop.default_exception_handler(context)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + AGAIN
+            complain(
+                f"new pages have to wait, {error.strerror}: close some, or raise the limit of open files (ulimit -n)"
+            )
 
 
 class _Server(uvicorn.Server):
@@ -127,6 +194,8 @@ async def serve(hub: Hub, listener: socket.socket, ready: Callable[[str], None])
     quiet = {"log_level": "error", "access_log": False, "server_header": False, "date_header": False}
     config = uvicorn.Config(
         gate,
+        http=_Connection,
+        backlog=BACKLOG,
         lifespan="off",
         ws="none",
         proxy_headers=False,
@@ -139,6 +208,7 @@ async def serve(hub: Hub, listener: socket.socket, ready: Callable[[str], None])
         server.should_exit = True
         hub.close()
 
+    loop.set_exception_handler(_Shortage())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, end)
     await hub.list_runs()

@@ -100,19 +100,21 @@ def until(events: Iterator[tuple[str, Any]], kind: str, fits: Any = lambda told:
 QUICK = """
 import sys
 from freewheel.cli.main import main
-from freewheel.watch import hub
+from freewheel.watch import hub, server
+server.WHOLE = 2.0
 hub.LOOK, hub.POLL, hub.LIST, hub.LIST_SHARE = 0.02, 0.1, 0.1, 1.0
 sys.exit(main())
 """
 
 
 @contextmanager
-def watch(runs: Path, *argv: str, quick: bool = True) -> Iterator[Page]:
+def watch(runs: Path, *argv: str, quick: bool = True, errors: bool = False) -> Iterator[Page]:
     """`freewheel watch` of a directory of runs, ended by Ctrl-C. quick: it looks at its files more often than it usually does."""
     program = ["-c", QUICK] if quick else ["-m", "freewheel"]
     command = [sys.executable, *program, "watch", *argv, "--runs-dir", str(runs), "--port", "0", "--no-open"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=runs.parent) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE if errors else None}
+    with subprocess.Popen(command, **pipes, text=True, env=env, cwd=runs.parent) as process:
         try:
             assert process.stdout is not None
             found = next((match for line in process.stdout if (match := re.search(r"http://\S+", line))), None)

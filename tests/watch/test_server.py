@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -183,3 +186,54 @@ def test_workers_of_a_run_that_trains_are_told_and_a_trainer_that_says_nothing_i
             told = until(events, "run", lambda told: told["head"]["state"] != "running")
     assert told["head"]["state"] == "silent"
     assert "stopped" in told["head"]["why"]
+
+
+def connected(stack: ExitStack, page: Page, begin: bytes) -> socket.socket:
+    """A connection that has sent this much of a request."""
+    link = stack.enter_context(socket.socket())
+    link.settimeout(20.0)
+    link.connect(("127.0.0.1", page.port))
+    link.sendall(begin)
+    return link
+
+
+HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@pytest.mark.system
+def test_connections_without_a_whole_request_are_closed_and_keep_nobody_out(page: Page) -> None:
+    """1,100 at once are more than a process may usually have open."""
+    server = psutil.Process(page.process.pid)
+    with ExitStack() as stack, page.events("first") as events:
+        until(events, "run")
+        links = [connected(stack, page, HALF if number % 2 else b"") for number in range(1100)]
+        assert page.get("/").status == 200
+        until(events, "alive")
+        assert server.num_fds() < 300
+        drips = connected(stack, page, HALF)
+        began = time.monotonic()
+        with pytest.raises(OSError):  # noqa: PT011 - a byte now and then makes no request
+            while time.monotonic() < began + 20:
+                drips.sendall(b"X")
+                time.sleep(0.05)
+        assert page.get("/").status == 200
+        for link in links:
+            with pytest.raises((ConnectionError, AssertionError)):
+                assert link.recv(1)
+
+
+@pytest.mark.system
+def test_a_shortage_of_files_is_told_in_a_line_and_passes(runs: Path) -> None:
+    with watch(runs, errors=True) as page, ExitStack() as stack:
+        page.enter()
+        most = psutil.Process(page.process.pid).num_fds() + 3
+        resource.prlimit(page.process.pid, resource.RLIMIT_NOFILE, (most, most))
+        links = [connected(stack, page, HALF) for _ in range(20)]
+        assert page.process.stderr is not None
+        told = page.process.stderr.readline()
+        assert told.startswith("freewheel: new pages have to wait, Too many open files: "), told
+        for link in links:
+            link.close()
+        assert page.get("/").status == 200
+        page.process.terminate()
+        assert "Traceback" not in page.process.stderr.read()
