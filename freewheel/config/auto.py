@@ -15,6 +15,9 @@ from freewheel.learn.spec import ReplayConfig
 from freewheel.rollout.probe import EnvCost, usable_cores
 
 UPDATES = 4  # that are to fit at least into a run with little time
+TAKEN = (
+    500  # rows a second that a learner with a replay buffer takes where it publishes for each few, on a busy machine
+)
 SHORTEST = 8  # steps of a lane in an update: advantages are estimated along them
 MEASURED = "default where the learner sets the speed"  # the source of options that follow from what was measured
 KINDS = {"box": "Box actions", "discrete": "Discrete actions"}
@@ -73,8 +76,10 @@ def sooner(config: Config, cost: EnvCost) -> tuple[Config, list[str]]:
     option, made = "num_steps_per_env", config
     if isinstance(learner, ReplayConfig):
         option = f"{config.algo}.learning_starts"
+        limit = min(limit, TAKEN * 30 * (budget.minutes or math.inf))
         limit, name = min((limit, name), (budget.steps or math.inf, f"--steps {budget.steps}"))
-        if learner.learning_starts + 1 / learner.ratio > limit and option not in config.sources:
+        asked = not config.sources.get(option, "preset").startswith("preset")
+        if learner.learning_starts + 1 / learner.ratio > limit and not asked:
             few: Any = replace(learner, learning_starts=(count := max(1, int(limit / UPDATES))))
             made = replace(config, learner=few)
     elif learner.on_policy and config.run.num_steps_per_env == "auto" and not config.collector.episodes_per_update:

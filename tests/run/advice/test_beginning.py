@@ -104,6 +104,7 @@ def test_what_may_deliver_something_is_not(tmp_path: Path, words: str) -> None:
         (f"--algo sac {ONE} --steps 1000", 251, "--sac.learning-starts 250: --steps 1000 would end before"),
         (f"--algo mbpo {ONE} --minutes 0.3", 226, "--mbpo.learning-starts 225: --minutes 0.3 would end before"),
         ("--mode sequential --num-envs 1 --minutes 0.4", 16, "--num-steps-per-env 16: --minutes 0.4 would end before"),
+        (f"--preset acrobot-sac {ONE} --steps 1000", 254, "--sac.learning-starts 250: --steps 1000 would end before"),
         (f"--algo sac {ONE} --steps 1001", 1001, ""),
         ("--mode sequential --num-envs 1 --minutes 5", 2048, ""),
     ],
