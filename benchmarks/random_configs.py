@@ -283,9 +283,17 @@ def judge(notebook: Notebook, rows: Sequence[Row]) -> None:
     notebook.write(f"Exit code 0 without an update: {green or 'none'}.")
 
 
+def listed(words: Sequence[str]) -> list[int]:
+    """Numbers, and ranges of them with both ends."""
+    ends = (word.partition("..") for word in words)
+    return [number for first, _, last in ends for number in range(int(first), int(last or first) + 1)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs=2, type=int, default=(0, RUNS), metavar=("FROM", "TO"), help="a part of them")
+    parser.add_argument(
+        "--only", nargs="+", default=[f"0..{RUNS - 1}"], metavar="FROM..TO|NUMBER", help="a part of them"
+    )
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--jobs", type=int, default=1, help="side by side")
     parser.add_argument("--quick", action="store_true", help="see that it works: a few, nothing is kept")
@@ -299,7 +307,7 @@ def main() -> int:
     else:
         rows = []
         with ThreadPoolExecutor(given.jobs) as pool:
-            numbers = range(QUICK) if given.quick else range(*given.only)
+            numbers = range(QUICK) if given.quick else listed(given.only)
             for row in pool.map(lambda number: tried(drawn(given.seed, number)), numbers):
                 rows.append(notebook.keep(row))
                 show(row)

@@ -360,7 +360,7 @@ class Session:
             stuck.exit_code = exit_code
             ending.fail(stuck, "training")
         whole = save and self._meter.doing not in HALFWAY
-        self._turning = self._turning and not whole
+        self._turning = self._turning and not (whole and not self._stop.hook)  # on_publish: new weights are not out yet
         self._close_down(self._rows_now(), {}, ending.attempt("saving", self._save, None) if whole else None)
         return True
 
