@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from freewheel.transport.ray.cluster import Cluster
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from freewheel.transport.ray import cluster, keeper
 
 
-def shared_cluster() -> Cluster:
+@contextmanager
+def shared_cluster() -> Iterator[None]:
     """Runs of this process that are given no address use it while it is open."""
-    return Cluster(None, workers=8, cpus_per_worker=1.0)
+    with cluster._local(8, cluster.STORE[0]) as started:
+
+        @contextmanager
+        def again(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
+            yield started
+
+        with mock.patch.object(cluster, "_local", again):
+            yield

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import math
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,8 +28,6 @@ Placement = Literal["spread", "pack"]
 MIB = 2**20
 STORE = (256 * MIB, 4 * MIB, 1024 * MIB)  # bytes of a local object store: at first, for each worker, at most
 LEAST_STORE = 80 * MIB  # Ray refuses less
-LOOPBACK = "127.0.0.1:"
-BREAKPOINT = "PYTHONBREAKPOINT"
 ANSWERS = 1.0  # seconds for a node to answer
 ENDS = 2 * keeper.ENDS  # seconds for the keeper to end a cluster
 
@@ -112,16 +107,9 @@ class Cluster:
 
     def _enter(self, started: keeper.Started, held: ExitStack) -> None:
         """Connect to a cluster on this machine that is known to be there."""
-        if self.local:
+        if started.folder:  # with a token of its own
             held.enter_context(forkserver.environment(keeper.with_token(started.folder)))
-        if started.address.startswith(LOOPBACK):
-            held.enter_context(_loopback())
-        _connect(started.address, held)
-
-    @property
-    def local(self) -> bool:
-        """Whether it was started for this run."""
-        return self._started is not None and bool(self._started.folder)
+        _connect(started.address, held, loopback=started.address.startswith("127.0.0.1:"))
 
     def _join(self, address: str, held: ExitStack) -> None:
         found = probe.find(address)
@@ -131,9 +119,7 @@ class Cluster:
                 f"no node of the cluster has {self.cpus_per_worker:g} CPUs for a worker: the largest has {largest:g}"
             )
         held.enter_context(forkserver.environment({"RAY_AUTH_MODE": "token" if found.guarded else "disabled"}))
-        if found.loopback:
-            held.enter_context(_loopback())
-        _connect(found.address, held)
+        _connect(found.address, held, loopback=found.loopback)
         if not found.guarded:
             self.notes.append(
                 f"Ray at {found.address} asks for no token: whoever reaches it can run programs on its nodes"
@@ -264,18 +250,6 @@ def _store_bytes(workers: int) -> int:
     return max(LEAST_STORE, min(first + each * workers, most, psutil.virtual_memory().available // 8))
 
 
-@contextmanager
-def _loopback() -> Iterator[None]:
-    """Let Ray connect this process to 127.0.0.1, which it would else replace by the machine's own address."""
-    from ray._private import ray_constants
-
-    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
 # ------------------------------------------------------------------------------------------------------------------ connections
 
 
@@ -284,18 +258,20 @@ def _initialized() -> bool:
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
-def _connect(address: str, held: ExitStack) -> None:
+def _connect(address: str, held: ExitStack, *, loopback: bool) -> None:
+    """For good: a process that was connected to Ray is not as it was before."""
     import ray
+    from ray._private import ray_constants, worker
 
-    with _own_settings():
-        held.enter_context(_quiet())
-        _reload_authentication()
-        held.callback(_reload_authentication)
-        held.callback(_disconnect)
-        try:
-            ray.init(address=address, log_to_driver=False, configure_logging=False, job_config=_job_config())
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise SetupError(f"cannot connect to Ray at {address}: {error}") from error
+    worker._worker_logs_enabled = False  # what ends is told by who watches it
+    if loopback:  # which Ray would else replace by the machine's own address
+        ray_constants.ENABLE_RAY_CLUSTER = False
+    _reload_authentication()
+    held.callback(ray.shutdown)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False, job_config=_job_config())
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise SetupError(f"cannot connect to Ray at {address}: {error}") from error
 
 
 def _job_config() -> Any:
@@ -306,43 +282,6 @@ def _job_config() -> Any:
     config = JobConfig(_py_driver_sys_path=[script] if script in sys.path else [])
     config._runtime_env_has_working_dir = lambda: True
     return config
-
-
-def _disconnect() -> None:
-    import ray
-
-    with _own_settings():
-        ray.shutdown()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Ray does not print what its processes say, nor that one was killed: what ends is told by who watches it."""
-    from ray._private import worker
-
-    before, worker._worker_logs_enabled = worker._worker_logs_enabled, False
-    level = logging.getLogger("ray").level
-    logging.getLogger("ray").setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        worker._worker_logs_enabled = before
-        logging.getLogger("ray").setLevel(level)
-
-
-@contextmanager
-def _own_settings() -> Iterator[None]:
-    """Ray replaces what this program does at a SIGTERM and at a breakpoint(); put both back."""
-    before = {name: os.environ[name] for name in os.environ if name == BREAKPOINT}
-    in_main = threading.current_thread() is threading.main_thread()
-    at_term = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        os.environ.pop(BREAKPOINT, None)
-        os.environ.update(before)
-        if in_main:
-            signal.signal(signal.SIGTERM, at_term)
 
 
 def _reload_authentication() -> None:

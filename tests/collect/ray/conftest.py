@@ -7,16 +7,15 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from freewheel.transport.ray.cluster import Cluster
 from tests.plugins.leaks import ACTOR, command_of
 from tests.support.clusters import shared_cluster
 from tests.support.trainers import wait_until
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[Cluster]:
-    with shared_cluster() as cluster:
-        yield cluster
+def cluster() -> Iterator[None]:
+    with shared_cluster():
+        yield
 
 
 @pytest.fixture(autouse=True)

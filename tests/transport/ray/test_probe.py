@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("ray")
@@ -14,6 +15,7 @@ pytest.importorskip("ray")
 from freewheel.errors import FreewheelError, SetupError, UsageError
 from freewheel.transport.ray import probe
 from freewheel.transport.ray.cluster import Cluster, cluster_cpus
+from freewheel.transport.ray.driver import Driver
 from tests.support.ray_nodes import Nodes
 from tests.support.trainers import wait_until
 
@@ -119,7 +121,6 @@ def test_workers_are_spread_over_nodes_or_packed(nodes: Nodes) -> None:
 
     places = {}
     with Cluster(nodes.address, workers=4, cpus_per_worker=0.5, placement="spread") as cluster:
-        assert not cluster.local
         assert not cluster.notes
         assert cluster.room() == 6
         for placement in ("spread", "pack"):
@@ -144,8 +145,11 @@ def test_a_connection_of_the_users_own_program_is_used_and_stays(nodes: Nodes) -
 
     with Cluster(nodes.address, workers=1, cpus_per_worker=1.0, placement="spread"):
         with Cluster(None, workers=1, cpus_per_worker=1.0, placement="spread") as inner:
-            assert not inner.local
             assert len(inner.nodes()) == 2
+        with Driver(Cluster(None, workers=1, cpus_per_worker=1.0)) as driver:  # as a run does
+            answer = driver.call(driver.start(0), "hello")
+            wait_until(lambda: driver.wait([answer], 0.1) == [answer])
+            assert driver.get(answer).pid in psutil.pids()
         assert ray.is_initialized()
         with pytest.raises(UsageError, match=f"connected to Ray at {nodes.address} already"):
             Cluster("127.0.0.1:1", workers=1, cpus_per_worker=1.0, placement="spread").__enter__()
