@@ -122,6 +122,7 @@ class Meter:
         self._logged: dict[str, float | None] = {}  # the newest value of everything that hooks have logged
         self._taken: set[str] = set()  # names of rows so far, but for those that hooks have logged
         self._first_step: float | None = None  # seconds after the beginning
+        self._training: float | None = None  # seconds, when the last turn of the loop was over
         self._interval = self._next_interval(self._began)
 
     def begin(self) -> None:
@@ -204,6 +205,15 @@ class Meter:
         for ret, length in played:
             self._returns.append(ret)
             self._lengths.append(length)
+
+    def end_training(self) -> None:
+        """What follows are the last evaluations and checkpoints."""
+        self._training = self._training_s()
+
+    def _training_s(self) -> float:
+        """Seconds since the first step that were not spent on evaluations and checkpoints."""
+        spent = self._learner.cut() - self._began - (self._first_step or 0.0)
+        return max(0.0, spent - self._learner.seconds["eval"] - self._learner.seconds["save"])
 
     def _began_to_step(self, chunks: Sequence[Chunk[Any]]) -> float:
         """When the first steps were begun, by what they took: the author that was through last has waited least since."""
@@ -379,6 +389,7 @@ class Meter:
         length, seconds = (_ratio(total, self.episodes) for total in self._played.tolist())
         return {
             "wall_s": wall,
+            "training_s": self._training_s() if self._training is None else self._training,
             **self.done,
             **_rates(self.done, wall),
             **self._recent(),

@@ -204,6 +204,7 @@ class Session:
                     began = self._ran_s()
         except (TimeUp, EndedTogether) as end:
             ended = end.reason
+        self._meter.end_training()
         self._stop.training_over(self._budget.minutes)
         self._stats = dict(collector.stats())
         schedule.stop(self._steps, self._weights())

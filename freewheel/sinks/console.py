@@ -200,8 +200,13 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
         lines.append(Text.assemble((f"  {label:<9}", "dim"), *parts))
 
     counts = ", ".join(f"{summary[key]:,} {key.replace('env_', '')}" for key in ("env_steps", "updates", "episodes"))
+    nouns, training = ("steps", "updates", "episodes"), summary.get("training_s")  # earlier versions do not have it
+    known, so_long = {noun: summary[f"{noun}_per_s"] for noun in nouns}, ""
+    if training:
+        known = {noun: each and each * summary["wall_s"] / training for noun, each in known.items()}
+        so_long = f" in the {training:.1f} s of training"
     add("work", f"{counts} in {clock(summary['wall_s'])}")
-    add("speed", ", ".join(f"{rate(summary[f'{noun}_per_s'])} {noun}/s" for noun in ("steps", "updates", "episodes")))
+    add("speed", ", ".join(f"{rate(each)} {noun}/s" for noun, each in known.items()) + so_long)
     add("return", f"{number(summary['return_mean'])} (the last {summary['return_episodes']} training episodes)")
     if evaluated := _evaluated(summary):
         add("eval", evaluated if shades == SHADES else evaluated.replace("±", "+-"))

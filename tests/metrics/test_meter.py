@@ -311,9 +311,12 @@ def test_totals(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(10)))
     clock.pass_by(3.0)
     assert (meter.wall_s, meter.episodes) == (4.0, 2)
+    meter.end_training()
+    with meter.span("eval"):
+        clock.pass_by(4.0)
     assert meter.totals() == {
-        "wall_s": 4.0, "env_steps": 40, "episodes": 2, "updates": 1,
-        "steps_per_s": 10.0, "episodes_per_s": 0.5, "updates_per_s": 0.25,
+        "wall_s": 8.0, "training_s": 4.0, "env_steps": 40, "episodes": 2, "updates": 1,
+        "steps_per_s": 5.0, "episodes_per_s": 0.25, "updates_per_s": 0.125,
         "return_mean": 1.5, "return_episodes": 2, "length_mean": 7.5, "first_step_s": 0.0, "lag_max": 3.0,
         "episodes_trained": {"count": 2, "length_mean": 7.5, "seconds_mean": 0.0},
     }  # fmt: skip

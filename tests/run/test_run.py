@@ -30,7 +30,7 @@ SUMMARY = set(
     """run ended exit_code error wall_s env_steps episodes updates steps_per_s episodes_per_s updates_per_s return_mean
     return_episodes length_mean lag_max best_eval best_eval_std best_step episodes_trained final_eval final_eval_std eval_episodes
     eval_fresh eval_fresh_seed eval_note evals_skipped produced trained queued open dropped shares worker_restarts out_of_space
-    first_step_s graphs_fallback checkpoints slept_s weights_sha256 path problems advice""".split()  # noqa: SIM905
+    first_step_s training_s graphs_fallback checkpoints slept_s weights_sha256 path problems advice""".split()  # noqa: SIM905
 )
 
 

@@ -378,6 +378,7 @@ def test_the_cells_of_a_bar_and_its_percentages_add_up(parts: list[float]) -> No
         *(("steps_per_s", rate, f"  speed    {text} steps/s, ") for rate, text in (
             (None, "-"), (0.0, "0"), (0.0523, "0.0523"), (24.14, "24.1"), (980.4, "980"), (999.4, "999"), (999.6, "1k"),
             (999700.0, "1M"), (12437.0, "12.4k"), (1.25e6, "1.25M"))),
+        ("training_s", 74.52, " episodes/s in the 74.5 s of training\n"),
     ],
 )  # fmt: skip
 def test_times_and_rates(key: str, value: float | None, text: str) -> None:

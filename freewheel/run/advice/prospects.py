@@ -208,7 +208,7 @@ def _remarks(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
 def _another_mode(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
     """Another mode that would make clearly more of what this run has measured."""
     learner, rows = summary["shares"]["learner"], summary["env_steps"]
-    training = summary["wall_s"] * (1.0 - learner["eval"] - learner["save"])
+    training = summary.get("training_s") or summary["wall_s"] * (1.0 - learner["eval"] - learner["save"])
     learning = sum(learner[kind] for kind in (*WORKING, "wait-model")) * summary["wall_s"]  # no mode fits models faster
     acting = {kind: share * planned.workers * summary["wall_s"] for kind, share in summary["shares"]["worker"].items()}
     policy = PolicyTimes(act=acting["infer"] / rows, learn=learning / rows)
@@ -222,11 +222,16 @@ def _another_mode(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
         env = _calibrated(way, env, policy, rate)
     else:
         env = env.scaled((acting["step"] + acting["reset"]) / rows / env.row)
+    own = forecast(way, env, policy, usable_cores()).rate
+    if (
+        not rate / GAIN <= own <= GAIN * rate
+    ):  # the model does not explain this run: what it says of others is worth nothing
+        return
     best = best_of(prospects(planned, env, policy), config.mode)
-    if best is None or best.rate < GAIN * rate:
+    if best is None or best.rate < GAIN * own:
         return
     what = f"--mode {best.mode}" if best.mode != config.mode else f"--mode {best.mode} with the default numbers of envs"
-    would = f"{what} would make about {times(best.rate / rate)}"
+    would = f"{what} would make about {times(best.rate / own)}"
     yield f"{_why(planned, summary)}: {would}; try: {typed(config, best.mode)}"
 
 

@@ -94,6 +94,24 @@ def test_the_advice_follows_what_the_run_has_measured_not_the_first_look(tmp_pat
     assert gains[1] == pytest.approx(gains[0], rel=0.35)  # twice as slow steps are twice as slow in every mode
 
 
+@pytest.mark.parametrize(("part", "advised"), [(1.0, True), (0.5, False)])
+def test_a_run_that_the_model_does_not_explain_gets_no_advice(part: float, advised: bool, tmp_path: Path) -> None:
+    """It would say of any other way, and of the same one, that it makes more."""
+    plan = planned("--mode continuous --workers 4", UNEVEN, tmp_path)
+    rate = part * 4 / UNEVEN.row
+    run = summary({"update": rate * POLICY.learn}, {"step": part, "infer": 4e-6}, env_steps=round(100 * rate))
+    assert ("would make" in (closing(plan, run) or "")) is advised
+
+
+def test_start_and_closing_evaluation_do_not_count_as_training(tmp_path: Path) -> None:
+    plan = planned("--placement processes", UNEVEN, tmp_path)
+    exact = as_predicted(plan, UNEVEN)
+    late = {name: {kind: part / 2 for kind, part in one.items()} for name, one in exact["shares"].items()}
+    for shares in late.values():
+        shares["other"] += 0.5
+    assert closing(plan, exact | {"wall_s": 200.0, "training_s": 100.0, "shares": late}) is not None
+
+
 @pytest.mark.parametrize("changes", [{"wall_s": 5.0}, {"updates": 2}, {"exit_code": 1}, {"exit_code": 130}])
 def test_runs_that_were_short_or_failed_are_left_alone(tmp_path: Path, changes: dict[str, Any]) -> None:
     plan = planned("--placement processes", UNEVEN, tmp_path)
