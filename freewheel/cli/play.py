@@ -240,7 +240,7 @@ class LastPicture:
         self._picture = picture
 
     def close(self) -> bytes:
-        from freewheel.files import png
+        from freewheel.plots import png
 
         return b"" if self._picture is None else png.encode(self._picture)
 

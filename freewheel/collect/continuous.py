@@ -41,9 +41,6 @@ class ContinuousConfig(WorkersConfig):
     adapt_patience: Annotated[int, Range(least=1, most=10**6)] = 5
     """With --adapt: rows of metrics outside a target before a change, and between two changes."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         size = self.size(spec)
         if spec.env.batched_on_device:

@@ -39,9 +39,6 @@ class EpisodesConfig(WorkersConfig):
     adapt_patience: Annotated[int, Range(least=1, most=10**6)] = 5
     """With --adapt: rows of metrics outside a target before a change, and between two changes."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     @property
     def whole_episodes(self) -> bool:
         return True

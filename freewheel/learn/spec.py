@@ -176,8 +176,7 @@ def row_bytes(policy: PolicySpec) -> int:
 
 
 def network_need(policy: PolicySpec, copies: int = 10) -> Need:
-    """Weights of actor and critic, their gradient, two moments of the optimiser, what is put back if an update fails, and what is
-    published: with what a step needs besides, as much as an update of PPO was seen to take (2,000 x 2,000)."""
+    """All that an update of PPO was seen to take at 2,000 x 2,000: weights, gradient, moments, what is put back and published."""
     from freewheel.policies.spec import full_layout
 
     count = sum(math.prod(shape) for shape in full_layout(policy).values())

@@ -69,8 +69,7 @@ class Session:
     ) -> None:
         self._plan, self._directory, self._outlets, self._meter = planned, folder, listeners.outlets, meter
         self._learner, self._saver, self._earlier = saver.learner, saver, saver.earlier
-        self._stop, self._ending, self._recorder = stop, Ending(), listeners.recorder
-        self._trace = listeners.trace
+        self._stop, self._ending, self._recorder, self._trace = stop, Ending(), listeners.recorder, listeners.trace
         self._options, self._budget = planned.config.run, planned.config.run.budget
         self._live = LiveStatus(folder.path, planned.spec.name, meter, self._options.output.log_every)
         self._live.saver = saver

@@ -70,21 +70,27 @@ def _timed(function: Callable[[Any], Any]) -> Callable[[Any], Generator[Any, Non
     return call
 
 
-class _TimedExecutor:
-    """Implements core.Executor."""
+class WatchedExecutor:
+    """An executor with something done when its results are taken. Implements core.Executor."""
 
-    def __init__(self, executor: Executor, track: Track) -> None:
-        self._executor, self._track = executor, track
+    def __init__(self, executor: Executor) -> None:
+        self.executor, self.submit = executor, executor.submit
 
     @property
     def busy(self) -> bool:
-        return self._executor.busy
-
-    def submit(self, argument: Any) -> None:
-        self._executor.submit(argument)
+        return self.executor.busy
 
     def result(self, wait: float = 0.0) -> Any:
-        found = self._executor.result(wait)
+        return self.executor.result(wait)
+
+
+class _TimedExecutor(WatchedExecutor):
+    def __init__(self, executor: Executor, track: Track) -> None:
+        super().__init__(executor)
+        self._track = track
+
+    def result(self, wait: float = 0.0) -> Any:
+        found = self.executor.result(wait)
         if not isinstance(found, _Timed):  # not yet, or an error
             return found
         self._track.add("fit", found.began, found.ended)

@@ -36,6 +36,7 @@ from freewheel.run.schedule.log import (
     as_json,
     checksums,
 )
+from freewheel.timeline.parties import WatchedExecutor
 
 WRITE_EVERY = 1.0  # seconds
 MOST_WAITING = 600  # times that a disk may fail to take what there is; then recording ends
@@ -294,20 +295,12 @@ class _Recorded:
         return version
 
 
-class _RecordedExecutor:
-    """Implements core.Executor."""
-
+class _RecordedExecutor(WatchedExecutor):
     def __init__(self, executor: Executor, polled: Callable[[bool], None]) -> None:
-        self._executor, self._polled = executor, polled
-
-    @property
-    def busy(self) -> bool:
-        return self._executor.busy
-
-    def submit(self, argument: Any) -> None:
-        self._executor.submit(argument)
+        super().__init__(executor)
+        self._polled = polled
 
     def result(self, wait: float = 0.0) -> Any:
-        found = self._executor.result(wait)
+        found = self.executor.result(wait)
         self._polled(found is not None)
         return found

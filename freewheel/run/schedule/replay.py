@@ -33,6 +33,7 @@ from freewheel.run.schedule.answers import Answers, EndOfSchedule
 from freewheel.run.schedule.collector import ComparedCollector, DifferenceError, ReplayCollector
 from freewheel.run.schedule.log import FILE, Check, Schedule, describe
 from freewheel.run.schedule.recorder import versions
+from freewheel.timeline.parties import WatchedExecutor
 
 if TYPE_CHECKING:
     from freewheel.run.trainer import Result
@@ -291,25 +292,15 @@ class _ReplayedExecutors:
         return _ReplayedExecutor(self._make(build, what), lambda: self._answers.poll(number))
 
 
-class _ReplayedExecutor:
-    """Implements core.Executor."""
-
+class _ReplayedExecutor(WatchedExecutor):
     def __init__(self, executor: Executor, poll: Callable[[], bool]) -> None:
-        self._executor, self._poll = executor, poll
-        self._calls = 0
-
-    @property
-    def busy(self) -> bool:
-        """As an executor that runs elsewhere says it: until its result has been taken."""
-        return self._executor.busy
-
-    def submit(self, argument: Any) -> None:
-        self._executor.submit(argument)
+        super().__init__(executor)
+        self._poll = poll
 
     def result(self, wait: float = 0.0) -> Any:
         if not self._poll():
             return None
-        while (found := self._executor.result(LOOK)) is None:
+        while (found := self.executor.result(LOOK)) is None:
             pass
         return found
 

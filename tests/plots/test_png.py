@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from freewheel.files import png
+from freewheel.plots import png
 from tests.support.pictures import decoded
 
 
