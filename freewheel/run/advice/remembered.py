@@ -23,9 +23,8 @@ from freewheel.files import read
 from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, processor, usable_cores
 
 FOLDER = "FREEWHEEL_CACHE"  # the variable that names the folder; empty: nothing is remembered
-OLDEST = 30 * 86_400.0  # seconds
 MOST_FILES, SIZE = 200, 64 << 10  # entries, and bytes of one
-LARGEST = 1e15  # of a number
+LARGEST, LATEST = 1e15, 4e9  # of a number, and of the time at which it was measured
 MOST_STOLEN = 0.5  # of the time of a row; what was measured beside more than that is not kept
 NUMBERS = [one.name for one in fields(EnvCost) if one.name not in ("spec", "failure", "closed", "portable", "batched")]
 
@@ -48,11 +47,11 @@ def recall(config: Config, budget: float | None = None) -> Known | None:
     """What is known of the environment from a measurement of this many seconds, or of more."""
     for path in (_path(config, one) for one in sorted({seconds(config, budget), BUDGET}, reverse=True)):
         if path is not None:
-            with suppress(FileError, KeyError, TypeError, ValueError):
+            with suppress(FileError, KeyError):
                 data, hints = read.json_object(path, SIZE), get_type_hints(EnvCost)
                 found = {name: read.value_of(hints[name], data[name], name) for name in NUMBERS}
-                when = float(data["when"])
-                if 0 <= time.time() - when <= OLDEST and found["steps"] > 0 and _bounded(found.values()):
+                when = read.value_of(float, data["when"], "when")
+                if 0 <= when <= LATEST and found["steps"] > 0 and _bounded(found.values()):
                     return Known(found, time.strftime("%Y-%m-%d %H:%M", time.localtime(when)))
     return None
 
@@ -62,7 +61,7 @@ def remember(config: Config, budget: float, cost: EnvCost) -> None:
     whole = cost.fast > 0 and not cost.failures and cost.closed and cost.portable
     if not whole or cost.stolen > MOST_STOLEN * cost.row or (path := _path(config, budget)) is None:
         return
-    data = json.dumps({name: getattr(cost, name) for name in NUMBERS} | {"when": time.time()})
+    data = json.dumps({**{name: getattr(cost, name) for name in NUMBERS}, "when": time.time()})
     with suppress(OSError):  # a full or read-only disk: it is measured again
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=path.parent, delete=False) as file:  # only its owner can read it
