@@ -13,6 +13,7 @@ from freewheel.errors import Range, UsageError
 from freewheel.federate.options import FederateOptions
 from freewheel.files.output import lasting_output, loading
 from freewheel.registry import Command
+from freewheel.transport.learners.place import of_torchrun
 
 if TYPE_CHECKING:
     from freewheel.config.resolve import Config
@@ -72,7 +73,8 @@ def _run(argv: Sequence[str]) -> int:
 
     others, given = flags.split_argv(argv, flags.option_types(CommandOptions))
     own = flags.build(CommandOptions, given)
-    if not (own.dry_run or own.print_config):
+    trains = not (own.dry_run or own.print_config)
+    if trains and ((place := of_torchrun()) is None or not place.rank):  # the first of several learners tells for all
         loading()
     from freewheel.config import resolve
 

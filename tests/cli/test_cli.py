@@ -129,15 +129,19 @@ def test_wrong_usage_is_one_line_and_exit_2(runs: Path, capfd: Capture, argv: st
     assert not runs.exists()
 
 
-def test_a_line_comes_before_what_takes_long_to_import() -> None:
+def test_a_line_and_the_server_of_workers_come_before_what_takes_long_to_import() -> None:
     script = """
 import sys
 from freewheel.files import output
+from freewheel.transport import forkserver
+def prepare(*_):
+    sys.exit(print("server", {"torch", "freewheel.run.trainer"} & {*sys.modules}))
 output.loading = lambda: print("first", {"torch", "gymnasium"} & {*sys.modules})
+forkserver.prepare = prepare
 from freewheel.cli.main import main
-main(["train", "A-v0", "B-v0"])
+main(["train", "CartPole-v1"])
 """
-    assert python("-c", script).stdout == "first set()\n"
+    assert python("-c", script).stdout == "first set()\nserver set()\n"
 
 
 @pytest.mark.parametrize(
