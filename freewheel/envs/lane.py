@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import traceback
 import warnings
 from collections.abc import Callable
@@ -51,6 +53,8 @@ def blank_step(spec: EnvSpec) -> Step:
 def raised(who: str, error: BaseException, where: str) -> EnvError:
     """An exception of the env as EnvError: a summary line, then its full traceback without our frames."""
     kind, message = type(error).__name__, " ".join(text_of(error).split())
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        message += f"; a process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} (ulimit -n)"
     trace = error.__traceback__
     while trace and trace.tb_frame.f_globals.get("__name__", "").startswith("freewheel.envs."):
         trace = trace.tb_next

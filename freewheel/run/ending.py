@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
-from freewheel.errors import DEGRADED, DONE, FAILED, SIGNALLED, EnvError, FreewheelError
+from freewheel.errors import DEGRADED, DONE, FAILED, SIGNALLED, EnvError, FreewheelError, SetupError
 from freewheel.run.process import Interrupted
 
 Out = TypeVar("Out")
+SPARE = 24  # descriptors that the end of a run needs
 
 
 class Ending:
@@ -22,10 +26,19 @@ class Ending:
         self.failure: BaseException | None = None
         self.problems: list[str] = []  # what is not as it should be, a line each
         self._begun = threading.Lock()
+        self._spare = list[int]()
+
+    def prepare(self) -> None:
+        """Keep descriptors for the end: an environment that has taken all others must not cost the last save."""
+        with suppress(OSError):
+            self._spare += [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(SPARE)]
 
     def begin(self) -> bool:
         """Whether the caller is the one to end the run: the training, or a thread that ends it in its place."""
-        return self._begun.acquire(blocking=False)
+        first = self._begun.acquire(blocking=False)
+        while first and self._spare:
+            os.close(self._spare.pop())
+        return first
 
     def fail(self, error: BaseException, what: str) -> None:
         if self.failure is None:
@@ -84,3 +97,12 @@ def exit_code_of(error: BaseException) -> int:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def without_descriptors(error: BaseException, env: str) -> BaseException:
+    """The same, or of a process that has no descriptor left a line that names its environment and the limit."""
+    if not isinstance(error, OSError) or error.errno != errno.EMFILE:
+        return error
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    question = f"does {env} open files that it does not close? Else raise the limit, or use fewer envs"
+    return SetupError(f"this process has all the {limit:,} files open that it may (ulimit -n): {question}")

@@ -23,7 +23,7 @@ from freewheel.run.advice.prospects import closing
 from freewheel.run.checkpoints.checkpoint import fingerprint_of
 from freewheel.run.checkpoints.progress import Earlier, Progress, progress_of
 from freewheel.run.checkpoints.saver import Saver
-from freewheel.run.ending import Ending
+from freewheel.run.ending import Ending, without_descriptors
 from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.evaluation.traced import TracedEvaluator
@@ -101,6 +101,7 @@ class Session:
     def train(self, beside: KnownExecutors | None = None) -> dict[str, Any]:
         """Until the end; `beside`: what the learner lets others do."""
         ending, self._live.beside = self._ending, beside
+        ending.prepare()
         with self._stop.listening(), self._live:
             try:
                 with process.learner_stream(self._plan.device), self._together.leaving():
@@ -108,11 +109,11 @@ class Session:
             except Interrupted as end:
                 ending.reason = end.reason
             except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
-                ending.fail(error, "training")
+                ending.fail(without_descriptors(error, self._plan.spec.name), "training")
             self._stop.training_over(self._budget.minutes)
             self._stop.over, self._stop.row_due = True, math.inf
-            ending.attempt("ending what environments have started", self._stop.leftovers.kill, None)
             ending.begin()
+            ending.attempt("ending what environments have started", self._stop.leftovers.kill, None)
             summary = self._finish()
         if ending.failure is not None:
             raise ending.failure

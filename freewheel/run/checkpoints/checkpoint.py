@@ -10,6 +10,7 @@ manifest.json            the size and SHA-256 of every file; written last
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -418,6 +419,8 @@ def orders(root: Path) -> dict[Name, Order]:
     try:
         folders = list(root.iterdir()) if root.is_dir() else []
     except OSError as error:
+        if error.errno == errno.EMFILE:  # of this process, not of the folder
+            raise
         raise CheckpointError(f"{root} cannot be read: {error.strerror}") from None
     known = [name for folder in folders if (name := Name.parse(folder.name)) and folder.is_dir()]
     found, latest = {name: Order.read(root / str(name) / MANIFEST) for name in known}, target(root, "latest")
