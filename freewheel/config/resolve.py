@@ -79,8 +79,8 @@ class OutputOptions:
     log_every: Annotated[float, Range(above=0, most=1e6)] = 1.0
     """Seconds between two rows of metrics."""
     checkpoint_every: Annotated[float, Range(least=0, most=1e6)] = 5.0
-    """Minutes between two checkpoints from which the run can be resumed, written in the background; the first comes after half a
-    minute. 0: only at the end."""
+    """Minutes between two checkpoints from which the run can be resumed, written in the background; the first two come with
+    the first update and after half a minute. 0: only at the end."""
     console: Literal["live", "classic"] = "live"
     """live: a panel that is updated on a terminal, plain lines elsewhere; classic: counters per row of metrics ([AsyncMBPO]
     step=1000 ...), with --episodes their progress (10/100 episodes (15.2 eps/sec), update 3 complete (0.3 s))."""
