@@ -308,14 +308,11 @@ def plan(
     meanwhile: Callable[[], object] = nothing,
     run: Path | None = None,
     arranged: Callable[[Config, EnvCost, RunName, str], Plan] = arrange,
-    *,
-    anew: bool = False,
 ) -> Plan:
     """Work out the plan; every mistake that can be found without starting anything is reported here.
 
     `report` is given a line for the user about what is going on; `meanwhile` is called while the environment is measured; `run`
-    is the directory of a run that goes on, which has its own weights, whatever it was started with, or begins `anew`; `arranged`
-    makes the plan when the environment has been measured.
+    is the directory of a run that goes on or begins again; `arranged` makes the plan when the environment has been measured.
     """
     config.collector.require()
     check_sizes(config)
@@ -329,10 +326,7 @@ def plan(
     told = f", measured here on {known.when} (`freewheel check` does so again)" if known else ""
     report(f"{verb} {config.env.label}{told} ...")
     cost = survey_env(config, meanwhile, budget=budget, known=known, report=report)
-    if run is None or anew:
-        return arranged(config, cost, name, device)
-    planned = arrange(replace(config, run=replace(config.run, init="")), cost, name, device)
-    return replace(planned, config=replace(planned.config, run=replace(planned.config.run, init=config.run.init)))
+    return arranged(config, cost, name, device)
 
 
 def survey_env(

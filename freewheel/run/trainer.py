@@ -84,9 +84,12 @@ def run(
         chosen(config.run.output.all_sinks)
         report = silent if quiet else print_line
         there, began, imports = again if earlier is None else earlier.path, time.monotonic(), list[float]()
-        whole = plan_run(config, report, lambda: imports.append(import_torch()), there, anew=again is not None)
+        # A run that goes on has its own weights, whatever it was started with.
+        begun = config if earlier is None else _with_init(config, "")
+        whole = plan_run(begun, report, lambda: imports.append(import_torch()), there)
         stop.measured_s = time.monotonic() - began - sum(imports)
         if earlier is not None:
+            whole = replace(whole, config=_with_init(whole.config, config.run.init))
             check_fit(earlier.saved, whole.spec)
         elif again is None:
             whole = checked(whole)
@@ -94,6 +97,10 @@ def run(
             result = train_part(whole, crew, stop, own, Outputs(quiet, sinks), earlier, claim=again is None)
     stop.pass_on()
     return result
+
+
+def _with_init(config: Config, init: str) -> Config:
+    return replace(config, run=replace(config.run, init=init))
 
 
 def followed(place: Place) -> Result:

@@ -252,6 +252,8 @@ def test_weights_of_any_checkpoint_can_be_used(copy: Path) -> None:
     assert by_step[0].predict(obs)[0].tolist() == by_step[1].predict(obs)[0].tolist()
     heir = small(copy.parent / "heirs", init=str(root / "160"))
     assert heir.exit_code == 0
+    shutil.rmtree(copy)
+    assert freewheel.resume(heir, steps=320, quiet=True).exit_code == 0, "it has its own weights by now"
 
 
 def test_ticks_and_versions_go_on(copy: Path) -> None:

@@ -19,16 +19,11 @@ from freewheel.run.process import learner_threads
 
 
 def plan_run(
-    config: Config,
-    report: Report = silent,
-    meanwhile: Callable[[], object] = nothing,
-    run: Path | None = None,
-    *,
-    anew: bool = False,
+    config: Config, report: Report = silent, meanwhile: Callable[[], object] = nothing, run: Path | None = None
 ) -> Plan:
     """The plan of a run, in the mode that it has; with --mode auto, in the one that is chosen here. See `plan`."""
     if not config.among:
-        return plan(config, report, meanwhile, run, anew=anew)
+        return plan(config, report, meanwhile, run)
     # An env that cannot be sent to other processes can be measured only for a mode that does not do so.
     here = [one for one in config.among if not isinstance(one.collector, WorkersConfig)]
     fitting = [one for one in config.among if MODES[one.mode].simulators] if config.env.on_device else here
