@@ -38,7 +38,7 @@ from freewheel.files.reach import LinkError, opened
 T = TypeVar("T")
 
 JSON_SIZE = 4 << 20  # bytes of a JSON file
-VALUE = 8  # bytes that a value of JSON takes on average, at least: a file of nothing but brackets takes seconds to read
+VALUE = 4  # bytes that a value of JSON takes on average, at least: a file of nothing but brackets takes seconds to read
 ROW = 1 << 20  # bytes at the end of metrics.jsonl in which the newest row is looked for
 DEPTH = 40  # objects and arrays in each other
 DIGITS = 39  # of a whole number: 128 bits, as random generators have
