@@ -185,7 +185,7 @@ def read_messages(run: Path) -> list[dict[str, Any]]:
             with suppress(FileError):
                 told = parse_json(line, MESSAGES)
                 if isinstance(text := told.get("text"), str):
-                    found.append({"text": text, "wall_s": number(told.get("wall_s"))})
+                    found.append({"text": text[:2000], "wall_s": number(told.get("wall_s"))})
     return found[:NEWEST]
 
 
@@ -200,7 +200,7 @@ def clean(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {name: number(value) for name, value in row.items()}
     dropped = row.get("dropped")
     counts = dropped.items() if isinstance(dropped, Mapping) else ()
-    return found | {"dropped": {str(cause): count for cause, value in counts if (count := number(value)) is not None}}
+    return found | {"dropped": {str(cause)[:60]: count for cause, value in counts if (count := number(value)) is not None}}
 
 
 def _about(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _head(
     steps, wall, episodes = (row.get(name) or 0 for name in ("env_steps", "wall_s", "episodes"))
     progress = budget.progress(steps, wall, episodes) if any(limits.values()) else None
     left = wall * (1 - progress) / progress if progress and state in ("running", "silent") else None
-    ended = str((summary or {}).get("ended") or "")
+    ended = str((summary or {}).get("ended") or "")[:200]
     why = f"{WHY.get(state, '')}{f' ({ended})' if ended and state != 'running' else ''}"
     return {
         "state": state,

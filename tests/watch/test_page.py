@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -245,3 +246,77 @@ def test_without_its_server_the_page_says_so(runs: Path, window: Any) -> None:
         assert not shown(window, "#banner")
     eventually(lambda: shown(window, "#banner"), what="the page does not say that it has no server")
     assert "freewheel watch" in text(window, "#banner")
+
+
+# ------------------------------------------------------------------------------------------------------------- hostile words
+
+EVIL = (
+    "<script>window.ran = 1</script>",
+    "<img src=x onerror='window.ran=2'>",
+    "javascript:window.ran=3",
+    "\"'><svg onload=window.ran=4>",
+    "\u202egnp.exe\u202c \u2066x\u2069",
+    "W" * 10_000,
+    "a\u2400b\x7f\x01\x1b[31m",
+    "<a href='http://198.51.100.1/x'>go</a>",
+    "\U0001f600" * 300,
+)
+LISTENER = (
+    "window.blocked = []; document.addEventListener('securitypolicyviolation', (one) => blocked.push(one.blockedURI))"
+)
+ELSEWHERE = "return performance.getEntriesByType('resource').filter((e) => !e.name.startsWith(location.origin)).length"
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """Runs whose every word is somebody else's, beside one of ours."""
+    folder = tmp_path_factory.mktemp("evil") / "runs"
+    write_run(folder / "ours", [row(k) for k in range(1, 40)])
+    for number, word in enumerate(EVIL):
+        rows = [row(k, dropped={word: k}, **{f"hook/{word}": 1.0, word: word}) for k in range(1, 20)]
+        name = f"{number}{word[:60]}".replace("/", "\u2215")
+        run = write_run(folder / name, rows, env=word, algo=word, mode=word)
+        summary = {
+            "error": word,
+            "problems": [word],
+            "ended": word,
+            "advice": word,
+            "produced": 10,
+            "dropped": {word: 9},
+        }
+        (run / "summary.json").write_text(json.dumps({**summary, "exit_code": 1}))
+        (run / "messages.jsonl").write_text(json.dumps({"text": word, "wall_s": 1.0}) + "\n")
+    parts = {"worker": 0, "state": EVIL[1], "waits_for": EVIL[0]}
+    write_status(folder / "ours", [worker(0), {**worker(1), **parts}, worker(2, "down", waits_for=EVIL[5])])
+    with watch(folder) as page:
+        yield page
+
+
+def test_words_of_others_run_nothing_ask_for_nothing_and_leave_the_page_in_shape(
+    evil: Page, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with browser(tmp_path_factory.mktemp("browser")) as window:
+        window.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": LISTENER})
+        window.get(evil.address)
+        eventually(lambda: len(texts(window, "#run-list td.name")) == len(EVIL) + 1, what="not every run is listed")
+        names = window.execute_script(
+            "return [...document.querySelectorAll('#run-list tr[data-run]')].map((e) => e.dataset.run)"
+        )
+        for width, height in ((1400, 1000), (390, 844)):
+            resize(window, width, height)
+            for name in names:
+                window.get(f"http://127.0.0.1:{evil.port}/?{urlencode({'run': name, 'with': names[0]})}")
+                shown = re.sub("[\x01\x1b\x7f\u202c\u202e\u2066\u2069]", lambda one: f"\\u{ord(one[0]):04x}", name)
+                eventually(lambda shown=shown: text(window, "#name") == shown, what=f"{shown} is not shown")
+                eventually(lambda: picture(window), what="nothing is drawn")
+                assert window.execute_script("return [window.ran ?? null, window.blocked]") == [None, []], name
+                assert window.execute_script(ELSEWHERE) == 0
+                assert window.execute_script("return document.documentElement.scrollWidth") <= width, name
+                assert "ours" in texts(window, "#run-list td.name")
+                assert window.execute_script("return document.querySelector('main').scrollHeight") < 6 * height, name
+                assert not re.search("[\u202a-\u202e\u2066-\u2069]", text(window, "body")), (
+                    "it would turn other words round"
+                )
+                if shots := os.environ.get("SHOTS"):
+                    window.save_screenshot(f"{shots}/{width}-{names.index(name)}.png")
+        assert complaints(window) == []

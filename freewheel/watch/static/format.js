@@ -49,10 +49,15 @@ export function spell(seconds) {
   return seconds < 0.95 ? `${digits(1000 * seconds)} ms` : `${digits(seconds)} s`;
 }
 
+/** As it is, but characters that show nothing, or turn round the order of others, by their numbers: what is told may be anybody's. */
+const plain = (text) => (typeof text !== "string" ? text
+  : text.replace(/[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`));
+
 /** An element with properties, attributes of `data` and children; text is never read as HTML. */
 export function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
+  if ("textContent" in properties) element.textContent = plain(properties.textContent);
+  element.append(...children.map(plain));
   return element;
 }
 
@@ -60,7 +65,8 @@ export const find = (id) => document.getElementById(id);
 
 /** Set a text only where it changes, so that selections and layouts stay. */
 export function write(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = plain(text);
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 /** What lies behind an element's `data-tip`, beside the pointer; at once and on touch, other than `title`. */
