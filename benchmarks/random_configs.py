@@ -205,7 +205,7 @@ def tried(case: Case) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads(paths[0].read_text()) if paths else {}
     return {
         "number": case.number,
-        "command": shlex.join(case.words),
+        "typed": shlex.join(case.words),
         "mistaken": case.mistaken,
         "minutes": case.minutes,
         "code": None if killed else process.returncode,
@@ -260,7 +260,7 @@ def _last_words(text: str) -> str:
 def show(row: Row) -> None:
     wrong = "  TRACEBACK" * row["foreign"] + "  LATE" * (row["over_s"] > LATE)
     print(
-        f"{row['number']:>4}  {row['outcome']:<16}{row['wall_s']:6.1f} s ({row['over_s']:+.1f}){wrong}  {row['command']}",
+        f"{row['number']:>4}  {row['outcome']:<16}{row['wall_s']:6.1f} s ({row['over_s']:+.1f}){wrong}  {row['typed']}",
         flush=True,
     )
     if row["outcome"] != "trained":
