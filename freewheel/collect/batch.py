@@ -56,7 +56,11 @@ class BatchConfig(WorkersConfig):
         size = self.size(spec)
         workers = 1 if spec.env.batched_on_device else size.workers
         pacing = OneAhead(
-            workers=workers, lanes=spec.env.lanes // workers, steps=size.steps, batch_steps=spec.batch.steps
+            workers=workers,
+            lanes=spec.env.lanes // workers,
+            steps=size.steps,
+            batch_steps=spec.batch.steps,
+            last=spec.whole and spec.whole // spec.batch.rows,
         )
         assembly = WholeBatches(pacing, authors=size.workers, quota=spec.batch.rows // size.workers)
         if spec.env.batched_on_device:

@@ -17,6 +17,7 @@ class OneAhead(Pacing):
 
     lanes: int  # of each worker
     batch_steps: int  # of each lane
+    last: int | None = None  # batches of the run; None: not known
     delivered: int = 0  # batches that the learner has got, with those of the run that this one continues
 
     @property
@@ -58,7 +59,8 @@ class OneAhead(Pacing):
         """Distribute all batches up to one after the newest version over the workers that are left."""
         target = self.cells["target"]
         here = [worker for worker, gone in enumerate(self.cells["gone"]) if not gone]
-        batches = self.cells["posted"][0] + 2 - self.cells["before"][0]
+        needed = self.cells["posted"][0] + 1
+        batches = min(needed + 1, max(needed, self.last or needed + 1)) - self.cells["before"][0]
         steps = -(-(batches * self.quota * self.workers - sum(target)) // self.lanes)
         share, extra = divmod(steps, max(1, len(here)))
         for place, worker in enumerate(here):

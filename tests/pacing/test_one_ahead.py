@@ -87,3 +87,14 @@ def test_without_exact_versions_the_newest_counts_the_batches(place: Place) -> N
     permits.publish(3, 0)
     permits.settle(0, tally(0), for_good=True)
     assert first.state() == {"batches": [3]}
+
+
+def test_no_batch_is_acted_that_the_run_does_not_need(place: Place) -> None:
+    pacing = ahead(1)
+    pacing.last = 2
+    permits = place(pacing)
+    targets = list[int]()
+    for version in range(4):
+        permits.publish(version, 0)
+        targets.append(pacing.cells["target"][0] // pacing.quota)
+    assert targets == [2, 2, 3, 4], "two batches; a learner that goes on all the same gets what it needs"
