@@ -58,6 +58,10 @@ def keeping_up(first: Plan, lighter: Sequence[Config]) -> Plan:
     cost, way = first.cost, way_of(first) if lighter and first.batch.episodes is None else None
     if way is None or way.kind != "free" or cost is None or cost.row <= 0:
         return first
+    if (
+        cost.computes and not first.config.collector.elsewhere
+    ):  # workers want the cores, not the learner's rows: see defaults.md
+        return first
     rate = forecast(way, StepTimes.of(cost), AT_ONCE, first.cores).rate / first.config.run.machine.learners
     chosen, spent = first, BESIDE * rate * _cost(first)
     for config in lighter:

@@ -9,6 +9,7 @@ import pytest
 
 from freewheel.config.auto import MEASURED
 from freewheel.config.resolve import from_argv, from_file
+from freewheel.rollout.probe import EnvCost
 from freewheel.run.advice import pace
 from freewheel.run.advice.policy_times import update_cost
 from freewheel.run.naming import name_run
@@ -24,9 +25,9 @@ FAST, USUAL, SLOW = (
 )  # seconds of a gradient step whatever its rows, and of a row
 
 
-def planned(words: str, tmp_path: Path) -> Plan:
+def planned(words: str, tmp_path: Path, env: EnvCost = SLEEPS) -> Plan:
     config = from_argv(["Toy-v0", *words.split(), "--runs-dir", str(tmp_path)])
-    return arrange(config, SLEEPS, name_run(config), "cpu")
+    return arrange(config, env, name_run(config), "cpu")
 
 
 @pytest.fixture
@@ -64,6 +65,12 @@ def test_the_learner_keeps_up_with_workers_that_run_free(words: str, minibatch: 
     assert (ppo["minibatch"], ppo["lr"]) == (minibatch, lr)
     changed = [name for name, source in plan.config.sources.items() if source == MEASURED]
     assert changed == (["ppo.minibatch", "ppo.lr"] if minibatch > 64 else [])
+
+
+@pytest.mark.usefixtures("_a_gradient_step_costs")
+@pytest.mark.parametrize("_a_gradient_step_costs", [USUAL], indirect=True)
+def test_an_environment_that_computes_shares_the_cores_with_the_usual_learner(tmp_path: Path) -> None:
+    assert planned("--mode continuous", tmp_path, COMPUTES).config.to_json()["ppo"]["minibatch"] == 64
 
 
 @pytest.mark.usefixtures("_a_gradient_step_costs")
