@@ -139,7 +139,6 @@ class Meter:
         line.seconds[line.kind] -= seconds
         self._began += seconds
         self._interval.began += seconds
-        self._interval.learner = dict(line.seconds)
 
     def record(self, told: Callable[[str, float, float], None]) -> None:
         """From now on tell what the learner does: each kind, when it began and when it ended, in seconds of the clock."""

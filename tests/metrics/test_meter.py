@@ -159,6 +159,17 @@ def test_lag_comes_from_the_learner(meter: Meter) -> None:
     assert meter.totals()["lag_max"] == 2.0
 
 
+def test_time_that_is_no_part_of_the_run_is_nowhere(meter: Meter, clock: Clock) -> None:
+    meter.begin()
+    clock.seconds += 7.0
+    meter.spare(6.0)
+    with meter.span("update"):
+        clock.seconds += 1.0
+    row = meter.row(ROWS, {}, None)
+    assert (meter.wall_s, row["wall_s"], row["time/learner_other"], row["time/learner_update"]) == (2.0, 2.0, 0.5, 0.5)
+    assert {kind: part for kind, part in meter.shares()["learner"].items() if part} == {"other": 0.5, "update": 0.5}
+
+
 def test_what_is_not_finite_is_null(meter: Meter, clock: Clock) -> None:
     ends = (math.inf, 3), (-math.inf, 4)
     meter.take(tick(chunk(1, *ends), metrics={"loss/value": math.nan, "loss/policy": torch.tensor(math.inf)}))
