@@ -4,7 +4,6 @@ a word; a trainer that is not connected itself can say so, and save what it has 
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,6 @@ from freewheel.transport.ray.cluster import Cluster
 
 ANSWERED = ("call", "ask")  # methods whose answers come later
 CLOSES = 5.0  # seconds for it to disconnect; then it is killed
-PROTOCOL = 5  # of pickle: rows are copied once
 LOST = (
     "the connection to Ray is lost: the raylet of this machine, one of its agents or the head of the cluster has ended; "
     "resume the run to go on from what is saved"
@@ -59,10 +57,6 @@ class Message(NamedTuple):
     number: int  # of what it returns; -1: nothing
     arguments: tuple[Any, ...]
     unused: Sequence[int] = ()  # numbers that may be forgotten
-
-
-def _received(line: Connection) -> Any:
-    return pickle.loads(line.recv_bytes())  # noqa: S301 - of a process of this run
 
 
 class Driver:
@@ -140,14 +134,14 @@ class Driver:
         with self._sending:
             unused = [self._unused.popleft() for _ in range(len(self._unused))]
             try:
-                self._line.send_bytes(pickle.dumps(Message(method, number, arguments, unused), PROTOCOL))
+                self._line.send(Message(method, number, arguments, unused))
             except OSError as error:
                 raise CollectorLostError(LOST) from error
         return number
 
     def _receive(self) -> Any:
         try:
-            found = _received(self._line)
+            found = self._line.recv()
         except (EOFError, OSError) as error:
             raise CollectorLostError(LOST) from error
         if isinstance(found, FreewheelError):
@@ -171,7 +165,7 @@ def _drive(line: Connection, variables: Mapping[str, str]) -> None:
     with suppress(EOFError, OSError):  # the trainer has ended
         import ray  # noqa: F401 - while the cluster starts
 
-        desk, cluster = _Desk(line), _received(line).arguments[0]
+        desk, cluster = _Desk(line), line.recv().arguments[0]
         try:
             with cluster:
                 desk.serve(cluster)
@@ -191,13 +185,13 @@ class _Desk:
 
     def say(self, what: Any) -> None:
         with self._sending:
-            self._line.send_bytes(pickle.dumps(what, PROTOCOL))
+            self._line.send(what)
 
     def serve(self, cluster: Cluster) -> None:
         calls = RayCalls(cluster)
         self.say(cluster.notes)
         threading.Thread(target=self._tell, name="freewheel-answers", daemon=True).start()
-        while (message := _received(self._line)).method != "close":
+        while (message := self._line.recv()).method != "close":
             self._do(calls, message)
 
     def _do(self, calls: RayCalls, message: Message) -> None:
