@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("ray")
 
 from benchmarks._trainers import RUN, Trainer, balanced
+from freewheel.run.checkpoints.checkpoint import load
 from tests.support.ray_nodes import Nodes
 from tests.support.trainers import wait_until
 
@@ -150,3 +151,17 @@ def test_nothing_of_a_killed_driver_stays_on_the_nodes(nodes: Nodes, tmp_path: P
         one.process.kill()
         one.process.wait()
         wait_until(lambda: sum(actors(nodes).values()) == 0, 15.0, "actors outlive their driver")
+
+
+@pytest.mark.timeout(200)
+def test_a_trainer_whose_own_raylet_dies_says_so_and_is_saved(nodes: Nodes, tmp_path: Path) -> None:
+    with training(tmp_path, nodes) as one:
+        wait_until(all_on(nodes, *nodes.ids), 40.0, "they do not start")
+        goes_on(one)
+        nodes.kill(nodes.ids[0])
+        one.end(60.0)
+        summary, last = one.summary(), one.said().splitlines()[-1]
+    assert (one.process.returncode, last) == (1, f"freewheel: {summary['error']}")
+    assert last.startswith("freewheel: the connection to Ray is lost")
+    assert balanced(summary)
+    assert load(one.path / "checkpoints", "latest").step == summary["env_steps"]
