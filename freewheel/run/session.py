@@ -125,10 +125,9 @@ class Session:
         self._time_is_up()
         self._hooks.start()
         self._stop.time_up = math.inf  # until the loop begins
-        self._note(*planned.config.notes)
-        self._note(*(planned.init.warnings if planned.init is not None else ()))
-        self._note(*filter(None, [planned.defaults_line]))
-        self._note(*planned.remarks, f"starting {planned.actors}")
+        warnings = planned.init.warnings if planned.init is not None else ()
+        self._note(*planned.config.notes, *warnings, *filter(None, [planned.defaults_line]), *planned.remarks)
+        self._note(f"starting {planned.actors}")
         factory = planned.runner_factory
         if planned.worker_config is None and not planned.spec.batched_on_device:
             factory = replace(factory, make=process.watched(planned.config.env.make, self._stop))

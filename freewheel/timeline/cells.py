@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from freewheel.core import NDArray
-from freewheel.timeline.model import Row, Span, Timeline
 
 DENSE = 32  # keys a span up to which a table of all keys is faster than sorting them
 KINDS = 4  # in a cell, usually
@@ -62,25 +59,3 @@ def fitted(spans: NDArray, most: int, cell: int) -> tuple[NDArray, int]:
 def cell_for(extent: int, most: int) -> int:
     """The length of a cell with which so much time takes about so many spans."""
     return max(extent * KINDS // most, 1)
-
-
-def coarse(timeline: Timeline, most: int = 5000) -> Timeline:
-    """The same in at most about so many spans, for a page that shows it beside others."""
-    each = max(most // max(len(timeline.rows), 1), 50)
-    return replace(timeline, rows=[_coarse_row(row, each) for row in timeline.rows])
-
-
-def _coarse_row(row: Row, most: int) -> Row:
-    if len(row.spans) <= most:
-        return row
-    looks = list(dict.fromkeys((span.kind, span.waits_for) for span in row.spans))
-    number = {look: place for place, look in enumerate(looks)}
-    numbers = [
-        (round(span.t0_s * 1e9), round(span.t1_s * 1e9), number[span.kind, span.waits_for]) for span in row.spans
-    ]
-    spans, _ = fitted(np.array(numbers, np.int64), most, cell_for(numbers[-1][1] - numbers[0][0], most))
-    found = []
-    for begin, end, code in spans.tolist():
-        kind, party = looks[code]
-        found.append(Span(kind, begin / 1e9, end / 1e9, party))
-    return replace(row, spans=found)

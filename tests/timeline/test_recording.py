@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from freewheel.core import WORKER_TIME
 from freewheel.timeline import recording as recordings
-from freewheel.timeline.cells import coarse, fitted, gathered
+from freewheel.timeline.cells import gathered
 from freewheel.timeline.chrome import RECENT, TRACE, read
 from freewheel.timeline.model import Row
 from freewheel.timeline.recording import Recording
 from freewheel.timeline.track import BLOCK, NAMES, SHORT, Ring, Track, TurnTrack
-from tests.support.timelines import made
 
 MS = 1_000_000
 STEP, INFER, WRITE, RESET, CREDIT = (
@@ -162,17 +161,6 @@ def test_gathered_spans_are_fewer_do_not_overlap_and_add_up_to_the_same(parts: l
         for code in range(4):
             assert (found[found[:, 2] == code] @ [-1, 1, 0]).sum() == (spans[spans[:, 2] == code] @ [-1, 1, 0]).sum()
     assert len(gathered(spans, 10_000)) <= 4
-
-
-def test_a_timeline_fits_into_so_many_spans_and_keeps_its_sums() -> None:
-    timeline = made(workers=4, rounds=500)
-    fewer = coarse(timeline, most=1000)
-    assert sum(len(row.spans) for row in fewer.rows) <= 1000
-    for one, other in zip(fewer.rows, timeline.rows, strict=True):
-        check_row(one)
-        assert one.seconds() == pytest.approx(other.seconds())
-        assert {span.waits_for for span in one.spans} == {span.waits_for for span in other.spans}
-    assert fitted(np.empty((0, 3), np.int64), 10, MS)[0].shape == (0, 3)
 
 
 # -------------------------------------------------------------------------------------------------------------- recording

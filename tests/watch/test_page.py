@@ -307,7 +307,7 @@ def test_words_of_others_run_nothing_ask_for_nothing_and_leave_the_page_in_shape
             for name in names:
                 window.get(f"http://127.0.0.1:{evil.port}/?{urlencode({'run': name, 'with': names[0]})}")
                 shown = re.sub("[\x01\x1b\x7f\u202c\u202e\u2066\u2069]", lambda one: f"\\u{ord(one[0]):04x}", name)
-                eventually(lambda shown=shown: text(window, "#name") == shown, what=f"{shown} is not shown")
+                eventually(lambda shown=shown: text(window, "#name") == shown, what=f"{shown} is not shown")  # type: ignore[misc]
                 eventually(lambda: picture(window), what="nothing is drawn")
                 assert window.execute_script("return [window.ran ?? null, window.blocked]") == [None, []], name
                 assert window.execute_script(ELSEWHERE) == 0
