@@ -63,9 +63,6 @@ def topics(results: Results) -> list[Topic]:
     return [topic for topic in kept if topic.charts]
 
 
-# -------------------------------------------------------------------------------------------------------------------- bars
-
-
 def _bars(results: Results, chart: Bars, pick: Callable[[Figures], Spread | None]) -> Bars:
     """The chart with a bar for each mode."""
     bars = []
@@ -131,9 +128,6 @@ def _cost(results: Results) -> Iterator[Chart]:
     yield _bars(results, start, lambda one: one.startup_s)
 
 
-# ------------------------------------------------------------------------------------------------------------------- lines
-
-
 def _learning(results: Results) -> Iterator[Chart]:
     over: list[tuple[Literal["time", "steps"], str, Show]] = [
         ("time", "wall time of the training", duration),
@@ -195,9 +189,6 @@ def _points(points: Sequence[ScalePoint]) -> tuple[tuple[float, float], ...]:
 
 def _by_workers(points: Sequence[ScalePoint], mode: str) -> list[ScalePoint]:
     return sorted((point for point in points if point.mode == mode), key=lambda point: point.workers)
-
-
-# ------------------------------------------------------------------------------------------------------------------ shares
 
 
 def _shares(results: Results) -> Iterator[Chart]:

@@ -91,9 +91,6 @@ def html(results: Results) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------- timelines
-
-
 def _timelines(results: Results) -> str:
     known = {
         case.mode: results.timelines[case.mode] for case in charts.ranked(results) if results.timelines.get(case.mode)

@@ -72,9 +72,6 @@ def mode_name(results: Results, mode: str) -> str:
     return tag("span", swatch + text(mode), class_="mode")
 
 
-# --------------------------------------------------------------------------------------------------------------- the answer
-
-
 def heading(results: Results) -> str:
     work = results.work
     amount = f"{work.rows:,} environment steps" + (f", {work.updates:,} updates" if work.updates is not None else "")
@@ -153,9 +150,6 @@ def failures(results: Results) -> str:
         if case.failed
     ]
     return "".join(found)
-
-
-# ----------------------------------------------------------------------------------------------------------- the main table
 
 
 class Column(NamedTuple):
@@ -239,9 +233,6 @@ def _mode_row(results: Results, case: CaseInfo) -> str:
     return tag("tr", first + "".join(cells), class_=kind, data_mode=case.mode)
 
 
-# ------------------------------------------------------------------------------------------------------------------- charts
-
-
 def topic(one: charts.Topic) -> str:
     wide = "pairs" if one.name in ("learning", "time") else "cards"
     shown = "".join(drawn(chart, getattr(chart, "about", "")) for chart in one.charts)
@@ -294,9 +285,6 @@ def scale(results: Results) -> str:
     )
     fold = tag("details", tag("summary", "All points") + numbers)
     return section("scale", "More workers", "", content + fold)
-
-
-# ------------------------------------------------------------------------------------------------------------------ details
 
 
 def modes(results: Results) -> str:

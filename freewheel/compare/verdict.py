@@ -21,9 +21,6 @@ def judged(results: Results) -> Results:
     return replace(results, recommendation=recommendation(results), pairs=tuple(pairs(results)))
 
 
-# ------------------------------------------------------------------------------------------------------- which mode to use
-
-
 @dataclass(frozen=True)
 class Margin:
     """How much faster one mode is than another."""
@@ -122,9 +119,6 @@ def _learning(one: Figures) -> float:
 
 def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-# ------------------------------------------------------------------------------------------------------ what each part brings
 
 
 def pairs(results: Results) -> Iterator[Pair]:

@@ -136,9 +136,6 @@ def ended_early(groups: Sequence[Group]) -> list[str]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------------ curves
-
-
 def curve(run: Run, x: str, y: str, smooth: int = 1) -> tuple[NDArray, NDArray]:
     """The points of a run at which both are known, x growing; y is the mean of the newest `smooth` points."""
     xs, ys = run.columns[x], run.columns[y]

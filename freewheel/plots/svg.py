@@ -33,9 +33,6 @@ def _open(width: int, height: float, label: str) -> str:
     return f'<svg class="chart" viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(label)}">'
 
 
-# -------------------------------------------------------------------------------------------------------------------- bars
-
-
 def _bars(chart: Bars) -> str:
     height = ROW * len(chart.bars) + (18 if chart.ideal is not None else 2)
     said = "; ".join(f"{bar.label} {bar.note or chart.show(bar.value)}" for bar in chart.bars)
@@ -79,9 +76,6 @@ def _bar(chart: Bars, bar: Bar, y: float, scale: float) -> Iterator[str]:
         )
         yield f'<path class="whisker" d="{path}"/>'
     yield "</g>"
-
-
-# ------------------------------------------------------------------------------------------------------------------- lines
 
 
 def _lines(chart: Lines) -> str:
@@ -178,9 +172,6 @@ def _legend(chart: Lines) -> str:
     keys += [("ink", style, text) for style, text in chart.styles.items() if style in styles]
     items = (f'<li class="{own} {style}"><i></i>{escape(text)}</li>' for own, style, text in keys)
     return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-# ------------------------------------------------------------------------------------------------------------------ stacks
 
 
 def _stacks(chart: Stacks) -> str:

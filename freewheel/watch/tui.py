@@ -167,9 +167,6 @@ def _pressed(seconds: float) -> str:
     return os.read(sys.stdin.fileno(), 1).decode(errors="replace") or "q" if ready else ""
 
 
-# ----------------------------------------------------------------------------------------------------------------- the parts
-
-
 def _page(watched: Watched, width: int, height: int, ascii_only: bool) -> list[Text]:
     """The parts from top to bottom. On a small terminal the curve shrinks, then the table of workers, then bars go."""
     row, status = watched.row, watched.follower.status

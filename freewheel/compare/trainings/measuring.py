@@ -137,9 +137,6 @@ def with_steps(case: Case, steps: int) -> Case:
     return replace(case, own={**case.own, "num_steps_per_env": steps}) if "num_steps_per_env" in case.own else case
 
 
-# ------------------------------------------------------------------------------------------------------------- how far it is
-
-
 class Progress:
     """A panel on a terminal, a line for each training elsewhere; on standard error. Implements Display."""
 
