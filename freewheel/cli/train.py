@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -96,7 +97,8 @@ def _run(argv: Sequence[str]) -> int:
         from freewheel.envs.family import imported_by_workers
         from freewheel.transport import forkserver
 
-        forkserver.prepare(imported_by_workers(config.env), config.env.timeouts.construct)
+        seconds = 60 * (config.run.budget.minutes or math.inf)
+        forkserver.prepare(imported_by_workers(config.env), min(config.env.timeouts.construct, seconds))
     from freewheel.run.trainer import run
 
     with lasting_output():
