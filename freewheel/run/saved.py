@@ -64,7 +64,7 @@ class RunDirectory:
 
     def keep(self) -> None:
         """Make again what has been removed or could not be made, and save what could not be saved."""
-        if self.outages[CONFIG].problem or not (self.path / CONFIG).is_file():
+        if any(self.outages[name].problem for name in (CONFIG, TARGETS)) or not (self.path / CONFIG).is_file():
             if not self.path.is_dir():
                 self._say(f"{self.path} was removed while the run writes to it; it is made again")
             self.write(CONFIG, self._config)

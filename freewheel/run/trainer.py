@@ -151,6 +151,8 @@ def train_part(
             saver.go_on_from(earlier)
             stop.begin()  # nothing has been changed so far
             directory.go_back(int(earlier.progress["metrics_bytes"]))
+        elif claim:
+            directory.keep()
         else:
             directory.store.go_back_to(None)
             directory.go_back()
