@@ -26,12 +26,15 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 import typing
 from collections.abc import Iterable
 
 DONE, FAILED, USAGE, DEGRADED, SIGNALLED = 0, 1, 2, 3, 128  # exit codes; the last is added to a signal's number
 
 
+#: Controls, line ends, marks that change the direction of writing, and halves of characters, which cannot be encoded.
+ACTING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 LONGEST = 4_000  # characters of a foreign exception's message
 
 
@@ -114,9 +117,7 @@ def text_of(error: BaseException) -> str:
 
 def printable(text: str, kept: str = "") -> str:
     """What others have written, for a terminal: characters that cannot be seen, but act on it, are shown by their numbers."""
-    if text.isprintable():
-        return text
-    return "".join(one if one in kept or one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return ACTING.sub(lambda one: one[0] if one[0] in kept else one[0].encode("unicode_escape").decode(), text)
 
 
 def cut(text: str, most: int = LONGEST) -> str:

@@ -23,9 +23,8 @@ class ExportOptions(PolicyOptions):
 
 
 def _run(argv: Sequence[str]) -> int:
-    import sys
-
     from freewheel.run.export import export
+    from freewheel.run.plan import print_line
     from freewheel.run.policy import load
 
     options = parse(ExportOptions, argv, "export")
@@ -35,7 +34,7 @@ def _run(argv: Sequence[str]) -> int:
     out = Path(options.out) if options.out else policy.path.parents[1] / "export"
     folder = export(policy, out, options.format)
     for path in sorted(folder.iterdir()):
-        sys.stdout.write(f"{path}\n")
+        print_line(str(path))
     return 0
 
 

@@ -38,7 +38,6 @@ class ReplayOptions:
 
 def _run(argv: Sequence[str]) -> int:
     """0: identical; 1: not."""
-    import sys
     from pathlib import Path
 
     options = parse(ReplayOptions, argv, "replay")
@@ -50,7 +49,7 @@ def _run(argv: Sequence[str]) -> int:
     until = Until(steps=options.until, updates=options.until_update)
     out = Path(options.out) if options.out else None
     result = replay(saved, until=until, out=out, inline=options.inline, report=print_line)
-    sys.stdout.write("\n".join(result.lines()) + "\n")
+    print_line("\n".join(result.lines()))
     return 0 if result.identical else 1
 
 

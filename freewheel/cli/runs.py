@@ -135,7 +135,7 @@ def _cells(entry: RunEntry, now: float, name: str, members: Sequence[RunEntry] =
         Text(f"{statistics.fmean(bests):.1f}" if bests else "-"),
         Text(", ".join(states), COLOURS.get(states[0], "")),
         Text(age(now - entry.updated)),
-        Text("" if members else " ".join(entry.problem.split()), "dim"),
+        Text("" if members else entry.problem, "dim"),
     ]
 
 

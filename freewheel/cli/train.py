@@ -89,9 +89,10 @@ def _run(argv: Sequence[str]) -> int:
     if own.print_config:
         return _print_config(config)
     if own.dry_run:
+        from freewheel.run.plan import print_line
         from freewheel.run.trainer import check
 
-        sys.stdout.write("\n".join(check(config).lines()) + "\n")
+        print_line("\n".join(check(config).lines()))
         return 0
     if not config.env.on_device:  # a process needs about as long to start as what follows to be imported
         from freewheel.envs.family import imported_by_workers
@@ -115,12 +116,13 @@ def _resume(own: CommandOptions, argv: Sequence[str]) -> int:
 
 def _federate(argv: Sequence[str], own: CommandOptions) -> int:
     from freewheel.federate import start
+    from freewheel.run.plan import print_line
 
     if own.seeds or own.print_config:
         raise UsageError("--federate is one run of many sites: leave out --seeds, --jobs and --print-config")
     federation = start.read(argv, own.federation, trust=own.trust)
     if own.dry_run:
-        sys.stdout.write("\n".join(federation.lines()) + "\n")
+        print_line("\n".join(federation.lines()))
         return 0
     with lasting_output():
         return start.train(federation)
@@ -137,12 +139,13 @@ def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
     config = resolve.from_argv([*argv, "--seed", str(numbers[0])], trust=trust)
     if own.print_config:
         return _print_config(config)
+    from freewheel.run.plan import print_line
     from freewheel.run.trainer import check
 
     planned = check(config)
     if own.dry_run:
         group = seeds.group_of(planned, numbers, own.jobs)
-        sys.stdout.write("\n".join(seeds.plan_lines(planned, group)) + "\n")
+        print_line("\n".join(seeds.plan_lines(planned, group)))
         return 0
     if config.among:  # all runs in one mode
         argv = [*argv, "--mode", planned.config.mode]

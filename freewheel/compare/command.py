@@ -119,6 +119,7 @@ def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
     from freewheel.compare.trainings.measuring import Progress
     from freewheel.files.output import complain
     from freewheel.files.terminal import Terminal
+    from freewheel.run.plan import print_line
     from freewheel.run.process import Stop
 
     stop = Stop()
@@ -132,7 +133,7 @@ def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
                 folder.rmdir()
             raise
         if folder is None:
-            sys.stdout.write("\n".join(plan.lines()) + "\n")
+            print_line("\n".join(plan.lines()))
             return DONE
         stop.begin()
         with Progress(plan.title) as progress:

@@ -199,7 +199,7 @@ def read_file(path: Path, *, typed: bool) -> dict[str, Any]:
         data = typed_content(path, most) if typed else content(path, most)
         found = _read_toml(data, path) if path.suffix == ".toml" else parse_json(data, str(path))
         for text in (*found, *found.values()):
-            if isinstance(text, str) and not text.isprintable():
+            if isinstance(text, str) and text.splitlines()[1:]:
                 raise FileError(f"{path} is damaged: {show(text)} is not a name or value of an option")
     except FileError as error:
         if not typed:

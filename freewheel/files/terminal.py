@@ -27,5 +27,4 @@ class Terminal(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            shown = segment.control or segment.text.isprintable()
-            yield segment if shown else Segment(printable(segment.text, "\n"), segment.style)
+            yield segment if segment.control else Segment(printable(segment.text, "\n"), segment.style)

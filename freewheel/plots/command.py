@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from freewheel.errors import FileError, Range, UsageError, check_ranges
+from freewheel.errors import FileError, Range, UsageError, check_ranges, printable
 from freewheel.files.reach import typed
 from freewheel.plots.timeline import TIMELINE
 from freewheel.registry import Command
@@ -57,7 +57,7 @@ def _run(argv: Sequence[str]) -> int:
             picture.write(charts, path, columns=len(charts) if options.y else min(len(charts), 2), title=title)
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}; choose another --out") from None
-        sys.stdout.write(f"{path}\n")
+        sys.stdout.write(f"{printable(str(path))}\n")
     return 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from freewheel.errors import Range, UsageError, check_ranges
+from freewheel.errors import Range, UsageError, check_ranges, printable
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _write_page(timeline: Timeline, path: Path, title: str) -> None:
         disk.deliver(path, page(timeline, title).encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose another --html") from None
-    sys.stdout.write(f"{path}\n")
+    sys.stdout.write(f"{printable(str(path))}\n")
 
 
 TIMELINE = Command(

@@ -62,12 +62,13 @@ def _run(argv: Sequence[str]) -> int:
     others, given = flags.split_argv(argv, flags.option_types(TuneOptions))
     own = flags.build(TuneOptions, given)
     config = configure(others, trust=own.trust)
+    from freewheel.run.plan import print_line
     from freewheel.tune import file
 
     path = Path(own.out)
     file.check_place(path)
     if own.dry_run:
-        sys.stdout.write("\n".join(_plan_lines(config, own, path)) + "\n")
+        print_line("\n".join(_plan_lines(config, own, path)))
         return 0
     from freewheel.tune.result import Tuning
 

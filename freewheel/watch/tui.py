@@ -18,7 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from freewheel.errors import FileError, SetupError, printable
+from freewheel.errors import ACTING, FileError, SetupError, printable
 from freewheel.files.terminal import Terminal
 from freewheel.metrics import targets
 from freewheel.metrics.meter import Budget
@@ -127,7 +127,7 @@ class View:
         if self.watched is None:
             return [Text(f"no run in {self._directory} yet; it appears here when a training begins", "dim"), _keys()]
         page = _page(self.watched, width, height, ascii_only)[:height]
-        return [line if line.plain.isprintable() else Text(printable(line.plain), no_wrap=True) for line in page]
+        return [Text(printable(line.plain), no_wrap=True) if ACTING.search(line.plain) else line for line in page]
 
 
 def run_tui(directory: Path, run: str | None = None) -> int:

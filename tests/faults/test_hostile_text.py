@@ -47,6 +47,7 @@ def change(path: Path, **values: Any) -> None:
 HOSTILE: dict[str, Callable[[Path], object]] = {
     "env": lambda run: change(run / "config.json", env=EVIL),
     "algo": lambda run: change(run / "config.json", algo=EVIL, mode=EVIL),
+    "a name": lambda run: change(run / "config.json", run=EVIL.partition("\r")[0].replace("/", "")),
     "an option": lambda run: change(run / "config.json", **{EVIL: 1}),
     "a value": lambda run: change(run / "config.json", num_envs=[EVIL]),
     "an argument": lambda run: change(run / "config.json", env_args={EVIL: EVIL}),
@@ -59,7 +60,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 COMMANDS = (
     ["runs"], ["doctor", "--why-stuck", "one"], ["eval", "one"], ["play", "one", "--render", "none"], ["resume", "one"],
     ["timeline", "one"], ["replay", "one"], ["export", "one"], ["train", "--config", "runs/one/config.json"],
-    ["compare", "--report", "runs/one/config.json"],
+    ["compare", "--report", "runs/one/config.json"], ["train", "--config", "runs/one/config.json", "--dry-run"],
 )  # fmt: skip
 
 
@@ -78,7 +79,11 @@ def test_no_command_prints_what_acts_on_a_terminal(
     shutil.copytree(good, tmp_path / "runs" / "one", symlinks=True)
     HOSTILE[name](tmp_path / "runs" / "one")
     for command in COMMANDS:
-        if command[0] in ("train", "resume") and name in ("error", "policy", "manifest", "checkpoints"):
+        if (
+            command[0] in ("train", "resume")
+            and name in ("a name", "error", "policy", "manifest", "checkpoints")
+            and command[-1] != "--dry-run"
+        ):
             continue  # they would train
         cli.main(command)
         out, err = capfd.readouterr()
@@ -121,4 +126,10 @@ def _budget() -> Any:
 
 def test_what_can_be_seen_stays() -> None:
     assert printable("ü € 漢 ░▒ |") == "ü € 漢 ░▒ |"
+    assert printable("\u200d\xa0\U00018cd6") == "\u200d\xa0\U00018cd6"
     assert printable("a\n\x1b\ud800\u202e", "\n") == "a\n\\x1b\\ud800\\u202e"
+
+
+def test_the_name_of_an_environment_is_no_markup(capfd: pytest.CaptureFixture[str]) -> None:
+    assert [cli.main([*command, "[/x]"]) for command in (["check"], ["compare", "--dry-run"])] == [1, 1]
+    assert capfd.readouterr().err.count("cannot make '[/x]'") == 1

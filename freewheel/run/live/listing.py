@@ -92,7 +92,7 @@ def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
         state=state,
         updated=updated,
         group=group,
-        problem=printable((problems or [str(failed or "")])[0]),
+        problem=printable(" ".join((problems or [str(failed or "")])[0].split())),
     )
 
 

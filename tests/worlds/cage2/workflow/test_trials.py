@@ -127,7 +127,7 @@ def test_a_kill_while_writing_leaves_the_old_state(tmp_path: Path, monkeypatch: 
     book = Book(tmp_path)
     book.save({}, Search(RULES, FINISHED[:1]))
 
-    def killed(*args: object) -> None:
+    def killed(*args: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("os.replace", killed)
