@@ -11,6 +11,7 @@
     ├── MeasureError              exit 1   a training that was to be measured failed, or took too long
     ├── DiskError                 exit 1   the last weights or the summary could not be written
     ├── DivergedError             exit 1   the learner's numbers are not finite: it learns nothing
+    ├── NothingLearnedError       exit 1   the whole time of a run was over before its first update
     ├── PeerLostError             exit 1   one of several learners that train together is gone: the others cannot go on
     └── ObservationError          exit 1   what predict() was given does not fit the policy; also a ValueError
 
@@ -82,6 +83,10 @@ class DiskError(FreewheelError):
 
 class DivergedError(FreewheelError):
     """A learner whose updates are skipped, because a number in them is not finite, or whose weights are not."""
+
+
+class NothingLearnedError(FreewheelError):
+    """The time, the steps or the episodes of a run were over before its first update."""
 
 
 class PeerLostError(FreewheelError):

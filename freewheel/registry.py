@@ -189,7 +189,7 @@ def own_module(place: str) -> ModuleType:
         near = [file.stem for file in Path.cwd().glob("*.py")]
         hint = nearest(place, near, ": install it, go to its folder, or write path/to/file.py:Name")
         raise SetupError(f"cannot import '{place}': there is no module '{error.name}'{hint}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(place, error) from error
 
 
@@ -247,7 +247,7 @@ def _from_file(file: Path) -> ModuleType:
     return module
 
 
-def _broken(place: str, error: Exception) -> SetupError:
+def _broken(place: str, error: BaseException) -> SetupError:
     """A module that raises when it is imported: a summary line, then its traceback from its own first line on."""
     if isinstance(error, SetupError):
         return error

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from freewheel import __version__
-from freewheel.errors import FreewheelError
+from freewheel.errors import FAILED, SIGNALLED, FreewheelError
 from freewheel.files.output import complain, fill_standard_streams
 from freewheel.registry import Command, Registry
 from freewheel.transport.learners.place import of_torchrun
@@ -42,6 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except SystemExit as error:  # of code of the user's, unless a signal has ended the command
+        if isinstance(error.code, int) and error.code > SIGNALLED:
+            raise
+        from freewheel.run.process import exit_called
+
+        complain(str(exit_called(error)))
+        return FAILED
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -7,11 +7,22 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
-from freewheel.errors import DEGRADED, DONE, FAILED, SIGNALLED, EnvError, FreewheelError, SetupError
+from freewheel.errors import (
+    DEGRADED,
+    DONE,
+    FAILED,
+    SIGNALLED,
+    EnvError,
+    FreewheelError,
+    NothingLearnedError,
+    SetupError,
+)
+from freewheel.metrics.meter import Budget
+from freewheel.run import process
 from freewheel.run.process import Interrupted
 
 Out = TypeVar("Out")
@@ -41,12 +52,21 @@ class Ending:
         return first
 
     def fail(self, error: BaseException, what: str) -> None:
+        if isinstance(error, SystemExit):
+            error = process.exit_called(error)
         if self.failure is None:
             self.failure, self.reason = error, "failed"
             return
         if error is not self.failure:
             self.failure.add_note(f"{what[0].upper()}{what[1:]} failed after that: {error!r}")
             self.problems.append(f"{what} failed: {_first_line(error)}")
+
+    def judge(self, budget: Budget, done: Mapping[str, int]) -> None:
+        """A run that has used up what it was given without an update is no success."""
+        if self.failure is None and vars(budget).get(self.reason) and not done["updates"]:
+            spent = f"--{self.reason} were over after {done['env_steps']:,} env steps, before the first update"
+            remedy = "give more to `freewheel resume`, or ask for fewer rows an update"
+            self.fail(NothingLearnedError(f"nothing was learned: {spent}; {remedy}"), "training")
 
     def attempt(self, what: str, part: Callable[[], Out], otherwise: Out) -> Out:
         """One part of the end; if it fails, what to go on with."""

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 from freewheel.collect.mode import WorkersConfig
 from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor, NDArray, Played, ReplayingEnv, SeedStream
 from freewheel.envs.lane import Lane
-from freewheel.errors import SIGNALLED, EnvError
+from freewheel.errors import SIGNALLED, EnvError, SetupError
 from freewheel.rollout.factory import MakeEnv
 from freewheel.rollout.probe import usable_cores
 from freewheel.rollout.whereabouts import CALL, CONSTRUCT, ELSEWHERE, PHASE, RESET, SINCE, cells
@@ -135,6 +135,9 @@ def beside(collector: Collector, work: Callable[[], Out], device: str) -> Out:
         return result.result()
 
 
+PACKAGE = str(Path(__file__).parents[1])  # where our own code is
+
+
 class Interrupted(BaseException):
     """A signal asked the run to end."""
 
@@ -156,7 +159,7 @@ class ClosingError(EnvError):
 
 
 class ExitCalled(SystemExit):
-    """An environment in this process called os._exit."""
+    """Code of the user's in this process called os._exit."""
 
     def __str__(self) -> str:
         return f"os._exit({self.code})"
@@ -406,6 +409,16 @@ def lane_of(frame: FrameType | None) -> Lane | None:
             return own
         frame = frame.f_back
     return None
+
+
+def exit_called(error: SystemExit) -> SetupError:
+    """The error for code of the user's, no environment, that wanted to end this process: 0 would say that all is well."""
+    did = str(error) if isinstance(error, ExitCalled) else f"sys.exit({error.code!r})"
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(PACKAGE)]
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "code of yours"
+    return SetupError(
+        f"{place} called {did}, which would have ended all without a word: a hook ends a run with run.stop()"
+    )
 
 
 def left(error: SystemExit | KeyboardInterrupt) -> EnvError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.core import Collector, GraphedLearner, RowCounts, Snapshot, Tick
-from freewheel.errors import SIGNALLED, CollectorLostError, DiskError, EnvError, FreewheelError
+from freewheel.errors import SIGNALLED, CollectorLostError, DiskError, EnvError, FreewheelError, NothingLearnedError
 from freewheel.learn.finite import Judge
 from freewheel.ledger import balance, settle, total
 from freewheel.loop import loop
@@ -110,6 +110,7 @@ class Session:
                 ending.reason = end.reason
             except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
                 ending.fail(without_descriptors(error, self._plan.spec.name), "training")
+            ending.judge(self._budget, self._meter.done)
             self._stop.training_over(self._budget.minutes)
             self._stop.over, self._stop.row_due = True, math.inf
             ending.begin()
@@ -220,7 +221,8 @@ class Session:
 
     def _save_last(self, ended: str, waiting: Callable[[], None] = lambda: None) -> Path | None:
         """Save all, so that the run can be resumed; only the weights if an update has failed or was cut by a signal."""
-        failed = not isinstance(self._ending.failure, EnvError | CollectorLostError | None)
+        harmless = EnvError | CollectorLostError | NothingLearnedError | None
+        failed = not isinstance(self._ending.failure, harmless)
         whole = not (self._turning and (failed or self._stop.cut))
         with self._meter.span("save"):
             return self._saver.last(ended, whole=whole, waiting=waiting)

@@ -79,8 +79,9 @@ def run(
     config = by_torchrun(config, place)
     if place is not None and place.rank:
         return followed(place)
-    own, stop = [*find_hooks(config.run.hooks), *find_hooks(hooks)], Stop()
+    stop = Stop()
     with stop.listening(), clock, Watchdog(stop, config.env.label, config.env.timeouts):
+        own = [*find_hooks(config.run.hooks), *find_hooks(hooks)]
         chosen(config.run.output.all_sinks)
         report = silent if quiet else print_line
         there, began, imports = again if earlier is None else earlier.path, time.monotonic(), list[float]()

@@ -121,8 +121,8 @@ class Watchdog:
         self._held.close()
 
     def _exit_called(self, status: int) -> NoReturn:
-        """Instead of os._exit while a run is watched: an environment must not end it without a word."""
-        if os.getpid() == self._pid and threading.get_ident() == self._runs_in and cells[SINCE]:
+        """Instead of os._exit while a run is watched: no environment and no hook must end it without a word."""
+        if os.getpid() == self._pid and threading.get_ident() == self._runs_in:
             raise ExitCalled(status)
         self._exit(status)
 

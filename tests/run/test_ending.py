@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from typing import Any
 import pytest
 
 import freewheel
+from freewheel.cli import main as cli
 from freewheel.collect.serial import SerialCollector
 from freewheel.core import RowCounts
-from freewheel.errors import DivergedError, EnvError, LedgerError, UsageError
+from freewheel.errors import DivergedError, EnvError, LedgerError, SetupError, UsageError
 from freewheel.run import session
 from freewheel.run.ending import Ending, exit_code_of
 from freewheel.run.hooks import Run
@@ -207,3 +210,34 @@ def test_a_diverged_run_keeps_its_last_finite_weights(tmp_path: Path) -> None:
         train(tmp_path, **SHORT | {"steps": 6400}, hooks=[TooFast()])
     summary = summary_of(tmp_path)
     assert (summary["exit_code"], summary["updates"], summary["dropped"]["nan"]) == (1, 10, 640)
+
+
+# ------------------------------------------------------------------------------------------------------------- no green exits
+
+
+@pytest.mark.parametrize("event", ["on_start", "on_update", "on_episode", "on_stop"])
+@pytest.mark.parametrize("leave", ["sys.exit", "os._exit"])
+def test_a_hook_that_ends_the_process_has_failed_whatever_number_it_gives(
+    event: str, leave: str, tmp_path: Path
+) -> None:
+    calls: dict[str, Callable[[int], object]] = {"sys.exit": sys.exit, "os._exit": lambda code: os._exit(code)}  # noqa: PLW0108 - it is replaced
+    hook = type("Leaving", (freewheel.Hook,), {event: lambda *_: calls[leave](0)})()
+    with pytest.raises(SetupError, match=rf"test_ending\.py:\d+ called {leave}\(0\)"):
+        train(tmp_path, hooks=[hook], run="one")
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    assert (summary["exit_code"], summary["ended"]) == (1, "failed")
+    assert "which would have ended all" in summary["error"]
+
+
+def test_a_module_that_ends_the_process_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "leaves_at_once.py").write_text("import os\nos._exit(0)\n")
+    for name in ("leaves", "leaves_at_once"):
+        with pytest.raises(SetupError, match=rf"cannot import '{tmp_path}/{name}\.py': it raised"):
+            train(tmp_path, hooks=[f"{tmp_path}/{name}.py:X"])
+
+
+@pytest.mark.parametrize(("code", "answer"), [(0, 1), (None, 1), (3, 1), ("words", 1)])
+def test_a_command_that_is_left_on_the_way_has_failed(code: Any, answer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_dispatch", lambda _: sys.exit(code))
+    assert cli.main(["eval", "one"]) == answer
