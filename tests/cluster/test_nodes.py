@@ -139,9 +139,10 @@ def test_a_cluster_that_grows_gets_the_workers_that_had_no_room(tmp_path: Path) 
         goes_on(one)
         nodes.kill(new)  # and it shrinks again
         wait_until(lambda: sum(actors(nodes).values()) == 3, 60.0, "actors outlive their node")
+        wait_until(lambda: restarts(one) >= 3, 60.0, "the loss is not seen")  # Ray needs some 15 s
         goes_on(one)
         summary = end(one)
-    assert summary["worker_restarts"] == 3
+    assert summary["worker_restarts"] == one.said().count("is replaced") >= 3
 
 
 @pytest.mark.timeout(200)

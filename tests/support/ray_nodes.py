@@ -21,6 +21,7 @@ import psutil
 from freewheel.transport.ray import keeper
 
 LOOPBACK = "127.0.0.1"
+LOST = 10.0  # seconds until a process that was killed has ended
 BYTES = 80 * 2**20  # of a node's object store
 
 
@@ -97,7 +98,10 @@ def main(host: str) -> None:
             elif "actors" in words:
                 _say(count=nodes[words["actors"]].actors())
             else:
-                nodes[words["kill"]].raylet.send_signal(words["number"])
+                raylet = nodes[words["kill"]].raylet
+                raylet.send_signal(words["number"])
+                if words["number"] == signal.SIGKILL:
+                    raylet.wait(LOST)  # its workers take one that nobody has waited for to be alive
                 _say()
     finally:
         keeper.end_all(folder, descendants=True)
