@@ -56,24 +56,17 @@ def _episode_steps(planned: Plan) -> float:
 def keeping_up(first: Plan, lighter: Sequence[Config]) -> Plan:
     """The plan, with the first of these configs, each with less work a row, with which workers hardly wait for the learner."""
     cost, way = first.cost, way_of(first) if lighter and first.batch.episodes is None else None
-    if way is None or way.kind != "free" or cost is None or cost.row <= 0:
+    shared = (
+        cost is not None and cost.computes and not first.config.collector.elsewhere
+    )  # the cores: see docs/defaults.md
+    if way is None or way.kind != "free" or cost is None or cost.row <= 0 or shared:
         return first
-    if (
-        cost.computes and not first.config.collector.elsewhere
-    ):  # workers want the cores, not the learner's rows: see defaults.md
-        return first
-    rate = forecast(way, StepTimes.of(cost), AT_ONCE, first.cores).rate / first.config.run.machine.learners
-    chosen, spent = first, BESIDE * rate * _cost(first)
-    for config in lighter:
-        if spent <= ROOM:
-            break
-        there = replace(first, config=config)
-        if (less := BESIDE * rate * _cost(there)) > WORTH * spent:
-            break
-        chosen, spent = there, less
+    machine, chosen = first.config.run.machine, first
+    rate = forecast(way, StepTimes.of(cost), AT_ONCE, first.cores).rate / machine.learners
+    with learner_threads(machine.threads):
+        spent = BESIDE * rate * update_cost(first)
+        for there in (replace(first, config=config) for config in lighter):
+            if spent <= ROOM or (less := BESIDE * rate * update_cost(there)) > WORTH * spent:
+                break
+            chosen, spent = there, less
     return chosen
-
-
-def _cost(planned: Plan) -> float:
-    with learner_threads(planned.config.run.machine.threads):
-        return update_cost(planned)
