@@ -53,15 +53,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # of a path that was typed: nothing has been started
-            complain(
-                f"{str(error.filename)[:60]}...: a name in a path, or all of it, is too long; choose a shorter one"
-            )
-            return 2
-        if error.errno not in EXHAUSTED:
-            raise
-        sys.stderr.write(f"freewheel: {os.strerror(error.errno)}: {EXHAUSTED[error.errno]}\n")
-        return 1
+        return _exhausted(error)
+
+
+def _exhausted(error: OSError) -> int:
+    """The exit code where the system has run out of something, or where the path that was typed is too long."""
+    if error.errno == errno.ENAMETOOLONG:  # nothing has been started
+        complain(f"{str(error.filename)[:60]}...: a name in a path, or all of it, is too long; choose a shorter one")
+        return 2
+    if error.errno not in EXHAUSTED:
+        raise error
+    complain(f"{os.strerror(error.errno)}: {EXHAUSTED[error.errno]}")
+    return 1
 
 
 def _dispatch(argv: list[str]) -> int:

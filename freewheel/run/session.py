@@ -221,8 +221,7 @@ class Session:
 
     def _save_last(self, ended: str, waiting: Callable[[], None] = lambda: None) -> Path | None:
         """Save all, so that the run can be resumed; only the weights if an update has failed or was cut by a signal."""
-        harmless = EnvError | CollectorLostError | NothingLearnedError | None
-        failed = not isinstance(self._ending.failure, harmless)
+        failed = not isinstance(self._ending.failure, EnvError | CollectorLostError | NothingLearnedError | None)
         whole = not (self._turning and (failed or self._stop.cut))
         with self._meter.span("save"):
             return self._saver.last(ended, whole=whole, waiting=waiting)
