@@ -59,6 +59,7 @@ class Walk:
         self._env = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
         }
+        self._env["FREEWHEEL_CACHE"] = str(folder / "cache")  # a new user's is empty
         self._after, self._begun, self.trained_s = folder / "variables", time.monotonic(), 0.0
 
     def run(self, line: str, cwd: Path) -> str:
