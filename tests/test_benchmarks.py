@@ -49,6 +49,7 @@ QUICK = (
     "ray_costs",
     "ray_straggler",
     "ray_cyborg",
+    "reliability",
     "cluster_model",
     "versus_modes",
     "versus_sac",

@@ -119,9 +119,6 @@ class NextEpisodes:
         return self.stream.seed(int(k) + 1)
 
 
-# ------------------------------------------------------------------------------------------- what environments do for it
-
-
 class Lane(Protocol):
     """One environment that plays the episodes of a stream."""
 

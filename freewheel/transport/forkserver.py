@@ -253,9 +253,6 @@ def tie(descriptor: int) -> None:
         signal.raise_signal(signal.SIGKILL)
 
 
-# ------------------------------------------------------------------------------------------------------------------ the end
-
-
 def kill_group(pid: int) -> None:
     """Kill a process that leads a group, and all in its group, also after it has ended itself."""
     with suppress(ProcessLookupError, PermissionError):

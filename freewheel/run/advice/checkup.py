@@ -188,9 +188,6 @@ def _elsewhere(same: bool) -> Finding:
     return Finding("note", "processes", "another process gives other steps under the same seed", remedy)
 
 
-# ------------------------------------------------------------------------------- the contract, tried in another process
-
-
 @dataclass(frozen=True)
 class Inspection:
     """What was found in one process."""

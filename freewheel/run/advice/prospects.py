@@ -115,9 +115,6 @@ def times(gain: float) -> str:
     return f"{gain:.0f}x" if gain >= 9.5 else f"{gain:.1f}x"
 
 
-# ----------------------------------------------------------------------------------------------------------- what to type
-
-
 def in_mode(config: Config, mode: str) -> Config:
     """The same run in another mode, or in its own, with the default options of that mode."""
     return replace(resolve.from_argv(words(config, mode)), env=config.env)
@@ -165,9 +162,6 @@ def _tokens(name: str, value: Any) -> flags.Tokens:
     if rows or (name.startswith(vocabulary.FREE) and not isinstance(value, str)):
         return (json.dumps(value),)
     return flags.tokens(value)
-
-
-# --------------------------------------------------------------------------------------------------- a run that has ended
 
 
 def closing(planned: Plan, summary: Mapping[str, Any]) -> str | None:

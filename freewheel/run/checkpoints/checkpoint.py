@@ -137,9 +137,6 @@ def require_finite(step: int, params: Mapping[str, NDArray]) -> None:
         raise DivergedError(f"the weights '{broken}' of step {step} are not finite and are not saved")
 
 
-# ----------------------------------------------------------------------------------------------------------------- writing
-
-
 def make_private(folder: Path) -> Path:
     """Create a folder and its missing parents, readable only by their owner (0700)."""
     if not folder.is_dir():
@@ -233,9 +230,6 @@ def _put(path: Path, given: Content) -> Entry:
     except OSError:  # a file system without hard links
         disk.copy(given.path, path)
     return given.entry
-
-
-# ----------------------------------------------------------------------------------------------------------------- reading
 
 
 def load(root: Path, which: str = "latest") -> Checkpoint:
@@ -401,9 +395,6 @@ def _verified(path: Path, entry: Entry) -> bytearray:
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise CheckpointError(damaged)
     return data
-
-
-# ------------------------------------------------------------------------------------------------------------------- names
 
 
 def names(root: Path) -> list[Name]:

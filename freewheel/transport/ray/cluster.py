@@ -202,9 +202,6 @@ class Cluster:
         ]
 
 
-# ------------------------------------------------------------------------------------------------------------- a local cluster
-
-
 @contextmanager
 def _local(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
     """A cluster on this machine that ends with the block, or with this process; and what can be read from when it has ended."""
@@ -248,9 +245,6 @@ def _answer(pipe: int) -> keeper.Started:
 def _store_bytes(workers: int) -> int:
     first, each, most = STORE
     return max(LEAST_STORE, min(first + each * workers, most, psutil.virtual_memory().available // 8))
-
-
-# ------------------------------------------------------------------------------------------------------------------ connections
 
 
 def _initialized() -> bool:

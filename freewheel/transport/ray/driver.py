@@ -153,9 +153,6 @@ class Driver:
             self._send("close", -1)
 
 
-# ----------------------------------------------------------------------------------------------------------- in the other process
-
-
 def _drive(line: Connection, variables: Mapping[str, str]) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # what Ray says when it ends this process

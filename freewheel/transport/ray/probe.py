@@ -90,9 +90,6 @@ def check_form(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-# ----------------------------------------------------------------------------------------------------------- in the other process
-
-
 class Problem(Exception):  # noqa: N818 - it is what the user is told
     """Why the cluster cannot be used, in words."""
 
