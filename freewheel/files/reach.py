@@ -58,7 +58,7 @@ def folder_of(path: Path) -> Iterator[tuple[int, str]]:
 
 def check_folder(path: Path) -> None:
     """LinkError if a folder, which need not be there, is a link or is reached through one."""
-    with suppress(FileNotFoundError), folder_of(path / "file"):
+    with suppress(FileNotFoundError, NotADirectoryError), folder_of(path / "file"):
         pass
 
 
