@@ -37,7 +37,7 @@ from freewheel.files.reach import LinkError, opened
 
 T = TypeVar("T")
 
-JSON_SIZE = 4 << 20  # bytes of a JSON file
+JSON_SIZE = 16 << 20  # bytes of a JSON file: a run may have large tables of contexts
 VALUE = 4  # bytes that a value of JSON takes on average, at least: a file of nothing but brackets takes seconds to read
 ROW = 1 << 20  # bytes at the end of metrics.jsonl in which the newest row is looked for
 DEPTH = 40  # objects and arrays in each other

@@ -43,7 +43,6 @@ from freewheel.transport.clock import Pauses, clock
 from freewheel.transport.pool import WorkerPool
 
 QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
-
 # Rows in the middle of a turn of the loop: so many seconds later, because most turns end sooner, and at most every so many.
 AMID, AMID_EVERY = 0.1, 0.5
 #: What the learner may be doing when its state is halfway between two that can be saved.
