@@ -30,19 +30,16 @@ class LagBound(CreditPacing):
 
     @property
     def layout(self) -> dict[str, int]:
-        """late: rows that were dropped before their worker, whose grant was revoked, has counted them."""
-        return {**super().layout, "late": self.workers}
+        """late: rows that were dropped before their worker, whose grant was revoked, has counted them; last: what is acted now
+        is the last batch, and nobody is to be waited for long."""
+        return {**super().layout, "late": self.workers, "last": 1}
 
     def _limit(self, done: int) -> int:
         return self._at_most((self.ahead + 1) * self.batch_rows) + done - sum(self.cells["late"])
 
     def publish(self, version: int, done: int) -> Woken:
         self.version = version
-        if (
-            self._at_most(self.batch_rows + 1) <= self.batch_rows and not self.whole_fragments
-        ):  # nobody is to be waited for long
-            each = self.batch_rows // (LAST * self.lanes * self.workers)
-            self.cells["steps"][0] = max(1, min(self.cells["steps"][0], each))
+        self.cells["last"][0] = self._at_most(self.batch_rows + 1) <= self.batch_rows and not self.whole_fragments
         return super().publish(version, done)
 
     @property
@@ -69,6 +66,8 @@ class LagBound(CreditPacing):
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
         """Grants are whole steps of all lanes; the last grant may exceed the limit, or a remainder would block all workers."""
         cells, lanes, most = self.cells, self.lanes, self.cells["steps"][0]
+        if cells["last"][0]:
+            most = max(1, min(most, self.batch_rows // (LAST * lanes * self.workers)))
         unused = self._release(worker, tally)
         wait, woken = self._must_wait(worker)
         free, version = self.free, cells["posted"][0]

@@ -83,7 +83,10 @@ def test_every_algorithm_goes_on_in_every_mode(tmp_path: Path, algo: str, mode: 
     for name in ("wall_s", "env_steps", "updates", "episodes", "produced", "trained"):
         counts = [row[name] for row in rows]
         assert counts == sorted(counts)
-        assert name == "wall_s" or again.summary[name] > first.summary[name]
+        ahead = (
+            name == "produced"
+        )  # rows that the first had acted ahead are acted again, and no more than the run needs
+        assert name == "wall_s" or again.summary[name] > first.summary[name] - ahead
     assert 160 <= again.summary["trained"] < 160 + 2 * 32  # no more than was asked for
     if algo != "ppo":
         assert again.summary["updates"] <= 0.5 * (again.summary["trained"] - 32)  # no burst of updates

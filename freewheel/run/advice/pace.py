@@ -56,10 +56,7 @@ def _episode_steps(planned: Plan) -> float:
 def keeping_up(first: Plan, lighter: Sequence[Config]) -> Plan:
     """The plan, with the first of these configs, each with less work a row, with which workers hardly wait for the learner."""
     cost, way = first.cost, way_of(first) if lighter and first.batch.episodes is None else None
-    shared = (
-        cost is not None and cost.computes and not first.config.collector.elsewhere
-    )  # the cores: see docs/defaults.md
-    if way is None or way.kind != "free" or cost is None or cost.row <= 0 or shared:
+    if way is None or way.kind != "free" or cost is None or cost.row <= 0:
         return first
     machine, chosen = first.config.run.machine, first
     rate = forecast(way, StepTimes.of(cost), AT_ONCE, first.cores).rate / machine.learners
