@@ -8,6 +8,7 @@
     ├── LedgerError               exit 1   rows were lost or counted twice: a bug in Freewheel
     ├── FileError                 exit 1   a file is missing, damaged, or holds something else than it should
     │   └── CheckpointError       exit 1   no valid checkpoint on disk
+    ├── CollectorLostError        exit 1   what all workers depend on is gone; what was learned is saved
     ├── MeasureError              exit 1   a training that was to be measured failed, or took too long
     ├── DiskError                 exit 1   the last weights or the summary could not be written
     ├── DivergedError             exit 1   the learner's numbers are not finite: it learns nothing

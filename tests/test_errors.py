@@ -9,6 +9,7 @@ import pytest
 from freewheel import errors
 from freewheel.errors import (
     CheckpointError,
+    CollectorLostError,
     ConsentError,
     DiskError,
     DivergedError,
@@ -17,6 +18,7 @@ from freewheel.errors import (
     FreewheelError,
     LedgerError,
     MeasureError,
+    NothingLearnedError,
     ObservationError,
     PeerLostError,
     SetupError,
@@ -25,7 +27,16 @@ from freewheel.errors import (
 )
 
 CODES = {UsageError: 2, SetupError: 1, EnvError: 1, LedgerError: 1, CheckpointError: 1, ObservationError: 1}
-CODES |= {ConsentError: 2, DiskError: 1, DivergedError: 1, FileError: 1, MeasureError: 1, PeerLostError: 1}
+CODES |= {
+    CollectorLostError: 1,
+    NothingLearnedError: 1,
+    ConsentError: 2,
+    DiskError: 1,
+    DivergedError: 1,
+    FileError: 1,
+    MeasureError: 1,
+    PeerLostError: 1,
+}
 
 
 def test_the_docstring_has_the_whole_tree() -> None:

@@ -194,7 +194,7 @@ def test_isaac_lab_is_missing_in_one_line(tmp_path: Path, capfd: pytest.CaptureF
     argv = ["train", "--task", "isaaclab:Isaac-Ant-Direct", "--steps", "64", "--runs-dir", str(tmp_path / "runs")]
     assert cli.main(argv) == 1
     out, err = capfd.readouterr()
-    assert out == "opening isaaclab:Isaac-Ant-Direct ...\n"
+    assert out == "loading ...\nopening isaaclab:Isaac-Ant-Direct ...\n"
     assert err.startswith("freewheel: isaaclab:Isaac-Ant-Direct needs Isaac Lab, which is not installed: pip install ")
     assert err.count("\n") == 1
     assert not (tmp_path / "runs").exists()

@@ -182,7 +182,7 @@ def test_files_are_json_or_toml(tmp_path: Path, name: str, text: str) -> None:
         ("a", b"x", "is damaged: it is not JSON (Expecting value, line 1)"),
         ("a.json", b"\xff\xfe\x00", "is damaged: it is not text in UTF-8 (byte 0)"),
         ("a.json", b"[1]", "is damaged: it should hold a JSON object, not [1]"),
-        ("a.json", b"{}" + b" " * (16 << 20), "has more than 4,194,304 bytes"),
+        ("a.json", b"{}" + b" " * (16 << 20), "has more than 16,777,216 bytes"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, text: str) -> None:

@@ -105,8 +105,8 @@ def test_an_evaluation_that_hangs_in_the_runs_own_process_ends_the_run(
 @pytest.mark.parametrize("mode", ["sequential", *["lockstep", *MODES] * LONG])
 def test_evaluations_do_not_outrun_the_minutes(mode: str, tmp_path: Path) -> None:
     """Many evaluations are due, each of which would take a hundred times longer than the whole run."""
-    argv = ["tests.support.worlds:Crawls", "--env.seconds", "0.02", "--env.length", "100", "--mode", mode]
-    argv += ["--num-envs", "2", "--minutes", "0.01", *SMALL_ARGV, "--evals", "100", "--eval-episodes", "50"]
+    argv = ["tests.support.worlds:Crawls", "--env.seconds", "0.002", "--env.length", "1000", "--mode", mode]
+    argv += ["--num-envs", "2", "--minutes", "0.02", *SMALL_ARGV, "--evals", "100", "--eval-episodes", "50"]
     argv += ["--eval-share", "1"]
     assert cli.main(["train", *argv, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())

@@ -27,6 +27,7 @@ OURS = re.compile(r"\x1b\[[0-9;?]*[mKAhlG]")
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small: dict[str, Any] = {"steps": 64, "num_envs": 2, "evals": 1, "eval_episodes": 1, "policy": {"hidden": [8, 8]}}
+    small |= {"checkpoint_every": 0}  # one checkpoint, which nothing can take the place of
     run = train(tmp_path_factory.mktemp("runs"), "CartPole-v1", run="one", mode="sequential", **small).path
     (run / "timeline.json").write_text(json.dumps(_timeline()))
     return run

@@ -114,8 +114,8 @@ BOMBS = {
     "many keys, the last twice": (f'{{{KEYS},"4e1ff":1}}', "has '4e1ff' twice"),
     "many keys, the first twice": (f'{{{KEYS},"0":1}}', "has '0' twice"),
     "more bytes than any such file has": (f'{{"a":"{"x" * read.JSON_SIZE}"}}', "holds too much"),
-    "nothing but brackets": (f'{{"a":[{"[" * 35 + "]" * 35 + ","}' * 50_000, "holds too much"),
-    "nothing but numbers": (f'{{"a":[{"0," * 1_100_000}0]}}', "holds too much"),
+    "nothing but brackets": (f'{{"a":[{"[" * 35 + "]" * 35 + ","}' * 120_000, "holds too much"),
+    "nothing but numbers": (f'{{"a":[{"0," * 4_300_000}0]}}', "holds too much"),
 }
 
 

@@ -182,7 +182,7 @@ def _random_rows(planned: Plan, version: int, actor: Actor) -> Chunk:
     data.action[:], data.log_prob[:] = decision.action.reshape(data.action.shape), decision.log_prob.reshape(over.shape)
     data.reward[:], data.terminated[:], data.truncated[:], data.valid[:] = rng.random(over.shape), over, False, True
     state, time = np.zeros((lanes, actor.state_size), np.float32), np.zeros(len(WORKER_TIME), np.int64)
-    old = max(0, version - 1) if planned.worker_config is not None else version
+    old = version if planned.worker_config is None or planned.max_lag == 0 else max(0, version - 1)
     return Chunk(data, old, Origin(0, 0, version, 0), (), state, time, steps * lanes)
 
 
