@@ -84,6 +84,7 @@ def test_a_run_goes_on_with_what_was_measured_when_it_began(tmp_path: Path, monk
     assert arrange(again, SLEEPS, first.name, "cpu").config.learner == first.config.learner
 
 
-def test_an_update_is_measured_by_a_few_steps_of_it(tmp_path: Path) -> None:
-    one = planned("--mode continuous --workers 2", tmp_path)
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_an_update_is_measured_by_a_few_steps_of_it(max_lag: int, tmp_path: Path) -> None:
+    one = planned(f"--mode continuous --workers 2 --max-lag {max_lag}", tmp_path)
     assert 0 < update_cost(one) == update_cost(one), "it is known the second time"
