@@ -43,6 +43,7 @@ from freewheel.transport.forkserver import (
     wait_until_it_serves,
     without_main,
 )
+from freewheel.transport.workers.place import CLOSE_LIMIT
 
 if TYPE_CHECKING:
     _Workers = AsyncVectorEnv[Any, Any]
@@ -51,6 +52,7 @@ else:
 
 Open: TypeAlias = Callable[[int], gymnasium.Env[Any, Any]]  # lane number in, env out
 
+Shown: TypeAlias = tuple[str, type[Warning], str, int]  # a warning that was caught in another process
 GRACE = 3.0  # seconds for envs to close when all is well
 SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, the same time again, then SIGKILL
 
@@ -63,6 +65,8 @@ def in_processes(
     who = [f"lane {lane} of {name}" for lane in lanes]
     with closing(GymProcesses([partial(_Probe, factory, lanes[0], who[0])], who[:1], timeouts)) as probe:
         (layout, shown), *_ = probe.ask("survey")
+        with suppress(EnvError):  # nobody waits long for an env that hangs in close()
+            shown += probe.ask("shut", within=CLOSE_LIMIT)[0]
     for warning in shown:
         warnings.warn_explicit(*warning)
     makers = [partial(_Worker, factory, lane, own, layout, measures) for lane, own in zip(lanes, who, strict=True)]
@@ -118,10 +122,10 @@ class GymProcesses(_Workers):
             poller.register(pipe.fileno(), select.POLLIN)
         self._polls = [poller.poll for poller in pollers]
 
-    def ask(self, method: str, *arguments: Any) -> tuple[Any, ...]:
+    def ask(self, method: str, *arguments: Any, within: float | None = None) -> tuple[Any, ...]:
         """Call a method in every process; raises the first error among the answers."""
         call = partial(self.call_async, method, *arguments)
-        answers: tuple[Any, ...] = self._exchange(call, self.call_wait, self._timeouts.construct)
+        answers: tuple[Any, ...] = self._exchange(call, self.call_wait, within or self._timeouts.construct)
         for answer in answers:
             if isinstance(answer, FreewheelError):
                 raise answer
@@ -311,20 +315,25 @@ class _Probe(gymnasium.Env[Any, Any]):
         self._factory, self._lane, self._who = factory, lane, who
         self._env: gymnasium.Env[Any, Any] | None = None
 
-    def survey(self) -> tuple[Layout, list[tuple[str, type[Warning], str, int]]] | FreewheelError:
+    def survey(self) -> tuple[Layout, list[Shown]] | FreewheelError:
         """Its spaces, and warnings to show."""
         try:
             with warnings.catch_warnings(record=True, action="default") as caught:
                 self._env = _opened(self._factory, self._lane, self._who)
                 layout = survey(self._env, self._who)
-            return layout, [(str(one.message), one.category, one.filename, one.lineno) for one in caught]
+            return layout, _shown(caught)
         except FreewheelError as error:
             return error
 
-    def close(self) -> None:
-        """Nobody waits for that for long."""
-        if self._env is not None:
+    def shut(self) -> list[Shown]:
+        """Close it; warnings to show."""
+        with warnings.catch_warnings(record=True, action="default") as caught:
             close_env(self._env, self._who)
+        return _shown(caught)
+
+
+def _shown(caught: Sequence[warnings.WarningMessage]) -> list[Shown]:
+    return [(str(one.message), one.category, one.filename, one.lineno) for one in caught]
 
 
 class _Worker(gymnasium.Env[NDArray, Any]):
