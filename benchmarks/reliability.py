@@ -169,13 +169,21 @@ PROMISES: Mapping[str, Promise] = {
     ),
     "R17": Promise(
         "a hostile run directory is refused in one line, runs no code and changes nothing outside of itself",
-        ("faults/test_hostile_files.py", "files/test_read.py"),
+        (
+            "faults/test_hostile_files.py",
+            "faults/test_hostile_links.py",
+            "faults/test_hostile_text.py",
+            "faults/test_current_folder.py",
+            "files/test_read.py",
+        ),
         times=1,
+        rows=chaos("hostile"),
     ),
     "R18": Promise(
-        "any configuration is planned, or refused in one line that names an option",
+        "any configuration is planned, or refused in one line that names an option; no foreign traceback",
         ("config/test_fuzz.py",),
         times=5,
+        rows=Rows("random_configs", lambda row: not row["foreign"], {}),
     ),
     "R19": Promise(
         "memory, descriptors, threads and shared memory do not grow, nor does the speed drift",
@@ -221,8 +229,9 @@ PROMISES: Mapping[str, Promise] = {
     ),
     "R25": Promise(
         "Ray actors that are killed are replaced with an exact ledger; nothing is left of a killed driver; loopback sockets only",
-        ("collect/ray/test_faults.py",),
+        ("collect/ray/test_faults.py", "faults/test_ray_daemons.py"),
         times=1,
+        rows=Rows("ray_chaos", lambda row: row["ledger"] and not row.get("beyond"), {"ledger": True}),
     ),
     "R26": Promise(
         "a second trainer on a run, a taken port, too few open files or processes and a tiny /dev/shm are refused in one line",
@@ -272,7 +281,21 @@ def trials(name: str, promise: Promise, times: int) -> dict[str, Any]:
         )  # fmt: skip
         if not report.exists():
             raise SystemExit(f"{name}: pytest exit {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
-        cases = list(ElementTree.parse(report).iter("testcase"))
+        return counted(name, promise, list(ElementTree.parse(report).iter("testcase")))
+
+
+def of_whole_run(name: str, promise: Promise, cases: Sequence[ElementTree.Element]) -> dict[str, Any]:
+    """The same, from the report of a run of more tests (pytest --junitxml)."""
+    return counted(name, promise, [case for case in cases if any(_belongs(case, test) for test in promise.tests)])
+
+
+def _belongs(case: ElementTree.Element, test: str) -> bool:
+    path, _, function = test.partition("::")
+    name = str(case.get("name")).partition("[")[0]
+    return case.get("classname") == f"tests/{path}".removesuffix(".py").replace("/", ".") and function in ("", name)
+
+
+def counted(name: str, promise: Promise, cases: Sequence[ElementTree.Element]) -> dict[str, Any]:
     skipped = [case for case in cases if case.find("skipped") is not None]
     failed = [str(case.get("name")) for case in cases if {part.tag for part in case} & {"failure", "error"}]
     tried = len(cases) - len(skipped)
@@ -323,16 +346,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(PROMISES), default=list(PROMISES), metavar="R1")
     parser.add_argument("--times", type=int, help="how often each test is run, instead of its own number")
+    parser.add_argument("--junit", nargs="+", help="no trials: count those of runs of all tests (pytest --junitxml)")
     parser.add_argument("--quick", action="store_true", help="see that it works: two promises, once; nothing is kept")
     parser.add_argument("--report", action="store_true", help="no trials: write the table of docs/durability.md again")
     given = parser.parse_args()
     if given.report:
         write_page()
         return 0
+    reported = [case for file in given.junit or () for case in ElementTree.parse(file).iter("testcase")]
     notebook = Notebook(NAME, "Promises, tried", quick=given.quick)
     for name in ("R8", "R21") if given.quick else given.only:
         promise = PROMISES[name]
-        row = notebook.keep(trials(name, promise, 1 if given.quick else given.times or promise.times))
+        if given.junit:
+            row = notebook.keep(of_whole_run(name, promise, reported))
+        else:
+            row = notebook.keep(trials(name, promise, 1 if given.quick else given.times or promise.times))
         failed = f"; failed: {', '.join(row['failed'])}" if row["failed"] else ""
         notebook.judge(f"{name}: {row['kept']} of {row['trials']} trials{failed}", not failed, exact=True)
         print(name, row["kept"], row["trials"], *row["failed"], flush=True)

@@ -175,6 +175,7 @@ class Worker:
         """`began`: when the environments were made, and their first episodes began."""
         self._runner.spent()
         self._heartbeats.memory["ready"][self._place] = perf_counter_ns()
+        self._heartbeats.memory["peak"][self._place] = _peak()
         died = int(self._heartbeats.memory["died"][self._place])
         now = perf_counter_ns()
         if died:
