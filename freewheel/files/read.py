@@ -51,9 +51,6 @@ DTYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------------------- bytes
-
-
 def content(path: Path, most: int | None = None) -> bytearray:
     """The bytes of a regular file: no link, pipe or device; at most so many, by default as many as fit into free memory."""
     with regular(path) as file:
@@ -145,9 +142,6 @@ def _size(file: BinaryIO, path: Path, most: int | None) -> int:
     return size
 
 
-# -------------------------------------------------------------------------------------------------------------------- JSON
-
-
 def json_object(path: Path, most: int = JSON_SIZE) -> dict[str, Any]:
     """The object that a JSON file holds."""
     return parse_json(content(path, most), str(path), most)
@@ -225,9 +219,6 @@ def show(value: object) -> str:
     text = ascii(value) if isinstance(value, str) else " ".join(repr(value).split())
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# ------------------------------------------------------------------------------------------------------------- safetensors
 
 
 @dataclass(frozen=True)
@@ -313,9 +304,6 @@ class _Listed:
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
-
-
-# ----------------------------------------------------------------------------------------------------------------- records
 
 
 def record(kind: type[T], data: object, where: str) -> T:

@@ -43,6 +43,7 @@ ORPHANED = 255  # the exit code if the forkserver has died: the process may stil
 TOLD = 1.0  # seconds within which a forkserver says that a process has ended; one that does not has been stopped
 KILLED = 10.0  # seconds within which the kernel ends a process that was killed, on a busy machine
 LONGEST = 1500  # characters of a part of a report: in all fewer than a pipe takes at once
+_temporary: dict[str, int] = {}  # which process made a folder of temporary files
 _starting = threading.Lock()  # only one thread at a time may hide the caller's script
 _orphans: list[psutil.Process] = []  # what workers of servers that were killed have started: nothing else leads there
 
@@ -61,7 +62,15 @@ def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
 
 def for_server() -> dict[str, str]:
     """The server does not get our sys.path before it imports (python/cpython#117378); it knows our folder of temporary files."""
-    return ONE_THREAD | own_folders.variables() | {TEMPORARY: util.get_temp_dir()}
+    return ONE_THREAD | own_folders.variables() | {TEMPORARY: _own_temporary()}
+
+
+def _own_temporary() -> str:
+    """The folder of temporary files of this process, which goes with it; "" if it has that of the process it was forked from."""
+    if vars(multiprocessing.current_process())["_config"].get("tempdir") is None:
+        _temporary[util.get_temp_dir()] = os.getpid()
+    folder = util.get_temp_dir()
+    return folder if _temporary.get(folder) == os.getpid() else ""
 
 
 class Lifeline:

@@ -3,12 +3,14 @@ them all that they have started."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import util
 from pathlib import Path
 
 import psutil
@@ -333,3 +335,14 @@ def test_temporary_files_of_a_process_that_was_killed_go_with_its_server(tmp_pat
         assert list(tmp_path.iterdir()), "its folder is there"
         owner.kill()
     wait_until(lambda: not list(tmp_path.iterdir()))
+
+
+def test_a_forked_process_does_not_take_the_temporary_files_of_its_parent_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its server would remove them if it was killed."""
+    monkeypatch.delitem(vars(multiprocessing.current_process())["_config"], "tempdir", raising=False)
+    folder = forkserver._own_temporary()
+    assert folder == util.get_temp_dir()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert forkserver._own_temporary() == ""
