@@ -50,9 +50,11 @@ def _give_up(error: OSError | ValueError, told: bool) -> None:
 
 def loading() -> None:
     """A line at once: what comes before the next one takes seconds to import. In a terminal the next line replaces it."""
-    with suppress(OSError, ValueError):
+    try:
         sys.stdout.write("loading ...\r" if sys.stdout.isatty() else "loading ...\n")
         sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        _give_up(error, told=True)
 
 
 def complain(text: str) -> None:

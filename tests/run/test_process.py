@@ -44,6 +44,17 @@ def test_a_late_signal_reaches_the_handler_of_the_program(tmp_path: Path, handle
     assert ended_well(tmp_path)
 
 
+@pytest.fixture
+def unhandled() -> Iterator[None]:
+    """The handlers with which Python begins, whatever tests before have left."""
+    usual = ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
+    before = {number: signal.signal(number, handler) for number, handler in usual}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("unhandled")
 @pytest.mark.parametrize(
     ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt()), (signal.SIGTERM, SystemExit(143))]
 )
