@@ -19,6 +19,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from freewheel.rollout.probe import processor
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("freewheel", "stable-baselines3", "torch", "numpy", "gymnasium", "mujoco")
@@ -120,7 +122,7 @@ def context(name: str) -> dict[str, Any]:
         "command": shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
         "commit": _output("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
         "cores": len(os.sched_getaffinity(0)),
-        "cpu": _cpu(),
+        "cpu": processor(),
         "versions": {"python": platform.python_version()} | {package: _version(package) for package in PACKAGES},
     }
 
@@ -210,12 +212,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _output(*command: str) -> str | None:

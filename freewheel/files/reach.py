@@ -20,7 +20,7 @@ LINK = errno.ELOOP, errno.ENOTDIR  # what may be said of a link, of one to a fol
 
 
 class LinkError(FileError, OSError):
-    """A file is a link, or is reached through one. To whom every failure of the disk is alike it is one, too."""
+    """A file is a link, or is reached through one. It is also an OSError, for callers that treat all failed writes alike."""
 
     def __init__(self, link: Path) -> None:
         super().__init__(errno.ELOOP, f"{link} is a link and is not followed; put what it should be in its place")

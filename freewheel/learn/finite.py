@@ -29,9 +29,7 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 
 def is_finite(value: Any) -> bool:
     """Whether all numbers are; a tensor is waited for."""
-    if hasattr(
-        value, "isfinite"
-    ):  # a tensor: its sum is looked at first, which is much faster, and finite if they all are
+    if hasattr(value, "isfinite"):  # a tensor: its sum is much faster to look at, and finite if they all are
         return math.isfinite(float(value.sum())) or bool(value.isfinite().all())
     return bool(np.isfinite(value).all())
 

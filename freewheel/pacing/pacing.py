@@ -167,7 +167,7 @@ class CreditPacing(Pacing):
     def _limit(self, done: int) -> int: ...
 
     def _at_most(self, rows: int) -> int:
-        """So many, or those that are left until the end of the run."""
+        """This number of rows, or those that are left until the end of the run if these are fewer."""
         left = rows if self.whole is None else self.whole - max(self.version, 0) * self.batch_rows
         return rows if left < 0 else min(rows, left)
 
@@ -180,7 +180,8 @@ class CreditPacing(Pacing):
         return self.cells["posted"][0] != NO_VERSION
 
     def go_on(self) -> None:
-        """No rows have come. If nobody acts for want of credit, the learner takes more than was known."""
+        """No rows have come. If every worker waits for credit, the learner needs more rows than expected: lift the limit on the
+        whole run."""
         if self.whole is not None and self.free <= 0 and set(self.announced()) == {NO_VERSION}:
             self.whole = None
 

@@ -22,8 +22,7 @@ from freewheel.errors import (
     SetupError,
 )
 from freewheel.metrics.meter import Budget
-from freewheel.run import process
-from freewheel.run.process import Interrupted
+from freewheel.run.process import Interrupted, exit_called
 
 Out = TypeVar("Out")
 SPARE = 24  # descriptors that the end of a run needs
@@ -53,7 +52,7 @@ class Ending:
 
     def fail(self, error: BaseException, what: str) -> None:
         if isinstance(error, SystemExit):
-            error = process.exit_called(error)
+            error = exit_called(error)
         if self.failure is None:
             self.failure, self.reason = error, "failed"
             return

@@ -415,9 +415,8 @@ def exit_called(error: SystemExit) -> SetupError:
     """The error for code of the user's, no environment, that wanted to end this process: 0 would say that all is well."""
     did = str(error) if isinstance(error, ExitCalled) else f"sys.exit({error.code!r})"
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(PACKAGE)]
-    own = [
-        one for one in frames if "site-packages" not in one.filename
-    ] or frames  # a package may have wrapped sys.exit
+    # A package may have wrapped sys.exit.
+    own = [one for one in frames if "site-packages" not in one.filename] or frames
     place = f"{own[-1].filename}:{own[-1].lineno}" if own else "code of yours"
     return SetupError(
         f"{place} called {did}, which would have ended all without a word: a hook ends a run with run.stop()"

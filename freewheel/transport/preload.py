@@ -48,10 +48,8 @@ def _adopt() -> None:
 
     with contextlib.suppress(OSError, AttributeError):  # not on Linux
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    before_threads = getattr(
-        threading, "_register_atexit", atexit.register
-    )  # an atexit handler comes after all threads
-    before_threads(kill_all)
+    # An atexit handler would come after all threads have ended.
+    getattr(threading, "_register_atexit", atexit.register)(kill_all)
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 
 

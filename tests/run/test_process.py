@@ -33,6 +33,14 @@ def handled() -> Iterator[list[int]]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """A shell may have interrupts ignored in what runs in its background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def ended_well(tmp_path: Path) -> bool:
     (summary,) = (json.loads(path.read_text()) for path in tmp_path.glob("*/summary.json"))
     return (summary["ended"], summary["exit_code"]) == ("steps", 0)
@@ -44,17 +52,7 @@ def test_a_late_signal_reaches_the_handler_of_the_program(tmp_path: Path, handle
     assert ended_well(tmp_path)
 
 
-@pytest.fixture
-def unhandled() -> Iterator[None]:
-    """The handlers with which Python begins, whatever tests before have left."""
-    usual = ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
-    before = {number: signal.signal(number, handler) for number, handler in usual}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("unhandled")
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize(
     ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt()), (signal.SIGTERM, SystemExit(143))]
 )

@@ -1,0 +1,19 @@
+"""What connects a test's own process to Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ray replaces what a process does at a signal and at a breakpoint(), and does not put it back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setenv("PYTHONBREAKPOINT", os.environ.get("PYTHONBREAKPOINT", ""))
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
