@@ -19,6 +19,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -28,6 +29,7 @@ from freewheel.policies.spec import HEADS
 from freewheel.transport.forkserver import PRELOADED, TEMPORARY
 
 HARD = 1.0  # seconds beyond the limit
+TRAINER_ENDS = 10.0  # seconds within which a trainer that was killed is gone after its pipes were closed
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
 
@@ -42,6 +44,9 @@ def _adopt() -> None:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
+            limit = time.monotonic() + TRAINER_ENDS
+            while os.getppid() == trainer and time.monotonic() < limit:  # which closes its pipes before it is gone
+                time.sleep(0.005)
             if folder and os.getppid() != trainer:
                 shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)

@@ -321,18 +321,23 @@ def test_a_stopped_forkserver_does_not_delay_the_end_of_a_process(lifeline: fork
 
 
 def test_temporary_files_of_a_process_that_was_killed_go_with_its_server(tmp_path: Path) -> None:
+    """Also where the server notices the end of its pipe long before the process is gone."""
     program = (
+        "import os\n"
+        "from multiprocessing.forkserver import _forkserver as server\n"
         "from freewheel.transport import forkserver\n"
         "forkserver.prepare()\n"
         "forkserver.wait_until_it_serves()\n"
-        "print(flush=True)\n"
+        "os.close(server._forkserver_alive_fd)\n"
+        "print(server._forkserver_pid, flush=True)\n"
         "input()\n"
     )
     command, variables = [sys.executable, "-c", program], {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, cwd=ROOT) as owner:
         assert owner.stdout is not None
-        assert owner.stdout.readline() == b"\n"
+        server = psutil.Process(int(owner.stdout.readline()))
         assert list(tmp_path.iterdir()), "its folder is there"
+        wait_until(lambda: not alive(server) or not server.net_connections("unix"), what="the server did not notice")
         owner.kill()
     wait_until(lambda: not list(tmp_path.iterdir()))
 

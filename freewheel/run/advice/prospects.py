@@ -217,12 +217,10 @@ def _another_mode(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
     else:
         env = env.scaled((acting["step"] + acting["reset"]) / rows / env.row)
     own = forecast(way, env, policy, usable_cores()).rate
-    if (
-        not rate / GAIN <= own <= GAIN * rate
-    ):  # the model does not explain this run: what it says of others is worth nothing
-        return
+    if not rate / GAIN <= own <= GAIN * rate:
+        return  # the model does not explain this run: what it says of others is worth nothing
     best = best_of(prospects(planned, env, policy), config.mode)
-    if best is None or best.rate < GAIN * own:
+    if best is None or best.rate < GAIN * own or typed(config, best.mode) == typed(config):
         return
     what = f"--mode {best.mode}" if best.mode != config.mode else f"--mode {best.mode} with the default numbers of envs"
     would = f"{what} would make about {times(best.rate / own)}"

@@ -95,7 +95,7 @@ class Saver:
         self.early = False
 
     def learned(self) -> None:
-        """The run is worth to be resumed: its first save is due now."""
+        """The run is worth resuming from now on: its first save is due."""
         self.early, self._due = False, 0.0
 
     def before_weights(self) -> Path | None:
@@ -105,10 +105,7 @@ class Saver:
             return None
         if self._writing is None:
             self.begin()
-        folder = None
-        while self._writing is not None:
-            folder = self.look(LOOK)
-        return folder
+        return self._wait()
 
     @property
     def due(self) -> bool:
@@ -168,10 +165,13 @@ class Saver:
         if self._thread is not None:
             self._thread.close()
 
-    def _wait(self, waiting: Callable[[], None] = lambda: None) -> None:
+    def _wait(self, waiting: Callable[[], None] = lambda: None) -> Path | None:
+        """Until the save under way is written; its folder."""
+        folder = None
         while self._writing is not None:
-            self.look(LOOK)
+            folder = self.look(LOOK)
             waiting()
+        return folder
 
     def _cut(self, collector: Collector, ended: str = "", *, still: bool = False) -> _Cut:
         """still: the learner waits until it is written."""

@@ -170,9 +170,8 @@ class Crew(Roster[RemoteWorker]):
         if what in ASKED and (answer is None or isinstance(answer, Failed)):
             self._unanswered(process)
         elif isinstance(answer, Failed):
-            if (
-                what == "begin" and answer.report and not self.heartbeats.memory["ready"].any()
-            ):  # nor will another actor
+            # Where no actor has ever been ready, another one will not be either.
+            if what == "begin" and answer.report and not self.heartbeats.memory["ready"].any():
                 raise SetupError(
                     f"the environment cannot be loaded in an actor of Ray ({answer.report.splitlines()[-1]})"
                 )

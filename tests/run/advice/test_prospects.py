@@ -103,6 +103,16 @@ def test_a_run_that_the_model_does_not_explain_gets_no_advice(part: float, advis
     assert ("would make" in (closing(plan, run) or "")) is advised
 
 
+def test_the_command_that_has_just_run_is_no_advice(tmp_path: Path) -> None:
+    """Its environment was quick when it was measured, and slow in the run: today the same command would choose more workers."""
+    plan = planned("--mode continuous", BURNING, tmp_path)
+    waiting = replace(UNEVEN, spec=SPEC)
+    plan = replace(plan, cost=waiting)
+    rate = plan.workers / waiting.row
+    run = summary({"update": rate * POLICY.learn}, {"step": 0.99, "infer": 4e-6}, env_steps=round(100 * rate))
+    assert closing(plan, run) is None
+
+
 def test_start_and_closing_evaluation_do_not_count_as_training(tmp_path: Path) -> None:
     plan = planned("--placement processes", UNEVEN, tmp_path)
     exact = as_predicted(plan, UNEVEN)
