@@ -96,7 +96,8 @@ class PPOConfig(AlgorithmConfig):
         return chosen if rows is None else chosen | {"ppo.minibatch": self.size(rows)}
 
     def lighter(self) -> Sequence[Mapping[str, Any]]:
-        return [{"ppo.minibatch": LEAST * times, "ppo.lr": self.lr * times} for times in LIGHTER]
+        larger = [{"ppo.minibatch": LEAST * times, "ppo.lr": self.lr * times} for times in LIGHTER]
+        return [*larger, {**larger[-1], "ppo.epochs": -(-self.epochs // 2)}]
 
     def size(self, rows: int) -> int:
         """Rows of a minibatch, in an update on so many rows."""
