@@ -40,12 +40,17 @@ class Output:
 
 
 def _give_up(error: OSError | ValueError, told: bool) -> None:
-    with suppress(OSError):  # what is still buffered goes nowhere, instead of failing again at the end
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
+    lead_nowhere(1)
     if told and not isinstance(error, BrokenPipeError):  # a reader who leaves (| head) has seen enough
         complain(f"cannot print any more ({getattr(error, 'strerror', None) or error}); the run goes on without it")
+
+
+def lead_nowhere(number: int) -> None:
+    """What is still buffered is lost, instead of failing again at the end, which Python ends with exit code 120."""
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
 
 
 def loading() -> None:
@@ -59,9 +64,11 @@ def loading() -> None:
 
 def complain(text: str) -> None:
     """A line on standard error, if it can be written there."""
-    with suppress(OSError, ValueError):
+    try:
         sys.stderr.write(f"freewheel: {printable(text, WHITE)}\n")
         sys.stderr.flush()
+    except (OSError, ValueError):
+        lead_nowhere(2)
 
 
 def fill_standard_streams() -> None:

@@ -200,9 +200,8 @@ def clean(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {name: number(value) for name, value in row.items()}
     dropped = row.get("dropped")
     counts = dropped.items() if isinstance(dropped, Mapping) else ()
-    return found | {
-        "dropped": {str(cause)[:60]: count for cause, value in counts if (count := number(value)) is not None}
-    }
+    found["dropped"] = {str(cause)[:60]: count for cause, value in counts if (count := number(value)) is not None}
+    return found
 
 
 def _about(config: Mapping[str, Any]) -> dict[str, Any]:

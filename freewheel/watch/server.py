@@ -35,6 +35,7 @@ GRACE = 2  # seconds for answers that are under way when the server ends
 BACKLOG = 64  # connections that are accepted at a time
 MOST_WAITING = 64  # connections without a whole request; a new one takes the place of the oldest
 WHOLE = 10.0  # seconds until a connection has to have sent a whole request, from its beginning or from the last answer
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of descriptors or memory
 AGAIN = 60.0  # seconds between two lines about the same shortage
 EVENTS = "text/event-stream"
 
@@ -166,18 +167,12 @@ class _Shortage:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in (
-            errno.EMFILE,
-            errno.ENFILE,
-            errno.ENOBUFS,
-            errno.ENOMEM,
-        ):
+        if not isinstance(error, OSError) or error.errno not in SHORT:
             loop.default_exception_handler(context)
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + AGAIN
-            complain(
-                f"new pages have to wait, {error.strerror}: close some, or raise the limit of open files (ulimit -n)"
-            )
+            way_out = "close some, or raise the limit of open files (ulimit -n)"
+            complain(f"new pages have to wait, {error.strerror}: {way_out}")
 
 
 class _Server(uvicorn.Server):

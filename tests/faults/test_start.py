@@ -133,7 +133,7 @@ def trained(tmp_path: Path) -> Train:
 
     def train(options: str, redirected: str) -> subprocess.CompletedProcess[str]:
         script = f"{sys.executable} -m freewheel train {options} {redirected}; exit ${{PIPESTATUS[0]}}"
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}  # buffers fail a second time at the end
         return subprocess.run(
             ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=55, check=False
         )
