@@ -96,8 +96,7 @@ class PPOConfig(AlgorithmConfig):
         return chosen if rows is None else chosen | {"ppo.minibatch": self.size(rows)}
 
     def lighter(self) -> Sequence[Mapping[str, Any]]:
-        larger = [{"ppo.minibatch": LEAST * times, "ppo.lr": self.lr * times} for times in LIGHTER]
-        return [*larger, {**larger[-1], "ppo.epochs": -(-self.epochs // 2)}]
+        return [{"ppo.minibatch": LEAST * times, "ppo.lr": self.lr * times} for times in LIGHTER]
 
     def size(self, rows: int) -> int:
         """Rows of a minibatch, in an update on so many rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from freewheel.collect.mode import MODES, WorkersConfig
 from freewheel.collect.serial import SerialConfig
@@ -54,8 +54,7 @@ def _episode_steps(planned: Plan) -> float:
 
 
 def keeping_up(first: Plan, lighter: Sequence[Config]) -> Plan:
-    """The plan, with the first of these configs, each with less work a row, with which workers hardly wait for the learner. With
-    fewer epochs less is learned from each row: they are taken only where that is enough, and larger minibatches are not."""
+    """The plan, with the first of these configs, each with less work a row, with which workers hardly wait for the learner."""
     cost, way = first.cost, way_of(first) if lighter and first.batch.episodes is None else None
     if way is None or way.kind != "free" or cost is None or cost.row <= 0:
         return first
@@ -64,13 +63,7 @@ def keeping_up(first: Plan, lighter: Sequence[Config]) -> Plan:
     with learner_threads(machine.threads):
         spent = BESIDE * rate * update_cost(first)
         for there in (replace(first, config=config) for config in lighter):
-            most = WORTH * spent if _epochs(there) == _epochs(first) else ROOM
-            if spent <= ROOM or (less := BESIDE * rate * update_cost(there)) > most:
+            if spent <= ROOM or (less := BESIDE * rate * update_cost(there)) > WORTH * spent:
                 break
             chosen, spent = there, less
     return chosen
-
-
-def _epochs(planned: Plan) -> int:
-    learner: Any = planned.config.learner
-    return int(learner.epochs)
