@@ -25,17 +25,7 @@ END = 30.0  # seconds
 
 
 def argv(address: str, *more: str) -> list[str]:
-    world = [
-        "freewheel/Straggler-v0",
-        "--env.mean",
-        "0.002",
-        "--env.length",
-        "50",
-        "--mode",
-        "ray",
-        "--address",
-        address,
-    ]
+    world = f"freewheel/Straggler-v0 --env.mean 0.002 --env.length 50 --mode ray --address {address}".split()
     size = ["--workers", str(WORKERS), "--cpus-per-worker", "1", "--num-steps-per-env", "16", "--policy.hidden", "8"]
     return ["train", *world, *size, "--evals", "0", "--log-every", "0.2", "--steps", "1000000000", "--run", RUN, *more]
 
@@ -105,24 +95,16 @@ def test_a_node_that_is_killed_costs_its_workers_only(nodes: Nodes, tmp_path: Pa
 
 
 @pytest.mark.timeout(200)
-def test_workers_of_a_lost_node_come_back_where_there_is_room(nodes: Nodes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "how"), [(2, signal.SIGKILL), (1, signal.SIGTERM)], ids=["killed", "taken away"])
+def test_workers_of_a_lost_node_come_back_where_there_is_room(
+    nodes: Nodes, tmp_path: Path, number: int, how: signal.Signals
+) -> None:
     with training(tmp_path, nodes, "--cpus-per-worker", "0.5") as one:
         wait_until(all_on(nodes, *nodes.ids), 40.0, "they do not start")
-        lost = nodes.actors(nodes.ids[2])
+        node, lost = nodes.ids[number], nodes.actors(nodes.ids[number])
         assert lost
-        nodes.kill(nodes.ids[2])
-        wait_until(all_on(nodes, *nodes.ids[:2]), 60.0, "workers do not come back")
-        goes_on(one)
-        assert end(one)["worker_restarts"] == lost, one.said()
-
-
-@pytest.mark.timeout(200)
-def test_a_node_that_its_provider_takes_away(nodes: Nodes, tmp_path: Path) -> None:
-    with training(tmp_path, nodes, "--cpus-per-worker", "0.5") as one:
-        wait_until(all_on(nodes, *nodes.ids), 40.0, "they do not start")
-        lost = nodes.actors(nodes.ids[1])
-        nodes.kill(nodes.ids[1], signal.SIGTERM)
-        wait_until(all_on(nodes, nodes.ids[0], nodes.ids[2]), 60.0, "workers do not come back")
+        nodes.kill(node, how)
+        wait_until(all_on(nodes, *(other for other in nodes.ids if other != node)), 60.0, "workers do not come back")
         goes_on(one)
         assert end(one)["worker_restarts"] == lost, one.said()
 

@@ -160,17 +160,6 @@ def fails(env: Env, cause: str = "env_error") -> list[str]:
     return caught.value.report.splitlines()
 
 
-def test_a_worker_that_dies_is_named_and_takes_the_others_along() -> None:
-    seed = training_episodes(0, 3).seed(0)
-    env = config("Dies", {"at": 2, "only_seed": seed}).make(LANES, processes=True)
-    alive = workers(env)
-    with takes_at_most(30.0):
-        report = fails(env, "worker_death")
-    where = f"(episode 0, seed {seed}, step 2, last action 1)"
-    assert report == [f"lane 3 of tests.support.worlds:Dies died (exit code -9) {where}"]
-    assert not [process for process in alive if process.is_running()]
-
-
 def test_a_worker_that_is_killed_between_steps_is_named() -> None:
     env = config("Counter", {"length": 3}).make(LANES, processes=True)
     env.reset(streams())
@@ -186,19 +175,25 @@ def test_a_worker_that_is_killed_between_steps_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "limits", "deaf"),
-    [(2, Timeouts(step=0.5), False), (0, Timeouts(reset=0.5), True)],
-    ids=["step", "reset, deaf to SIGTERM"],
+    ("name", "lane", "at", "options", "what"),
+    [
+        ("Dies", 3, 2, {}, "died (exit code -9)"),
+        ("Hangs", 4, 2, {"timeouts": Timeouts(step=0.5)}, "did not answer within 0.5 s"),
+        ("Hangs", 4, 0, {"timeouts": Timeouts(reset=0.5)}, "did not answer within 0.5 s"),
+    ],
+    ids=["dies", "hangs in a step", "hangs in a reset, deaf to SIGTERM"],
 )
-def test_a_worker_that_hangs_is_named_and_killed(at: int, limits: Timeouts, deaf: bool) -> None:
-    seed = training_episodes(0, 4).seed(0)
-    env = config("Hangs", {"at": at, "only_seed": seed, "deaf": deaf}, timeouts=limits).make(LANES, processes=True)
+def test_a_worker_that_dies_or_hangs_is_named_and_takes_the_others_along(
+    name: str, lane: int, at: int, options: dict[str, Any], what: str
+) -> None:
+    seed = training_episodes(0, lane).seed(0)
+    args = {"at": at, "only_seed": seed} | ({} if at else {"deaf": True})
+    env = config(name, args, **options).make(LANES, processes=True)
     alive = workers(env)
     with takes_at_most(30.0):
         report = fails(env, "worker_death")
-    place = "step 2, last action 1" if at else "in reset"
-    where = f"(episode 0, seed {seed}, {place})"
-    assert report == [f"lane 4 of tests.support.worlds:Hangs did not answer within 0.5 s {where}"]
+    where = f"(episode 0, seed {seed}, {'step 2, last action 1' if at else 'in reset'})"
+    assert report == [f"lane {lane} of tests.support.worlds:{name} {what} {where}"]
     assert not [process for process in alive if process.is_running()]
 
 

@@ -63,19 +63,23 @@ def test_lanes_go_on_from_fragment_to_fragment_and_begin_anew_where_an_episode_e
     assert found.state()["rng"].tolist() == generator_state(generator(1)).tolist()
 
 
-def test_a_number_that_has_changed_without_an_end_is_an_episode_that_began_with_the_fragment() -> None:
-    """A lane that could not be brought back, a reset that failed, a worker that was replaced."""
+@pytest.mark.parametrize(
+    ("following", "numbers", "known"),
+    [
+        (fragment(2, after=at(1, 0)), [1, 0], [2, 5]),
+        (fragment(3, ended=0, gap=True, after=at(5, 4)), [5, 4], [2, UNKNOWN]),
+        (fragment(0, after=at(0, 0)), [0, 0], [3, 3]),
+    ],
+    ids=["a number that has changed without an end", "an episode that began somewhere in a gap", "an empty fragment"],
+)
+def test_what_is_known_after_a_fragment_of_three_steps_and_another_one(
+    following: Fragment, numbers: list[int], known: list[int]
+) -> None:
+    """A number changes so where a lane could not be brought back, a reset failed or a worker was replaced."""
     found = progress()
     found.add(fragment(3, after=at(0, 0)), NO_CONTEXT)
-    found.add(fragment(2, after=at(1, 0)), NO_CONTEXT)
-    assert (found.numbers, steps(found)) == ([1, 0], [2, 5])
-
-
-def test_where_fragments_are_missing_nothing_is_known_until_the_next_end() -> None:
-    found = progress()
-    found.add(fragment(3, after=at(0, 0)), NO_CONTEXT)
-    found.add(fragment(3, ended=0, gap=True, after=at(5, 4)), NO_CONTEXT)
-    assert steps(found) == [2, UNKNOWN], "the episode of lane 1 began somewhere in the gap"
+    found.add(following, NO_CONTEXT)
+    assert (found.numbers, steps(found)) == (numbers, known)
 
 
 @pytest.mark.parametrize(("memory", "known"), [(0, [5, 5]), (2, [UNKNOWN, UNKNOWN])])
@@ -88,13 +92,6 @@ def test_the_first_rows_of_an_open_fragment_count_but_the_actor_s_memory_is_not_
     assert (found.numbers, steps(found), "rng" in found.state()) == ([0, 0], known, False)
     found.add(fragment(2, ended=1, number=0), NO_CONTEXT)
     assert (found.numbers[0], steps(found)[0]) == (1, 0)
-
-
-def test_an_empty_fragment_changes_nothing() -> None:
-    found = progress()
-    found.add(fragment(3, after=at(0, 0)), NO_CONTEXT)
-    found.add(fragment(0, after=at(0, 0)), NO_CONTEXT)
-    assert steps(found) == [3, 3]
 
 
 def test_it_goes_on_from_its_state() -> None:
