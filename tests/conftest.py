@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.support.warm import Server, shared_server
+
 # Read by libraries when they are imported, so set before any test imports them; child processes inherit them.
 os.environ.update(
     OMP_NUM_THREADS="1",
@@ -33,3 +35,9 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session")
+def server() -> Server:
+    """Starts commands without the seconds that their imports take."""
+    return shared_server()

@@ -20,7 +20,7 @@ from freewheel.run.plan import plan
 from freewheel.run.saved import open_run
 from freewheel.run.trainer import Result
 from tests.support.frozen import LENGTH, LookedAt
-from tests.support.runs import assert_balanced, python, rows_of
+from tests.support.runs import MODES, assert_balanced, python, rows_of
 from tests.support.runs import train as small_run
 
 DRONE, PLANTED = "freewheel/RoughDrone-v0", "torch:tests.support.device_story:build"
@@ -34,14 +34,6 @@ ALGORITHMS: Mapping[str, dict[str, Any]] = {
     "mbpo": REPLAYING
     | {"members": 2, "elites": 1, "model_hidden": [8], "model_every": ROWS, "model_batch": 16, "max_epochs": 2}
     | {"rollouts_per_row": 1.0, "clock": "serial"},
-}
-#: Lanes × steps = ROWS everywhere; an episode worker has one lane.
-MODES: Mapping[str, dict[str, Any]] = {
-    "sequential": {"num_envs": 4, "num_steps_per_env": 8},
-    "lockstep": {"num_envs": 4, "num_steps_per_env": 8, "placement": "inline"},
-    "batch": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
-    "continuous": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
-    "episodes": {"workers": 2, "num_envs": 2, "num_steps_per_env": 16},
 }
 
 

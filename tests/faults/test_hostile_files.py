@@ -22,7 +22,7 @@ from freewheel.run.naming import name_run
 from freewheel.run.plan import arrange, survey_env
 from tests.support.hostile import CANARY, CHECKPOINTS, CODE, CONFIGS, MODULES, PAYLOAD
 from tests.support.places import LONG
-from tests.support.runs import train
+from tests.support.runs import good_run, train
 
 ALL = {**CONFIGS, **CODE, **CHECKPOINTS, **MODULES}
 UNUSED = ("policy: layout", "policy: no version", "policy: version")  # by a run that begins with the weights
@@ -32,8 +32,7 @@ FOREIGN = re.compile(r"Traceback|Error:|Exception|KeyError|object is not|unexpec
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that names no code."""
-    small: dict[str, Any] = {"steps": 64, "num_envs": 2, "evals": 1, "eval_episodes": 1, "policy": {"hidden": [8, 8]}}
-    return train(tmp_path_factory.mktemp("runs"), "CartPole-v1", run="one", mode="sequential", **small).path
+    return good_run(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +164,6 @@ def test_a_file_that_a_config_names_is_held_to_the_same(here: Path) -> None:
     (here / "b.json").write_text('{"env": "payload:World"}')
     with pytest.raises(ConsentError, match=r"b\.json names code"):
         from_file(here / "a.json")
-
-
-# --------------------------------------------------------------------------------------------------------- runs of one's own
 
 
 @pytest.fixture(scope="module")

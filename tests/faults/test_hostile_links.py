@@ -6,27 +6,18 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from freewheel.cli import main as cli
-from tests.support.runs import train
+from tests.support.runs import good_run
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    small: dict[str, Any] = {
-        "steps": 64,
-        "num_envs": 2,
-        "evals": 1,
-        "eval_episodes": 1,
-        "policy": {"hidden": [8, 8]},
-        "trace": True,
-    }
-    return train(tmp_path_factory.mktemp("runs"), "CartPole-v1", run="one", mode="sequential", **small).path
+    return good_run(tmp_path_factory.mktemp("runs"), trace=True)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from freewheel.errors import EnvError, printable
 from freewheel.files.output import complain
 from freewheel.run.plan import print_line
 from freewheel.watch.tui import View
-from tests.support.runs import train
+from tests.support.runs import good_run
 
 #: Colours, a title, the clipboard, a link, 8-bit control, bell, return, a new line, reversed writing, markup.
 EVIL = "E\x1b[31mx\x1b]0;t\x07\x1b]52;c;aGk=\x07\x1b]8;;http://x\x1b\\\x9b2J\x07\r\nfreewheel: fine\u202e\u2066[bold][/red]\x7f"
@@ -26,9 +26,7 @@ OURS = re.compile(r"\x1b\[[0-9;?]*[mKAhlG]")
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    small: dict[str, Any] = {"steps": 64, "num_envs": 2, "evals": 1, "eval_episodes": 1, "policy": {"hidden": [8, 8]}}
-    small |= {"checkpoint_every": 0}  # one checkpoint, which nothing can take the place of
-    run = train(tmp_path_factory.mktemp("runs"), "CartPole-v1", run="one", mode="sequential", **small).path
+    run = good_run(tmp_path_factory.mktemp("runs"), checkpoint_every=0)  # one, which nothing can take the place of
     (run / "timeline.json").write_text(json.dumps(_timeline()))
     return run
 

@@ -24,7 +24,7 @@ from freewheel.run.checkpoints.checkpoint import LEARNER, MANIFEST, PROGRESS
 from freewheel.run.hooks import Run
 from freewheel.run.trainer import Result
 from tests.support.places import ROOT
-from tests.support.runs import Kept, assert_balanced, rows_of, train
+from tests.support.runs import MODES, Kept, assert_balanced, rows_of, train
 from tests.support.worlds import IdentityBox
 
 BOX = "tests.support.worlds:IdentityBox"
@@ -35,14 +35,6 @@ ALGORITHMS: Mapping[str, dict[str, Any]] = {
     "mbpo": REPLAYING
     | {"members": 2, "elites": 1, "model_hidden": [8], "model_every": 32, "model_batch": 16, "max_epochs": 2}
     | {"rollouts_per_row": 1.0, "keep_models": 2, "termination": "never", "clock": "serial"},
-}
-#: Lanes × steps = 32 everywhere.
-MODES: Mapping[str, dict[str, Any]] = {
-    "sequential": {"num_envs": 4, "num_steps_per_env": 8},
-    "lockstep": {"num_envs": 4, "num_steps_per_env": 8, "placement": "inline"},
-    "batch": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
-    "continuous": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
-    "episodes": {"workers": 2, "num_envs": 2, "num_steps_per_env": 16},
 }
 
 

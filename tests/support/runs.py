@@ -15,6 +15,14 @@ from freewheel.run.trainer import Result
 from tests.support.places import ROOT
 
 IDENTITY = "tests.support.worlds:Identity"  # episodes of 16 steps, at most 1 a step
+#: Lanes × steps = 32 everywhere; an episode worker has one lane.
+MODES: Mapping[str, dict[str, Any]] = {
+    "sequential": {"num_envs": 4, "num_steps_per_env": 8},
+    "lockstep": {"num_envs": 4, "num_steps_per_env": 8, "placement": "inline"},
+    "batch": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
+    "continuous": {"workers": 2, "num_envs": 4, "num_steps_per_env": 8},
+    "episodes": {"workers": 2, "num_envs": 2, "num_steps_per_env": 16},
+}
 
 
 def train(tmp_path: Path, env: str | Callable[..., Any] = IDENTITY, **options: Any) -> Result:
@@ -23,13 +31,17 @@ def train(tmp_path: Path, env: str | Callable[..., Any] = IDENTITY, **options: A
     return freewheel.train(env, quiet=True, runs_dir=tmp_path, **small | options)
 
 
+def good_run(folder: Path, **options: Any) -> Path:
+    """A small one, to be harmed."""
+    small = {"steps": 64, "num_envs": 2, "evals": 1, "eval_episodes": 1, "policy": {"hidden": [8, 8]}}
+    return train(folder, "CartPole-v1", run="one", mode="sequential", **small | options).path
+
+
 def rows_of(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
 
 
 class Kept:
-    """A sink that keeps what it is told."""
-
     def __init__(self) -> None:
         self.rows: list[Any] = []
         self.notes: list[str] = []

@@ -6,6 +6,20 @@ from collections.abc import Iterator
 
 from freewheel.timeline.model import Row, Span, Timeline
 
+
+class Clock:
+    """Time by hand, in ns."""
+
+    now = 1_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+    def passes(self, ns: int) -> tuple[int, int]:
+        begin, self.now = self.now, self.now + ns
+        return begin, self.now
+
+
 ABOUT = {
     "step": "The environments' step().",
     "wait-gate": "Waits at a barrier or for the others: their steps take longer.",

@@ -12,17 +12,9 @@ from freewheel.timeline.model import Row
 from freewheel.timeline.parties import LearnerTracks, doing, timed_executors
 from freewheel.timeline.recording import Recording
 from freewheel.transport.executors import SerialExecutor, ThreadExecutor
+from tests.support.timelines import Clock
 
 SECOND = 1_000_000_000
-
-
-class Clock:
-    """Time by hand, in ns."""
-
-    now = 100 * SECOND
-
-    def __call__(self) -> int:
-        return self.now
 
 
 def rows_of(recording: Recording) -> dict[str, Row]:
@@ -34,9 +26,9 @@ def test_a_learner_on_a_gpu_has_a_row_of_what_it_does_there(on_gpu: bool) -> Non
     recording = Recording(now=(clock := Clock()))
     recording.latest = recording.number("worker 0", "envs")
     learner = LearnerTracks(recording, on_gpu=on_gpu)
-    for second, kind in enumerate(("wait-data", "observe", "update", "publish"), 100):
+    for second, kind in enumerate(("wait-data", "observe", "update", "publish"), 1000):
         learner(kind, second, second + 1)
-    clock.now = 104 * SECOND
+    clock.now = 1004 * SECOND
     rows = rows_of(recording)
     assert [(span.kind, span.waits_for) for span in rows["learner"].spans] == [
         ("wait-data", "worker 0"), ("observe", ""), ("update", ""), ("publish", ""),
@@ -48,8 +40,8 @@ def test_a_learner_on_a_gpu_has_a_row_of_what_it_does_there(on_gpu: bool) -> Non
 def test_what_a_learner_does_now_is_shown() -> None:
     recording = Recording(now=(clock := Clock()))
     recording.track("learner", "learner")
-    recording.attach({}, "learner", doing(lambda: ("update", 101.0, clock.now / SECOND)))
-    clock.now = 103 * SECOND
+    recording.attach({}, "learner", doing(lambda: ("update", 1001.0, clock.now / SECOND)))
+    clock.now = 1003 * SECOND
     (row,) = recording.timeline().rows
     assert [tuple(span[:3]) for span in row.spans] == [("update", 1.0, 3.0)]
 

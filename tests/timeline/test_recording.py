@@ -16,6 +16,7 @@ from freewheel.timeline.chrome import RECENT, TRACE, read
 from freewheel.timeline.model import Row
 from freewheel.timeline.recording import Recording
 from freewheel.timeline.track import BLOCK, NAMES, SHORT, Ring, Track, TurnTrack
+from tests.support.timelines import Clock
 
 MS = 1_000_000
 STEP, INFER, WRITE, RESET, CREDIT = (
@@ -33,23 +34,6 @@ def check_row(row: Row) -> None:
     for one, other in zip(row.spans, row.spans[1:], strict=False):
         assert one.t1_s <= other.t0_s + 1e-9, (row.name, one, other)
     assert all(span.seconds > 0 for span in row.spans)
-
-
-class Clock:
-    """Time by hand, in ns."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000 * MS
-
-    def __call__(self) -> int:
-        return self.now
-
-    def passes(self, ns: int) -> tuple[int, int]:
-        begin, self.now = self.now, self.now + ns
-        return begin, self.now
-
-
-# ----------------------------------------------------------------------------------------------------------------- tracks
 
 
 def test_a_long_span_is_a_span_of_its_own_and_short_ones_share_a_block() -> None:
@@ -141,9 +125,6 @@ def test_whatever_a_worker_does_its_spans_cover_its_time_and_add_up_to_what_it_c
         assert sums[kind] == (ns if kind != "other" else 1000 * len(script))
 
 
-# ------------------------------------------------------------------------------------------------------------------ cells
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50), st.integers(0, 20)), min_size=1, max_size=200))
 def test_gathered_spans_are_fewer_do_not_overlap_and_add_up_to_the_same(parts: list[tuple[int, int, int]]) -> None:
@@ -161,9 +142,6 @@ def test_gathered_spans_are_fewer_do_not_overlap_and_add_up_to_the_same(parts: l
         for code in range(4):
             assert (found[found[:, 2] == code] @ [-1, 1, 0]).sum() == (spans[spans[:, 2] == code] @ [-1, 1, 0]).sum()
     assert len(gathered(spans, 10_000)) <= 4
-
-
-# -------------------------------------------------------------------------------------------------------------- recording
 
 
 def test_a_night_stays_within_its_bounds_with_its_last_minutes_in_detail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 from freewheel.files.lock import FileLock
 from freewheel.timeline.model import Row, Span, Timeline
 from tests.support.browser import browser, complaints, eventually, resize
-from tests.support.warm import Command, Server, shared_server
+from tests.support.warm import Command, Server
 from tests.support.watching import Page, row, rows_in, watch, worker, write_run, write_status
 
 pytestmark = pytest.mark.system
@@ -59,11 +59,6 @@ def window(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
         yield window
 
 
-@pytest.fixture(scope="module")
-def server() -> Server:
-    return shared_server()
-
-
 def text(window: Any, selector: str) -> str:
     return str(window.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
 
@@ -92,9 +87,6 @@ def visit(window: Any, page: Page, query: str, name: str) -> None:
     window.get(f"http://127.0.0.1:{page.port}/?{query}")
     eventually(lambda: text(window, "#name") == name, what=f"{name} is not shown")
     eventually(lambda: picture(window), what="nothing is drawn")
-
-
-# ----------------------------------------------------------------------------------------------------------- a real training
 
 
 @pytest.mark.timeout(120)
@@ -160,9 +152,6 @@ def the_resumed_run_is_seen(window: Any) -> None:
     eventually(lambda: text(window, "#state") == "running", what="the resumed run is not seen")
     eventually(lambda: (tiles(window)["env_steps"] or 0) > steps, what="its rows are not seen")
     eventually(lambda: len(texts(window, ".worker")) == 3, what="its workers are not seen")
-
-
-# ------------------------------------------------------------------------------------------------------------ runs side by side
 
 
 def test_runs_are_compared_and_the_axis_is_switched(window: Any, page: Page) -> None:
@@ -248,8 +237,6 @@ def test_without_its_server_the_page_says_so(runs: Path, window: Any) -> None:
     assert "freewheel watch" in text(window, "#banner")
 
 
-# ------------------------------------------------------------------------------------------------------------- hostile words
-
 EVIL = (
     "<script>window.ran = 1</script>",
     "<img src=x onerror='window.ran=2'>",
@@ -276,15 +263,9 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         rows = [row(k, dropped={word: k}, **{f"hook/{word}": 1.0, word: word}) for k in range(1, 20)]
         name = f"{number}{word[:60]}".replace("/", "\u2215")
         run = write_run(folder / name, rows, env=word, algo=word, mode=word)
-        summary = {
-            "error": word,
-            "problems": [word],
-            "ended": word,
-            "advice": word,
-            "produced": 10,
-            "dropped": {word: 9},
-        }
-        (run / "summary.json").write_text(json.dumps({**summary, "exit_code": 1}))
+        told = {**dict.fromkeys(("error", "ended", "advice"), word), "problems": [word]}
+        summary = {**told, "exit_code": 1, "produced": 10, "dropped": {word: 9}}
+        (run / "summary.json").write_text(json.dumps(summary))
         (run / "messages.jsonl").write_text(json.dumps({"text": word, "wall_s": 1.0}) + "\n")
     parts = {"worker": 0, "state": EVIL[1], "waits_for": EVIL[0]}
     write_status(folder / "ours", [worker(0), {**worker(1), **parts}, worker(2, "down", waits_for=EVIL[5])])
