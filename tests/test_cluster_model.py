@@ -117,9 +117,6 @@ def test_costs_go_on_beyond_the_largest_that_was_measured() -> None:
     assert [curve(0.0), curve(1.5), curve(4.0)] == [1.0, 2.0, 7.0]
 
 
-# ------------------------------------------------------------------------------------------------------ beside measurements
-
-
 def measured() -> list[Row]:
     """The newest runs of --mode ray with 50 sleepers."""
     return [row for row in newest("ray_straggler") if row["mode"] == "ray"]

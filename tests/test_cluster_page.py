@@ -45,9 +45,6 @@ def test_every_command_has_options_that_there_are(line: str, capsys: pytest.Capt
     assert "CartPole-v1" in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------------------------------- the walk, for real
-
-
 class Walk:
     """A shell of one's own: a folder, variables, and what runs in the background."""
 

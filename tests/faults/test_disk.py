@@ -29,8 +29,6 @@ START, MOST = 6, 200  # calls before a run has begun, and of a whole run, at mos
 
 
 class Notes:
-    """A sink that keeps what it is told."""
-
     direct = True
 
     def __init__(self) -> None:

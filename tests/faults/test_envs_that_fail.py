@@ -165,9 +165,6 @@ def test_a_bug_of_ours_is_in_the_summary_and_the_rows_of_an_update_that_fails_ar
     assert summary["trained"] == 128 - sum(dropped.values())
 
 
-# ----------------------------------------------------------------------------------------- workers
-
-
 PLACE = r"episode \d+, seed \d+, step \d+, last action [01]"
 
 

@@ -56,9 +56,6 @@ def switches(command: Command) -> str:
     return "\n".join(line for line in lines if line.startswith(("State", "voluntary", "nonvoluntary")))
 
 
-# ---------------------------------------------------------------------------------------------------------------- time-outs
-
-
 @pytest.mark.parametrize("how", HANGS)
 def test_a_step_that_does_not_return_ends_the_run_in_time_and_is_named(
     server: Server, tmp_path: Path, how: str

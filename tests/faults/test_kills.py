@@ -148,9 +148,6 @@ def test_all_kinds_of_faults_together(mode: str) -> None:
         assert finite(on.learner.snapshot())
 
 
-# ----------------------------------------------------------------------------------------- out of memory
-
-
 @pytest.mark.parametrize(("mode", "at"), every((12,), (0,)))
 def test_a_worker_that_ran_out_of_memory_is_reported_and_replaced(mode: str, at: int, tmp_path: Path) -> None:
     args = {"how": "grows", "only": 1, "at": at, "folder": tokens(tmp_path, 0)}

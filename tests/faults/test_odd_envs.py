@@ -43,9 +43,6 @@ def assert_report(report: str, text: str) -> None:
     report.encode()
 
 
-# ------------------------------------------------------------------------------------------------------------------ workers
-
-
 @pytest.mark.parametrize("how", STEPS)
 def test_workers_go_on_and_report_it_once(how: str, spec: EnvSpec) -> None:
     """It happens in every third episode or so: one row each is lost."""
@@ -68,9 +65,6 @@ def test_a_close_that_raises_in_workers_is_told_once_and_the_run_ends_well(spec:
     assert on.collector.summary()["worker_restarts"] == 0
 
 
-# --------------------------------------------------------------------------------------------------------------- the survey
-
-
 @pytest.mark.parametrize("how", STEPS)
 def test_the_survey_says_what_it_was(how: str) -> None:
     with pytest.raises(EnvError) as caught:
@@ -82,9 +76,6 @@ def test_a_close_that_raises_does_not_spoil_the_survey() -> None:
     with pytest.warns(RuntimeWarning, match=re.escape(IN_CLOSE)):
         cost = survey(world("close").make, "Odd", LIMITS, budget=0.05)
     assert (cost.spec.obs_size, cost.closed) == (1, True)
-
-
-# ------------------------------------------------------------------------------------------------------- a process each lane
 
 
 @pytest.mark.parametrize("how", STEPS)

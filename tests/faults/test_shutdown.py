@@ -154,9 +154,6 @@ def assert_in_order(runs: Path, number: signal.Signals) -> dict[str, int]:
     return dropped
 
 
-# ----------------------------------------------------------------------------------------- serial modes
-
-
 @pytest.mark.system
 @pytest.mark.parametrize(("placement", "number"), [("inline", signal.SIGTERM), ("processes", signal.SIGINT)])
 def test_a_signal_ends_the_run_in_order(server: Server, tmp_path: Path, number: signal.Signals, placement: str) -> None:
@@ -243,8 +240,6 @@ def test_a_crawling_env_does_not_delay_the_end(server: Server, tmp_path: Path) -
 
 
 class Counting:
-    """A learner that only counts rows."""
-
     def __init__(self, snapshot: Snapshot) -> None:
         self.version, self._snapshot = 0, snapshot
         self.queued = self.trained = 0
@@ -335,9 +330,6 @@ def test_a_signal_at_any_line_loses_no_row(step: int) -> None:
     outcomes = [run_until(line) for line in range(1, lines + 1, step)]
     assert all(cut for cut, _, _ in outcomes[: len(outcomes) // 2])
     assert {rows.produced for _, _, rows in outcomes} == {0, 2, 4, 6, 8}
-
-
-# ----------------------------------------------------------------------------------------- the trainer is killed
 
 
 @pytest.mark.system

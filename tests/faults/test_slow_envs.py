@@ -74,9 +74,6 @@ def test_the_summary_shows_which_episodes_are_missing(tmp_path: Any) -> None:
         assert trained["seconds_mean"] <= produced["seconds_mean"]
 
 
-# ----------------------------------------------------------------------------------------- stragglers
-
-
 WORKERS = 8
 STEP_S = 0.003
 

@@ -31,9 +31,6 @@ def one_line(error: BaseException, *words: str) -> None:
         assert word in text, text
 
 
-# ------------------------------------------------------------------------------------------------------------------- bytes
-
-
 def test_a_file_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc")
     assert read.content(tmp_path / "x", 3) == b"abc"
@@ -77,8 +74,6 @@ def test_free_memory_is_that_of_the_container_if_it_has_less(tmp_path: Path) -> 
     (tmp_path / "memory.max").write_text("max")
     assert memory.free_memory(tmp_path) > 3000
 
-
-# -------------------------------------------------------------------------------------------------------------------- JSON
 
 BAD_JSON = {
     "empty": b"",
@@ -134,9 +129,6 @@ def test_plain_json_is_read(tmp_path: Path) -> None:
     value = {"a": [1, -2.5, None, True, "text ü", {"deep": [[[]]]}], "state": 2**128 - 1}
     (tmp_path / "x.json").write_text(json.dumps(value))
     assert read.json_object(tmp_path / "x.json") == value
-
-
-# ------------------------------------------------------------------------------------------------------------- safetensors
 
 
 def saved(header: Any, body: bytes = b"") -> bytes:
@@ -247,9 +239,6 @@ def test_fuzzed_headers_are_read_as_before_or_refused() -> None:
     tracemalloc.stop()
     assert peak < 4 << 20, "no header made it allocate what the file does not have"
     assert min(outcomes.values()) > 0, outcomes
-
-
-# ----------------------------------------------------------------------------------------------------------------- records
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,6 @@ WHO = st.integers(0, WORKERS - 1)
 
 @dataclass
 class Worker:
-    """The state of a worker process."""
-
     produced: int = 0
     grant: Grant | None = None
     version: int = NO_VERSION
@@ -52,8 +50,6 @@ class Queued:
 
 @dataclass
 class LearnerState:
-    """The state of the learner."""
-
     version: int = 0
     held: list[Queued] = field(default_factory=list)
     trained: int = 0

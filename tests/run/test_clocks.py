@@ -143,7 +143,6 @@ def test_a_signal_ends_the_first_fit_and_the_run_goes_on_as_if_it_had_not(
     left = [os.getpid()]
 
     def interrupt(_: float) -> None:
-        """Once."""
         if left:
             os.kill(left.pop(), signal.SIGINT)
         time.sleep(0.1)

@@ -282,8 +282,6 @@ def test_what_a_run_refuses(tmp_path: Path) -> None:
         assert words in answer
 
 
-# ---------------------------------------------------------------------------------------------------------- learning rate
-
 TINY = 1e-30  # moves no float32 weight
 BOX = "tests.support.worlds:IdentityBox"
 REPLAY = {"learning_starts": 32, "batch": 16}
@@ -330,8 +328,6 @@ def test_an_algorithm_without_a_learning_rate_says_so(tmp_path: Path, monkeypatc
     with pytest.raises(ValueError, match="ppo has no learning rate that can be changed: give its Learner a property"):
         train(tmp_path, hooks=[Change()])
 
-
-# --------------------------------------------------------------------------------------------------------------- contexts
 
 MODES: Mapping[str, dict[str, Any]] = {
     "sequential": {"mode": "sequential", "num_envs": 2},
@@ -385,9 +381,6 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, table: Any) -> Non
 
     with pytest.raises(ValueError, match=r"run\.contexts must have 1 to 4096 rows of 2 finite numbers, not the shape"):
         train(tmp_path, CONDITIONED, hooks=[Change()], context=TABLE)
-
-
-# ---------------------------------------------------------------------------------------------------------------- anywhere
 
 
 def test_training_works_in_a_thread_and_under_a_running_event_loop(tmp_path: Path) -> None:

@@ -150,9 +150,6 @@ def test_a_gpu_buffer_is_copied_at_the_cut(monkeypatch: pytest.MonkeyPatch) -> N
     assert found == [list(range(16)), list(range(16, 32)), list(range(32, 40))]
 
 
-# ------------------------------------------------------------------------------------------------------------ whole saves
-
-
 class Learner:
     """A learner that only has a buffer. Implements core.Learner as far as a Saver needs it."""
 

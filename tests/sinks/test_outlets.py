@@ -21,8 +21,6 @@ INFO = RunInfo(path=Path("runs/x"), title="x", budget=Budget(steps=100), algorit
 
 
 class Screen:
-    """Keeps all that it is given."""
-
     direct = True
 
     def __init__(self) -> None:

@@ -42,13 +42,7 @@ from tests.support.pools import wire_of
 from tests.support.trainers import LIMIT, SEED, wait_until
 
 MODES = ("batch", "continuous", "episodes")
-SMALL = {
-    "seed": SEED,
-    "num_steps_per_env": 16,
-    "evals": 0,
-    "policy": {"hidden": [8]},
-    "ppo": {"epochs": 1},
-}
+SMALL = {"seed": SEED, "num_steps_per_env": 16, "evals": 0, "policy": {"hidden": [8]}, "ppo": {"epochs": 1}}
 
 
 def world(name: str) -> str:
@@ -71,9 +65,6 @@ def every(*variants: tuple[Any, ...]) -> list[ParameterSet]:
 def modes(first: str) -> list[ParameterSet]:
     """All of them; only the first is in tier unit."""
     return [pytest.param(mode, marks=[pytest.mark.system] * (mode != first)) for mode in MODES]
-
-
-# ---------------------------------------------------------------------------------------------------------------- the audit
 
 
 def certified(data: Transitions) -> NDArray:
@@ -113,8 +104,6 @@ class RecordingBuffer(RolloutBuffer):
 
 @dataclass(frozen=True)
 class Delivery:
-    """A delivered chunk."""
-
     at: float  # time.monotonic()
     origin: Origin
     version: int
@@ -174,13 +163,8 @@ def check_continuity(chunk: Chunk) -> None:
         assert (data.obs[following][both & ended[t], 2] == 0).all()
 
 
-# -------------------------------------------------------------------------------------------------------------- the training
-
-
 @dataclass
 class Limit:
-    """A time limit for waits."""
-
     at: float = float("inf")  # time.monotonic()
 
     def set(self, seconds: float) -> None:
@@ -204,7 +188,6 @@ class Trial:
         self._next_messages = 0.0
 
     def publish(self) -> None:
-        """Publish weights without collecting."""
         self.collector.publish(self.learner.snapshot(), self.learner.rows().done)
 
     def tick(self) -> Tick:
@@ -222,7 +205,6 @@ class Trial:
         return tick
 
     def run(self, until: Callable[[], bool], limit: float = LIMIT) -> None:
-        """Train until the condition holds."""
         self._limit.set(limit)
         while not until():
             self._limit.check()
@@ -235,7 +217,6 @@ class Trial:
         return self.delivered - before
 
     def learn(self, updates: int, limit: float = LIMIT) -> None:
-        """Train for this many updates."""
         target = self.learner.version + updates
         self.run(lambda: self.learner.version >= target, limit)
 
@@ -256,7 +237,6 @@ class Trial:
         return self.collector.wire.roster
 
     def processes(self) -> list[psutil.Process]:
-        """The processes of all running workers."""
         return [psutil.Process(slot.process.pid) for slot in self.supervisor.slots if slot.process is not None]
 
     @property
@@ -269,7 +249,6 @@ class Trial:
 
 
 def good_steps(supervisor: Roster[Any], slot: WorkerSlot[Any]) -> int:
-    """Good steps of the current incarnation."""
     return int(supervisor.heartbeats.memory["steps"][slot.worker]) - slot.steps
 
 
@@ -319,13 +298,8 @@ def finite(snapshot: Snapshot) -> bool:
     return all(bool(np.isfinite(np.asarray(value)).all()) for value in snapshot.params.values())
 
 
-# ------------------------------------------------------------------------------------------------------------ who does used
-
-
 @dataclass(frozen=True)
 class Kill:
-    """A worker that was killed."""
-
     worker: int
     incarnation: int
     at: float  # time.monotonic()
@@ -401,6 +375,5 @@ def used_tokens(folder: Path) -> list[UsedToken]:
 
 
 def hang_a_worker_of_each(faults: Path, count: int) -> None:
-    """Let one worker of each command hang."""
     tokens(faults, count)
     wait_until(lambda: len(used_tokens(faults)) == count)

@@ -34,11 +34,7 @@ def hang() -> None:
         time.sleep(60.0)
 
 
-# ------------------------------------------------------------------------------------------------- memory, wakeup, lock, mailbox
-
-
 def double(memory: SharedArrays, answer: Connection) -> None:
-    """Double the values and return them."""
     memory["words"][:] *= 2
     memory.cells("numbers", 1)[2] = 7
     answer.send({name: memory[name].tolist() for name in memory.fields})
@@ -117,9 +113,6 @@ def start_others(answer: Connection, stays: bool) -> None:
         hang()
 
 
-# ------------------------------------------------------------------------------------------------------------------ channel
-
-
 def write_forever(port: Port, incarnation: int) -> None:
     """Fragments of 1 to all steps, as fast as they can be written; row k is numbered k over all incarnations."""
     writer = Writer(port, 0, incarnation)
@@ -143,9 +136,6 @@ def write_blanks_forever(port: Port) -> None:
         for t in range(port.shape.steps):
             writer.row(t, port.shape.spec.lanes)
         writer.commit(NO_TIME)
-
-
-# ------------------------------------------------------------------------------------------------------------------- permits
 
 
 def wait_for_grant(permits: SharedPermits, worker: int, answer: Connection) -> None:
@@ -182,9 +172,6 @@ def issue_many(permits: SharedPermits, worker: int, go: Wakeup, answer: Connecti
     answer.send([permits.locked(queue.issue, worker) for _ in range(2000)])
 
 
-# --------------------------------------------------------------------------------------------------------------------- heartbeats
-
-
 def die_in_report(heartbeats: Heartbeats, worker: int) -> None:
     """Be killed while writing a report."""
     heartbeats.memory["reported"][worker] += 1
@@ -196,9 +183,6 @@ def wait_for_stop(heartbeats: Heartbeats) -> None:
     while not heartbeats.stopping:
         assert time.monotonic() < deadline
         os.sched_yield()
-
-
-# -------------------------------------------------------------------------------------------------------------- supervisor
 
 
 @dataclass(frozen=True)

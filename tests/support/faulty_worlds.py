@@ -226,7 +226,6 @@ def _hangs(env: Faulty, observation: NDArray) -> NDArray:
 
 
 def _grows(env: Faulty, observation: NDArray) -> NDArray:
-    """Allocates more memory than allowed."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + 64 * 2**20, resource.RLIM_INFINITY))
     blocks = []

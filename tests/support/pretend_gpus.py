@@ -38,8 +38,6 @@ class Clock(dict[Any, int]):
 
 
 class PretendStream:
-    """In place of torch.cuda.Stream."""
-
     numbers = itertools.count()
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
@@ -67,8 +65,6 @@ class PretendStream:
 
 
 class PretendEvent:
-    """In place of torch.cuda.Event."""
-
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self.clock: Clock = Clock()
         self.device: torch.device | None = None

@@ -53,8 +53,6 @@ class OneEpisode(Sound):
 
 
 class NotANumber(Sound):
-    """A reward of NaN at step 5."""
-
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         obs, reward, terminated, truncated, info = super().step(action)
         return obs, float("nan") if self.count == 5 else reward, terminated, truncated, info
@@ -67,16 +65,12 @@ class Doubles(Sound):
 
 
 class Endless(Sound):
-    """No episode ends."""
-
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         self.count = 0
         return super().step(action)
 
 
 class Frozen(Sound):
-    """The observation never changes."""
-
     def draw(self) -> NDArray:
         return np.zeros(3)
 
@@ -109,8 +103,6 @@ class Hangs(Sound):
 
 
 class Raises(Sound):
-    """Fails in every step."""
-
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         raise RuntimeError("the pump is broken")
 

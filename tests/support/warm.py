@@ -45,8 +45,6 @@ for line in sys.stdin:
 
 
 class Command:
-    """A command that runs."""
-
     def __init__(self, pid: int, folder: Path, output: str, server: Server) -> None:
         self.pid, self.folder, self._output, self._server = pid, folder, output, server
         self.code: int | None = None

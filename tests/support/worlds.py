@@ -215,8 +215,6 @@ class Faulty(Counter):
 
 
 class Raises(Faulty):
-    """Raises a ValueError."""
-
     def fail(self, observation: NDArray) -> NDArray:
         raise ValueError("boom")
 
@@ -270,8 +268,6 @@ class Crawls(Faulty):
 
 
 class ReturnsNaN(Faulty):
-    """Observes nothing but NaN."""
-
     def fail(self, observation: NDArray) -> NDArray:
         return np.full_like(observation, np.nan)
 

@@ -374,8 +374,6 @@ class Amnesiac(PPO):
 
 
 class Doubling(PPO):
-    """Observes everything twice."""
-
     def observe(self, chunk: Chunk) -> None:
         super().observe(chunk)
         super().observe(chunk)

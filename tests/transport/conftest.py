@@ -23,8 +23,6 @@ Pipe: TypeAlias = tuple[Connection, Connection]
 
 
 class Start(Protocol):
-    """Runs a function in a separate process."""
-
     def __call__(self, target: Callable[..., None], *args: Any) -> ForkServerProcess: ...
 
 

@@ -131,8 +131,6 @@ def test_leaving_early_ends_the_process() -> None:
 
 
 class ClosesSlowly(Counter):
-    """Does not close in time."""
-
     def close(self) -> None:
         time.sleep(60.0)
 
@@ -145,8 +143,6 @@ def test_an_env_that_does_not_close_is_measured_and_ended(monkeypatch: pytest.Mo
 
 
 class Warns(Counter):
-    """Warns at every step."""
-
     def judge(self, action: Any) -> float:
         warnings.warn("old, very old", UserWarning, stacklevel=1)
         return super().judge(action)

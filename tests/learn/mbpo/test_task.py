@@ -193,9 +193,6 @@ def test_a_task_that_cannot_observe_is_refused_before_the_first_rollout() -> Non
         facts(Blind())
 
 
-# ------------------------------------------------------------------------------------------------------------- the drone
-
-
 LANES, STEPS = 8, 8
 
 

@@ -83,8 +83,6 @@ def test_the_greatest_entropy_is_that_of_the_allowed_actions(masks: list[tuple[i
 
 
 class Formulas(Reference):
-    """The same as formulas."""
-
     def policy(self, x: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
         """And which actions are allowed."""
         logits = self.mlp(self.actor, x[:, 0:3])

@@ -232,9 +232,6 @@ def test_the_map_as_text() -> None:
     assert figures == "  1.0 s  0.0 m/s  goal in 17.2 m  return 1.0  out of time"
 
 
-# ------------------------------------------------------------------------------------------------------ through the world
-
-
 def make(lanes: int = 1, **options: Any) -> RoughDrone:
     small: dict[str, Any] = {"levels": 1, "tiles_per_level": 2, "render_mode": "rgb_array"} | options
     return RoughDrone(lanes, **small)
