@@ -248,18 +248,7 @@ def test_worlds_that_cannot_be_told_are_refused_while_planning(
 
 
 def test_contexts_are_typed_as_json_and_kept_in_the_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    argv = [
-        "train",
-        WORLD,
-        "--context",
-        "[[1,0],[2,3],[-4,1]]",
-        "--mode",
-        "sequential",
-        "--steps",
-        "64",
-        "--evals",
-        "1",
-    ]
+    argv = f"train {WORLD} --context [[1,0],[2,3],[-4,1]] --mode sequential --steps 64 --evals 1".split()
     assert cli.main([*argv, "--runs-dir", str(tmp_path), "--run", "one"]) == 0
     kept = json.loads((tmp_path / "one" / "config.json").read_text())
     assert kept["context"] == TABLE

@@ -25,13 +25,9 @@ from tests.support.runs import python
 
 #: If these change, no earlier run can be repeated.
 GOLDEN = {
-    (): 1844803038,
-    (0,): 127352378,
-    (1, "env", 0, 0): 1106785040,
-    (1, "env", 3, 17): 902062649,
-    (7, "eval", 5): 1905805625,
-    ("learner",): 1580304456,
-}
+    (): 1844803038, (0,): 127352378, (1, "env", 0, 0): 1106785040, (1, "env", 3, 17): 902062649,
+    (7, "eval", 5): 1905805625, ("learner",): 1580304456,
+}  # fmt: skip
 GOLDEN_PICKS = [76, 105, 73]
 GOLDEN_BITS = [0x11C819F99CA6ECF8, 0x2AE7AB0711881E6B, 0x4EB99C3FB411BBF9]
 

@@ -191,14 +191,10 @@ def test_an_existing_run_is_left_alone(runs: Path, capfd: Capture) -> None:
     [
         (["train", "CartPole-v1", "--stepz", "3"], 2, "unknown option --stepz; did you mean '--steps'?"),
         (["eval", "nosuch"], 2, "no run 'nosuch' in runs; train one first"),
-        pytest.param(
-            ["train", "needy_world:World", "--placement", "processes"],
-            1,
-            "cannot import 'needy_world': it imports 'no_such",
-            marks=pytest.mark.system,
-        ),
+        pytest.param(["train", "needy_world:World", "--placement", "processes"], 1,
+                     "cannot import 'needy_world': it imports 'no_such", marks=pytest.mark.system),
     ],
-)
+)  # fmt: skip
 def test_the_real_command_says_the_same(runs: Path, argv: list[str], code: int, text: str) -> None:
     told = shell(*argv)
     assert told.returncode == code

@@ -95,13 +95,10 @@ def test_eval_of_several_runs_is_a_table(cartpole: Result, capfd: Capture) -> No
         ("--gif", 2, "there is no --gif: say --render gif"),
         ("--video", 1, "films need ffmpeg: pip install imageio-ffmpeg, or use --render png, which needs nothing"),
         ("--render mp4", 1, "films need ffmpeg: pip install imageio-ffmpeg, or use --render png, which needs nothing"),
-        (
-            "--render gif",
-            1,
-            "animated pictures need Pillow: pip install pillow, or use --render png, which needs nothing",
-        ),
+        ("--render gif", 1,
+         "animated pictures need Pillow: pip install pillow, or use --render png, which needs nothing"),
     ],
-)
+)  # fmt: skip
 def test_play_says_what_is_missing(
     cartpole: Result, capfd: Capture, monkeypatch: pytest.MonkeyPatch, argv: str, code: int, told: str
 ) -> None:
@@ -115,17 +112,13 @@ def test_play_says_what_is_missing(
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        (
-            "DependencyNotInstalled: pygame is not installed",
-            "it draws with pygame: pip install 'gymnasium[classic-control]'",
-        ),
-        (
-            "FatalError: an OpenGL platform library has not been loaded",
-            "MuJoCo finds no OpenGL here: set MUJOCO_GL=egl",
-        ),
+        ("DependencyNotInstalled: pygame is not installed",
+         "it draws with pygame: pip install 'gymnasium[classic-control]'"),
+        ("FatalError: an OpenGL platform library has not been loaded",
+         "MuJoCo finds no OpenGL here: set MUJOCO_GL=egl"),
         ("ImportError: cannot initialize a EGL device display", "MuJoCo finds no OpenGL here: set MUJOCO_GL=egl"),
     ],
-)
+)  # fmt: skip
 def test_failures_to_draw_are_explained(text: str, remedy: str) -> None:
     assert str(play._explained(EnvError(text), "rgb_array")).startswith(f"cannot show it: {remedy}")
     assert str(play._explained(EnvError(text), None)) == text
@@ -232,14 +225,11 @@ class Declared:
 @pytest.mark.parametrize(
     ("env", "fps"),
     [
-        (Declared({"render_fps": 12}), 12),
-        (Declared({"render_fps": 12}, dt=0.5), 12),
-        (Declared({"render_fps": None}, dt=0.02), 50),
-        (Declared({}, unwrapped=Declared({}, step_dt=0.1)), 10),
-        (Declared(), None),
-        (Declared({"render_fps": 0}, dt=float("inf")), None),
+        (Declared({"render_fps": 12}), 12), (Declared({"render_fps": 12}, dt=0.5), 12),
+        (Declared({"render_fps": None}, dt=0.02), 50), (Declared({}, unwrapped=Declared({}, step_dt=0.1)), 10),
+        (Declared(), None), (Declared({"render_fps": 0}, dt=float("inf")), None),
     ],
-)
+)  # fmt: skip
 def test_how_fast_time_passes_in_an_environment(env: Declared, fps: float | None) -> None:
     assert Rendering.of(env).fps == fps
 
@@ -333,12 +323,10 @@ def test_doctor_prints_a_table(capfd: Capture, monkeypatch: pytest.MonkeyPatch, 
     [
         (0, "none (the CPU is fine for small networks)"),
         (1, "cuda:0 H200"),
-        (
-            2,
-            "cuda:0 H200, cuda:1 H200; --device cuda:0,cuda:1 puts a batched simulator on the second, --learners 2 uses both",
-        ),
+        (2,
+         "cuda:0 H200, cuda:1 H200; --device cuda:0,cuda:1 puts a batched simulator on the second, --learners 2 uses both"),
     ],
-)
+)  # fmt: skip
 def test_doctor_names_every_gpu_as_device_does(monkeypatch: pytest.MonkeyPatch, count: int, shown: str) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
@@ -415,13 +403,9 @@ def test_resume_goes_on_and_says_when_there_is_nothing_left(cartpole: Result, tm
     done = cartpole.summary["env_steps"]
     assert cli.main(["resume", "it", "--runs-dir", str(tmp_path)]) == 0
     assert "it has nothing left to do" in capfd.readouterr().out
-    for argv in (
-        ["resume", str(path)],
-        ["train", "--resume", str(path)],
-        ["train", "CartPole-v1", "--resume", str(path)],
-    ):
+    for words in ("resume", "train --resume", "train CartPole-v1 --resume"):
         done += 64
-        assert cli.main([*argv, "--steps", str(done)]) == 0
+        assert cli.main([*words.split(), str(path), "--steps", str(done)]) == 0
         assert "going on from step" in capfd.readouterr().out
         assert json.loads((path / "summary.json").read_text())["trained"] >= done
 
@@ -429,31 +413,23 @@ def test_resume_goes_on_and_says_when_there_is_nothing_left(cartpole: Result, tm
 @pytest.mark.parametrize(
     ("argv", "code", "told"),
     [
-        (["resume"], 2, "which run? freewheel resume NAME"),
-        (
-            ["resume", "RUN", "--lr", "1"],
-            2,
-            "there is no --lr: a run goes on with the options it has; resume takes --run, ",
-        ),
-        (
-            ["resume", "RUN", "--step-timeout", "2"],
-            2,
-            "there is no --step-timeout: a run goes on with the options it has",
-        ),
-        (["resume", "RUN", "--stepss", "2"], 2, "unknown option --stepss; did you mean '--steps'?"),
-        (["resume", "RUN", "--steps", "0"], 2, "--steps must be positive, not 0"),
-        (["resume", "RUN", "--checkpoint", "best"], 2, "--checkpoint best has weights only"),
-        (["resume", "RUN@77"], 2, "there is no checkpoint of step 77"),
-        (["train", "--resume", "RUN", "--seeds", "1..3"], 2, "--resume goes on with one run"),
-        (["train", "--resume", "RUN", "--num-envs", "3"], 2, "there is no --num-envs: a run goes on with"),
-        (["train", "A", "B", "--resume", "RUN"], 2, "goes on in one environment, not in A and B"),
-        (["train", "A", "--env", "B", "--resume", "RUN"], 2, "goes on in one environment, not in A and B"),
-        (["train", "--run", "other", "--resume", "RUN"], 2, "give one run, not"),
-        (["train", "Pendulum-v1", "--resume", "RUN", "--steps", "9999"], 1, "Pendulum-v1 does not fit"),
+        ("resume", 2, "which run? freewheel resume NAME"),
+        ("resume RUN --lr 1", 2, "there is no --lr: a run goes on with the options it has; resume takes --run, "),
+        ("resume RUN --step-timeout 2", 2, "there is no --step-timeout: a run goes on with the options it has"),
+        ("resume RUN --stepss 2", 2, "unknown option --stepss; did you mean '--steps'?"),
+        ("resume RUN --steps 0", 2, "--steps must be positive, not 0"),
+        ("resume RUN --checkpoint best", 2, "--checkpoint best has weights only"),
+        ("resume RUN@77", 2, "there is no checkpoint of step 77"),
+        ("train --resume RUN --seeds 1..3", 2, "--resume goes on with one run"),
+        ("train --resume RUN --num-envs 3", 2, "there is no --num-envs: a run goes on with"),
+        ("train A B --resume RUN", 2, "goes on in one environment, not in A and B"),
+        ("train A --env B --resume RUN", 2, "goes on in one environment, not in A and B"),
+        ("train --run other --resume RUN", 2, "give one run, not"),
+        ("train Pendulum-v1 --resume RUN --steps 9999", 1, "Pendulum-v1 does not fit"),
     ],
 )
-def test_resume_refuses_in_a_line(cartpole: Result, capfd: Capture, argv: list[str], code: int, told: str) -> None:
-    assert cli.main([word.replace("RUN", str(cartpole.path)) for word in argv]) == code
+def test_resume_refuses_in_a_line(cartpole: Result, capfd: Capture, argv: str, code: int, told: str) -> None:
+    assert cli.main([word.replace("RUN", str(cartpole.path)) for word in argv.split()]) == code
     (line,) = capfd.readouterr().err.splitlines()
     assert told in line
 

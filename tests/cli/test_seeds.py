@@ -190,13 +190,9 @@ def test_an_interrupt_ends_all_runs_in_good_order(tmp_path: Path) -> None:
     argv = [IDENTITY, *SMALL, "--evals", "0", "--steps", "1000000000", "--log-every", "0.05"]
     argv += ["--seeds", "1..3", "--jobs", "2", "--runs-dir", str(runs), "--run", "cut"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "freewheel", "train", *argv],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+        [sys.executable, "-m", "freewheel", "train", *argv], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     with process:
         try:
             logs = [runs / f"cut-s{seed}" / "metrics.jsonl" for seed in (1, 2)]

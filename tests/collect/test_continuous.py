@@ -198,10 +198,8 @@ ASKED = "--collection-batch-size 512 steps x 128 envs"
     ("given", "steps", "notes"),
     [
         ({"collection_batch_size": 12}, 12, []),
-        (
-            {"collection_batch_size": 512}, 12,
-            [f"{ASKED} would keep rows back: fragments have 12 steps, (--max-lag 2 + 1) x --num-steps-per-env 4"],
-        ),
+        ({"collection_batch_size": 512}, 12,
+         [f"{ASKED} would keep rows back: fragments have 12 steps, (--max-lag 2 + 1) x --num-steps-per-env 4"]),
         ({"max_queue_size": 20}, 2, []),
         ({"max_queue_size": 2000}, 2, ["--max-queue-size 2000 has no effect: --max-lag 2 lets no more than 56 fragments wait"]),
     ],

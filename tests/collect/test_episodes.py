@@ -165,14 +165,10 @@ BATCHED = replace(cost(1e-4, 1e-4), batched=True)
 @pytest.mark.parametrize(
     ("asked", "workers", "each"),
     [
-        ({"workers": 100}, 1, 100),
-        ({"workers": 2, "num_envs": 100}, 2, 50),
-        ({"num_envs": 100}, 1, 100),
-        ({"workers": 1, "num_envs": 256}, 1, 256),
-        ({"episodes_per_update": 50}, 1, 50),
-        ({}, 1, 8),
+        ({"workers": 100}, 1, 100), ({"workers": 2, "num_envs": 100}, 2, 50), ({"num_envs": 100}, 1, 100),
+        ({"workers": 1, "num_envs": 256}, 1, 256), ({"episodes_per_update": 50}, 1, 50), ({}, 1, 8),
     ],
-)
+)  # fmt: skip
 def test_lanes_that_cost_little_share_a_worker(
     asked: dict[str, Any], workers: int, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

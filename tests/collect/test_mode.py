@@ -59,13 +59,10 @@ def test_workers_that_keep_the_cores_busy(cores: Any, count: int, cost: EnvCost,
 @pytest.mark.parametrize(
     ("count", "duties", "plan"),
     [
-        (2, (0.3, 0.6, 1.0, 4.0), (2, 4, 8)),
-        (4, (0.3, 1.0), (3, 3, 9)),
-        (16, (0.3, 1.0), (15, 1, 15)),
-        (2, (0.0, 0.01, 0.1, 0.2), (32, 1, 32)),
-        (8, (0.0, 0.2), (64, 1, 64)),
+        (2, (0.3, 0.6, 1.0, 4.0), (2, 4, 8)), (4, (0.3, 1.0), (3, 3, 9)), (16, (0.3, 1.0), (15, 1, 15)),
+        (2, (0.0, 0.01, 0.1, 0.2), (32, 1, 32)), (8, (0.0, 0.2), (64, 1, 64)),
     ],
-)
+)  # fmt: skip
 def test_batch_chooses_between_two_numbers(
     cores: Any, count: int, duties: Sequence[float], plan: tuple[int, int, int]
 ) -> None:
@@ -152,21 +149,13 @@ def test_a_plan_keeps_the_given_numbers_and_chooses_the_rest(
         ({"workers": 0}, "--workers must be positive, not 0"),
         ({"envs_per_worker": -1}, "--envs-per-worker must be positive, not -1"),
         ({"num_envs": 0}, "--num-envs must be positive, not 0"),
-        (
-            {"workers": 4, "num_envs": 10},
-            "10 envs cannot be divided evenly over 4 workers; use --num-envs 8",
-        ),
-        (
-            {"workers": 4, "num_envs": 3},
-            "3 envs cannot be divided evenly over 4 workers; use --num-envs 4",
-        ),
+        ({"workers": 4, "num_envs": 10}, "10 envs cannot be divided evenly over 4 workers; use --num-envs 8"),
+        ({"workers": 4, "num_envs": 3}, "3 envs cannot be divided evenly over 4 workers; use --num-envs 4"),
         ({"envs_per_worker": 4, "num_envs": 10}, "--num-envs 10 is not a multiple of --envs-per-worker 4"),
-        (
-            {"workers": 2, "envs_per_worker": 2, "num_envs": 8},
-            "2 workers x 2 envs are not 8 envs; leave one of the three out",
-        ),
+        ({"workers": 2, "envs_per_worker": 2, "num_envs": 8},
+         "2 workers x 2 envs are not 8 envs; leave one of the three out"),
     ],
-)
+)  # fmt: skip
 def test_impossible_numbers_are_refused_in_one_line(given: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError) as refusal:
         BatchConfig(**given)

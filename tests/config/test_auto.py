@@ -74,16 +74,8 @@ def test_algorithms_with_a_replay_buffer_leave_observations_as_they_are_and_fit_
 
 
 def test_what_is_given_stays(tmp_path: Path) -> None:
-    given = [
-        "--num-steps-per-env",
-        "50",
-        "--ppo.minibatch",
-        "100",
-        "--ppo.reward-scale",
-        "none",
-        "--no-policy.normalize-obs",
-    ]
-    config = from_argv(["X-v0", *given])
+    given = "--num-steps-per-env 50 --ppo.minibatch 100 --ppo.reward-scale none --no-policy.normalize-obs"
+    config = from_argv(["X-v0", *given.split()])
     assert settle(config, BOX) == config
     file = tmp_path / "config.json"
     options = {"ppo": {"minibatch": 100, "reward_scale": "none"}, "policy": {"normalize_obs": False}}

@@ -266,10 +266,8 @@ def test_a_file_of_another_mode_keeps_what_both_have(tmp_path: Path) -> None:
         ("A-v0 --preset cartpol", "unknown preset 'cartpol'; did you mean 'cartpole'?"),
         ("A-v0 --stepz 3", "unknown option --stepz; did you mean '--steps'?"),
         ("A-v0 --ppo.gae_lamda 3", "unknown option --ppo.gae-lamda; did you mean '--ppo.gae-lambda'?"),
-        (
-            "A --mode sequential --placement x",
-            "--placement is an option of mode lockstep or ray, not of sequential; add --mode lockstep or leave it out",
-        ),
+        ("A --mode sequential --placement x",
+         "--placement is an option of mode lockstep or ray, not of sequential; add --mode lockstep or leave it out"),
         ("A-v0 --minutes 1 --ppo.lr-schedule linear", f"ppo.lr_schedule {NEEDS_STEPS}"),
         ("A-v0 --episodes 9 --ppo.clip-schedule linear", f"ppo.clip_schedule {NEEDS_STEPS}"),
         ("A-v0 --steps 0", "--steps must be positive, not 0"),
@@ -287,19 +285,15 @@ def test_a_file_of_another_mode_keeps_what_both_have(tmp_path: Path) -> None:
         ("A-v0 --ppo.lr 1,5", "--ppo.lr must be a number, not 1,5"),
         ("A-v0 --steps many", "--steps must be a whole number or none, not many"),
         ("A-v0 --run a/b", "--run 'a/b' must be a plain name; --runs-dir chooses the directory"),
-        (
-            "A-v0 --clip-actions 2",
-            "--clip-actions is an option of batched, isaaclab or drone environments, and A-v0 is none of them; leave it out",
-        ),
-        (
-            f"{DRONE} --measures x",
-            f"--measures is an option of gym, cage2 or straggler environments, and {DRONE} is none of them; leave it out",
-        ),
+        ("A-v0 --clip-actions 2",
+         "--clip-actions is an option of batched, isaaclab or drone environments, and A-v0 is none of them; leave it out"),
+        (f"{DRONE} --measures x",
+         f"--measures is an option of gym, cage2 or straggler environments, and {DRONE} is none of them; leave it out"),
         (f"{DRONE} --clip-actions 2 --action-bounds 1", f"use --clip-actions or --action-bounds, {NOT_BOTH}"),
         ("isaaclab:X-v0 --env.a 1", "isaaclab:X-v0 does not accept --env.a: change the configuration of the task"),
         ("A-v0 --run ..", "--run '..' must be a plain name; --runs-dir chooses the directory"),
     ],
-)
+)  # fmt: skip
 def test_what_makes_no_sense_is_refused_in_a_line(argv: str, text: str) -> None:
     assert refusal(*argv.split()) == text
 

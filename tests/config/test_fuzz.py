@@ -124,18 +124,14 @@ def test_random_configs_are_planned_or_refused_by_name(tmp_path: Path, monkeypat
         ("--ppo.epochs 1e12", r"--ppo\.epochs must be at most 10,000, not 1,000,000,000,000"),
         ("--eval-episodes 1e12", r"--eval-episodes must be at most 1,000,000"),
         ("--mode episodes --episodes-per-update 1e12", r"--episodes-per-update must be at most 10,000,000"),
-        (
-            "--mode episodes --episodes-per-update 200000",
-            r"--episodes-per-update 200,000 is more than --steps 100,000: nothing would be learned",
-        ),
+        ("--mode episodes --episodes-per-update 200000",
+         r"--episodes-per-update 200,000 is more than --steps 100,000: nothing would be learned"),
         ("--policy.hidden 1e6 1e6", r"2,000,00\d,\d+ weights x 40 bytes|weights x .* --policy\.hidden"),
         ("--policy.hidden 1e9", r"--policy\.hidden must be at most 1,000,000, not 1,000,000,000"),
         ("--algo sac --sac.buffer 1e10 --steps 1e10", r"10,000,000,\d+ rows of the replay buffer x .* --sac\.buffer"),
         ("--num-steps-per-env 1e7 --num-envs 1000", r"rows of an update x .* --num-steps-per-env"),
-        (
-            "--ppo.epochs 10000 --ppo.minibatch 1 --num-steps-per-env 100000 --num-envs 8",
-            r"one update on 800,000 rows would take 1\.9 days \(8,000,000,000 gradient steps of at least 20 µs\)",
-        ),
+        ("--ppo.epochs 10000 --ppo.minibatch 1 --num-steps-per-env 100000 --num-envs 8",
+         r"one update on 800,000 rows would take 1\.9 days \(8,000,000,000 gradient steps of at least 20 µs\)"),
         ("--ppo.lr inf", r"--ppo\.lr must be positive, not inf"),
         ("--ppo.lr nan", r"--ppo\.lr must be positive, not nan"),
         ("--ppo.gamma 1.5", r"--ppo\.gamma must lie in 0\.\.1, not 1\.5"),
@@ -144,7 +140,7 @@ def test_random_configs_are_planned_or_refused_by_name(tmp_path: Path, monkeypat
         ("--seed 1e30", r"--seed must be at most 9,223,372,036,854,775,8"),
         ("--mode continuous --max-queue-size 1e12", r"--max-queue-size must be at most"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_fit_is_refused_with_the_arithmetic(
     argv: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,18 +25,13 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "simulated", "placement"),
     [
-        ("cpu", False, ("cpu", "cpu")),
-        ("auto", True, ("cuda:0", "cuda:0")),
-        ("cuda", True, ("cuda:0", "cuda:0")),
-        ("cuda:1", True, ("cuda:1", "cuda:1")),
-        ("cuda:1", False, ("cuda:1", "cuda:1")),
-        ("cuda:0,cuda:1", True, ("cuda:0", "cuda:1")),
-        ("cuda:1, cuda:0", True, ("cuda:1", "cuda:0")),
-        ("cuda,cuda:1", True, ("cuda:0", "cuda:1")),
-        ("cuda,cpu", True, ("cuda:0", "cpu")),
-        ("cpu,cuda:1", True, ("cpu", "cuda:1")),
+        ("cpu", False, ("cpu", "cpu")), ("auto", True, ("cuda:0", "cuda:0")),
+        ("cuda", True, ("cuda:0", "cuda:0")), ("cuda:1", True, ("cuda:1", "cuda:1")),
+        ("cuda:1", False, ("cuda:1", "cuda:1")), ("cuda:0,cuda:1", True, ("cuda:0", "cuda:1")),
+        ("cuda:1, cuda:0", True, ("cuda:1", "cuda:0")), ("cuda,cuda:1", True, ("cuda:0", "cuda:1")),
+        ("cuda,cpu", True, ("cuda:0", "cpu")), ("cpu,cuda:1", True, ("cpu", "cuda:1")),
     ],
-)
+)  # fmt: skip
 def test_one_learner_is_on_the_first_device_and_the_simulator_on_the_second(
     text: str, simulated: bool, placement: tuple[str, str]
 ) -> None:
@@ -46,15 +41,11 @@ def test_one_learner_is_on_the_first_device_and_the_simulator_on_the_second(
 @pytest.mark.parametrize(
     ("text", "gpus", "devices"),
     [
-        ("cpu", 2, ["cpu", "cpu"]),
-        ("cpu,cpu", 0, ["cpu", "cpu"]),
-        ("cuda", 4, ["cuda:0", "cuda:1"]),
-        ("auto", 2, ["cuda:0", "cuda:1"]),
-        ("auto", 1, ["cpu", "cpu"]),
-        ("cuda:3,cuda:1", 4, ["cuda:3", "cuda:1"]),
-        ("cuda:1", 2, ["cuda:1", "cuda:1"]),
+        ("cpu", 2, ["cpu", "cpu"]), ("cpu,cpu", 0, ["cpu", "cpu"]), ("cuda", 4, ["cuda:0", "cuda:1"]),
+        ("auto", 2, ["cuda:0", "cuda:1"]), ("auto", 1, ["cpu", "cpu"]),
+        ("cuda:3,cuda:1", 4, ["cuda:3", "cuda:1"]), ("cuda:1", 2, ["cuda:1", "cuda:1"]),
     ],
-)
+)  # fmt: skip
 def test_every_learner_has_a_device_and_its_simulator_with_it(text: str, gpus: int, devices: list[str]) -> None:
     for rank, device in enumerate(devices):
         found = Devices.parse(text).place(gpus, rank=rank, learners=2, simulated=True)

@@ -50,14 +50,9 @@ def test_mypy_tells_right_calls_from_wrong_ones(tmp_path: Path) -> None:
     lines = ["from pathlib import Path", "from freewheel import Hook, train", *CALLS]
     (tmp_path / "calls.py").write_text("\n".join(lines) + "\n")
     files = [str(tmp_path / "calls.py"), "freewheel/__init__.py", "freewheel/config/arguments.py"]
-    options = [
-        "--config-file=",
-        "--strict",
-        "--follow-imports=skip",
-        "--ignore-missing-imports",
-        "--no-warn-return-any",
-    ]
-    options += ["--allow-subclassing-any", "--python-version=3.11", "--explicit-package-bases", "--no-error-summary"]
+    options = ["--config-file=", "--strict", "--follow-imports=skip", "--ignore-missing-imports"]
+    options += ["--no-warn-return-any", "--allow-subclassing-any", "--explicit-package-bases", "--no-error-summary"]
+    options += ["--python-version=3.11"]
     script = "import sys; from mypy import api; out, err, _ = api.run(sys.argv[1:]); print(out + err)"
     told = python("-c", script, *options, f"--cache-dir={ROOT / '.mypy_cache' / 'signature'}", *files).stdout
     found: dict[str, str] = dict.fromkeys(CALLS, "")

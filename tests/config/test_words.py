@@ -16,13 +16,8 @@ from freewheel.learn.spec import ALGORITHMS
 from freewheel.policies.spec import PolicyConfig
 
 #: A valid value of every option that a word stands for, other than its default.
-VALUES: dict[str, object] = {
-    "algo": "sac",
-    "env": "Pendulum-v1",
-    "run": "mine",
-    "wandb_project": "mine",
-    "runs_dir": "there",
-}
+VALUES: dict[str, object] = {"algo": "sac", "env": "Pendulum-v1", "runs_dir": "there"}
+VALUES |= {"run": "mine", "wandb_project": "mine"}
 VALUES |= dict.fromkeys(("steps", "episodes", "eval_episodes", "num_steps_per_env", "collection_batch_size"), 7)
 VALUES |= {"num_envs": 4, "workers": 4, "envs_per_worker": 3}
 LEARNED: dict[str, object] = dict.fromkeys(
@@ -30,13 +25,8 @@ LEARNED: dict[str, object] = dict.fromkeys(
 )
 LEARNED |= dict.fromkeys(("priority_alpha", "priority_beta", "entropy_share"), 0.3)
 LEARNED |= {"value": 0.25, "max_grad_norm": 2.0, "epochs": 3, "minibatch": 32, "batch": 32, "buffer": 5000, "n_step": 3}
-LEARNED |= {
-    "normalize_advantage": False,
-    "hidden": (5, 6),
-    "activation": "relu",
-    "normalize_obs": True,
-    "learning_starts": 77,
-}
+LEARNED |= {"normalize_advantage": False, "hidden": (5, 6), "activation": "relu", "normalize_obs": True}
+LEARNED |= {"learning_starts": 77}
 #: Without which an option has no effect.
 NEEDED = {key: {"sac.priority": "td"} for key in ("priority_alpha", "priority_beta")}
 

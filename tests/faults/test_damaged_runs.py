@@ -85,13 +85,8 @@ READERS: Mapping[str, Callable[[Path], Found]] = {"eval": acts, "load": loads, "
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SAC, so that there are segments; two full checkpoints and a best one."""
     sac = {"learning_starts": 16, "batch": 8, "updates_per_row": 0.25, "buffer": 100}
-    options: dict[str, Any] = {
-        "algo": "sac",
-        "sac": sac,
-        "policy": {"hidden": [8]},
-        "run": "it",
-        "max_episode_steps": 10,
-    }
+    options: dict[str, Any] = {"algo": "sac", "sac": sac, "policy": {"hidden": [8]}, "run": "it"}
+    options |= {"max_episode_steps": 10}
     runs = tmp_path_factory.mktemp("runs")
     first = train(runs, "Pendulum-v1", mode="sequential", steps=64, num_envs=2, num_steps_per_env=8, **options)
     return freewheel.resume(first, steps=128, quiet=True).path
@@ -120,9 +115,6 @@ def whole(run: Path) -> Mapping[str, Found]:
 
 def files_of(run: Path) -> list[Path]:
     return sorted(path for path in run.rglob("*") if path.is_file() or path.is_symlink())
-
-
-# ------------------------------------------------------------------------------------------------------------------ damages
 
 
 def flip(path: Path, rng: random.Random) -> None:
@@ -172,9 +164,6 @@ def damage(path: Path, rng: random.Random) -> str:
         chosen = rng.choice(DAMAGES) if path.stat().st_size else rng.choice((remove, grow))
     chosen(path, rng)
     return chosen.__name__
-
-
-# --------------------------------------------------------------------------------------------------------------------- tests
 
 
 def judged(read: Callable[[Path], Found], run: Path, path: Path, whole: Found) -> tuple[str, str]:

@@ -59,16 +59,7 @@ def test_an_evaluation_that_hangs_does_not_delay_the_end(
     mode: tuple[str, ...], seed: int, at: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a reset or a step, while it trains or at the end, where environments have processes of their own."""
-    argv = [
-        "tests.support.worlds:Hangs",
-        "--env.only_seed",
-        str(seed),
-        "--env.at",
-        str(at),
-        "--env.deaf",
-        "true",
-        *mode,
-    ]
+    argv = [*f"tests.support.worlds:Hangs --env.only_seed {seed} --env.at {at} --env.deaf true".split(), *mode]
     limits = ["--step-timeout", "0.7", "--reset-timeout", "0.7"]
     argv += ["--num-envs", "2", "--steps", "640", *limits, *SMALL_ARGV, "--evals", "3", "--eval-episodes", "2"]
     alarm = threading.Timer(LIMIT, os.kill, (os.getpid(), signal.SIGTERM))

@@ -131,16 +131,13 @@ def test_a_site_that_cannot_start_is_told_in_one_line(answer: Frame | bytes, sai
         (learned(10, {}), "invalid", "no weights"),
         (learned("many", BASE), "invalid", "rows of b should be"),
         (learned(-5, BASE), "empty", ""),
-        (
-            learned(10**18, BASE),
-            "invalid",
-            "b claims 1,000,000,000,000,000,000 rows in a round, and has 100 for all of them",
-        ),
+        (learned(10**18, BASE), "invalid",
+         "b claims 1,000,000,000,000,000,000 rows in a round, and has 100 for all of them"),
         (b"\x80\x04K\x01.", "invalid", "not text"),
         (Frame("failed", {"problem": "ZeroDivisionError"}), "lost", "its training has failed: ZeroDivisionError"),
         (b"", "lost", "its node is gone"),
     ],
-)
+)  # fmt: skip
 def test_what_a_site_sends_in_place_of_weights_is_skipped_and_counted(
     answer: Frame | bytes, reason: str, said: str
 ) -> None:

@@ -106,10 +106,7 @@ def story(folder: Path, steps: dict[str, int], **options: float) -> Iterator[Sto
         site_of({"name": name, "steps": ROUNDS * each}, number, WORDS, trust=False)
         for number, (name, each) in enumerate(steps.items())
     ]
-    with (
-        Driver(Cluster(None, workers=len(steps), cpus_per_worker=1.0)) as driver,
-        Recorded(driver) as carrier,
-    ):
+    with Driver(Cluster(None, workers=len(steps), cpus_per_worker=1.0)) as driver, Recorded(driver) as carrier:
         told = Story(folder, carrier, sites, chosen)
         told.coordinator.join(carrier, lambda: None, told.start)
         yield told

@@ -152,14 +152,11 @@ def test_in_turn_rows_are_those_of_one_device(simulator: str, learner: str) -> N
 @pytest.mark.parametrize(
     ("device", "algo", "mode"),
     [
-        ("cuda:0,cpu", "ppo", "continuous"),
-        ("cpu,cuda:0", "ppo", "continuous"),
-        ("cuda:0,cpu", "sac", "batch"),
-        ("cpu,cuda:0", "mbpo", "continuous"),
-        ("cuda:0,cpu", "mbpo", "lockstep"),
+        ("cuda:0,cpu", "ppo", "continuous"), ("cpu,cuda:0", "ppo", "continuous"), ("cuda:0,cpu", "sac", "batch"),
+        ("cpu,cuda:0", "mbpo", "continuous"), ("cuda:0,cpu", "mbpo", "lockstep"),
         ("cuda:0", "ppo", "continuous"),
     ],
-)
+)  # fmt: skip
 def test_whole_runs_learn_apart(tmp_path: Path, device: str, algo: Any, mode: Any) -> None:
     options: dict[str, Any] = {"policy": {"hidden": [32]}, "evals": 1, "eval_episodes": 2, "eval_max_steps": 20}
     args = dict(WORLD)

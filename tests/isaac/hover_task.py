@@ -72,12 +72,7 @@ class Hover(DirectRLEnv):  # type: ignore[misc]
 
     def _get_observations(self) -> dict[str, Tensor]:
         data = self._box.data
-        parts = (
-            self._offset(),
-            data.projected_gravity_b.torch,
-            data.root_lin_vel_b.torch,
-            data.root_ang_vel_b.torch,
-        )
+        parts = (self._offset(), data.projected_gravity_b.torch, data.root_lin_vel_b.torch, data.root_ang_vel_b.torch)
         return {"policy": torch.cat(parts, dim=-1)}
 
     def _get_rewards(self) -> Tensor:

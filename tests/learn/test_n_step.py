@@ -160,12 +160,9 @@ Words = st.text(alphabet="....xtXT-!", min_size=9, max_size=9)
 
 @settings(max_examples=60)
 @given(
-    lanes=st.lists(Words, min_size=1, max_size=3),
-    capacity=st.integers(1, 30),
-    steps=st.integers(2, 6),
-    pieces=st.lists(st.integers(1, 4), min_size=9, max_size=9),
-    again=st.integers(0, 8),
-)
+    lanes=st.lists(Words, min_size=1, max_size=3), capacity=st.integers(1, 30), steps=st.integers(2, 6),
+    pieces=st.lists(st.integers(1, 4), min_size=9, max_size=9), again=st.integers(0, 8),
+)  # fmt: skip
 def test_any_story_told_in_any_pieces(
     lanes: list[str], capacity: int, steps: int, pieces: list[int], again: int
 ) -> None:

@@ -51,15 +51,11 @@ def test_rows_are_copied() -> None:
 @pytest.mark.parametrize(
     ("filled", "oldest", "expected"),
     [
-        ([40], 0, range(40)),
-        ([100], 0, range(100)),
-        ([100, 37], 0, range(37, 137)),
-        ([60, 30, 45], 1, range(60, 135)),
-        ([60, 30, 45], 2, range(90, 135)),
-        ([90, 70], 1, range(90, 160)),
+        ([40], 0, range(40)), ([100], 0, range(100)), ([100, 37], 0, range(37, 137)),
+        ([60, 30, 45], 1, range(60, 135)), ([60, 30, 45], 2, range(90, 135)), ([90, 70], 1, range(90, 160)),
     ],
     ids=["partly full", "full", "wrapped", "expired", "expired twice", "expired over the wrap"],
-)
+)  # fmt: skip
 def test_all_rows_that_are_there_are_drawn_alike(filled: list[int], oldest: int, expected: range) -> None:
     replay = replay_of(100)
     for version, rows in enumerate(filled):

@@ -21,16 +21,10 @@ KINDS: dict[str, AlgorithmConfig] = {
     "ppo in torch": PPOConfig(gradient="autograd", reward_scale="none"),
     "sac": SACConfig(learning_starts=8, batch=8),
     "mbpo": MBPOConfig(
-        learning_starts=8,
-        batch=8,
-        model_hidden=(8,),
-        members=2,
-        elites=1,
-        rollouts_per_row=0.1,
-        max_epochs=2,
+        learning_starts=8, batch=8, model_hidden=(8,), members=2, elites=1, rollouts_per_row=0.1, max_epochs=2,
         updates_per_row=1,
     ),
-}
+}  # fmt: skip
 
 
 def build(kind: str, seed: int) -> Any:

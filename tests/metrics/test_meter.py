@@ -38,8 +38,6 @@ ROWS = RowCounts(produced=10, trained=6, queued=1, open=1, dropped={"stale": 2})
 
 
 class Clock:
-    """A clock that moves when the test says so."""
-
     seconds = 100.0
 
     def __call__(self) -> float:
@@ -361,15 +359,10 @@ def test_cpu_util_is_cpu_time_over_all_cores(clock: Clock, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("budget", "progress"),
     [
-        (Budget(), 0.0),
-        (Budget(steps=1000), 0.25),
-        (Budget(minutes=2.0), 0.5),
-        (Budget(episodes=10), 0.7),
-        (Budget(steps=1000, minutes=2.0, episodes=10), 0.7),
-        (Budget(steps=100), 1.0),
-        (Budget(steps=0), 1.0),
+        (Budget(), 0.0), (Budget(steps=1000), 0.25), (Budget(minutes=2.0), 0.5), (Budget(episodes=10), 0.7),
+        (Budget(steps=1000, minutes=2.0, episodes=10), 0.7), (Budget(steps=100), 1.0), (Budget(steps=0), 1.0),
     ],
-)
+)  # fmt: skip
 def test_progress_is_the_limit_that_comes_first(budget: Budget, progress: float) -> None:
     assert budget.progress(env_steps=250, wall_s=60.0, episodes=7) == progress
 

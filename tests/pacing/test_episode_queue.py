@@ -274,18 +274,11 @@ def play_until(tickets: Queue, moment: str) -> Tally:
 @pytest.mark.parametrize(
     ("moment", "next_ticket", "paid"),
     [
-        ("issued", 0, 0),
-        ("granted", 0, 0),
-        ("in it", 0, 0),
-        ("between fragments", 0, 0),
-        ("in it again", 0, 0),
-        ("end written", 1, 1),
-        ("given back", 1, 1),
-        ("next issued", 1, 1),
-        ("next granted", 1, 1),
+        ("issued", 0, 0), ("granted", 0, 0), ("in it", 0, 0), ("between fragments", 0, 0), ("in it again", 0, 0),
+        ("end written", 1, 1), ("given back", 1, 1), ("next issued", 1, 1), ("next granted", 1, 1),
         ("next begun", 1, 1),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("unit", ["rows", "episodes"])
 def test_the_replacement_plays_what_was_not_played_to_its_end(
     in_rows: Queue, in_episodes: Queue, moment: str, next_ticket: int, paid: int, unit: str

@@ -35,24 +35,15 @@ def test_a_layout_survives_a_file(kind: str) -> None:
     [
         (gs.Box(-9, 9, (3,), np.float64), TWO, ""),  # other bounds and precision become the same columns
         (gs.Box(-1, 1, (4,)), TWO, r"the policy reads 'obs' Box\(-1.0, 1.0, \(3,\), float32\), the environment has"),
-        (
-            gs.Box(0, 255, (3,), np.uint8),
-            TWO,
-            "the policy reads observations as float32, those of the environment become",
-        ),
+        (gs.Box(0, 255, (3,), np.uint8), TWO,
+         "the policy reads observations as float32, those of the environment become"),
         (gs.Dict(x=BOX), TWO, "the policy reads 'obs' Box.*, the environment has no 'obs'"),
-        (
-            BOX,
-            gs.Discrete(2, start=1),
-            r"the policy acts in Discrete\(2, start=0\), the environment in Discrete\(2, start=1\)",
-        ),
-        (
-            BOX,
-            gs.Box(-1, 1, (2,)),
-            r"the policy acts in Discrete\(2, start=0\), the environment in Box\(-1, 1, \(2,\), float32\)",
-        ),
+        (BOX, gs.Discrete(2, start=1),
+         r"the policy acts in Discrete\(2, start=0\), the environment in Discrete\(2, start=1\)"),
+        (BOX, gs.Box(-1, 1, (2,)),
+         r"the policy acts in Discrete\(2, start=0\), the environment in Box\(-1, 1, \(2,\), float32\)"),
     ],
-)
+)  # fmt: skip
 def test_what_differs_is_said(observation: gs.Space[Any], action: gs.Space[Any], line: str) -> None:
     said = layout_of(BOX, TWO).misfit(layout_of(observation, action))
     assert re.match(line, said) if line else not said

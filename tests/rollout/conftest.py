@@ -71,14 +71,9 @@ class CountingEnv:
         self.steps += 1
         failed = tuple(failure for failure in self.failures if failure.lane in self._failing(self.steps - 1))
         return Step(
-            self._reward,
-            self._terminated,
-            self._truncated,
-            self._next_obs,
-            self._valid,
-            self._measures,
+            self._reward, self._terminated, self._truncated, self._next_obs, self._valid, self._measures,
             failures=failed,
-        )
+        )  # fmt: skip
 
     def set_context(self, context: NDArray) -> None:
         self.spec.check_context(context)

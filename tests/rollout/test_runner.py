@@ -151,14 +151,11 @@ def test_time_of_the_runner_itself_is_other(fake: FakeSetup, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("at", "field", "chunk", "row", "episode", "step"),
     [
-        (2, "reward", 1, 0, 0, 3),
-        (3, "reward", 1, 1, 1, 1),
-        (3, "next_obs", 1, 1, 1, 1),
-        (2, "obs", 1, 1, 1, 1),
-        (-1, "obs", 0, 0, 0, 1),
+        (2, "reward", 1, 0, 0, 3), (3, "reward", 1, 1, 1, 1), (3, "next_obs", 1, 1, 1, 1),
+        (2, "obs", 1, 1, 1, 1), (-1, "obs", 0, 0, 0, 1),
     ],
     ids=["reward", "reward of a later episode", "successor", "to act on", "first of all"],
-)
+)  # fmt: skip
 def test_values_that_are_not_finite_are_errors_of_the_env(
     fake: FakeSetup, at: int, field: str, chunk: int, row: int, episode: int, step: int, value: float
 ) -> None:

@@ -254,16 +254,10 @@ def test_a_manifest_cannot_name_other_files(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "[]",
-        "3",
-        '{"format": 2, "files": {}}',
-        '{"format": true, "files": {}}',
-        '{"format": 1}',
-        '{"format": 1, "files": []}',
-        "[" * 99_999,
-        "\xff",
+        "[]", "3", '{"format": 2, "files": {}}', '{"format": true, "files": {}}', '{"format": 1}',
+        '{"format": 1, "files": []}', "[" * 99_999, "\xff",
     ],
-)
+)  # fmt: skip
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = store(tmp_path, 1)
     (path / MANIFEST).write_text(text, encoding="latin-1")

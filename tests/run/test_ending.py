@@ -112,11 +112,8 @@ def test_a_ledger_that_does_not_balance_has_a_summary_with_the_counts(
     with pytest.raises(LedgerError, match=r"^the ledger does not balance: 1 rows were lost"):
         train(tmp_path, **SHORT, log_every=60.0)
     summary = summary_of(tmp_path)
-    assert (summary["exit_code"], summary["ended"], summary["error"][:27]) == (
-        1,
-        "failed",
-        "the ledger does not balance",
-    )
+    assert (summary["exit_code"], summary["ended"]) == (1, "failed")
+    assert summary["error"].startswith("the ledger does not balance")
     assert summary["produced"] == summary["trained"] + 1
 
 
@@ -210,9 +207,6 @@ def test_a_diverged_run_keeps_its_last_finite_weights(tmp_path: Path) -> None:
         train(tmp_path, **SHORT | {"steps": 6400}, hooks=[TooFast()])
     summary = summary_of(tmp_path)
     assert (summary["exit_code"], summary["updates"], summary["dropped"]["nan"]) == (1, 10, 640)
-
-
-# ------------------------------------------------------------------------------------------------------------- no green exits
 
 
 @pytest.mark.parametrize("event", ["on_start", "on_update", "on_episode", "on_stop"])

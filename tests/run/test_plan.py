@@ -216,13 +216,11 @@ def test_an_env_that_cannot_be_sent_elsewhere_is_measured_here(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "answer"),
     [
-        (
-            Counter(),
-            r"an instance of Counter, which is already made, but every lane needs its own: pass the class or a fun",
-        ),
+        (Counter(),
+         r"an instance of Counter, which is already made, but every lane needs its own: pass the class or a fun"),
         (3, r"train\(\) was given an instance of int, which makes no environment: pass the class or a function"),
     ],
-)
+)  # fmt: skip
 def test_an_instance_is_answered_with_what_to_pass(given: Any, answer: str) -> None:
     with pytest.raises(UsageError, match=answer):
         freewheel.train(given)
@@ -238,18 +236,14 @@ def test_the_env_of_a_plan_that_hangs_is_named(tmp_path: Path) -> None:
     ("words", "line"),
     [
         (DISCRETE, "Discrete actions: 2,048 rows an update in 10 epochs of minibatches of 64"),
-        (
-            BOX,
-            "Box actions: observations and rewards normalised, 2,048 rows an update in 10 epochs of minibatches of 64",
-        ),
-        (
-            f"{BOX} --ppo.reward-scale none --num-steps-per-env 512",
-            "Box actions: observations normalised, 4,096 rows an update in 10 epochs of minibatches of 128",
-        ),
+        (BOX,
+         "Box actions: observations and rewards normalised, 2,048 rows an update in 10 epochs of minibatches of 64"),
+        (f"{BOX} --ppo.reward-scale none --num-steps-per-env 512",
+         "Box actions: observations normalised, 4,096 rows an update in 10 epochs of minibatches of 128"),
         (f"{BOX} --algo sac --steps 92", "Box actions: 1 updates a row, batches of 256, replay of 108 rows (0 MB)"),
         (f"{BOX} --preset pendulum", ""),
     ],
-)
+)  # fmt: skip
 def test_defaults_of_the_kind_of_world_are_told_in_one_line(words: str, line: str, tmp_path: Path) -> None:
     found = plan(from_argv([*words.split(), "--mode", "lockstep", "--runs-dir", str(tmp_path)]))
     assert found.defaults_line == line

@@ -44,10 +44,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         if kind not in runs:
             options: dict[str, Any] = {"context": TABLE} if kind == "context" else {}
             options["ppo"] = {"lr": 0.05}
-            options["policy"] = {
-                "normalize_obs": kind in ("box", "nested"),
-                "head": "squashed" if kind == "scaled" else "auto",
-            }
+            head = "squashed" if kind == "scaled" else "auto"
+            options["policy"] = {"normalize_obs": kind in ("box", "nested"), "head": head}
             runs[kind] = train(
                 folder, "tests.support.kinds:Kinds", env_args={"kind": kind}, run=kind.replace(" ", "-"), steps=128,
                 evals=1, eval_episodes=1, mode="sequential", **options,

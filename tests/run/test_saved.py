@@ -108,10 +108,8 @@ def test_a_world_that_cannot_be_found_again_is_said_to_be_so(copy: Path, name: s
 
 def test_a_class_is_found_again_but_not_a_function_without_a_name(tmp_path: Path) -> None:
     done = train(tmp_path, Identity, steps=64, evals=1)
-    assert (
-        freewheel.score(str(done.path), episodes=3, seed=done.summary["eval_fresh_seed"]).mean
-        == done.summary["final_eval"]
-    )
+    again = freewheel.score(str(done.path), episodes=3, seed=done.summary["eval_fresh_seed"])
+    assert again.mean == done.summary["final_eval"]
     done = train(tmp_path, lambda: Identity(3), steps=64, evals=0)
     with pytest.raises(SetupError, match="was defined in a script and cannot be imported"):
         open_run(str(done.path))

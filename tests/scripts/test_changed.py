@@ -7,14 +7,10 @@ import pytest
 from scripts import changed
 
 TESTS = [
-    "tests/learn/ppo/test_learner.py",
-    "tests/learn/ppo/test_targets.py",
-    "tests/learn/sac/test_learner.py",
-    "tests/learn/test_replay.py",
-    "tests/run/test_resume.py",
-    "tests/test_architecture.py",
+    "tests/learn/ppo/test_learner.py", "tests/learn/ppo/test_targets.py", "tests/learn/sac/test_learner.py",
+    "tests/learn/test_replay.py", "tests/run/test_resume.py", "tests/test_architecture.py",
     "tests/test_readme.py",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

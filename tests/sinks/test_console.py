@@ -82,21 +82,15 @@ SLEPT = ROW | {"wall_s": ROW["wall_s"] + 3600.0, "slept_s": 3600.0}
     ("budget", "row", "line"),
     [
         (Budget(steps=100000), ROW, f"step  51200/100000  51%  {LINE}  eta  0:04"),
-        (
-            Budget(minutes=1.0),
-            EMPTY | {"env_steps": 0, "wall_s": 0.0, "updates": 0},
-            f"step 0   0%  {NOTHING}  eta  1:00",
-        ),
-        (
-            Budget(),
-            ROW | {"eval_return": 450.25, "dropped": {"stale": 12, "worker_death": 1201}},
-            f"step 51200  {LINE}  eval 450.2  dropped 1213 (stale 12, worker_death 1,201)",
-        ),
+        (Budget(minutes=1.0), EMPTY | {"env_steps": 0, "wall_s": 0.0, "updates": 0},
+         f"step 0   0%  {NOTHING}  eta  1:00"),
+        (Budget(), ROW | {"eval_return": 450.25, "dropped": {"stale": 12, "worker_death": 1201}},
+         f"step 51200  {LINE}  eval 450.2  dropped 1213 (stale 12, worker_death 1,201)"),
         (Budget(steps=100000), SLEPT, f"step  51200/100000  51%  {LINE}  eta  0:04"),  # as fast as while it ran
         (Budget(minutes=120.0), SLEPT, f"step 51200  50%  {LINE}  eta 59:56"),  # by the clock, in which it slept
         (Budget(steps=100000, minutes=61.0), SLEPT, f"step  51200/100000  98%  {LINE}  eta  0:04"),
     ],
-)
+)  # fmt: skip
 def test_a_plain_line_is_complete_and_never_folded(budget: Budget, row: dict[str, Any], line: str) -> None:
     sink, file = plain(budget)
     sink.write(row)
@@ -123,12 +117,10 @@ def test_an_evaluation_under_way_is_shown_and_at_the_end_there_is_no_eta() -> No
     ("change", "line"),
     [
         ({"best_step": 100000}, "best 481.2 ± 20.0, final 197.0 ± 33.5 (20 fresh episodes each)"),
-        (
-            {"eval_fresh": False, "eval_note": "no time\ntraceback", "final_eval": None},
-            "best 481.2 ± 20.0 (step 61,440), final not scored (20 episodes, the same that it was chosen by: no time)",
-        ),
+        ({"eval_fresh": False, "eval_note": "no time\ntraceback", "final_eval": None},
+         "best 481.2 ± 20.0 (step 61,440), final not scored (20 episodes, the same that it was chosen by: no time)"),
     ],
-)
+)  # fmt: skip
 def test_the_headline_says_what_was_scored_again(change: dict[str, Any], line: str) -> None:
     sink, file = plain(Budget())
     sink.close(SUMMARY | change)

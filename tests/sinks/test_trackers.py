@@ -65,13 +65,8 @@ def test_unknown_values_are_left_out_and_causes_are_charts_of_their_own() -> Non
 
 
 def test_settings_are_flat_and_say_nothing_of_their_sources() -> None:
-    config = {
-        "env": "X",
-        "ppo": {"lr": 1e-3, "clip": None},
-        "hooks": ["a:B"],
-        "tensorboard": True,
-        "sources": {"env": "flag"},
-    }
+    config = {"env": "X", "ppo": {"lr": 1e-3, "clip": None}, "hooks": ["a:B"], "tensorboard": True}
+    config |= {"sources": {"env": "flag"}}
     assert tracking.settings(config) == {"env": "X", "ppo.lr": 1e-3, "hooks": '["a:B"]', "tensorboard": True}
 
 

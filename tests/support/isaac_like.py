@@ -141,7 +141,4 @@ class IsaacLike(gymnasium.Env[Any, Any]):
 
     def _shown(self, out: Buffers) -> dict[str, Any]:
         policy = out.critic[:, :2] if self.traps.views else out.policy
-        return {
-            self.traps.policy_group: policy,
-            "critic": {"deep": out.critic} if self.traps.nested else out.critic,
-        }
+        return {self.traps.policy_group: policy, "critic": {"deep": out.critic} if self.traps.nested else out.critic}

@@ -133,14 +133,9 @@ def _start(cpus: int, host: str, folder: str, head: _Node | None) -> _Node:
     from ray._private.parameter import RayParams
 
     parameters = RayParams(
-        node_ip_address=host or None,
-        num_cpus=cpus,
-        object_store_memory=BYTES,
-        temp_dir=f"{folder}/r",
-        include_dashboard=False,
-        include_log_monitor=False,
-        gcs_address=head.address if head else None,
-    )
+        node_ip_address=host or None, num_cpus=cpus, object_store_memory=BYTES, temp_dir=f"{folder}/r",
+        include_dashboard=False, include_log_monitor=False, gcs_address=head.address if head else None,
+    )  # fmt: skip
     node = Node(parameters, head=head is None, shutdown_at_exit=False, spawn_reaper=False)
     return _Node(node.node_id, node.address, psutil.Process(node.all_processes["raylet"][0].process.pid))
 

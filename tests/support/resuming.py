@@ -75,12 +75,9 @@ class Story:
         services = Services(executors=SerialExecutor)
         learner = self.algorithm.build(LearnerSpec(policy=policy, batch=batch, seed=1, services=services))
         spec = CollectSpec(
-            env=replace(env.spec, lanes=LANES),
-            batch=batch,
-            weights=actor_layout(policy),
-            context=self.contexts,
+            env=replace(env.spec, lanes=LANES), batch=batch, weights=actor_layout(policy), context=self.contexts,
             on_policy=self.algorithm.on_policy,
-        )
+        )  # fmt: skip
         return learner, self.mode.build(RunnerFactory(self.world.make, self.actor(policy), seed=3), spec)
 
 

@@ -50,10 +50,7 @@ class Pen:
         self._data, self._t = self.writer.begin(version), 0
 
     def step(
-        self,
-        valid: Sequence[bool] | None = None,
-        episodes: Sequence[Episode] = (),
-        failures: Sequence[Failure] = (),
+        self, valid: Sequence[bool] | None = None, episodes: Sequence[Episode] = (), failures: Sequence[Failure] = ()
     ) -> None:
         data, t = self._data, self._t
         assert data is not None

@@ -55,14 +55,11 @@ KIT_BATCH = BatchSpec(CHUNK // BOX_LANES, BOX_LANES)
 @pytest.mark.parametrize(
     ("options", "normalised"),
     [
-        ({}, False),
-        ({"termination": "learned"}, True),
-        ({"priority": "td"}, False),
-        ({"priority": "recent"}, True),
-        ({"n_step": 3}, False),
+        ({}, False), ({"termination": "learned"}, True), ({"priority": "td"}, False),
+        ({"priority": "recent"}, True), ({"n_step": 3}, False),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_mbpo_keeps_the_promises_of_a_learner(options: dict[str, Any], normalised: bool) -> None:
     """With one fit only: a fitter's own state is not part of a learner's."""
     collect, spec = box_world(normalize_obs=normalised)
@@ -266,11 +263,9 @@ def test_it_says_what_it_is_doing() -> None:
 
     steps, built = list[int](), list[MBPO]()
     learner = mbpo_for(
-        replace(SMALL, rollout_schedule=(0, 0, 3, 3)),
-        executors=Planted(slow=True),
-        span=span,
+        replace(SMALL, rollout_schedule=(0, 0, 3, 3)), executors=Planted(slow=True), span=span,
         between_steps=lambda: steps.append(built[0].pace.updates),
-    )
+    )  # fmt: skip
     built.append(learner)
     feed(learner, STARTS // 2)
     assert told == ["fit", "wait-model", "rollout"]
@@ -374,11 +369,9 @@ def test_with_every_executor_it_works_and_what_the_fitter_raises_is_raised_here(
 def test_multi_step_errors_are_those_of_rows_that_happened(has_final_obs: bool, bias: float) -> None:
     """A world that moves by DELTA and a bias, with a gap, and ends whose successor may be hidden: the row repeats itself."""
     learner = mbpo_for(
-        replace(SMALL, learning_starts=20),
-        executors=Planted(),
-        batch=BatchSpec(10, 2),
+        replace(SMALL, learning_starts=20), executors=Planted(), batch=BatchSpec(10, 2),
         world=WorldFacts(has_final_obs=has_final_obs),
-    )
+    )  # fmt: skip
     data = play(SPEC, learner.snapshot(), (12, 2))
     data.valid[4, 0] = False
     data.terminated[...] = data.truncated[...] = False

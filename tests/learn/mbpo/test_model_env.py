@@ -215,16 +215,10 @@ def test_constant_columns_are_left_out() -> None:
 
 #: Steps to play, and how many of them end an episode at least.
 TASKS = {
-    "Ant-v5": (600, 3),
-    "Hopper-v5": (600, 10),
-    "Humanoid-v5": (300, 5),
-    "InvertedDoublePendulum-v5": (400, 20),
-    "InvertedPendulum-v5": (400, 20),
-    "Walker2d-v5": (600, 10),
-    "HumanoidStandup-v5": (50, 0),
-    "CartPole-v1": (400, 10),
-    "Acrobot-v1": (100, 0),
-} | dict.fromkeys(("HalfCheetah-v5", "Pendulum-v1", "Pusher-v5", "Reacher-v5", "Swimmer-v5"), (100, 0))
+    "Ant-v5": (600, 3), "Hopper-v5": (600, 10), "Humanoid-v5": (300, 5), "InvertedDoublePendulum-v5": (400, 20),
+    "InvertedPendulum-v5": (400, 20), "Walker2d-v5": (600, 10), "HumanoidStandup-v5": (50, 0),
+    "CartPole-v1": (400, 10), "Acrobot-v1": (100, 0),
+} | dict.fromkeys(("HalfCheetah-v5", "Pendulum-v1", "Pusher-v5", "Reacher-v5", "Swimmer-v5"), (100, 0))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -252,8 +246,7 @@ def test_a_rule_is_the_tasks_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spread", "actions"),
-    [("CartPole-v1", (3.0, 1.0, 0.3, 1.0), 2), ("Acrobot-v1", (3.1, 3.1, 4.0, 8.0), 3)],
+    ("name", "spread", "actions"), [("CartPole-v1", (3.0, 1.0, 0.3, 1.0), 2), ("Acrobot-v1", (3.1, 3.1, 4.0, 8.0), 3)]
 )
 def test_a_rule_of_classic_control_is_the_tasks_own_from_any_state(
     name: str, spread: tuple[float, ...], actions: int

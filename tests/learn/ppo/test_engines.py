@@ -134,12 +134,9 @@ def specs(draw: st.DrawFn) -> PolicySpec:
 
 @settings(max_examples=60)
 @given(
-    spec=specs(),
-    seed=st.integers(0, 2**32 - 1),
-    weighted=st.booleans(),
-    drift=st.sampled_from([0.0, 0.05, 0.5]),
-    rows=st.sampled_from([3, 128]),
-)
+    spec=specs(), seed=st.integers(0, 2**32 - 1), weighted=st.booleans(),
+    drift=st.sampled_from([0.0, 0.05, 0.5]), rows=st.sampled_from([3, 128]),
+)  # fmt: skip
 def test_gradients_in_numpy_are_those_of_autograd(
     spec: PolicySpec, seed: int, weighted: bool, drift: float, rows: int
 ) -> None:

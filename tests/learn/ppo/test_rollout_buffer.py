@@ -164,13 +164,11 @@ def test_a_chunk_is_cut_in_two(data: Transitions, at: int, first: list[list[int]
         ([(0, 2, 1, {}), (10, 3, 1, {"sequence": 1, "incarnation": 1})], [[0, 1, -1], [10, 11, 12]]),
         ([(0, 2, 1, {}), (10, 3, 1, {"sequence": 1, "lane0": 8})], [[0, 1, -1], [10, 11, 12]]),
         ([(10 * k, 1, 1, {"sequence": k}) for k in (0, 1, 3, 4)], [[0, 10], [30, 40]]),
-        (
-            [(0, 1, 2, {}), (10, 3, 1, {"worker": 1}), (20, 1, 2, {"sequence": 1})],
-            [[0, 20, -1], [1, 21, -1], [10, 11, 12]],
-        ),
+        ([(0, 1, 2, {}), (10, 3, 1, {"worker": 1}), (20, 1, 2, {"sequence": 1})],
+         [[0, 20, -1], [1, 21, -1], [10, 11, 12]]),
     ],
     ids=["one author", "a missing chunk", "another worker", "another incarnation", "other lanes", "again", "widths"],
-)
+)  # fmt: skip
 def test_consecutive_chunks_of_one_author_share_columns_and_others_stand_apart(
     parts: list[tuple[int, int, int, dict[str, int]]], joined: list[list[int]]
 ) -> None:

@@ -58,28 +58,18 @@ def test_the_plan_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (
-            f"--algo sac {ONE} --steps 1000 --sac.learning-starts 1000",
-            "--steps 1,000 .* first update .* takes 1,001 rows.* fewer --sac.learning-starts",
-        ),
-        (
-            f"--algo mbpo {ONE} --minutes 0.3 --mbpo.learning-starts 5000",
-            "--minutes 0.3 .* first update .* takes 5,001 rows, in about 50 s.* more time",
-        ),
-        (
-            f"--algo sac {ONE} --num-steps-per-env 4000 --collection-batch-size 3000 --minutes 0.2",
-            "--minutes 0.2 .* first rows .3,000 steps of each env take about 30 s.* smaller --collection-batch-size",
-        ),
-        (
-            "--mode batch --workers 1 --num-envs 1 --num-steps-per-env 5000 --minutes 0.3",
-            "--minutes 0.3 .* first rows .5,000 steps of each env take about 50 s.* or --num-steps-per-env",
-        ),
-        (
-            "--mode sequential --num-envs 1 --num-steps-per-env 9000 --minutes 0.5",
-            "--minutes 0.5 .* first update .an update takes 9,000 rows, in about 2 min.* smaller --num-steps-per-env",
-        ),
+        (f"--algo sac {ONE} --steps 1000 --sac.learning-starts 1000",
+         "--steps 1,000 .* first update .* takes 1,001 rows.* fewer --sac.learning-starts"),
+        (f"--algo mbpo {ONE} --minutes 0.3 --mbpo.learning-starts 5000",
+         "--minutes 0.3 .* first update .* takes 5,001 rows, in about 50 s.* more time"),
+        (f"--algo sac {ONE} --num-steps-per-env 4000 --collection-batch-size 3000 --minutes 0.2",
+         "--minutes 0.2 .* first rows .3,000 steps of each env take about 30 s.* smaller --collection-batch-size"),
+        ("--mode batch --workers 1 --num-envs 1 --num-steps-per-env 5000 --minutes 0.3",
+         "--minutes 0.3 .* first rows .5,000 steps of each env take about 50 s.* or --num-steps-per-env"),
+        ("--mode sequential --num-envs 1 --num-steps-per-env 9000 --minutes 0.5",
+         "--minutes 0.5 .* first update .an update takes 9,000 rows, in about 2 min.* smaller --num-steps-per-env"),
     ],
-)
+)  # fmt: skip
 def test_what_would_deliver_nothing_is_refused(tmp_path: Path, words: str, told: str) -> None:
     with pytest.raises(UsageError, match=f"^{told}"):
         checked(planned(words, tmp_path))

@@ -19,15 +19,9 @@ from tests.support.runs import train
 def test_cart_pole_is_solved_by_one_learner_and_by_two(tmp_path: Path, learners: int, seed: int) -> None:
     """20 updates of 2,048 rows over all learners, minibatches of 64."""
     result = freewheel.train(
-        "CartPole-v1",
-        learners=learners,
-        seed=seed,
-        steps=40_960,
-        num_envs=8,
-        eval_share=1.0,
-        quiet=True,
+        "CartPole-v1", learners=learners, seed=seed, steps=40_960, num_envs=8, eval_share=1.0, quiet=True,
         runs_dir=tmp_path,
-    )
+    )  # fmt: skip
     assert (result.summary["trained"], result.summary["updates"]) == (40_960, 20)
     assert result.summary["final_eval"] > 450
 

@@ -112,13 +112,10 @@ def test_small_files_are_read_when_they_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ended", "code", "state"),
     [
-        ("steps", 0, "ended"),
-        ("minutes", 3, "ended"),
-        ("failed", 1, "failed"),
-        ("interrupted (SIGTERM)", 143, "interrupted"),
-        (None, None, "failed"),
+        ("steps", 0, "ended"), ("minutes", 3, "ended"), ("failed", 1, "failed"),
+        ("interrupted (SIGTERM)", 143, "interrupted"), (None, None, "failed"),
     ],
-)
+)  # fmt: skip
 def test_how_a_run_has_ended(tmp_path: Path, ended: str | None, code: int | None, state: str) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"ended": ended, "exit_code": code}))
     follower = Follower(tmp_path)

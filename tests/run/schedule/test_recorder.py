@@ -153,9 +153,6 @@ def test_another_file_or_format_is_refused(tmp_path: Path, text: str) -> None:
         schedule(write(tmp_path, text))
 
 
-# ------------------------------------------------------------------------------------------------------------------ failing disks
-
-
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
     monkeypatch.setattr(recording, "WRITE_EVERY", 0.0)

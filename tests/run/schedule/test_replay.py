@@ -24,14 +24,8 @@ from tests.support.runs import train
 
 UNEVEN = "tests.support.replay_worlds:Uneven"
 SMALL_SAC = {"learning_starts": 32, "batch": 16, "updates_per_row": 0.5}
-SMALL_MODEL = {
-    "members": 2,
-    "elites": 1,
-    "model_hidden": [8],
-    "model_every": 90,
-    "rollouts_per_row": 4,
-    "max_epochs": 2,
-}
+SMALL_MODEL = {"members": 2, "elites": 1, "model_hidden": [8], "model_every": 90, "rollouts_per_row": 4}
+SMALL_MODEL |= {"max_epochs": 2}
 OFF_POLICY = {"mode": "continuous", "workers": 2, "env_args": {"box": True}, "steps": 200, "num_steps_per_env": 2}
 
 
@@ -54,9 +48,6 @@ def assert_identical(result: Result, found: Replay) -> None:
     assert found.weights_sha256 == result.summary["weights_sha256"]
     assert (found.env_steps, found.updates) == (result.summary["env_steps"], result.summary["updates"])
     assert found.checks >= 2, "before the first update, and at the end"
-
-
-# ------------------------------------------------------------------------------------------------- all that can happen, at once
 
 
 @dataclass(frozen=True)
@@ -177,9 +168,6 @@ def test_the_command_says_identical_or_where_it_differs(story: Recorded, tmp_pat
     assert "the weights differ before the first update" in capsys.readouterr().out
 
 
-# -------------------------------------------------------------------------------------------------------- modes and algorithms
-
-
 RUNS: dict[str, dict[str, Any]] = {
     "episodes": {"mode": "episodes", "workers": 4, "env_args": {"fails": 0.02}, "steps": 320},
     "batch": {"mode": "batch", "workers": 2, "env_args": {"fails": 0.01}, "collection_batch_size": 5, "steps": 320},
@@ -209,14 +197,8 @@ def test_without_the_schedule_the_order_would_be_another(tmp_path: Path) -> None
 
 @pytest.mark.system
 def test_fragments_that_a_full_queue_dropped_are_acted_again(tmp_path: Path) -> None:
-    options = {
-        "mode": "continuous",
-        "workers": 2,
-        "overflow": "drop-oldest",
-        "max_queue_size": 2,
-        "collection_batch_size": 3,
-    }
-    result = record(tmp_path, "tests.support.worlds:Identity", **options)
+    options = {"overflow": "drop-oldest", "max_queue_size": 2, "collection_batch_size": 3}
+    result = record(tmp_path, "tests.support.worlds:Identity", mode="continuous", workers=2, **options)
     assert result.summary["dropped"]["overflow"] > 0
     assert any(event.sums is None for line in lines(result.path) for event in line.events if isinstance(event, Act))
     assert_identical(result, replay(result.path))
@@ -270,9 +252,6 @@ def test_a_failure_happens_again(tmp_path: Path) -> None:
     without = freewheel.replay(tmp_path / "fails")
     assert not without.identical, "the learning rate was another"
     assert "1 more hooks" in without.difference
-
-
-# ---------------------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_what_cannot_be_recorded_or_replayed_is_one_line(tmp_path: Path) -> None:

@@ -39,9 +39,7 @@ def mapped_names() -> set[str]:
 
 
 @given(FIELDS)
-def test_arrays_start_on_lines_of_their_own_and_do_not_overlap(
-    fields: dict[str, tuple[tuple[int, ...], str]],
-) -> None:
+def test_arrays_start_on_lines_of_their_own_and_do_not_overlap(fields: dict[str, tuple[tuple[int, ...], str]]) -> None:
     with closing(SharedArrays(fields)) as memory:
         written = {}
         for value, (name, (shape, dtype)) in enumerate(fields.items(), start=1):

@@ -212,15 +212,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Se
         take(meter, tick)
 
     monkeypatch.setattr(Meter, "take", seen)
-    world: dict[str, Any] = {"env_args": {"red_agent": "mixture"}, "measures": ["torch"]}
-    small: dict[str, Any] = {
-        "num_steps_per_env": STEPS,
-        "steps": 4 * STEPS,
-        "evals": 0,
-        "seed": 3,
-        "policy.hidden": [8],
-    }
-    freewheel.train("tests.support.cyborg_worlds:Scripted", quiet=True, runs_dir=tmp_path, **world, **small, **options)
+    small: dict[str, Any] = {"env_args": {"red_agent": "mixture"}, "measures": ["torch"], "policy.hidden": [8]}
+    small |= {"num_steps_per_env": STEPS, "steps": 4 * STEPS, "evals": 0, "seed": 3}
+    freewheel.train("tests.support.cyborg_worlds:Scripted", quiet=True, runs_dir=tmp_path, **small, **options)
     return played
 
 

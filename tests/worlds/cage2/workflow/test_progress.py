@@ -14,14 +14,9 @@ from freewheel.worlds.cage2.workflow.progress import LINE_EVERY, TrialProgress, 
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy, Trial
 
 ROW: dict[str, Any] = {
-    "episodes": 100,
-    "episodes_per_s": 25.0,
-    "updates": 5,
-    "wall_s": 4.0,
-    "time/learner_update": 0.25,
-    "measure/env_return": -58.91,
-    "measure/compliance": None,
-}
+    "episodes": 100, "episodes_per_s": 25.0, "updates": 5, "wall_s": 4.0, "time/learner_update": 0.25,
+    "measure/env_return": -58.91, "measure/compliance": None,
+}  # fmt: skip
 
 
 def searched(trials: int = 1, strategy: Strategy = "random") -> Search:
