@@ -7,36 +7,11 @@ import pickle
 import pytest
 
 from freewheel import errors
-from freewheel.errors import (
-    CheckpointError,
-    CollectorLostError,
-    ConsentError,
-    DiskError,
-    DivergedError,
-    EnvError,
-    FileError,
-    FreewheelError,
-    LedgerError,
-    MeasureError,
-    NothingLearnedError,
-    ObservationError,
-    PeerLostError,
-    SetupError,
-    UsageError,
-    nearest,
-)
+from freewheel.errors import EnvError, FreewheelError, nearest
 
-CODES = {UsageError: 2, SetupError: 1, EnvError: 1, LedgerError: 1, CheckpointError: 1, ObservationError: 1}
-CODES |= {
-    CollectorLostError: 1,
-    NothingLearnedError: 1,
-    ConsentError: 2,
-    DiskError: 1,
-    DivergedError: 1,
-    FileError: 1,
-    MeasureError: 1,
-    PeerLostError: 1,
-}
+OTHERS = ("Setup", "Env", "Ledger", "Checkpoint", "Observation", "CollectorLost", "NothingLearned", "Disk", "Diverged")
+CODES: dict[type[FreewheelError], int] = {errors.UsageError: 2, errors.ConsentError: 2}
+CODES |= {getattr(errors, f"{name}Error"): 1 for name in (*OTHERS, "File", "Measure", "PeerLost")}
 
 
 def test_the_docstring_has_the_whole_tree() -> None:

@@ -12,19 +12,9 @@ from hypothesis import strategies as st
 
 from freewheel.core import BatchSpec, NDArray
 from freewheel.errors import FreewheelError
+from freewheel.learn import together
 from freewheel.learn.moments import RunningMoments
 from freewheel.learn.spec import ALONE, LearnerSpec
-from freewheel.learn.together import (
-    Split,
-    checksum,
-    first_of,
-    gathered,
-    own_seed,
-    require_same,
-    share,
-    standards,
-    sum_gradients,
-)
 from freewheel.policies.spec import PolicySpec
 from tests.support.peers import ThreadPeers, in_threads, with_peers
 
@@ -34,23 +24,23 @@ SPEC = PolicySpec(3, "float32", ((0, 3),), ((0, 3),), (), None, "gaussian", 2, (
 def test_every_learner_has_the_numbers_of_all_with_the_same_bits() -> None:
     numbers = np.random.default_rng(0).normal(size=(3, 5))
     numbers[1, 2] = math.nan
-    for table in in_threads(3, lambda peers: gathered(peers, numbers[peers.rank])):
+    for table in in_threads(3, lambda peers: together.gathered(peers, numbers[peers.rank])):
         np.testing.assert_array_equal(table, numbers)
-    np.testing.assert_array_equal(gathered(ALONE, numbers[0]), numbers[:1])
+    np.testing.assert_array_equal(together.gathered(ALONE, numbers[0]), numbers[:1])
 
 
 @pytest.mark.parametrize(("total", "count"), [(256, 2), (256, 3), (5, 3), (1, 2), (0, 2)])
 def test_shares_add_up_and_differ_by_one_at_most(total: int, count: int) -> None:
-    shares = in_threads(count, lambda peers: share(total, peers))
+    shares = in_threads(count, lambda peers: together.share(total, peers))
     assert sum(shares) == total
     assert max(shares) - min(shares) <= 1
-    assert share(total, ALONE) == total
+    assert together.share(total, ALONE) == total
 
 
 def test_the_first_learner_draws_as_it_would_alone_and_others_otherwise() -> None:
     spec = LearnerSpec(policy=SPEC, batch=BatchSpec(4, 2), seed=7)
-    first, second, third = in_threads(3, lambda peers: own_seed(with_peers(spec, peers)))
-    assert first == own_seed(spec) == 7
+    first, second, third = in_threads(3, lambda peers: together.own_seed(with_peers(spec, peers)))
+    assert first == together.own_seed(spec) == 7
     assert len({first, second, third}) == 3
 
 
@@ -58,7 +48,7 @@ def test_the_first_learner_draws_as_it_would_alone_and_others_otherwise() -> Non
     counts=st.lists(st.integers(1, 400), min_size=1, max_size=4), rows=st.integers(1, 500), even=st.booleans()
 )  # fmt: skip
 def test_minibatches_are_made_of_a_part_of_every_learners_rows(counts: list[int], rows: int, even: bool) -> None:
-    splits = [Split.of(counts, rank, rows, even=even) for rank in range(len(counts))]
+    splits = [together.Split.of(counts, rank, rows, even=even) for rank in range(len(counts))]
     assert len({tuple(split.totals) for split in splits}) == 1
     for count, split in zip(counts, splits, strict=True):
         assert len(split.sizes) == max(1, sum(counts) // rows)
@@ -74,7 +64,7 @@ def test_advantages_have_the_mean_and_deviation_of_all_rows() -> None:
     totals = [7, 7, 1]
 
     def body(peers: ThreadPeers) -> list[tuple[float, float]]:
-        return standards(peers, values[peers.rank], totals)
+        return together.standards(peers, values[peers.rank], totals)
 
     found = in_threads(2, body)
     assert found[0] == found[1]
@@ -90,7 +80,7 @@ def test_gradients_and_means_are_weighted_by_rows_and_parameters_without_a_gradi
     def body(peers: ThreadPeers) -> tuple[list[torch.Tensor | None], torch.Tensor]:
         parameters = [torch.zeros(2, 2, requires_grad=True), torch.zeros(3), torch.zeros(2, requires_grad=True)]
         parameters[0].grad, parameters[2].grad = grads[peers.rank, :4].view(2, 2).clone(), grads[peers.rank, 4:].clone()
-        found = sum_gradients(peers, parameters, means[peers.rank], (0.25, 0.75)[peers.rank])
+        found = together.sum_gradients(peers, parameters, means[peers.rank], (0.25, 0.75)[peers.rank])
         assert peers.sums == 1
         return [parameter.grad for parameter in parameters], found
 
@@ -103,18 +93,20 @@ def test_gradients_and_means_are_weighted_by_rows_and_parameters_without_a_gradi
 
 
 def test_the_term_that_comes_first_counts() -> None:
-    found = in_threads(3, lambda peers: first_of(peers, ("a", "b", "c"), "cab"[peers.rank]))
+    found = in_threads(3, lambda peers: together.first_of(peers, ("a", "b", "c"), "cab"[peers.rank]))
     assert found == ["a"] * 3
-    assert first_of(ALONE, ("a", "b"), "b") == "b"
+    assert together.first_of(ALONE, ("a", "b"), "b") == "b"
 
 
 def test_other_weights_are_an_error_that_says_whose() -> None:
     vector = torch.linspace(-1, 1, 100)
     other = vector.clone()
     other[3] += 1e-7
-    require_same(np.array([checksum(vector), checksum(vector.clone())]))
+    together.require_same(np.array([together.checksum(vector), together.checksum(vector.clone())]))
     with pytest.raises(FreewheelError, match="learners 0 and 2 train together but have different weights"):
-        require_same(np.array([checksum(vector), checksum(vector), checksum(other)]))
+        together.require_same(
+            np.array([together.checksum(vector), together.checksum(vector), together.checksum(other)])
+        )
 
 
 @settings(max_examples=30)

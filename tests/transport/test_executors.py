@@ -18,14 +18,7 @@ import pytest
 
 from freewheel.core import Executor
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
-from freewheel.transport.executors import (
-    Executors,
-    ProcessExecutor,
-    SerialExecutor,
-    ThreadExecutor,
-    _serve,
-    call_in_process,
-)
+from freewheel.transport import executors
 from freewheel.transport.workers.place import Place
 
 LIMIT = 30.0
@@ -94,7 +87,7 @@ def test_a_call_in_turn_is_interrupted_where_it_yields() -> None:
         if len(looks) == 8:
             raise EnoughError
 
-    executor = SerialExecutor(counter, "numbers", look)
+    executor = executors.SerialExecutor(counter, "numbers", look)
     executor.submit(3)
     assert (executor.result(), len(looks)) == (3, 3)
     with pytest.raises(EnoughError):
@@ -104,7 +97,7 @@ def test_a_call_in_turn_is_interrupted_where_it_yields() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_generator_returns_its_result_and_is_not_waited_for_at_the_end(kind: Kind) -> None:
-    with Executors(kind, "cpu") as make:
+    with executors.Executors(kind, "cpu") as make:
         executor = make(counter, "numbers")
         executor.submit(5)
         assert results(executor, 1) == [5]
@@ -117,7 +110,7 @@ def test_a_generator_returns_its_result_and_is_not_waited_for_at_the_end(kind: K
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_come_in_the_order_of_the_calls(kind: Kind) -> None:
-    with Executors(kind, "cpu") as make:
+    with executors.Executors(kind, "cpu") as make:
         executor = make(doubler, "sums")
         assert (executor.busy, executor.result()) == (False, None)
         for number in (1, 2, 3):
@@ -139,7 +132,7 @@ def test_results_come_in_the_order_of_the_calls(kind: Kind) -> None:
     ],
 )
 def test_errors_are_results_and_later_calls_work(kind: Kind, number: int, text: str, calls: int) -> None:
-    with Executors(kind, "cpu") as make:
+    with executors.Executors(kind, "cpu") as make:
         executor, other = make(doubler, "sums"), make(doubler, "others")
         other.submit(7)
         executor.submit(number)
@@ -156,7 +149,7 @@ def test_errors_are_results_and_later_calls_work(kind: Kind, number: int, text: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_leaving_ends_all_executors(kind: Kind, calls: int) -> None:
     before = {process.pid for process in psutil.Process().children(recursive=True)}
-    with Executors(kind, "cpu") as make:
+    with executors.Executors(kind, "cpu") as make:
         for executor in (make(doubler, "one"), make(doubler, "other")):
             for number in range(calls):
                 executor.submit(number)
@@ -170,7 +163,7 @@ def test_leaving_ends_all_executors(kind: Kind, calls: int) -> None:
 
 
 def test_leaving_ends_a_process_in_the_middle_of_a_call() -> None:
-    with ProcessExecutor[None, None](lambda: lambda _: time.sleep(600), "sleep") as executor:
+    with executors.ProcessExecutor[None, None](lambda: lambda _: time.sleep(600), "sleep") as executor:
         executor.submit(None)
         began = time.monotonic()
     assert time.monotonic() - began < LIMIT
@@ -179,7 +172,7 @@ def test_leaving_ends_a_process_in_the_middle_of_a_call() -> None:
 def test_only_a_process_executor_uses_another_process() -> None:
     pids = set()
     for kind in KINDS:
-        with Executors(kind, "cpu") as make:
+        with executors.Executors(kind, "cpu") as make:
             executor = make(lambda: lambda _: os.getpid(), "where")
             executor.submit(None)
             pids.add(results(executor, 1)[0])
@@ -207,7 +200,7 @@ class Handshake:
 
 def test_a_thread_works_beside_its_caller() -> None:
     shake = Handshake()
-    with Executors("thread", "cpu") as make:
+    with executors.Executors("thread", "cpu") as make:
         executor = make(shake.build, "model")
         assert not shake.built, "built before the first call"
         executor.submit("first")
@@ -223,7 +216,7 @@ def test_a_thread_works_beside_its_caller() -> None:
 
 def test_closing_waits_for_the_running_call_and_drops_the_others() -> None:
     shake = Handshake()
-    executor = ThreadExecutor(shake.build, "model", "cpu")
+    executor = executors.ThreadExecutor(shake.build, "model", "cpu")
     for argument in ("first", "second", "third"):
         executor.submit(argument)
     assert shake.inside.wait(LIMIT)
@@ -245,7 +238,7 @@ def test_a_build_that_fails_is_reported_and_repeated() -> None:
             raise FreewheelError("not yet")
         return lambda number: -number
 
-    with Executors("thread", "cpu") as make:
+    with executors.Executors("thread", "cpu") as make:
         executor = make(build, "model")
         for number in (1, 2, 3):
             executor.submit(number)
@@ -255,7 +248,7 @@ def test_a_build_that_fails_is_reported_and_repeated() -> None:
 
 
 def test_a_serial_executor_has_the_result_after_submit() -> None:
-    executor = SerialExecutor(doubler, "sums")
+    executor = executors.SerialExecutor(doubler, "sums")
     assert executor.result() is None
     for number in (1, 2):
         executor.submit(number)
@@ -267,10 +260,10 @@ def test_a_serial_executor_has_the_result_after_submit() -> None:
 
 def test_a_value_comes_from_another_process() -> None:
     here, given = os.getpid(), [1, 2, 3]
-    value, there = call_in_process(lambda: (sum(given), os.getpid()), "a sum", LIMIT)
+    value, there = executors.call_in_process(lambda: (sum(given), os.getpid()), "a sum", LIMIT)
     assert value == 6
     assert there != here
-    assert call_in_process(lambda: bytes(5_000_000), "many zeros", LIMIT) == bytes(5_000_000)
+    assert executors.call_in_process(lambda: bytes(5_000_000), "many zeros", LIMIT) == bytes(5_000_000)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +274,7 @@ def test_our_own_errors_are_raised_in_the_caller(error: FreewheelError) -> None:
         raise error
 
     with pytest.raises(type(error)) as caught:
-        call_in_process(fail, "a question", LIMIT)
+        executors.call_in_process(fail, "a question", LIMIT)
     assert caught.value.args == error.args
 
 
@@ -306,7 +299,7 @@ def wait() -> None:
 )
 def test_a_call_that_fails_is_reported_in_one_line(call: Callable[[], Any], limit: float, message: str) -> None:
     with pytest.raises(EnvError) as caught:
-        call_in_process(call, "the env", limit)
+        executors.call_in_process(call, "the env", limit)
     assert str(caught.value) == message
 
 
@@ -315,7 +308,7 @@ def test_a_call_that_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(
         SetupError, match=r"^the env cannot be pickled for another process \(.*\): pass an importable factory$"
     ):
-        call_in_process(lambda: lock, "the env", LIMIT)
+        executors.call_in_process(lambda: lock, "the env", LIMIT)
 
 
 def test_a_result_that_nobody_waits_for_ends_the_process_quietly() -> None:
@@ -325,5 +318,5 @@ def test_a_result_that_nobody_waits_for_ends_the_process_quietly() -> None:
     ours.send_bytes(cloudpickle.dumps(21))
     ours.close()
     with closing(theirs), closing(place):
-        _serve(cloudpickle.dumps(doubler), theirs, 0, place)  # raises nothing
+        executors._serve(cloudpickle.dumps(doubler), theirs, 0, place)  # raises nothing
     gc.unfreeze()

@@ -16,23 +16,9 @@ from freewheel.run.trainer import run
 from freewheel.seeding import drawn, training_episodes
 from freewheel.worlds.cage2.env import Cage2
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS
-from freewheel.worlds.cage2.workflow.envs import (
-    CANONICAL,
-    FAST,
-    MEASURES,
-    ORDERS,
-    REAL,
-    TYPE_OF_HOST,
-    TYPES,
-    Order,
-    RealWorkflow,
-    WorkflowVector,
-    decode,
-    encode,
-    fast_workflow,
-)
+from freewheel.worlds.cage2.workflow import envs
 
-ORDER = CANONICAL["critical-first"]
+ORDER = envs.CANONICAL["critical-first"]
 LAMBDA = 30.0
 FIXING = np.array([number for number, name in enumerate(ACTIONS) if name.split()[0] in ("Remove", "Restore")])
 
@@ -40,7 +26,7 @@ FIXING = np.array([number for number, name in enumerate(ACTIONS) if name.split()
 class Referee:
     """Judges one episode as the definition says, from nothing but the actions and where red was before each."""
 
-    def __init__(self, order: Order, compromised: NDArray) -> None:
+    def __init__(self, order: envs.Order, compromised: NDArray) -> None:
         self._order, self._compromised = order, compromised.copy()
         self.hits = self.fixes = 0
         self.env_return = 0.0
@@ -50,10 +36,10 @@ class Referee:
         before = self.hits / max(self.fixes, 1)
         verb, _, host = ACTIONS[action].partition(" ")
         if verb in ("Remove", "Restore"):
-            types = {TYPES[TYPE_OF_HOST[number]] for number in np.flatnonzero(self._compromised)}
+            types = {envs.TYPES[envs.TYPE_OF_HOST[number]] for number in np.flatnonzero(self._compromised)}
             first = next((kind for kind in self._order if kind in types), None)
             self.fixes += 1
-            self.hits += TYPES[TYPE_OF_HOST[HOSTS.index(host)]] == first
+            self.hits += envs.TYPES[envs.TYPE_OF_HOST[HOSTS.index(host)]] == first
         self._compromised = compromised.copy()
         due = LAMBDA * (self.hits / max(self.fixes, 1) - before)
         self.env_return += reward - due
@@ -66,13 +52,13 @@ def actions_of(seed: int, steps: int = 100) -> NDArray:
     return np.where(rng.random(steps) < 0.5, rng.choice(FIXING, steps), rng.integers(len(ACTIONS), size=steps))
 
 
-def play(env: gymnasium.Env[Any, Any], seed: int, order: Order) -> tuple[list[float], dict[str, Any], Referee]:
-    seen, info = env.reset(seed=seed, options={"context": encode(order)})
+def play(env: gymnasium.Env[Any, Any], seed: int, order: envs.Order) -> tuple[list[float], dict[str, Any], Referee]:
+    seen, info = env.reset(seed=seed, options={"context": envs.encode(order)})
     referee, rewards = Referee(order, info["compromised"]), []
     assert not seen["policy"].any()
     for action in actions_of(seed):
         seen, reward, terminated, truncated, info = env.step(int(action))
-        np.testing.assert_array_equal(seen["context"], encode(order))
+        np.testing.assert_array_equal(seen["context"], envs.encode(order))
         assert env.observation_space.contains(seen)
         assert not terminated
         rewards.append(float(reward))
@@ -83,7 +69,10 @@ def play(env: gymnasium.Env[Any, Any], seed: int, order: Order) -> tuple[list[fl
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: gymnasium.make(FAST, red_agent="RedMeanderAgent"), lambda: RealWorkflow(red_agent="RedMeanderAgent")],
+    [
+        lambda: gymnasium.make(envs.FAST, red_agent="RedMeanderAgent"),
+        lambda: envs.RealWorkflow(red_agent="RedMeanderAgent"),
+    ],
 )
 def test_an_episode_is_judged_as_by_hand(make: Any) -> None:
     """Two in a row: nothing of the first is left in the second."""
@@ -100,8 +89,8 @@ def test_an_episode_is_judged_as_by_hand(make: Any) -> None:
 
 
 def test_the_environments_own_reward_is_that_of_the_bare_game() -> None:
-    env, bare = fast_workflow(), Cage2()
-    env.reset(seed=1, options={"context": encode(ORDER)})
+    env, bare = envs.fast_workflow(), Cage2()
+    env.reset(seed=1, options={"context": envs.encode(ORDER)})
     bare.reset(seed=1)
     rewards = []
     for action in actions_of(1):
@@ -113,7 +102,9 @@ def test_the_environments_own_reward_is_that_of_the_bare_game() -> None:
     assert info["fixes"] > 0
 
 
-@pytest.mark.parametrize("make", [lambda: gymnasium.make(FAST), pytest.param(RealWorkflow, marks=pytest.mark.system)])
+@pytest.mark.parametrize(
+    "make", [lambda: gymnasium.make(envs.FAST), pytest.param(envs.RealWorkflow, marks=pytest.mark.system)]
+)
 def test_without_an_order_nothing_is_asked(make: Any) -> None:
     env = make()
     seen, _ = env.reset(seed=0)
@@ -126,7 +117,7 @@ def test_without_an_order_nothing_is_asked(make: Any) -> None:
     env.close()
 
 
-TABLE = np.stack([encode(ORDERS[index]) for index in (0, 40, 80, 119)])
+TABLE = np.stack([envs.encode(envs.ORDERS[index]) for index in (0, 40, 80, 119)])
 
 
 def streams(*lanes: int) -> list[Any]:
@@ -134,7 +125,7 @@ def streams(*lanes: int) -> list[Any]:
 
 
 def test_a_lane_is_told_the_order_that_its_episodes_seed_picks() -> None:
-    env = WorkflowVector(3)
+    env = envs.WorkflowVector(3)
     seen, _ = env.reset(options={"seeds": streams(0, 1, 2), "contexts": TABLE})
     told = [drawn(TABLE, stream.seed(0)) for stream in streams(0, 1, 2)]
     np.testing.assert_array_equal(seen["context"], told)
@@ -142,7 +133,7 @@ def test_a_lane_is_told_the_order_that_its_episodes_seed_picks() -> None:
     seen, _ = env.reset(options={"reset_mask": mask, "contexts": TABLE})
     again = [drawn(TABLE, stream.seed(int(k))) for stream, k in zip(streams(0, 1, 2), mask, strict=True)]
     np.testing.assert_array_equal(seen["context"], again)
-    assert len({decode(row) for row in [*told, *again]}) > 1
+    assert len({envs.decode(row) for row in [*told, *again]}) > 1
     seen, _ = env.reset(options={"reset_mask": np.ones(3, np.bool_), "contexts": TABLE[:1]})  # another table
     np.testing.assert_array_equal(seen["context"], np.repeat(TABLE[:1], 3, axis=0))
     env.close()
@@ -150,7 +141,7 @@ def test_a_lane_is_told_the_order_that_its_episodes_seed_picks() -> None:
 
 def rollout(lanes: Sequence[int], episodes: int = 3) -> list[list[tuple[float, ...]]]:
     """What each lane's episodes report, by lane."""
-    env = WorkflowVector(len(lanes), max_episode_steps=40)
+    env = envs.WorkflowVector(len(lanes), max_episode_steps=40)
     env.reset(options={"seeds": streams(*lanes), "contexts": TABLE})
     reports: list[list[tuple[float, ...]]] = [[] for _ in lanes]
     for episode in range(episodes):
@@ -161,7 +152,7 @@ def rollout(lanes: Sequence[int], episodes: int = 3) -> list[list[tuple[float, .
             totals += reward
         assert truncated.all()
         for lane, report in enumerate(reports):
-            report.append((totals[lane], *(float(info[name][lane]) for name in MEASURES), *seen["context"][lane]))
+            report.append((totals[lane], *(float(info[name][lane]) for name in envs.MEASURES), *seen["context"][lane]))
         env.reset(options={"reset_mask": truncated, "contexts": TABLE})
     env.close()
     return reports
@@ -178,7 +169,7 @@ def test_a_lane_is_the_same_whoever_is_played_beside_it_and_rewards_add_up() -> 
 
 
 def test_a_lane_that_begins_anew_leaves_the_one_beside_it_alone() -> None:
-    env, table = WorkflowVector(2, max_episode_steps=40), np.stack([actions_of(0, 40), actions_of(100, 40)])
+    env, table = envs.WorkflowVector(2, max_episode_steps=40), np.stack([actions_of(0, 40), actions_of(100, 40)])
     env.reset(options={"seeds": streams(0, 1), "contexts": TABLE})
     total = 0.0
     for step, column in enumerate(table.T):
@@ -187,16 +178,16 @@ def test_a_lane_that_begins_anew_leaves_the_one_beside_it_alone() -> None:
         seen, reward, _, truncated, info = env.step(column)
         total += float(reward[0])
     assert truncated.tolist() == [True, False]
-    measures = (float(info[name][0]) for name in MEASURES)
+    measures = (float(info[name][0]) for name in envs.MEASURES)
     np.testing.assert_allclose((total, *measures, *seen["context"][0]), rollout([0], 1)[0][0])
     env.close()
 
 
 WAYS = [
-    (FAST, {"mode": "lockstep", "num_envs": 2, "placement": "processes"}),
-    (FAST, {"mode": "continuous", "workers": 2, "num_envs": 4}),
-    (FAST, {"mode": "episodes", "workers": 2}),
-    pytest.param(REAL, {"mode": "episodes", "workers": 1}, marks=pytest.mark.system),
+    (envs.FAST, {"mode": "lockstep", "num_envs": 2, "placement": "processes"}),
+    (envs.FAST, {"mode": "continuous", "workers": 2, "num_envs": 4}),
+    (envs.FAST, {"mode": "episodes", "workers": 2}),
+    pytest.param(envs.REAL, {"mode": "episodes", "workers": 1}, marks=pytest.mark.system),
 ]
 
 
@@ -208,7 +199,7 @@ def test_the_parts_of_the_reward_add_up_in_a_run(world: str, way: dict[str, Any]
         def on_episode(self, run: Run, episode: Episode) -> None:
             played.append(episode)
 
-    game = {"env_args": {"red_agent": "RedMeanderAgent"}, "context": TABLE.tolist(), "measures": MEASURES}
+    game = {"env_args": {"red_agent": "RedMeanderAgent"}, "context": TABLE.tolist(), "measures": envs.MEASURES}
     size = {"episodes": 4, "num_steps_per_env": 50, "evals": 0}
     options: dict[str, Any] = {**way, **game, **size, "runs_dir": str(tmp_path)}
     run(config.from_options(world, options), quiet=True, hooks=[Watch()])
