@@ -81,7 +81,7 @@ class EpisodesConfig(WorkersConfig):
         pacing.first_steps = self.collection_batch_size
         size = Size(workers=workers, slots=SLOTS, steps=steps)
         wire = SharedMemoryWire(factory, spec, pacing, size)
-        return WorkerPool(wire, WholeEpisodes(pacing, spec.env.name), spec, self.patience)
+        return WorkerPool(wire, WholeEpisodes(pacing, spec), spec, self.patience)
 
 
 _SUMMARY = "workers play whole episodes; the learner takes each as it ends"

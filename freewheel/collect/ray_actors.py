@@ -122,7 +122,7 @@ class RayConfig(WorkersConfig):
                 factory, spec, workers=workers, steps=steps, episodes=self.episodes_per_update, max_lag=self.max_lag
             )
             wire = RayWire(factory, spec, queue, Size(workers=workers, slots=SLOTS, steps=steps), cluster)
-            return WorkerPool(wire, WholeEpisodes(queue, spec.env.name), spec, self.patience)
+            return WorkerPool(wire, WholeEpisodes(queue, spec), spec, self.patience)
         assert self.max_lag is not None, "call planned() first"
         slots = fragments.slots(spec.batch, self.max_lag, steps)
         pacing = fragments.lag_bound(spec, workers=workers, steps=steps, first_steps=steps, max_lag=self.max_lag)

@@ -49,8 +49,8 @@ class WholeEpisodes:
     takes_parts, gathers, only_waited_for = False, True, False
     oldest = None  # a worker announces the version of its episode until the end is here
 
-    def __init__(self, queue: EpisodeQueue, env: str) -> None:
-        self._queue, self._env = queue, env
+    def __init__(self, queue: EpisodeQueue, spec: CollectSpec) -> None:
+        self._queue, self._env, self._longest = queue, spec.env.name, spec.longest
         self._parts: list[list[Fragment]] = [[] for _ in range(queue.workers)]  # of each worker's current episode
         self._ready: list[Fragment] = []
         self.hurried = bool(queue.wave)
@@ -77,6 +77,9 @@ class WholeEpisodes:
             self._queue.finished += 1
             self._queue.finished_rows += whole.rows
             self._ready.append(whole)
+        elif self._longest and sum(part.rows for part in parts) > self._longest * self._queue.side_by_side:
+            remedy = "add --max-episode-steps, or use --mode continuous, which learns from parts of episodes"
+            raise SetupError(f"an episode of {self._env} has not ended after {self._longest:,} steps; {remedy}")
 
     @staticmethod
     def _drop(parts: list[Fragment], cause: str) -> Iterator[tuple[Fragment, str]]:

@@ -199,9 +199,7 @@ def _ideal(setting: Setting, times: StepTimes | None) -> Ideal:
     if times is None:
         return Ideal(steps_per_s=None, formula=formula, envs=envs, cores=cores)
     row, places = times, envs
-    if (
-        times.together
-    ):  # many lanes in a process cost little more than one: a process for each core has its part of them
+    if times.together:  # many lanes in a process cost little more than one: a process for each core has its part
         places = min(cores, envs)
         row = times.beside(envs // places)
         formula = f"{formula}, of {places} processes with {envs // places} envs side by side"

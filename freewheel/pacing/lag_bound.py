@@ -24,9 +24,7 @@ class LagBound(CreditPacing):
     lanes: int  # of each worker: rows of one step
     ahead: int  # batches of rows that may be under way beside the one in training
     close_on_new: bool = True  # a fragment closes as soon as newer weights are posted
-    whole_fragments: bool = (
-        False  # grants are never shorter than a fragment; the last one may overdraw by more than a step
-    )
+    whole_fragments: bool = False  # grants are no shorter than a fragment; the last may overdraw by more than a step
 
     @property
     def layout(self) -> dict[str, int]:

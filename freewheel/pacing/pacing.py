@@ -132,9 +132,8 @@ class Pacing(ABC):
         return False
 
     @property
-    def gated(
-        self,
-    ) -> bool:  # a hint: those that wait do so for other workers: the learner waits for their rows, or they act
+    def gated(self) -> bool:
+        """A hint: those that wait do so for other workers. The learner waits for the rows of these, or they act."""
         return False
 
 

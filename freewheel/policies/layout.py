@@ -210,9 +210,8 @@ class Layout:
     observation: Observations
     action: Actions
     raw: Layout | None = None  # of the env itself, where its observations arrive flattened
-    bounds: NDArray | None = field(
-        default=None, compare=False, repr=False
-    )  # EnvSpec.bounds; not kept beside the weights
+    #: EnvSpec.bounds; not kept beside the weights
+    bounds: NDArray | None = field(default=None, compare=False, repr=False)
 
     def spec(self, name: str, lanes: int, measures: tuple[str, ...]) -> EnvSpec:
         own = self.raw or self

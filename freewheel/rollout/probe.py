@@ -244,9 +244,7 @@ class _Trial:
         self._lengths: list[int] = []
         self._extra = 0  # resets before the first step that counts
         self._failures, self._good = 0, 0
-        self._tolerance = Tolerance(
-            trusted_after=1
-        )  # an env that fails now and then, as workers bear it, is not refused
+        self._tolerance = Tolerance(trusted_after=1)  # one that fails now and then, as workers bear it, is not refused
         self._failure = ""
 
     def play(self, obs: NDArray, budget: float, most_steps: int) -> _Used:

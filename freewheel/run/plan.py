@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_cores
 from freewheel.config.auto import kind_of, lighter, settle, sooner
-from freewheel.config.resolve import Config
+from freewheel.config.resolve import DEFAULT_STEPS, Config
 from freewheel.core import BatchSpec, EnvSpec, Snapshot
 from freewheel.envs.family import imported_by_workers
 from freewheel.errors import SetupError, UsageError, printable
@@ -206,6 +206,7 @@ class Plan:
             context=run.contexts,
             on_policy=self.config.learner.on_policy,
             whole=self._whole,
+            longest=self._longest,
             workers=self.worker_spec,
             simulation=SimulationSpec(
                 compile=compiled, reserved_lanes=reserved, main_thread=in_main, deliver_to=self.device
@@ -219,6 +220,12 @@ class Plan:
         """Rows that all updates take together; learners beside this one decide with it when the run ends."""
         steps, known = self.config.run.budget.steps, self.config.learner.on_policy and self.batch.episodes is None
         return -(-steps // self.batch.rows) * self.batch.rows if steps and known and self.share.count == 1 else None
+
+    @property
+    def _longest(self) -> int | None:
+        """Steps of an episode, where no limit is known: as many as the whole run takes, or at least those of an evaluation."""
+        steps = self.config.run.budget.steps or DEFAULT_STEPS
+        return None if self.config.env.episode_limit else max(self.config.run.evaluation.eval_max_steps, steps)
 
     @property
     def runner_factory(self) -> RunnerFactory:

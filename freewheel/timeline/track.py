@@ -50,9 +50,8 @@ class Ring(NamedTuple):
         all_cells = np.frombuffer(self.cells, np.int64).reshape(capacity, WIDTH)
         begin = max(since, end - capacity)
         copied = all_cells[np.arange(begin, end) % capacity]
-        overwritten = (
-            self.written[0] - capacity + 1 - begin
-        )  # while it was copied, the one that is being written included
+        # While it was copied; the one that is being written included.
+        overwritten = self.written[0] - capacity + 1 - begin
         return copied[max(0, overwritten) :] if overwritten > 0 else copied, end
 
     def last_end(self) -> int:

@@ -35,7 +35,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 PRELOAD = ("freewheel.transport.shm.worker", "freewheel.transport.preload")
 PRELOADED = "FREEWHEEL_PRELOAD"  # the variable that tells preload.py what to import, and in how many seconds
 PRELOAD_LIMIT = 20.0
-TEMPORARY = "FREEWHEEL_TEMPORARY"  # the variable that tells preload.py what to remove where this process is killed
+TEMPORARY = "FREEWHEEL_TEMPORARY"  # the variable that tells preload.py which process is killed, and what to remove then
 TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what a terminal sends to all its processes
 RESTART_LIMIT = 5.0  # seconds to replace a server that was killed
 SERVES_LIMIT = PRELOAD_LIMIT + 40.0  # seconds for its own imports and those that it was told to make
@@ -62,7 +62,7 @@ def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
 
 def for_server() -> dict[str, str]:
     """The server does not get our sys.path before it imports (python/cpython#117378); it knows our folder of temporary files."""
-    return ONE_THREAD | own_folders.variables() | {TEMPORARY: _own_temporary()}
+    return ONE_THREAD | own_folders.variables() | {TEMPORARY: f"{os.getpid()}:{_own_temporary()}"}
 
 
 def _own_temporary() -> str:

@@ -37,7 +37,7 @@ def _adopt() -> None:
     """Become the parent of processes whose own parent has ended, and kill them at the end, for which nothing that a module has
     left here is waited for: no thread of it, no exit handler; of a trainer that was killed, remove the temporary files. Children
     of this process do not inherit any of that."""
-    server, trainer, folder = os.getpid(), os.getppid(), os.environ.pop(TEMPORARY, "")
+    server, (trainer, _, folder) = os.getpid(), os.environ.pop(TEMPORARY, "").partition(":")
 
     def kill_all() -> None:
         if os.getpid() == server:
@@ -45,9 +45,9 @@ def _adopt() -> None:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             limit = time.monotonic() + TRAINER_ENDS
-            while os.getppid() == trainer and time.monotonic() < limit:  # which closes its pipes before it is gone
+            while str(os.getppid()) == trainer and time.monotonic() < limit:  # which closes its pipes before it is gone
                 time.sleep(0.005)
-            if folder and os.getppid() != trainer:
+            if folder and str(os.getppid()) != trainer:
                 shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
 

@@ -12,6 +12,7 @@ import pytest
 import freewheel
 from freewheel.collect.episodes import EpisodesConfig
 from freewheel.collect.whole_episodes import SLOTS
+from freewheel.config.resolve import from_argv
 from freewheel.core import BatchSpec, Chunk
 from freewheel.errors import SetupError, UsageError
 from freewheel.learn.ppo.config import PPOConfig
@@ -22,6 +23,8 @@ from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import NO_TICKET
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.run.naming import name_run
+from freewheel.run.plan import arrange
 from freewheel.seeding import training_episodes
 from freewheel.transport.workers.heartbeats import WAIT
 from tests.support.collectors import Weights
@@ -157,6 +160,30 @@ def test_episodes_that_end_apart_cannot_be_played_side_by_side(tmp_path: Path) -
         SetupError, match=r"^episodes of CartPole-v1 do not all end together, .*; use --envs-per-worker 1"
     ):
         freewheel.train("CartPole-v1", mode="episodes", quiet=True, runs_dir=tmp_path, options=options)
+
+
+def test_an_episode_that_does_not_end_is_not_kept_for_ever(
+    factory: RunnerFactory, snapshot: Weights, spec: Spec
+) -> None:
+    """Its rows wait in memory for its end."""
+    config = EpisodesConfig(workers=2, num_envs=2, collection_batch_size=2)
+    with config.build(factory, replace(spec(7, lanes=2), longest=3)) as collector:
+        collector.publish(snapshot(0), 0)
+        with pytest.raises(
+            SetupError, match=r"^an episode of .* has not ended after 3 steps; add --max-episode-steps,"
+        ):
+            wait_until(lambda: not collector.collect(wait=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "longest"),
+    [("--steps 500", 10_000), ("--steps 30000", 30_000), ("--minutes 1", 100_000), ("--max-episode-steps 20", None)],
+)
+def test_an_episode_may_be_as_long_as_the_run(words: str, longest: int | None, tmp_path: Path) -> None:
+    config = from_argv(["tests.support.worlds:Identity", *words.split(), "--runs-dir", str(tmp_path)])
+    planned = arrange(config, cost(1e-4, 1e-4), name_run(config), "cpu")
+    weights = planned.config.learner.build(planned.learner_spec).snapshot()
+    assert planned.collect_spec(weights, lambda: None).longest == longest
 
 
 BATCHED = replace(cost(1e-4, 1e-4), batched=True)

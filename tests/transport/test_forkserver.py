@@ -342,6 +342,18 @@ def test_temporary_files_of_a_process_that_was_killed_go_with_its_server(tmp_pat
     wait_until(lambda: not list(tmp_path.iterdir()))
 
 
+def test_a_server_whose_trainer_is_gone_before_it_serves_does_not_wait_for_it(tmp_path: Path) -> None:
+    program = (
+        "import multiprocessing.forkserver, freewheel.transport.preload"  # its command line tells that it is a server
+    )
+    (tmp_path / "left").touch()
+    with subprocess.Popen(["true"]) as trainer:
+        trainer.wait()
+    env = {**os.environ, forkserver.TEMPORARY: f"{trainer.pid}:{tmp_path}"}
+    subprocess.run([sys.executable, "-c", program], env=env, cwd=ROOT, check=True, timeout=LIMIT)
+    assert not tmp_path.exists()
+
+
 def test_a_forked_process_does_not_take_the_temporary_files_of_its_parent_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

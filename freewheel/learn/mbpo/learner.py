@@ -200,10 +200,8 @@ class MBPO(SAC):
     def _roll_out(self) -> None:
         """Roll the present policy out from real states in the model; rows of older models expire."""
         self._keep_finite()
-        if not is_finite(
-            self.updater.policy.net.vector
-        ):  # others have to put it back as well; older rows do until then
-            return
+        if not is_finite(self.updater.policy.net.vector):
+            return  # others have to put it back as well; older rows do until then
         self.model_buffer.expire(self._fits - self.config.keep_models + 1)
         states = self.replay.columns.split(self.replay.sample(self._starts)).obs
         try:
