@@ -64,7 +64,8 @@ class Ending:
         """A run that has used up what it was given without an update is no success."""
         if self.failure is None and vars(budget).get(self.reason) and not done["updates"]:
             spent = f"--{self.reason} were over after {done['env_steps']:,} env steps, before the first update"
-            less = "ask for fewer rows an update" if done["env_steps"] else "end episodes sooner (--max-episode-steps)"
+            endless = "limit episodes that do not end (--max-episode-steps)"
+            less = "ask for fewer rows an update" if done["env_steps"] else endless
             remedy = f"give more to `freewheel resume`, or {less}"
             self.fail(NothingLearnedError(f"nothing was learned: {spent}; {remedy}"), "training")
 
