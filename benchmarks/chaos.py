@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="see that it works: a trial or two of some, nothing is kept"
     )
-    parser.add_argument("--report", action="store_true", help="no trials: the table of the rows of the newest commit")
+    parser.add_argument("--report", action="store_true", help="no trials: the table of the newest rows of each fault")
     given = parser.parse_args()
     usual_signals()
     notebook = Notebook(NAME, "Faults, and what they cost", quick=given.quick)
@@ -121,11 +121,14 @@ def main() -> int:
 
 
 def kept() -> dict[str, list[Row]]:
-    """The rows of the newest commit by fault, where several calls have shared the work."""
+    """By fault, the rows of the newest commit that has any: several calls may have shared the work."""
     rows = [json.loads(line) for line in (RESULTS / f"{NAME}.jsonl").read_text().splitlines()]
-    commit = rows[-1]["commit"].removesuffix("-dirty")  # the rows themselves make the tree dirty
-    newest = [row for row in rows if row["commit"].removesuffix("-dirty") == commit]
-    return {name: own for name in FAULTS if (own := [row for row in newest if row["fault"] == name])}
+    found = {}
+    for name in FAULTS:
+        if own := [row for row in rows if row["fault"] == name]:
+            commit = own[-1]["commit"].removesuffix("-dirty")  # the rows themselves make the tree dirty
+            found[name] = [row for row in own if row["commit"].removesuffix("-dirty") == commit]
+    return found
 
 
 def trials_of(notebook: Notebook, given: argparse.Namespace) -> dict[str, list[Row]]:
