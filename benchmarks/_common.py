@@ -48,7 +48,7 @@ class Notebook:
     """A benchmark under way: rows on disk, tables, verdicts. A quick one keeps nothing, and only promises count in it."""
 
     def __init__(self, name: str, title: str, *, quick: bool) -> None:
-        self._name, self._quick, self._about = name, quick, context(name)
+        self._name, self._quick, self._about = name, quick, context()
         self._parts = [f"# {title}"]
         self._verdicts: list[Verdict] = []
 
@@ -115,11 +115,11 @@ def run_python(*arguments: object, cwd: str, tree: Path = ROOT) -> str:
     return done.stdout
 
 
-def context(name: str) -> dict[str, Any]:
+def context() -> dict[str, Any]:
     """Where and when the rows of a benchmark came from."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "commit": _output("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
         "cores": len(os.sched_getaffinity(0)),
         "cpu": processor(),
