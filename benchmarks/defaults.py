@@ -125,7 +125,7 @@ def write(rows: Sequence[Row], *, keep: bool) -> bool:
     text += [table(header, lines), *map(str, verdicts)]
     print("\n" + "\n\n".join(text))
     if keep:
-        report(NAME, "\n\n".join(text), context(NAME))
+        report(NAME, "\n\n".join(text), context())
     return all(verdict.met for verdict in verdicts)
 
 
@@ -148,7 +148,7 @@ def main() -> int:
             once(library, task, seed, QUICK[task.algo])
         print("a quick run has no target: all 0 targets that count are met")
         return 0
-    about, rows = context(NAME), kept()
+    about, rows = context(), kept()
     for library, task, seed in wanted(given.only, given.seeds):
         if given.again or not any(row["seed"] == seed for row in select(rows, library, task)):
             row = once(library, task, seed, task.steps)

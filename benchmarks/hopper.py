@@ -195,7 +195,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for run in measure(options, Path(folder)) for row in run.rows()]
     if not options.quick:
-        about = context("hopper") | {"device": torch.cuda.get_device_name() if options.device != "cpu" else "CPU"}
+        about = context() | {"device": torch.cuda.get_device_name() if options.device != "cpu" else "CPU"}
         with options.out.open("a") as file:
             file.writelines(json.dumps(row | about) + "\n" for row in rows)
     print(report(rows))

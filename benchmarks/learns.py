@@ -86,7 +86,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.quick:
         given.seeds, given.steps = given.seeds[:1], given.steps or 2_048
-    about = context(NAME)
+    about = context()
     rows = []
     for name in given.tasks:
         for seed in given.seeds:

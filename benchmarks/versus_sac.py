@@ -56,7 +56,7 @@ def main() -> int:
                 told = f"{row['updates_per_s']:.1f} updates/s, return {np.mean(row['returns']):.1f}"
                 print(name, seed, row["who"], told, flush=True)
                 if not options.quick:
-                    append("versus_sac", {**row, **context("versus_sac")})
+                    append("versus_sac", {**row, **context()})
         ours, theirs = ([row for row in rows if row["who"] == who] for who in LIBRARIES)
         ratios = [one["updates_per_s"] / other["updates_per_s"] for one, other in zip(ours, theirs, strict=True)]
         means = [[float(np.mean(row["returns"])) for row in side] for side in (ours, theirs)]

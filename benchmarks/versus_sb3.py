@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="env steps of a run (default: the task's own)")
     parser.add_argument("--quick", action="store_true", help="see that it works: nothing is kept and no target counts")
     given = parser.parse_args()
-    about = None if given.quick else context(NAME)
+    about = None if given.quick else context()
     sections, met = [f"# PPO: {OURS} beside {THEIRS}"], True
     for task in given.tasks:
         steps = given.steps or (QUICK_STEPS[task] if given.quick else TASKS[task].steps)
