@@ -23,7 +23,7 @@ def ours(order: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = freewheel.train(
             order["env"], algo="sac", mode="sequential", num_envs=1, steps=order["steps"], seed=order["seed"], evals=0,
-            runs_dir=folder, quiet=True,
+            runs_dir=folder, quiet=True, log_every=order.get("log_every", 1.0),
             sac={"batch": BATCH, "lr": LR, "gamma": GAMMA, "tau": TAU, "learning_starts": order["starts"]},
             policy={"hidden": HIDDEN},
         )  # fmt: skip

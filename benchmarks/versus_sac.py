@@ -46,7 +46,7 @@ def main() -> int:
     for name in options.tasks:
         task, rows = TASKS[name], list[dict[str, Any]]()
         for seed in range(1, 2 if options.quick else options.seeds + 1):
-            quick = {"starts": 100, "steps": 200, "episodes": 1} if options.quick else {}
+            quick = {"starts": 100, "steps": 200, "episodes": 1, "log_every": 0.05} if options.quick else {}
             orders = [{**task, **quick, "who": who, "seed": seed} for who in LIBRARIES]
             running = [start(order, cores[(i + seed) % len(cores)]) for i, order in enumerate(orders)]
             for order, process in zip(orders, running, strict=True):

@@ -21,6 +21,7 @@ class FakeWorkers:
         self.now = 100.0
         clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=lambda: round(self.now * 1e9))
         monkeypatch.setattr("freewheel.transport.workers.heartbeats.time", clock)
+        monkeypatch.setattr("freewheel.transport.clock.clock.pauses", [])  # real ones have another time
         self.heartbeats, self.workers = heartbeats, len(heartbeats.memory["steps"])
         self.times = np.zeros((self.workers, len(WORKER_TIME)), np.int64)
         for worker in range(self.workers):
@@ -135,3 +136,13 @@ def test_a_step_with_one_of_two_pauses_in_it_is_not_slow(fake: FakeWorkers, monk
     fake.times[2, WORKER_TIME.index("step")] += int(5.1e9)  # both
     assert fake.play(1.0, EVEN) == []
     assert fake.stragglers.mean_step() == pytest.approx(0.01, rel=0.05)
+
+
+def test_what_is_left_of_a_pause_makes_no_quick_worker_slow(fake: FakeWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 0.02 ms: a pause of which 50 ms are counted as steps is thirty times as much."""
+    monkeypatch.setattr(clock, "pauses", [])
+    fake.stragglers._pauses = 0
+    fake.play(0.0002, (0.00002,) * 4)
+    clock.pauses.append(Pause(fake.now, fake.now + 3.0))
+    fake.now += 3.0
+    assert fake.play(0.06, (0.00002, 0.00002, 0.0007, 0.00002)) == []
