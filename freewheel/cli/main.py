@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from freewheel import __version__
 from freewheel.errors import FAILED, SIGNALLED, FreewheelError
-from freewheel.files.output import complain, fill_standard_streams, lead_nowhere
+from freewheel.files.output import complain, discard_output, fill_standard_streams
 from freewheel.registry import Command, Registry
 from freewheel.transport.learners.place import of_torchrun
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(str(exit_called(error)))
         return FAILED
     except BrokenPipeError:  # the reader of our output has closed it
-        lead_nowhere(1)
+        discard_output(sys.stdout)
         return 0
     except OSError as error:
         return _exhausted(error)

@@ -186,7 +186,8 @@ def check_names(
     for name in names:
         if name not in known:
             written, place = (str, f" in {where}") if where else (as_flag, "")
-            if answer := answers.get(name.partition(".")[0]):
+            group = name.partition(".")[0]  # a table elsewhere, where it is none here
+            if answer := answers.get(name if any(one.startswith(f"{group}.") for one in known) else group):
                 raise UsageError(f"there is no {written(name)}{place}: {answer}")
             hint = nearest(written(name), map(written, known), "; see --help", cutoff=0.75)
             raise UsageError(f"unknown option {written(name)}{place}{hint}")

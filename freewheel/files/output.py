@@ -36,19 +36,19 @@ class Output:
             action()
         except (OSError, ValueError) as error:  # ValueError: somebody has closed it
             self._lost = True
-            _give_up(error, self._told)
+            _give_up(self._stream, error, self._told)
 
 
-def _give_up(error: OSError | ValueError, told: bool) -> None:
-    lead_nowhere(1)
+def _give_up(stream: Any, error: OSError | ValueError, told: bool) -> None:
+    discard_output(stream)
     if told and not isinstance(error, BrokenPipeError):  # a reader who leaves (| head) has seen enough
         complain(f"cannot print any more ({getattr(error, 'strerror', None) or error}); the run goes on without it")
 
 
-def lead_nowhere(number: int) -> None:
-    """What is still buffered is lost, instead of failing again at the end, which Python ends with exit code 120."""
-    with suppress(OSError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+def discard_output(stream: Any) -> None:
+    """Redirect a stream to /dev/null: what is still buffered would fail again when Python exits, with exit code 120."""
+    with suppress(OSError, ValueError, AttributeError):  # it may be no file
+        number, nowhere = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, number)
         os.close(nowhere)
 
@@ -59,7 +59,7 @@ def loading() -> None:
         sys.stdout.write("loading ...\r" if sys.stdout.isatty() else "loading ...\n")
         sys.stdout.flush()
     except (OSError, ValueError) as error:
-        _give_up(error, told=True)
+        _give_up(sys.stdout, error, told=True)
 
 
 def complain(text: str) -> None:
@@ -68,7 +68,7 @@ def complain(text: str) -> None:
         sys.stderr.write(f"freewheel: {printable(text, WHITE)}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        lead_nowhere(2)
+        discard_output(sys.stderr)
 
 
 def fill_standard_streams() -> None:

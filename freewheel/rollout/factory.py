@@ -122,7 +122,7 @@ class CollectSpec:
     context: NDArray = field(default_factory=lambda: NO_CONTEXT)  # [K, C] of the first snapshot; C is fixed
     on_policy: bool = True  # whether old rows are worth less
     whole: int | None = None  # rows that all updates of the run take together, where that is known
-    longest: int | None = None  # steps without an end after which an episode that is wanted whole is hopeless
+    longest: int | None = None  # steps after which nobody waits for the end of an episode any more
     workers: WorkerSpec = WorkerSpec()
     simulation: SimulationSpec = SimulationSpec()
     while_waiting: Callable[[], None] = _keep_waiting  # called repeatedly during a wait; an exception ends the wait

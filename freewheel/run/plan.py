@@ -223,7 +223,7 @@ class Plan:
 
     @property
     def _longest(self) -> int | None:
-        """Steps of an episode, where no limit is known: as many as the whole run takes, or at least those of an evaluation."""
+        """Where no limit of an episode is known: the steps of the whole run, but at least those of an evaluation episode."""
         steps = self.config.run.budget.steps or DEFAULT_STEPS
         return None if self.config.env.episode_limit else max(self.config.run.evaluation.eval_max_steps, steps)
 

@@ -50,7 +50,7 @@ class Ring(NamedTuple):
         all_cells = np.frombuffer(self.cells, np.int64).reshape(capacity, WIDTH)
         begin = max(since, end - capacity)
         copied = all_cells[np.arange(begin, end) % capacity]
-        # While it was copied; the one that is being written included.
+        # Spans that were overwritten while they were copied, and the one that is being written.
         overwritten = self.written[0] - capacity + 1 - begin
         return copied[max(0, overwritten) :] if overwritten > 0 else copied, end
 

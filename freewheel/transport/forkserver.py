@@ -35,7 +35,9 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 PRELOAD = ("freewheel.transport.shm.worker", "freewheel.transport.preload")
 PRELOADED = "FREEWHEEL_PRELOAD"  # the variable that tells preload.py what to import, and in how many seconds
 PRELOAD_LIMIT = 20.0
-TEMPORARY = "FREEWHEEL_TEMPORARY"  # the variable that tells preload.py which process is killed, and what to remove then
+TEMPORARY = (
+    "FREEWHEEL_TEMPORARY"  # the variable with the process ID of the trainer, and the folder to remove if it is killed
+)
 TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what a terminal sends to all its processes
 RESTART_LIMIT = 5.0  # seconds to replace a server that was killed
 SERVES_LIMIT = PRELOAD_LIMIT + 40.0  # seconds for its own imports and those that it was told to make

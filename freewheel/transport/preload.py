@@ -45,8 +45,8 @@ def _adopt() -> None:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             limit = time.monotonic() + TRAINER_ENDS
-            while str(os.getppid()) == trainer and time.monotonic() < limit:  # which closes its pipes before it is gone
-                time.sleep(0.005)
+            while folder and str(os.getppid()) == trainer and time.monotonic() < limit:
+                time.sleep(0.005)  # its pipes close before it is gone
             if folder and str(os.getppid()) != trainer:
                 shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)

@@ -110,6 +110,13 @@ def test_words_that_hold_a_table_elsewhere_are_answered_as_well() -> None:
         from_options("Pendulum-v1", {"env_kwargs": {"g": 3}})
 
 
+def test_a_slip_in_a_group_of_options_is_not_taken_for_a_word_of_others() -> None:
+    with pytest.raises(UsageError, match=r"^unknown option --policy.hiden; did you mean '--policy.hidden'"):
+        from_argv(["Pendulum-v1", "--policy.hiden", "3"])
+    with pytest.raises(UsageError, match=r"^there is no --policy: the policy is described by"):
+        from_argv(["Pendulum-v1", "--policy", "3"])
+
+
 def test_no_word_hides_an_option() -> None:
     assert not (words.OPTIONS.keys() | words.LEARNER.keys() | words.ANSWERS.keys()) & KNOWN
     assert not words.OPTIONS.keys() & words.LEARNER.keys()

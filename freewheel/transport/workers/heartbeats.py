@@ -266,12 +266,8 @@ class Stragglers:
         left of a pause in the time of a worker is not counted."""
         (since, steps_then, busy_then), (_, steps, busy) = self._past[0], self._past[-1]
         taken, left = steps - steps_then, PAUSE_ERROR * sum(pause.ended > since for pause in clock.pauses)
-        mean = (
-            np.where(
-                taken > 0, np.maximum(busy - busy_then - left, 0) / np.maximum(taken, 1), busy / np.maximum(steps, 1)
-            )
-            * 1e-9
-        )
+        spent = np.maximum(busy - busy_then - left, 0)
+        mean = np.where(taken > 0, spent / np.maximum(taken, 1), busy / np.maximum(steps, 1)) * 1e-9
         phase, age = self._heartbeats.memory["phase"].copy(), self._heartbeats.age()
         lasting = np.where(((phase == STEP) | (phase == RESET)) & (age >= NOTICE), age, 0.0)
         return np.asarray(np.maximum(mean, lasting / (taken + 1)))
