@@ -170,7 +170,8 @@ def main() -> int:
     if given.device == "cpu":
         require_kernel(other)
     commit = commit_of(other)
-    notebook = Notebook(NAME, f"This tree beside {commit}", quick=given.quick)
+    name = NAME if given.device == "cpu" else f"{NAME}_{given.device}"
+    notebook = Notebook(name, f"This tree beside {commit}", quick=given.quick)
     trees = {"theirs": other.resolve(), "ours": ROOT}
     lines, slow = [], []
     for name, way in (ways if given.device == "cpu" else device_ways)(given).items():

@@ -24,6 +24,7 @@ REFERENCE, LOOPS = 0.016, 300_000
 NEEDS = {
     "tests/cluster": "long",  # three Ray nodes
     "tests/collect/ray": "system",
+    "tests/gpu": "system",
     "tests/test_benchmarks.py": "long",
     "tests/transport/ray": "system",
 }
