@@ -16,7 +16,7 @@ import json
 import os
 import zlib
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -76,11 +76,11 @@ class Follower:
         kept, rows, more = self._rows.read()
         if self._rows.problem:
             self.problems[METRICS] = self._rows.problem
-        for name, load in ((CONFIG, read.json_object), (STATUS, _status), (SUMMARY, read.json_object)):
+        for name in (CONFIG, STATUS, SUMMARY):
             field = name.removesuffix(".json")
             if self._is_new(name):
                 changed.add(field)
-                setattr(self, field, self._read(name, load))
+                setattr(self, field, self._read(name))
         if (state := state_of(self.path, self.summary)) != self.state:
             changed.add("state")
             self.state = state
@@ -96,20 +96,16 @@ class Follower:
         self._seen[name] = known
         return changed
 
-    def _read(self, name: str, load: Callable[[Path], Any]) -> Any:
+    def _read(self, name: str) -> Any:
         """What a file holds now, None without it; what was known before, where it cannot be understood."""
         self.problems.pop(name, None)
         if not self._seen[name]:
             return None
         try:
-            return load(self.path / name)
+            return read_status(self.path) if name == STATUS else read.json_object(self.path / name)
         except FileError as error:
             self.problems[name] = str(error)
             return getattr(self, name.removesuffix(".json"))
-
-
-def _status(file: Path) -> Status:
-    return read_status(file.parent)
 
 
 class _Rows:

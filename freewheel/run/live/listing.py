@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from freewheel.errors import FileError, printable
 from freewheel.files import read
@@ -16,6 +16,8 @@ from freewheel.files.reach import typed
 from freewheel.run.live.following import state_of
 from freewheel.run.live.status import STATUS
 from freewheel.run.naming import CONFIG, LOCK, METRICS, SUMMARY
+
+T = TypeVar("T")
 
 SEEDS = "-seeds.json"  # NAME-seeds.json is the table of the runs NAME-s1, NAME-s2, ... of one command
 MEMBER = re.compile(r"(?P<group>.+)-s\d+")
@@ -81,11 +83,11 @@ def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
     return RunEntry(
         name=name,
         path=folder,
-        env=_text(config, "env"),
-        algo=_text(config, "algo"),
-        mode=_text(config, "mode"),
-        seed=_whole(config, "seed"),
-        steps=_whole(told, "env_steps"),
+        env=printable(_found(config, "env", str) or ""),
+        algo=printable(_found(config, "algo", str) or ""),
+        mode=printable(_found(config, "mode", str) or ""),
+        seed=_found(config, "seed", int),
+        steps=_found(told, "env_steps", int),
         wall_s=_number(told, "wall_s"),
         best=_number(told, "best_eval"),
         returned=_number(told, "return_mean"),
@@ -110,16 +112,12 @@ def _object(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
         return None
 
 
-def _text(found: Mapping[str, Any] | None, name: str) -> str:
+def _found(found: Mapping[str, Any] | None, name: str, kind: type[T]) -> T | None:
+    """What a file says under this name, if it is of this kind."""
     value = (found or {}).get(name)
-    return printable(value) if isinstance(value, str) else ""
-
-
-def _whole(found: Mapping[str, Any] | None, name: str) -> int | None:
-    value = (found or {}).get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None
 
 
 def _number(found: Mapping[str, Any] | None, name: str) -> float | None:
-    value = (found or {}).get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    whole = _found(found, name, int)
+    return _found(found, name, float) if whole is None else float(whole)

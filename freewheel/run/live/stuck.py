@@ -71,7 +71,7 @@ def _ended(path: Path, state: str, summary: Mapping[str, Any] | None, status: St
 
 
 def _running(path: Path, status: Status, pid: int) -> Iterator[str]:
-    slow = [worker for worker in status.workers if _is_slow(worker)]
+    slow = [worker for worker in status.workers if worker.state in CALLS and worker.since_s > LONG]
     activity = activities([pid, *(worker.pid for worker in slow[:MOST] if worker.pid is not None)])
     trainer, age = activity.get(pid, "cannot be seen from here"), status.age
     yield f"{path.name} runs: process {pid} {trainer}; {status.env_steps:,} steps after {duration(status.wall_s)}"
@@ -84,8 +84,8 @@ def _running(path: Path, status: Status, pid: int) -> Iterator[str]:
     stopped = trainer == WORDS[psutil.STATUS_STOPPED]
     yield f"verdict     {'the trainer is stopped' if stopped else _verdict(status, slow)}"
     yield f"learner     {_doing(status)}" + (f"; it waits for {waits}" if (waits := status.learner.waits_for) else "")
-    for label, line in zip(_labels("workers"), _workers(status, slow, activity), strict=False):
-        yield f"{label:<12}{line}"
+    for number, line in enumerate(_workers(status, slow, activity)):
+        yield f"{'' if number else 'workers':<12}{line}"
     yield f"evaluator   {_evaluator(status.evaluator)}"
     for part in status.beside:
         yield f"beside      {part.doing}: for {duration(part.since_s)}, in a thread or process of its own"
@@ -96,21 +96,11 @@ def _running(path: Path, status: Status, pid: int) -> Iterator[str]:
         yield from (f"            {place}" for place in status.learner.stack)
 
 
-def _labels(first: str) -> Iterator[str]:
-    yield first
-    while True:
-        yield ""
-
-
 def _doing(status: Status) -> str:
     learner = status.learner
     meaning = SHARES["learner"].get(learner.doing, "").partition(".")[0].partition(":")[0]
     told = f" ({meaning[:1].lower()}{meaning[1:]})" if meaning and not learner.waits_for else ""
     return f"{learner.doing} for {duration(learner.since_s)}{told}"
-
-
-def _is_slow(worker: Worker) -> bool:
-    return worker.state in CALLS and worker.since_s > LONG
 
 
 def _verdict(status: Status, slow: Sequence[Worker]) -> str:
@@ -123,7 +113,11 @@ def _verdict(status: Status, slow: Sequence[Worker]) -> str:
         return "the learner waits for rows, and no worker is there: they die and are replaced"
     if learner.doing == "wait-data" and workers and all(one.state in ("pending", "lost") for one in workers):
         return "the learner waits for rows, and the cluster has no room for any worker: see ray status, or --cpus-per-worker"
-    if learner.doing == "wait-data" and workers and all(_idles(one) for one in workers):
+    if (
+        learner.doing == "wait-data"
+        and workers
+        and all(one.state.startswith("wait") and one.since_s > LONG for one in workers)
+    ):
         return "the learner waits for rows, and every worker waits: a deadlock, please report it with this text"
     if learner.since_s <= LONG:
         calls = "one call of an environment takes" if len(slow) == 1 else f"{len(slow)} calls of environments take"
@@ -133,10 +127,6 @@ def _verdict(status: Status, slow: Sequence[Worker]) -> str:
         beside = f"; {idle} of {len(workers)} workers wait for it" if idle else ""
         return f"the learner is busy with one {learner.doing} for {duration(learner.since_s)}{beside}"
     return f"the learner waits for {learner.waits_for or 'something'}, for {duration(learner.since_s)}"
-
-
-def _idles(worker: Worker) -> bool:
-    return worker.state.startswith("wait") and worker.since_s > LONG
 
 
 def _workers(status: Status, slow: Sequence[Worker], activity: Mapping[int, str]) -> Iterator[str]:
@@ -164,10 +154,8 @@ def _call(status: Status, worker: Worker, activity: Mapping[int, str]) -> str:
     if worker.pid is not None and worker.pid in activity and not own:
         parts.append(f"its process {activity[worker.pid]}")
     if worker.limit_s is not None:
-        left, ends = (
-            max(0.0, worker.limit_s - worker.since_s),
-            "the run" if own else "it, and another one takes its place",
-        )
+        left = max(0.0, worker.limit_s - worker.since_s)
+        ends = "the run" if own else "it, and another one takes its place"
         parts.append(f"--{worker.state}-timeout ({worker.limit_s:g} s) ends {ends}, in {duration(left)}")
     return "; ".join(parts)
 
