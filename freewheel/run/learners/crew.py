@@ -25,13 +25,7 @@ from freewheel.transport.learners.launch import Learners
 from freewheel.transport.learners.place import Place, of_torchrun, send
 
 PATH = "run"  # the note with the run directory, when it has been made
-
-
 ONLY = Place(0, 1, 0, 1)
-
-
-def _never() -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,7 @@ class Crew:
 
     place: Place = ONLY
     group: Group | None = None
-    gone: Callable[[], bool] = _never  # whether one that was started here has ended
+    gone: Callable[[], bool] = lambda: False  # whether one that was started here has ended
 
     @property
     def peers(self) -> Peers:

@@ -97,23 +97,17 @@ def share_of(whole: Plan, place: Place) -> Plan:
         parts["workers"] = mode.worker_count // learners
     if mode.episodes_per_update is not None:
         parts["episodes_per_update"] = mode.episodes_per_update // learners
-    mode = replace(mode, **parts) if _has(mode, parts) else mode
+    mode = replace(mode, **parts) if all(hasattr(mode, name) for name in parts) else mode
     machine = replace(config.run.machine, threads=max(1, config.run.machine.threads // place.local))
     where = find_devices(machine.device, rank=place.local_rank, learners=place.local, simulated=config.env.on_device)
     config = replace(
         config, collector=mode, env=config.env.to(where.simulator), run=replace(config.run, machine=machine)
     )
-    together = (
-        whole.spec.device == whole.device
-    )  # the first learner and its simulator; some choose a device of their own
+    together = whole.spec.device == whole.device  # as simulators are, but for those that choose a device of their own
     spec = replace(whole.spec, lanes=whole.spec.lanes // learners, model_task=task_beside(whole.spec, where.learner))
     spec = replace(spec, device=where.simulator if together else spec.device)
     share = Share(place.rank, learners, place.local)
     return replace(whole, config=config, spec=spec, device=where.learner, share=share)
-
-
-def _has(mode: Any, parts: dict[str, int]) -> bool:
-    return all(hasattr(mode, name) for name in parts)
 
 
 def described(whole: Plan) -> str:

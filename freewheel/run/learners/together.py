@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from freewheel.core import CAUSES, AdjustableLearner, Learner, RowCounts, Tick
+from freewheel.core import AdjustableLearner, Learner, RowCounts, Tick
 from freewheel.errors import FreewheelError, PeerLostError
 from freewheel.ledger import settle, total
 from freewheel.metrics.meter import Budget, Meter
@@ -199,14 +199,10 @@ class Together:
             contexts=self._contexts,
             notes=self._notes,
             waited_s=self._group.waited_s,
-            produced=rows.produced,
-            trained=rows.trained,
-            queued=rows.queued,
-            open=rows.open,
             **self._own_done(),
         )
-        played, self._played = tuple(self._played), []
-        return Said(word, tuple(rows.dropped.get(cause, 0) for cause in CAUSES), played)
+        played, self._played = self._played, []
+        return Said.of(rows, word, played)
 
     @property
     def _own_part(self) -> Part:
@@ -369,13 +365,9 @@ class Together:
 
     def finish(self, rows: RowCounts, report: Mapping[str, Any]) -> tuple[RowCounts, Mapping[str, Any]]:
         """The last account of this learner; the first one gets those of all, for the summary."""
-        wait_share = self._group.waited_s / max(time.perf_counter() - self._began, 1e-9)
-        own: Mapping[str, Any] = {
-            **self._own_done(),
-            "rows": asdict(rows),
-            "report": _counts(report),
-            "wait_share": wait_share,
-        }
+        share = self._group.waited_s / max(time.perf_counter() - self._began, 1e-9)
+        about = {"rows": asdict(rows), "report": _counts(report), "wait_share": share}
+        own: Mapping[str, Any] = {**about, **self._own_done()}
         if not self._first:
             with suppress(PeerLostError):
                 self._group.note(f"last/{self._group.rank}", {**own, "notes": self._notes})

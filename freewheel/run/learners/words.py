@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,10 +66,10 @@ class Said:
         return cls(word, dropped, tuple((ret, length) for ret, length in played.tolist() if length == length))
 
     @classmethod
-    def of(cls, rows: RowCounts) -> Said:
-        """Of rows only."""
-        word = Word(0, produced=rows.produced, trained=rows.trained, queued=rows.queued, open=rows.open)
-        return cls(word, tuple(rows.dropped.get(cause, 0) for cause in CAUSES))
+    def of(cls, rows: RowCounts, word: Word = Word(0), played: Sequence[tuple[float, float]] = ()) -> Said:  # noqa: B008
+        """Of these rows, with what the word says besides."""
+        word = word._replace(produced=rows.produced, trained=rows.trained, queued=rows.queued, open=rows.open)
+        return cls(word, tuple(rows.dropped.get(cause, 0) for cause in CAUSES), tuple(played))
 
     @property
     def rows(self) -> RowCounts:
