@@ -21,6 +21,7 @@ from freewheel.files.read import value_of
 from freewheel.policies.layout import Layout
 from freewheel.run.evaluation.schedule import EvaluationSchedule
 from freewheel.sinks.words import clock
+from freewheel.transport.ray.attendants import Answer
 
 MOST = 2  # times the rows that it was asked for: so much does a site count, whatever it claims
 ABSENT: Mapping[State, str] = {
@@ -32,17 +33,6 @@ POLL = 0.1  # seconds between two looks at what has come
 START = 120.0  # seconds for all sites to start before the first round; then it begins without those that have not
 SLOWEST = 600.0  # seconds within which at least one has to
 PATIENCE = 3600.0  # seconds that a site waits for the coordinator, where a round has no limit of its own
-
-
-class Answer(Protocol):
-    """What has come from a site, or why nothing will."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def data(self) -> bytes: ...  # empty: it is lost
-    @property
-    def problem(self) -> str: ...
 
 
 class Carrier(Protocol):

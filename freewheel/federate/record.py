@@ -32,17 +32,12 @@ class Record:
 
     def __init__(self, planned: Plan) -> None:
         self._policy, self.path = planned.policy, planned.path
-        self._directory = RunDirectory(planned, self.say)
-        self._metrics = JsonlSink(self.path / METRICS, self.say)
+        self._directory = RunDirectory(planned, print_line)
+        self._metrics = JsonlSink(self.path / METRICS, print_line)
         self.problems: list[str] = []
         with suppress(OSError):
             checkpoint.make_private(self.path / SITES)  # it is known for a federation before its first round has ended
         self._directory.keep()
-
-    @staticmethod
-    def say(text: str) -> None:
-        """To the user."""
-        print_line(text)
 
     def snapshot(self, version: int, learned: Mapping[str, NDArray]) -> Snapshot:
         """What acts after so many rounds."""
@@ -67,12 +62,7 @@ class Record:
         self._metrics.write(row)
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        problems = [
-            *summary["problems"],
-            *self._directory.problems,
-            *filter(None, [self._metrics.problem]),
-            *self.problems,
-        ]
-        self._directory.write(SUMMARY, {**summary, "problems": problems})
+        problems = [*summary["problems"], *self._directory.problems, self._metrics.problem, *self.problems]
+        self._directory.write(SUMMARY, {**summary, "problems": list(filter(None, problems))})
         with suppress(OSError):
             self._metrics.close(summary)

@@ -18,14 +18,12 @@ from freewheel.federate.options import MOST_SITES
 from freewheel.files.read import value_of
 from freewheel.seeding import tree
 
+TRACKERS = ("sinks", "tensorboard", "wandb")
 #: Options that a site cannot have, and why.
 REFUSED = {
-    "minutes": "rounds are counted in steps: use --steps, which are those of each site",
-    "episodes": "rounds are counted in steps: use --steps, which are those of each site",
+    **dict.fromkeys(("minutes", "episodes"), "rounds are counted in steps: use --steps, which are those of each site"),
     "record_schedule": "what comes from other sites is not in a schedule; leave it out",
-    "sinks": "what a site measures would leave it; read its metrics.jsonl there",
-    "tensorboard": "what a site measures would leave it; read its metrics.jsonl there",
-    "wandb": "what a site measures would leave it; read its metrics.jsonl there",
+    **dict.fromkeys(TRACKERS, "what a site measures would leave it; read its metrics.jsonl there"),
     "learners": "a site has one learner; leave it out",
 }
 PLACE = {"node": str, "cpus": float, "gpus": float, "resources": dict[str, float]}

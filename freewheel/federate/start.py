@@ -47,15 +47,18 @@ class Federation:
     address: str | None
     trust: bool
 
+    @property
+    def where(self) -> str:
+        return "a local Ray cluster" if self.address is None else f"Ray at {self.address}"
+
     def lines(self) -> list[str]:
         """The plan as text."""
         steps = {site.steps // (self.options.federate or 1) for site in self.sites}
         each = f"{min(steps):,}" if len(steps) == 1 else f"{min(steps):,} to {max(steps):,}"
-        where = "a local Ray cluster" if self.address is None else f"Ray at {self.address}"
-        names = ", ".join(site.name for site in self.sites)
+        where, names = f"{len(self.sites)} sites on {self.where}", ", ".join(site.name for site in self.sites)
         return [
             *(text for text in self.planned.lines() if not text.startswith(("budget", "updates"))),
-            f"federate {self.options.federate} rounds of {each} steps at each of {len(self.sites)} sites on {where}: {names}",
+            f"federate {self.options.federate} rounds of {each} steps at each of {where}: {names}",
         ]
 
 
@@ -66,12 +69,10 @@ def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Feder
     address = own["address"][0] if "address" in own else None
     config = resolve.from_argv(words, trust=trust)
     sites_file.check_options(resolve.read_options(words)[1].flags, config)
-    tables = sites_file.read(
-        options.sites, 1 if address is None or options.sites != "auto" else len(probe.find(address).cpus)
-    )
+    nodes = 1 if address is None or options.sites != "auto" else len(probe.find(address).cpus)
     found = [
         sites_file.site_of(table, number, words, trust=trust, source=options.sites)
-        for number, table in enumerate(tables)
+        for number, table in enumerate(sites_file.read(options.sites, nodes))
     ]
     _check_sites(found, options, address)
     output = config.run.output
@@ -79,17 +80,12 @@ def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Feder
         output = replace(output, name=f"{config.env.label}-{config.algo}-federated".replace("/", "_"))
     config = replace(config, run=replace(config.run, output=output))
     planned = checked(plan_run(config, print_line, meanwhile=import_torch))
-    needed = planned.config.learner.rows_before_update(planned.learner_spec)
+    needed, rounds = planned.config.learner.rows_before_update(planned.learner_spec), options.federate or 1
     for site in found:
-        if site.steps // (options.federate or 1) < needed:
-            remedy = (
-                f"use at most {site.steps // needed} rounds, or more --steps"
-                if site.steps >= needed
-                else "use more --steps"
-            )
-            each = (
-                f"{options.federate} rounds of {site.steps:,} steps have {site.steps // (options.federate or 1):,} each"
-            )
+        if site.steps // rounds < needed:
+            fewer = f"use at most {site.steps // needed} rounds, or more --steps"
+            remedy = fewer if site.steps >= needed else "use more --steps"
+            each = f"{rounds} rounds of {site.steps:,} steps have {site.steps // rounds:,} each"
             raise UsageError(f"site {site.name}: {each}, and the first update takes {needed:,} rows; {remedy}")
     return Federation(planned, found, options, address, trust)
 
@@ -120,15 +116,10 @@ class _Session:
 
     def __init__(self, federation: Federation, stop: Stop, start: Start) -> None:
         self._federation, self._stop, self._start = federation, stop, start
-        planned, options = federation.planned, federation.options
+        planned, options, folder = federation.planned, federation.options, str(federation.planned.path / SITES)
         self._record = Record(planned)
         self._coordinator = Coordinator(
-            federation.sites,
-            options,
-            planned.spec.layout,
-            str(planned.path / SITES),
-            start=start,
-            trust=federation.trust,
+            federation.sites, options, planned.spec.layout, folder, start=start, trust=federation.trust
         )
         self._schedule: EvaluationSchedule | None = None
         self._verdict: Verdict | None = None
@@ -155,12 +146,7 @@ class _Session:
     def _in_cluster(self) -> str:
         federation, planned = self._federation, self._federation.planned
         most = max(float(site.place.get("cpus", 1.0)) for site in federation.sites)
-        where = (
-            "starting a local Ray cluster"
-            if federation.address is None
-            else f"connecting to Ray at {federation.address}"
-        )
-        print_line(f"{where} ...")
+        print_line(f"{'starting' if federation.address is None else 'connecting to'} {federation.where} ...")
         cluster = Cluster(
             federation.address, workers=len(federation.sites), cpus_per_worker=max(1.0, most), placement="spread"
         )

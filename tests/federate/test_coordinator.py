@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,15 +17,10 @@ from freewheel.federate.frame import Frame, Kind, unpack
 from freewheel.federate.options import FederateOptions
 from freewheel.federate.rounds import Outcome
 from freewheel.federate.sites import Site
+from freewheel.transport.ray.attendants import Answer
 
 BASE: dict[str, NDArray] = {"policy.w": np.ones(4, np.float32)}
 Reply = Callable[[Frame], "Frame | bytes | None"]  # to what a site is sent; None: it does not answer, b"": it is lost
-
-
-class Answer(NamedTuple):
-    name: str
-    data: bytes
-    problem: str = ""
 
 
 class Line:
