@@ -231,20 +231,9 @@ def _table(tuning: Tuning, own: TuneOptions) -> Any:
     from freewheel.tune.result import lanes
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    left = ("", "mode", "workers x envs", "waits for")
-    for name in (
-        "",
-        "mode",
-        "workers x envs",
-        "fragment",
-        "predicted/s",
-        "measured/s",
-        "error",
-        "lag",
-        "memory",
-        "waits for",
-    ):
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    numbers = ("fragment", "predicted/s", "measured/s", "error", "lag", "memory")
+    for name in ("", "mode", "workers x envs", *numbers, "waits for"):
+        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
     for one in tuning.shown(own.show):
         trial = tuning.trial_of(one)
         measured = "" if trial is None else "failed" if trial.rate is None else f"{trial.rate:,.0f}"

@@ -69,11 +69,7 @@ def _toml(options: dict[str, Any], why: list[str]) -> str:
 
 def _json(options: dict[str, Any], why: list[str]) -> str:
     """`sources` is where a file says why; it is not read as an option."""
-    args = {
-        name.removeprefix(vocabulary.FREE): value for name, value in options.items() if name.startswith(vocabulary.FREE)
-    }
     plain = {name: value for name, value in options.items() if not name.startswith(vocabulary.FREE)}
-    return (
-        json.dumps({**plain, **({"env_args": args} if args else {}), "sources": {"tune": " ".join(why)}}, indent=2)
-        + "\n"
-    )
+    args = {name.removeprefix(vocabulary.FREE): value for name, value in options.items() if name not in plain}
+    told = ({"env_args": args} if args else {}) | {"sources": {"tune": " ".join(why)}}
+    return json.dumps({**plain, **told}, indent=2) + "\n"

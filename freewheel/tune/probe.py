@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from freewheel.collect.mode import memory_room
+from freewheel.collect.mode import count, memory_room
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.learn.spec import Services
@@ -100,9 +100,8 @@ class _Shape(NamedTuple):
     workers: int = 1
 
     def __str__(self) -> str:
-        envs = f"{self.lanes} env{'s' * (self.lanes > 1)}"
-        who = f"a worker with {envs}" if self.workers == 1 else f"{self.workers} workers with {envs}"
-        return f"{who}, {self.fragment} steps at once"
+        who = "a worker" if self.workers == 1 else f"{self.workers} workers"
+        return f"{who} with {count(self.lanes, 'env')}, {self.fragment} steps at once"
 
 
 def _shapes(config: Config, cost: EnvCost | None = None) -> list[_Shape]:
@@ -111,25 +110,23 @@ def _shapes(config: Config, cost: EnvCost | None = None) -> list[_Shape]:
         workers = min(SLEEPERS, memory_room(cost))
         return [_Shape(1, USUAL, workers), _Shape(1, SHORT, workers)]
     lanes = BATCHED_LANES if config.env.batched else LANES
-    return [*(_Shape(count, LONG) for count in lanes), _Shape(1, SHORT)]
+    return [*(_Shape(one, LONG) for one in lanes), _Shape(1, SHORT)]
 
 
-def _rehearsal_s(budget: float, count: int) -> float:
-    left = budget * (1 - SURVEY - LEARNER) - count * STARTING
-    return max(0.2, min(LONGEST, left / count))
+def _rehearsal_s(budget: float, shapes: int) -> float:
+    left = budget * (1 - SURVEY - LEARNER) - shapes * STARTING
+    return max(0.2, min(LONGEST, left / shapes))
 
 
 def probe(config: Config, name: RunName, budget: float, report: Report) -> Probe:
     """Measure; an environment that hangs, dies or raises is named by the error."""
     if config.env.on_device:
         what = f"{config.env.label} steps all its lanes at once on a device, so workers and envs per worker mean nothing there"
-        raise UsageError(
-            f"{what}: try --num-envs and --collection-batch-size with freewheel train, or freewheel compare"
-        )
+        remedy = "try --num-envs and --collection-batch-size with freewheel train, or freewheel compare"
+        raise UsageError(f"{what}: {remedy}")
     if config.learner.executor != "serial":
-        raise UsageError(
-            f"{config.algo} fits a model beside its learner, which the probe does not measure: use freewheel compare"
-        )
+        what = f"{config.algo} fits a model beside its learner, which the probe does not measure"
+        raise UsageError(f"{what}: use freewheel compare")
     config, device = placed(config)
     parts = stages(config, budget)
     report(*parts[0])
@@ -225,25 +222,17 @@ def _wire(long: Rehearsal, short: Rehearsal, others: Sequence[Rehearsal]) -> Wir
 
 def described(found: Probe) -> Iterator[tuple[str, str]]:
     """What was measured, for people."""
-    env, cost = found.env, found.cost
-    kind = "computes" if cost.computes else "waits"
-    yield (
-        "step",
-        f"{1e3 * env.row:.3g} ms with its part of a reset, {1e3 * env.cpu:.3g} ms of processor time: the env {kind}",
-    )
+    env, cost, wire = found.env, found.cost, found.wire
+    busy = f"{1e3 * env.cpu:.3g} ms of processor time: the env {'computes' if cost.computes else 'waits'}"
+    yield "step", f"{1e3 * env.row:.3g} ms with its part of a reset, {busy}"
     if cost.lengths:
         yield "episode", f"{sum(cost.lengths) / len(cost.lengths):.0f} steps, a reset {1e3 * cost.reset:.3g} ms"
     if env.together:
         most, times = env.together[-1]
         yield "together", f"{most} envs in one worker take {times:.3g} times as long as one"
     for lanes, seconds in (found.acting[0], found.acting[-1]) if found.acting else ():
-        yield (
-            "acting",
-            f"{1e6 * seconds / lanes:.3g} µs a row with {lanes} env{'s' * (lanes > 1)} at once, writing it included",
-        )
-    wire = found.wire
+        row = f"{1e6 * seconds / lanes:.3g} µs a row with {count(lanes, 'env')} at once"
+        yield "acting", f"{row}, writing it included"
     if wire != NO_WIRE:
-        yield (
-            "wire",
-            f"a fragment costs {1e6 * wire.fragment:.3g} µs to send and {1e6 * wire.taken_fragment:.3g} µs to take",
-        )
+        sent = f"a fragment costs {1e6 * wire.fragment:.3g} µs to send"
+        yield "wire", f"{sent} and {1e6 * wire.taken_fragment:.3g} µs to take"

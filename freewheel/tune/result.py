@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from freewheel.collect.mode import count
 from freewheel.config.resolve import Config
 from freewheel.run.advice.prospects import WAITS_FOR
 from freewheel.tune.probe import Probe
@@ -75,9 +76,8 @@ class Tuning:
         trial, waits = self.trial_of(chosen), f"it waits for {WAITS_FOR[chosen.forecast.limit]}"
         rate = f"{chosen.forecast.rate:,.0f} env steps/s are predicted"
         if trial is not None and trial.rate is not None and trial.error is not None:
-            rate = (
-                f"{trial.rate:,.0f} env steps/s, measured (predicted {chosen.forecast.rate:,.0f}, {trial.error:+.0%})"
-            )
+            off = f"(predicted {chosen.forecast.rate:,.0f}, {trial.error:+.0%})"
+            rate = f"{trial.rate:,.0f} env steps/s, measured {off}"
         said = f"use {setting(chosen)}: {rate}, lag {chosen.forecast.lag:.1f}, {waits}"
         return "; ".join([said, *self._about_the_other(chosen)])
 
@@ -126,12 +126,11 @@ def odd(one: Candidate) -> bool:
 
 def lanes(one: Candidate) -> str:
     """Its workers and envs."""
-    count = one.plan.spec.lanes
+    envs = one.plan.spec.lanes
     if one.plan.worker_config is None:
         place = getattr(one.plan.config.collector, "placement", "")
-        return f"{count} env{'s' * (count != 1)}" + (" in processes" if place == "processes" else "")
-    workers = one.plan.workers
-    return f"{workers} worker{'s' * (workers != 1)} x {count // workers}"
+        return count(envs, "env") + (" in processes" if place == "processes" else "")
+    return f"{count(one.plan.workers, 'worker')} x {envs // one.plan.workers}"
 
 
 def candidate_json(one: Candidate) -> dict[str, Any]:

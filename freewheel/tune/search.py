@@ -12,15 +12,14 @@ from freewheel.collect.serial import SerialConfig
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError
 from freewheel.rollout.probe import usable_cores
-from freewheel.run.advice.prospects import Prospect, by_lag
+from freewheel.run.advice.prospects import by_lag
 from freewheel.run.advice.throughput import Forecast
 from freewheel.run.plan import Plan
 from freewheel.run.process import learner_threads
 from freewheel.tune.probe import Probe
 
-AS_GOOD = (
-    0.97  # of the best predicted rate: of those that reach it, the one with the least lag and the fewest processes
-)
+#: Of the best predicted rate: of those that reach it, the one with the least lag and the fewest processes.
+AS_GOOD = 0.97
 SHORTEST = 16  # steps of each env in an update: shorter ones teach less about what follows an action
 MOST_WORKERS = 256
 MOST_TOGETHER = 256  # envs in one process
@@ -98,14 +97,10 @@ def _of_mode(config: Config, probe: Probe) -> tuple[list[Candidate], str]:
             prospect = probe.predict(probe.arrange(setting))
         except FreewheelError as error:
             refused = str(error).splitlines()[0]
-        else:
-            found += _candidate(prospect)
+            continue
+        if prospect.plan is not None and prospect.forecast is not None:  # else nothing can be predicted
+            found.append(Candidate(prospect.plan, prospect.forecast, prospect.memory))
     return found, refused
-
-
-def _candidate(one: Prospect) -> list[Candidate]:
-    """One, or none where nothing can be predicted."""
-    return [] if one.plan is None or one.forecast is None else [Candidate(one.plan, one.forecast, one.memory)]
 
 
 def ranked(found: Iterable[Candidate]) -> list[Candidate]:
@@ -124,11 +119,8 @@ def best_two(order: Sequence[Candidate]) -> list[Candidate]:
         return list(order)
     first = order[0]
     others = [one for one in order if one.mode != first.mode]
-    same = [
-        one
-        for one in order[1:]
-        if (one.plan.workers, one.plan.spec.lanes) != (first.plan.workers, first.plan.spec.lanes)
-    ]
+    size = first.plan.workers, first.plan.spec.lanes
+    same = [one for one in order[1:] if (one.plan.workers, one.plan.spec.lanes) != size]
     return [first, *(others or same or order[1:])[:1]]
 
 
