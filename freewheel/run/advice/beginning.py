@@ -35,11 +35,7 @@ class Beginning:
     def __str__(self) -> str:
         steps = f"{self.steps:,} step{'s' * (self.steps != 1)} of each env"
         told = f"the first rows come after {steps}, the first update after {self.rows:,} rows"
-        return (
-            told
-            if self.seconds is None
-            else f"{told}: in about {_about(self.seconds[0])} and {_about(self.seconds[1])}"
-        )
+        return told if self.seconds is None else f"{told}: in about {' and '.join(map(_about, self.seconds))}"
 
 
 def beginning_of(planned: Plan) -> Beginning:

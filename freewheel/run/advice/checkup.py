@@ -135,9 +135,8 @@ def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
         usual = usual or predicted(planned, env)
     if config.env.batched and env.together:
         lanes, together = env.together[-1]
-        findings.append(
-            Finding("ok", "lanes", f"{lanes} lanes in one process take {together:.2g} times as long as one")
-        )
+        text = f"{lanes} lanes in one process take {together:.2g} times as long as one"
+        findings.append(Finding("ok", "lanes", text))
     if all(one.forecast is None for one in modes):
         findings.append(Finding("ok", config.algo, "its learner is not measured: speeds are not predicted"))
     return Checkup(config, findings, cost.spec, cost, usual, modes)
@@ -276,9 +275,8 @@ def _seeds(one: _Played, again: _Played, other: _Played) -> Finding:
 
 def _numbers(one: _Played) -> Finding:
     if one.bad:
-        return Finding(
-            "problem", "numbers", one.bad, "find out where it comes from: training stops, or drops such rows"
-        )
+        remedy = "find out where it comes from: training stops, or drops such rows"
+        return Finding("problem", "numbers", one.bad, remedy)
     if not one.changes:
         text = f"the observation never changed in {one.steps} steps"
         return Finding("note", "numbers", text, "is it updated in step()?")

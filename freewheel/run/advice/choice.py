@@ -49,17 +49,13 @@ def _chosen(among: Sequence[Config], config: Config, cost: EnvCost, name: RunNam
         with learner_threads(config.run.machine.threads):
             found = [predicted(one, env, clock) for one in plans]
     best = best_of(sorted(found, key=lambda one: by_lag(one.mode)))
-    chosen = _unmeasured(plans) if best is None or best.plan is None else best.plan
+    # Where speeds cannot be predicted: workers that run free, with a bound on the lag.
+    free = (one for one in plans if MODES[one.config.mode].free_running and one.config.collector.max_lag is not None)
+    chosen = next(free, plans[0]) if best is None or best.plan is None else best.plan
     remark = _why(chosen, best, found)
     sources = {**chosen.config.sources, "mode": AUTO}
     chosen = replace(chosen, config=replace(chosen.config, sources=sources), remarks=(remark, *chosen.remarks))
     return replace(chosen, name=name_run(chosen.config))
-
-
-def _unmeasured(plans: Sequence[Plan]) -> Plan:
-    """Where speeds cannot be predicted: workers that run free, with a bound on the lag."""
-    free = (one for one in plans if MODES[one.config.mode].free_running and one.config.collector.max_lag is not None)
-    return next(free, plans[0])
 
 
 def _why(chosen: Plan, best: Prospect | None, found: Sequence[Prospect]) -> str:

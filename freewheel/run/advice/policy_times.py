@@ -108,14 +108,17 @@ def update_cost(planned: Plan) -> float:
 def _in_short(planned: Plan) -> float:
     """Seconds a row of learning, not measured for long."""
     counted, learner, actor = _ready(planned)
-    return _learning(planned, learner, actor, (counted, LONGEST), patience=PATIENCE / 10, warm_up=1)
+    return _learning(planned, learner, actor, (counted, LONGEST), short=True)
 
 
 def _ready(planned: Plan) -> tuple[_Steps, Learner, Actor]:
     """A learner whose gradient steps are counted, and an actor with its weights."""
     steps = _Steps()
     services = Services(while_waiting=steps, between_steps=steps, report=steps)
-    learner = _sooner_ready(planned).build(replace(planned.learner_spec, services=services))
+    algorithm: Any = planned.config.learner
+    if hasattr(algorithm, "learning_starts"):  # then from the first rows
+        algorithm = replace(algorithm, learning_starts=1)
+    learner = algorithm.build(replace(planned.learner_spec, services=services))
     actor = make_actor(planned.policy)()
     actor.load(learner.snapshot())
     return steps, learner, actor
@@ -127,26 +130,15 @@ def _acting(planned: Plan, actor: Actor, together: int) -> float:
     return _seconds(lambda: actor.act(obs, rng), PATIENCE / 5) / together
 
 
-def _sooner_ready(planned: Plan) -> Any:
-    """The options of the algorithm, with learning from the first rows."""
-    learner: Any = planned.config.learner
-    return replace(learner, learning_starts=1) if hasattr(learner, "learning_starts") else learner
-
-
 def _learning(
-    planned: Plan,
-    learner: Learner,
-    actor: Actor,
-    within: tuple[_Steps, float],
-    patience: float = PATIENCE,
-    warm_up: int = WARM_UP,
+    planned: Plan, learner: Learner, actor: Actor, within: tuple[_Steps, float], *, short: bool = False
 ) -> float:
     """Seconds a row of observing, updating and making a snapshot, after a few updates that load and allocate; where these take
     longer than so many seconds, as long as the gradient steps that were made."""
     # Processor time does not grow with what else the machine is doing; with several threads or a GPU it is not what passes.
     one_thread = planned.device == "cpu" and planned.config.run.machine.threads == 1
     clock = process_time if one_thread else perf_counter
-    steps, seconds = within
+    (steps, seconds), (patience, warm_up) = within, (PATIENCE / 10, 1) if short else (PATIENCE, WARM_UP)
     spent, rows, cycles, end = 0.0, 0, 0, perf_counter() + patience
     steps.end, first = perf_counter() + seconds, clock()
     try:

@@ -225,20 +225,18 @@ def _behind_a_barrier(way: Way, env: StepTimes, policy: PolicyTimes, cores: int,
     resets = env.reset if env.ends_together else lanes * env.reset  # a lane that begins anew holds up the others
     waits = env.slowest_of(lanes) + resets + lane_row
     works = lanes * (env.cpu + lane_row) / cores
-    rounds, limit = _first_met({"barrier": _rate(1, waits), "cores": _rate(1, works)})
+    limits: dict[Limit, float] = {"barrier": _rate(1, waits), "cores": _rate(1, works)}
+    rounds = sum(rate**-SHARPNESS for rate in limits.values()) ** (
+        -1.0 / SHARPNESS
+    )  # those that are close are both felt
     each = 1.0 / (rounds * lanes) + barrier * BARRIER_ROW + policy.act
     rate = 1.0 / (each + policy.learn)
-    return Forecast(rate, limit if each >= policy.learn else "learner", busy=rate * policy.learn)
+    limit: Limit = min(limits, key=lambda limit: limits[limit]) if each >= policy.learn else "learner"
+    return Forecast(rate, limit, busy=rate * policy.learn)
 
 
 def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds > 0 else math.inf
-
-
-def _first_met(limits: dict[Limit, float]) -> tuple[float, Limit]:
-    """Limits that lie close together are both felt."""
-    felt = sum(rate**-SHARPNESS for rate in limits.values()) ** (-1.0 / SHARPNESS)
-    return felt, min(limits, key=lambda limit: limits[limit])
 
 
 def _greatest_of_normal(count: int) -> float:
