@@ -19,12 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from freewheel.bench.child import FILE
 from freewheel.errors import DEGRADED, DONE, MeasureError
 from freewheel.files.read import newest_row
 from freewheel.transport import command
+
+Row: TypeAlias = Mapping[str, Any]
 
 POLL = 0.1  # seconds between two looks at the process
 GRACE = 20.0  # seconds to end in good order, then it is killed
@@ -176,12 +178,10 @@ class Training:
         first = next((mark for mark in marks if mark[1] >= self.order.warm_up_rows), None)
         if first is None or first is marks[-1]:
             raise MeasureError(f"it made {len(marks)} updates, too few to be measured; see {path}")
-        found = _measured(first, marks[-1], summary, rows, self._startup(noted, summary))
+        stepped = summary.get("first_step_s")
+        startup = None if stepped is None else noted["began"] - self._since + stepped
+        found = _measured(first, marks[-1], summary, rows, startup)
         return _as_collected(found, rows, marks[-1][0]) if noted.get("whole_episodes") else found
-
-    def _startup(self, noted: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:
-        first = summary.get("first_step_s")
-        return None if first is None else noted["began"] - self._since + first
 
     def _last_words(self) -> str:
         output = self.order.path / OUTPUT
@@ -191,11 +191,7 @@ class Training:
 
 
 def _measured(
-    first: Sequence[float],
-    last: Sequence[float],
-    summary: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    startup: float | None,
+    first: Sequence[float], last: Sequence[float], summary: Row, rows: Sequence[Row], startup: float | None
 ) -> Measurement:
     """From the marks at both ends of the window, the summary, and the rows of metrics."""
     seconds, count, updates, episodes, steps = (after - before for before, after in zip(first, last, strict=True))
@@ -228,7 +224,7 @@ def _measured(
     )
 
 
-def _as_collected(found: Measurement, rows: Sequence[Mapping[str, Any]], end: float) -> Measurement:
+def _as_collected(found: Measurement, rows: Sequence[Row], end: float) -> Measurement:
     """Where whole episodes are handed over, all workers may hand over theirs at about the same time, and a training that lasts
     only a few episodes trains on them faster than they come. Then the rate is that at which rows were collected."""
     known = [(row["wall_s"], row["produced"]) for row in rows if row["wall_s"] <= end and row["produced"]]
@@ -250,21 +246,21 @@ def _as_collected(found: Measurement, rows: Sequence[Mapping[str, Any]], end: fl
     )
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def _mean(rows: Sequence[Row], name: str) -> float | None:
     values = [row[name] for row in rows if row.get(name) is not None]
     return statistics.fmean(values) if values else None
 
 
-def _object(path: Path) -> Mapping[str, Any]:
+def _object(path: Path) -> Row:
     """A JSON object that the training has written; empty if there is none."""
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text())
+        found: Row = json.loads(path.read_text())
         return found
     except (OSError, ValueError):
         return {}
 
 
-def _rows(path: Path) -> list[Mapping[str, Any]]:
+def _rows(path: Path) -> list[Row]:
     try:
         return [json.loads(line) for line in path.read_text().splitlines()]
     except (OSError, ValueError):
