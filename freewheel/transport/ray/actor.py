@@ -25,9 +25,8 @@ from freewheel.transport.wire import Fragment, Permits
 from freewheel.transport.workers.heartbeats import CONSTRUCT, Heartbeats
 
 INLINE = 64 << 10  # bytes of rows that come with the answer; more of them go into the object store
-APART = (
-    2**32
-)  # between a ticket and one in its place, where an episode could not begin: no other ticket has that number
+#: Between a ticket and one in its place, where an episode could not begin: no other ticket has that number.
+APART = 2**32
 COUNTS = ("steps", "lane", "out_of_space", "peak")  # of heartbeats: what is sent of them, ...
 LANES = ("seed", "before", "begun")  # ... also of each lane
 AGAIN = 0.5  # seconds until a worker asks again for questions, where that failed
@@ -161,7 +160,9 @@ class RayWorker:
             fragment = self._reader.take(ALONE)._replace(worker=self._number) if self._reader.ready() else None
         stored = None
         if fragment is not None and _bytes(fragment.data) > self._inline:
-            fragment, stored = fragment._replace(data=None), _stored(fragment.data)  # type: ignore[arg-type]
+            import ray
+
+            fragment, stored = fragment._replace(data=None), ray.put(fragment.data)  # type: ignore[arg-type]
         return reply._replace(ended=ended, fragment=fragment, stored=stored)
 
     def begin_next(self, number: int, ticket: int) -> Reply:
@@ -260,9 +261,3 @@ class _Permits(Permits):
 
 def _bytes(data: Transitions) -> int:
     return sum(getattr(data, name).nbytes for name in TRANSITION_FIELDS)
-
-
-def _stored(data: Transitions) -> Any:
-    import ray
-
-    return ray.put(data)

@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from freewheel.errors import CollectorLostError
@@ -91,7 +90,7 @@ class Attendants:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(CollectorLostError):
             for name in list(self._actors):
                 self.drop(name)

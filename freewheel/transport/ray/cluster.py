@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 import psutil
@@ -87,7 +86,7 @@ class Cluster:
             self._held = held.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._held.close()
 
     def start_outside(self, held: ExitStack) -> list[int]:

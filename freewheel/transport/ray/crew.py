@@ -168,13 +168,13 @@ class Crew(Roster[RemoteWorker]):
         if slot.process is not process:  # it has been replaced
             return
         if what in ASKED and (answer is None or isinstance(answer, Failed)):
-            self._unanswered(process)
+            process.asked = process.part = 0.0  # nobody brings the answer: whether the worker lives shows its call
+            self._end_after_part(process)
         elif isinstance(answer, Failed):
             # Where no actor has ever been ready, another one will not be either.
             if what == "begin" and answer.report and not self.heartbeats.memory["ready"].any():
-                raise SetupError(
-                    f"the environment cannot be loaded in an actor of Ray ({answer.report.splitlines()[-1]})"
-                )
+                why = answer.report.splitlines()[-1]
+                raise SetupError(f"the environment cannot be loaded in an actor of Ray ({why})")
             self._lose(process, answer)
         elif isinstance(answer, Hello):
             self.there.set()
@@ -314,11 +314,6 @@ class Crew(Roster[RemoteWorker]):
 
     def _question(self, process: RemoteWorker, method: str, number: int) -> None:
         self._flying[self._calls.ask(process.actor, method, number)] = Flying(method, process)
-
-    def _unanswered(self, process: RemoteWorker) -> None:
-        """Nobody brings the answer. Whether the worker lives shows its call."""
-        process.asked = process.part = 0.0
-        self._end_after_part(process)
 
     def _heard(self, process: RemoteWorker, pulse: Pulse) -> None:
         process.asked, process.heard = 0.0, time.monotonic()

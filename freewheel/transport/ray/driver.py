@@ -13,7 +13,6 @@ from itertools import count
 from multiprocessing import Pipe, connection
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from freewheel.errors import CollectorLostError, FreewheelError, SetupError, text_of
@@ -91,7 +90,7 @@ class Driver:
         held.callback(forkserver.end, [process], CLOSES)
         held.callback(self._close)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._held.close()
 
     def start(self, worker: int) -> Handle:

@@ -37,13 +37,8 @@ SERVES = 60.0  # seconds within which Ray has started, on a busy machine
 ENDS = 10.0  # seconds within which the kernel has ended all that was killed
 VITAL = ("gcs_server", "raylet")  # of a cluster of one node
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then leaves the address 127.0.0.1 as it is
-FOREIGN = (
-    "RAY_ADDRESS",
-    "RAY_AUTH_TOKEN",
-    "RAY_REDIS_ADDRESS",
-    "RAY_JOB_CONFIG_JSON_ENV_VAR",
-    "RAY_TMPDIR",
-)  # another cluster's
+#: Another cluster's.
+FOREIGN = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_REDIS_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_TMPDIR")
 
 
 class Started(NamedTuple):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 from freewheel.core import NDArray, Snapshot, to_numpy
@@ -69,7 +68,7 @@ class RayWire(SupervisedWire):
             undo.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._resources.close()
 
     def post(self, snapshot: Snapshot) -> None:
