@@ -100,9 +100,8 @@ def share_of(whole: Plan, place: Place) -> Plan:
     mode = replace(mode, **parts) if all(hasattr(mode, name) for name in parts) else mode
     machine = replace(config.run.machine, threads=max(1, config.run.machine.threads // place.local))
     where = find_devices(machine.device, rank=place.local_rank, learners=place.local, simulated=config.env.on_device)
-    config = replace(
-        config, collector=mode, env=config.env.to(where.simulator), run=replace(config.run, machine=machine)
-    )
+    run = replace(config.run, machine=machine)
+    config = replace(config, collector=mode, env=config.env.to(where.simulator), run=run)
     together = whole.spec.device == whole.device  # as simulators are, but for those that choose a device of their own
     spec = replace(whole.spec, lanes=whole.spec.lanes // learners, model_task=task_beside(whole.spec, where.learner))
     spec = replace(spec, device=where.simulator if together else spec.device)

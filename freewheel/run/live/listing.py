@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,15 +53,8 @@ def list_runs(directory: Path, over: Callable[[], bool] = lambda: False) -> list
         raise FileError(f"{directory} cannot be read: {error.strerror}") from None
     groups = {entry.name.removesuffix(SEEDS) for entry in entries if entry.name.endswith(SEEDS)}
     folders = [Path(entry.path) for entry in entries if entry.is_dir()]
-    return sorted(_entries(folders, groups, over), key=lambda entry: (-entry.updated, entry.name))
-
-
-def _entries(folders: Sequence[Path], groups: set[str], over: Callable[[], bool]) -> Iterator[RunEntry]:
-    for folder in folders:
-        if over():
-            return
-        if (entry := read_entry(folder, groups)) is not None:
-            yield entry
+    read_ones = (read_entry(folder, groups) for folder in takewhile(lambda _: not over(), folders))
+    return sorted(filter(None, read_ones), key=lambda entry: (-entry.updated, entry.name))
 
 
 def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
