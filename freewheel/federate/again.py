@@ -4,13 +4,13 @@ they have saved themselves, or begin anew with the average."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from freewheel.config.resolve import from_file
 from freewheel.core import Snapshot
-from freewheel.errors import CheckpointError, FileError
+from freewheel.errors import CheckpointError
 from freewheel.federate.average import weights_of
 from freewheel.federate.coordinator import Start
 from freewheel.federate.options import FederateOptions
@@ -26,6 +26,8 @@ from freewheel.run.naming import CHECKPOINTS, CONFIG, SUMMARY, find_run
 from freewheel.run.plan import print_line
 from freewheel.run.process import import_torch
 from freewheel.run.saved import check_fit
+
+T = TypeVar("T")
 
 MOST = 1 << 40  # bytes of an average
 
@@ -74,30 +76,20 @@ def resume(name: str, runs_dir: str, *, trust: bool = False) -> int:
     if weights_of(learned, planned.policy).keys() != checkpoint.load(path / CHECKPOINTS).params.keys():
         raise CheckpointError(f"{path / AVERAGE} has other weights than the checkpoints: restore it from a copy")
     options = record(FederateOptions, saved.options, f"options of {file}")
-    sites = [_site(one, name, file) for name, one in saved.sites.items()]
+    sites = [_part(Site, one, name, file) for name, one in saved.sites.items()]
+    tallies = {name: _part(Tally, one, name, file) for name, one in saved.sites.items()}
     federation = Federation(planned, sites, options, saved.address, trust or saved.trust)
-    start = Start(
-        saved.round, saved.env_steps, learned, saved.wall_s, _tallies(saved, file), saved.evaluation, _best(saved, path)
-    )
+    best = _best(saved, path)
+    start = Start(saved.round, saved.env_steps, learned, saved.wall_s, tallies, saved.evaluation, best)
     disk.remove(path / SUMMARY)
     print_line(f"going on after round {saved.round} of {saved.rounds}")
     return train(federation, start)
 
 
-def _site(data: Mapping[str, Any], name: str, file: Path) -> Site:
-    try:
-        kept = {key: data[key] for key in ("name", "words", "steps", "place")}
-    except KeyError as error:
-        raise FileError(f"site {show(name)} of {file} has no {error}") from None
-    return record(Site, kept, f"site {show(name)} of {file}")
-
-
-def _tallies(saved: Saved, file: Path) -> dict[str, Tally]:
-    kept = ("rounds", "rows", "skipped")
-    return {
-        name: record(Tally, {key: one[key] for key in kept if key in one}, f"site {show(name)} of {file}")
-        for name, one in saved.sites.items()
-    }
+def _part(kind: type[T], data: Mapping[str, Any], name: str, file: Path) -> T:
+    """What is kept of a site, as far as this kind has fields for it."""
+    names = [one.name for one in fields(cast(Any, kind))]
+    return record(kind, {key: data[key] for key in names if key in data}, f"site {show(name)} of {file}")
 
 
 def _best(saved: Saved, path: Path) -> Snapshot | None:

@@ -125,7 +125,9 @@ class Coordinator:
         began = monotonic()
         while not self.rounds.those("ready"):
             if self.rounds.hopeless:
-                raise FreewheelError(f"no site is left: {self.problems()}")
+                sites = self.rounds.sites.values()
+                problems = "; ".join(f"{site.name}: {site.problem}" for site in sites if site.problem)
+                raise FreewheelError(f"no site is left: {problems}")
             if self.rounds.those("lost") and not self.rounds.those("starting", "busy"):
                 return  # they are started again
             if monotonic() - began > SLOWEST:
@@ -134,10 +136,6 @@ class Coordinator:
                     f"the CPUs that sites need ({', '.join(self.rounds.those('starting', 'busy'))})"
                 )
             self.look(carrier, waiting)
-
-    def problems(self) -> str:
-        """What is wrong with sites, in words."""
-        return "; ".join(f"{site.name}: {site.problem}" for site in self.rounds.sites.values() if site.problem)
 
     # ---------------------------------------------------------------------------------------------------------------- a round
 
@@ -270,12 +268,7 @@ class Coordinator:
     def describe(self, name: str) -> dict[str, Any]:
         """What has become of a site."""
         known = self.rounds.sites[name]
-        return {
-            "state": known.state,
-            **asdict(known.tally),
-            "starts": known.starts,
-            "problem": known.problem or None,
-        }
+        return {"state": known.state, **asdict(known.tally), "starts": known.starts, "problem": known.problem or None}
 
     def absent(self) -> list[str]:
         """Sites that have no part in the end, and what has become of them."""

@@ -76,9 +76,8 @@ def _tell(line: Connection, error: Exception) -> None:
     from freewheel.federate.frame import Frame
 
     clear = isinstance(error, UsageError | SetupError | FileError)
-    problem = (
-        str(error).partition("\n")[0] if clear else f"{type(error).__name__}; what it says is in the site's own files"
-    )
+    kind = f"{type(error).__name__}; what it says is in the site's own files"
+    problem = str(error).partition("\n")[0] if clear else kind
     with suppress(OSError):
         line.send_bytes(Frame("failed", {"problem": problem}).pack())
 
