@@ -17,7 +17,7 @@ class EndOfSchedule(Exception):  # noqa: N818 - not a failure
 class Answers:
     """Each question gets its next answer; lines are read as far as is needed, and `seen` is shown them a little earlier."""
 
-    def __init__(self, schedule: Schedule, seen: Callable[[Line], None]) -> None:
+    def __init__(self, schedule: Schedule, seen: Callable[[Line], None] = lambda _: None) -> None:
         self._lines, self._seen = iter(schedule), seen
         self._window: deque[Line] = deque()
         self._collected: deque[int | Line] = deque()  # so many calls that found nothing, or what was found

@@ -3,55 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 
-from freewheel.core import (
-    TRANSITION_FIELDS,
-    WORKER_TIME,
-    Chunk,
-    Episode,
-    NDArray,
-    Origin,
-    RowCounts,
-    Snapshot,
-    Transitions,
-)
+from freewheel.core import WORKER_TIME, Chunk, Episode, NDArray, Origin, RowCounts, Snapshot
 from freewheel.errors import FreewheelError
 from freewheel.loop import Source
 from freewheel.pacing.episode_queue import EpisodeOrder
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.run.schedule.answers import Answers
 from freewheel.run.schedule.log import Act, Author, Delivery, Drop, Line, Schedule, Start, checksums
-from freewheel.run.schedule.worker import Order, Part, Performed, ReplayedWorker
-from freewheel.transport.executors import ProcessExecutor, wait_for_any
+from freewheel.run.schedule.worker import Order, Part, Performed, ReplayedWorker, joined
+from freewheel.transport.executors import ProcessExecutor, SerialExecutor, wait_for_any
 
 LOOK = 0.2  # seconds between two looks at all processes, while one is waited for
 
 
 class DifferenceError(FreewheelError):
     """The replay is not what was recorded."""
-
-
-class _Inline:
-    """A worker in this process, for a debugger; to be used like a ProcessExecutor."""
-
-    def __init__(self, build: Callable[[], ReplayedWorker]) -> None:
-        self._worker, self._done = build(), deque[Performed]()
-
-    def submit(self, order: Order) -> None:
-        self._done.append(self._worker(order))
-
-    def result(self) -> Performed | None:
-        return self._done.popleft() if self._done else None
-
-    def close(self) -> None:
-        self._worker.close()
 
 
 class _Player:
@@ -63,7 +37,7 @@ class _Player:
         self.orders: deque[Act] = deque()  # that wait for their version
         self.done: deque[Performed | FreewheelError] = deque()
         self.loaded: int | None = None  # the version it has
-        self.where: ProcessExecutor[Order, Performed] | _Inline | None = None
+        self.where: ProcessExecutor[Order, Performed] | SerialExecutor | None = None
         self.end = ExitStack()
 
     def look(self) -> None:
@@ -94,7 +68,7 @@ class ReplayCollector:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for player in self._playing.values():
             player.end.close()
 
@@ -165,14 +139,11 @@ class ReplayCollector:
         context = next(table for version, table in reversed(self._contexts) if version <= begun)
         lanes = range(worker * self._lanes, (worker + 1) * self._lanes)
         part = Part(worker, incarnation, lanes, player.start.first, context, self._order)
-        factory = self._factory
-
-        def build() -> ReplayedWorker:
-            return ReplayedWorker(factory, part)
-
+        build = partial(ReplayedWorker, self._factory, part)
         if self.inline:
-            player.where = _Inline(build)
-            player.end.callback(player.where.close)
+            here = build()
+            player.where = SerialExecutor(lambda: here, "worker")
+            player.end.callback(here.close)
         else:
             where = ProcessExecutor[Order, Performed](build, f"worker {worker}", nice=0, modules=self.modules)
             player.where = player.end.enter_context(where)
@@ -221,14 +192,10 @@ class ReplayCollector:
         parts, waiting[: delivery.parts] = waiting[: delivery.parts], []
         if not 0 < len(parts) == delivery.parts:
             raise DifferenceError(f"the schedule is damaged: worker {delivery.worker} has nothing to deliver")
-        (act, first), (_, last) = parts[0], parts[-1]
+        act, done = parts[0][0], [one for _, one in parts]
         origin = Origin(*act.author, delivery.sequence, delivery.worker * self._lanes)
-        data = first.data if len(parts) == 1 else Transitions(
-            *(np.concatenate([getattr(done.data, name) for _, done in parts]) for name in TRANSITION_FIELDS)
-        )  # fmt: skip
-        rows = sum(done.rows for _, done in parts)
-        time = np.zeros(len(WORKER_TIME), np.int64)
-        return Chunk(data, act.version, origin, self._named(last.episodes), first.state, time, rows)
+        episodes, time = self._named(done[-1].episodes), np.zeros(len(WORKER_TIME), np.int64)
+        return Chunk(joined(done), act.version, origin, episodes, done[0].state, time, sum(one.rows for one in done))
 
     def _named(self, episodes: tuple[Episode, ...]) -> tuple[Episode, ...]:
         """A ticket is an episode of a lane."""

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from freewheel.config.resolve import LimitOptions
 from freewheel.core import CAUSES, NDArray, Transitions
 from freewheel.errors import FileError
 from freewheel.files import read
@@ -110,9 +111,8 @@ class Line:
 
     empty: int = 0  # calls of `collect` that found nothing, before this one
     oldest: tuple[int | None, ...] = ()
-    polls: tuple[
-        tuple[int, int, tuple[int, ...]], ...
-    ] = ()  # executor, its polls so far, which of the last had a result
+    #: Executor, its polls so far, which of the last had a result.
+    polls: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
     starts: tuple[Start, ...] = ()
     events: tuple[Act | Drop, ...] = ()
     deliveries: tuple[Delivery, ...] | None = None  # None: this line is about no call of `collect`
@@ -178,11 +178,8 @@ def _rows(lists: Any, least: int) -> Iterator[tuple[int, ...]]:
 
 def _naturals(values: Sequence[Any], least: int) -> tuple[int, ...]:
     """At least so many integers that are not negative."""
-    if (
-        not isinstance(values, list)
-        or len(values) < least
-        or any(type(value) is not int or value < 0 for value in values)
-    ):
+    fitting = isinstance(values, list) and len(values) >= least
+    if not fitting or any(type(value) is not int or value < 0 for value in values):
         raise ValueError(f"{least} or more natural numbers expected, not {values!r:.80}")
     return tuple(values)
 
@@ -204,15 +201,6 @@ def _event(values: tuple[int, ...]) -> Act | Drop:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Of the run when it was recorded: it may have been given more since."""
-
-    steps: int | None = None
-    minutes: float | None = None
-    episodes: int | None = None
-
-
-@dataclass(frozen=True)
 class About:
     """The first line: the format, what the bits of a run depend on beside its config, and the number of its hooks."""
 
@@ -222,7 +210,7 @@ class About:
     numpy: str
     torch: str
     machine: str
-    limits: Limits
+    limits: LimitOptions  # of the run when it was recorded: it may have been given more since
     hooks: int = 0
 
 

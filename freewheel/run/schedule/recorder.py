@@ -7,7 +7,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,20 +22,7 @@ from freewheel.loop import Source
 from freewheel.pacing.episode_queue import RECENT
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.plan import Plan
-from freewheel.run.schedule.log import (
-    FILE,
-    FORMAT,
-    Act,
-    Author,
-    Check,
-    Checksums,
-    Delivery,
-    Drop,
-    Line,
-    Start,
-    as_json,
-    checksums,
-)
+from freewheel.run.schedule.log import FILE, FORMAT, Act, Author, Check, Delivery, Drop, Line, Start, as_json, checksums
 from freewheel.timeline.parties import WatchedExecutor
 
 WRITE_EVERY = 1.0  # seconds
@@ -152,9 +139,9 @@ class Recorder:
     def collected(self, chunks: Sequence[Chunk[Any]], *, serial: bool) -> None:
         self._turning = True
         if serial and chunks:
-            self._write(chunks=tuple((len(chunk.data.valid), checksums(chunk.data)) for chunk in chunks))
+            self._write(Line(chunks=tuple((len(chunk.data.valid), checksums(chunk.data)) for chunk in chunks)))
         elif chunks or self._events:
-            self._write(deliveries=tuple(map(self._delivered, chunks)))
+            self._write(Line(deliveries=tuple(map(self._delivered, chunks))))
         else:
             self._empty += 1
 
@@ -194,7 +181,7 @@ class Recorder:
         snapshot = self._weights()
         params = {name: to_numpy(value) for name, value in snapshot.params.items()}
         check = Check(self._turn, snapshot.version, self._env_steps, checkpoint.fingerprint(params))
-        self._write(check=check, end=end)
+        self._write(Line(check=check, end=end))
         now = perf_counter()
         self._checked, self._next_check = snapshot.version, now + (now - began) / SHARE
 
@@ -202,32 +189,17 @@ class Recorder:
         """The run has ended. Weights that an unfinished turn has changed, or may have, are not those of any turn."""
         changed = self._weights is not None and (ended == "failed" or self._weights().version != self._version)
         if self._turning and changed:
-            self._write(end=ended)
+            self._write(Line(end=ended))
         else:
             self._check(end=ended)
         if self.file is not None:
             self.file.close()
 
-    def _write(
-        self,
-        deliveries: tuple[Delivery, ...] | None = None,
-        chunks: tuple[tuple[int, Checksums], ...] = (),
-        check: Check | None = None,
-        end: str = "",
-    ) -> None:
-        """A line with everything since the last one."""
+    def _write(self, line: Line) -> None:
+        """This line, with everything since the last one."""
         polls = tuple((executor, self._polls[executor], tuple(got)) for executor, got in self._got.items())
-        line = Line(
-            self._empty,
-            tuple(self._oldest),
-            polls,
-            tuple(self._began),
-            tuple(self._events),
-            deliveries,
-            chunks,
-            check,
-            end,
-        )
+        line = replace(line, empty=self._empty, oldest=tuple(self._oldest), polls=polls)
+        line = replace(line, starts=tuple(self._began), events=tuple(self._events))
         self._empty, self._oldest, self._began, self._events, self._got = 0, [], [], [], {}
         if self.file is not None:
             self.file.add(as_json(line))

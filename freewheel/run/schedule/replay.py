@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from freewheel.config.resolve import LimitOptions
 from freewheel.core import Executor, Learner, MakeExecutor, Tick
 from freewheel.errors import FileError, SetupError
 from freewheel.files import read
@@ -27,7 +26,7 @@ from freewheel.run.checkpoints.checkpoint import fingerprint_of
 from freewheel.run.hooks import Hooks, Run, find_hooks
 from freewheel.run.learners.devices import placed
 from freewheel.run.naming import SUMMARY, RunName
-from freewheel.run.plan import Plan, Report, arrange, silent, survey_env
+from freewheel.run.plan import Plan, Report, arrange, nothing, silent, survey_env
 from freewheel.run.saved import RunDirectory, SavedRun, open_run
 from freewheel.run.schedule.answers import Answers, EndOfSchedule
 from freewheel.run.schedule.collector import ComparedCollector, DifferenceError, ReplayCollector
@@ -111,16 +110,15 @@ def replay(
         planned = _plan(saved, name)
         machine = planned.config.run.machine
         stack.enter_context(process.learner_threads(machine.threads))
-        return _Replay(
-            saved, planned, until or Until(), [*find_hooks(planned.config.run.hooks), *find_hooks(hooks)], report
-        ).run(inline=inline, keep=out is not None)
+        found = [*find_hooks(planned.config.run.hooks), *find_hooks(hooks)]
+        done = _Replay(saved, planned, until or Until(), found, report)
+        return done.run(inline=inline, keep=out is not None)
 
 
 def _plan(saved: SavedRun, name: RunName) -> Plan:
     """As it was: all numbers are in the config, but for limits, which may have been raised since."""
     config, device = placed(saved.config)
-    limits = LimitOptions(**vars(describe(saved.path / FILE).limits))
-    config = replace(config, run=replace(config.run, limits=limits))
+    config = replace(config, run=replace(config.run, limits=describe(saved.path / FILE).limits))
     return arrange(config, survey_env(config), name, device)
 
 
@@ -139,9 +137,8 @@ class _Replay:
         planned = self._plan
         self._report(self._title())
         with process.executors(planned) as executors, ExitStack() as stack:
-            answers = (
-                self._workers(inline, stack) if planned.worker_config is not None else Answers(self._schedule, _ignore)
-            )
+            with_workers = planned.worker_config is not None
+            answers = self._workers(inline, stack) if with_workers else Answers(self._schedule)
             services = Services(executors=_ReplayedExecutors(executors, answers))
             learner = planned.config.learner.build(replace(planned.learner_spec, services=services))
             source = self._collector or self._compared(learner, answers, stack)
@@ -152,7 +149,9 @@ class _Replay:
                 difference = f"{error}\n{self._suspects()}"
             sha256 = fingerprint_of(learner)
             if keep:
-                self._keep(learner)
+                directory = RunDirectory(planned, self._report)
+                directory.keep()
+                self._save(directory, learner)
         return Replay(
             path=self._saved.path,
             difference=difference,
@@ -186,7 +185,7 @@ class _Replay:
 
     def _compared(self, learner: Learner, answers: Answers, stack: ExitStack) -> Source:
         planned = self._plan
-        spec = planned.collect_spec(learner.snapshot(), _nothing)
+        spec = planned.collect_spec(learner.snapshot(), nothing)
         collector = stack.enter_context(planned.config.collector.build(planned.runner_factory, spec))
         return ComparedCollector(collector, answers)
 
@@ -272,11 +271,6 @@ class _Replay:
             return "the run failed after this"
         return "the schedule ends here: the run was killed, or its disk failed"
 
-    def _keep(self, learner: Learner) -> None:
-        directory = RunDirectory(self._plan, self._report)
-        directory.keep()
-        self._save(directory, learner)
-
     def _save(self, directory: RunDirectory, learner: Learner) -> Path | None:
         return directory.save(self._meter.done["env_steps"], learner.snapshot())
 
@@ -306,11 +300,3 @@ class _ReplayedExecutor(WatchedExecutor):
 
 
 LOOK = 0.2  # seconds between two looks, so that an interrupt is noticed
-
-
-def _ignore(line: object) -> None:
-    """Nothing is to be prepared."""
-
-
-def _nothing() -> None:
-    """Go on waiting."""

@@ -6,7 +6,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from freewheel.core import Episode, Failure, NDArray, SeedStream, Snapshot, Transitions
+import numpy as np
+
+from freewheel.core import TRANSITION_FIELDS, Episode, Failure, NDArray, SeedStream, Snapshot, Transitions
 from freewheel.errors import FreewheelError
 from freewheel.pacing.episode_queue import EpisodeOrder, Tickets, TicketStream
 from freewheel.pacing.pacing import NO_TICKET
@@ -49,6 +51,13 @@ class Performed:
     rows: int  # valid ones
     lost: Counter[str]  # rows lost to failures of the environment, by cause
     difference: str = ""  # in what it differs from the recorded one
+
+
+def joined(parts: Sequence[Performed]) -> Transitions:
+    """The rows of one fragment after the other."""
+    if len(parts) == 1:
+        return parts[0].data
+    return Transitions(*(np.concatenate([getattr(one.data, name) for one in parts]) for name in TRANSITION_FIELDS))
 
 
 class _Issued:

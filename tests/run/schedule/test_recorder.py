@@ -12,21 +12,10 @@ import pytest
 
 from freewheel.core import CAUSES, Transitions
 from freewheel.errors import FileError
+from freewheel.run.schedule import log
 from freewheel.run.schedule import recorder as recording
 from freewheel.run.schedule.answers import Answers, EndOfSchedule
-from freewheel.run.schedule.log import (
-    FILE,
-    Act,
-    Check,
-    Checksums,
-    Delivery,
-    Drop,
-    Line,
-    Schedule,
-    Start,
-    as_json,
-    checksums,
-)
+from freewheel.run.schedule.log import Act, Check, Checksums, Delivery, Drop, Line, Schedule, Start, as_json, checksums
 from freewheel.run.schedule.recorder import Recorder
 from tests.support.failing_disk import FailingDisk
 
@@ -49,7 +38,7 @@ LINES = [
 
 
 def write(folder: Path, text: str | bytes) -> Path:
-    path = folder / FILE
+    path = folder / log.FILE
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
@@ -189,7 +178,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path, failing: 
     failing.failing = ()
     act(recorder, 5)
     recorder.close("steps")
-    assert versions(tmp_path / FILE) == [0, 1, 2, 3, 4, 5]
+    assert versions(tmp_path / log.FILE) == [0, 1, 2, 3, 4, 5]
     assert len(said) == 2, "it fails, and it works again"
     assert recorder.problems == []
 
@@ -209,10 +198,12 @@ def test_a_disk_that_fails_for_long_ends_the_recording_and_that_is_said(
     for version in range(9, 12):
         act(recorder, version)
     recorder.close("steps")
-    assert versions(tmp_path / FILE) == list(range(5)), "without a gap: what waited is written when that is possible"
+    assert versions(tmp_path / log.FILE) == list(range(5)), (
+        "without a gap: what waited is written when that is possible"
+    )
     assert any("the schedule ends before the run" in text for text in said)
     assert len(recorder.problems) == 1
-    assert schedule(tmp_path / FILE).outline.end == ""
+    assert schedule(tmp_path / log.FILE).outline.end == ""
 
 
 def test_tickets_that_nobody_has_seen_end_the_recording(tmp_path: Path) -> None:
