@@ -226,9 +226,8 @@ def _behind_a_barrier(way: Way, env: StepTimes, policy: PolicyTimes, cores: int,
     waits = env.slowest_of(lanes) + resets + lane_row
     works = lanes * (env.cpu + lane_row) / cores
     limits: dict[Limit, float] = {"barrier": _rate(1, waits), "cores": _rate(1, works)}
-    rounds = sum(rate**-SHARPNESS for rate in limits.values()) ** (
-        -1.0 / SHARPNESS
-    )  # those that are close are both felt
+    # Limits that lie close together are both felt.
+    rounds = sum(rate**-SHARPNESS for rate in limits.values()) ** (-1.0 / SHARPNESS)
     each = 1.0 / (rounds * lanes) + barrier * BARRIER_ROW + policy.act
     rate = 1.0 / (each + policy.learn)
     limit: Limit = min(limits, key=lambda limit: limits[limit]) if each >= policy.learn else "learner"

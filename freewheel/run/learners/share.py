@@ -102,7 +102,7 @@ def share_of(whole: Plan, place: Place) -> Plan:
     where = find_devices(machine.device, rank=place.local_rank, learners=place.local, simulated=config.env.on_device)
     run = replace(config.run, machine=machine)
     config = replace(config, collector=mode, env=config.env.to(where.simulator), run=run)
-    together = whole.spec.device == whole.device  # as simulators are, but for those that choose a device of their own
+    together = whole.spec.device == whole.device  # learner and simulator, unless one chooses its own
     spec = replace(whole.spec, lanes=whole.spec.lanes // learners, model_task=task_beside(whole.spec, where.learner))
     spec = replace(spec, device=where.simulator if together else spec.device)
     share = Share(place.rank, learners, place.local)

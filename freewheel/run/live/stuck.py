@@ -109,15 +109,12 @@ def _verdict(status: Status, slow: Sequence[Worker]) -> str:
         most = max(slow, key=lambda worker: worker.since_s)
         who = f"{len(slow)} environments" if len(slow) > 1 else f"the environment of lane {most.lane}"
         return f"the learner waits for rows, and {who} did not return from {called(most)} for {duration(most.since_s)}"
-    if learner.doing == "wait-data" and workers and all(one.state in ("down", "lost") for one in workers):
+    rowless = learner.doing == "wait-data" and len(workers) > 0
+    if rowless and all(one.state in ("down", "lost") for one in workers):
         return "the learner waits for rows, and no worker is there: they die and are replaced"
-    if learner.doing == "wait-data" and workers and all(one.state in ("pending", "lost") for one in workers):
+    if rowless and all(one.state in ("pending", "lost") for one in workers):
         return "the learner waits for rows, and the cluster has no room for any worker: see ray status, or --cpus-per-worker"
-    if (
-        learner.doing == "wait-data"
-        and workers
-        and all(one.state.startswith("wait") and one.since_s > LONG for one in workers)
-    ):
+    if rowless and all(one.state.startswith("wait") and one.since_s > LONG for one in workers):
         return "the learner waits for rows, and every worker waits: a deadlock, please report it with this text"
     if learner.since_s <= LONG:
         calls = "one call of an environment takes" if len(slow) == 1 else f"{len(slow)} calls of environments take"
