@@ -26,11 +26,6 @@ PATTERNS = np.array([[(-1) ** (c & column).bit_count() for column in range(COLUM
 SHOWN = (PATTERNS * (1 - NOISE)).astype(np.float32)
 
 
-def right_action(observation: NDArray) -> int:
-    """The action that earns 1 after this observation."""
-    return int(TARGETS[np.argmax(PATTERNS @ observation)])
-
-
 def relative_times(law: Law, count: int, rng: np.random.Generator, sigma: float) -> NDArray:
     """Random times with a mean of exactly 1."""
     if law == "lognormal":

@@ -7,13 +7,13 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from freewheel.core import NDArray
 from freewheel.worlds.cage2.agents import defender
-from freewheel.worlds.cage2.cyborg import Scenario2, Truth
+from freewheel.worlds.cage2.cyborg import PLACE, Scenario2
 from freewheel.worlds.cage2.scenario import HOSTS, RED_KINDS, VERB_OF, VERBS
 from tests.support.places import ROOT
 
@@ -84,6 +84,44 @@ def stored(defender_name: str, red: str) -> Path:
 # ------------------------------------------------------------------------------------------------------ on the real simulator
 
 
+class Truth(NamedTuple):
+    """The true state after a step or a reset, which blue does not see, and the success of the last actions."""
+
+    red_action: str  # with the name of its host or subnet
+    red_success: int  # 0 no, 1 yes, 2 not known
+    blue_success: int
+    access: NDArray  # [13] int8: red has 0 nothing, 1 a user's session, 2 root's or SYSTEM's
+    decoys: NDArray  # [13] int8: how many there are
+    otservice: bool  # whether it runs
+
+
+def truth(env: Scenario2) -> Truth:
+    state, access = env._controller.state, np.zeros(len(HOSTS), np.int8)
+    for session in state.sessions["Red"].values():
+        level = 2 if session.username in ("root", "SYSTEM") else 1
+        access[PLACE[session.host]] = max(access[PLACE[session.host]], level)
+    processes = [state.hosts[host].processes for host in HOSTS]
+    decoys = [sum(process.decoy_type.name != "NONE" for process in there) for there in processes]
+    otservice = any(process.name == "OTService" for process in processes[PLACE["Op_Server0"]])
+    acted = ("", 2, 2)  # before the first step
+    if env._steps:
+        # The innermost of these wrappers knows whether blue's action worked.
+        successes = env._controller.observation["Red"].data["success"], env._game.env.env.env.success
+        red, blue = ({"FALSE": 0, "TRUE": 1}.get(success.name, 2) for success in successes)
+        acted = _red_action(env._controller), red, blue
+    return Truth(*acted, access, np.array(decoys, np.int8), otservice)
+
+
+def _red_action(controller: Any) -> str:
+    action = controller.action["Red"]
+    target = getattr(action, "hostname", "")
+    if address := getattr(action, "ip_address", None):
+        target = controller.state.ip_addresses[address]
+    elif subnet := getattr(action, "subnet", None):
+        target = next(name for name, own in controller.subnet_cidr_map.items() if own == subnet)
+    return f"{type(action).__name__} {target}".rstrip()
+
+
 @functools.cache
 def _world(red: str) -> Scenario2:
     """One a process; what has been loaded by then is no business of the garbage collector's any more."""
@@ -102,7 +140,7 @@ def play_real(defender_name: str, red: str, seeds: Sequence[int]) -> Games:
 def _play(defender_name: str, red: str, seed: int) -> Games:
     env, blue = _world(red), defender(defender_name, seed=seed)
     obs, _ = env.reset(seed=seed)
-    seen, truths = [obs], [env.truth()]
+    seen, truths = [obs], [truth(env)]
     actions: list[int] = []
     rewards: list[float] = []
     for _ in range(STEPS):
@@ -110,23 +148,23 @@ def _play(defender_name: str, red: str, seed: int) -> Games:
         obs, reward, *_ = env.step(actions[-1])
         rewards.append(reward)
         seen.append(obs)
-        truths.append(env.truth())
+        truths.append(truth(env))
     return _games(seed, seen, actions, rewards, truths)
 
 
 def _games(
     seed: int, seen: Sequence[NDArray], actions: Sequence[int], rewards: Sequence[float], truths: Sequence[Truth]
 ) -> Games:
-    kinds = [RED_KINDS.index(truth.red_action.partition(" ")[0]) for truth in truths[1:]]
+    kinds = [RED_KINDS.index(one.red_action.partition(" ")[0]) for one in truths[1:]]
     return Games(
         seed=np.array([seed]),
         obs=np.array([seen], np.int8),
         action=np.array([actions]),
         reward=np.array([rewards]),
         red_kind=np.array([kinds]),
-        red_success=np.array([[truth.red_success for truth in truths[1:]]]),
-        blue_success=np.array([[truth.blue_success for truth in truths[1:]]]),
-        access=np.array([[truth.access for truth in truths]]),
-        decoys=np.array([[truth.decoys for truth in truths]]),
-        otservice=np.array([[truth.otservice for truth in truths]]),
+        red_success=np.array([[one.red_success for one in truths[1:]]]),
+        blue_success=np.array([[one.blue_success for one in truths[1:]]]),
+        access=np.array([[one.access for one in truths]]),
+        decoys=np.array([[one.decoys for one in truths]]),
+        otservice=np.array([[one.otservice for one in truths]]),
     )

@@ -17,7 +17,7 @@ from gymnasium.utils.env_checker import check_env
 from freewheel.core import NDArray
 from freewheel.envs.family import WORLDS, register_ids
 from freewheel.errors import UsageError
-from freewheel.worlds.straggler import ACTIONS, TARGETS, Law, Straggler, relative_times, right_action
+from freewheel.worlds.straggler import ACTIONS, PATTERNS, TARGETS, Law, Straggler, relative_times
 
 ID = "freewheel/Straggler-v0"
 #: The deviation of each law of mean 1, in closed form: e^(σ²) − 1 at σ = 0.7, and p(1 − p)(long − short)².
@@ -40,6 +40,11 @@ def play(env: Straggler, choose: Callable[[NDArray], Any], seed: int | None = No
         seen.append(obs)
         total += reward
     return np.stack(seen), total, info
+
+
+def right_action(observation: NDArray) -> int:
+    """The action that earns 1 after this observation."""
+    return int(TARGETS[np.argmax(PATTERNS @ observation)])
 
 
 def at_random(seed: int) -> Callable[[NDArray], int]:

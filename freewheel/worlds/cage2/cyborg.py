@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -20,19 +20,7 @@ if TYPE_CHECKING:
     from freewheel.worlds.cage2.cyborg_package import Package
 
 MIXED = ("B_lineAgent", "RedMeanderAgent")
-PRIVILEGED = ("root", "SYSTEM")
 PLACE = {host: number for number, host in enumerate(HOSTS)}
-
-
-class Truth(NamedTuple):
-    """The true state after a step or a reset, which blue does not see."""
-
-    red_action: str  # with the name of its host or subnet
-    red_success: int  # 0 no, 1 yes, 2 not known
-    blue_success: int
-    access: NDArray  # [13] int8: red has 0 nothing, 1 a user's session, 2 root's or SYSTEM's
-    decoys: NDArray  # [13] int8: how many there are
-    otservice: bool  # whether it runs
 
 
 class Scenario2(gymnasium.Env[NDArray, Any]):
@@ -67,7 +55,6 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
             simulator = source.start(self._reds[0])
             self._game = source.wrap(simulator)
         self._controller = simulator.environment_controller
-        self._blue = self._game.env.env.env  # the wrapper that knows whether blue's action worked
         if (count := self._game.action_space.n) != len(ACTIONS):
             wrong = f"blue has {count} actions, not {len(ACTIONS)}; install the right version"
             raise SetupError(f"this {source.name} is not the one of CAGE Challenge 2: {wrong}")
@@ -101,36 +88,9 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
         seen = np.asarray(observation, np.float32)
         return seen if self._memory is None else np.concatenate((seen, self._memory.columns[0]))
 
-    def truth(self) -> Truth:
-        """The true state, and the success of the last actions."""
-        hosts = self._controller.state.hosts
-        access = np.zeros(len(HOSTS), np.int8)
-        for session in self._sessions():
-            level = 2 if session.username in PRIVILEGED else 1
-            access[PLACE[session.host]] = max(access[PLACE[session.host]], level)
-        decoys = [sum(process.decoy_type.name != "NONE" for process in hosts[host].processes) for host in HOSTS]
-        otservice = any(process.name == "OTService" for process in hosts["Op_Server0"].processes)
-        acted = ("", 2, 2)  # before the first step
-        if self._steps:
-            success = self._controller.observation["Red"].data["success"]
-            acted = self._red_action(), _known(success), _known(self._blue.success)
-        return Truth(*acted, access, np.array(decoys, np.int8), otservice)
-
-    def _red_action(self) -> str:
-        action = self._controller.action["Red"]
-        target = getattr(action, "hostname", "")
-        if address := getattr(action, "ip_address", None):
-            target = self._controller.state.ip_addresses[address]
-        elif subnet := getattr(action, "subnet", None):
-            target = next(name for name, own in self._controller.subnet_cidr_map.items() if own == subnet)
-        return f"{type(action).__name__} {target}".rstrip()
-
-    def _sessions(self) -> Any:
-        return self._controller.state.sessions["Red"].values()
-
     def _info(self) -> dict[str, Any]:
         held = np.zeros(len(HOSTS), np.bool_)
-        for session in self._sessions():
+        for session in self._controller.state.sessions["Red"].values():
             held[PLACE[session.host]] = True
         held[FOOTHOLD] = False  # red always has it
         return {"compromised": held}
@@ -147,7 +107,3 @@ def package() -> Package:
 
 #: Without a time limit.
 UNLIMITED = partial(Scenario2, max_episode_steps=None)
-
-
-def _known(success: Any) -> int:
-    return {"FALSE": 0, "TRUE": 1}.get(success.name, 2)

@@ -30,6 +30,7 @@ from freewheel.worlds.cage2 import cyborg, cyborg_package, family
 from freewheel.worlds.cage2.cyborg import Scenario2
 from freewheel.worlds.cage2.env import Memory
 from freewheel.worlds.cage2.scenario import ACTIONS, FOOTHOLD, RED_AGENTS
+from tests.support.cage2_games import truth
 from tests.support.cyborg_worlds import STEPS, Scripted, script
 from tests.support.places import ROOT
 
@@ -53,17 +54,17 @@ def replay(env: Scenario2, game: int, record: Mapping[str, NDArray]) -> None:
     """Play a recorded game again; all that is known of it must come out the same."""
     obs, info = env.reset(seed=int(record["seed"][game]))
     for step in range(101):
-        truth = env.truth()
+        before = truth(env)
         assert obs.tolist() == record["obs"][game, step].tolist()
         access = record["true_red_access"][game, step]
-        assert truth.access.tolist() == access.tolist()
+        assert before.access.tolist() == access.tolist()
         assert info["compromised"].tolist() == [bool(level) and host != FOOTHOLD for host, level in enumerate(access)]
-        assert truth.decoys.tolist() == record["true_decoys"][game, step].tolist()
-        assert truth.otservice == record["true_otservice_up"][game, step]
+        assert before.decoys.tolist() == record["true_decoys"][game, step].tolist()
+        assert before.otservice == record["true_otservice_up"][game, step]
         if step == 100:
             break
         obs, reward, terminated, truncated, info = env.step(record["action"][game, step])
-        after = env.truth()
+        after = truth(env)
         assert (reward, terminated, truncated) == (record["reward"][game, step], False, step == 99)
         assert after.red_action == record["red_action_vocab"][record["red_action"][game, step]]
         assert after.red_success == record["red_success"][game, step]
@@ -102,9 +103,9 @@ def test_it_is_a_sound_gymnasium_env() -> None:
     obs, info = env.reset(seed=1)
     assert (obs.dtype.name, info["compromised"].dtype.name, info["compromised"].shape) == ("float32", "bool", (13,))
     assert not info["compromised"].any()
-    truth = env.truth()
-    assert (truth.red_action, truth.red_success, truth.blue_success) == ("", 2, 2)
-    assert truth.access.tolist() == [2 if host == FOOTHOLD else 0 for host in range(13)]
+    begun = truth(env)
+    assert (begun.red_action, begun.red_success, begun.blue_success) == ("", 2, 2)
+    assert begun.access.tolist() == [2 if host == FOOTHOLD else 0 for host in range(13)]
 
 
 @pytest.mark.parametrize("limit", [30, None])
@@ -124,7 +125,7 @@ def hand_driven(seed: int, red_agent: str = "B_lineAgent") -> list[Any]:
 
 def told(env: Scenario2, action: int) -> tuple[Any, ...]:
     obs, reward, *_, info = env.step(action)
-    return obs.tolist(), reward, info["compromised"].tolist(), env.truth().red_action
+    return obs.tolist(), reward, info["compromised"].tolist(), truth(env).red_action
 
 
 def test_the_callers_random_numbers_are_left_alone() -> None:
