@@ -3,8 +3,6 @@ simple blue ones to compare others with (sleeping, random, by rules)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from freewheel.core import NDArray
@@ -120,26 +118,18 @@ class Meander:
         self._last_host = np.where((kind == ESCALATE) | (kind == IMPACT), target, NONE)
 
 
-#: Decoys that fit the system of a host and whose port is free there, by host; the most valuable first.
-DECOYS: Mapping[str, tuple[str, ...]] = {
-    "Op_Server0": ("HarakaSMPT", "Apache", "Tomcat", "Vsftpd"),
-    "Enterprise2": ("Femitter",),
-    "Enterprise1": ("Femitter",),
-    "Enterprise0": ("HarakaSMPT", "Apache", "Tomcat", "Vsftpd"),
-    "User1": ("Apache", "Tomcat", "Smss", "Svchost"),
-    "User2": ("Femitter", "Apache", "Tomcat", "SSHD"),
-    "User3": ("SSHD", "Vsftpd"),
-    "User4": ("Vsftpd",),
-    "Op_Host0": ("HarakaSMPT", "Apache", "Tomcat", "Vsftpd"),
-    "Op_Host1": ("HarakaSMPT", "Apache", "Tomcat", "Vsftpd"),
-    "Op_Host2": ("HarakaSMPT", "Apache", "Tomcat", "Vsftpd"),
-    "Defender": ("HarakaSMPT", "Apache", "Tomcat", "Vsftpd"),
-}
-#: The hosts that the rules consider, the most valuable first. Red always has User0.
-URGENT = np.array([HOSTS.index(host) for host in DECOYS])
+#: The hosts that the rules consider, and the decoys, the most valuable first. Red always has User0.
+VALUABLE = (
+    "Op_Server0", "Enterprise2", "Enterprise1", "Enterprise0", "User1", "User2", "User3", "User4", "Op_Host0", "Op_Host1",
+    "Op_Host2", "Defender",
+)  # fmt: skip
+KINDS = ("HarakaSMPT", "Femitter", "Apache", "Tomcat", "Smss", "Svchost", "SSHD", "Vsftpd")
+URGENT = np.array([HOSTS.index(host) for host in VALUABLE])
 ANALYSE, REMOVE, RESTORE = (ACTIONS.index(f"{verb} {HOSTS[0]}") for verb in ("Analyse", "Remove", "Restore"))
-PLACES = np.array([HOSTS.index(host) for host, kinds in DECOYS.items() for _ in kinds])  # [D] of each decoy
-PLACING = np.array([ACTIONS.index(f"Decoy{kind} {host}") for host, kinds in DECOYS.items() for kind in kinds])  # [D]
+_RANKED = [ACTIONS.index(f"Decoy{kind} {host}") for host in VALUABLE for kind in KINDS]
+#: [D] placing each decoy that fits, and the host where that is.
+PLACING = np.array([one for one in _RANKED if (s2.VERB_OF[one], s2.HOST_OF[one]) in s2.PLACES])
+PLACES = s2.HOST_OF[PLACING]
 
 
 class Defender:

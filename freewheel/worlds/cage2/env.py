@@ -17,15 +17,8 @@ from freewheel.core import NDArray, SeedStream
 from freewheel.worlds.cage2 import scenario as s2
 from freewheel.worlds.cage2.agents import Bline, Meander
 from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SUCCESS, SWEEP, Networks
-from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, N
+from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, PLACES, N
 
-#: (verb, host) of every decoy that can be placed: it fits the system, and its port is free at the start.
-PLACES = [
-    (verb, host)
-    for host in range(N)
-    for verb in range(s2.FIRST_DECOY, s2.LAST_DECOY + 1)
-    if s2.FITS[verb, host] and not s2.OPEN[host] & s2.NEEDS[verb]
-]
 COLUMNS = (
     *(f"{s2.VERBS[verb - 2]} {HOSTS[host]}" for verb, host in PLACES),
     *(f"scanned {host}" for host in HOSTS),

@@ -31,11 +31,9 @@ RED_KINDS = (
 
 N = len(HOSTS)
 OP_SERVER, FOOTHOLD = HOSTS.index("Op_Server0"), HOSTS.index("User0")
-#: Ports that can be exploited, and their exploits, the most promising last: red prefers the last port that it knows open.
+#: Ports that can be exploited (by SSHBruteForce, BlueKeep, EternalBlue, HTTPRFI, HTTPSRFI, SQLInjection, HarakaRCE and
+#: FTPDirectoryTraversal), the most promising last: red prefers the last port that it knows open.
 PORTS = (22, 3389, 139, 80, 443, 3390, 25, 21)
-EXPLOITS = (
-    "SSHBruteForce", "BlueKeep", "EternalBlue", "HTTPRFI", "HTTPSRFI", "SQLInjection", "HarakaRCE", "FTPDirectoryTraversal",
-)  # fmt: skip
 BRUTE_FORCE = 0
 SQL, WEB = PORTS.index(3390), (PORTS.index(80), PORTS.index(443))
 
@@ -147,6 +145,13 @@ OPENS, NEEDS = _per_verb("opens"), _per_verb("needs")  # [13] by verb: sets of p
 FITS = np.zeros((RESTORE + 1, N), np.bool_)  # [verb, host]
 for _name, _decoy in DECOYS.items():
     FITS[ANALYSE + VERBS.index(_name)] = [_decoy.windows in (None, host.windows) for host in _HOSTS]
+#: (verb, host) of every decoy that can be placed: it fits the system, and its port is free at the start.
+PLACES = [
+    (verb, host)
+    for host in range(N)
+    for verb in range(FIRST_DECOY, LAST_DECOY + 1)
+    if FITS[verb, host] and not OPEN[host] & NEEDS[verb]
+]
 
 _members = np.arange(1 << N)[:, None] >> np.arange(N) & 1  # [8192, 13] which hosts a set has
 SIZE = _members.sum(axis=1)  # [8192]

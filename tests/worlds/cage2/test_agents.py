@@ -7,7 +7,7 @@ import pytest
 
 from freewheel.core import NDArray
 from freewheel.errors import UsageError
-from freewheel.worlds.cage2.agents import DECOYS, DEFENDERS, Bline, Defender, Meander, Reactive, Uniform, defender
+from freewheel.worlds.cage2.agents import DEFENDERS, PLACING, Bline, Defender, Meander, Reactive, Uniform, defender
 from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, Networks
 from freewheel.worlds.cage2.scenario import ACTIONS, BIT, HOSTS
 
@@ -113,7 +113,7 @@ def acts(blue: Defender, *observations: NDArray) -> list[str]:
 
 
 def placing() -> list[str]:
-    return [f"Decoy{kind} {host}" for host, kinds in DECOYS.items() for kind in kinds]
+    return [ACTIONS[action] for action in PLACING]
 
 
 def test_sleeping_sleeps_and_others_are_named() -> None:

@@ -17,9 +17,9 @@ from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
 from freewheel.seeding import training_episodes
 from freewheel.worlds.cage2 import scenario as s2
-from freewheel.worlds.cage2.env import COLUMNS, PLACES, Cage2Vector, Memory
+from freewheel.worlds.cage2.env import COLUMNS, Cage2Vector, Memory
 from freewheel.worlds.cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, Networks, choose_exploit
-from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, LAST_DECOY, PORTS, REDS
+from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, LAST_DECOY, PLACES, PORTS, REDS
 
 NAME = "freewheel/Cage2-v0"
 

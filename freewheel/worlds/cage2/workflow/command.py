@@ -217,11 +217,9 @@ def resume(options: SearchOptions, given: Sequence[str]) -> Task:
 
 def _name(options: SearchOptions) -> RunName:
     place = typed(Path(options.runs_dir))
-    return (
-        RunName(place, options.run, exact=True)
-        if options.run
-        else RunName(place, f"workflow-{options.strategy}").free()
-    )
+    if options.run:
+        return RunName(place, options.run, exact=True)
+    return RunName(place, f"workflow-{options.strategy}").free()
 
 
 def _chosen_sizes(planned: Plan, options: SearchOptions) -> dict[str, Any]:
@@ -252,11 +250,8 @@ def _search(task: Task, console: Console) -> int:
     session = time.monotonic(), searched.spent
 
     def trial(proposal: Proposal) -> Outcome:
-        begun = f", from {proposal.init}" if proposal.init else ""
-        _print(
-            console,
-            f"{which_trial(searched, proposal)}: {workflow(proposal.order)}{begun}, up to {proposal.episodes:,} episodes",
-        )
+        begun = workflow(proposal.order) + (f", from {proposal.init}" if proposal.init else "")
+        _print(console, f"{which_trial(searched, proposal)}: {begun}, up to {proposal.episodes:,} episodes")
         outcome = train(proposal, TrialProgress(console, searched, proposal, session))
         worth = f"env return {outcome.env_return:.1f}, compliance {_number(outcome.compliance)}"
         _print(console, f"  {worth}; ended by {outcome.ended} after {outcome.episodes:,} episodes")

@@ -71,15 +71,6 @@ def encode(order: Order) -> NDArray:
     return np.array([[float(kind == other) for other in TYPES] for kind in order], np.float32).reshape(COLUMNS)
 
 
-def decode(numbers: NDArray | Sequence[float]) -> Order:
-    """The order that was encoded."""
-    places = np.asarray(numbers).reshape(len(TYPES), len(TYPES))
-    order = tuple(TYPES[kind] for kind in places.argmax(axis=1))
-    if len(set(order)) != len(TYPES) or (encode(order) != places.ravel()).any():
-        raise UsageError(f"these {COLUMNS} numbers are no order of the host types: {places.ravel().tolist()}")
-    return order
-
-
 def ranks(contexts: NDArray) -> NDArray:
     """[..., 25] orders as numbers -> [..., 5] the place of each type, 0 the first."""
     places: NDArray = contexts.reshape(*contexts.shape[:-1], len(TYPES), len(TYPES)).argmax(axis=-2)

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from freewheel.sinks.words import clock
 from freewheel.worlds.cage2.workflow.envs import CANONICAL
 from freewheel.worlds.cage2.workflow.search import Proposal, Search
 from freewheel.worlds.cage2.workflow.trials import workflow
@@ -120,12 +121,3 @@ class TrialProgress:
         if done <= before:
             return None
         return (self._now() - began) / (done - before) * max(self._search.rules.total_episodes - done, 0)
-
-
-def clock(seconds: float | None) -> str:
-    """0:07, 12:34 or 1:02:03."""
-    if seconds is None:
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -260,7 +260,6 @@ class _Watch(Hook):
     def __init__(self, progress: Progress, proposal: Proposal, write: Write, before: int) -> None:
         self.progress, self._proposal, self._write, self._before = progress, proposal, write, before
         self._written, self._update, self._begun = 0, 0, time.monotonic()
-
         self._fresh: list[Episode] = []  # since the last update
 
     def on_episode(self, run: Run, episode: Episode) -> None:

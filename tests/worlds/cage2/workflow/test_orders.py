@@ -13,18 +13,7 @@ from freewheel.core import NDArray
 from freewheel.errors import UsageError
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS
 from freewheel.worlds.cage2.workflow import envs
-from freewheel.worlds.cage2.workflow.envs import (
-    ORDERS,
-    TYPES,
-    Compliance,
-    decode,
-    distance,
-    encode,
-    parse,
-    precedence,
-    ranks,
-    spelt,
-)
+from freewheel.worlds.cage2.workflow.envs import ORDERS, TYPES, distance, encode, parse, precedence, ranks, spelt
 
 
 def test_there_are_120_orders_and_each_has_numbers_of_its_own() -> None:
@@ -32,19 +21,10 @@ def test_there_are_120_orders_and_each_has_numbers_of_its_own() -> None:
     numbers = {tuple(encode(order).tolist()) for order in ORDERS}
     assert len(numbers) == 120
     assert all(len(row) == 25 and sum(row) == 5 and set(row) == {0.0, 1.0} for row in numbers)
-    assert [decode(encode(order)) for order in ORDERS] == list(ORDERS)
     rows = encode(ORDERS[42]).reshape(5, 5)
     assert [TYPES[column] for column in rows.argmax(axis=1)] == list(ORDERS[42]), "a row of five a place"
     together = ranks(np.stack([encode(order) for order in ORDERS]))
     assert together.tolist() == [[order.index(kind) for kind in TYPES] for order in ORDERS]
-
-
-@pytest.mark.parametrize("place", [0, 7, 24])
-def test_numbers_that_are_no_order_are_refused(place: int) -> None:
-    numbers = encode(ORDERS[17]).copy()
-    numbers[place] = 1.0 - numbers[place]
-    with pytest.raises(UsageError, match="no order of the host types"):
-        decode(numbers)
 
 
 def test_every_host_has_its_type() -> None:
@@ -92,9 +72,9 @@ def act(name: str) -> NDArray:
     return np.array([ACTIONS.index(name)])
 
 
-def played(steps: list[tuple[set[str], str]], order: tuple[str, ...] = ORDER) -> tuple[Compliance, list[float]]:
+def played(steps: list[tuple[set[str], str]], order: tuple[str, ...] = ORDER) -> tuple[envs.Compliance, list[float]]:
     """Actions, each in a world where red is on these hosts; the rewards for them."""
-    compliance = Compliance(1, LAMBDA)
+    compliance = envs.Compliance(1, LAMBDA)
     compliance.begin(np.ones(1, np.bool_), encode(order)[None], taken(*steps[0][0]))
     after = [*(hosts for hosts, _ in steps[1:]), set[str]()]
     rewards = [
@@ -155,14 +135,14 @@ def test_the_reward_is_the_change_of_compliance() -> None:
 
 
 def test_without_an_order_nothing_is_counted() -> None:
-    compliance = Compliance(1, LAMBDA)
+    compliance = envs.Compliance(1, LAMBDA)
     compliance.begin(np.ones(1, np.bool_), np.zeros((1, 25), np.float32), taken("Defender"))
     assert compliance.judge(act("Restore Defender"), taken()).item() == 0.0
     assert np.isnan(compliance.share.item())
 
 
 def test_a_new_episode_forgets_and_leaves_the_others_alone() -> None:
-    compliance = Compliance(2, LAMBDA)
+    compliance = envs.Compliance(2, LAMBDA)
     orders = np.stack([encode(ORDER), encode(ORDER)])
     both = np.repeat(taken("User1"), 2, axis=0)
     compliance.begin(np.ones(2, np.bool_), orders, both)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from freewheel.worlds.cage2.workflow.envs import ORDERS
-from freewheel.worlds.cage2.workflow.progress import LINE_EVERY, TrialProgress, clock, which_trial
+from freewheel.worlds.cage2.workflow.progress import LINE_EVERY, TrialProgress, which_trial
 from freewheel.worlds.cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy, Trial
 
 ROW: dict[str, Any] = {
@@ -96,8 +96,3 @@ def test_before_anything_has_been_played_the_time_left_is_unknown() -> None:
     now.now = 9.0
     progress.write({"episodes": 0, "episodes_per_s": None, "updates": 0, "wall_s": 1.0})
     assert shown(console) == "  0/400 episodes  0 episodes/s  search 0%, eta -\n"
-
-
-@pytest.mark.parametrize(("seconds", "told"), [(None, "-"), (7.4, "0:07"), (754, "12:34"), (3723, "1:02:03")])
-def test_times(seconds: float | None, told: str) -> None:
-    assert clock(seconds) == told
