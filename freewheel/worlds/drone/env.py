@@ -21,19 +21,7 @@ from freewheel.worlds.drone import quadrotor as quad
 from freewheel.worlds.drone.model import DroneModel
 from freewheel.worlds.drone.quadrotor import Control, Quadrotor, heading, length
 from freewheel.worlds.drone.render import Camera, Moment
-from freewheel.worlds.drone.task import (
-    DISTANCE,
-    GOAL,
-    LAST,
-    LOAD,
-    SEEN,
-    START,
-    TASK,
-    WIND,
-    DroneConfig,
-    DroneTask,
-    Lanes,
-)
+from freewheel.worlds.drone.task import DISTANCE, GOAL, LAST, LOAD, SEEN, START, WIND, DroneConfig, DroneTask, Lanes
 from freewheel.worlds.drone.terrain import Terrain, grow
 
 Obs: TypeAlias = dict[str, Tensor]
@@ -101,7 +89,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(lanes, *shape, dtype=dtype, device=self.device)
 
-        self._body, self._task = zeros(quad.STATE), zeros(TASK + cfg.action_size)
+        self._body, self._task = zeros(quad.STATE), zeros(LAST.start + cfg.action_size)
         self._level, self._tile = zeros(dtype=torch.int32), zeros(dtype=torch.int32)
         self._length = zeros(dtype=torch.int64)
         self._seen = zeros(self.task.cells, self.task.cells, dtype=torch.bool)

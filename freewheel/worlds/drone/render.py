@@ -27,11 +27,8 @@ NEAR = 0.8  # m: pillars nearer to the way than this are seen from the side
 PAGE, RULE, INK, PALE = (20, 24, 32), (60, 66, 78), (238, 241, 245), (150, 160, 176)
 PATH, CASING, LIDAR, GOAL, CRASH = (255, 176, 32), (40, 26, 8), (64, 226, 255), (70, 222, 110), (255, 72, 72)
 PILLAR, PILLAR_EDGE = (66, 50, 58), (150, 132, 138)
-FOG, UNSEEN, AHEAD = (
-    (24, 30, 44),
-    0.55,
-    0.5,
-)  # laid over what has not been seen on the map, and not been flown on the side
+#: Laid over what has not been seen on the map, and not been flown on the side.
+FOG, UNSEEN, AHEAD = (24, 30, 44), 0.55, 0.5
 #: Of the side view, from below: soil, the surface, the air, and where it is too high.
 LAYERS: tuple[Colour, ...] = (120, 98, 74), (84, 128, 76), (200, 215, 228), (222, 160, 164)
 #: How much of a pillar is laid over them: none is near, one is beside the way, one is in the way.
@@ -67,12 +64,8 @@ class Moment:
 
 def _profile() -> NDArray:
     """[flown or ahead, PILLARS, LAYERS, 3] the colours of the side view; pillars stand on the ground."""
-    colours = np.array(
-        [
-            [canvas.mix(np.array(layer), PILLAR, share * (at > 1)) for at, layer in enumerate(LAYERS)]
-            for share in PILLARS
-        ]
-    )
+    stands = np.array([at > 1 for at in range(len(LAYERS))])
+    colours = np.array([canvas.mix(np.array(LAYERS), PILLAR, share * stands) for share in PILLARS])
     return np.stack((colours, canvas.mix(colours, FOG, AHEAD)))
 
 
@@ -200,20 +193,15 @@ class Scene:
         width, height = PLOT
         along = (np.arange(width) + 0.5) / width * side.span
         spots = np.stack([np.interp(along, side.way, side.spots[:, axis]) for axis in range(2)], -1)
-        ground, gap = self.ground(spots), self._gap(spots)
+        ground, pillars = self.ground(spots), self._tile.pillars
+        away = np.linalg.norm(spots[:, None] - pillars[:, :2], axis=-1) - pillars[:, 2]  # from the surface of each
+        gap = away.min(1, initial=np.inf)
         pixel = (side.roof - side.floor) / height  # metres
         above = side.roof - (np.arange(height) + 0.5)[:, None] * pixel - ground  # [height, width] above ground
         limits = -1.5 * pixel, 1.5 * pixel, self._cfg.max_height
         layer = np.add.reduce([above > limit for limit in limits], dtype=np.uint8)  # of LAYERS
         pillar = (gap < NEAR).astype(np.uint8) + (gap < 0)  # of PILLARS
         np.copyto(view, PROFILE[(along > side.flown).astype(np.uint8), pillar, layer])
-
-    def _gap(self, spots: NDArray) -> NDArray:
-        """[N] from points [N, 2] to the nearest surface of a pillar."""
-        pillars = self._tile.pillars
-        away = np.linalg.norm(spots[:, None] - pillars[:, :2], axis=-1) - pillars[:, 2]
-        gap: NDArray = away.min(1, initial=np.inf)
-        return gap
 
     def _draw_flight(self, view: NDArray, side: Side, flight: Sequence[Moment]) -> None:
         now = flight[-1]

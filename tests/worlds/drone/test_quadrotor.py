@@ -13,16 +13,7 @@ from torch import Tensor
 
 from freewheel.core import NDArray
 from freewheel.worlds.drone import quadrotor as quad
-from freewheel.worlds.drone.quadrotor import (
-    BodyConfig,
-    Quadrotor,
-    heading,
-    rotate,
-    rotate_back,
-    to_heading,
-    to_map,
-    turned,
-)
+from freewheel.worlds.drone.quadrotor import BodyConfig, Quadrotor, heading, rotate, to_heading, to_map, turned
 
 THRUST = BodyConfig(control="thrust", drag_linear=0.0, drag_quadratic=0.0)
 
@@ -166,7 +157,9 @@ def test_turning_a_quarter_about_each_axis() -> None:
         half = torch.zeros(1, 3)
         half[0, axis] = math.pi / 4
         torch.testing.assert_close(rotate(turned(level, half), tensor(*start)), tensor(*end), atol=1e-6, rtol=0)
-        torch.testing.assert_close(rotate_back(turned(level, half), tensor(*end)), tensor(*start), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            quad.rotate_back(turned(level, half), tensor(*end)), tensor(*start), atol=1e-6, rtol=0
+        )
     torch.testing.assert_close(turned(level, torch.zeros(1, 3)), level)
 
 
