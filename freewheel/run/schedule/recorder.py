@@ -198,8 +198,8 @@ class Recorder:
     def _write(self, line: Line) -> None:
         """This line, with everything since the last one."""
         polls = tuple((executor, self._polls[executor], tuple(got)) for executor, got in self._got.items())
-        line = replace(line, empty=self._empty, oldest=tuple(self._oldest), polls=polls)
-        line = replace(line, starts=tuple(self._began), events=tuple(self._events))
+        began, events = tuple(self._began), tuple(self._events)
+        line = replace(line, empty=self._empty, oldest=tuple(self._oldest), polls=polls, starts=began, events=events)
         self._empty, self._oldest, self._began, self._events, self._got = 0, [], [], [], {}
         if self.file is not None:
             self.file.add(as_json(line))
