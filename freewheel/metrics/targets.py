@@ -1,7 +1,8 @@
 """Targets of the key figures of a run: whether each is where it should be, and if it cannot be, why not.
 
 `judge` is the one place that decides it: the console, the terminal view and the live page show what it returns. It needs a row of
-metrics.jsonl and the set-up of the run, which is in the run directory as targets.json (`read`).
+metrics.jsonl and the set-up of the run, which is in the run directory as targets.json (`read`). Red is only what somebody should
+look at: workers that are down, or that wait while the learner waits too. What a healthy run misses by its set-up has a reason.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ QUEUE, BUFFER = (0.5, 0.8), (0.7, 0.9)  # shares between which they should be
 GPU, CPU = 0.9, 0.8  # shares that they should be above
 RATE = 0.9  # of what the rates would be if nobody waited
 WAITING = 0.1  # share of the time in which waiting is not worth a word
+STARTING = 10.0  # seconds of a run in which workers may be down because they start
 
 State: TypeAlias = Literal["good", "bad", "unreachable", "unknown"]
 
@@ -114,6 +116,8 @@ class _Seen(NamedTuple):
     workers_down: float
     learner_waits: float
     learner_busy: float
+    learner_held: float  # by an evaluation that it plays itself, or a checkpoint
+    starting: bool
 
     @classmethod
     def of(cls, row: Mapping[str, Any], workers: int) -> _Seen:
@@ -121,7 +125,9 @@ class _Seen(NamedTuple):
         waits = (row.get(f"time/worker_wait_{what}") or 0.0 for what in ("credit", "slot", "gate"))
         down, idle = (row.get(f"time/{name}") or 0.0 for name in ("worker_down", "learner_wait_data"))
         acting = min((row.get("workers/turns") or workers) / max(workers, 1), 1.0)
-        return cls(max(0.0, 1.0 - (1.0 - min(sum(waits), 1.0)) / acting), down, idle, row.get("learner_busy") or 0.0)
+        wait = max(0.0, 1.0 - (1.0 - min(sum(waits), 1.0)) / acting)
+        held = sum(row.get(f"time/learner_{what}") or 0.0 for what in ("eval", "save"))
+        return cls(wait, down, idle, row.get("learner_busy") or 0.0, held, (row.get("wall_s") or STARTING) < STARTING)
 
     @property
     def free(self) -> float:
@@ -130,16 +136,21 @@ class _Seen(NamedTuple):
 
     @property
     def learner_limits(self) -> bool:
-        return self.workers_wait > WAITING and self.learner_busy >= self.workers_wait
+        return self.workers_wait > WAITING and self.learner_busy + self.learner_held >= self.workers_wait
 
     @property
     def learner_is_limit(self) -> str:
-        busy = f"it is busy {_percent(self.learner_busy)} of the time"
+        held = f" and evaluates or saves {_percent(self.learner_held)}" if self.learner_held > WAITING else ""
+        busy = f"it is busy {_percent(self.learner_busy)} of the time{held}"
         return f"the learner is the limit: {busy}, workers wait for it {_percent(self.workers_wait)}"
 
     @property
     def envs_are_limit(self) -> str:
         return f"the environments are the limit: the learner waits for rows {_percent(self.learner_waits)} of the time"
+
+    @property
+    def both_wait(self) -> bool:
+        return min(self.workers_wait, self.learner_waits) > WAITING
 
 
 Said: TypeAlias = tuple[State, str]
@@ -167,14 +178,20 @@ def _collection(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
 
 def _why_slow(setup: Setup, seen: _Seen) -> Said:
     if seen.workers_down > seen.workers_wait:
-        return "bad", f"workers are down {_percent(seen.workers_down)} of the time: they die and are replaced, or start"
+        down = f"workers are down {_percent(seen.workers_down)} of the time"
+        return (
+            ("unreachable", f"{down}: they start") if seen.starting else ("bad", f"{down}: they die and are replaced")
+        )
     if setup.in_turn:
         return "unreachable", f"{setup.mode} takes turns: environments rest while the learner learns"
     if seen.learner_limits:
         return "unreachable", seen.learner_is_limit
     if setup.mode == "batch":
         return "unreachable", f"batch waits for its slowest worker: {_percent(seen.workers_wait)} of the workers' time"
-    return "bad", f"workers wait {_percent(seen.workers_wait)} of the time: too few rows may be under way"
+    waiting = f"workers wait {_percent(seen.workers_wait)} of the time"
+    if seen.both_wait:
+        return "bad", f"{waiting}, and so does the learner: too few rows may be under way"
+    return "unreachable", f"{waiting}; the learner takes them in turn with its other work"
 
 
 def _updates(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
@@ -185,6 +202,11 @@ def _updates(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
         return Indicator("updates_per_s", LABELS["updates_per_s"], row.get("updates_per_s"), None, None, *said)
     low = None if not rate else max(0.0, RATE * rate * seen.free / setup.rows_per_update - 1.0 / setup.log_every)
     otherwise = _why_slow(setup, seen)
+    if seen.workers_wait <= WAITING >= seen.workers_down:
+        otherwise = (
+            "unreachable",
+            f"rows come faster than updates: the learner is busy {_percent(seen.learner_busy)} of the time",
+        )
     if (row.get("env_steps") or 0) < setup.learning_starts:
         otherwise = "unreachable", f"learning begins after {setup.learning_starts:,} rows"
     return _indicator(row, "updates_per_s", low, None, otherwise)
@@ -193,13 +215,20 @@ def _updates(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
 def _queue(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
     none = f"{setup.mode} takes turns: there is no queue" if setup.in_turn else ""
     value, (low, high) = row.get("queue_util"), QUEUE
-    if value is not None and value > high:
-        said: Said = ("bad", f"{seen.learner_is_limit}; fewer workers, or a longer queue")
+    idle = f"it waits {_percent(seen.learner_waits)} of the time"
+    if value is not None and value > high and seen.both_wait and seen.learner_waits > 0.5:
+        said: Said = ("bad", "rows wait in the queue while the learner waits for rows and workers wait for the learner")
+    elif value is not None and value > high:
+        busy = (
+            seen.learner_is_limit
+            if seen.learner_limits
+            else f"the learner is busy: {_percent(seen.learner_busy)} of the time"
+        )
+        said = "unreachable", f"{busy}; fewer workers would do"
     elif seen.learner_waits > WAITING:
-        idle = f"it waits {_percent(seen.learner_waits)} of the time"
         said = "unreachable", f"the learner takes fragments as they come: {idle}"
     else:
-        said = "bad", "the queue is longer than it has to be"
+        said = "unreachable", "the learner keeps up: a shorter queue would do"
     return _indicator(row, "queue_util", low, high, said, unknown=none)
 
 
@@ -223,36 +252,38 @@ def _buffer(row: Mapping[str, Any], setup: Setup) -> Indicator:
 
 def _gpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
     none = "no GPU here: the learner computes on the CPU" if setup.device == "cpu" else ""
-    if seen.learner_waits > WAITING:
-        said: Said = ("unreachable", seen.envs_are_limit)
-    else:
-        said = "bad", "the GPU is faster than what is asked of it: larger minibatches or networks would use it"
+    small = "the GPU is faster than what is asked of it: larger minibatches or networks would use it"
+    said: Said = ("unreachable", seen.envs_are_limit if seen.learner_waits > WAITING else small)
     return _indicator(row, "gpu_util", GPU, None, said, unknown=none)
 
 
 def _cpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
-    return _indicator(
-        row, "cpu_util", CPU, None, _why_idle(setup, seen, int(row.get("workers/turns") or setup.workers))
-    )
+    why = _why_idle(setup, seen, int(row.get("workers/turns") or setup.workers))
+    return _indicator(row, "cpu_util", CPU, None, ("unreachable", why))
 
 
-def _why_idle(setup: Setup, seen: _Seen, workers: int) -> Said:
+def _why_idle(setup: Setup, seen: _Seen, workers: int) -> str:
     learner = min(seen.learner_busy, 1.0) * setup.threads if setup.device == "cpu" else 0.0
     if setup.in_turn:
         at_once = min(max(setup.workers, setup.threads), setup.cores)
         if at_once < CPU * setup.cores:
-            return "unreachable", f"{setup.mode} uses {at_once} of {setup.cores} cores at a time"
-        return "unreachable", f"{setup.mode} takes turns: environments and learner wait for each other"
+            return f"{setup.mode} uses {at_once} of {setup.cores} cores at a time"
+        return f"{setup.mode} takes turns: environments and learner wait for each other"
     if setup.worker_cores is not None:
         most = min(1.0, (workers * setup.worker_cores + learner) / setup.cores)
         used = f"use {_percent(most)} of the CPU at most"
-        if most < CPU and setup.worker_cores < 0.5:
-            return "unreachable", f"workers sleep: {workers} of them {used}"
         if most < CPU:
-            return "bad", f"{workers} workers {used}: more would use the rest"
-    if seen.learner_limits:
-        return "unreachable", seen.learner_is_limit
-    return "bad", "cores are free, or other programs use them"
+            sleep = setup.worker_cores < 0.5
+            return (
+                f"workers sleep: {workers} of them {used}"
+                if sleep
+                else f"{workers} workers {used}: more would use the rest"
+            )
+    return (
+        seen.learner_is_limit
+        if seen.learner_limits
+        else "workers sleep in their steps, or other programs use the cores"
+    )
 
 
 def _percent(share: float) -> str:

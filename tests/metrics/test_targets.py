@@ -1,4 +1,4 @@
-"""Targets of the key figures: green, red, or out of reach with a reason."""
+"""Targets of the key figures: green, red where something is wrong, or out of reach with a reason."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ ROW: dict[str, Any] = {
     "steps_per_s": 20_480.0, "updates_per_s": 10.0, "queue_util": 0.6, "buffer_util": 0.8, "gpu_util": None, "cpu_util": 0.95,
     "learner_busy": 0.95, "env_steps": 50_000, "time/worker_step": 0.98, "time/worker_wait_credit": 0.02,
 }  # fmt: skip
+BOTH_WAIT = {"learner_busy": 0.1, "time/learner_wait_data": 0.8}
 LIMITED = ROW | {"time/worker_step": 0.4, "time/worker_wait_credit": 0.6}
 
 
@@ -50,17 +51,19 @@ def test_the_collection_rate_stands_beside_that_of_workers_that_never_wait() -> 
     assert found.low == pytest.approx(0.9 * 20_480 / 0.4)
     assert found.reason == "the learner is the limit: it is busy 95 % of the time, workers wait for it 60 %"
     assert found.state == "unreachable"
-    idle = one("steps_per_s", LIMITED | {"learner_busy": 0.1}, FREE)
-    assert (idle.state, idle.reason) == ("bad", "workers wait 60 % of the time: too few rows may be under way")
+    idle = one("steps_per_s", LIMITED | BOTH_WAIT, FREE)
+    why = "workers wait 60 % of the time, and so does the learner: too few rows may be under way"
+    assert (idle.state, idle.reason) == ("bad", why)
     down = one("steps_per_s", ROW | {"time/worker_down": 0.5}, FREE)
-    assert down.state == "bad"
-    assert down.reason.startswith("workers are down 50 % of the time")
+    assert (down.state, down.reason) == ("bad", "workers are down 50 % of the time: they die and are replaced")
+    start = one("steps_per_s", ROW | {"time/worker_down": 0.5, "wall_s": 2.0}, FREE)
+    assert (start.state, start.reason) == ("unreachable", "workers are down 50 % of the time: they start")
     assert "sequential takes turns" in one("steps_per_s", LIMITED, IN_TURN).reason
 
 
 def test_waiting_for_ones_turn_is_not_waiting_for_the_learner() -> None:
     many = replace(FREE, workers=20)
-    crowd = ROW | {"time/worker_wait_credit": 0.0, "time/worker_wait_gate": 0.9, "learner_busy": 0.1}
+    crowd = ROW | BOTH_WAIT | {"time/worker_wait_credit": 0.0, "time/worker_wait_gate": 0.9}
     assert one("steps_per_s", crowd, many).state == "bad"
     assert one("steps_per_s", crowd | {"workers/turns": 2.0}, many).state == "good"
     slow = one("steps_per_s", crowd | {"workers/turns": 4.0}, many)
@@ -69,7 +72,10 @@ def test_waiting_for_ones_turn_is_not_waiting_for_the_learner() -> None:
 
 def test_updates_follow_the_rows_and_one_may_be_missing_in_an_interval() -> None:
     assert one("updates_per_s", ROW | {"updates_per_s": 8.2}, FREE).state == "good"  # 0.9 x 20480 / 0.98 / 2048 - 1
-    assert one("updates_per_s", ROW | {"updates_per_s": 8.0}, FREE).state == "bad"
+    behind = one("updates_per_s", ROW | {"updates_per_s": 8.0}, FREE)
+    assert behind.reason == "rows come faster than updates: the learner is busy 95 % of the time"
+    stuck = one("updates_per_s", LIMITED | BOTH_WAIT | {"updates_per_s": 8.0}, FREE)
+    assert (behind.state, stuck.state) == ("unreachable", "bad")
     early = one("updates_per_s", ROW | {"updates_per_s": 0.0, "env_steps": 10}, REPLAY)
     assert (early.state, early.reason) == ("unreachable", "learning begins after 1,000 rows")
     assert one("updates_per_s", ROW, replace(FREE, rows_per_update=None)).state == "unknown"
@@ -80,7 +86,7 @@ def test_updates_follow_the_rows_and_one_may_be_missing_in_an_interval() -> None
     [
         (0.5, 0.0, "good", ""),
         (0.8, 0.9, "good", ""),
-        (0.3, 0.0, "bad", "the queue is longer than it has to be"),
+        (0.3, 0.0, "unreachable", "the learner keeps up: a shorter queue would do"),
         (0.0, 0.7, "unreachable", "the learner takes fragments as they come: it waits 70 % of the time"),
     ],
 )
@@ -91,8 +97,9 @@ def test_the_queue(util: float, waits: float, state: str, reason: str) -> None:
 
 def test_a_queue_that_is_full_tells_who_is_slow_and_serial_modes_have_none() -> None:
     full = one("queue_util", LIMITED | {"queue_util": 0.99}, FREE)
-    assert full.state == "bad"
+    assert full.state == "unreachable"
     assert full.reason.startswith("the learner is the limit")
+    assert one("queue_util", LIMITED | BOTH_WAIT | {"queue_util": 0.99}, FREE).state == "bad"
     none = one("queue_util", ROW | {"queue_util": None}, IN_TURN)
     assert (none.state, none.reason) == ("unreachable", "sequential takes turns: there is no queue")
 
@@ -117,7 +124,7 @@ def test_sleeping_workers_cannot_fill_the_cores_and_computing_ones_can() -> None
     sleepers = replace(FREE, workers=100, worker_cores=0.011)
     assert one("cpu_util", idle, sleepers).reason == "workers sleep: 100 of them use 30 % of the CPU at most"
     few = one("cpu_util", idle, replace(FREE, workers=2))
-    assert (few.state, few.reason) == ("bad", "2 workers use 52 % of the CPU at most: more would use the rest")
+    assert (few.state, few.reason) == ("unreachable", "2 workers use 52 % of the CPU at most: more would use the rest")
     assert one("cpu_util", LIMITED | {"cpu_util": 0.3}, FREE).state == "unreachable"
     assert one("cpu_util", idle, IN_TURN).reason == "sequential uses 1 of 4 cores at a time"
 
@@ -128,7 +135,14 @@ def test_a_gpu_that_waits_for_rows_says_so() -> None:
     assert one("gpu_util", ROW | {"gpu_util": 0.95}, there).state == "good"
     waits = one("gpu_util", ROW | {"gpu_util": 0.2, "time/learner_wait_data": 0.6}, there)
     assert waits.reason == "the environments are the limit: the learner waits for rows 60 % of the time"
-    assert one("gpu_util", ROW | {"gpu_util": 0.2}, there).state == "bad"
+    assert one("gpu_util", ROW | {"gpu_util": 0.2}, there).reason.startswith(
+        "the GPU is faster than what is asked of it"
+    )
+
+
+def test_an_evaluation_that_the_learner_plays_is_no_defect() -> None:
+    playing = LIMITED | {"learner_busy": 0.1, "time/learner_wait_data": 0.2, "time/learner_eval": 0.7}
+    assert "bad" not in [one.state for one in judge(playing, FREE)]
 
 
 @given(

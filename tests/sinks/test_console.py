@@ -200,14 +200,16 @@ def test_figures_are_green_or_red_and_say_once_why_they_cannot_be() -> None:
     setup = Setup(mode="continuous", algo="ppo", workers=2, in_turn=False, cores=2, device="cpu", worker_cores=1.0)
     sink, file = terminal(Budget(), setup=setup)
     for _ in range(20):
-        sink.write(ROW | {"queue_util": 0.6, "cpu_util": 0.3})
+        waits = {"time/worker_wait_credit": 0.5, "time/learner_wait_data": 0.5, "learner_busy": 0.2}
+        sink.write(ROW | waits | {"queue_util": 0.6, "cpu_util": 0.3})
     drawn = file.getvalue()
     sink.close(SUMMARY)
     assert "\x1b[1;32m  60%\x1b[0m" in drawn
-    assert "\x1b[1;31m  30%\x1b[0m" in drawn
+    assert "\x1b[1;31m12.4k\x1b[0m" in drawn
     assert drawn.count("GPU: no GPU here") == 1
     assert drawn.count("buffer: PPO empties") == 1
-    assert "CPU:" not in drawn
+    assert drawn.count("CPU: ") == 1
+    assert "collection rate:" not in drawn
 
 
 @pytest.mark.parametrize("width", [20, 80, 200])
