@@ -86,6 +86,7 @@ class _Interval:
     cpu_since: float  # ... at this time: later than `began` in the first interval of a run that goes on
     learner: Mapping[str, float]  # learner seconds by kind
     done: Mapping[str, int]  # steps, episodes, updates
+    produced: int = 0  # rows, also those that have not come to the learner
     worker: NDArray = field(default_factory=lambda: np.zeros(len(WORKER_TIME), np.int64))  # ns by kind
     sums: dict[str, Any] = field(default_factory=dict)  # of update metrics: scalars of any library, on any device
     counts: dict[str, int] = field(default_factory=dict)
@@ -261,6 +262,7 @@ class Meter:
         now, used = self._learner.cut(), usage()
         interval = self._interval
         self._interval = self._next_interval(now, used.cpu_s)
+        self._interval.produced = rows.produced
         self._worker += interval.worker
         wall = now - interval.began
         learner = {kind: seconds - interval.learner[kind] for kind, seconds in self._learner.seconds.items()}
@@ -269,6 +271,8 @@ class Meter:
             "wall_s": now - self._began,
             **self.done,
             **_rates({name: count - interval.done[name] for name, count in self.done.items()}, wall),
+            # As they are taken: the learner gets many at once, when a fragment is full.
+            "steps_per_s": _ratio(max(rows.produced - interval.produced, 0), wall),
             **self._recent(),
             "lag_mean": None,
             "lag_max": None,
@@ -323,6 +327,7 @@ class Meter:
                 "began_s": interval.began - self._began,
                 "learner_s": dict(interval.learner),
                 "done": dict(interval.done),
+                "produced": interval.produced,
                 "worker_ns": interval.worker.tolist(),
                 "sums": {name: _number(total) for name, total in interval.sums.items()},
                 "counts": dict(interval.counts),
@@ -354,6 +359,7 @@ class Meter:
             cpu_since=now,
             learner=dict(interval["learner_s"]),
             done=dict(interval["done"]),
+            produced=interval.get("produced", interval["done"]["env_steps"]),  # earlier versions do not have it
             worker=np.array(interval["worker_ns"], np.int64),
             sums={name: float(total) for name, total in interval["sums"].items()},
             counts=dict(interval["counts"]),
@@ -395,7 +401,7 @@ class Meter:
             "first_step_s": self._first_step,
             "lag_max": self._lag_max,
             **{name: value for name, value in self._latest.items() if name in COUNTS},
-            **{name: value for name, value in self._eval.items() if name != "eval_return"},
+            **{name: value for name, value in self._eval.items() if name not in ("eval_return", "eval/return_std")},
             **({"logged": logged} if (logged := self._logged | self._interval.logged_means()) else {}),
             "episodes_trained": {"count": self.episodes, "length_mean": length, "seconds_mean": seconds},
         }

@@ -54,7 +54,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         ("dynamics_updates", "updates", "last", "Gradient steps of the learned model (MBPO)."),
     ),
     "Speed": _group(
-        ("steps_per_s", "1/s", "mean", "Environment steps per second of wall time."),
+        ("steps_per_s", "1/s", "mean", "Environment steps per second of wall time, counted when they are taken."),
         ("episodes_per_s", "1/s", "mean", "Episodes per second of wall time."),
         ("updates_per_s", "1/s", "mean", "Updates per second of wall time."),
     ),
@@ -66,7 +66,8 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         ("eval_return", "reward", "last", "Mean return of the newest evaluation's greedy episodes."),
         ("evaluating/ended", "episodes", "last", "Episodes of the evaluation under way that have ended."),
         ("evaluating/episodes", "episodes", "last", "Episodes of the evaluation under way."),
-        ("eval/*", "the environment's", "last", "Mean of a measure over the newest evaluation's episodes that have it."),
+        ("eval/*", "the environment's", "last",
+         "Mean of a measure over the newest evaluation's episodes that have it; return_std: the deviation of their returns."),
     ),
     "Lag": _group(
         ("lag_mean", "versions", "mean", "Mean lag of the rows that updates learned from (PPO)."),

@@ -75,6 +75,19 @@ def row(meter: Meter) -> dict[str, object]:
     return meter.row(ROWS, {}, None)
 
 
+def test_the_speed_is_that_of_the_environments_and_not_of_the_fragments_they_hand_over(
+    meter: Meter, clock: Clock
+) -> None:
+    speeds = []
+    for produced in (100, 200, 320):
+        clock.pass_by(2.0)
+        speeds.append(meter.row(RowCounts(produced=produced, open=produced), {}, None)["steps_per_s"])
+    assert speeds == [50.0, 50.0, 60.0]
+    meter.restore(meter.state())
+    clock.pass_by(1.0)
+    assert meter.row(RowCounts(produced=340, open=340), {}, None)["steps_per_s"] == 20.0
+
+
 def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Meter, clock: Clock) -> None:
     clock.pass_by(2.0)
     first = row(meter)
@@ -91,14 +104,14 @@ def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Met
 def test_rates_are_over_the_wall_time_of_the_interval(meter: Meter, clock: Clock) -> None:
     meter.take(tick(chunk(64, (10.0, 20)), chunk(36), metrics={}))
     clock.pass_by(4.0)
-    first = row(meter)
+    first = meter.row(RowCounts(produced=100), {}, None)
     assert (first["env_steps"], first["episodes"], first["updates"]) == (100, 1, 1)
     assert (first["steps_per_s"], first["episodes_per_s"], first["updates_per_s"]) == (25.0, 0.25, 0.25)
     meter.take(tick(chunk(10), metrics={}))
     meter.take(tick())
     meter.take(tick(metrics={}))
     clock.pass_by(0.5)
-    second = row(meter)
+    second = meter.row(RowCounts(produced=110), {}, None)
     assert (second["wall_s"], second["env_steps"], second["episodes"], second["updates"]) == (4.5, 110, 1, 3)
     assert (second["steps_per_s"], second["episodes_per_s"], second["updates_per_s"]) == (20.0, 0.0, 4.0)
     assert row(meter)["steps_per_s"] is None  # no time has passed, so there is no rate
