@@ -16,6 +16,7 @@ from freewheel.metrics.load import GPU_METRICS, gpu_util, usage
 from freewheel.metrics.names import COUNTS, WORKING, describe
 from freewheel.rollout.probe import usable_cores
 
+PACE, MOST = 10.0, 100  # seconds that rates are over, where rows come more often, and rows at most
 WINDOW = 100  # episodes behind return_mean, length_mean and the measures, at most
 STEPPING = ("step", "infer", "write")  # what an author does from its first step on
 LEAST, PART = 10, 10  # and no more than a tenth of all, beyond the first 10: older policies played the others
@@ -85,8 +86,6 @@ class _Interval:
     cpu_s: float  # CPU seconds of all our processes, ...
     cpu_since: float  # ... at this time: later than `began` in the first interval of a run that goes on
     learner: Mapping[str, float]  # learner seconds by kind
-    done: Mapping[str, int]  # steps, episodes, updates
-    produced: int = 0  # rows, also those that have not come to the learner
     worker: NDArray = field(default_factory=lambda: np.zeros(len(WORKER_TIME), np.int64))  # ns by kind
     sums: dict[str, Any] = field(default_factory=dict)  # of update metrics: scalars of any library, on any device
     counts: dict[str, int] = field(default_factory=dict)
@@ -125,6 +124,7 @@ class Meter:
         self._first_step: float | None = None  # seconds after the beginning
         self._training: float | None = None  # seconds, when the last turn of the loop was over
         self._interval = self._next_interval(self._began)
+        self._counted = deque([(0.0, dict(self.done))], MOST)  # seconds and counts of the newest rows
 
     def begin(self) -> None:
         """The run begins now, and its time with it; what was measured so far does not count."""
@@ -132,6 +132,7 @@ class Meter:
         line.seconds |= dict.fromkeys(LEARNER_TIME, 0.0)
         self._began = line.since = line.now()
         self._interval = self._next_interval(self._began)
+        self._counted = deque([(0.0, dict(self.done))], MOST)
 
     def spare(self, seconds: float) -> None:
         """So much of the time until now is no part of the run."""
@@ -262,7 +263,6 @@ class Meter:
         now, used = self._learner.cut(), usage()
         interval = self._interval
         self._interval = self._next_interval(now, used.cpu_s)
-        self._interval.produced = rows.produced
         self._worker += interval.worker
         wall = now - interval.began
         learner = {kind: seconds - interval.learner[kind] for kind, seconds in self._learner.seconds.items()}
@@ -270,9 +270,7 @@ class Meter:
         row = {
             "wall_s": now - self._began,
             **self.done,
-            **_rates({name: count - interval.done[name] for name, count in self.done.items()}, wall),
-            # As they are taken: the learner gets many at once, when a fragment is full.
-            "steps_per_s": _ratio(max(rows.produced - interval.produced, 0), wall),
+            **self._pace(now - self._began, rows.produced),
             **self._recent(),
             "lag_mean": None,
             "lag_max": None,
@@ -301,9 +299,18 @@ class Meter:
         self._logged |= own
         return row | own
 
+    def _pace(self, wall: float, produced: int) -> dict[str, float | None]:
+        """Rates over the last seconds. Steps count as they are taken: the learner gets many at once, when a fragment is full."""
+        counts, known = {**self.done, "env_steps": produced}, self._counted
+        while len(known) > 1 and known[1][0] <= wall - PACE:
+            known.popleft()
+        since, before = known[0]
+        known.append((wall, counts))
+        return _rates({name: max(count - before[name], 0) for name, count in counts.items()}, wall - since)
+
     def _next_interval(self, now: float, cpu_s: float | None = None) -> _Interval:
         used = usage().cpu_s if cpu_s is None else cpu_s
-        return _Interval(now, used, now, dict(self._learner.seconds), dict(self.done))
+        return _Interval(now, used, now, dict(self._learner.seconds))
 
     def state(self) -> dict[str, Any]:
         """All that a later run goes on from, for JSON."""
@@ -313,6 +320,7 @@ class Meter:
             "learner_s": dict(self._learner.seconds),
             "worker_ns": self._worker.tolist(),
             "done": dict(self.done),
+            "counted": list(self._counted),
             "played": self._played.tolist(),
             "returns": [_number(value) for value in self._returns],
             "lengths": list(self._lengths),
@@ -326,8 +334,6 @@ class Meter:
             "interval": {
                 "began_s": interval.began - self._began,
                 "learner_s": dict(interval.learner),
-                "done": dict(interval.done),
-                "produced": interval.produced,
                 "worker_ns": interval.worker.tolist(),
                 "sums": {name: _number(total) for name, total in interval.sums.items()},
                 "counts": dict(interval.counts),
@@ -344,6 +350,8 @@ class Meter:
         line.seconds |= state["learner_s"]
         self._worker[:] = state["worker_ns"]
         self.done |= state["done"]
+        earlier = state.get("counted") or [(interval["began_s"], interval["done"])]  # as earlier versions have it
+        self._counted = deque(((wall, counts) for wall, counts in earlier), MOST)
         self._played[:] = state["played"]
         self._returns.extend(map(float, state["returns"]))
         self._lengths.extend(state["lengths"])
@@ -358,8 +366,6 @@ class Meter:
             cpu_s=usage().cpu_s,
             cpu_since=now,
             learner=dict(interval["learner_s"]),
-            done=dict(interval["done"]),
-            produced=interval.get("produced", interval["done"]["env_steps"]),  # earlier versions do not have it
             worker=np.array(interval["worker_ns"], np.int64),
             sums={name: float(total) for name, total in interval["sums"].items()},
             counts=dict(interval["counts"]),

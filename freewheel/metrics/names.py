@@ -54,9 +54,9 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         ("dynamics_updates", "updates", "last", "Gradient steps of the learned model (MBPO)."),
     ),
     "Speed": _group(
-        ("steps_per_s", "1/s", "mean", "Environment steps per second of wall time, counted when they are taken."),
-        ("episodes_per_s", "1/s", "mean", "Episodes per second of wall time."),
-        ("updates_per_s", "1/s", "mean", "Updates per second of wall time."),
+        ("steps_per_s", "1/s", "mean", "Environment steps per second, when they are taken; over 10 s, like all rates."),
+        ("episodes_per_s", "1/s", "mean", "Episodes per second."),
+        ("updates_per_s", "1/s", "mean", "Updates per second."),
     ),
     "Episodes": _group(
         ("return_mean", "reward", "mean", "Mean return of the newest tenth of the training episodes: at least 10, at most 100."),

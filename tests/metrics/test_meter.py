@@ -79,13 +79,15 @@ def test_the_speed_is_that_of_the_environments_and_not_of_the_fragments_they_han
     meter: Meter, clock: Clock
 ) -> None:
     speeds = []
-    for produced in (100, 200, 320):
+    for produced in (100, 200, 320, 500, 720):
         clock.pass_by(2.0)
         speeds.append(meter.row(RowCounts(produced=produced, open=produced), {}, None)["steps_per_s"])
-    assert speeds == [50.0, 50.0, 60.0]
+    assert speeds == pytest.approx([50.0, 50.0, 320 / 6, 500 / 8, 720 / 10])
     meter.restore(meter.state())
-    clock.pass_by(1.0)
-    assert meter.row(RowCounts(produced=340, open=340), {}, None)["steps_per_s"] == 20.0
+    clock.pass_by(10.0)
+    assert meter.row(RowCounts(produced=740, open=740), {}, None)["steps_per_s"] == 2.0
+    clock.pass_by(10.0)
+    assert meter.row(RowCounts(produced=740, open=740), {}, None)["steps_per_s"] == 0.0, "of the last ten seconds"
 
 
 def test_a_row_has_the_public_keys_and_nulls_before_anything_happened(meter: Meter, clock: Clock) -> None:
@@ -113,8 +115,12 @@ def test_rates_are_over_the_wall_time_of_the_interval(meter: Meter, clock: Clock
     clock.pass_by(0.5)
     second = meter.row(RowCounts(produced=110), {}, None)
     assert (second["wall_s"], second["env_steps"], second["episodes"], second["updates"]) == (4.5, 110, 1, 3)
-    assert (second["steps_per_s"], second["episodes_per_s"], second["updates_per_s"]) == (20.0, 0.0, 4.0)
-    assert row(meter)["steps_per_s"] is None  # no time has passed, so there is no rate
+    assert second["steps_per_s"] == pytest.approx(110 / 4.5)
+    assert (second["episodes_per_s"], second["updates_per_s"]) == pytest.approx((1 / 4.5, 3 / 4.5))
+
+
+def test_where_no_time_has_passed_there_is_no_rate(meter: Meter) -> None:
+    assert row(meter)["steps_per_s"] is None
 
 
 @pytest.mark.parametrize(("ended", "shown"), [(3, 3), (10, 10), (99, 10), (250, 25), (1000, 100), (5000, 100)])

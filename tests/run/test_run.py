@@ -56,7 +56,8 @@ def test_every_row_of_metrics_has_these_keys_and_balances(result: Result) -> Non
         assert row["queue_util"] is row["gpu_util"] is None
     assert rows[-1]["eval_return"] == result.summary["final_eval"]
     for before, after in itertools.pairwise(rows):
-        assert after["steps_per_s"] == pytest.approx(64 / (after["wall_s"] - before["wall_s"]))
+        assert after["steps_per_s"] == pytest.approx(after["env_steps"] / after["wall_s"])
+        assert after["wall_s"] > before["wall_s"]
 
 
 def test_the_summary_has_these_keys_and_adds_up(result: Result) -> None:
