@@ -12,7 +12,8 @@ from freewheel.timeline.recording import Recording
 from freewheel.transport.background import RepeatedCall
 
 EVERY = 2.0  # seconds between two writes of timeline.json, ...
-SHARE = 0.003  # ... and more where it would take a larger part of the trainer's time
+SHARE = 0.003  # ... and more where it would take a larger part of the trainer's time, ...
+LATEST = 4.0  # ... up to this
 PATIENCE = 5.0  # seconds for the last one
 
 
@@ -44,8 +45,9 @@ class TimelineSink:
 
     def _recent(self) -> None:
         if monotonic() < self._due:
+            self._recording.drain()  # rings hold some seconds
             return
         began = thread_time()
         with suppress(OSError):  # a full disk is told of by those who lose something
             self._recording.write_recent()
-        self._due = monotonic() + (thread_time() - began) / SHARE
+        self._due = monotonic() + min((thread_time() - began) / SHARE, LATEST)
