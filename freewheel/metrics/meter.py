@@ -16,6 +16,7 @@ from freewheel.metrics.load import GPU_METRICS, gpu_util, usage
 from freewheel.metrics.names import COUNTS, WORKING, describe
 from freewheel.rollout.probe import usable_cores
 
+ABOUT_EVAL = ("eval_return", "eval/return_std", "eval/step")  # what the summary says in other words
 PACE, MOST = 10.0, 100  # seconds that rates are over, where rows come more often, and rows at most
 WINDOW = 100  # episodes behind return_mean, length_mean and the measures, at most
 STEPPING = ("step", "infer", "write")  # what an author does from its first step on
@@ -407,7 +408,7 @@ class Meter:
             "first_step_s": self._first_step,
             "lag_max": self._lag_max,
             **{name: value for name, value in self._latest.items() if name in COUNTS},
-            **{name: value for name, value in self._eval.items() if name not in ("eval_return", "eval/return_std")},
+            **{name: value for name, value in self._eval.items() if name not in ABOUT_EVAL},
             **({"logged": logged} if (logged := self._logged | self._interval.logged_means()) else {}),
             "episodes_trained": {"count": self.episodes, "length_mean": length, "seconds_mean": seconds},
         }

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from freewheel.plots.numbers import Show, number, short
+from freewheel.plots.numbers import Show, duration, number, short
 
 #: On light paper; a page has lighter ones for a dark screen.
 PALETTE = ("#6b7280", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8f6bb3")
@@ -57,7 +57,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Line:
-    """Points in the order of x, with a band from low to high if there is one."""
+    """Points in the order of x, with a band from low to high if there is one; a whisker each for dots."""
 
     label: str
     points: tuple[Point, ...]
@@ -94,6 +94,20 @@ class Lines:
 
     def xs(self) -> list[float]:
         return [x for line in self.lines for x, _ in line.points]
+
+    def x_ticks(self) -> list[float]:
+        """Round numbers, of seconds round times."""
+        xs = [*self.xs(), *([] if self.mark is None else [self.mark])]
+        if self.log_x:
+            return log_ticks(min(xs), max(xs))
+        return ticks(min(xs), max(xs), 7, SECONDS if self.show_x is duration and max(xs) - min(xs) > SECONDS[0] else ())
+
+    def y_span(self) -> tuple[float, float]:
+        """What the axis has to show: a tenth of its values at least, so that a small difference looks small."""
+        ys = [*self.ys(), *([0.0] if self.from_zero else [])]
+        low, high = min(ys), max(ys)
+        room = max(0.1 * max(abs(low), abs(high)) - (high - low), 0.0) / 2
+        return low - room, high + room
 
     def ys(self) -> list[float]:
         """All heights, those of the bands too."""
@@ -157,15 +171,36 @@ class Tracks:
 Chart: TypeAlias = Bars | Lines | Stacks
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from `low` or below to `high` or above, at most so many and at least two."""
+SECONDS = (
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    14_400,
+    21_600,
+    43_200,
+    86_400,
+)  # between ticks
+
+
+def ticks(low: float, high: float, most: int = 6, steps: Sequence[float] = ()) -> list[float]:
+    """Round numbers from `low` or below to `high` or above, at most so many and at least two; `steps`: rather so far apart."""
     if not high > low:
         margin = abs(low) / 10 or 1.0
         low, high = low - margin * (low != 0), high + margin
     rough = (high - low) / max(most - 1, 1)
     power = 10.0 ** math.floor(math.log10(rough))
-    for factor in (1, 2, 2.5, 5, 10, 20):
-        step = factor * power
+    for step in (*steps, *(factor * power for factor in (1, 2, 2.5, 5, 10, 20))):
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         if last - first + 1 <= most:
             break

@@ -94,7 +94,7 @@ def _charts(options: PlotOptions, folders: Sequence[Path]) -> tuple[list[Lines],
     from freewheel.plots import curves
 
     metrics = [options.y] if options.y else list(curves.USUAL)
-    runs = _runs(folders, [*(name for name, _, _ in curves.AXES.values()), *metrics])
+    runs = _runs(folders, [*(name for name, _, _ in curves.AXES.values()), *metrics, curves.SPREAD, curves.PLAYED])
     if options.y:
         curves.check_metric(options.y, runs)
     groups = curves.group(runs)
@@ -106,8 +106,10 @@ def _charts(options: PlotOptions, folders: Sequence[Path]) -> tuple[list[Lines],
         raise UsageError(f"nothing to draw: {reason}")
     for line in dict.fromkeys([*_missing(drawn), *curves.ended_early(groups)]):
         complain(line)
-    worlds = list(dict.fromkeys(str(run.config.get("env", "")) for run in runs))
-    return drawn, worlds[0] if len(worlds) == 1 else ""
+    if len(groups) == 1:
+        return drawn, groups[0].label
+    worlds = {re.sub(r"^.*/(?=[^/]*\.py\b)", "", str(run.config.get("env", ""))) for run in runs}
+    return drawn, worlds.pop() if len(worlds) == 1 else ""
 
 
 def _missing(charts: Sequence[Lines]) -> list[str]:

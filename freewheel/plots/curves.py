@@ -3,11 +3,12 @@ mean of a group with its standard deviation as a band."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -29,6 +30,7 @@ AXES: Mapping[Axis, tuple[str, str, Show]] = {
 }
 #: What is drawn unless a metric is named, and its title.
 USUAL = {"return_mean": "return of training episodes", "eval_return": "return of evaluations (greedy)"}
+SPREAD, PLAYED = "eval/return_std", "eval/step"  # beside eval_return: the deviation, and whose weights they are
 #: Of config.json: what may differ between the runs of a group.
 OWN = ("seed", "run", "runs_dir", "sources", "origin", "sha256", "console", "sinks", "log_every", "checkpoint_every")
 LONGEST = 1 << 20  # bytes of a row
@@ -173,6 +175,16 @@ def _at(grid: NDArray, xs: NDArray, ys: NDArray, *, steps: bool) -> NDArray:
     return np.asarray(ys[np.searchsorted(xs, grid, side="right") - 1])
 
 
+def _evaluations(one: Group, line: Line, x: str) -> Line:
+    """A dot for each evaluation of a run, with the deviation of its returns; of several runs, where their mean changes."""
+    run, (xs, ys) = one.runs[0], np.array(line.points).T
+    known = len(one.runs) == 1 and np.isfinite(run.columns.get(SPREAD, np.zeros(0))).any()
+    spread, played = (_at(xs, *curve(run, x, name), steps=True) if known else 0 * xs for name in (SPREAD, PLAYED))
+    new = np.append(True, (ys[1:] != ys[:-1]) | (played[1:] != played[:-1]))
+    low, high = (tuple((ys + sign * spread)[new].tolist()) if known else () for sign in (-1, 1))
+    return replace(line, points=tuple(itertools.compress(line.points, new)), low=low, high=high, style="dots")
+
+
 def chart(groups: Sequence[Group], axis: Axis, metric: str, smooth: int = 1) -> Lines:
     """One metric of all groups over one axis: a line each, with a band where there are several seeds."""
     x, x_label, show_x = AXES[axis]
@@ -185,6 +197,8 @@ def chart(groups: Sequence[Group], axis: Axis, metric: str, smooth: int = 1) -> 
         several = len(one.runs) > 1
         low, high = (tuple((mean + sign * spread).tolist()) if several else () for sign in (-1, 1))
         drawn.append(Line(one.label, points, low, high, number + 1, "steps" if steps else "line"))
+        if metric == "eval_return" and points:
+            drawn.append(_evaluations(one, drawn[-1], x))
     unit = known.unit if known is not None else ""
     return Lines(
         name=f"{metric.replace('/', '-')}-{axis}",

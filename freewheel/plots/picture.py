@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from freewheel.errors import SetupError
 from freewheel.files import disk
-from freewheel.plots.chart import PALETTE, Bars, Chart, Line, Lines, Stacks, Tracks, log_ticks
-from freewheel.plots.numbers import Show
+from freewheel.plots.chart import PALETTE, Bars, Chart, Line, Lines, Stacks, Tracks
+from freewheel.plots.numbers import Show, duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -186,8 +186,12 @@ def _lines(axes: Axes, chart: Lines) -> None:
             _line(axes, line)
     if chart.log_x:
         axes.set_xscale("log")
-        axes.set_xticks(log_ticks(min(chart.xs()), max(chart.xs())), minor=False)
         axes.minorticks_off()
+    if chart.log_x or (chart.show_x is duration and not chart.empty):
+        axes.set_xticks(chart.x_ticks(), minor=False)
+    if not chart.empty:
+        axes.update_datalim([(chart.xs()[0], end) for end in chart.y_span()])
+        axes.autoscale_view(scalex=False)
     if chart.from_zero:
         axes.set_ylim(bottom=0)
     if chart.mark is not None:
@@ -223,9 +227,12 @@ def _legend(axes: Axes, chart: Lines) -> None:
 def _line(axes: Axes, line: Line) -> None:
     xs, ys = zip(*line.points, strict=True)
     colour = PALETTE[line.colour % len(PALETTE)]
-    look: dict[str, Any] = {"color": colour, "label": _plain(line.label), "linewidth": 1.8}
+    named = _plain(line.label) not in axes.get_legend_handles_labels()[1]
+    look: dict[str, Any] = {"color": colour, "label": _plain(line.label) if named else None, "linewidth": 1.8}
     if line.style == "dots":
         look |= {"linestyle": "", "marker": "o", "markersize": 6}
+        if line.low and line.high:
+            axes.vlines(xs, line.low, line.high, color=colour, linewidth=1.2)
     elif len(xs) <= 12:
         look |= {"marker": "o", "markersize": 3.5}
     if line.style == "dashed":
@@ -233,7 +240,7 @@ def _line(axes: Axes, line: Line) -> None:
     if line.style == "steps":
         look["drawstyle"] = "steps-post"
     axes.plot(xs, ys, **look)
-    if line.low and line.high:
+    if line.style != "dots" and line.low and line.high:
         step: Literal["post"] | None = "post" if line.style == "steps" else None
         axes.fill_between(xs, line.low, line.high, color=colour, alpha=0.18, linewidth=0, step=step)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
-from freewheel.plots.chart import PALETTE, Bar, Bars, Chart, Line, Lines, Stacks, log_ticks, thinned, ticks
+from freewheel.plots.chart import PALETTE, Bar, Bars, Chart, Line, Lines, Stacks, thinned, ticks
 from freewheel.plots.numbers import percent
 
 BARS_WIDTH, ROW, THICK = 380, 42, 12
@@ -79,13 +79,7 @@ def _bar(chart: Bars, bar: Bar, y: float, scale: float) -> Iterator[str]:
 
 
 def _lines(chart: Lines) -> str:
-    xs, ys = chart.xs(), chart.ys()
-    if chart.from_zero:
-        ys = [0.0, *ys]
-    if chart.mark is not None:
-        xs = [*xs, chart.mark]
-    x_ticks = log_ticks(min(xs), max(xs)) if chart.log_x else ticks(min(xs), max(xs), 7)
-    y_ticks = ticks(min(ys), max(ys))
+    x_ticks, y_ticks = chart.x_ticks(), ticks(*chart.y_span())
     place_x = _scale(x_ticks[0], x_ticks[-1], LEFT, LINES_WIDTH - RIGHT, log=chart.log_x)
     place_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     names = ", ".join(dict.fromkeys(line.label for line in chart.lines))

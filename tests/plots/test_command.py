@@ -39,6 +39,7 @@ def test_one_file_one_axis_and_one_metric(runs: Path, capsys: pytest.CaptureFixt
     assert main(["plot", "b", "--x", "updates", "--y", "return_mean", "--out", str(out), "--runs-dir", str(runs)]) == 0
     assert {"updates", "return"} <= set(texts(out))
     assert "wall time" not in texts(out)
+    assert "CartPole-v1" not in texts(out), "the title is the run's name"
     assert not list((runs / "b").glob("curves.*"))
     assert main(["plot", str(runs / "b")]) == 0
     assert len(list((runs / "b").glob("curves.*"))) == 2, "one run keeps its pictures in its directory"

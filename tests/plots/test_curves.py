@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 from freewheel.errors import FileError, UsageError
 from freewheel.plots import curves
+from freewheel.plots.chart import Line, Lines
+from freewheel.plots.numbers import duration
 
 COLUMNS = ["env_steps", "wall_s", "updates", "return_mean", "eval_return"]
 
@@ -50,9 +53,28 @@ def test_a_band_is_the_mean_and_the_deviation_of_the_seeds(tmp_path: Path) -> No
 def test_an_evaluation_holds_until_the_next_one(tmp_path: Path) -> None:
     first = read(make(tmp_path / "a-s1", [(10, 1.0), (20, 1.0), (30, 4.0)], "eval_return"))
     second = read(make(tmp_path / "a-s2", [(10, 3.0), (25, 5.0), (30, 5.0)], "eval_return"))
-    (line,) = curves.chart(curves.group([first, second]), "steps", "eval_return").lines
-    assert line.style == "steps"
+    line, dots = curves.chart(curves.group([first, second]), "steps", "eval_return").lines
+    assert (line.style, dots.style) == ("steps", "dots")
     assert line.points == ((10, 2.0), (20, 2.0), (25, 3.0), (30, 4.5))
+    assert dots.points == ((10, 2.0), (25, 3.0), (30, 4.5))
+
+
+def test_a_dot_of_one_run_has_the_deviation_of_its_evaluation(tmp_path: Path) -> None:
+    run = read(make(tmp_path / "a", [(10, 1.0), (15, 1.0), (20, 1.0), (30, 4.0)], "eval_return"))
+    beside = {curves.SPREAD: np.array([0.5, 0.5, 0.2, 1.0]), curves.PLAYED: np.array([9.0, 9.0, 19.0, 29.0])}
+    run = replace(run, columns={**run.columns, **beside})
+    dots = curves.chart(curves.group([run]), "steps", "eval_return").lines[-1]
+    assert (dots.points, dots.low, dots.high) == (((10, 1.0), (20, 1.0), (30, 4.0)), (0.5, 0.8, 3.0), (1.5, 1.2, 5.0))
+
+
+@pytest.mark.parametrize(("ys", "span"), [((-44.9, -45.8), 4.58), ((480, 500), 50), ((0, 10), 10), ((3, 3), 0.3)])
+def test_a_small_difference_looks_small_and_times_are_round(ys: tuple[float, float], span: float) -> None:
+    drawn = Line("a", ((0.3, ys[0]), (154.0, ys[1])))
+    lines = Lines("x", "x", "wall time", "y", (drawn,), show_x=duration)
+    low, high = lines.y_span()
+    assert high - low == pytest.approx(span)
+    assert low <= min(ys) <= max(ys) <= high
+    assert lines.x_ticks() == [0, 30, 60, 90, 120, 150, 180]
 
 
 def test_a_band_ends_where_the_shortest_seed_does_and_that_is_told(tmp_path: Path) -> None:
