@@ -150,7 +150,7 @@ class TensorBoardSink:
 
 
 def _open(run: RunInfo) -> TensorBoardSink:
-    run.say(f"TensorBoard: tensorboard --logdir {run.path / FOLDER}")
+    run.say(f"TensorBoard: tensorboard --logdir {run.path.parent}")  # of the folder of one run it would show the name "."
     return TensorBoardSink(run)
 
 

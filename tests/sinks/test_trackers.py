@@ -190,7 +190,7 @@ def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path: Path, mo
 def test_what_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = deque[str]()
     assert tensorboard.SINK.open(info(tmp_path, say=said.append)) is not None
-    assert said.popleft() == f"TensorBoard: tensorboard --logdir {tmp_path}/tensorboard"
+    assert said.popleft() == f"TensorBoard: tensorboard --logdir {tmp_path.parent}", "the run has a name there"
     assert wandb.SINK.open(info(tmp_path, say=said.append)) is not None
     assert said.popleft() == f"wandb: offline, no key is needed; to upload: wandb sync {tmp_path}/wandb/offline-run-*"
     monkeypatch.setenv("WANDB_MODE", "disabled")
