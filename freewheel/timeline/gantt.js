@@ -1,12 +1,13 @@
 "use strict";
 /* A zoomable timeline: freewheelGantt(element, json) with the json of freewheel.timeline (Timeline.to_json).
-   The wheel zooms (over the names it scrolls), drag pans, double click shows all; arrow keys, + and - and 0 do the same.
+   Ctrl and the wheel zoom (a pinch on a touchpad is the same), drag pans, double click shows all; arrow keys, + and - and 0 do the
+   same. The wheel alone scrolls, also through many rows.
    Returns {update(json), destroy()}; an update keeps what was zoomed into. */
 function freewheelGantt(element, json) {
-  const ROW = 20, GAP = 4, AXIS = 22, TITLE = 18, MARGIN = 118, PAD = 6;
+  const AXIS = 22, TITLE = 18, MARGIN = 118, PAD = 6, MANY = 24; // rows from which on they are thin
   const TITLES = { envs: "Envs", learner: "Learner", gpu: "GPU", sync: "Sync" };
-  const ORDER = ["envs", "learner", "gpu", "sync"];
-  let data, lines, whole, view, height, following = true, spotlight = -1, hovered = null, asked = 0, dragging = null;
+  const ORDER = ["learner", "gpu", "sync", "envs"];
+  let ROW = 20, GAP = 4, data, lines, whole, view, height, following = true, spotlight = -1, hovered = null, asked = 0, dragging = null;
 
   element.classList.add("fw-gantt");
   element.replaceChildren();
@@ -31,6 +32,7 @@ function freewheelGantt(element, json) {
     whole = [begin, begin + Math.max(data.seconds, 1e-6)];
     if (following || !view) view = whole.slice();
     lines = [];
+    [ROW, GAP] = data.rows.length > MANY ? [13, 2] : [20, 4];
     let y = AXIS;
     for (const group of ORDER) {
       const rows = data.rows.map((row, number) => ({ row, number })).filter((one) => one.row.group === group);
@@ -59,7 +61,7 @@ function freewheelGantt(element, json) {
       entry.onmouseleave = () => { spotlight = -1; draw(); };
     });
     const hint = make("span", "fw-hint", head);
-    hint.append("wheel: zoom · drag: move · ");
+    hint.append("Ctrl + wheel: zoom · drag: move · ");
     const button = make("button", "", hint);
     button.type = "button";
     button.textContent = "show all";
@@ -264,8 +266,8 @@ function freewheelGantt(element, json) {
   function reset() { show(whole[0], whole[1]); }
 
   canvas.onwheel = (event) => {
-    const x = event.clientX - canvas.getBoundingClientRect().left;
-    if (x < MARGIN || event.shiftKey) return; // scrolls through many rows
+    if (!event.ctrlKey && !event.metaKey) return; // scrolls
+    const x = Math.max(event.clientX - canvas.getBoundingClientRect().left, MARGIN);
     event.preventDefault();
     zoom(Math.exp(Math.sign(event.deltaY) * 0.25), toTime(x));
   };
@@ -296,8 +298,9 @@ function freewheelGantt(element, json) {
     };
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   };
-  const watcher = new ResizeObserver(resize);
+  const watcher = new ResizeObserver(resize), scheme = matchMedia("(prefers-color-scheme: dark)");
   watcher.observe(element);
+  scheme.addEventListener("change", draw);
   take(json);
-  return { update: take, destroy() { watcher.disconnect(); element.replaceChildren(); } };
+  return { update: take, destroy() { watcher.disconnect(); scheme.removeEventListener("change", draw); element.replaceChildren(); } };
 }

@@ -10,15 +10,16 @@ from freewheel.timeline.page import page
 from tests.support.browser import browser, complaints, eventually
 from tests.support.timelines import made
 
-#: In the canvas, px: rows of 20 with gaps of 4, below an axis of 22 and titles of 18.
-LEARNER_Y = 22 + 18 + 4 * 24 + 18 + 10
+#: In the canvas, px: rows of 20 with gaps of 4, below an axis of 22 and titles of 18; the learner is above the workers.
+LEARNER_Y = 22 + 18 + 10
 COLOR = """
 const pixel = document.querySelector("canvas").getContext("2d").getImageData(arguments[0], arguments[1], 1, 1).data;
 return "#" + [...pixel].slice(0, 3).map((part) => part.toString(16).padStart(2, "0")).join("");
 """
 EVENT = """
 const canvas = document.querySelector("canvas"), box = canvas.getBoundingClientRect();
-const at = {clientX: box.left + arguments[1], clientY: box.top + arguments[2], deltaY: -100, bubbles: true, cancelable: true};
+const at = {clientX: box.left + arguments[1], clientY: box.top + arguments[2], bubbles: true, cancelable: true};
+Object.assign(at, {deltaY: -100, ctrlKey: true});
 canvas.dispatchEvent(new (arguments[0] === "wheel" ? WheelEvent : PointerEvent)(arguments[0], at));
 """
 
@@ -26,7 +27,7 @@ canvas.dispatchEvent(new (arguments[0] === "wheel" ? WheelEvent : PointerEvent)(
 @pytest.mark.system
 def test_a_timeline_in_a_browser(tmp_path: Path) -> None:
     source = page(made(), "made")
-    assert "ROW = 20, GAP = 4, AXIS = 22, TITLE = 18, MARGIN = 118, PAD = 6" in source, "pixels are counted by these"
+    assert "AXIS = 22, TITLE = 18, MARGIN = 118, PAD = 6" in source, "pixels are counted by these"
     (tmp_path / "page.html").write_text(source, encoding="utf-8")
     with browser(tmp_path / "profile", 1400, 700) as window:
         window.get(f"file://{tmp_path / 'page.html'}")

@@ -1,6 +1,6 @@
 // Curves with uPlot: one line a run, or for the seeds of a group their mean with a band from the least to the greatest.
 
-import { clock, make, placeTip, short, write } from "./format.js";
+import { clock, make, placeTip, short, ticks, write } from "./format.js";
 
 const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800]; // between ticks
 const GRID = 300; // points of a group's mean
@@ -56,9 +56,11 @@ export function band(lines) {
   return result;
 }
 
-/** A chart in an element. `draw` takes curves {label, color, lines: [[xs, ys], ...]}; several lines are the seeds of a group. */
+/** A chart in an element. `draw` takes curves {label, color, lines: [[xs, ys], ...]}; several lines are the seeds of a group.
+    fromZero: the axis begins there; held: a value holds until the next one, and each has a marker. */
 export class Chart {
-  constructor(element, tip) {
+  constructor(element, tip, { fromZero = false, held = false } = {}) {
+    Object.assign(this, { fromZero, held });
     this.element = element;
     this.tip = tip;
     this.empty = element.appendChild(make("div", { className: "empty", textContent: "nothing yet" }));
@@ -116,8 +118,10 @@ export class Chart {
     const series = [{}], bands = [];
     for (const curve of curves) {
       const at = series.length;
-      const points = { show: (plot, index) => plot.data[index].filter((value) => value !== null && value !== undefined).length < 2, size: 6 };
-      series.push({ label: curve.label, stroke: curve.color, width: 1.8, spanGaps: true, points });
+      const held = this.held && !curve.group;
+      const points = { show: held || ((plot, index) => known(plot.data[index]).length < 2), size: 6, fill: curve.color, ...(held ? { filter: changes } : {}) };
+      const paths = held ? { paths: uPlot.paths.stepped({ align: 1 }) } : {};
+      series.push({ label: curve.label, stroke: curve.color, width: 1.8, spanGaps: true, points, ...paths });
       if (curve.group) {
         const edge = { stroke: curve.color, width: 0, spanGaps: true, points: { show: false } };
         series.push({ label: `${curve.label}, least`, ...edge }, { label: `${curve.label}, greatest`, ...edge });
@@ -129,10 +133,10 @@ export class Chart {
       legend: { show: false },
       padding: [10, 8, 0, 0],
       cursor: { y: false, points: { size: 6 } },
-      scales: { x: { time: false }, y: { range: (plot, least, most) => padded(least, most) } },
+      scales: { x: { time: false }, y: { range: (plot, least, most) => padded(this.fromZero ? Math.min(0, least) : least, most) } },
       axes: [
         { ...axis, size: 26, space: 60, ...(inTime ? { incrs: SECONDS } : {}), values: (plot, values) => values.map((value) => x(value)) },
-        { ...axis, size: 46, space: 34, values: (plot, values) => values.map(short) },
+        { ...axis, size: widest, space: 34, values: (plot, values, index, space, step) => ticks(values, step) },
       ],
       hooks: { setCursor: [(plot) => this.hover(plot, x)], setSelect: [(plot) => { this.zoomed = plot.select.width > 0; }] },
     };
@@ -167,8 +171,27 @@ function nearest(values, index) {
   return null;
 }
 
+const known = (values) => values.filter((value) => value !== null && value !== undefined);
+
+/** Indices at which a value is another one than before. */
+function changes(plot, series) {
+  const found = [];
+  let before = null;
+  plot.data[series].forEach((value, index) => {
+    if (value === null || value === undefined || value === before) return;
+    before = value;
+    found.push(index);
+  });
+  return found;
+}
+
+/** Room for the labels of an axis. */
+const widest = (plot, labels) => Math.max(46, 12 + 6.5 * Math.max(0, ...(labels ?? []).map((label) => label.length)));
+
+/** What an axis shows: a tenth of its values at least, so that a small difference looks small. */
 function padded(least, most) {
-  if (least === null || !Number.isFinite(least)) return [0, 1];
-  const room = most > least ? 0.06 * (most - least) : Math.max(Math.abs(most) * 0.1, 0.5);
+  if (most === null || !Number.isFinite(most)) return [0, 1];
+  const span = Math.max(most - least, 0.1 * Math.max(Math.abs(least), Math.abs(most))) || 1;
+  const room = (span - (most - least)) / 2 + 0.06 * span;
   return [least >= 0 && least - room < 0 ? 0 : least - room, most + room];
 }

@@ -10,6 +10,14 @@ export function short(value) {
   return digits(value);
 }
 
+/** The ticks of an axis, so many units apart: all with as many places as it takes to tell them apart. */
+export function ticks(values, step) {
+  const most = Math.max(0, ...values.map(Math.abs)), [unit, letter] = UNITS.find(([size]) => most >= size) ?? [1, ""];
+  let places = 0;
+  while (places < 9 && Math.abs((step / unit) * 10 ** places - Math.round((step / unit) * 10 ** places)) > 1e-6) places += 1;
+  return values.map((value) => (value === 0 ? "0" : `${(value / unit).toFixed(places)}${letter}`));
+}
+
 function digits(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";

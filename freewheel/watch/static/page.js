@@ -1,7 +1,7 @@
 // The page: which runs it shows, what the server tells of them, and when it is drawn.
 
 import { Chart, color, line } from "./charts.js";
-import { ago, find, make, short, watchTips, whole, write } from "./format.js";
+import { ago, clock, find, make, short, watchTips, whole, write } from "./format.js";
 import { showHead, showLedger, showMessages, showShares, showTiles, showWorkers, swatch } from "./panels.js";
 
 const MOST = 12; // runs at once: the one that is open and those beside it
@@ -22,7 +22,7 @@ const page = {
   late: false,              // something has come since it was last drawn
 };
 const tip = find("tip");
-const charts = { return_mean: new Chart(find("chart-return"), tip), eval_return: new Chart(find("chart-eval"), tip), steps_per_s: new Chart(find("chart-speed"), tip) };
+const charts = { return_mean: new Chart(find("chart-return"), tip), eval_return: new Chart(find("chart-eval"), tip, { held: true }), steps_per_s: new Chart(find("chart-speed"), tip, { fromZero: true }) };
 
 // ------------------------------------------------------------------------------------------------------------- addresses
 
@@ -167,6 +167,8 @@ function drawTime(run) {
   const gantt = typeof freewheelGantt === "function" && run.timeline !== null;
   find("gantt").hidden = !gantt;
   find("shares").hidden = gantt && page.timeline.chart !== null;
+  find("time").classList.toggle("wide", find("shares").hidden);
+  if (!find("shares").hidden) write(find("time-title"), "the last minute");
   if (!find("shares").hidden) showShares(run.recent, page.kinds, page.words, ["running", "silent"].includes(run.head.state));
   if (gantt && run.timeline !== page.timeline.stamp && Date.now() - page.timeline.asked > TIMELINE_EVERY) askTimeline(page.open, run.timeline);
 }
@@ -178,6 +180,8 @@ async function askTimeline(name, stamp) {
   const told = await answer.json();
   page.timeline.stamp = stamp;
   find("shares").hidden = true;
+  find("time").classList.add("wide");
+  write(find("time-title"), `the time from ${clock(told.begin)} to ${clock(told.begin + told.seconds)}`);
   if (page.timeline.chart) page.timeline.chart.update(told);
   else page.timeline.chart = freewheelGantt(find("gantt"), told);
 }
