@@ -36,9 +36,7 @@ class Setup:
     in_turn: bool  # environments are stepped in turn with the updates, and there is no queue
     cores: int
     device: str  # of the learner
-    worker_cores: float | None = (
-        None  # that a worker keeps busy while it does not wait for the learner; None: not known
-    )
+    worker_cores: float | None = None  # that a worker keeps busy while it does not wait for the learner
     rows_per_update: float | None = None  # None: it varies
     learning_starts: int = 0  # rows before the first update
     replay_rows: int | None = None  # capacity of the replay buffer; None: rows are used once
@@ -145,10 +143,6 @@ class _Seen(NamedTuple):
         return f"the learner is the limit: {busy}, workers wait for it {_percent(self.workers_wait)}"
 
     @property
-    def envs_are_limit(self) -> str:
-        return f"the environments are the limit: the learner waits for rows {_percent(self.learner_waits)} of the time"
-
-    @property
     def both_wait(self) -> bool:
         return min(self.workers_wait, self.learner_waits) > WAITING
 
@@ -178,10 +172,9 @@ def _collection(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
 
 def _why_slow(setup: Setup, seen: _Seen) -> Said:
     if seen.workers_down > seen.workers_wait:
-        down = f"workers are down {_percent(seen.workers_down)} of the time"
-        return (
-            ("unreachable", f"{down}: they start") if seen.starting else ("bad", f"{down}: they die and are replaced")
-        )
+        why = "they start" if seen.starting else "they die and are replaced"
+        down = f"workers are down {_percent(seen.workers_down)} of the time: {why}"
+        return "unreachable" if seen.starting else "bad", down
     if setup.in_turn:
         return "unreachable", f"{setup.mode} takes turns: environments rest while the learner learns"
     if seen.learner_limits:
@@ -189,24 +182,21 @@ def _why_slow(setup: Setup, seen: _Seen) -> Said:
     if setup.mode == "batch":
         return "unreachable", f"batch waits for its slowest worker: {_percent(seen.workers_wait)} of the workers' time"
     waiting = f"workers wait {_percent(seen.workers_wait)} of the time"
-    if seen.both_wait:
-        return "bad", f"{waiting}, and so does the learner: too few rows may be under way"
-    return "unreachable", f"{waiting}; the learner takes them in turn with its other work"
+    both = f"{waiting}, and so does the learner: too few rows may be under way"
+    return ("bad", both) if seen.both_wait else ("unreachable", waiting)
 
 
 def _updates(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
     """As many as the rows of the free run call for; one may be missing in an interval."""
     rate = row.get("steps_per_s")
     if setup.rows_per_update is None:
-        said: Said = ("unknown", "no target: updates differ in their number of rows")
-        return Indicator("updates_per_s", LABELS["updates_per_s"], row.get("updates_per_s"), None, None, *said)
+        why = "no target: updates differ in their number of rows"
+        return Indicator("updates_per_s", LABELS["updates_per_s"], row.get("updates_per_s"), None, None, "unknown", why)
     low = None if not rate else max(0.0, RATE * rate * seen.free / setup.rows_per_update - 1.0 / setup.log_every)
     otherwise = _why_slow(setup, seen)
     if seen.workers_wait <= WAITING >= seen.workers_down:
-        otherwise = (
-            "unreachable",
-            f"rows come faster than updates: the learner is busy {_percent(seen.learner_busy)} of the time",
-        )
+        busy = _percent(seen.learner_busy)
+        otherwise = "unreachable", f"rows come faster than updates: the learner is busy {busy} of the time"
     if (row.get("env_steps") or 0) < setup.learning_starts:
         otherwise = "unreachable", f"learning begins after {setup.learning_starts:,} rows"
     return _indicator(row, "updates_per_s", low, None, otherwise)
@@ -215,17 +205,13 @@ def _updates(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
 def _queue(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
     none = f"{setup.mode} takes turns: there is no queue" if setup.in_turn else ""
     value, (low, high) = row.get("queue_util"), QUEUE
-    idle = f"it waits {_percent(seen.learner_waits)} of the time"
-    if value is not None and value > high and seen.both_wait and seen.learner_waits > 0.5:
+    full = value is not None and value > high
+    if full and seen.both_wait and seen.learner_waits > 0.5:
         said: Said = ("bad", "rows wait in the queue while the learner waits for rows and workers wait for the learner")
-    elif value is not None and value > high:
-        busy = (
-            seen.learner_is_limit
-            if seen.learner_limits
-            else f"the learner is busy: {_percent(seen.learner_busy)} of the time"
-        )
-        said = "unreachable", f"{busy}; fewer workers would do"
+    elif full:
+        said = "unreachable", f"{seen.learner_is_limit}; fewer workers would do"
     elif seen.learner_waits > WAITING:
+        idle = f"it waits {_percent(seen.learner_waits)} of the time"
         said = "unreachable", f"the learner takes fragments as they come: {idle}"
     else:
         said = "unreachable", "the learner keeps up: a shorter queue would do"
@@ -235,14 +221,11 @@ def _queue(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
 def _buffer(row: Mapping[str, Any], setup: Setup) -> Indicator:
     low, high = BUFFER
     if setup.replay_rows is None:
-        said: Said = (
-            "unreachable",
-            f"{setup.algo.upper()} empties its rollout buffer at every update: it swings between 0 and 100 %",
-        )
-        return Indicator("buffer_util", LABELS["buffer_util"], row.get("buffer_util"), low, high, *said)
+        why = f"{setup.algo.upper()} empties its rollout buffer at every update: it swings between 0 and 100 %"
+        return Indicator("buffer_util", LABELS["buffer_util"], row.get("buffer_util"), low, high, "unreachable", why)
     filled = None if setup.replay_filled is None else min(setup.replay_filled / setup.replay_rows, 1.0)
     if (row.get("buffer_util") or 0.0) > high:
-        said = "unreachable", "a replay buffer that is full stays full: new rows replace the oldest"
+        said: Said = "unreachable", "a replay buffer that is full stays full: new rows replace the oldest"
     elif filled is not None and filled < low:
         said = "unreachable", f"the rows of this run fill {_percent(filled)} of {setup.replay_rows:,} at most"
     else:
@@ -252,9 +235,11 @@ def _buffer(row: Mapping[str, Any], setup: Setup) -> Indicator:
 
 def _gpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
     none = "no GPU here: the learner computes on the CPU" if setup.device == "cpu" else ""
-    small = "the GPU is faster than what is asked of it: larger minibatches or networks would use it"
-    said: Said = ("unreachable", seen.envs_are_limit if seen.learner_waits > WAITING else small)
-    return _indicator(row, "gpu_util", GPU, None, said, unknown=none)
+    why = "the GPU is faster than what is asked of it: larger minibatches or networks would use it"
+    if seen.learner_waits > WAITING:
+        idle = _percent(seen.learner_waits)
+        why = f"the environments are the limit: the learner waits for rows {idle} of the time"
+    return _indicator(row, "gpu_util", GPU, None, ("unreachable", why), unknown=none)
 
 
 def _cpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
@@ -272,18 +257,11 @@ def _why_idle(setup: Setup, seen: _Seen, workers: int) -> str:
     if setup.worker_cores is not None:
         most = min(1.0, (workers * setup.worker_cores + learner) / setup.cores)
         used = f"use {_percent(most)} of the CPU at most"
+        if most < CPU and setup.worker_cores < 0.5:
+            return f"workers sleep: {workers} of them {used}"
         if most < CPU:
-            sleep = setup.worker_cores < 0.5
-            return (
-                f"workers sleep: {workers} of them {used}"
-                if sleep
-                else f"{workers} workers {used}: more would use the rest"
-            )
-    return (
-        seen.learner_is_limit
-        if seen.learner_limits
-        else "workers sleep in their steps, or other programs use the cores"
-    )
+            return f"{workers} workers {used}: more would use the rest"
+    return seen.learner_is_limit if seen.learner_limits else "workers sleep in step(), or other programs use the cores"
 
 
 def _percent(share: float) -> str:

@@ -104,17 +104,13 @@ class Lines:
 
     def y_span(self) -> tuple[float, float]:
         """What the axis has to show: a tenth of its values at least, so that a small difference looks small."""
-        ys = [*self.ys(), *([0.0] if self.from_zero else [])]
+        points = itertools.chain.from_iterable(
+            (*(y for _, y in line.points), *line.low, *line.high) for line in self.lines
+        )
+        ys = [*points, *([0.0] if self.from_zero else [])]
         low, high = min(ys), max(ys)
         room = max(0.1 * max(abs(low), abs(high)) - (high - low), 0.0) / 2
         return low - room, high + room
-
-    def ys(self) -> list[float]:
-        """All heights, those of the bands too."""
-        return [
-            *(y for line in self.lines for _, y in line.points),
-            *itertools.chain.from_iterable((*line.low, *line.high) for line in self.lines),
-        ]
 
 
 @dataclass(frozen=True)
@@ -171,26 +167,15 @@ class Tracks:
 Chart: TypeAlias = Bars | Lines | Stacks
 
 
-SECONDS = (
-    1,
-    2,
-    5,
-    10,
-    15,
-    30,
-    60,
-    120,
-    300,
-    600,
-    900,
-    1800,
+#: Seconds between two ticks of an axis of time.
+SECONDS = [unit * count for unit in (1, 60) for count in (1, 2, 5, 10, 15, 30)] + [
     3600,
     7200,
     14_400,
     21_600,
     43_200,
     86_400,
-)  # between ticks
+]
 
 
 def ticks(low: float, high: float, most: int = 6, steps: Sequence[float] = ()) -> list[float]:

@@ -64,13 +64,8 @@ class EventFile:
         experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=metrics, time_created_secs=time.time())
         started = SessionStartInfo(start_time_secs=time.time())
         for name, value in values.items():
-            given: dict[str, Any] = (
-                {"bool_value": value}
-                if isinstance(value, bool)
-                else {"string_value": value}
-                if isinstance(value, str)
-                else {"number_value": value}
-            )
+            kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
+            given: dict[str, Any] = {f"{kind}_value": value}
             started.hparams[name].CopyFrom(Value(**given))
         for tag, data in (
             (metadata.EXPERIMENT_TAG, HParamsPluginData(experiment=experiment)),
@@ -97,11 +92,8 @@ class EventFile:
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
 
-        tensor = (
-            TensorProto(dtype=DT_FLOAT, float_val=[0.0])
-            if words is None
-            else TensorProto(dtype=DT_STRING, string_val=words)
-        )
+        nothing: dict[str, Any] = {"dtype": DT_FLOAT, "float_val": [0.0]}
+        tensor = TensorProto(**nothing if words is None else {"dtype": DT_STRING, "string_val": words})
         self._add(self._last, summary=Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)]))
 
     def _add(self, step: int, **what: Any) -> None:
@@ -150,7 +142,9 @@ class TensorBoardSink:
 
 
 def _open(run: RunInfo) -> TensorBoardSink:
-    run.say(f"TensorBoard: tensorboard --logdir {run.path.parent}")  # of the folder of one run it would show the name "."
+    run.say(
+        f"TensorBoard: tensorboard --logdir {run.path.parent}"
+    )  # of the folder of one run it would show the name "."
     return TensorBoardSink(run)
 
 

@@ -13,7 +13,7 @@ from freewheel.transport.background import RepeatedCall
 
 EVERY = 2.0  # seconds between two writes of timeline.json, ...
 SHARE = 0.003  # ... and more where it would take a larger part of the trainer's time, ...
-LATEST = 4.0  # ... up to this
+LATEST = 3.0  # ... up to this
 PATIENCE = 5.0  # seconds for the last one
 
 

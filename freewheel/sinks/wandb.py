@@ -34,9 +34,8 @@ def _has_key() -> bool:
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
-    places = (
-        [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path.home() / ".netrc", Path.home() / "_netrc"]
-    )
+    given = os.environ.get("NETRC")
+    places = [Path(given)] if given else [Path.home() / ".netrc", Path.home() / "_netrc"]
     for place in places:
         try:
             if place.is_file() and netrc.netrc(str(place)).authenticators(host):

@@ -133,10 +133,7 @@ def _line(text: Text, timeline: Timeline, row: Row, margin: int, columns: int) -
     text.append(f"{row.name:{margin}}")
     for cell in cells:
         kind = max(cell, key=lambda one: cell[one], default="")
-        if kind:
-            text.append(look(kind).mark, style=f"black on {look(kind).color}")
-        else:
-            text.append(" ")
+        text.append(look(kind).mark if kind else " ", style=f"black on {look(kind).color}" if kind else "")
     text.append("\n")
 
 
@@ -156,9 +153,9 @@ def _legend(text: Text, timeline: Timeline, margin: int, width: int) -> None:
 
 def longest_waits(timeline: Timeline) -> Iterator[str]:
     """Who waited the most, for whom and why: one sentence for workers, collector and learner."""
-    for group, who in (("envs", "workers"), ("learner", "the learner")):
-        rows = [row for row in timeline.rows if row.group == group]
-        rows = rows if group == "envs" else rows[:1]
+    whose: tuple[tuple[Group, str], ...] = (("envs", "workers"), ("learner", "the learner"))
+    for group, who in whose:
+        rows = list(timeline.group(group))[: None if group == "envs" else 1]
         waits = _waits(rows)
         if not waits or not timeline.seconds:
             continue

@@ -80,9 +80,7 @@ def _dots(
 
 
 def _joined(begin: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    count = max(abs(end[0] - begin[0]), abs(end[1] - begin[1]))
+    across, down = end[0] - begin[0], end[1] - begin[1]
+    count = max(abs(across), abs(down))
     for part in range(1, count + 1):
-        yield (
-            begin[0] + round((end[0] - begin[0]) * part / count),
-            begin[1] + round((end[1] - begin[1]) * part / count),
-        )
+        yield begin[0] + round(across * part / count), begin[1] + round(down * part / count)

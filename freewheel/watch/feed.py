@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,14 @@ UNITS = {"steps_per_s": "steps/s", "updates_per_s": "updates/s"}
 def words() -> dict[str, Any]:
     """What kinds of time and states of workers are called, mean and look like."""
     states = {
-        state: {"label": STATE_WORDS[state][0], "text": STATE_WORDS[state][1], "color": _color(state)}
+        state: {
+            "label": STATE_WORDS[state][0],
+            "text": STATE_WORDS[state][1],
+            "color": STATE_COLORS.get(state) or LOOKS[state].color,
+        }
         for state in STATES
     }
     return {"shares": SHARES, "states": states, "colors": {kind: look.color for kind, look in LOOKS.items()}}
-
-
-def _color(state: str) -> str:
-    return STATE_COLORS.get(state) or LOOKS[state].color
 
 
 HELLO = {"columns": COLUMNS, "kinds": list(KINDS)}
@@ -210,13 +211,17 @@ def _about(config: Mapping[str, Any]) -> dict[str, Any]:
     return texts | {name: number(value) for name, value in counts.items()}
 
 
+def budget_of(config: Mapping[str, Any]) -> Budget:
+    steps, minutes, episodes = (number(config.get(name)) or None for name in ("steps", "minutes", "episodes"))
+    return Budget(steps, minutes, episodes)  # type: ignore[arg-type] # whole numbers, if not damaged
+
+
 def _head(
     row: Mapping[str, Any], config: Mapping[str, Any], state: str, summary: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    limits = {name: number(config.get(name)) for name in ("steps", "minutes", "episodes")}
-    budget = Budget(limits["steps"], limits["minutes"], limits["episodes"])  # type: ignore[arg-type] # whole numbers, if not damaged
+    budget = budget_of(config)
     steps, wall, episodes = (row.get(name) or 0 for name in ("env_steps", "wall_s", "episodes"))
-    progress = budget.progress(steps, wall, episodes) if any(limits.values()) else None
+    progress = budget.progress(steps, wall, episodes) if budget != Budget() else None
     left = wall * (1 - progress) / progress if progress and state in ("running", "silent") else None
     ended = str((summary or {}).get("ended") or "")[:200]
     why = f"{WHY.get(state, '')}{f' ({ended})' if ended and state != 'running' else ''}"
@@ -237,17 +242,10 @@ def _tiles(
     best = number(ended.get("best_eval")) if summary else None if status is None else status.best_eval
     episodes = row.get("return_episodes")
     judged = [
-        {
-            "name": one.name,
-            "label": one.label[:1].upper() + one.label[1:],
-            "value": number(one.value),
-            "unit": "%" if one.is_share else UNITS.get(one.name, ""),
-            "low": number(one.low),
-            "high": number(one.high),
-            "state": one.state,
-            "reason": one.reason,
-            "help": _help(one.name),
-        }
+        asdict(one)
+        | {edge: number(getattr(one, edge)) for edge in ("value", "low", "high")}
+        | {"label": one.label[:1].upper() + one.label[1:], "help": _help(one.name)}
+        | {"unit": "%" if one.is_share else UNITS.get(one.name, "")}
         for one in targets.judge(row, setup)
     ]
     of = f"mean of the last {episodes:,.0f} episodes" if episodes else "no episode has ended yet"
@@ -277,10 +275,8 @@ def _lag(row: Mapping[str, Any]) -> str:
 
 
 def _worker(worker: Worker) -> dict[str, Any]:
-    alert = ""
-    if worker.state in ("down", "lost"):
-        alert = f"{STATE_WORDS[worker.state][1]}"
-    elif worker.died_s is not None and worker.died_s < ALERT:
+    alert = STATE_WORDS[worker.state][1] if worker.state in ("down", "lost") else ""
+    if not alert and worker.died_s is not None and worker.died_s < ALERT:
         alert = f"it died {worker.died_s:.0f} s ago and was replaced"
     names = ("worker", "state", "steps", "restarts", "pid", "waits_for")
     times = {"since_s": round(worker.since_s, 3), "steps_per_s": round(worker.steps_per_s, 2)}
@@ -289,18 +285,12 @@ def _worker(worker: Worker) -> dict[str, Any]:
 
 def _learner(status: Status) -> list[dict[str, Any]]:
     learner, evaluator = status.learner, status.evaluator
-    parts: list[dict[str, Any]] = [
-        {
-            "name": "Learner",
-            "doing": learner.doing,
-            "since_s": round(learner.since_s, 3),
-            "waits_for": learner.waits_for,
-        }
-    ]
+    parts: list[tuple[str, str, float, str | None]] = [("Learner", learner.doing, learner.since_s, learner.waits_for)]
     if evaluator is not None and evaluator.doing != "idle":
         doing = f"{evaluator.doing}, {evaluator.ended} of {evaluator.episodes} episodes have ended"
-        parts.append({"name": "Evaluation", "doing": doing, "since_s": round(evaluator.since_s, 3), "waits_for": None})
-    return parts
+        parts.append(("Evaluation", doing, evaluator.since_s, None))
+    names = ("name", "doing", "since_s", "waits_for")
+    return [dict(zip(names, (name, what, round(since, 3), waits), strict=True)) for name, what, since, waits in parts]
 
 
 def _ledger(row: Mapping[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -200,13 +200,8 @@ class Hub:
         self._entries = {entry.name: entry for entry in found[:LISTED]}
         if self._chosen is not None and self._chosen not in self._entries:
             self._entries |= {entry.name: entry for entry in found if entry.name == self._chosen}
-        text = json.dumps(
-            {
-                "runs": [_listed(one) for one in self._entries.values()],
-                "place": str(self.directory),
-                "newest": self._first(),
-            }
-        )
+        told = {"runs": [_listed(one) for one in self._entries.values()], "place": str(self.directory)}
+        text = json.dumps({**told, "newest": self._first()})
         if text != self._listing:
             self._listing = text
             for client in list(self._clients):
@@ -222,7 +217,5 @@ class Hub:
 
 def _listed(entry: RunEntry) -> Mapping[str, Any]:
     names = ("name", "env", "algo", "mode", "seed", "steps", "best", "state", "problem")
-    return {name: getattr(entry, name) for name in names} | {
-        "group": entry.group or None,
-        "updated": round(entry.updated),
-    }
+    about = {"group": entry.group or None, "updated": round(entry.updated)}
+    return {name: getattr(entry, name) for name in names} | about

@@ -81,15 +81,9 @@ def application(hub: Hub) -> Starlette:
             return PlainTextResponse("too many pages are open\n", 503)
         return StreamingResponse(_told(hub, client), media_type=EVENTS)
 
-    return Starlette(
-        routes=[
-            Route("/", page),
-            Route("/favicon.ico", nothing),
-            Route("/static/{name:path}", static),
-            Route("/timeline", timeline_of),
-            Route("/events", events),
-        ]
-    )
+    answers = {"/": page, "/favicon.ico": nothing, "/static/{name:path}": static}
+    answers |= {"/timeline": timeline_of, "/events": events}
+    return Starlette(routes=[Route(path, answer) for path, answer in answers.items()])
 
 
 def _file(name: str) -> Response:
@@ -186,17 +180,10 @@ class _Server(uvicorn.Server):
 async def serve(hub: Hub, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Until SIGINT or SIGTERM; `ready` is told the address."""
     gate = Gate(application(hub), listener.getsockname()[1])
-    quiet = {"log_level": "error", "access_log": False, "server_header": False, "date_header": False}
-    config = uvicorn.Config(
-        gate,
-        http=_Connection,
-        backlog=BACKLOG,
-        lifespan="off",
-        ws="none",
-        proxy_headers=False,
-        timeout_graceful_shutdown=GRACE,
-        **quiet,  # type: ignore[arg-type]
-    )
+    quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "date_header": False}
+    plain: dict[str, Any] = {"lifespan": "off", "ws": "none", "proxy_headers": False}
+    limits: dict[str, Any] = {"backlog": BACKLOG, "timeout_graceful_shutdown": GRACE}
+    config = uvicorn.Config(gate, http=_Connection, **limits, **plain, **quiet)
     server, loop = _Server(config), asyncio.get_running_loop()
 
     def end() -> None:

@@ -21,7 +21,6 @@ from rich.text import Text
 from freewheel.errors import ACTING, FileError, SetupError, printable
 from freewheel.files.terminal import Terminal
 from freewheel.metrics import targets
-from freewheel.metrics.meter import Budget
 from freewheel.metrics.targets import Indicator, Setup, judge
 from freewheel.metrics.workers import STATES
 from freewheel.run.live.following import Follower
@@ -29,6 +28,8 @@ from freewheel.run.live.listing import list_runs
 from freewheel.run.live.status import Worker, called
 from freewheel.sinks import words
 from freewheel.watch import braille
+from freewheel.watch.curve import number, numbers
+from freewheel.watch.feed import budget_of
 
 EVERY = 0.25  # seconds between two looks
 CHOOSE = 2.0  # seconds between two looks for a newer run
@@ -40,12 +41,13 @@ RUN_COLOURS = {"running": "green", "ended": "cyan", "failed": "red", "gone": "re
 CYAN = dict.fromkeys(("construct", "pending"), "cyan")
 WORKER_COLOURS = {"down": "bold red", "lost": "bold red", "step": "green", "reset": "green", **CYAN}
 CURVE = 12  # lines of the curve where there is room
+COLUMNS = ("env_steps", "return_mean", "eval_return")
 
 
 class Point(NamedTuple):
     """What is kept of a row of metrics."""
 
-    steps: float
+    steps: float | None
     returned: float | None
     evaluated: float | None
 
@@ -66,31 +68,12 @@ class Watched:
             if news.kept < len(self.points):
                 del self.points[news.kept :]
                 self.row = {}
-            self.points += map(_point, news.rows)
+            self.points += [Point(*numbers(row, COLUMNS)) for row in news.rows]
             self.row = news.rows[-1] if news.rows else self.row
             if "config" in news.changed or self.setup is None:
                 self.setup = targets.read(self.follower.path)
             if not news.more:
                 return
-
-    @property
-    def budget(self) -> Budget:
-        config = self.follower.config or {}
-        steps, minutes, episodes = (config.get(name) for name in ("steps", "minutes", "episodes"))
-        return Budget(
-            steps=steps if isinstance(steps, int) else None,
-            minutes=float(minutes) if isinstance(minutes, int | float) else None,
-            episodes=episodes if isinstance(episodes, int) else None,
-        )
-
-
-def _point(row: Mapping[str, Any]) -> Point:
-    return Point(_number(row, "env_steps") or 0.0, _number(row, "return_mean"), _number(row, "eval_return"))
-
-
-def _number(row: Mapping[str, Any], name: str) -> float | None:
-    value = row.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 class View:
@@ -193,7 +176,7 @@ def _header(watched: Watched) -> list[Text]:
     config, status, state = follower.config or {}, follower.status, follower.state
     what = "  ".join(str(config[name]) for name in ("env", "algo", "mode") if config.get(name))
     seed = f"  seed {config['seed']}" if config.get("seed") is not None else ""
-    wall = _number(row, "wall_s") if state != "running" or status is None else status.wall_s
+    wall = number(row.get("wall_s")) if state != "running" or status is None else status.wall_s
     line = Text.assemble(
         (follower.path.name, "bold"), "  ", what, (seed, "dim"), "   ", (state, RUN_COLOURS.get(state, "")),
         (f"  {words.clock(wall)}" if wall is not None else "", ""), ("   q ends this view", "dim"),
@@ -210,7 +193,7 @@ def _header(watched: Watched) -> list[Text]:
 
 
 def _progress(watched: Watched, width: int) -> list[Text]:
-    row, budget = watched.row, watched.budget
+    row, budget = watched.row, budget_of(watched.follower.config or {})
     if not {"wall_s", "env_steps", "episodes"} <= row.keys():
         return [Text("starting: no row of metrics yet", "dim")]
     progress, left = words.progress_and_left(budget, row)
@@ -261,27 +244,23 @@ def _reasons(judged: Sequence[Indicator]) -> list[Text]:
 def _curve(watched: Watched, width: int, height: int, ascii_only: bool) -> list[Text]:
     if height < 4:
         return []
-    line = [(point.steps, point.returned) for point in watched.points if point.returned is not None]
-    marks, before = [], None
-    for point in watched.points:
-        if point.evaluated is not None and point.evaluated != before:
-            marks.append((point.steps, point.evaluated))
-            before = point.evaluated
+    line = [(point.steps or 0.0, point.returned) for point in watched.points if point.returned is not None]
+    scores = [(point.steps or 0.0, point.evaluated) for point in watched.points if point.evaluated is not None]
+    marks = [new for at, new in enumerate(scores) if not at or scores[at - 1][1] != new[1]]
     title = Text.assemble(("return of training episodes", braille.LINE), "   ", ("o evaluations", braille.MARK))
     return [title, *braille.draw(line, marks, width, height - 2, ascii_only=ascii_only), Text()]
 
 
 def _figures(watched: Watched) -> list[Text]:
     row, status = watched.row, watched.follower.status
-    evaluated = [point.evaluated for point in watched.points if point.evaluated is not None]
-    best = max(evaluated, default=None)
+    best = max((point.evaluated for point in watched.points if point.evaluated is not None), default=None)
     parts = [
-        ("return", words.number(_number(row, "return_mean"))),
+        ("return", words.number(number(row.get("return_mean")))),
         ("best eval", words.number(best)),
-        ("length", words.number(_number(row, "length_mean"), 0)),
-        ("episodes/s", words.rate(_number(row, "episodes_per_s"))),
+        ("length", words.number(number(row.get("length_mean")), 0)),
+        ("episodes/s", words.rate(number(row.get("episodes_per_s")))),
         ("updates", f"{row.get('updates', 0):,}"),
-        ("lag", words.number(_number(row, "lag_mean"))),
+        ("lag", words.number(number(row.get("lag_mean")))),
     ]
     if status is not None and watched.follower.state == "running":
         parts.append(("learner", f"{status.learner.doing} for {words.duration(status.learner.since_s)}"))
@@ -297,8 +276,8 @@ def _shares(row: Mapping[str, Any], width: int, ascii_only: bool, *, legend: boo
     lines = []
     for party in ("worker", "learner"):
         prefix = f"time/{party}_"
-        kinds = {name: value for name, value in row.items() if name.startswith(prefix) and value}
-        shares = {name.removeprefix(prefix).replace("_", "-"): value for name, value in kinds.items()}
+        spent = {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix) and value}
+        shares = {name.replace("_", "-"): value for name, value in spent.items()}
         if not shares:
             continue
         shades = words.ASCII_SHADES if ascii_only else words.SHADES

@@ -6,7 +6,7 @@ import { showHead, showLedger, showMessages, showShares, showTiles, showWorkers,
 
 const MOST = 12; // runs at once: the one that is open and those beside it
 const WINDOW = 60; // seconds of the strips
-const TIMELINE_EVERY = 3000; // milliseconds between two looks at a timeline
+const TIMELINE_EVERY = 1500; // milliseconds between two looks at a timeline
 const SILENCE = 15000; // milliseconds without a word of the server
 const REST = 5000; // milliseconds that a page is told news after it was hidden
 const PATIENCE = 3000; // milliseconds after a connection was lost in which it may come back
