@@ -225,6 +225,7 @@ def test_a_run_with_a_trace_has_a_timeline_in_place_of_shares(window: Any, page:
     part.rename(runs / "many" / "timeline.json")
     eventually(lambda: shown(window, "#gantt canvas"), what="no timeline is drawn")
     eventually(lambda: not shown(window, "#shares"))
+    assert text(window, "#time-title") == "the time from 1:00 to 1:30"
     assert complaints(window) == []
 
 
