@@ -56,6 +56,8 @@ def test_the_collection_rate_stands_beside_that_of_workers_that_never_wait() -> 
     assert (idle.state, idle.reason) == ("bad", why)
     down = one("steps_per_s", ROW | {"time/worker_down": 0.5}, FREE)
     assert (down.state, down.reason) == ("bad", "workers are down 50 % of the time: they die and are replaced")
+    playing = LIMITED | {"learner_busy": 0.1, "time/learner_wait_data": 0.2, "time/learner_eval": 0.7}
+    assert "bad" not in [found.state for found in judge(playing, FREE)], "an evaluation that the learner plays"
     start = one("steps_per_s", ROW | {"time/worker_down": 0.5, "wall_s": 2.0}, FREE)
     assert (start.state, start.reason) == ("unreachable", "workers are down 50 % of the time: they start")
     assert "sequential takes turns" in one("steps_per_s", LIMITED, IN_TURN).reason
@@ -138,11 +140,6 @@ def test_a_gpu_that_waits_for_rows_says_so() -> None:
     assert one("gpu_util", ROW | {"gpu_util": 0.2}, there).reason.startswith(
         "the GPU is faster than what is asked of it"
     )
-
-
-def test_an_evaluation_that_the_learner_plays_is_no_defect() -> None:
-    playing = LIMITED | {"learner_busy": 0.1, "time/learner_wait_data": 0.2, "time/learner_eval": 0.7}
-    assert "bad" not in [one.state for one in judge(playing, FREE)]
 
 
 @given(

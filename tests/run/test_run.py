@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -54,10 +53,8 @@ def test_every_row_of_metrics_has_these_keys_and_balances(result: Result) -> Non
         assert row["produced"] == row["trained"] == row["env_steps"]
         assert (row["lag_mean"], row["lag_max"], row["length_mean"]) == (0.0, 0.0, 16.0)
         assert row["queue_util"] is row["gpu_util"] is None
+        assert row["steps_per_s"] == pytest.approx(row["env_steps"] / row["wall_s"])
     assert rows[-1]["eval_return"] == result.summary["final_eval"]
-    for before, after in itertools.pairwise(rows):
-        assert after["steps_per_s"] == pytest.approx(after["env_steps"] / after["wall_s"])
-        assert after["wall_s"] > before["wall_s"]
 
 
 def test_the_summary_has_these_keys_and_adds_up(result: Result) -> None:
