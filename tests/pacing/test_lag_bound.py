@@ -62,20 +62,6 @@ def test_grants_are_whole_steps_of_all_lanes_and_the_last_may_overdraw(permits: 
     assert permits.take(2, tally(4)) == Grant(1, 0)
 
 
-def test_written_rows_stay_reserved_and_unused_ones_are_freed(permits: Permits) -> None:
-    permits.publish(0, 40)
-    assert permits.take(0, NEW) == Grant(5, 0)
-    permits.give_back(0, tally(8))
-    assert reserved(permits) == [8, 0, 0]
-    assert permits.take(1, NEW) == Grant(5, 0)
-    assert permits.take(0, tally(8)) == Grant(3, 0)
-    assert reserved(permits) == [20, 20, 0]
-    permits.give_back(0, tally(20))
-    assert permits.take(0, tally(20)) is None
-    permits.allow(40 + 20)
-    assert permits.take(0, tally(20)) == Grant(5, 0)
-
-
 def test_take_gives_back_in_the_same_operation(permits: Permits) -> None:
     permits.publish(0, 32)
     assert permits.take(0, NEW) == Grant(5, 0)
@@ -116,17 +102,6 @@ def test_a_dead_worker_keeps_only_its_written_rows_reserved(permits: Permits) ->
 
 def test_lanes_play_their_own_episodes(permits: Permits) -> None:
     assert permits.streams(0) == ()
-
-
-def test_an_acting_worker_is_announced_until_it_gives_back(permits: Permits) -> None:
-    permits.publish(3, 100)
-    permits.take(1, NEW)
-    assert announced(permits) == [NO_VERSION, 3, NO_VERSION]
-    permits.publish(4, 100)
-    permits.take(0, NEW)
-    assert announced(permits) == [4, 3, NO_VERSION]
-    permits.give_back(1, tally(4))
-    assert announced(permits) == [4, NO_VERSION, NO_VERSION]
 
 
 def test_a_newer_version_closes_a_fragment(permits: Permits) -> None:
@@ -284,14 +259,6 @@ def test_more_turns_call_those_that_wait_and_fewer_hold_from_the_next_fragment_o
     in_turn.wake(in_turn.locked(pacing.set_turns, 2))
     assert in_turn.take(0, tally(20)) is None
     assert in_turn.take(1, tally(20)) is None, "0 comes first"
-
-
-def test_a_full_fragment_wakes_no_worker(permits: Permits) -> None:
-    permits.publish(0, 20)
-    permits.take(0, NEW)
-    permits.take(1, NEW)
-    permits.give_back(0, tally(20))
-    assert woken_workers(permits) == []
 
 
 def test_a_worker_that_died_while_waiting_is_not_woken(permits: Permits) -> None:
