@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -230,8 +229,7 @@ def _end(shift: Shift, worker: int, end: str) -> None:
         heartbeats.enter(worker, WAIT)
     elif end == "report and exit":
         heartbeats.report(worker, "the env failed\nand why")
-    with shift.lock if end == "stop with the lock" else nullcontext():
-        ENDS[end]()
+    ENDS[end]()
 
 
 def _spin() -> None:
@@ -254,5 +252,4 @@ ENDS: dict[str, Callable[[], None]] = {
     "spin, ignore SIGTERM": _spin,
     "stop": partial(_send, signal.SIGSTOP),
     "stop in wait": partial(_send, signal.SIGSTOP),
-    "stop with the lock": partial(_send, signal.SIGSTOP),
 }

@@ -162,24 +162,6 @@ def test_leaving_ends_all_executors(kind: Kind, calls: int) -> None:
     assert not [process for process in left if "multiprocessing" not in " ".join(process.cmdline())]
 
 
-def test_leaving_ends_a_process_in_the_middle_of_a_call() -> None:
-    with executors.ProcessExecutor[None, None](lambda: lambda _: time.sleep(600), "sleep") as executor:
-        executor.submit(None)
-        began = time.monotonic()
-    assert time.monotonic() - began < LIMIT
-
-
-def test_only_a_process_executor_uses_another_process() -> None:
-    pids = set()
-    for kind in KINDS:
-        with executors.Executors(kind, "cpu") as make:
-            executor = make(lambda: lambda _: os.getpid(), "where")
-            executor.submit(None)
-            pids.add(results(executor, 1)[0])
-    assert len(pids) == 2
-    assert os.getpid() in pids
-
-
 class Handshake:
     """A function that signals when it is called, and returns when the test allows it."""
 

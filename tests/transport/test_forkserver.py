@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import util
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import psutil
@@ -202,14 +203,22 @@ def lifeline(prepared: None) -> Iterator[forkserver.Lifeline]:
     made.close()
 
 
-@pytest.mark.parametrize("stays", [True, False])
-def test_what_a_process_has_started_ends_with_it(lifeline: forkserver.Lifeline, pipe: Pipe, stays: bool) -> None:
-    """Also if it has ended before; what has a session of its own is found by `Leftovers`."""
-    leftovers = Leftovers()
+def with_others(
+    lifeline: forkserver.Lifeline, pipe: Pipe, *, stays: bool = True
+) -> tuple[ForkServerProcess, psutil.Process, psutil.Process]:
+    """A process, what it has started in its own group, and what it has started in a session apart."""
     process = lifeline.process(children.start_others, pipe[1], stays, name="child")
     forkserver.start(process)
     assert pipe[0].poll(LIMIT)
     here, apart = map(psutil.Process, pipe[0].recv())
+    return process, here, apart
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_a_process_has_started_ends_with_it(lifeline: forkserver.Lifeline, pipe: Pipe, stays: bool) -> None:
+    """Also if it has ended before; what has a session of its own is found by `Leftovers`."""
+    leftovers = Leftovers()
+    process, here, apart = with_others(lifeline, pipe, stays=stays)
     assert os.getpgid(here.pid) == process.pid != os.getpgid(apart.pid)
     assert end([process], 0.0 if stays else 20.0) == [-signal.SIGKILL if stays else 0]
     wait_until(lambda: not alive(here))
@@ -222,10 +231,7 @@ def test_what_ends_meanwhile_spares_no_other(
     lifeline: forkserver.Lifeline, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process may end between the moment it is listed and the moment it is to be killed."""
-    process = lifeline.process(children.start_others, pipe[1], False, name="child")
-    forkserver.start(process)
-    assert pipe[0].poll(LIMIT)
-    _, apart = map(psutil.Process, pipe[0].recv())
+    process, _, apart = with_others(lifeline, pipe, stays=False)
     end([process], LIMIT)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         ended = psutil.Process(other.pid)
@@ -262,10 +268,7 @@ def test_what_a_process_has_started_ends_when_the_trainer_is_killed() -> None:
 
 def test_a_group_is_killed_with_its_lifeline(pipe: Pipe, start: Start) -> None:
     lifeline = forkserver.Lifeline()
-    process = lifeline.process(children.start_others, pipe[1], True, name="child")
-    forkserver.start(process)
-    assert pipe[0].poll(LIMIT)
-    here, apart = map(psutil.Process, pipe[0].recv())
+    process, here, apart = with_others(lifeline, pipe)
     lifeline.close()
     wait_until(lambda: not alive(here))
     end([process], 0.0)
@@ -273,16 +276,17 @@ def test_a_group_is_killed_with_its_lifeline(pipe: Pipe, start: Start) -> None:
     wait_until(lambda: not alive(apart))
 
 
-def test_what_a_process_has_started_is_found_although_its_forkserver_was_killed(
-    lifeline: forkserver.Lifeline, pipe: Pipe
+@pytest.mark.parametrize("how", ["kill", "suspend"])
+def test_a_forkserver_that_was_killed_or_stopped_delays_no_end_and_leaves_nothing(
+    lifeline: forkserver.Lifeline, pipe: Pipe, how: str
 ) -> None:
-    process = lifeline.process(children.start_others, pipe[1], True, name="child")
-    forkserver.start(process)
-    assert pipe[0].poll(LIMIT)
-    _, apart = map(psutil.Process, pipe[0].recv())
-    psutil.Process(psutil.Process(process.pid).ppid()).kill()
-    wait_until(lambda: process.exitcode == forkserver.ORPHANED)
+    """Where nothing lets a stopped one go on (see clock.py). It is killed, and what it alone was the parent of is still found."""
+    process, _, apart = with_others(lifeline, pipe)
+    server = psutil.Process(psutil.Process(process.pid).ppid())
+    getattr(server, how)()
+    wait_until(lambda: how == "suspend" or process.exitcode == forkserver.ORPHANED)
     assert end([process], 0.0) == [forkserver.ORPHANED]
+    wait_until(lambda: not alive(server))
     Leftovers().kill()
     wait_until(lambda: not alive(apart))
     forkserver.prepare(["tests.support.children"])
@@ -303,21 +307,6 @@ def test_only_what_environments_have_started_is_killed() -> None:
         for process in (before, spared):
             process.kill()
             process.wait()
-
-
-def test_a_stopped_forkserver_does_not_delay_the_end_of_a_process(lifeline: forkserver.Lifeline, pipe: Pipe) -> None:
-    """Where nothing lets it go on (see clock.py). It is killed, and what it alone was the parent of is still found."""
-    process = lifeline.process(children.start_others, pipe[1], True, name="child")
-    forkserver.start(process)
-    assert pipe[0].poll(LIMIT)
-    _, apart = map(psutil.Process, pipe[0].recv())
-    server = psutil.Process(psutil.Process(process.pid).ppid())
-    server.suspend()
-    assert end([process], 0.0) == [255]
-    wait_until(lambda: not alive(server))
-    Leftovers().kill()
-    wait_until(lambda: not alive(apart))
-    forkserver.prepare(["tests.support.children"])
 
 
 def test_temporary_files_of_a_process_that_was_killed_go_with_its_server(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from freewheel.testing.conformance import check_collector
 from freewheel.timeline.recording import Recording
 from freewheel.transport.pool import AsTheyCome
 from freewheel.transport.stream import SimulationCollector, simulation_wire
-from tests.support.device_story import DeviceSetup, assert_rows, expected_rows, joined
+from tests.support.device_story import DeviceSetup, assert_rows
 from tests.support.trainers import wait_until
 
 LANES, STEPS, FRAGMENT = 4, 6, 3  # steps of an update and of a fragment
@@ -76,18 +76,6 @@ def test_one_ahead_satisfies_the_contract_of_a_collector(device: DeviceSetup) ->
     """New weights come with every batch."""
     check_collector(lambda: one_ahead(device, fragment=STEPS), device.snapshot, every=1)
     assert device.closed == [1]
-
-
-def test_rows_are_correct_across_versions(device: DeviceSetup) -> None:
-    chunks: list[Chunk[Tensor]] = []
-    with free(device) as simulation:
-        for version in range(12):
-            simulation.publish(device.snapshot(version), sum(chunk.rows for chunk in chunks))
-            chunks += simulation.collect(wait=True)
-    assert len({chunk.version for chunk in chunks}) > 3
-    assert_rows(chunks)
-    wanted = expected_rows(joined(chunks, "action")).episodes
-    assert [episode for chunk in chunks for episode in chunk.episodes] == [one for ended in wanted for one in ended]
 
 
 @pytest.mark.parametrize("mode", [free, one_ahead])
@@ -200,16 +188,6 @@ def test_lanes_are_split_into_chunks_of_their_authors(device: DeviceSetup, autho
         assert [part.origin.lane0 for part in together] == [n * LANES // authors for n in range(authors)]
         assert sorted((one for part in together for one in part.episodes), key=repr) == sorted(chunk.episodes, key=repr)
         assert all(len(part.state) == LANES // authors for part in together)
-
-
-def test_parts_are_delivered_together_and_in_order(device: DeviceSetup) -> None:
-    with free(device, workers=2, ahead=1) as simulation:
-        simulation.publish(device.snapshot(0), 0)
-        eventually_produced(simulation, 2 * ROWS)
-        chunks = simulation.collect(wait=True)
-    assert [(chunk.origin.worker, chunk.origin.sequence) for chunk in chunks] == [
-        (worker, number) for number in range(4) for worker in range(2)
-    ]
 
 
 def threads() -> list[str]:

@@ -205,14 +205,6 @@ def test_a_killed_worker_is_detected_and_replaced_at_once(
     assert str(loss) == "worker 1 was killed (SIGKILL) and is replaced"
 
 
-def test_a_killed_worker_with_much_memory_may_be_out_of_memory(supervise: Supervise) -> None:
-    run = supervise(("0 die", "inf"))
-    run.heartbeats.memory["peak"][0] = 3000 * 1024
-    run.supervisor.start()
-    wait_until(lambda: run.incarnations() == [1])
-    assert run.reasons() == ["was killed (SIGKILL; out of memory? its peak was 3000 MB)"]
-
-
 def test_the_report_of_a_worker_is_in_its_loss(supervise: Supervise) -> None:
     run = supervise(("0 report and exit", "0 exit", "0 die of signal 40"))
     run.supervisor.start()
@@ -242,13 +234,6 @@ def test_ten_good_steps_reset_the_count_of_failures(supervise: Supervise) -> Non
     assert run.settled == [(0, False)] * 6
 
 
-def test_good_steps_do_not_count_for_a_worker_without_lanes(supervise: Supervise) -> None:
-    run = supervise(("12 exit, no lanes left",))
-    run.supervisor.start()
-    wait_until(lambda: run.supervisor.given_up == 1)
-    assert run.reasons() == ["ended (exit code 4)"] * 3
-
-
 @pytest.mark.parametrize(
     ("end", "limits", "reason"),
     [
@@ -269,27 +254,6 @@ def test_a_worker_without_a_heartbeat_for_too_long_is_replaced(
     assert run.reasons() == [reason]
     assert run.incarnations()[1] == 0, "the other one continued"
     assert str(run.supervisor.losses[0]) == f"worker 0 {reason} and is replaced"
-
-
-def test_a_worker_stopped_with_the_lock_does_not_block_the_others(supervise: Supervise) -> None:
-    run = supervise(("15 stop with the lock", "inf"), HEALTHY, ("inf",))
-    run.supervisor.start()
-    wait_until(lambda: run.shift.lock.holder() in run.pids() and run.steps()[0] == 15)
-    wait_until(lambda: run.incarnations()[0] == 1)
-    assert run.reasons() == ["was stopped while holding a lock"]
-    before = run.steps()
-    wait_until(lambda: all(now > then + 5 for now, then in zip(run.steps(), before, strict=True)))
-
-
-def test_a_worker_stopped_with_the_lock_does_not_block_the_supervisor(supervise: Supervise) -> None:
-    """A dead worker cannot be settled while a stopped one holds the lock, and only the supervisor can free the lock."""
-    run = supervise(("15 stop with the lock", "inf"), HEALTHY)
-    run.supervisor.start()
-    wait_until(lambda: run.shift.lock.holder() == run.pids()[0] and run.steps()[0] == 15)
-    os.kill(run.pids()[1], signal.SIGKILL)
-    wait_until(lambda: run.incarnations() == [1, 1])
-    assert sorted(run.reasons()) == ["was killed (SIGKILL)", "was stopped while holding a lock"]
-    assert sorted(run.settled) == [(0, False), (1, False)]
 
 
 def test_an_error_of_the_supervisor_is_kept_and_all_workers_still_end(supervise: Supervise) -> None:

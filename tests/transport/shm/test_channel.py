@@ -119,19 +119,6 @@ def test_notify_wakes_the_learner_and_take_wakes_the_worker(channel: Channel) ->
     assert channel.ports[0].slot_freed.wait(0.0)
 
 
-def test_a_full_ring_waits(channel: Channel) -> None:
-    author, counted = pen(channel), CountingReader(channel)
-    for _ in range(10):
-        while not author.writer.full():
-            author.fragment(2)
-        assert counted.reader.account(0).queued == 3 * 4
-        counted.take()
-        assert not author.writer.full()
-    counted.take_all()
-    assert counted.steps == [list(range(2 * 12))]
-    assert not any(fragment.gap for fragment in counted.fragments)
-
-
 def test_rows_of_an_open_slot_are_taken_once_and_the_rest_later(channel: Channel) -> None:
     author, counted = pen(channel), CountingReader(channel)
     assert counted.take_open() is None, "nothing was begun"
@@ -148,28 +135,6 @@ def test_rows_of_an_open_slot_are_taken_once_and_the_rest_later(channel: Channel
     assert counted.take_open() is None, "it is closed"
     rest = counted.take()
     assert (numbers(rest), rest.version, rest.gap, counted.balance()) == ([2], 3, False, 6)
-
-
-def test_the_rest_may_be_nothing(channel: Channel) -> None:
-    author, counted = pen(channel), CountingReader(channel)
-    author.begin()
-    author.step()
-    counted.take_open()
-    author.commit()
-    rest = counted.take()
-    assert (rest.rows, len(rest.data.valid), counted.balance()) == (0, 0, 2)
-    author.fragment(2)
-    assert numbers(counted.take()) == [1, 2]
-
-
-def test_closed_slots_come_before_open_ones(channel: Channel) -> None:
-    author, counted = pen(channel), CountingReader(channel)
-    author.fragment(1)
-    author.begin()
-    author.step()
-    assert counted.take_open() is None
-    counted.take()
-    assert numbers(opened(counted)) == [1]
 
 
 def test_episodes_belong_to_the_rows_that_ended_them(channel: Channel) -> None:
@@ -208,21 +173,6 @@ def test_failures_become_lost_rows_by_cause(channel: Channel) -> None:
         assert counted.take().lost == {}
     assert counted.balance() == 5 * (8 + 8)
     assert author.writer.tally == Tally(80, 20, ended=False)
-
-
-def test_lost_rows_of_a_reused_slot_are_not_counted_again() -> None:
-    with closing(Channel(shape(slots=1))) as channel:
-        author, counted = pen(channel), CountingReader(channel)
-        for failing in ([0, 2], [1], [3], []):
-            author.begin()
-            for step in range(4):
-                if step in failing:
-                    author.step(valid=[True, False], failures=[failure(1, "nan")])
-                else:
-                    author.step()
-            author.commit()
-            assert counted.take().lost == ({"nan": len(failing)} if failing else {})
-            counted.balance()
 
 
 def test_a_failed_reset_and_a_lane_in_quarantine_lose_no_row(channel: Channel) -> None:

@@ -65,14 +65,6 @@ def test_the_newest_and_the_previous_version_are_available(mailbox: Mailbox) -> 
                 mailbox.read(absent)
 
 
-def test_a_read_is_a_copy(mailbox: Mailbox) -> None:
-    mailbox.post(weights(3))
-    read = mailbox.read()
-    mailbox.post(weights(4))
-    mailbox.post(weights(5))
-    assert_holds(read, 3)
-
-
 def test_weights_of_another_shape_are_refused(mailbox: Mailbox) -> None:
     wrong = {**weights(0).params, "w": np.zeros((2, 2), np.float32)}
     with pytest.raises(ValueError, match="reshape"):

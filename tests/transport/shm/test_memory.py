@@ -103,16 +103,6 @@ def test_an_array_in_use_outlives_the_closing() -> None:
     assert ours() == before
 
 
-def test_cells_are_the_numbers_of_one_worker() -> None:
-    with closing(SharedArrays({"one": ((3,), "i8"), "many": ((3, 2, 2), "i8")})) as memory:
-        one, many = memory.cells("one", 1), memory.cells("many", 2)
-        one[0], many[3] = -5, 9
-        assert memory["one"].tolist() == [0, -5, 0]
-        assert memory["many"].tolist() == [[[0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 9]]]
-        memory["many"][2, 0, 1] = 3
-        assert many.tolist() == [0, 3, 0, 9]
-
-
 def test_too_little_memory_is_a_setup_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * 2**30))
     require_memory(8 * 2**30, "a queue")

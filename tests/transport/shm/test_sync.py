@@ -56,17 +56,6 @@ def test_the_lock_is_exclusive_over_threads(lock: ProcessLock) -> None:
     assert counter == [4 * 1000]
 
 
-def test_the_lock_is_released_when_its_holder_is_killed(lock: ProcessLock, start: Start, pipe: Pipe) -> None:
-    ours, theirs = pipe
-    process = start(children.hold, lock, theirs)
-    assert ours.poll(LIMIT)
-    assert not lock.acquire(0.05)
-    process.kill()
-    assert lock.acquire(LIMIT)
-    lock.release()
-    assert lock.holder() is None
-
-
 def test_a_stopped_holder_is_known_and_can_be_killed(lock: ProcessLock, start: Start, pipe: Pipe) -> None:
     ours, theirs = pipe
     assert lock.holder() is None
@@ -205,13 +194,6 @@ def test_closing_a_wakeup_leaves_no_descriptor() -> None:
     wakeup.close()
     wakeup.close()
     assert os.listdir("/proc/self/fd") == before
-
-
-def test_wakeups_wake_their_own_listener() -> None:
-    with closing(Wakeups(3)) as wakeups:
-        wakeups.notify([2, 0, 2])
-        assert [wakeups[listener].wait(0.0) for listener in range(3)] == [True, False, True]
-        assert not wakeups[2].wait(0.0)
 
 
 def test_many_listeners_share_wakeups_and_every_notification_wakes_one() -> None:
