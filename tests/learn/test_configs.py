@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,11 +11,9 @@ from freewheel.core import BatchSpec
 from freewheel.errors import UsageError
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.ppo.config import PPOConfig
-from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.spec import ALGORITHMS, LearnerSpec
 from freewheel.policies.spec import PolicySpec
-from tests.support.places import ROOT
 
 
 @pytest.mark.parametrize(
@@ -71,23 +67,6 @@ def test_what_an_update_learns_from_is_told() -> None:
 def test_the_edges_are_allowed() -> None:
     PPOConfig(gamma=0, gae_lambda=1, entropy=0, value=0, target_kl=None)
     PPOConfig(gamma=1, gae_lambda=0, target_kl=0.01)
-
-
-def test_a_config_builds_its_learner() -> None:
-    policy = PolicySpec(2, "float32", ((0, 2),), ((0, 2),), (), None, "categorical", 3, (4,), "tanh", 0.0, "")
-    config = PPOConfig(lr=1e-3)
-    learner = config.build(LearnerSpec(policy=policy, batch=BatchSpec(4, 2), seed=0))
-    assert isinstance(learner, PPO)
-    assert learner.config is config
-    assert (learner.version, learner.ready, learner.hungry) == (0, False, True)
-
-
-def test_settings_are_read_without_torch() -> None:
-    script = (
-        "import sys; from freewheel.learn.spec import ALGORITHMS; [entry.config() for entry in ALGORITHMS.entries.values()]; "
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=30)
 
 
 def test_every_algorithm_declares_what_a_run_has_to_know() -> None:

@@ -91,12 +91,6 @@ def test_rows_that_expire_are_not_drawn() -> None:
     assert frequencies(replay, 500).min() > 0
 
 
-def test_of_several_errors_of_a_row_the_largest_counts() -> None:
-    _, priority = by_error(5, alpha=1.0)
-    priority.learned(torch.tensor([3, 1, 3, 3]), torch.tensor([0.5, 4.0, 2.0, 1.0]))
-    assert (priority.tree.leaves[:5] / UNIT).tolist() == pytest.approx([0, 4, 0, 2, 0], abs=1e-5)
-
-
 def test_errors_of_all_sizes_keep_the_sums_exact_and_every_row_possible() -> None:
     replay, priority = by_error(1 << 20, alpha=1.0)
     replay.add(numbered(0, 6))
@@ -143,16 +137,6 @@ def test_beta_says_how_far_weights_correct(beta: float) -> None:
     assert drawn.places is not None
     often, seldom = (drawn.weight[drawn.places == place][0] for place in (1, 0))
     assert float(seldom / often) == pytest.approx(4**beta, rel=1e-4)
-
-
-def test_a_batch_of_none_asks_nothing() -> None:
-    replay, priority = by_error(5)
-    replay.add(numbered(0, 3))
-    drawn = replay.draw(0)
-    assert drawn.places is not None
-    before = priority.tree.flat.clone()
-    priority.learned(drawn.places, torch.zeros(0))
-    assert torch.equal(priority.tree.flat, before)
 
 
 @pytest.mark.parametrize("ratio", [1.001, 10.0, 1e6])

@@ -28,17 +28,6 @@ def replay_of(capacity: int, seed: int = 0) -> Replay:
     return Replay(capacity, COLUMNS, "cpu", seed)
 
 
-def test_the_newest_rows_stay_and_come_back_in_order_over_the_wrap() -> None:
-    replay = replay_of(10)
-    for stop, kept in ((4, range(4)), (8, range(8)), (13, range(3, 13)), (20, range(10, 20)), (21, range(11, 21))):
-        replay.add(numbered(replay.added, stop))
-        assert (replay.added, replay.count) == (stop, len(kept))
-        assert names(replay.newest(replay.count)) == list(kept)
-        assert names(replay.newest(3)) == list(kept)[-3:]
-        assert frequencies(replay, 400).min() > 0
-    assert len(replay.newest(0)) == 0
-
-
 def test_rows_are_copied() -> None:
     replay, rows = replay_of(4), numbered(0, 3).clone()
     replay.add(rows)
@@ -64,20 +53,6 @@ def test_all_rows_that_are_there_are_drawn_alike(filled: list[int], oldest: int,
     assert replay.count == len(expected)
     assert names(replay.newest(replay.count)) == list(expected)
     assert_drawn_like(frequencies(replay, 8_000), np.full(len(expected), 1 / len(expected)))
-
-
-def test_draws_come_from_a_generator_of_its_own() -> None:
-    ours, same, other = (replay_of(1_000, seed) for seed in (3, 3, 4))
-    for replay in (ours, same, other):
-        replay.add(numbered(0, 1_000))
-    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index] # noqa: NPY002
-    one = names(ours.sample(500))
-    assert torch.equal(torch.random.get_rng_state(), before[0])
-    assert np.random.get_state()[1].tolist() == before[1]  # type: ignore[index] # noqa: NPY002
-    torch.default_generator.manual_seed(5)
-    assert one == names(same.sample(500))
-    assert one != names(other.sample(500))
-    assert one != names(ours.sample(500)), "the second draw repeats the first"
 
 
 class Listed:

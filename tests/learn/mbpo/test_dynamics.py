@@ -231,23 +231,6 @@ def test_what_is_not_learned_is_not_said(rows: int) -> None:
     assert (reported.reward, reported.termination, reported.next_obs.shape) == (None, None, (rows, 3))
 
 
-def test_a_state_makes_another_ensemble_the_same() -> None:
-    model = Ensemble(SPEC, "cpu", rng())
-    model.normalise(random_rows(SPEC, 100))
-    copy = Ensemble(SPEC, "cpu")
-    copy.load({name: value.numpy() for name, value in model.state().items()})
-    obs, action = torch.randn(20, 3), torch.randn(20, 2)
-    drawn = (m.sample(obs, action, torch.arange(3), rng(), compare=True) for m in (model, copy))
-    for one, other in zip(*drawn, strict=True):
-        assert one is not None
-        assert other is not None
-        assert torch.equal(one, other)
-    assert torch.equal(model.holdout_error(random_rows(SPEC, 9))[0], copy.holdout_error(random_rows(SPEC, 9))[0])
-    kept = model.state()["vector"]
-    model.vector.zero_()
-    assert kept.any()
-
-
 def test_held_out_error_is_the_squared_error_and_not_the_likelihood() -> None:
     model = planted()
     rows = pack(

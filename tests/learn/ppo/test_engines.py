@@ -277,17 +277,3 @@ def test_an_update_that_stops_being_finite_changes_nothing(kind: Kind, poison: f
     assert not np.array_equal(np.asarray(learner.state_dict()["params"]), before["params"])
     assert all(np.array_equal(np.asarray(state[name]), before[name]) for name in before), "a state is not a copy"
     assert learner.rows() == RowCounts(trained=2 * ROWS, dropped={"nan": ROWS})
-
-
-@pytest.mark.parametrize("kind", ["numpy", "simulator"])
-def test_an_update_that_fails_keeps_its_rows_in_the_accounts(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
-    def broken(*_: object) -> None:
-        raise MemoryError("no room")
-
-    learner = learner_for(kind, GAUSSIAN)
-    chunk = sign(play(GAUSSIAN, learner.snapshot(), (STEPS, LANES)))
-    learner.observe(to_tensors(chunk) if kind == "simulator" else chunk)
-    monkeypatch.setattr(learner.engine, "improve", broken)
-    with pytest.raises(MemoryError):
-        learner.update()
-    assert learner.rows().queued == ROWS

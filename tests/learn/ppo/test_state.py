@@ -151,17 +151,6 @@ def test_an_update_may_be_of_whole_chunks() -> None:
     assert trained == 19
 
 
-def test_equal_seeds_and_rows_give_equal_weights() -> None:
-    ends = []
-    for seed in (1, 1, 2):
-        learner = learner_for(seed=seed)
-        learner.observe(sign(play(SPEC, learner.snapshot(), SHAPE)))
-        learner.update()
-        ends.append(weights_and_adam(learner)["params"])
-    assert np.array_equal(ends[0], ends[1])
-    assert not np.array_equal(ends[0], ends[2])
-
-
 def test_an_update_trains_with_its_own_versions_statistics() -> None:
     learner = learner_for(NORMALISED, PPOConfig(epochs=1, minibatch=1000))
     spy = Spy(learner)

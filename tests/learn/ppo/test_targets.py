@@ -128,33 +128,11 @@ def test_under_lag_differences_are_weighted_by_clipped_ratios(
         assert values[t, lane] == pytest.approx(target, rel=1e-9, abs=1e-9)
 
 
-def test_two_rows_by_hand() -> None:
-    """γ = λ = ½, ρ̄ = 1, c̄ = ½; the second row is the last before a cut."""
-    column = np.array([[1.0], [2.0]])
-    delta, value, goes_on = column, 10 * column, np.array([[True], [False]])
-    advantages, values = estimate(
-        delta, value, goes_on, np.array([[0.8], [4.0]]), discount(0.5, 0.5, rho_bar=1.0, c_bar=0.5)
-    )
-    # Δ₁ = min(1, 4) × 2 = 2;  Δ₀ = 0.8 × 1 + ¼ × min(½, 0.8) × 2 = 1.05
-    assert values[:, 0].tolist() == [10 + 1.05, 20 + 2]
-    assert advantages[:, 0].tolist() == [1 + 0.25 * 2, 2]
-
-
 def test_the_future_counts_through_time_limits_and_not_through_true_ends() -> None:
     row = np.ones((1, 3))
     ended = np.array([[True, False, True]])
     delta = temporal_difference(row, ended, 5 * row, np.array([[np.nan, 8.0, np.inf]]), gamma=0.5)
     assert delta.tolist() == [[1 - 5, 1 + 4 - 5, 1 - 5]]
-
-
-def test_what_follows_is_of_the_same_episode_only_if_nothing_lies_between() -> None:
-    no, yes = [False], [True]
-    terminated = np.array([no, yes, no, no, no, no])
-    truncated = np.array([no, no, no, yes, no, no])
-    valid = np.array([yes, yes, yes, yes, yes, yes])
-    assert continues(terminated, truncated, valid)[:, 0].tolist() == [True, False, True, False, True, False]
-    valid[4] = False
-    assert continues(terminated, truncated, valid)[:, 0].tolist() == [True, False, True, False, False, False]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
