@@ -7,81 +7,9 @@ import pytest
 
 from freewheel.core import NDArray
 from freewheel.errors import UsageError
-from freewheel.worlds.cage2.agents import DEFENDERS, PLACING, Bline, Defender, Meander, Reactive, Uniform, defender
-from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, Networks
+from freewheel.worlds.cage2.agents import DEFENDERS, PLACING, Defender, Meander, Reactive, Uniform, defender
+from freewheel.worlds.cage2.network import SCAN, Networks
 from freewheel.worlds.cage2.scenario import ACTIONS, BIT, HOSTS
-
-ONE = np.ones(1, np.bool_)
-LANE = np.zeros(1, np.int64)
-
-
-def in_words(kind: NDArray, target: NDArray) -> str:
-    names = {SWEEP: "sweep", SCAN: "scan", EXPLOIT: "exploit", ESCALATE: "escalate", IMPACT: "impact"}
-    where = ("User", "Enterprise")[int(target[0])] if kind[0] == SWEEP else HOSTS[int(target[0])]
-    return f"{names[int(kind[0])]} {where}"
-
-
-def chain(entry: float) -> Bline:
-    red = Bline(1)
-    red.begin(LANE, np.array([entry]))
-    return red
-
-
-def test_bline_goes_straight_to_the_server() -> None:
-    red = chain(0.6)
-    acts = [in_words(*red.act(ONE & (step > 0), ONE)) for step in range(17)]
-    assert acts == [
-        "sweep User", "scan User3", "exploit User3", "escalate User3", "scan Enterprise0", "exploit Enterprise0",
-        "escalate Enterprise0", "sweep Enterprise", "scan Enterprise2", "exploit Enterprise2", "escalate Enterprise2",
-        "scan Op_Server0", "exploit Op_Server0", "escalate Op_Server0", "impact Op_Server0", "impact Op_Server0",
-        "impact Op_Server0",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("entry", "hosts"), [(0.0, "11"), (0.3, "21"), (0.6, "30"), (0.9, "40")])
-def test_bline_comes_in_by_any_of_four_hosts(entry: float, hosts: str) -> None:
-    red = chain(entry)
-    acts = [in_words(*red.act(ONE & (step > 0), ONE)) for step in range(6)]
-    assert (acts[2], acts[5]) == (f"exploit User{hosts[0]}", f"exploit Enterprise{hosts[1]}")
-
-
-@pytest.mark.parametrize(
-    ("done", "success", "shown", "next_act"),
-    [
-        (3, False, True, "exploit User1"),  # after a failure it steps back
-        (7, False, True, "exploit Enterprise1"),
-        (13, False, True, "exploit Enterprise2"),
-        (12, True, False, "scan User1"),  # the first scan of the server shows nothing: it begins again
-    ],
-)
-def test_bline_steps_back_or_begins_again(done: int, success: bool, shown: bool, next_act: str) -> None:
-    red = chain(0.0)
-    for step in range(done):
-        red.act(ONE & (step > 0), ONE)
-    assert in_words(*red.act(ONE & success, ONE & shown)) == next_act
-
-
-def test_bline_goes_on_when_it_has_seen_the_server_before() -> None:
-    red = chain(0.0)
-    for step in range(13):  # up to the exploit of the server
-        red.act(ONE & (step > 0), ONE)
-    for expected in ("exploit Enterprise2", "escalate Enterprise2", "scan Op_Server0"):
-        assert in_words(*red.act(ONE & (expected != "exploit Enterprise2"), ONE)) == expected
-    assert in_words(*red.act(ONE, ~ONE)) == "exploit Op_Server0"
-
-
-def meander(nets: Networks, *, success: bool = True, chance: float = 0.0, red: Meander | None = None) -> str:
-    red = red or Meander(1)
-    return in_words(*red.act(np.array([success]), nets, np.array([chance])))
-
-
-def test_meander_sweeps_then_scans_then_escalates_then_exploits() -> None:
-    nets, red = Networks(1), Meander(1)
-    acts = [meander(nets, red=red) for _ in range(3)]
-    assert acts == ["sweep User", "scan User0", "escalate User0"]
-    nets.known[:] |= BIT[HOSTS.index("User2")]
-    assert [meander(nets, red=red) for _ in range(2)] == ["scan User2", "exploit User0"]
-    assert meander(nets, red=red) == "exploit User2"
 
 
 def test_meander_takes_each_of_its_options_alike() -> None:

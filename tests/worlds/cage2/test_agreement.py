@@ -141,19 +141,6 @@ def test_returns_and_events_agree(fast: Mapping[tuple[str, str], Record], name: 
     assert unlike_events(ours, theirs, len(PAIRS)) == []
 
 
-def halves(games: Record) -> tuple[Record, Record]:
-    """Two samples of the same; what was averaged over all games stays."""
-    ours = {key: value if key in BY_STEP else value[::2] for key, value in games.items()}
-    return ours, {key: value if key in BY_STEP else value[1::2] for key, value in games.items()}
-
-
-@pytest.mark.parametrize(("name", "red"), PAIRS)
-def test_two_samples_of_the_real_one_agree(name: str, red: str) -> None:
-    ours, theirs = halves(recorded(name, red))
-    assert unlike_returns(ours, theirs, 2 * len(PAIRS)) == []
-    assert unlike_events(ours, theirs, len(PAIRS)) == []
-
-
 @pytest.mark.parametrize("key", BY_EPISODE)
 def test_an_event_that_is_a_tenth_rarer_is_noticed(key: str) -> None:
     found = []

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import freewheel
 from freewheel.core import NDArray
 from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
 from freewheel.seeding import training_episodes
-from freewheel.worlds.cage2 import scenario as s2
 from freewheel.worlds.cage2.env import COLUMNS, Cage2Vector, Memory
 from freewheel.worlds.cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, Networks, choose_exploit
 from freewheel.worlds.cage2.scenario import ACTIONS, HOSTS, LAST_DECOY, PLACES, PORTS, REDS
@@ -176,13 +172,6 @@ def test_a_new_session_is_noticed_in_95_of_100() -> None:
     assert (obs == [1, 0, 0, 0]).all(axis=1).mean() == pytest.approx(0.05, abs=1e-3)
 
 
-def test_sleeping_lets_red_reach_the_server() -> None:
-    games = Cage2Vector(200)
-    games.reset(seed=0)
-    total = sum(games.step(np.zeros(200, np.int64))[1] for _ in range(100))
-    assert np.mean(total) == pytest.approx(-1134, abs=6)
-
-
 def test_it_tells_a_story() -> None:
     env = gymnasium.make(NAME, render_mode="ansi")
     env.reset(seed=0)
@@ -194,18 +183,6 @@ def test_it_tells_a_story() -> None:
     env.step(ACTIONS.index("DecoyVsftpd Enterprise1"))
     assert "no room: Vsftpd, Enterprise1" in str(env.render())
     env.close()
-
-
-@pytest.mark.parametrize(
-    ("mode", "size"),
-    [("batch", {"num_steps_per_env": 50, "num_envs": 8}), ("episodes", {"workers": 2, "episodes_per_update": 8})],
-)
-def test_it_is_trained_on(mode: str, size: dict[str, Any], tmp_path: Path) -> None:
-    small: dict[str, Any] = {"steps": 1600, "evals": 1, "eval_episodes": 4, "runs_dir": str(tmp_path), **size}
-    result = freewheel.train(NAME, options={"mode": mode}, quiet=True, **small)
-    assert result.exit_code == 0
-    assert result.summary["episodes"] >= 8
-    assert result.summary["final_eval"] < 0
 
 
 def action(name: str) -> NDArray:
@@ -266,52 +243,3 @@ def test_it_knows_just_the_decoys_that_stand(red: str) -> None:
     vsftpd = [h for h in range(13) if (LAST_DECOY, h) not in PLACES]  # elsewhere it can be put up again and again
     assert (standing[:, vsftpd] == true[:, vsftpd]).all()
     assert standing.sum() > 100
-
-
-UNIX = "Apache HarakaSMPT Tomcat Vsftpd"
-DECOYS_AT_START = {
-    **dict.fromkeys(("Defender", "Enterprise0", "Op_Host0", "Op_Host1", "Op_Host2", "Op_Server0"), UNIX),
-    **dict.fromkeys(("Enterprise1", "Enterprise2"), "Femitter"),
-    **dict.fromkeys(("User0", "User1"), "Apache Smss Svchost Tomcat"),
-    "User2": "Apache Femitter SSHD Tomcat",
-    "User3": "SSHD Vsftpd",
-    "User4": "Vsftpd",
-}
-FIRST_ACTIONS = {
-    "Analyse": 2, "Remove": 15, "DecoyApache": 28, "DecoyFemitter": 41, "DecoyHarakaSMPT": 54, "DecoySmss": 67,
-    "DecoySSHD": 80, "DecoySvchost": 93, "DecoyTomcat": 106, "DecoyVsftpd": 119, "Restore": 132,
-}  # fmt: skip
-
-
-def test_145_actions_are_numbered_as_in_the_challenge() -> None:
-    assert (len(ACTIONS), len(HOSTS), ACTIONS[:2]) == (145, 13, ("Sleep", "Monitor"))
-    for verb, first in FIRST_ACTIONS.items():
-        block = range(first, first + 13)
-        assert [ACTIONS[number] for number in block] == [f"{verb} {host}" for host in HOSTS]
-        assert {int(s2.VERB_OF[number]) for number in block} == {2 + s2.VERBS.index(verb)}
-        assert [int(s2.HOST_OF[number]) for number in block] == list(range(13))
-
-
-def test_decoys_that_can_stand_at_the_start() -> None:
-    for h, host in enumerate(HOSTS):
-        fits = [bool(s2.FITS[verb, h] and not s2.OPEN[h] & s2.NEEDS[verb]) for verb in range(2, 2 + len(s2.VERBS))]
-        assert fits == [name.removeprefix("Decoy") in DECOYS_AT_START[host].split() for name in s2.VERBS], host
-
-
-def test_what_root_costs_adds_up_over_hosts() -> None:
-    cost = {"Enterprise0": 10, "Enterprise1": 10, "Enterprise2": 10, "Op_Server0": 10, "User0": 0}
-    assert [s2.COST[s2.BIT[h]] for h in range(13)] == [cost.get(host, 1) for host in HOSTS]
-    assert s2.COST[s2.BIT[[1, 4, 7, 12]].sum()] == 10 + 1 + 10 + 1
-
-
-def test_members_of_every_set_of_hosts() -> None:
-    for members in (0b1, 0b1010000000001, 0b1111111111111):
-        expected = [h for h in range(13) if members >> h & 1]
-        assert s2.SIZE[members] == len(expected)
-        assert s2.MEMBER[members, : len(expected)].tolist() == expected
-
-
-def test_the_most_promising_port_is_the_last_of_a_set() -> None:
-    ports = np.array([0b1, 0b101, 0b10000000, 0b01011000])
-    assert s2.TOP[ports].tolist() == [0, 2, 7, 6]
-    assert [s2.PORTS[p] for p in (0, 7)] == [22, 21]

@@ -83,15 +83,6 @@ def test_a_second_of_random_flight_ends_where_mujoco_ends_it() -> None:
     assert (2 * np.arccos(np.minimum(aligned, 1))).max() < 0.01
 
 
-def test_without_thrust_it_falls_as_galileo_says() -> None:
-    cfg = dataclasses.replace(THRUST, motor_tau=0.0)
-    state = hovering()
-    state[:, quad.VELOCITY] = tensor(1.0, -2.0, 3.0)
-    end = fly(cfg, state, torch.tensor([[[-1.0, 0.0, 0.0, 0.0]]]).expand(10, 1, 4))[-1]
-    torch.testing.assert_close(end[:, quad.POSITION], tensor(1.0, -2.0, 3.0 - quad.GRAVITY / 2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(end[:, quad.VELOCITY], tensor(1.0, -2.0, 3.0 - quad.GRAVITY), atol=1e-5, rtol=0)
-
-
 def test_motors_follow_with_their_time_constant() -> None:
     states = fly(THRUST, hovering(), torch.tensor([[[1.0, 0.5, 0.0, 0.0]]]).expand(2, 1, 4))
     left = math.exp(-THRUST.step_dt / THRUST.motor_tau)
@@ -100,16 +91,6 @@ def test_motors_follow_with_their_time_constant() -> None:
         gone = 1 - left**steps
         expected = tensor(quad.GRAVITY * (1 + gone), spin * gone, 0.0, 0.0)
         torch.testing.assert_close(states[steps][:, quad.MOTOR], expected, atol=1e-4, rtol=0)
-
-
-def test_a_constant_moment_about_one_axis_spins_it_up() -> None:
-    cfg = dataclasses.replace(THRUST, motor_tau=0.0)
-    end = fly(cfg, hovering(), torch.tensor([[[0.0, 0.0, 0.0, 0.5]]]).expand(4, 1, 4))[-1]
-    spin = 0.5 * cfg.max_moment[2] / cfg.inertia[2]
-    torch.testing.assert_close(end[:, quad.OMEGA], tensor(0.0, 0.0, spin * 0.4), atol=1e-5, rtol=0)
-    yaw = spin * 0.4**2 / 2
-    torch.testing.assert_close(heading(end[:, quad.ATTITUDE]), tensor(math.cos(yaw), math.sin(yaw)), atol=1e-5, rtol=0)
-    torch.testing.assert_close(end[:, quad.POSITION], torch.zeros(1, 3), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("linear", "quadratic"), [(0.8, 0.0), (0.0, 0.4)])

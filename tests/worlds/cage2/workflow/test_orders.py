@@ -84,41 +84,6 @@ def played(steps: list[tuple[set[str], str]], order: tuple[str, ...] = ORDER) ->
     return compliance, rewards
 
 
-def test_fixes_are_the_removes_and_restores_of_the_official_numbering() -> None:
-    assert np.flatnonzero(envs.FIXES).tolist() == [*range(15, 28), *range(132, 145)]
-
-
-@pytest.mark.parametrize(
-    ("hosts", "target", "hit"),
-    [
-        ({"Op_Server0"}, "Op_Server0", True),
-        ({"User1", "Op_Server0"}, "Op_Server0", True),
-        ({"User1", "Op_Server0"}, "User1", False),
-        ({"User1", "User3"}, "User3", True),
-        ({"User1", "Enterprise2", "Op_Host1"}, "Enterprise2", True),
-        ({"User1", "Enterprise2", "Op_Host1"}, "Enterprise0", True),  # its type is what counts
-        ({"User1", "Enterprise2", "Op_Host1"}, "Op_Host1", False),
-        ({"User0", "User1"}, "User1", True),
-        ({"User0", "User1"}, "User0", True),  # as any host of that type
-        ({"User0"}, "User0", False),  # the foothold is not there to be fixed
-        ({"User0"}, "User1", False),
-        (set(), "Op_Server0", False),  # nothing to hit, and a fix all the same
-    ],
-)
-def test_a_fix_hits_the_first_taken_type(hosts: set[str], target: str, hit: bool) -> None:
-    for verb in ("Remove", "Restore"):
-        compliance, rewards = played([(hosts, f"{verb} {target}")])
-        assert (compliance.hits.item(), compliance.fixes.item(), compliance.share.item()) == (hit, 1, hit)
-        assert rewards == [LAMBDA * hit]
-
-
-@pytest.mark.parametrize("action", ["Sleep", "Monitor", "Analyse User1", "DecoyTomcat User1"])
-def test_without_a_fix_it_is_not_applicable_and_worth_nothing(action: str) -> None:
-    compliance, rewards = played([({"User1"}, action)] * 3)
-    assert np.isnan(compliance.share.item())
-    assert rewards == [0.0, 0.0, 0.0]
-
-
 def test_the_reward_is_the_change_of_compliance() -> None:
     steps = [
         ({"User1"}, "Sleep"),

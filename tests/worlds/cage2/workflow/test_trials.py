@@ -210,23 +210,6 @@ def test_rules_end_a_run(tmp_path: Path, stops: Stops, ended: str, episodes: int
     assert outcome.episodes == episodes if episodes else outcome.episodes < 60
 
 
-def test_a_fixed_trial_has_all_its_episodes(tmp_path: Path) -> None:
-    outcome = training(tmp_path, [], Stops(0.0, 4, 1))(Proposal(0, ORDER, 20, fixed=True))
-    assert (outcome.episodes, outcome.ended) == (20, "episodes")
-
-
-def test_a_trial_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
-    proposal = Proposal(0, ORDER, 8)
-    whole = training(tmp_path / "whole", [])(proposal)
-    left = tmp_path / "cut" / trials.TRIALS / whole.run
-    left.mkdir(parents=True)
-    (left / "config.json").write_text("{")
-    again = training(tmp_path / "cut", [])(proposal)
-    assert again == whole
-    cut, uncut = (summary(tmp_path / folder, whole.run)["weights_sha256"] for folder in ("cut", "whole"))
-    assert cut == uncut
-
-
 def test_every_trial_has_a_seed_of_its_own(tmp_path: Path) -> None:
     train = training(tmp_path, [])
     seeds = [train.config(Proposal(number, ORDER, 4)).run.seed for number in range(3)]
