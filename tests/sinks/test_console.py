@@ -22,6 +22,7 @@ from freewheel.sinks import console
 from freewheel.sinks.classic import ClassicLines, ClassicSink
 from freewheel.sinks.console import ConsoleSink
 from freewheel.sinks.sink import RunInfo
+from tests.support.golden import assert_golden
 
 TITLE = "CartPole-v1  ppo  lockstep"
 ROW: dict[str, Any] = {
@@ -73,28 +74,26 @@ def frame(file: io.StringIO) -> list[str]:
     return text[text.rindex("╭") :].splitlines()
 
 
-LINE = "12.4k steps/s  return   231.5 (last 22)  length   231  updates   100  lag 0.0  learner  62% env  21%"
-NOTHING = "    - steps/s  return       - (last 0)  length     -  updates     0  lag   -  learner  62% env    -"
 SLEPT = ROW | {"wall_s": ROW["wall_s"] + 3600.0, "slept_s": 3600.0}
 
 
-@pytest.mark.parametrize(
-    ("budget", "row", "line"),
-    [
-        (Budget(steps=100000), ROW, f"step  51200/100000  51%  {LINE}  eta  0:04"),
-        (Budget(minutes=1.0), EMPTY | {"env_steps": 0, "wall_s": 0.0, "updates": 0},
-         f"step 0   0%  {NOTHING}  eta  1:00"),
-        (Budget(), ROW | {"eval_return": 450.25, "dropped": {"stale": 12, "worker_death": 1201}},
-         f"step 51200  {LINE}  eval 450.2  dropped 1213 (stale 12, worker_death 1,201)"),
-        (Budget(steps=100000), SLEPT, f"step  51200/100000  51%  {LINE}  eta  0:04"),  # as fast as while it ran
-        (Budget(minutes=120.0), SLEPT, f"step 51200  50%  {LINE}  eta 59:56"),  # by the clock, in which it slept
-        (Budget(steps=100000, minutes=61.0), SLEPT, f"step  51200/100000  98%  {LINE}  eta  0:04"),
-    ],
-)  # fmt: skip
-def test_a_plain_line_is_complete_and_never_folded(budget: Budget, row: dict[str, Any], line: str) -> None:
-    sink, file = plain(budget)
-    sink.write(row)
-    assert file.getvalue() == f"{line}\n"
+LINES: list[tuple[Budget, dict[str, Any]]] = [
+    (Budget(steps=100000), ROW),
+    (Budget(minutes=1.0), EMPTY | {"env_steps": 0, "wall_s": 0.0, "updates": 0}),
+    (Budget(), ROW | {"eval_return": 450.25, "dropped": {"stale": 12, "worker_death": 1201}}),
+    (Budget(steps=100000), SLEPT),  # as fast as while it ran
+    (Budget(minutes=120.0), SLEPT),  # by the clock, in which it slept
+    (Budget(steps=100000, minutes=61.0), SLEPT),
+]
+
+
+def test_a_plain_line_is_complete_and_never_folded() -> None:
+    shown = []
+    for budget, row in LINES:
+        sink, file = plain(budget)
+        sink.write(row)
+        shown.append(file.getvalue())
+    assert_golden(__file__, "plain_lines", "".join(shown))
 
 
 UNDER_WAY = {"evaluating/ended": 7, "evaluating/episodes": 20}
@@ -111,20 +110,6 @@ def test_an_evaluation_under_way_is_shown_and_at_the_end_there_is_no_eta() -> No
     sink.write(ROW | UNDER_WAY)
     assert frame(file)[1].endswith(" 51%  51,200 / 100,000 steps  evaluating 7/20 │")
     sink.close(SUMMARY)
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ({"best_step": 100000}, "best 481.2 ± 20.0, final 197.0 ± 33.5 (20 fresh episodes each)"),
-        ({"eval_fresh": False, "eval_note": "no time\ntraceback", "final_eval": None},
-         "best 481.2 ± 20.0 (step 61,440), final not scored (20 episodes, the same that it was chosen by: no time)"),
-    ],
-)  # fmt: skip
-def test_the_headline_says_what_was_scored_again(change: dict[str, Any], line: str) -> None:
-    sink, file = plain(Budget())
-    sink.close(SUMMARY | change)
-    assert file.getvalue().splitlines()[4] == f"  eval     {line}"
 
 
 MODEL = {"env_steps": 5000, "updates": 1000, "real_data": 5000, "model_data": 2000}
@@ -181,18 +166,7 @@ def test_the_panel() -> None:
     sink, file = terminal(Budget(steps=100000))
     sink.write(ROW | {"eval_return": 480.0})
     sink.write(ROW | {"eval_return": 450.0, "lag_mean": 1.25, "lag_max": 2.0, "dropped": {"stale": 12}})
-    assert frame(file) == [
-        "╭───────────────────────── CartPole-v1  ppo  lockstep ─────────────────────────╮",
-        "│ ━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━  51%  51,200 / 100,000 steps  eta 0:04 │",
-        "│                                                                              │",
-        "│ steps/s    12.4k  return    231.5  lag       1.2  learner   62%  cpu   83%   │",
-        "│ updates/s   24.1  length      231  lag max     2  env       21%  gpu     -   │",
-        "│ episodes/s  53.2  best eval 480.0  queue       -  buffer    50%              │",
-        "│                                                                              │",
-        "│ 51,300 produced = 51,200 trained + 64 queued + 36 open + 12 dropped          │",
-        "│ dropped: stale 12                                                            │",
-        "╰──────────────────────────────────── 0:04 ────────────────────────────────────╯",
-    ]
+    assert_golden(__file__, "panel", "\n".join(frame(file)) + "\n")
     sink.close(SUMMARY)
 
 
@@ -263,34 +237,30 @@ def test_simple_terminals_get_lines_or_no_colours(environment: dict[str, str], b
     assert not re.search(r"\x1b\[[\d;]*3[0-7][;m]", file.getvalue()) or "NO_COLOR" not in environment
 
 
-def test_notes_and_the_summary_are_plain_text() -> None:
-    sink: Sink
-    sink, file = plain(Budget(steps=100000))
-    sink.note("[bold]worker 3[/bold] died: see [/tmp/x]")
-    sink.close(SUMMARY)
-    assert file.getvalue().splitlines() == [
-        "[bold]worker 3[/bold] died: see [/tmp/x]",
-        "CartPole-v1  ppo  lockstep: all steps taken",
-        "  work     100,000 steps, 195 updates, 500 episodes in 1:02:05",
-        "  speed    26.8 steps/s, 0.0523 updates/s, 0.134 episodes/s",
-        "  return   487.4 (the last 50 training episodes)",
-        "  eval     best 481.2 ± 20.0 (step 61,440), final 197.0 ± 33.5 (20 fresh episodes each)",
-        "  worker   " + "█" * 37 + "▓" * 12 + "▒" * 6 + "░" * 4 + "·",
-        "           █ step 62%  ▓ infer 20%  ▒ wait-gate 10%  ░ other 6%  · rest 2%",
-        "  learner  " + "█" * 36 + "▓" * 21 + "▒" * 2 + "·",
-        "           █ update 60%  ▓ wait-data 35%  ▒ observe 4%  · rest 1%",
-        "  rows     100,100 produced = 100,000 trained + 0 queued + 0 open + 100 dropped",
-        "           dropped: nan 36, shutdown 64",
-        "  saved in runs/cartpole",
-    ]
+NOTHING = {
+    **dict.fromkeys(("steps_per_s", "updates_per_s", "episodes_per_s", "return_mean", *EVALUATED)),
+    "return_episodes": 0, "eval_episodes": 0, "eval_fresh": False, "worker_restarts": 1204,
+    "shares": {"worker": {"step": 0.0, "other": 1.0}, "learner": {"update": 0.0, "other": 1.0}},
+    "produced": 0, "trained": 0, "queued": 0, "open": 0, "dropped": {},
+}  # fmt: skip
+#: What differs from the usual one, by what it is.
+SUMMARIES: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "the last weights are the best": {"best_step": 100000},
+    "the last weights are not scored": {"eval_fresh": False, "eval_note": "no time\ntraceback", "final_eval": None},
+    "failed early, with restarts": NOTHING,
+    "advice, and rows outside their space": {"advice": "envs were 97% of the time: do this", "out_of_space": 1204},
+}
 
 
-def test_advice_is_the_last_line_and_rows_outside_their_space_are_counted() -> None:
-    sink, file = plain(Budget(steps=100000))
-    sink.close(SUMMARY | {"advice": "envs were 97% of the time: try something else", "out_of_space": 1204})
-    lines = file.getvalue().splitlines()
-    assert lines[-1] == "  advice   envs were 97% of the time: try something else"
-    assert "           1,204 with an observation outside its space" in lines
+def test_notes_and_summaries_are_plain_text() -> None:
+    shown = ""
+    for name, change in SUMMARIES.items():
+        sink, file = plain(Budget(steps=100000))
+        sink.note(f"[bold]{name}[/bold]: see [/tmp/x]")
+        sink.close(SUMMARY | change)
+        shown += file.getvalue()
+    assert_golden(__file__, "summaries", shown)
 
 
 @pytest.mark.parametrize(
@@ -307,26 +277,6 @@ def test_why_it_ended(summary: dict[str, Any], first: str, colour: str) -> None:
     sink, file = terminal(Budget())
     sink.close(SUMMARY | summary)
     assert file.getvalue().splitlines()[0].endswith(f"\x1b[{colour}m{first}\x1b[0m")
-
-
-def test_a_run_that_failed_early_and_one_with_restarts() -> None:
-    sink, file = plain(Budget())
-    nothing = dict.fromkeys(("steps_per_s", "updates_per_s", "episodes_per_s", "return_mean", *EVALUATED))
-    nothing |= {"return_episodes": 0, "eval_episodes": 0, "eval_fresh": False}
-    idle = {"worker": {"step": 0.0, "other": 1.0}, "learner": {"update": 0.0, "other": 1.0}}
-    ledger = {"produced": 0, "trained": 0, "queued": 0, "open": 0, "dropped": {}}
-    sink.close(SUMMARY | nothing | {"shares": idle, "worker_restarts": 1204} | ledger)
-    lines = file.getvalue().splitlines()
-    assert lines[2:6] == [
-        "  speed    - steps/s, - updates/s, - episodes/s",
-        "  return   - (the last 0 training episodes)",
-        "  worker   " + "█" * 60,
-        "           █ other 100%",
-    ]
-    assert lines[8:10] == [
-        "  rows     0 produced = 0 trained + 0 queued + 0 open + 0 dropped",
-        "  restarts 1,204 workers replaced",
-    ]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
