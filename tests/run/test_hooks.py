@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -245,41 +246,27 @@ def test_own_metrics_are_means_over_a_row_and_their_newest_values_are_in_the_sum
     assert result.summary["logged"] == {"my/number": 9.0, "my/nan": None, "my/eval": 640.0, "my/end": 7.0}
 
 
+#: What a hook may not do, and words of the answer.
+REFUSED: list[tuple[Callable[[Run], object], str]] = [
+    (lambda run: run.log("return_mean", 1), "'return_mean' is freewheel's own: log yours as 'my/return_mean'"),
+    (lambda run: run.log("measure/mine", 1), "'measure/mine' is freewheel's own"),
+    (lambda run: run.log("", 1), "not ''"),
+    (lambda run: run.log("mine", "many"), "could not convert string to float: 'many'"),  # type: ignore[arg-type]
+    (lambda run: setattr(run, "learning_rate", -1), "run.learning_rate must be a positive number, not -1"),
+    (lambda run: setattr(run, "learning_rate", float("nan")), "run.learning_rate must be a positive number, not nan"),
+    (lambda run: setattr(run, "contexts", [[1.0]]), "run.contexts: a run without contexts has none to change"),
+    (lambda run: run.stop(""), "run.stop(reason) takes a text"),
+]
+
+
 def test_what_a_run_refuses(tmp_path: Path) -> None:
-    answers: list[str] = []
-
-    def refused(call: Any) -> None:
-        with pytest.raises(ValueError, match=r".+") as caught:
-            call()
-        answers.append(str(caught.value))
-
     class Wrong(Hook):
         def on_update(self, run: Run, metrics: Metrics) -> None:
-            refused(lambda: run.log("return_mean", 1))
-            refused(lambda: run.log("measure/mine", 1))
-            refused(lambda: run.log("", 1))
-            refused(lambda: run.log("mine", "many"))  # type: ignore[arg-type]
-            refused(lambda: setattr(run, "learning_rate", -1))
-            refused(lambda: setattr(run, "learning_rate", float("nan")))
-            refused(lambda: setattr(run, "contexts", [[1.0]]))
-            refused(lambda: run.stop(""))
+            for call, words in REFUSED:
+                with pytest.raises(ValueError, match=re.escape(words)):
+                    call(run)
 
-    train(tmp_path, hooks=[Wrong()], steps=64, evals=0)
-    for answer, words in zip(
-        answers,
-        [
-            "'return_mean' is freewheel's own: log yours as 'my/return_mean'",
-            "'measure/mine' is freewheel's own",
-            "not ''",
-            "could not convert string to float: 'many'",
-            "run.learning_rate must be a positive number, not -1",
-            "run.learning_rate must be a positive number, not nan",
-            "run.contexts: a run without contexts has none to change",
-            "run.stop(reason) takes a text",
-        ],
-        strict=True,
-    ):
-        assert words in answer
+    assert train(tmp_path, hooks=[Wrong()], steps=64, evals=0).summary["updates"] == 1
 
 
 TINY = 1e-30  # moves no float32 weight

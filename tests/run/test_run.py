@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from freewheel.run.checkpoints import checkpoint
 from freewheel.run.plan import plan
 from freewheel.run.trainer import Result
 from tests.support.runs import IDENTITY, assert_balanced, python, rows_of, train
-from tests.support.worlds import Counter, Identity
+from tests.support.worlds import Identity
 
 ALWAYS = set(
     """wall_s env_steps episodes updates steps_per_s episodes_per_s updates_per_s return_mean
@@ -113,11 +112,6 @@ def test_the_first_limit_ends_the_run(
     summary = train(tmp_path, **{"steps": None, "evals": 1} | budget).summary
     assert (summary["env_steps"], summary["updates"], summary["episodes"]) == (steps, steps // 64, episodes)
     assert summary["ended"] == ended
-
-
-def test_a_budget_of_minutes(tmp_path: Path) -> None:
-    summary = train(tmp_path, steps=None, minutes=0.3 / 60, evals=0).summary
-    assert (summary["ended"], summary["wall_s"] >= 0.3) == ("minutes", True), "how late it may end: test_clocks.py"
 
 
 def seesaw() -> type[Identity]:
@@ -224,21 +218,6 @@ def test_a_plan_says_what_would_happen(tmp_path: Path) -> None:
         f"run      {tmp_path / 'x'}",
     ]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_ctrl_c_ends_a_python_script_too_and_leaves_a_whole_run(tmp_path: Path) -> None:
-    class Interrupts(Counter):
-        """Presses Ctrl-C in its third step."""
-
-        def judge(self, action: Any) -> float:
-            if self.count == 2:
-                signal.raise_signal(signal.SIGINT)
-            return super().judge(action)
-
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, Interrupts, mode="sequential", steps=500, run="cut", evals=0)
-    summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
-    assert (summary["exit_code"], summary["ended"]) == (130, "interrupted (SIGINT)")
 
 
 def test_a_run_that_learned_nothing_in_its_whole_time_has_failed_and_can_be_resumed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import freewheel
 from freewheel.config.resolve import from_argv, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME
-from freewheel.errors import EnvError, SetupError, UsageError
+from freewheel.errors import UsageError
 from freewheel.run import plan
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.trainer import Result
@@ -120,17 +120,6 @@ def test_the_plan_of_episodes(tmp_path: Path) -> None:
     assert "collect  episodes: 2 envs, 5 episodes an update" in planned.lines()
     assert not any(line.startswith("updates") for line in planned.lines())
     assert (planned.workers, planned.learner_spec.batch.episodes, planned.max_lag) == (2, 5, None)
-
-
-def test_a_world_is_probed_in_another_process(tmp_path: Path) -> None:
-    options = {"mode": "batch", "runs_dir": tmp_path}
-    with pytest.raises(EnvError, match=r"raised ValueError: boom \(in its first reset"):
-        plan.plan(from_options("tests.support.worlds:Raises", {**options, "env_args": {"at": 0}}))
-    with pytest.raises(EnvError, match=r"Dies was killed \(SIGKILL\) in reset\(\) with seed 0"):
-        plan.plan(from_options("tests.support.worlds:Dies", {**options, "env_args": {"at": 0}}))
-    with pytest.raises(SetupError, match="unknown environment 'CartPole-v9'"):
-        plan.plan(from_options("CartPole-v9", options))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_impossible_numbers_are_refused_before_anything_starts() -> None:

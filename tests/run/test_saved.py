@@ -64,17 +64,6 @@ def test_other_seeds_are_other_episodes(result: Result) -> None:
     assert len({usual.returns, chosen_by.returns, closing.returns}) == 3, "every use has episodes of its own"
 
 
-def test_the_policy_is_the_one_that_was_saved(result: Result) -> None:
-    actor, _ = open_run(str(result.path)).actor("latest")
-    logits = checkpoint.load(result.path / "checkpoints").params
-    obs = np.eye(4, dtype=np.float32)
-    hidden = obs
-    for layer in range(2):
-        hidden = np.tanh(hidden @ logits[f"actor.{layer}.weight"] + logits[f"actor.{layer}.bias"])
-    expected = np.argmax(hidden @ logits["actor.2.weight"] + logits["actor.2.bias"], axis=1)
-    np.testing.assert_array_equal(actor.act(obs, np.random.default_rng(0), greedy=True).action, expected)
-
-
 def test_the_episodes_that_are_played_are_those_that_are_scored(result: Result) -> None:
     run = open_run(str(result.path))
     actor, _ = run.actor()
@@ -125,12 +114,6 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(copy: Path, result: Result) 
     with pytest.warns(UserWarning, match=r"damaged|using step") as told:
         freewheel.score(str(copy), episodes=1)
     assert [str(warning.message) for warning in told] == [damage, fallback]
-
-
-def test_a_run_without_evaluations_plays_its_last_weights(tmp_path: Path) -> None:
-    done = train(tmp_path, steps=64, evals=0)
-    _, warnings = open_run(str(done.path)).actor("best")
-    assert warnings == ["no evaluation has chosen the best weights yet: using step 64 instead of 'best'"]
 
 
 DISCRETE, DRONE = "tests.support.worlds:Identity", "freewheel/RoughDrone-v0"
@@ -195,15 +178,6 @@ def test_statistics_go_on_from_where_they_were(tmp_path: Path, algorithm: str) -
         np.testing.assert_allclose(mean, (1 - share) * old + share * own, atol=1e-6)
     else:
         assert np.abs(mean - old).max() < 3 * share * np.abs(own - old).max() + 1e-6
-
-
-def test_an_heir_is_the_policy_that_it_begins_with(tmp_path: Path) -> None:
-    """Seen by what it is worth before it has changed."""
-    source = start(tmp_path, DISCRETE, run="source", steps=1280, evals=1, eval_episodes=10, ppo={"lr": 0.01})
-    frozen = start(tmp_path, DISCRETE, init="source@latest", steps=32, evals=1, eval_episodes=10, ppo={"lr": 1e-12})
-    assert frozen.summary["final_eval"] == pytest.approx(source.summary["final_eval"], abs=1.0)
-    fresh = start(tmp_path, DISCRETE, steps=32, eval_episodes=10)
-    assert frozen.summary["final_eval"] > fresh.summary["final_eval"] + 3
 
 
 def test_it_is_kept_in_the_config_and_shown_in_the_plan(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -40,16 +40,6 @@ def test_lanes_in_turn_take_the_sum() -> None:
     assert forecast(way("serial"), EVEN, PolicyTimes(act=0.0, learn=0.1), cores=2).limit == "learner"
 
 
-def test_a_barrier_waits_for_the_slowest_and_workers_do_not() -> None:
-    uneven = StepTimes(times=(0.001,) * 9 + (0.041,))  # mean 5 ms, as EVEN
-    barrier, free = (forecast(way(kind, workers=8), uneven, FREE, cores=2).rate for kind in ("barrier", "free"))
-    assert barrier < 8 / uneven.slowest_of(8)
-    assert free == pytest.approx(8 / 0.005, rel=0.02)
-    even = forecast(way("barrier"), EVEN, FREE, cores=2)
-    assert even.rate > 2 * barrier
-    assert even.limit == "barrier"
-
-
 def test_episodes_that_end_together_reset_together() -> None:
     apart = StepTimes(times=(0.005,), reset=0.002)
     together = StepTimes(times=(0.005,), reset=0.002, ends_together=True)
@@ -77,12 +67,6 @@ def test_a_batch_is_a_little_slower_than_free_workers_where_steps_are_uneven() -
     uneven = StepTimes(times=(0.001,) * 9 + (0.041,))
     batch, free = (forecast(way(kind, workers=8), uneven, FREE, cores=2).rate for kind in ("batch", "free"))
     assert 0.7 * free < batch < 0.99 * free
-
-
-def test_sleepers_with_a_constant_step_make_their_number_over_it() -> None:
-    found = forecast(way("free", workers=100, lanes=100), StepTimes(times=(0.01,)), FREE, cores=2)
-    assert found.rate == pytest.approx(100 / 0.01)
-    assert found.limit == "envs"
 
 
 def test_a_barrier_over_exponential_steps_waits_for_a_harmonic_number(monkeypatch: pytest.MonkeyPatch) -> None:
