@@ -11,7 +11,6 @@ import pytest
 
 import freewheel
 from freewheel.cli import main as cli
-from freewheel.errors import EnvError
 from freewheel.run.checkpoints import checkpoint
 from freewheel.seeding import tree
 from tests.support.chaos import finite, modes, tokens, trial, world
@@ -132,14 +131,6 @@ def test_an_env_that_cannot_start_leaves_no_run(tmp_path: Path, capfd: pytest.Ca
         answer = capfd.readouterr().err.splitlines()[0]
         assert re.match(rf"freewheel: (lane 0 of )?tests.support.worlds:{name} .*reset.*seed 0", answer)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_from_python_the_error_is_raised_after_the_summary_is_written(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"num_envs": 1, "steps": 64, "evals": 0, "run": "x", "placement": "inline", "seed": SEED}
-    options["env_args"] = {"spared": MEASURED}
-    with pytest.raises(EnvError, match=r"no lane of tests\.support\.worlds:Breaks is left: (.|\n)*ValueError: boom"):
-        freewheel.train("tests.support.worlds:Breaks", quiet=True, runs_dir=tmp_path, **options)
-    assert json.loads((tmp_path / "x" / "summary.json").read_text())["ended"] == "failed"
 
 
 @pytest.mark.parametrize(

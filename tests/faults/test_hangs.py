@@ -117,20 +117,6 @@ def kill_when_one_is_stopped(on: Trial, folder: Path) -> None:
     assert kill(on.supervisor.slots[2], [])
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("mode", modes("batch") if LONG else ["batch"])
-def test_stopped_and_killed_workers_together(mode: str) -> None:
-    """Half of the workers are stopped, the other half killed: all are replaced."""
-    with trial(world("Certified"), mode, workers=6, num_envs=6, **LIMITS) as on:
-        on.wait_for_workers()
-        victims = [stopped(slot) for slot in on.supervisor.slots[::2]]
-        for slot in on.supervisor.slots[1::2]:
-            assert kill(slot, [])
-        on.run(lambda: len([worker for worker, number in on.audit.incarnations().items() if number >= 1]) == 6)
-        assert {loss.worker for loss in on.supervisor.losses} == {*range(6)}
-        assert not any(victim.is_running() for victim in victims)
-
-
 @pytest.mark.parametrize(
     "where",
     [pytest.param("constructor", marks=pytest.mark.system), pytest.param("reset", marks=pytest.mark.system), "step"],

@@ -19,19 +19,6 @@ def joined(*names: str, **options: int) -> Rounds:
     return rounds
 
 
-def test_all_that_answer_count() -> None:
-    rounds = joined("a", "b")
-    assert rounds.begin() == ["a", "b"]
-    assert rounds.answered("a", 1, 10, 1.0)
-    assert not rounds.over(1.0)
-    assert rounds.waiting == ["b"]
-    assert rounds.answered("b", 1, 90, 2.0)
-    assert rounds.over(2.0)
-    outcome = rounds.close()
-    assert (outcome.round, outcome.counted, outcome.skipped, outcome.enough) == (1, ("a", "b"), {}, True)
-    assert (rounds.sites["a"].tally.rows, rounds.sites["b"].tally.rows) == (10, 90)
-
-
 def test_a_late_site_is_skipped_and_joins_again_with_its_old_answer_thrown_away() -> None:
     rounds = joined("a", "b")
     rounds.begin()
@@ -92,16 +79,6 @@ def test_a_lost_site_is_started_again_so_often_and_then_left_out() -> None:
     assert rounds.hopeless
 
 
-def test_a_site_that_answers_and_is_lost_afterwards_counts() -> None:
-    rounds = joined("a", "b")
-    rounds.begin()
-    rounds.answered("a", 1, 10, 1.0)
-    rounds.lost("a", "killed while it waited")
-    rounds.answered("b", 1, 10, 1.0)
-    assert rounds.close().counted == ("a", "b")
-    assert rounds.to_restart() == ["a"]
-
-
 def test_a_refused_site_is_never_asked_nor_started() -> None:
     rounds = joined("a", "b")
     rounds.refuse("a", "other spaces")
@@ -111,16 +88,6 @@ def test_a_refused_site_is_never_asked_nor_started() -> None:
     assert rounds.to_restart() == []
     rounds.answered("b", 1, 1, 1.0)
     assert rounds.close().skipped == {"a": "refused"}
-
-
-def test_too_few_sites_change_nothing_and_are_not_counted() -> None:
-    rounds = joined("a", "b", least=2)
-    rounds.begin()
-    rounds.answered("a", 1, 10, 1.0)
-    rounds.lost("b", "killed")
-    outcome = rounds.close()
-    assert (outcome.counted, outcome.enough) == (("a",), False)
-    assert rounds.sites["a"].tally.rounds == 0
 
 
 def test_the_time_of_a_round_is_given_or_follows_from_half_of_the_sites() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Literal
 
@@ -16,7 +14,7 @@ from freewheel.core import ActionSpec, EnvSpec, NDArray, Slice, Snapshot
 from freewheel.policies.nets import TorchActor
 from freewheel.policies.numpy_actor import NumpyActor, make_actor
 from freewheel.policies.spec import ACTIVATIONS, FlatParams, PolicyConfig, PolicySpec, actor_layout, full_layout
-from tests.support.places import ROOT, SUPPORT
+from tests.support.places import SUPPORT
 
 DRAWS = 100_000
 #: A linear policy of three choices that reads one column of ones: its biases are its logits.
@@ -212,13 +210,3 @@ def test_our_own_networks_run_in_numpy_and_a_users_module_in_torch(
     assert {type(first), type(second)} == {kind}
     if isinstance(first, NumpyActor):
         assert not np.shares_memory(first.params.vector, second.params.vector)
-
-
-def test_a_worker_with_our_own_network_does_without_torch() -> None:
-    script = f"""
-import pickle, sys
-make = pickle.loads({pickle.dumps(make_actor(LINEAR))!r})
-make()
-assert "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=30)

