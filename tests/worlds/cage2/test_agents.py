@@ -7,9 +7,49 @@ import pytest
 
 from freewheel.core import NDArray
 from freewheel.errors import UsageError
-from freewheel.worlds.cage2.agents import DEFENDERS, PLACING, Defender, Meander, Reactive, Uniform, defender
-from freewheel.worlds.cage2.network import SCAN, Networks
+from freewheel.worlds.cage2.agents import DEFENDERS, PLACING, Bline, Defender, Meander, Reactive, Uniform, defender
+from freewheel.worlds.cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, Networks
 from freewheel.worlds.cage2.scenario import ACTIONS, BIT, HOSTS
+
+ONE = np.ones(1, np.bool_)
+LANE = np.zeros(1, np.int64)
+
+
+def in_words(kind: NDArray, target: NDArray) -> str:
+    names = {SWEEP: "sweep", SCAN: "scan", EXPLOIT: "exploit", ESCALATE: "escalate", IMPACT: "impact"}
+    where = ("User", "Enterprise")[int(target[0])] if kind[0] == SWEEP else HOSTS[int(target[0])]
+    return f"{names[int(kind[0])]} {where}"
+
+
+def chain(entry: float) -> Bline:
+    red = Bline(1)
+    red.begin(LANE, np.array([entry]))
+    return red
+
+
+@pytest.mark.parametrize(
+    ("done", "success", "shown", "next_act"),
+    [
+        (3, False, True, "exploit User1"),  # after a failure it steps back
+        (7, False, True, "exploit Enterprise1"),
+        (13, False, True, "exploit Enterprise2"),
+        (12, True, False, "scan User1"),  # the first scan of the server shows nothing: it begins again
+    ],
+)
+def test_bline_steps_back_or_begins_again(done: int, success: bool, shown: bool, next_act: str) -> None:
+    red = chain(0.0)
+    for step in range(done):
+        red.act(ONE & (step > 0), ONE)
+    assert in_words(*red.act(ONE & success, ONE & shown)) == next_act
+
+
+def test_bline_goes_on_when_it_has_seen_the_server_before() -> None:
+    red = chain(0.0)
+    for step in range(13):  # up to the exploit of the server
+        red.act(ONE & (step > 0), ONE)
+    for expected in ("exploit Enterprise2", "escalate Enterprise2", "scan Op_Server0"):
+        assert in_words(*red.act(ONE & (expected != "exploit Enterprise2"), ONE)) == expected
+    assert in_words(*red.act(ONE, ~ONE)) == "exploit Op_Server0"
 
 
 def test_meander_takes_each_of_its_options_alike() -> None:
