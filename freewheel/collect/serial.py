@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -58,7 +59,7 @@ class SerialConfig(ModeConfig, ABC):
         lanes, steps = range(self.num_envs), spec.batch.steps
         if not spec.env.batched_on_device:
             runner = Runner(factory, lanes, env=self.place(factory.make, lanes))
-            return SerialCollector(runner, steps, LONGEST, trace=spec.trace)
+            return SerialCollector(runner, steps, LONGEST, on_policy=spec.on_policy, trace=spec.trace)
         from freewheel.rollout.device_runner import DeviceRunner
 
         own = spec.simulation
@@ -107,20 +108,29 @@ class SerialCollector:
     """A Collector over one Runner: act, then learn, then act. The lag is 0 because nothing acts during an update. Implements
     core.Collector and metrics.workers.ObservedCollector.
 
-    The steps of an update come in chunks of at most `longest` (None: as one).
+    The steps of an update come in chunks of at most `longest` (None: as one). On-policy, rows that a failed environment took with
+    it are made good by more steps before the update, which so learns from rows of its own weights alone: those of the last of
+    these steps that it has no use for are dropped as stale.
     Objects made before the end of the first chunk are excluded from garbage collection, as in workers.
     """
 
     def __init__(
-        self, runner: SerialRunner, steps: int, longest: int | None = None, *, trace: Recording | None = None
+        self,
+        runner: SerialRunner,
+        steps: int,
+        longest: int | None = None,
+        *,
+        on_policy: bool = True,
+        trace: Recording | None = None,
     ) -> None:
-        self._runner, self._steps = runner, steps
-        self._longest, self._done = longest or steps, 0  # steps of the present update
+        self._runner, self._steps, self._longest = runner, steps, longest or steps
+        self._left, self._lacking = steps, 0  # of the present update: steps to come, and rows that will be missing then
+        self._on_policy = on_policy
         self._posted = Posted()
         self._idle_since = perf_counter_ns()
         self._track = NoTrack() if trace is None else _traced(trace, runner)
         self._warm = self._acting = False
-        self._lost = Counter[str]()  # rows that environments which failed took with them, by cause
+        self._lost = Counter[str]()  # rows that failed environments took with them, by cause, and stale ones
         self._reports, self._told = list[str](), set[str]()  # what is to be told of failures, and the kinds that were
 
     def __enter__(self) -> Self:
@@ -142,17 +152,34 @@ class SerialCollector:
         if not wait:
             return ()
         self._waited()
-        steps = min(self._longest, self._steps - self._done)
         self._acting = True
-        chunk = self._runner.unroll(steps)
+        chunk = self._runner.unroll(min(self._longest, self._left))
         self._count_failures(self._runner.take_failures())
         self._track.taken(perf_counter_ns(), chunk.time.tolist())
-        self._done = (self._done + steps) % self._steps
+        chunk = self._counted(chunk)
         if not self._warm:
             self._warm = True
             gc.freeze()
         self._idle_since, self._acting = perf_counter_ns(), False
         return (chunk,)
+
+    def _counted(self, chunk: Chunk[Any]) -> Chunk[Any]:
+        """The chunk with no more rows than the update still takes; then it is known how many steps it still needs."""
+        steps, lanes = chunk.data.valid.shape
+        self._left -= steps
+        self._lacking += steps * lanes - chunk.rows if self._on_policy else 0
+        if self._left:
+            return chunk
+        if self._lacking > 0:
+            self._left = -(-self._lacking // lanes)
+            self._lacking -= self._left * lanes
+            return chunk
+        surplus, self._lacking, self._left = -self._lacking, 0, self._steps
+        if not surplus:
+            return chunk
+        self._lost["stale"] += surplus
+        valid = chunk.data.valid & (np.cumsum(chunk.data.valid).reshape(steps, lanes) <= chunk.rows - surplus)
+        return replace(chunk, data=replace(chunk.data, valid=valid), rows=chunk.rows - surplus)
 
     def oldest(self) -> int | None:
         return None  # nothing is ever left open or queued between two calls
@@ -171,7 +198,8 @@ class SerialCollector:
 
     def rows(self) -> RowCounts:
         lost = self._lost
-        return RowCounts(self._runner.produced + lost.total(), open=self._runner.open, dropped=dict(lost))
+        produced = self._runner.produced + lost.total() - lost["stale"]
+        return RowCounts(produced, open=self._runner.open, dropped=dict(lost))
 
     def stats(self) -> Mapping[str, float | None]:
         return {"queue_util": None}
@@ -194,12 +222,13 @@ class SerialCollector:
     def state_dict(self) -> dict[str, Array]:
         """As of the last chunk that was delivered."""
         lost = np.array([self._lost[cause] for cause in CAUSES], np.int64)
-        return self._runner.state_dict() | self._posted.state() | {"done": np.array(self._done), "lost": lost}
+        update = {"done": np.array(self._steps - self._left), "lacking": np.array(self._lacking), "lost": lost}
+        return self._runner.state_dict() | self._posted.state() | update
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         self._runner.load_state_dict(state)
         self._posted.restore(state)
-        self._done = int(state["done"])
+        self._left, self._lacking = self._steps - int(state["done"]), int(state.get("lacking", 0))
         lost = np.asarray(state["lost"]).tolist() if "lost" in state else []  # not in those of before 0.2
         self._lost = Counter({cause: rows for cause, rows in zip(CAUSES, lost, strict=False) if rows})
 

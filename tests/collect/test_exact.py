@@ -20,7 +20,7 @@ from freewheel.ledger import balance
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout import restoring
 from freewheel.seeding import training_episodes
-from tests.support.resuming import ALGORITHMS, LANES, MODES, PPO, Session, Story, lanes, played, remembering, stop_at
+from tests.support.resuming import ALGORITHMS, LANES, MODES, PPO, S, Session, Story, lanes, played, remembering, stop_at
 from tests.support.worlds import Wandering
 
 TURNS = {"ppo": 12, "sac": 22, "mbpo": 22}
@@ -109,6 +109,18 @@ def test_it_is_exact_where_environments_fail(mode: str, at: int) -> None:
     assert all(" raised ValueError: boom " in report for report in told)
     assert run.collector.rows() == straight.collector.rows()
     assert straight.collector.rows().dropped["env_error"] > 3
+
+
+@pytest.mark.parametrize(("mode", "at"), [("sequential", 10), ("lockstep", 13), ("processes", 4)])
+def test_every_update_is_on_policy_where_environments_fail(mode: str, at: int) -> None:
+    """What a failure cost is made good before the update; what the other lane stepped meanwhile is no part of a later one."""
+    world = GymConfig(id="tests.support.worlds:Raises", args={"rate": 0.04, "length": 14})
+    straight, _, _ = assert_exact(Story(PPO, MODES[mode], world), at=at, turns=50)
+    assert (len(straight.lags), set(straight.lags)) == (straight.learner.version, {0.0})
+    assert straight.learner.version > 9
+    dropped = straight.collector.rows().dropped
+    assert 0 < dropped["stale"] <= dropped["env_error"] * (LANES - 1), "less than a step of both for each failure"
+    assert straight.learner.rows().trained == straight.learner.version * S
 
 
 @pytest.mark.parametrize("mode", SAMPLE)

@@ -117,6 +117,7 @@ class Session:
         self.meter = Meter(1)
         self.episodes: list[Episode] = []
         self.versions: list[int] = []
+        self.lags: list[float] = []  # the greatest of each update of PPO
         self.turns = 0
         self._open = ExitStack()
         if saved is not None:
@@ -138,6 +139,8 @@ class Session:
             for chunk in tick.chunks:
                 self.episodes += chunk.episodes
                 self.versions.append(chunk.version)
+            if tick.metrics is not None:
+                self.lags.append(tick.metrics.get("lag_max", 0.0))
             balance(self.collector.rows(), self.learner.rows())
 
     def save(self) -> Saved:
