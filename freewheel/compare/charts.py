@@ -66,7 +66,7 @@ def topics(results: Results) -> list[Topic]:
 def _bars(results: Results, chart: Bars, pick: Callable[[Figures], Spread | None]) -> Bars:
     """The chart with a bar for each mode."""
     bars = []
-    for case in ranked(results):
+    for case in (case for case in ranked(results) if not case.refused):
         figures = results.figures(case.mode)
         found = None if figures is None else pick(figures)
         note = FAILED if figures is None and case.failed else ""

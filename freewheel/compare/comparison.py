@@ -117,7 +117,7 @@ class Comparison:
         found = [f"{self.title}: {len(self.able)} of {len(self.cases)} ways, {self.request.repeats} repeats"]
         for case in self.cases:
             if case.plan is None:
-                found.append(f"  {case.label:<24} does not take this run: {case.refused.splitlines()[0]}")
+                found.append(f"  {case.label:<24} takes no part: {case.refused.splitlines()[0]}")
                 continue
             one, again = self.prospects.get(case.label), self.size.again[case.label]
             waits = (

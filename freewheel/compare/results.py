@@ -75,6 +75,7 @@ class CaseInfo:
     free_running: bool = False  # envs never wait for each other or for an update
     synchronous: bool = True  # acting and learning take turns
     of: str | None = None  # the mode of which this is a variant: it takes no part in the ranking
+    refused: str | None = None  # why it takes no part: it does not take this run, or its package is not installed
     failed: str | None = None  # why there are no results, or not all
 
     @property
@@ -102,7 +103,8 @@ class Figures:
     mode: str
     repeats: int
     steps_per_s: Spread
-    episodes_per_s: Spread | None
+    episodes_per_s: Spread | None  # steps/s over the length of the episodes in the same trainings
+    episode_steps: float | None = None  # mean length; None: no episode has ended
     updates_per_s: Spread
     time_100k_episodes_s: float | None
     speedup: Spread | None  # over sequential, repeat by repeat

@@ -220,10 +220,11 @@ def _mode_row(results: Results, case: CaseInfo) -> str:
     chosen = best is not None and best.mode == case.mode
     badge = '<span class="badge">recommended</span>' if chosen else ""
     size = f"{case.workers} worker{'s' * (case.workers != 1)}, {case.envs} env{'s' * (case.envs != 1)}"
-    first = tag("th", mode_name(results, case.mode) + tag("small", text(size)) + badge, scope="row", title=case.title)
+    size = "" if case.refused else tag("small", text(size))
+    first = tag("th", mode_name(results, case.mode) + size + badge, scope="row", title=case.title)
     kind = " ".join(word for word, on in (("chosen", chosen), ("variant", case.of is not None)) if on)
     if figures is None:
-        reason = "failed: see above" if case.failed else "not measured"
+        reason = "failed: see above" if case.failed else text(case.refused or "not measured")
         return tag("tr", first + tag("td", reason, colspan=str(len(COLUMNS)), class_="none"), class_=kind)
     cells = []
     for column in COLUMNS:

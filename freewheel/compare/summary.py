@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from freewheel.compare.results import Figures, Ideal, Results, Row, Spread
@@ -34,11 +34,20 @@ def summarised(results: Results) -> Results:
 
 def rates(rows: Sequence[Row]) -> dict[int, float]:
     """Steps/s in each repeat: trainings of one repeat count as one that is as long as all of them."""
-    found = {}
-    for repeat in sorted({row.repeat for row in rows}):
-        part = [row for row in rows if row.repeat == repeat]
-        found[repeat] = sum(row.window_rows for row in part) / sum(row.window_s for row in part)
-    return found
+    return {
+        repeat: sum(row.window_rows for row in part) / sum(row.window_s for row in part)
+        for repeat, part in _repeats(rows).items()
+    }
+
+
+def _repeats(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    return {repeat: [row for row in rows if row.repeat == repeat] for repeat in sorted({row.repeat for row in rows})}
+
+
+def episode_steps(rows: Sequence[Row]) -> float | None:
+    """The mean length of the episodes that ended in these trainings, of each training its own; None: none has ended."""
+    known = [(row.episodes, row.steps_per_s / row.episodes_per_s) for row in rows if row.episodes_per_s]
+    return sum(count * length for count, length in known) / sum(count for count, _ in known) if known else None
 
 
 def gains(rows: Sequence[Row], base: Sequence[Row]) -> list[float]:
@@ -101,15 +110,24 @@ def unequal(results: Results) -> list[str]:
 def _figures(mode: str, rows: Sequence[Row], base: Sequence[Row], ideal: Ideal, equal: float | None) -> Figures:
     steps = spread(rates(rows).values())
     assert steps is not None, "there are rows"
-    episodes = _by_repeat(rows, lambda row: row.episodes_per_s)
-    updates = spread(_by_repeat(rows, lambda row: row.updates_per_s))
+    parts, length = _repeats(rows), episode_steps(rows)
+    updates = spread(
+        sum(row.updates_per_s * row.window_s for row in part) / sum(row.window_s for row in part)
+        for part in parts.values()
+    )
     assert updates is not None
-    per_s = spread(episodes)
+    # A repeat in which no episode ended has those of the same mode's others: what ends an episode is the same.
+    per_s = (
+        None
+        if length is None
+        else spread(rate / (episode_steps(parts[repeat]) or length) for repeat, rate in rates(rows).items())
+    )
     return Figures(
         mode=mode,
-        repeats=len(rates(rows)),
+        repeats=len(parts),
         steps_per_s=steps,
         episodes_per_s=per_s,
+        episode_steps=length,
         updates_per_s=updates,
         time_100k_episodes_s=EPISODES / per_s.median if per_s is not None and per_s.median > 0 else None,
         speedup=spread(gains(rows, base)),
@@ -125,16 +143,6 @@ def _figures(mode: str, rows: Sequence[Row], base: Sequence[Row], ideal: Ideal, 
         dropped=sum(count for row in rows for cause, count in row.dropped.items() if cause != "shutdown"),
         shares=_shares(rows),
     )
-
-
-def _by_repeat(rows: Sequence[Row], figure: Callable[[Row], float | None]) -> list[float]:
-    """A rate in each repeat, weighted by the time that it was measured for."""
-    found = []
-    for repeat in sorted({row.repeat for row in rows}):
-        known = [(row.window_s, value) for row in rows if row.repeat == repeat and (value := figure(row)) is not None]
-        if known:
-            found.append(sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known))
-    return found
 
 
 def _shares(rows: Sequence[Row]) -> dict[str, Mapping[str, float]]:

@@ -126,6 +126,8 @@ def lines(results: Results) -> Iterator[str]:
 def explained(results: Results) -> Iterator[str]:
     """What went wrong, what was compared, and what the columns mean."""
     for case in results.modes:
+        if case.refused:
+            yield f"{case.mode} takes no part: {case.refused}"
         if case.failed:
             yield f"{case.mode} failed: {case.problem}"
     for pair in results.pairs:
@@ -133,7 +135,10 @@ def explained(results: Results) -> Iterator[str]:
         yield f"{told[0].upper()}{told[1:]}."
     if results.equal_work:
         yield f"{results.equal_work[0].upper()}{results.equal_work[1:]}."
-    lengths = [one.steps_per_s.median / one.episodes_per_s.median for one in results.summary if one.episodes_per_s]
+    for one in results.summary:
+        if one.episodes_per_s is None:
+            yield f"No episode ended in {one.mode}: its trainings were too short for that"
+    lengths = [one.episode_steps for one in results.summary if one.episode_steps]
     if lengths and max(lengths) > 1.1 * min(lengths):
         both = f"{number(min(lengths))} to {number(max(lengths))} steps"
         yield f"Episodes had {both}, as the policies decide: compare episodes/s with that in mind, and steps/s without."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 import json
 import os
 import signal
@@ -86,6 +87,17 @@ def test_a_mode_that_fails_is_explained_and_the_others_are_reported(
     assert set(results.timelines) == {"sequential"}
     assert {"step", "update"} <= set(Timeline.from_json(results.timelines["sequential"]).kinds())
     assert results.recommendation.command in html.unescape((out / "report.html").read_text())
+
+
+def test_a_mode_whose_package_is_not_installed_is_no_failure(
+    tmp_path: Path, quick: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["compare", IDENTITY, "--modes", "sequential,ray", *SMALL, "--out", str(tmp_path / "out")]) == 0
+    told = "not installed: pip install 'freewheel[ray]'"
+    assert f"ray takes no part: {told}\n" in capsys.readouterr().out
+    ray = Results.read(tmp_path / "out").case("ray")
+    assert (ray.refused, ray.failed) == (told, None)
 
 
 def test_an_interrupt_leaves_what_is_there(

@@ -180,10 +180,14 @@ def test_an_interrupted_comparison_says_so(count: int) -> None:
 def test_a_failed_mode_is_explained_and_the_others_are_shown() -> None:
     reason = "worker 2 died in step: Segmentation fault"
     whole = reported()
-    modes = tuple(replace(case, failed=reason) if case.mode == "episodes" else case for case in whole.modes)
-    found = page(reported(modes=modes, rows=tuple(row for row in whole.rows if row.mode != "episodes")))
+    changed = {"episodes": {"failed": reason}, "lockstep": {"refused": "not installed: pip install it", "envs": 0}}
+    modes = tuple(replace(case, **changed.get(case.mode, {})) for case in whole.modes)
+    found = page(reported(modes=modes, rows=tuple(row for row in whole.rows if row.mode not in changed)))
     assert f"episodes failed.  {reason}" in found.shown
     assert "failed: see above" in found.shown
+    assert found.shown.count("not installed: pip install it") == 1, "in its row, and nowhere as a failure"
+    assert "lockstep failed" not in found.shown
+    assert "0 envs" not in found.shown
     assert ("episodes", "steps_per_s") not in found.cells
     assert found.cells["continuous", "speedup"] != "–"
 

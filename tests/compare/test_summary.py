@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from freewheel.compare import table
 from freewheel.compare.results import Spread
 from freewheel.compare.summary import equal_work, gains, rates, return_at, spread, summarised, unequal
 from tests.support.comparison import ROWS, measured, row
@@ -15,7 +16,7 @@ def test_median_spread_speed_up_efficiency_and_time_for_100k_episodes() -> None:
     found = summarised(measured()).figures("continuous")
     assert found is not None
     assert vars(found.steps_per_s) == pytest.approx({"median": 3100.0, "low": 3050.0, "high": 3150.0})
-    assert found.episodes_per_s == Spread(31.0, 30.5, 31.5)
+    assert vars(found.episodes_per_s or found) == pytest.approx({"median": 31.0, "low": 30.5, "high": 31.5})
     assert found.time_100k_episodes_s == pytest.approx(100_000 / 31.0)
     assert found.speedup is not None
     assert found.speedup.median == pytest.approx(3.1)  # 3.1, 3.119, 3.081: repeat by repeat
@@ -24,6 +25,21 @@ def test_median_spread_speed_up_efficiency_and_time_for_100k_episodes() -> None:
     assert found.lag_max == 2.0
     assert found.dropped == 0  # what was under way when a training ended is none
     assert found.repeats == 3
+
+
+def test_the_length_of_episodes_is_that_of_the_trainings_in_which_they_ended() -> None:
+    """A mode may have been slow in just those repeats in which no episode ended: its episodes are as long as the others'."""
+    short = [row("batch", repeat, rate, episodes_per_s=None) for repeat, rate in ((2, 1000.0), (3, 1100.0))]
+    some = [row("batch", 1, 3000.0), *short]
+    none = [row("lockstep", repeat, 500.0, episodes_per_s=None) for repeat in (1, 2, 3)]
+    results = summarised(replace(measured(), rows=(*some, *none)))
+    lockstep, batch = results.summary
+    assert batch.episode_steps == pytest.approx(100.0)
+    assert batch.time_100k_episodes_s == pytest.approx(100_000 / 11.0), "from the median of all three"
+    assert (lockstep.episode_steps, lockstep.episodes_per_s, lockstep.time_100k_episodes_s) == (None, None, None)
+    told = list(table.explained(results))
+    assert "No episode ended in lockstep: its trainings were too short for that" in told
+    assert not [line for line in told if line.startswith("Episodes had")]
 
 
 def test_several_trainings_of_a_repeat_count_as_one_long_one() -> None:

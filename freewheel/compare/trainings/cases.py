@@ -135,7 +135,7 @@ class Case:
             free_running=mode.free_running,
             synchronous=self.synchronous,
             of=self.of,
-            failed=self.refused or None,
+            refused=self.refused or None,
         )
 
     @property
@@ -244,7 +244,7 @@ class _Planner:
     def case(self, mode: str, envs: int, workers: int, config: Config | FreewheelError) -> Case:
         """With so many envs and workers; a mode that cannot divide the envs so has as many workers as it needs."""
         if isinstance(config, FreewheelError):
-            return Case(label=mode, mode=mode, given=self.given, refused=str(config))
+            return self._without(mode, config)
         has_workers = isinstance(config.collector, WorkersConfig)
         own: dict[str, object] = {
             "num_envs": envs,
@@ -257,7 +257,7 @@ class _Planner:
             other = self.plan(mode, own)
             plan = other if isinstance(other, Plan) else plan
         if isinstance(plan, FreewheelError):
-            return Case(label=mode, mode=mode, given=self.given, refused=str(plan))
+            return self._without(mode, plan)
         if has_workers:
             own["workers"] = plan.workers
         if hasattr(plan.config.collector, "placement"):  # two trainings could measure the env differently
@@ -267,3 +267,8 @@ class _Planner:
         if plan.config.learner.on_policy:
             own["num_steps_per_env"] = plan.config.run.steps_per_env
         return Case(label=mode, mode=mode, given=self.given, own=own, plan=plan)
+
+    def _without(self, mode: str, error: FreewheelError) -> Case:
+        """A mode that takes no part; where only its package is missing, how to install that is all there is to say."""
+        _, missing, install = str(error).partition("not installed: ")
+        return Case(label=mode, mode=mode, given=self.given, refused=missing + install or str(error))
