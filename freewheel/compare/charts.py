@@ -91,10 +91,8 @@ def _speed(results: Results) -> Iterator[Chart]:
 
 
 def _time_100k(figures: Figures) -> Spread | None:
-    rate, middle = figures.episodes_per_s, figures.time_100k_episodes_s
-    if rate is None or middle is None or rate.low <= 0:
-        return _single(middle)
-    return Spread(middle, 1e5 / rate.high, 1e5 / rate.low)
+    rate = figures.episodes_per_s
+    return None if rate is None else Spread(1e5 / rate.median, 1e5 / rate.high, 1e5 / rate.low)
 
 
 def _single(value: float | None) -> Spread | None:

@@ -31,8 +31,8 @@ class CompareOptions:
     modes: str = "all"
     """The modes to compare, with commas between them; all: every mode that is installed."""
     budget: Annotated[float, Range(above=0, most=1e6)] = 60.0
-    """Seconds of training for each mode, over all repeats; start-up comes on top. The work, which is the same in every mode, is
-    sized so that the slowest mode fits. --steps fixes the work instead."""
+    """Seconds of training for each mode, over all repeats; start-up comes on top. The work is as much as the slowest mode that
+    keeps up has time for; a far slower one does a part of it. --steps fixes the work, the same in every mode."""
     repeats: Annotated[int, Range(least=1, most=100)] = 3
     """How often every mode is measured, in turn with the others, each time with the next seed."""
     scale: str = ""

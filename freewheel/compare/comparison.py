@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from freewheel.bench.hardware import hardware
 from freewheel.bench.measure import Order, measure
@@ -32,10 +32,7 @@ from freewheel.timeline.chrome import read as read_timeline
 from freewheel.timeline.model import Timeline
 
 RUNS = "runs"  # under the folder of the comparison
-TRACED_UPDATES, TRACED_S = (
-    3,
-    2.0,
-)  # of a training whose timeline is kept: at least so many updates; seconds that are shown
+TRACED_UPDATES, TRACED_S = 3, 2.0  # of a recorded training: at least so many updates; seconds that are shown
 MOST_SPANS = 8_000  # of a timeline
 PILOT_S = 300.0  # seconds that a first training may take where speeds cannot be predicted
 
@@ -95,7 +92,8 @@ class Comparison:
             rows_per_update=rows.steps_per_env * self.setting.envs,
             envs=self.setting.envs,
             steps_per_env=rows.steps_per_env,
-            warm_up=rows.warm_up,
+            warm_up=0 if rows.updates is None else rows.warm_up_rows * rows.updates // rows.rows,
+            parts=rows.parts,
             seeds=self.seeds,
             notes=(*rows.notes, *self.setting.notes),
         )
@@ -119,18 +117,14 @@ class Comparison:
             if case.plan is None:
                 found.append(f"  {case.label:<24} takes no part: {case.refused.splitlines()[0]}")
                 continue
-            one, again = self.prospects.get(case.label), self.size.again[case.label]
-            waits = (
-                f", waits for {WAITS_FOR[one.forecast.limit]}" if one is not None and one.forecast is not None else ""
-            )
-            rate = f"about {one.rate:,.0f} steps/s{waits}" if one is not None and one.rate else "speed not known"
-            each = f"{again} x " if again > 1 else ""
+            one = self.prospects.get(case.label)
+            rate = f"about {one.rate:,.0f} steps/s" if one is not None and one.rate else "speed not known"
+            if one is not None and one.forecast is not None:
+                rate += f", waits for {WAITS_FOR[one.forecast.limit]}"
             lanes = f"{case.workers} x {case.envs // case.workers} envs"
-            found.append(
-                f"  {case.label:<24} {lanes:<14} {each}{clock(self.size.seconds[case.label])} a repeat, {rate}"
-            )
+            found.append(f"  {case.label:<24} {lanes:<14} {clock(self.size.seconds[case.label])} a repeat, {rate}")
         notes = (*self.size.notes, *self.setting.notes)
-        trainings = self.request.repeats * sum(self.size.again[case.label] for case in self.able)
+        trainings = self.request.repeats * len(self.able)
         scale = [Workers.of(self).line()] if self.request.scale else []
         return [*found, *(f"  {note}" for note in notes), f"{trainings} trainings, eta {clock(self.seconds)}", *scale]
 
@@ -179,6 +173,7 @@ def prepare(request: Request, report: Callable[[str], None], pilot_folder: Path 
 def _demand(request: Request, setting: Setting, rates: Mapping[str, float]) -> Demand:
     config = setting.plan.config
     learner, given = config.learner, config.sources.get("num_steps_per_env", "")
+    lengths = setting.cost.lengths
     return Demand(
         budget_s=request.budget_s,
         repeats=request.repeats,
@@ -189,6 +184,7 @@ def _demand(request: Request, setting: Setting, rates: Mapping[str, float]) -> D
         on_policy=learner.on_policy,
         fixed_steps_per_env=not given.startswith(("default", "algorithm")),
         starts=0 if learner.on_policy else learner.rows_before_update(setting.plan.learner_spec),
+        episode_steps=sum(lengths) / len(lengths) if lengths else float(config.env.episode_limit or 0),
     )
 
 
@@ -245,7 +241,7 @@ def _pilot(setting: Setting, folder: Path) -> float:
 def carry_out(comparison: Comparison, folder: Path, stop: Stop, progress: Progress) -> Results:
     """All trainings; compare.json is written after each. A signal ends it with what is there."""
     began, results = time.monotonic(), comparison.results()
-    planned = jobs(comparison.able, comparison.size.again, comparison.seeds)
+    planned = jobs(comparison.able, comparison.seeds)
     rounds = Rounds(planned, comparison.size, folder / RUNS, stop, progress)
     workers = Workers.of(comparison) if comparison.request.scale else None
     timelines: dict[str, Any] = {}
@@ -266,42 +262,34 @@ def carry_out(comparison: Comparison, folder: Path, stop: Stop, progress: Progre
         if workers is not None:
             workers.measure(folder / RUNS, stop, progress, keep)
         if comparison.request.timelines:
-            trace(comparison, rounds.failed, timelines, Traced(folder / RUNS, stop, progress))
+            trace(comparison, rounds, timelines, progress)
     except Interrupted:
         stop.over = True
         return now()
     return now("complete")
 
 
-class Traced(NamedTuple):
-    """Where and how the trainings that are drawn are run."""
-
-    folder: Path
-    stop: Stop
-    progress: Progress
-
-
-def trace(comparison: Comparison, failed: Mapping[str, str], found: dict[str, Any], traced: Traced) -> None:
-    """A short training of every mode that has not failed, with --trace: what each part did in its last seconds. The figures of a
-    training that is recorded are not used."""
+def trace(comparison: Comparison, rounds: Rounds, found: dict[str, Any], progress: Progress) -> None:
+    """After the rounds, a short training of every mode that has not failed, with --trace: what each part did in its last seconds.
+    The figures of a training that is recorded are not used."""
     for case in comparison.setting.able:
-        if case.label in failed:
+        if case.label in rounds.failed:
             continue
-        traced.progress.say(f"timeline  {case.label}")
+        progress.say(f"timeline  {case.label}")
         rate = comparison.prospects[case.label].rate if case.label in comparison.prospects else 0.0
         rows_per_update = comparison.size.steps_per_env * comparison.setting.envs
-        rows = min(comparison.size.rows, max(TRACED_UPDATES * rows_per_update, int(TRACED_S * rate)))
+        rows = min(comparison.size.of(case.label)[0], max(TRACED_UPDATES * rows_per_update, int(TRACED_S * rate)))
         sized = with_steps(case, comparison.size.steps_per_env)
         argv = (*sized.argv(seed=comparison.seeds[0], steps=rows, trace=True), *case.trusting)
         limit = LIMIT * comparison.size.slowest_s + SLACK
-        order = Order(argv=argv, name=f"{case.label}-timeline", folder=traced.folder, warm_up_rows=1, limit_s=limit)
+        order = Order(argv=argv, name=f"{case.label}-timeline", folder=rounds.folder, warm_up_rows=1, limit_s=limit)
         try:
-            measure(order, lambda _: traced.stop.check())
+            measure(order, lambda _: rounds.stop.check())
             found[case.label] = _last_seconds(read_timeline(order.path)).to_json()
         except (MeasureError, FileError) as error:
-            if traced.stop.signal is not None:
+            if rounds.stop.signal is not None:
                 raise Interrupted from None
-            traced.progress.say(f"no timeline of {case.label}: {str(error).splitlines()[0]}")
+            progress.say(f"no timeline of {case.label}: {str(error).splitlines()[0]}")
 
 
 def _last_seconds(timeline: Timeline) -> Timeline:
@@ -350,13 +338,13 @@ class Workers:
 
     def line(self) -> str:
         """What comes now."""
-        count = self.comparison.request.repeats * sum(self.size.again.values())
+        count = self.comparison.request.repeats * len(self.points)
         eta = clock(self.size.duration(self.comparison.request.repeats))
         return f"{', '.join(map(str, self.comparison.request.scale))} workers: {count} trainings, eta {eta}"
 
     def measure(self, folder: Path, stop: Stop, progress: Progress, keep: Callable[[], None]) -> None:
         cases = [replace(case, label=label) for label, (case, _) in self.points.items()]
-        rounds = Rounds(jobs(cases, self.size.again, self.comparison.seeds), self.size, folder, stop, progress, keep)
+        rounds = Rounds(jobs(cases, self.comparison.seeds), self.size, folder, stop, progress, keep)
         rounds.rows, rounds.failed = self.rows, self.failed
         rounds.run()
 

@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What every measurement does, in every mode."""
+    """What every measurement does, in every mode but those that are too slow for it."""
 
     rows: int  # that are trained on (on-policy) or stored in the replay buffer
     updates: int | None  # None: the algorithm decides (a replay buffer)
@@ -44,6 +44,12 @@ class Work:
     warm_up: int  # the first updates, which rates leave out
     seeds: tuple[int, ...]  # one for each repeat, the same in every mode
     notes: tuple[str, ...] = ()  # how the work was chosen, for the user
+    parts: Mapping[str, int] = field(default_factory=dict)  # rows of each mode that does only a part of the work
+
+    def of(self, mode: str) -> tuple[int, int | None]:
+        """Rows and updates of a mode's training."""
+        rows = self.parts.get(mode, self.rows)
+        return rows, None if self.updates is None else rows // self.rows_per_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +104,7 @@ class Row(Measurement):
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """A mode over all repeats. Several trainings of one repeat count as one that is as long as all of them."""
+    """A mode over all repeats."""
 
     mode: str
     repeats: int

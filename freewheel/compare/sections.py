@@ -76,7 +76,8 @@ def heading(results: Results) -> str:
     work = results.work
     amount = f"{work.rows:,} environment steps" + (f", {work.updates:,} updates" if work.updates is not None else "")
     repeats = f"{results.repeats} repeat{'s' * (results.repeats != 1)}"
-    parts = [f"{amount} in every mode", repeats, *_machine(results.hardware), moment(results.created)]
+    where = "every mode that keeps up" if work.parts else "every mode"
+    parts = [f"{amount} in {where}", repeats, *_machine(results.hardware), moment(results.created)]
     facts = "".join(tag("li", text(part)) for part in parts if part)
     return (
         tag("p", "freewheel compare", class_="kicker")
@@ -100,12 +101,9 @@ def _machine(hardware: Mapping[str, Any]) -> list[str]:
 def interrupted(results: Results) -> str:
     if results.ended == "complete":
         return ""
-    most = results.repeats * sum(case.of is None for case in results.modes)
-    done = (
-        f"{len(results.rows)} of at least {most} trainings"
-        if len(results.rows) < most
-        else f"{len(results.rows)} trainings"
-    )
+    most = results.repeats * sum(case.of is None and not case.refused for case in results.modes)
+    of_all = f" of at least {most}" if len(results.rows) < most else ""
+    done = f"{len(results.rows)}{of_all} trainings"
     said = f"This comparison was interrupted: it has {done}, and all that is said here is from these."
     return tag("p", text(said), class_="notice warn", role="status")
 
@@ -117,9 +115,7 @@ def verdict(results: Results) -> str:
             "section", tag("p", "No recommendation: no mode has been measured.", class_="sentence"), class_="hero"
         )
     figures = results.figures(found.mode)
-    margin = (
-        "within noise" if found.within_noise else "no other mode" if found.margin is None else percent(found.margin)
-    )
+    margin = "no other mode" if found.margin is None else percent(found.margin)
     tiles = [("recommended", text(found.mode), ""), ("env steps/s", number(found.steps_per_s), "steps_per_s")]
     if figures is not None:
         episodes, speedup = figures.episodes_per_s, figures.speedup
@@ -128,7 +124,7 @@ def verdict(results: Results) -> str:
             ("100,000 episodes", duration(figures.time_100k_episodes_s), "time_100k_episodes_s"),
             ("over sequential", times(speedup.median if speedup else None), "speedup"),
         ]
-    tiles.append(("ahead of the next", text(margin), ""))
+    tiles.append(("ahead of the next", "within noise" if found.within_noise else text(margin), ""))
     shown = "".join(
         tag("div", tag("dt", label) + tag("dd", value, data_tile=key))
         for label, value, key in tiles

@@ -11,37 +11,32 @@ from freewheel.compare.results import Figures, Ideal, Results, Row, Spread
 
 BASE = "sequential"  # what speed-ups are over
 EPISODES = 100_000
-ALIKE = (
-    1.1  # times as many: where rows come from a replay buffer, no two trainings have exactly the same number of updates
-)
+ALIKE = 1.1  # times as many: of a replay buffer no two trainings have exactly the same number of updates
 
 
 def summarised(results: Results) -> Results:
     """The same with the figures of every mode that has rows."""
-    present = [case.mode for case in results.modes if any(row.mode == case.mode for row in results.rows)]
-    by_mode = {mode: [row for row in results.rows if row.mode == mode] for mode in present}
-    own = {case.mode for case in results.modes if case.of is None}
+    parts, modes = results.work.parts, [case.mode for case in results.modes]
+    by_mode = {mode: rows for mode in modes if (rows := [row for row in results.rows if row.mode == mode])}
+    own = {case.mode for case in results.modes if case.of is None and case.mode not in parts}
     ends = [statistics.median(row.wall_s for row in rows) for mode, rows in by_mode.items() if mode in own]
     equal = min(ends, default=None)
+    told = equal_work([row for row in results.rows if row.mode not in parts], replay=results.work.updates is None)
+    part = [f"{mode} {parts[mode] / results.work.rows:.1%} ({parts[mode]:,} rows)" for mode in by_mode if mode in parts]
+    if part:
+        told += f"; too slow for all of it: {', '.join(part)}, to be compared by speed, and by return at equal time"
     figures = tuple(_figures(mode, rows, by_mode.get(BASE, []), results.ideal, equal) for mode, rows in by_mode.items())
     return replace(
         results,
         summary=figures,
         equal_wall_s=equal,
-        equal_work=equal_work(results.rows, replay=results.work.updates is None),
+        equal_work=told,
     )
 
 
 def rates(rows: Sequence[Row]) -> dict[int, float]:
-    """Steps/s in each repeat: trainings of one repeat count as one that is as long as all of them."""
-    return {
-        repeat: sum(row.window_rows for row in part) / sum(row.window_s for row in part)
-        for repeat, part in _repeats(rows).items()
-    }
-
-
-def _repeats(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    return {repeat: [row for row in rows if row.repeat == repeat] for repeat in sorted({row.repeat for row in rows})}
+    """Steps/s in each repeat."""
+    return {row.repeat: row.steps_per_s for row in rows}
 
 
 def episode_steps(rows: Sequence[Row]) -> float | None:
@@ -79,17 +74,12 @@ def equal_work(rows: Sequence[Row], *, replay: bool = False) -> str:
     if replay and max(trained) <= ALIKE * min(trained) and max(updates) <= ALIKE * min(updates):
         work = f"{_range(trained)} rows stored and {_range(updates)} updates"
         return f"equal work by the ledger, but for the updates of the last rows: {work} in {len(rows)} trainings"
-    both = ", ".join(f"{low:,} to {high:,} {what}" for low, high, what in _ranges(rows))
+    both = f"{trained[0]:,} to {trained[-1]:,} rows, {updates[0]:,} to {updates[-1]:,} updates"
     return f"not equal: {both} in {len(rows)} trainings"
 
 
 def _range(counts: Sequence[int]) -> str:
     return f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
-
-
-def _ranges(rows: Sequence[Row]) -> list[tuple[int, int, str]]:
-    trained, updates = [row.trained for row in rows], [row.updates for row in rows]
-    return [(min(trained), max(trained), "rows"), (min(updates), max(updates), "updates")]
 
 
 def unequal(results: Results) -> list[str]:
@@ -98,10 +88,10 @@ def unequal(results: Results) -> list[str]:
     work, wrong = results.work, []
     allowed = 0 if work.updates is not None else max(work.rows_per_update, work.rows // 50)
     for row in results.rows:
-        if not 0 <= row.trained - work.rows <= allowed or row.updates != (work.updates or row.updates):
-            wrong.append(
-                f"{row.path}: {row.trained:,} rows and {row.updates} updates instead of {work.rows:,} and {work.updates}"
-            )
+        rows, updates = work.of(row.mode)
+        if not 0 <= row.trained - rows <= allowed or row.updates != (updates or row.updates):
+            done = f"{row.trained:,} rows and {row.updates} updates"
+            wrong.append(f"{row.path}: {done} instead of {rows:,} and {updates}")
         if row.produced != row.trained + row.queued + row.open + sum(row.dropped.values()):
             wrong.append(f"{row.path}: its ledger does not balance")
     return wrong
@@ -110,21 +100,14 @@ def unequal(results: Results) -> list[str]:
 def _figures(mode: str, rows: Sequence[Row], base: Sequence[Row], ideal: Ideal, equal: float | None) -> Figures:
     steps = spread(rates(rows).values())
     assert steps is not None, "there are rows"
-    parts, length = _repeats(rows), episode_steps(rows)
-    updates = spread(
-        sum(row.updates_per_s * row.window_s for row in part) / sum(row.window_s for row in part)
-        for part in parts.values()
-    )
+    length, updates = episode_steps(rows), spread(row.updates_per_s for row in rows)
     assert updates is not None
-    # A repeat in which no episode ended has those of the same mode's others: what ends an episode is the same.
-    per_s = (
-        None
-        if length is None
-        else spread(rate / (episode_steps(parts[repeat]) or length) for repeat, rate in rates(rows).items())
-    )
+    per_s = None
+    if length is not None:  # where no episode ended, those of the same mode's other trainings tell how long they are
+        per_s = spread(row.episodes_per_s or row.steps_per_s / length for row in rows)
     return Figures(
         mode=mode,
-        repeats=len(parts),
+        repeats=len(rows),
         steps_per_s=steps,
         episodes_per_s=per_s,
         episode_steps=length,
@@ -135,7 +118,7 @@ def _figures(mode: str, rows: Sequence[Row], base: Sequence[Row], ideal: Ideal, 
         startup_s=spread(row.startup_s for row in rows),
         return_final=spread(row.return_final for row in rows),
         return_at=None if equal is None else _median(return_at(row, equal) for row in rows),
-        lag_mean=_mean(row.lag_mean for row in rows),
+        lag_mean=_mean([row.lag_mean for row in rows if row.lag_mean is not None]),
         lag_max=max((row.lag_max for row in rows if row.lag_max is not None), default=None),
         memory_mb=_median(row.memory_mb for row in rows),
         cpu_util=_median(row.cpu_util for row in rows),
@@ -153,11 +136,10 @@ def _shares(rows: Sequence[Row]) -> dict[str, Mapping[str, float]]:
     }
 
 
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _mean(known: Sequence[float]) -> float | None:
     return statistics.fmean(known) if known else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    found = spread(values)
+    return None if found is None else found.median

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from freewheel.compare.results import CaseInfo, Figures, Results, Spread
 from freewheel.files import disk
+from freewheel.plots.numbers import UNKNOWN, duration, megabytes, number, percent, times
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 FILE = "table.md"
-NONE = "-"
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Table:
         from rich.text import Text
 
         table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for number, name in enumerate(self.header):
-            table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number == 0)
+        for column, name in enumerate(self.header):
+            table.add_column(name, justify="left" if column == 0 else "right", no_wrap=column == 0)
         for cells in self.rows:
             table.add_row(*(Text(cell, "bold" if cells[0] == bold else "") for cell in cells))
         return table
@@ -69,9 +69,9 @@ def scale(results: Results) -> Table | None:
         [
             point.mode,
             str(point.workers),
-            NONE if point.measured is None else spread(point.measured),
+            UNKNOWN if point.measured is None else spread(point.measured),
             number(point.predicted),
-            NONE if point.error is None else f"{100 * point.error:+.0f} %",
+            UNKNOWN if point.error is None else f"{100 * point.error:+.0f} %",
             point.failed or point.limit,
             number(point.a_core_each),
         ]
@@ -158,52 +158,42 @@ def origin(results: Results) -> str:
 
 
 def _speed(case: CaseInfo, figures: Figures | None) -> list[str]:
-    place = f"{case.workers} x {case.envs // max(1, case.workers)}" if case.envs else NONE
+    place = f"{case.workers} x {case.envs // max(1, case.workers)}" if case.envs else UNKNOWN
     if figures is None:
-        return [case.mode, place, *[NONE] * (len(SPEED) - 2)]
-    speedup = NONE if figures.speedup is None else f"{figures.speedup.median:.2f}x"
-    efficiency = NONE if figures.efficiency is None else f"{figures.efficiency:.0%}"
-    episodes = NONE if figures.episodes_per_s is None else number(figures.episodes_per_s.median)
+        return [case.mode, place, *[UNKNOWN] * (len(SPEED) - 2)]
     return [
         case.mode,
         place,
         spread(figures.steps_per_s),
-        episodes,
-        clock(figures.time_100k_episodes_s),
-        speedup,
-        efficiency,
+        number(_median(figures.episodes_per_s)),
+        duration(figures.time_100k_episodes_s),
+        times(_median(figures.speedup)),
+        percent(figures.efficiency),
     ]
 
 
 def _rest(case: CaseInfo, figures: Figures | None) -> list[str]:
     needs = ", ".join(case.dependencies) or "nothing"
     if figures is None:
-        return [case.mode, *[NONE] * (len(REST) - 2), needs]
-    startup = NONE if figures.startup_s is None else f"{figures.startup_s.median:.1f} s"
-    lag = NONE if figures.lag_max is None else f"{number(figures.lag_mean)}, {number(figures.lag_max)}"
-    final = NONE if figures.return_final is None else number(figures.return_final.median)
-    memory = NONE if figures.memory_mb is None else f"{figures.memory_mb:.0f} MB"
-    used = (NONE if share is None else f"{share:.0%}" for share in (figures.cpu_util, figures.gpu_util))
-    return [case.mode, startup, lag, final, number(figures.return_at), memory, *used, str(figures.dropped), needs]
+        return [case.mode, *[UNKNOWN] * (len(REST) - 2), needs]
+    return [
+        case.mode,
+        duration(_median(figures.startup_s)),
+        UNKNOWN if figures.lag_max is None else f"{number(figures.lag_mean)}, {number(figures.lag_max)}",
+        number(_median(figures.return_final)),
+        number(figures.return_at),
+        megabytes(figures.memory_mb),
+        percent(figures.cpu_util),
+        percent(figures.gpu_util),
+        str(figures.dropped),
+        needs,
+    ]
+
+
+def _median(value: Spread | None) -> float | None:
+    return None if value is None else value.median
 
 
 def spread(value: Spread) -> str:
     """median (lowest .. highest)"""
     return f"{number(value.median)} ({number(value.low)} .. {number(value.high)})"
-
-
-def number(value: float | None) -> str:
-    """Three digits, or all of a larger whole number."""
-    if value is None:
-        return NONE
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def clock(seconds: float | None) -> str:
-    """45 s, 12 min, 3.2 h, 2.1 days."""
-    if seconds is None:
-        return NONE
-    for unit, name, digits in ((86400.0, "days", 1), (3600.0, "h", 1), (60.0, "min", 0)):
-        if seconds >= 1.5 * unit:
-            return f"{seconds / unit:.{digits}f} {name}"
-    return f"{seconds:.0f} s"

@@ -19,7 +19,6 @@ from freewheel.learn import replay_learner
 from freewheel.ledger import balance
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout import restoring
-from freewheel.seeding import training_episodes
 from tests.support.resuming import ALGORITHMS, LANES, MODES, PPO, S, Session, Story, lanes, played, remembering, stop_at
 from tests.support.worlds import Wandering
 
@@ -79,8 +78,7 @@ CONDITIONED = GymConfig(id="tests.support.worlds:Conditioned", args={"length": 1
 TOGETHER = GymConfig(id="tests.support.together:tests/Together-v0")
 LONG = GymConfig(id="tests.support.worlds:Wandering", args={"n": 2, "length": 100, "ends": 0.0})
 FICKLE = GymConfig(id="tests.support.worlds:Wandering", args={"n": 2, "fickle": True, "length": 40, "ends": 0.0})
-EVEN = [training_episodes(3, lane).seed(number) for lane in range(LANES) for number in range(0, 20, 2)]
-FAILING = GymConfig(id="tests.support.worlds:Breaks", args={"at": 12, "length": 14, "spared": EVEN})
+FAILING = GymConfig(id="tests.support.worlds:Raises", args={"rate": 0.04, "length": 14})
 SAMPLE = ("lockstep", "processes", "batch", "batch of fragments")
 
 
@@ -103,24 +101,16 @@ def test_it_is_exact_with_masks_with_contexts_and_where_lanes_are_stepped_togeth
 
 
 @pytest.mark.parametrize(("mode", "at"), [("sequential", 5), ("lockstep", 12), ("lockstep", 27), ("processes", 27)])
-def test_it_is_exact_where_environments_fail(mode: str, at: int) -> None:
-    """Every second episode fails. How often a lane has failed in a row is counted anew, so none may be given up here."""
+def test_it_is_exact_and_on_policy_where_environments_fail(mode: str, at: int) -> None:
+    """What a failure cost is made good before the update; what the other lane stepped meanwhile is no part of a later one. How
+    often a lane has failed in a row is counted anew, so none may be given up here."""
     straight, run, told = assert_exact(Story(PPO, MODES[mode], FAILING), at=at, turns=50)
     assert all(" raised ValueError: boom " in report for report in told)
     assert run.collector.rows() == straight.collector.rows()
-    assert straight.collector.rows().dropped["env_error"] > 3
-
-
-@pytest.mark.parametrize(("mode", "at"), [("sequential", 10), ("lockstep", 13), ("processes", 4)])
-def test_every_update_is_on_policy_where_environments_fail(mode: str, at: int) -> None:
-    """What a failure cost is made good before the update; what the other lane stepped meanwhile is no part of a later one."""
-    world = GymConfig(id="tests.support.worlds:Raises", args={"rate": 0.04, "length": 14})
-    straight, _, _ = assert_exact(Story(PPO, MODES[mode], world), at=at, turns=50)
-    assert (len(straight.lags), set(straight.lags)) == (straight.learner.version, {0.0})
-    assert straight.learner.version > 9
-    dropped = straight.collector.rows().dropped
-    assert 0 < dropped["stale"] <= dropped["env_error"] * (LANES - 1), "less than a step of both for each failure"
-    assert straight.learner.rows().trained == straight.learner.version * S
+    dropped, version = straight.collector.rows().dropped, straight.learner.version
+    assert 0 < dropped["stale"] <= dropped["env_error"] * (LANES - 1), "of each failure less than a step of both"
+    assert straight.lags == [0.0] * version
+    assert straight.learner.rows().trained == version * S
 
 
 @pytest.mark.parametrize("mode", SAMPLE)

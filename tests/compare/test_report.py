@@ -180,7 +180,10 @@ def test_an_interrupted_comparison_says_so(count: int) -> None:
 def test_a_failed_mode_is_explained_and_the_others_are_shown() -> None:
     reason = "worker 2 died in step: Segmentation fault"
     whole = reported()
-    changed = {"episodes": {"failed": reason}, "lockstep": {"refused": "not installed: pip install it", "envs": 0}}
+    changed: dict[str, dict[str, Any]] = {
+        "episodes": {"failed": reason},
+        "lockstep": {"refused": "not installed: pip install it", "envs": 0},
+    }
     modes = tuple(replace(case, **changed.get(case.mode, {})) for case in whole.modes)
     found = page(reported(modes=modes, rows=tuple(row for row in whole.rows if row.mode not in changed)))
     assert f"episodes failed.  {reason}" in found.shown

@@ -16,18 +16,18 @@ def test_the_slowest_mode_fits_its_share_of_the_budget() -> None:
     found = size(USUAL)
     assert found.updates == 10  # 20 s at 1,024 rows/s are 10 updates of 2,048 rows
     assert (found.rows, found.steps_per_env) == (20_480, 256)
-    assert (found.warm_up, found.warm_up_rows) == (1, 2048)
+    assert found.warm_up_rows == 2048
     assert found.seconds == {"sequential": 20.0, "continuous": 5.0}
-    assert found.again == {"sequential": 1, "continuous": 1}
+    assert found.parts == {}
     assert found.duration(3) == 3 * (25 + 2 * START)
     assert found.notes == ("10 updates of 2,048 rows in every mode, as the slowest makes about 1,024 steps/s",)
 
 
 def test_updates_are_made_smaller_where_not_even_a_few_would_fit() -> None:
     found = size(replace(USUAL, rates={"sequential": 100.0, "continuous": 800.0}))
-    assert found.steps_per_env == 62  # 2,000 rows in 4 updates of 8 envs
-    assert (found.updates, found.rows) == (LEAST_UPDATES, 4 * 62 * 8)
-    assert "an update has 496 rows instead of 2,048" in found.notes[0]
+    assert found.steps_per_env == 125  # 2,000 rows of sequential in 2 updates of 8 envs
+    assert (found.updates, found.rows, found.parts) == (16, 16 * 1000, {"sequential": 2000})
+    assert "an update has 1,000 rows instead of 2,048" in found.notes[0]
 
 
 def test_what_the_user_has_said_about_updates_stays_and_the_budget_does_not() -> None:
@@ -36,19 +36,24 @@ def test_what_the_user_has_said_about_updates_stays_and_the_budget_does_not() ->
     assert "about 82 s a training, more than its budget" in found.notes[-1]
 
 
-def test_fast_modes_are_trained_more_often_within_a_repeat() -> None:
-    found = size(replace(USUAL, rates={"sequential": 400.0, "continuous": 8192.0, "batch": 100_000.0}))
-    assert found.rows == 4 * 250 * 8
-    assert found.again == {"sequential": 1, "continuous": 4, "batch": 6}
-    assert "continuous 4, batch 6" in found.notes[-1]
-    for mode, seconds in found.seconds.items():  # and do not take longer than the slowest may
-        assert found.again[mode] * (seconds + START) <= 20 + START
+def test_a_far_slower_mode_does_a_part_of_the_work_and_does_not_dictate_it() -> None:
+    found = size(replace(USUAL, rates={"sequential": 300.0, "batch": 2048.0, "continuous": 4096.0}))
+    assert (found.updates, found.parts) == (20, {"sequential": 2 * 2048})  # 20 s at 2,048 and at 300 rows/s
+    assert found.of("batch") == (20 * 2048, 2 * 2048)
+    assert found.of("sequential") == (4096, 409), "its first update warms it up"
+    assert found.notes[-1] == "sequential makes about 300 steps/s and does 10.0% of that, 4,096 rows"
+
+
+def test_episodes_end_in_every_mode_that_can_end_one_in_a_bounded_time() -> None:
+    slow = replace(USUAL, rates={"sequential": 100.0, "continuous": 3000.0}, episode_steps=300.0)
+    assert size(slow).parts["sequential"] == 4000, "1.5 episodes of 300 steps in 8 envs are 3,600 rows"
+    assert size(replace(slow, episode_steps=1000.0)).parts["sequential"] == 2000, "12,000 rows would take two minutes"
 
 
 def test_steps_fix_the_work() -> None:
     found = size(replace(USUAL, steps=5000))
     assert (found.updates, found.rows) == (3, 6144)
-    assert set(found.again.values()) == {1}
+    assert size(replace(USUAL, steps=5000, rates={"sequential": 10.0, "batch": 2048.0})).parts == {}
     assert size(replace(USUAL, steps=1)).updates == 2  # one to warm up, one to measure
 
 

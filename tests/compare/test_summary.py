@@ -8,7 +8,7 @@ import pytest
 
 from freewheel.compare import table
 from freewheel.compare.results import Spread
-from freewheel.compare.summary import equal_work, gains, rates, return_at, spread, summarised, unequal
+from freewheel.compare.summary import equal_work, return_at, spread, summarised, unequal
 from tests.support.comparison import ROWS, measured, row
 
 
@@ -42,12 +42,6 @@ def test_the_length_of_episodes_is_that_of_the_trainings_in_which_they_ended() -
     assert not [line for line in told if line.startswith("Episodes had")]
 
 
-def test_several_trainings_of_a_repeat_count_as_one_long_one() -> None:
-    twice = [row("batch", 1, 1000.0), row("batch", 1, 3000.0)]
-    assert rates(twice) == {1: pytest.approx(1500.0)}  # the same rows in three times the time, and in one
-    assert gains(twice, [row("sequential", 1, 500.0), row("sequential", 2, 100.0)]) == [pytest.approx(3.0)]
-
-
 def test_returns_are_compared_when_the_fastest_has_ended() -> None:
     results = summarised(measured())
     assert results.equal_wall_s == pytest.approx(ROWS / 3100 + 0.5)
@@ -73,6 +67,18 @@ def test_equal_work_is_proven_by_the_ledger() -> None:
     assert equal_work(short.rows) == "not equal: 20,479 to 20,480 rows, 10 to 10 updates in 13 trainings"
     lost = replace(results, rows=(row("batch", 1, 1.0, produced=ROWS),))
     assert unequal(lost) == ["runs/batch-r1: its ledger does not balance"]
+
+
+def test_a_mode_that_does_a_part_of_the_work_does_just_that_part() -> None:
+    results = measured()
+    slow = [row("sequential", repeat, 10.0, trained=4096, updates=2, produced=4096) for repeat in (1, 2, 3)]
+    work = replace(results.work, parts={"sequential": 4096})
+    partly = replace(results, work=work, rows=(*(one for one in results.rows if one.mode != "sequential"), *slow))
+    assert unequal(partly) == []
+    found = summarised(partly)
+    assert "in each of 9 trainings; too slow for all of it: sequential 20.0% (4,096 rows), to be" in found.equal_work
+    assert found.equal_wall_s == summarised(results).equal_wall_s
+    assert len(unequal(replace(partly, work=results.work))) == 3
 
 
 def test_a_replay_buffer_may_take_a_few_rows_more() -> None:

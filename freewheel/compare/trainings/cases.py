@@ -186,10 +186,8 @@ def set_up(given: Given, modes: Sequence[str], report: Callable[[str], None]) ->
     if not configs:  # the same is wrong in every mode
         raise next(error for error in asked.values() if isinstance(error, FreewheelError))
     serial = [mode for mode, config in configs.items() if not isinstance(config.collector, WorkersConfig)]
-    first = configs[
-        next(iter([*serial, *configs]))
-    ]  # an env that cannot be sent to workers can be measured in a serial mode
-    first, device = placed(first)
+    # An env that cannot be sent to workers can be measured in a serial mode.
+    first, device = placed(configs[next(iter([*serial, *configs]))])
     report(f"measuring {first.env.label} ...")
     cost = survey_env(first, budget=SURVEY)
     planner = _Planner(given, cost, device)

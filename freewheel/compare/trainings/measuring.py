@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from freewheel.bench.measure import Measurement, Order, Training, measure
 from freewheel.compare.results import Row
 from freewheel.compare.summary import rates
-from freewheel.compare.table import number
 from freewheel.compare.trainings.cases import Case
 from freewheel.compare.trainings.sizing import START, Size
 from freewheel.errors import MeasureError
+from freewheel.plots.numbers import number
 from freewheel.run.process import Interrupted, Stop
 
 LIMIT, SLACK = 5.0, 120.0  # a training is ended after so many times the expected seconds, and so many more
@@ -31,30 +31,21 @@ class Job:
     case: Case
     repeat: int
     seed: int
-    number: int = 1  # of several trainings of one repeat
 
     @property
     def name(self) -> str:
         label = "".join(sign if sign.isalnum() else "-" for sign in self.case.label).strip("-")
-        return f"{label}-r{self.repeat}" + (f"-{self.number}" if self.number > 1 else "")
+        return f"{label}-r{self.repeat}"
 
 
-def jobs(cases: Sequence[Case], again: Mapping[str, int], seeds: Sequence[int]) -> list[Job]:
+def jobs(cases: Sequence[Case], seeds: Sequence[int]) -> list[Job]:
     """All trainings in their order: each repeat has all cases and begins with another one, so that a slow minute of the machine
     does not always hurt the same."""
     found = []
     for turn, seed in enumerate(seeds):
         start = turn % len(cases)
-        for case in [*cases[start:], *cases[:start]]:
-            found += [Job(case, turn + 1, seed, number + 1) for number in range(again.get(case.label, 1))]
+        found += [Job(case, turn + 1, seed) for case in [*cases[start:], *cases[:start]]]
     return found
-
-
-class Display(Protocol):
-    """Shows how far it is."""
-
-    def training(self, rounds: Rounds, job: Job, training: Training) -> None: ...
-    def ended(self, rounds: Rounds, job: Job, row: Row | None, problem: str) -> None: ...
 
 
 @dataclass
@@ -65,7 +56,7 @@ class Rounds:
     size: Size
     folder: Path  # of the run directories
     stop: Stop
-    display: Display
+    display: Progress
     keep: Callable[[], None] = lambda: None  # called after every training
     rows: list[Row] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -74,10 +65,9 @@ class Rounds:
 
     def run(self) -> None:
         """All of them; a signal raises Interrupted when the training under way has ended."""
-        for job in self.jobs:
+        for place, job in enumerate(self.jobs, start=1):
             if job.case.label not in self.failed:
-                self._one(job)
-            self.done += 1
+                self._one(job, place)
 
     def expected(self, job: Job) -> float:
         """Seconds of a training, start-up included."""
@@ -92,7 +82,7 @@ class Rounds:
             return 0.0
         return max(self.expected(rest[0]) - spent, 0.0) + sum(self.expected(job) for job in rest[1:])
 
-    def _one(self, job: Job) -> None:
+    def _one(self, job: Job, place: int) -> None:
         began, row, problem = time.monotonic(), None, ""
 
         def watch(training: Training) -> None:
@@ -107,20 +97,21 @@ class Rounds:
             if self.stop.signal is not None:
                 raise Interrupted from None
             problem = self.failed[job.case.label] = str(error).strip()
+        self.done = place
         self.display.ended(self, job, row, problem)
         self.keep()
 
     def _order(self, job: Job) -> Order:
         expected = self.size.seconds.get(job.case.label, self.size.slowest_s)
         every = min(max(expected / POINTS, FINEST), COARSEST)
-        asked = "evals" in job.case.given.flags
+        rows, warm_up_rows = self.size.of(job.case.label)
         return Order(
-            argv=(*job.case.argv(seed=job.seed, steps=self.size.rows), *job.case.trusting),
+            argv=(*job.case.argv(seed=job.seed, steps=rows), *job.case.trusting),
             name=job.name,
             folder=self.folder,
-            warm_up_rows=self.size.warm_up_rows,
+            warm_up_rows=warm_up_rows,
             limit_s=LIMIT * self.size.slowest_s + SLACK,
-            evaluate=asked,
+            evaluate="evals" in job.case.given.flags,
             log_every=every,
         )
 
@@ -138,7 +129,7 @@ def with_steps(case: Case, steps: int) -> Case:
 
 
 class Progress:
-    """A panel on a terminal, a line for each training elsewhere; on standard error. Implements Display."""
+    """A panel on a terminal, a line for each training elsewhere; on standard error."""
 
     def __init__(self, title: str) -> None:
         from freewheel.files.terminal import Terminal
@@ -168,15 +159,12 @@ class Progress:
             self._live.update(self._panel(rounds, job, training), refresh=True)
 
     def ended(self, rounds: Rounds, job: Job, row: Row | None, problem: str) -> None:
-        place = f"{rounds.done + 1:3d}/{len(rounds.jobs)}  repeat {job.repeat}  {job.case.label:<12}"
+        place = f"{rounds.done:3d}/{len(rounds.jobs)}  repeat {job.repeat}  {job.case.label:<12}"
         if row is None:
             self.say(f"{place}  failed: {problem.splitlines()[0] if problem else 'no reason was given'}")
             return
         started = "" if row.startup_s is None else f"  start-up {row.startup_s:.1f} s"
-        left = sum(
-            rounds.expected(one) for one in rounds.jobs[rounds.done + 1 :] if one.case.label not in rounds.failed
-        )
-        self.say(f"{place}  {row.steps_per_s:>10,.0f} steps/s{started}  eta {clock(left)}")
+        self.say(f"{place}  {row.steps_per_s:>10,.0f} steps/s{started}  eta {clock(rounds.left())}")
 
     def _panel(self, rounds: Rounds, job: Job, training: Training) -> Any:
         from rich.console import Group
@@ -186,7 +174,7 @@ class Progress:
         newest = training.newest
         state = "starting"
         if newest:
-            share = min(1.0, newest["env_steps"] / rounds.size.rows)
+            share = min(1.0, newest["env_steps"] / rounds.size.of(job.case.label)[0])
             state = f"{share:4.0%}  {number(newest['steps_per_s'])} steps/s now"
         head = f"{self._title}  training {rounds.done + 1} of {len(rounds.jobs)}  eta {clock(rounds.left(training.seconds))}"
         table = Table.grid(padding=(0, 2), pad_edge=True)

@@ -1,22 +1,27 @@
-"""How much work every training of a comparison does: the same in every mode, so much that the slowest mode fits its budget.
+"""How much work every training of a comparison does: the same in every mode that keeps up, and a part of it in a far slower one.
 
-An update has the rows that the user's settings give it. Only where not even a few updates would fit, and the user has not said
-how many rows there are, updates are made smaller.
+The whole work is what the slowest mode that keeps up has time for. A mode that is several times slower than the fastest does so
+many of the same updates as it has time for, at least so many that episodes end. An update has the rows that the user's settings
+give it. Only where not even a few updates would fit, and the user has not said how many rows there are, updates are made smaller.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
-LEAST_UPDATES = 4  # of a training, one of them to warm up
+LEAST_UPDATES = 4  # of the whole work, one of them to warm up
+LEAST_OF_PART = 2  # of a part of it: one to warm up, one that is measured
 MOST_UPDATES = 500
 LEAST_ROWS = 500  # that are learned from, where there is a replay buffer
 WARM_UP = 0.1  # of the updates
 SHORTEST = 8  # steps of an env in an update that was made smaller
-WELL = 3.0  # seconds that a mode is measured for in each repeat, if that is to be had by more trainings
-MOST_AGAIN = 6  # trainings of a mode in one repeat
+KEEPS_UP = 0.25  # of the fastest mode's steps/s
+ENDS, LONGER = (
+    1.5,
+    3.0,
+)  # each env steps through so many mean episodes, where that takes no more than so many times the budget
 START = 3.0  # seconds that a process takes to start, as long as none has
 UNKNOWN = 500.0  # env steps/s, as long as nothing is known
 
@@ -34,95 +39,96 @@ class Demand:
     on_policy: bool = True
     fixed_steps_per_env: bool = False  # the user has said how many
     starts: int = 0  # rows before the first update, where there is a replay buffer
+    episode_steps: float = 0.0  # mean length of an episode; 0: not known
 
     @property
-    def slowest(self) -> float:
-        return min((rate for rate in self.rates.values() if rate > 0), default=UNKNOWN)
+    def steady(self) -> float:
+        """Steps/s of the slowest mode that keeps up; one whose speed is not known is taken for it."""
+        known = [rate for rate in self.rates.values() if rate > 0] or [UNKNOWN]
+        return min(known) if self.steps is not None else min(rate for rate in known if rate >= KEEPS_UP * max(known))
+
+    @property
+    def seconds(self) -> float:
+        """Of a training."""
+        return self.budget_s / self.repeats
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The work of a training."""
+    """The whole work, and the parts of it that slow modes do."""
 
     rows: int
     steps_per_env: int
     warm_up_rows: int
     updates: int | None  # None: a replay buffer's learner decides
-    warm_up: int
-    again: Mapping[str, int]  # trainings of each mode in one repeat
     seconds: Mapping[str, float]  # expected, of one training of each mode, without start-up
+    parts: Mapping[str, int] = field(default_factory=dict)  # rows of slow modes
     notes: tuple[str, ...] = ()
 
     @property
     def slowest_s(self) -> float:
         return max(self.seconds.values())
 
-    def duration(self, repeats: int, starts: Mapping[str, float] | None = None) -> float:
+    def of(self, mode: str) -> tuple[int, int]:
+        """Rows of a mode's training, and those of them that warm it up."""
+        rows = self.parts.get(mode, self.rows)
+        return rows, self.warm_up_rows * rows // self.rows
+
+    def duration(self, repeats: int) -> float:
         """Of the whole comparison, expected."""
-        return repeats * sum(
-            self.again[mode] * (seconds + (starts or {}).get(mode, START)) for mode, seconds in self.seconds.items()
-        )
+        return repeats * sum(seconds + START for seconds in self.seconds.values())
 
 
 def size(demand: Demand) -> Size:
     """The work that fits."""
-    chosen = _off_policy(demand) if not demand.on_policy else _on_policy(demand)
-    rates = {mode: rate or demand.slowest for mode, rate in demand.rates.items()}
-    learned_from = max(1, chosen.rows - demand.starts)  # before that, rows take next to no time
-    seconds = {mode: learned_from / rate for mode, rate in rates.items()}
-    again = dict.fromkeys(seconds, 1)
-    if demand.steps is None:
-        again = {mode: _again(took, demand.budget_s / demand.repeats) for mode, took in seconds.items()}
-    notes = list(chosen.notes)
-    if more := {mode: count for mode, count in again.items() if count > 1}:
-        listed = ", ".join(f"{mode} {count}" for mode, count in more.items())
-        notes.append(f"trainings in each repeat, so that fast modes are measured for longer: {listed}")
-    if max(seconds.values()) > 1.5 * demand.budget_s / demand.repeats and demand.steps is None:
+    steady, fixed, starts = demand.steady, demand.steps is not None, demand.starts
+    rates = {mode: rate or steady for mode, rate in demand.rates.items()}
+    steps = _steps_per_env(demand, min(rates.values()))
+    update = steps * demand.envs
+    whole = _rows(demand, update, steady, LEAST_UPDATES)
+    slow = {} if fixed else {mode: rate for mode, rate in rates.items() if rate < steady}
+    parts = {mode: min(whole, _rows(demand, update, rate, LEAST_OF_PART)) for mode, rate in slow.items()}
+    # Rows before the first update take next to no time.
+    seconds = {mode: max(1, parts.get(mode, whole) - starts) / rate for mode, rate in rates.items()}
+    where = f"in every mode that makes at least {KEEPS_UP:.0%} of the fastest's steps/s" if parts else "in every mode"
+    notes = [f"{whole:,} rows {where}, {starts:,} of them before the first update"]
+    updates, warm_up_rows = None, starts + round(WARM_UP * max(0, whole - starts))
+    if demand.on_policy:
+        updates = whole // update
+        warm_up_rows = update * min(max(1, round(WARM_UP * updates)), updates - 1)
+        why = "" if fixed else f", as the slowest{' of them' * bool(parts)} makes about {steady:,.0f} steps/s"
+        asked = f"--steps {demand.steps:,}: " if fixed else ""
+        notes = [f"{asked}{updates} updates of {update:,} rows {where}{why}"]
+    if steps < demand.steps_per_env:
+        less = f"an update has {update:,} rows instead of {demand.steps_per_env * demand.envs:,}, so that a few of them fit"
+        notes.insert(0, f"{less} the budget in every mode; --num-steps-per-env or a larger --budget changes that")
+    for mode, rows in parts.items():
         notes.append(
-            f"the slowest mode takes about {max(seconds.values()):.0f} s a training, more than its budget: "
-            "fewer updates could not be measured"
+            f"{mode} makes about {rates[mode]:,.0f} steps/s and does {rows / whole:.1%} of that, {rows:,} rows"
         )
-    return replace(chosen, again=again, seconds=seconds, notes=tuple(notes))
+    if max(seconds.values()) > 1.5 * demand.seconds and not fixed:
+        long = f"the slowest mode takes about {max(seconds.values()):.0f} s a training, more than its budget"
+        notes.append(f"{long}: fewer updates could not be measured, or would end no episode")
+    return Size(
+        rows=whole, steps_per_env=steps, warm_up_rows=warm_up_rows, updates=updates,
+        seconds=seconds, parts=parts, notes=tuple(notes),
+    )  # fmt: skip
 
 
-def _again(seconds: float, share: float) -> int:
-    """As many trainings as are measured well together, without taking longer than the slowest mode may."""
-    wanted = math.ceil(WELL / seconds)
-    return max(1, min(wanted, MOST_AGAIN, int(share / (seconds + START)) or 1))
+def _steps_per_env(demand: Demand, slowest: float) -> int:
+    """Of an update: fewer than asked for where a few updates would not fit."""
+    if demand.steps is not None or demand.fixed_steps_per_env or not demand.on_policy:
+        return demand.steps_per_env
+    fits = demand.seconds * min(demand.steady / LEAST_UPDATES, slowest / LEAST_OF_PART)
+    return min(demand.steps_per_env, max(SHORTEST, int(fits / demand.envs)))
 
 
-def _on_policy(demand: Demand) -> Size:
-    fits, notes, steps = demand.budget_s / demand.repeats * demand.slowest, [], demand.steps_per_env
-    rows = steps * demand.envs
+def _rows(demand: Demand, update: int, rate: float, least: int) -> int:
+    """What a mode of this speed has time for; at least so many updates, and so many rows that episodes end."""
+    fits, ended = demand.seconds * rate, math.ceil(ENDS * demand.episode_steps * demand.envs)
+    ended = ended if ended <= LONGER * fits else 0
+    if not demand.on_policy:
+        return demand.steps or demand.starts + max(LEAST_ROWS, int(fits), ended)
     if demand.steps is not None:
-        updates = max(2, math.ceil(demand.steps / rows))
-        notes.append(f"--steps {demand.steps:,}: {updates} updates of {rows:,} rows in every mode")
-    else:
-        if fits < LEAST_UPDATES * rows and not demand.fixed_steps_per_env:
-            steps = max(SHORTEST, min(steps, int(fits / LEAST_UPDATES / demand.envs)))
-            if steps < demand.steps_per_env:
-                notes.append(
-                    f"an update has {steps * demand.envs:,} rows instead of {rows:,}, so that {LEAST_UPDATES} of them fit "
-                    "the budget in the slowest mode; --num-steps-per-env or a larger --budget changes that"
-                )
-        rows = steps * demand.envs
-        updates = max(LEAST_UPDATES, min(MOST_UPDATES, int(fits / rows)))
-        notes.append(
-            f"{updates} updates of {rows:,} rows in every mode, as the slowest makes about {demand.slowest:,.0f} steps/s"
-        )
-    warm_up = min(max(1, round(WARM_UP * updates)), updates - 1)
-    return Size(
-        rows=updates * rows, steps_per_env=steps, warm_up_rows=warm_up * rows, updates=updates, warm_up=warm_up,
-        again={}, seconds={}, notes=tuple(notes),
-    )  # fmt: skip
-
-
-def _off_policy(demand: Demand) -> Size:
-    fits = int(demand.budget_s / demand.repeats * demand.slowest)
-    rows = demand.steps or demand.starts + max(LEAST_ROWS, fits)
-    warm_up = demand.starts + round(WARM_UP * max(0, rows - demand.starts))
-    note = f"{rows:,} rows in every mode, {demand.starts:,} of them before the first update"
-    return Size(
-        rows=rows, steps_per_env=demand.steps_per_env, warm_up_rows=warm_up, updates=None, warm_up=0,
-        again={}, seconds={}, notes=(note,),
-    )  # fmt: skip
+        return update * max(2, math.ceil(demand.steps / update))
+    return update * max(least, min(MOST_UPDATES, int(fits / update)), math.ceil(ended / update))
