@@ -189,7 +189,6 @@ def test_a_failed_mode_is_explained_and_the_others_are_shown() -> None:
     assert f"episodes failed.  {reason}" in found.shown
     assert "failed: see above" in found.shown
     assert found.shown.count("not installed: pip install it") == 1, "in its row, and nowhere as a failure"
-    assert "lockstep failed" not in found.shown
     assert "0 envs" not in found.shown
     assert ("episodes", "steps_per_s") not in found.cells
     assert found.cells["continuous", "speedup"] != "–"

@@ -28,7 +28,6 @@ def test_median_spread_speed_up_efficiency_and_time_for_100k_episodes() -> None:
 
 
 def test_the_length_of_episodes_is_that_of_the_trainings_in_which_they_ended() -> None:
-    """A mode may have been slow in just those repeats in which no episode ended: its episodes are as long as the others'."""
     short = [row("batch", repeat, rate, episodes_per_s=None) for repeat, rate in ((2, 1000.0), (3, 1100.0))]
     some = [row("batch", 1, 3000.0), *short]
     none = [row("lockstep", repeat, 500.0, episodes_per_s=None) for repeat in (1, 2, 3)]
@@ -48,14 +47,6 @@ def test_returns_are_compared_when_the_fastest_has_ended() -> None:
     returns = {one.mode: one.return_at for one in results.summary}
     assert (returns["continuous"], returns["sequential"]) == (200.0, 60.0)  # 7.1 of 21 s: the third of ten points
     assert return_at(row("batch", 1, 1000.0), 0.0) is None
-
-
-def test_without_sequential_there_is_no_speed_up() -> None:
-    results = measured()
-    only = replace(
-        results, modes=results.modes[1:], rows=tuple(one for one in results.rows if one.mode != "sequential")
-    )
-    assert all(one.speedup is None for one in summarised(only).summary)
 
 
 def test_equal_work_is_proven_by_the_ledger() -> None:
