@@ -29,7 +29,7 @@ class MBPOOptions(TypedDict, total=False):
     target_entropy: float | None
     entropy_share: float
     temperature: float | None
-    first_temperature: float
+    first_temperature: float | None
     critics: int
     critic_subset: int
     critic_norm: bool
@@ -111,7 +111,7 @@ class SACOptions(TypedDict, total=False):
     target_entropy: float | None
     entropy_share: float
     temperature: float | None
-    first_temperature: float
+    first_temperature: float | None
     critics: int
     critic_subset: int
     critic_norm: bool

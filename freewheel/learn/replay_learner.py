@@ -20,6 +20,7 @@ from freewheel.core import (
     RowCounts,
     Snapshot,
     Transitions,
+    to_numpy,
 )
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.learn.chunks import from_arrays, to_arrays, under
@@ -35,6 +36,7 @@ from freewheel.seeding import tree
 
 REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
 BURST = 32  # updates at most between two looks at what has arrived, by default
+GROWTH = 1.01  # statistics of observations move when there are so many times as many rows: rarely, and ever less
 
 
 class Update(Trained, Protocol):
@@ -90,6 +92,7 @@ class ReplayLearner:
         self.finite = KeptFinite(self.updater, self._put_back, asks=on_gpu and count == 1)
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
         self._moments: RunningMoments[NDArray] | None = None
+        self._measured = 0  # rows that the statistics of observations were told
         if policy.normalised:
             self._moments = RunningMoments(policy.obs_size, spec.start, shared=count > 1)
 
@@ -122,7 +125,10 @@ class ReplayLearner:
         alone, services, least = self._peers.count == 1, self.spec.services, self.pace.rows
         if not alone:
             count, least = self._agree(count)
-        self.finite.begin()
+        if count:
+            if not self.pace.updates:
+                self.before_updates()
+            self.finite.begin()
         for _ in range(count):
             self.updater.step()
             self.pace.updates += 1
@@ -133,6 +139,9 @@ class ReplayLearner:
         self._admit()
         about: dict[str, float] = {"updates": count}
         return about | self._publish() if self._complete(self.pace.rows if alone else least) else about
+
+    def before_updates(self) -> None:
+        """The rows that learning starts with are here, in all learners, and the first update is next."""
 
     def _agree(self, count: int) -> tuple[int, int]:
         """The updates that all learners can make now, and the rows that each of them has at least. From here on all have the
@@ -181,7 +190,9 @@ class ReplayLearner:
         state |= {f"update.{name}": value for name, value in self.updater.state_dict().items()}
         state |= {f"waiting.{name}": value for name, value in to_arrays(self._waiting).items()}
         state["lags"] = np.array(self._lags, np.int64).reshape(-1, 2)
-        return state if self._moments is None else state | {"obs_moments": self._moments.state()}
+        if self._moments is not None:
+            state |= {"obs_moments": self._moments.state(), "obs_measured": np.array(self._measured)}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         self.version, self._stored, self.pace.rows, self.pace.updates, self._published = map(int, state["counts"])
@@ -193,6 +204,7 @@ class ReplayLearner:
         self._lags = [(int(lag), int(rows)) for lag, rows in np.asarray(state["lags"])]
         if self._moments is not None:
             self._moments.restore(np.asarray(state["obs_moments"]))
+            self._measured = int(state.get("obs_measured", self.pace.rows))
 
     def _admit(self) -> None:
         """Store what waits, unless updates are too far behind the rows that are stored."""
@@ -207,8 +219,6 @@ class ReplayLearner:
             self._stored += chunk.rows
             self.pace.rows += chunk.rows
             self._lags.append((self.version - chunk.version, chunk.rows))
-            if self._moments is not None:
-                self._moments.add(rows[:, : self.spec.policy.obs_size].cpu().numpy())
 
     def _packed(self, data: Transitions[Any]) -> Tensor:
         world, device = self.spec.world, self.spec.compute.device
@@ -223,11 +233,10 @@ class ReplayLearner:
         about = {} if self.not_finite else about
         late, rows, latest, stored = self._pool_statistics()
         if self._moments is not None:
-            mean, scale = self._moments.mean, 1.0 / self._moments.deviation
-            if is_finite(mean) and is_finite(scale):
-                self.updater.policy.normalise(mean, scale)
-            else:  # the network reads observations as before
-                self.not_finite = STATISTICS
+            if not (is_finite(self._moments.mean) and is_finite(self._moments.square)):
+                self.not_finite = STATISTICS  # the network reads observations as before
+            elif self._measured == self.pace.rows or self._peers.count > 1:
+                self.updater.policy.normalise(self._moments.mean, 1.0 / self._moments.deviation)
         if rows:
             about |= {"replay/lag_mean": late / rows, "replay/lag_max": latest}
         about["replay/drawn"] = self.pace.updates * self.config.batch
@@ -236,10 +245,14 @@ class ReplayLearner:
 
     def _pool_statistics(self) -> tuple[float, ...]:
         """Of rows since the last publication, in all learners: the sum of lags, the number, and the greatest lag; and all
-        rows that are stored. From here on all have the same statistics of observations."""
+        rows that are stored. From here on all have the same statistics of observations, which move with enough new rows."""
         late, rows = sum(lag * rows for lag, rows in self._lags), sum(rows for _, rows in self._lags)
         mine = (float(late), float(rows), float(max((lag for lag, _ in self._lags), default=0)), float(self.pace.rows))
         self._lags.clear()
+        if self._moments is not None and self.pace.rows >= GROWTH * self._measured:
+            new = self.replay.newest(min(self.pace.rows - self._measured, self.replay.count))
+            self._moments.add(to_numpy(new[:, : self.spec.policy.obs_size]))
+            self._measured = self.pace.rows
         if self._peers.count == 1:
             return mine
         since = np.zeros(0) if self._moments is None else self._moments.since

@@ -80,12 +80,8 @@ class Services:
 
     executors: MakeExecutor | None = None  # runs a part of the learner elsewhere; for learners that have such a part
     # All three write a row of metrics if one is due. Call one of them at least every tenth of a second, whatever takes long.
-    while_waiting: Callable[[], None] = (
-        go_on  # in a wait, or where the work can be done again: what it raises ends the run
-    )
-    between_steps: Callable[[], None] = (
-        go_on  # where the state can be saved: ends a run whose time is over; signals wait
-    )
+    while_waiting: Callable[[], None] = go_on  # in a wait, or in what can be done again: what it raises ends the run
+    between_steps: Callable[[], None] = go_on  # where a state can be saved: ends a run out of time; signals wait
     report: Callable[[], None] = go_on  # in the middle of what has to be finished
     span: Callable[[str], AbstractContextManager[object]] = _uncounted  # a block of one kind of core.LEARNER_TIME
     peers: Peers = ALONE  # learners that train together with this one
@@ -139,6 +135,10 @@ class AlgorithmConfig(Protocol):
         """What options that are "auto" become in this world, by name ("policy.normalize_obs"): they suit its kind of actions
         and the rows of an update, where these are known. An option that is not named here stays as it is."""
         return {"policy.normalize_obs": False}
+
+    def about_rewards(self, rewards: NDArray) -> str:
+        """What follows from rewards like these, in words; empty: nothing."""
+        return ""
 
     def lighter(self) -> Sequence[Mapping[str, Any]]:
         """Options by dotted names for less and less work a row: the first that keep up with free workers, if none is given."""
@@ -245,7 +245,8 @@ class ReplayConfig(AlgorithmConfig):
 
     def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
         head = "squashed" if world.action.kind == "box" else "categorical"
-        return {**super().usual(world, rows), "policy.head": head}
+        numbers = world.obs_dtype == "float32" and not world.batched_on_device
+        return {"policy.head": head, "policy.normalize_obs": numbers}
 
     def rows_before_update(self, spec: LearnerSpec) -> int:
         return self.learning_starts + math.ceil(1 / self.ratio - 1e-9)
@@ -263,9 +264,7 @@ class ReplayConfig(AlgorithmConfig):
         rows, each = self.rows_kept(spec), row_bytes(spec.policy)
         drawn = Need(self.batch, "rows of a batch", each, f"--{self.name}.batch")
         replay = Need(rows, "rows of the replay buffer", each, f"--{self.name}.buffer")
-        networks = (
-            () if spec.policy.module else (network_need(spec.policy, 15),)
-        )  # two critics, and two that follow them
+        networks = () if spec.policy.module else (network_need(spec.policy, 15),)  # with two critics and their targets
         return (*networks, drawn, replay)
 
     def describe(self, spec: LearnerSpec) -> str:

@@ -138,7 +138,7 @@ class PolicyConfig:
     """First value of a gaussian head's log standard deviation."""
     normalize_obs: bool | Auto = "auto"
     """Scale observations by their running mean and deviation, and clip them at ±10 (statistics are weights: only the learner
-    changes them). auto: PPO does so for Box actions, except with images and with a batched simulator."""
+    changes them). auto: SAC and MBPO do so, PPO for Box actions; none of them with images and with a batched simulator."""
     module: str = ""
     """Your own network instead of the MLP: 'package.module:Factory' (see docs/architecture.md). Actors then import torch."""
 

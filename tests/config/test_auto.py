@@ -11,7 +11,7 @@ import pytest
 
 from freewheel.config import flags
 from freewheel.config.auto import settle
-from freewheel.config.resolve import Config, from_argv, from_file
+from freewheel.config.resolve import Config, from_argv, from_file, presets
 from freewheel.core import ActionSpec, EnvSpec, Slice
 from freewheel.learn.spec import ALGORITHMS
 
@@ -65,11 +65,9 @@ def test_rows_of_an_update_do_not_depend_on_the_number_of_lanes(lanes: int, word
 
 @pytest.mark.parametrize("algo", [name for name in ALGORITHMS if name != "ppo"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_algorithms_with_a_replay_buffer_leave_observations_as_they_are_and_fit_the_actions(
-    algo: str, world: str
-) -> None:
+def test_algorithms_with_a_replay_buffer_normalise_observations_and_fit_the_actions(algo: str, world: str) -> None:
     settled = settle(from_argv(["X-v0", "--algo", algo]), WORLDS[world])
-    assert settled.policy.normalize_obs is False
+    assert settled.policy.normalize_obs is (world.endswith("actions"))
     assert settled.policy.head == ("categorical" if world == "Discrete actions" else "squashed")
 
 
@@ -83,6 +81,14 @@ def test_what_is_given_stays(tmp_path: Path) -> None:
     read = settle(from_argv(["X-v0", "--config", str(file)]), BOX)
     assert read == config
     assert {read.sources[name] for name in NAMES} == {f"file {file}"}
+
+
+@pytest.mark.parametrize("preset", [name for name, options in presets().items() if "algo" in options])
+def test_presets_with_a_replay_buffer_keep_what_they_were_published_with(preset: str) -> None:
+    simulator = preset.startswith(("isaac", "drone", "async"))
+    settled = settle(from_argv(["X-v0", "--preset", preset]), WORLDS["a batched simulator"] if simulator else BOX)
+    assert settled.policy.normalize_obs is False
+    assert getattr(settled.learner, "first_temperature", None) is not None
 
 
 @pytest.mark.parametrize("preset", ["pendulum", "halfcheetah", "cartpole"])

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from freewheel.core import BatchSpec
 from freewheel.errors import UsageError
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.ppo.config import PPOConfig
-from freewheel.learn.sac.config import SACConfig
+from freewheel.learn.ppo.learner import PPO
+from freewheel.learn.sac.config import SACConfig, first_temperature
 from freewheel.learn.spec import ALGORITHMS, LearnerSpec
 from freewheel.policies.spec import PolicySpec
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "complaint"),
+    ("names", "values", "complaint"),
     [
-        ("lr", (0, -1e-3, math.nan), "must be positive"),
-        ("epochs", (0,), "must be positive"),
-        ("minibatch", (0, -1), "must be positive"),
-        ("clip", (0.0,), "must be positive"),
-        ("max_grad_norm", (0.0,), "must be positive"),
-        ("rho_bar", (0.0,), "must be positive"),
-        ("c_bar", (-1.0,), "must be positive"),
-        ("target_kl", (0.0, -0.1, math.nan), "must be positive"),
-        ("gamma", (-0.1, 1.1, math.nan), "must lie in 0..1"),
-        ("gae_lambda", (-0.1, 1.1), "must lie in 0..1"),
-        ("entropy", (-0.1, math.nan), "must not be negative"),
-        ("value", (-0.1,), "must not be negative"),
+        ("lr epochs minibatch clip max_grad_norm rho_bar c_bar target_kl", (0, -1), "must be positive"),
+        ("lr target_kl", (math.nan,), "must be positive"),
+        ("gamma gae_lambda", (-0.1, 1.1, math.nan), "must lie in 0..1"),
+        ("entropy value", (-0.1, math.nan), "must not be negative"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(name: str, values: tuple[float, ...], complaint: str) -> None:
-    flag = name.replace("_", "-")
-    for value in values:
-        with pytest.raises(UsageError, match=rf"^--ppo\.{flag} {complaint}.*{value}"):
+def test_settings_that_cannot_work_are_refused(names: str, values: tuple[float, ...], complaint: str) -> None:
+    for name, value in itertools.product(names.split(), values):
+        with pytest.raises(UsageError, match=rf"^--ppo\.{name.replace('_', '-')} {complaint}.*{value}"):
             PPOConfig(**{name: value})  # type: ignore[arg-type]
 
 
@@ -62,6 +56,15 @@ def test_what_an_update_learns_from_is_told() -> None:
     assert each == [16]
     described = MBPOConfig(predict="affine", priority="recent").describe(spec)
     assert "new ones more often; 7 models of 200 - 200 - 200 - 200 and 12 effects of an action" in described
+
+
+def test_a_temperature_begins_at_half_a_usual_reward() -> None:
+    """The median decides, the mean where most rewards are 0, within 0.01 and 1; what is not finite never does."""
+    steps, sparse, nothing, wrong = [-0.1] * 9 + [5.0], [0.0] * 9 + [1.0], [0.0], [math.nan, 0.4]
+    for given, begins in ((steps, 0.05), (sparse, 0.05), (nothing, 0.1), ([-9.0], 1), ([1e-6], 0.01), (wrong, 0.2)):
+        assert first_temperature(rewards := np.array(given)) == pytest.approx(begins)
+        assert f"the temperature begins at {begins}" in SACConfig().about_rewards(rewards)
+        assert f"would begin at {begins}, not at 3" in SACConfig(first_temperature=3).about_rewards(rewards)
 
 
 def test_the_edges_are_allowed() -> None:

@@ -240,7 +240,8 @@ def test_the_env_of_a_plan_that_hangs_is_named(tmp_path: Path) -> None:
          "Box actions: observations and rewards normalised, 2,048 rows an update in 10 epochs of minibatches of 64"),
         (f"{BOX} --ppo.reward-scale none --num-steps-per-env 512",
          "Box actions: observations normalised, 4,096 rows an update in 10 epochs of minibatches of 128"),
-        (f"{BOX} --algo sac --steps 92", "Box actions: 1 updates a row, batches of 256, replay of 108 rows (0 MB)"),
+        (f"{BOX} --algo sac --steps 92",
+         "Box actions: observations normalised, 1 updates a row, batches of 256, replay of 108 rows (0 MB)"),
         (f"{BOX} --preset pendulum", ""),
     ],
 )  # fmt: skip

@@ -16,7 +16,9 @@ from safetensors.numpy import load_file, save_file
 import freewheel
 
 NETWORK = {"hidden": [32, 32]}
-REPLAY: dict[str, Any] = {"learning_starts": 64, "batch": 64}
+#: Of the first release: observations as they are, and a temperature that begins at 1.
+AS_IT_IS = {"policy": {**NETWORK, "normalize_obs": False}}
+REPLAY: dict[str, Any] = {"learning_starts": 64, "batch": 64, "first_temperature": 1.0}
 MODEL: dict[str, Any] = {
     **REPLAY, "updates_per_row": 2, "rollouts_per_row": 4, "model_every": 64, "members": 3, "elites": 2,
     "model_hidden": [32, 32], "max_epochs": 5, "clock": "serial", "rollout_schedule": [0, 0, 1, 1], "critic_norm": False,
@@ -27,8 +29,8 @@ ALGORITHMS: Mapping[str, dict[str, Any]] = {
         "env": "Pendulum-v1", "steps": 1024, "num_steps_per_env": 64, "ppo": {"minibatch": 64, "reward_scale": "returns"},
         "policy": {**NETWORK, "normalize_obs": True},
     },
-    "sac-Pendulum-v1": {"env": "Pendulum-v1", "algo": "sac", "steps": 256, "sac": REPLAY},
-    "mbpo-Pendulum-v1": {"env": "Pendulum-v1", "algo": "mbpo", "steps": 192, "mbpo": MODEL},
+    "sac-Pendulum-v1": {"env": "Pendulum-v1", "algo": "sac", "steps": 256, "sac": REPLAY, **AS_IT_IS},
+    "mbpo-Pendulum-v1": {"env": "Pendulum-v1", "algo": "mbpo", "steps": 192, "mbpo": MODEL, **AS_IT_IS},
 }  # fmt: skip
 MODES: Mapping[str, dict[str, Any]] = {
     "sequential": {"num_envs": 4},

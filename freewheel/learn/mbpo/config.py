@@ -107,15 +107,11 @@ class MBPOConfig(SACConfig):
         models = Need(self.members * weights, "weights of models", 20, "--mbpo.model-hidden")
         batch = self.members * self.model_batch
         drawn = Need(batch, "rows of a model's batch", each + 8 * effects, "--mbpo.model-batch")
-        rollouts = self.rollouts * self.rollout_schedule[3]
-        return (
-            *super().needs(spec),
-            models,
-            drawn,
-            Need(rollouts, "rows of a model's rollouts", each, "--mbpo.rollouts-per-row"),
-            Need(self.rows_of_models, "rows of all rollouts", each, "--mbpo.model-buffer"),
-            Need(self.rollouts, "steps of rollouts and what actions do there", 8 * effects, "--mbpo.rollouts-per-row"),
-        )
+        rollouts, option = self.rollouts * self.rollout_schedule[3], "--mbpo.rollouts-per-row"
+        rolled = Need(rollouts, "rows of a model's rollouts", each, option)
+        kept = Need(self.rows_of_models, "rows of all rollouts", each, "--mbpo.model-buffer")
+        steps = Need(self.rollouts, "steps of rollouts and what actions do there", 8 * effects, option)
+        return (*super().needs(spec), models, drawn, rolled, kept, steps)
 
     @property
     def rollouts(self) -> int:

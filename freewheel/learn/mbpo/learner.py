@@ -57,10 +57,8 @@ class MBPO(SAC):
         self.model = Ensemble(model, device)
         self._starts = config.rollouts
         noise = tree(seed, "learner", "dream")  # names of seeds stay, or seeded runs would change
-        self._model_env = ModelEnv(
-            self.model, config.elites, self._starts, noise, task, self._view, config.max_disagreement
-        )
-        longest, compile_ = config.rollout_schedule[3], spec.compute.compile
+        longest, most, compile_ = config.rollout_schedule[3], config.max_disagreement, spec.compute.compile
+        self._model_env = ModelEnv(self.model, config.elites, self._starts, noise, task, self._view, most)
         self._rollouts = Rollouts(self._model_env, self.updater.policy, longest, compile_)
         services = spec.services  # where others wait for this learner, an update that has begun is finished
         self._while_waiting = services.while_waiting if peers.count == 1 else services.report

@@ -133,9 +133,8 @@ class StateColumns:
             known = ", ".join(self._groups)
             raise SetupError(f"the simulator has a model_task but observes no group '{MODEL_STATE}', only {known}")
         if type(task).observe is ModelTask.observe:
-            raise SetupError(
-                f"{type(task).__name__} has no observe(state), which computes the other groups of its observations"
-            )
+            missing = "observe(state), which computes the other groups of its observations"
+            raise SetupError(f"{type(task).__name__} has no {missing}")
         self._state = slice(where.start, where.stop)
 
     def encode(self, obs: Tensor, frame: Tensor) -> Tensor:

@@ -6,12 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+import numpy as np
+
+from freewheel.core import NDArray
 from freewheel.errors import POSITIVE, SHARE, Range, UsageError
 from freewheel.files.memory import Need
 from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec, ReplayConfig
 
 if TYPE_CHECKING:
     from freewheel.core import Learner
+
+LEAST, MOST, UNREWARDED = 0.01, 1.0, 0.1  # bounds of a temperature that follows from rewards; what it is if all are 0
+
+
+def usual_size(rewards: NDArray) -> float:
+    """Of a reward: the median, which a few large ones do not move; where most rewards are 0, the mean."""
+    sizes = np.abs(rewards[np.isfinite(rewards)])
+    return float(np.median(sizes) or sizes.mean()) if sizes.any() else 0.0
+
+
+def first_temperature(rewards: NDArray) -> float:
+    """Half the size of a usual reward: then the entropy of up to seven equally likely actions counts for less than a step."""
+    size = usual_size(rewards)
+    return min(MOST, max(LEAST, size / 2)) if size else UNREWARDED
 
 
 @dataclass(frozen=True)
@@ -29,9 +46,9 @@ class SACConfig(ReplayConfig):
     allowed actions. Close to 1, policies stay close to uniform; close to 0, they cease to explore."""
     temperature: Annotated[float | None, POSITIVE] = None
     """Weight of the entropy; a number fixes it (default: learned)."""
-    first_temperature: Annotated[float, POSITIVE] = 1.0
-    """Where a learned temperature begins. Set it to about the size of a step's reward where that is small: at 1, entropy counts
-    for more than such rewards through thousands of updates, and nothing else is learned."""
+    first_temperature: Annotated[float | None, POSITIVE] = None
+    """Where a learned temperature begins (default: half the usual size of a reward in the first learning_starts rows).
+    Where it is larger than a step's reward, entropy counts for more through thousands of updates, and nothing else is learned."""
     critics: Annotated[int, Range(least=1, most=100)] = 2
     """Critics that are trained."""
     critic_subset: Annotated[int, Range(least=1, most=100)] = 2
@@ -61,9 +78,13 @@ class SACConfig(ReplayConfig):
         for option, needed in (("priority_alpha", "td"), ("priority_beta", "td"), ("recency", "recent")):
             if self.priority != needed and getattr(self, option) != getattr(SACConfig, option):
                 remedy = f"add {self.name}.priority {needed}, or leave it out"
-                raise UsageError(
-                    f"{self.name}.{option} has no effect with {self.name}.priority {self.priority}: {remedy}"
-                )
+                effect = f"no effect with {self.name}.priority {self.priority}"
+                raise UsageError(f"{self.name}.{option} has {effect}: {remedy}")
+
+    def about_rewards(self, rewards: NDArray) -> str:
+        size, given = usual_size(rewards), self.temperature or self.first_temperature
+        fits = f"the temperature {'would begin' if given else 'begins'} at {first_temperature(rewards):.3g}"
+        return f"{f'about {size:.3g} a step' if size else 'all were 0'}: {fits}{f', not at {given:g}' if given else ''}"
 
     def describe(self, spec: LearnerSpec) -> str:
         often = {"td": ", large errors more often", "recent": ", new ones more often"}.get(self.priority, "")

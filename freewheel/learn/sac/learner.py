@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -12,11 +13,12 @@ from freewheel.learn.chunks import under
 from freewheel.learn.n_step import Successors
 from freewheel.learn.priority import ByError, Recent, Uniform
 from freewheel.learn.replay_learner import ReplayLearner
-from freewheel.learn.sac.config import SACConfig
+from freewheel.learn.sac.config import SACConfig, first_temperature
 from freewheel.learn.sac.continuous import ContinuousUpdate
 from freewheel.learn.sac.discrete import DiscreteUpdate
 from freewheel.learn.sac.update import SACUpdate
 from freewheel.learn.spec import OBS_STATISTICS, POLICY, LearnerSpec
+from freewheel.learn.together import gathered
 from freewheel.policies.spec import HEADS
 
 
@@ -51,6 +53,7 @@ class SAC(ReplayLearner):
     """Soft actor-critic over a replay buffer. Implements core.AdjustableLearner and spec.SharingLearner."""
 
     remedy = "lower its lr, set critic_norm, or scale rewards"
+    config: SACConfig
     updater: SACUpdate
 
     def __init__(self, config: SACConfig, spec: LearnerSpec) -> None:
@@ -63,6 +66,14 @@ class SAC(ReplayLearner):
             successors=successors_for(config, spec),
         )
         self.updater.priority = self.replay.priority
+
+    def before_updates(self) -> None:
+        """A temperature that nobody has chosen follows from the first rewards of all learners. One that was adopted stays."""
+        config, temperature = self.config, self.updater.log_temperature
+        if config.temperature is None and config.first_temperature is None and not float(temperature):
+            rows = self.replay.newest(self.replay.count)[: self.pace.starts]
+            rewards = to_numpy(self.replay.columns.split(rows).reward)
+            temperature.fill_(math.log(first_temperature(gathered(self._peers, rewards))))
 
     def learned(self) -> dict[str, NDArray]:
         """Policy, critics, targets and temperature; of an MBPO also these, and not its model."""

@@ -51,7 +51,7 @@ class SACUpdate(ABC):
         weights, norm = generator(spec.seed, "critics"), config.critic_norm
         subset = config.critic_subset
         self.critics = Critics(spec.policy, weights, device, count=config.critics, subset=subset, norm=norm)
-        start = config.first_temperature if config.temperature is None else config.temperature
+        start = config.temperature or config.first_temperature or 1.0
         self.log_temperature = torch.tensor([math.log(start)], device=device)
         self._actor = self._trainable(spec)
         learned = [self.log_temperature] if config.temperature is None else []
@@ -61,10 +61,10 @@ class SACUpdate(ABC):
         critics, targets = self.critics.vector, self.critics.target
         #: All else that is learned.
         self.beside_policy = {"critics": critics, "targets": targets, "temperature": self.log_temperature}
-        self._state = dict(self.beside_policy)  # but for the policy
+        self._losses = torch.zeros(len(LOSSES), device=device)
+        self._state = {**self.beside_policy, "losses": self._losses}  # but for the policy
         for number, adam in enumerate((self._actor_adam, self._critics_adam)):
             self._state |= {f"adam.{number}.{i}": value for i, value in enumerate(adam.state)}
-        self._losses = torch.zeros(len(LOSSES), device=device)
         self.unread = 0  # updates since `losses` was last called
         self._peers = spec.services.peers
         self._compile: Compile = spec.compute.compile if self._peers.count == 1 else "off"
@@ -75,7 +75,7 @@ class SACUpdate(ABC):
 
     def step(self) -> None:
         if self._program is None:
-            state = [self.net.vector, self._losses, *self._state.values(), *self.priority.tensors]
+            state = [self.net.vector, *self._state.values(), *self.priority.tensors]
             self._program = Program(self._update, self._compile, state=state, generators=self.generators)
         self._program()
         self.unread += 1
@@ -105,7 +105,6 @@ class SACUpdate(ABC):
     def state_dict(self) -> dict[str, Array]:
         tensors = self._state | {"params": self.policy.flat, "noise": self.policy.generator.get_state()}
         tensors |= {"subsets": self.critics.generator.get_state()}
-        tensors |= {"losses": self._losses}
         state: dict[str, Array] = {name: value.cpu().numpy().copy() for name, value in tensors.items()}
         return state | {"learning_rate": np.array(self._lr), "unread": np.array(self.unread)}
 
@@ -115,7 +114,6 @@ class SACUpdate(ABC):
         self.learning_rate = float(state["learning_rate"])
         self.policy.generator.set_state(tensors["noise"])
         self.critics.generator.set_state(tensors["subsets"])
-        self._losses.copy_(tensors["losses"])
         self.unread = int(state["unread"])
         for name, value in self._state.items():
             value.copy_(tensors[name])

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,8 +18,9 @@ from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.discrete import DiscreteUpdate
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
-from freewheel.policies.spec import PolicySpec
+from freewheel.policies.spec import Enumerated, PolicySpec
 from freewheel.testing.conformance import check_learner
+from tests.support.learning import play, sign
 from tests.support.model_story import BOX_LANES, CHUNK, box_world
 from tests.support.sac_reference import ACTOR, CRITICS, TEMPERATURE, Reference, assert_goes_on
 
@@ -157,3 +158,32 @@ def test_an_action_is_one_column_of_a_row() -> None:
     many = replace(SPEC, action_size=145)
     learner = SAC(SACConfig(buffer=2_000), LearnerSpec(policy=many, batch=BatchSpec(4, 2), seed=0))
     assert learner.replay.columns.width == 2 * 4 + 1 + 3
+
+
+def goal(later: float = -0.1, adopted: SAC | None = None, **options: Any) -> tuple[float, float]:
+    """One action of three ends the episode with +5, the others cost 0.1, and `later` after the first 60 rows: the temperature of
+    the first of 120 updates, and how likely that action is after the last."""
+    config = SACConfig(batch=32, learning_starts=60, updates_per_row=2, lr=3e-3, tau=0.05, **options)
+    learner = SAC(config, LearnerSpec(policy=SPEC, batch=BatchSpec(30, 2), seed=0))
+    data, begins = play(SPEC, learner.snapshot(), (60, 2)), 0.0
+    data.terminated[:], data.truncated[:] = (data.action == 1) & (data.obs[..., 1] > -0.5), False
+    data.reward[:30], data.reward[30:] = -0.1, later
+    data.reward[data.terminated] = 5.0
+    learner.observe(sign(data))
+    if adopted is not None:
+        learner.adopt(adopted.learned())
+    learner.burst = 1
+    while learner.ready:
+        learner.update()
+        begins = begins or learner.updater.losses()["policy/temperature"]
+    with torch.no_grad():
+        weights = learner.updater.policy.distribution(torch.from_numpy(data.obs).flatten(0, 1))
+    return begins, float(cast(Enumerated, weights).log_p[:, 1].exp().mean())
+
+
+def test_a_temperature_follows_from_the_first_rows_unless_it_is_given_and_then_it_pays_to_arrive() -> None:
+    """With a temperature of 1 entropy is worth more than a step costs."""
+    other = SAC(SACConfig(first_temperature=0.7), LearnerSpec(policy=SPEC, batch=BatchSpec(4, 2), seed=0))
+    found = [goal(), goal(-3.0), goal(first_temperature=1.0), goal(temperature=0.3), goal(adopted=other)]
+    assert [begins for begins, _ in found] == pytest.approx([0.05, 0.05, 1.0, 0.3, 0.7])
+    assert found[0][1] > 0.9 > 0.7 > found[2][1], found

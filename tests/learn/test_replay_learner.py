@@ -1,0 +1,29 @@
+"""The learner over a replay buffer: how the statistics of observations move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from freewheel.learn.sac.config import SACConfig
+from tests.learn.sac.test_learner import NORMALISED, S, sac_for, settle
+from tests.support.learning import play, sign
+
+
+def test_statistics_of_observations_move_when_there_are_a_hundredth_more_rows() -> None:
+    """Also in a buffer that keeps fewer, and in one that goes on."""
+    config = SACConfig(learning_starts=200, updates_per_row=1e-3, buffer=200)
+    learner, other = (sac_for(config, NORMALISED) for _ in range(2))
+    data, moved, mean = play(NORMALISED, learner.snapshot(), (640, 2)), list[int](), np.zeros(3)
+    for rows in range(S, 160 * S + 1, S):
+        learner.observe(sign(data, slice((rows - S) // 2, rows // 2)))
+        settle(learner)
+        if rows == 102 * S:  # the last ones do not count yet
+            other.load_state_dict(learner.state_dict())
+            other.replay.write(rows - 200, learner.replay.read(rows - 200, rows))
+            learner = other
+        before, mean = mean, np.asarray(learner.snapshot().params["norm.mean"])
+        if (mean != before).any():
+            moved.append(rows)
+            assert mean == pytest.approx(data.obs[: rows // 2].reshape(-1, 3).mean(0) * [1, 0, 1], rel=1e-4, abs=1e-4)
+    assert moved == [*range(S, 101 * S, S), *range(101 * S, 160 * S, 2 * S)]
