@@ -80,7 +80,7 @@ def test_what_to_mend_is_told_and_does_not_fail(capfd: Capture) -> None:
     said = json.loads(out)
     assert (code, said["cores"]) == (0, usable_cores())
     found = {one["about"]: one for one in said["findings"] if one["level"] == "note"}
-    assert found.keys() == {"episodes", "processes"}
+    assert found.keys() == {"episodes", "processes", "scale"}
     assert "--max-episode-steps" in found["episodes"]["remedy"]
     assert "other steps under the same seed" in found["processes"]["text"]
 

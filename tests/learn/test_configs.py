@@ -13,7 +13,6 @@ from freewheel.core import BatchSpec
 from freewheel.errors import UsageError
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.ppo.config import PPOConfig
-from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.sac.config import SACConfig, first_temperature
 from freewheel.learn.spec import ALGORITHMS, LearnerSpec
 from freewheel.policies.spec import PolicySpec

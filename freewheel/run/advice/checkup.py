@@ -5,6 +5,7 @@ The environment's code runs in other processes: first it is measured, then `insp
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -20,11 +21,12 @@ from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_s
 
 from freewheel.collect.mode import MODES
 from freewheel.config.resolve import Config
-from freewheel.core import Env, EnvSpec, Step
+from freewheel.core import Env, EnvSpec, NDArray, Step
 from freewheel.envs.family import EnvConfig, imported_by_workers
 from freewheel.envs.gym import GymConfig
 from freewheel.envs.legacy import OldGym
 from freewheel.errors import FreewheelError
+from freewheel.policies.spec import UNNORMALISED
 from freewheel.rollout.probe import EnvCost, random_actions, usable_cores
 from freewheel.run.advice.prospects import GAIN, WAITS_FOR, Prospect, best_of, predicted, prospects, step_times, typed
 from freewheel.run.learners.devices import placed
@@ -38,6 +40,7 @@ BUDGET = 2.5  # seconds of stepping for the measurement
 COSTS = ("wall", "own", "cpu", "duty", "median", "slow", "longest", "lengths", "reset", "memory", "children", "steps")
 STEPS, SECONDS = 200, 0.7  # of one trial, at most
 FEW_STEPS = 10  # of one trial, at least
+FAR = 30  # observations that are so many times as large as 1, or as small
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,14 @@ def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
     if config.env.on_device:
         return _simulator(config, cost.spec)
     report(f"trying out {config.env.label} ...")
-    findings = [*_about(cost), *_tried(config, cost)]
+    seen, tried = _tried(config, cost)
+    findings = [*_about(cost), *tried]
     try:
         planned = arrange(config, cost, name_run(config), device)
     except FreewheelError as error:
         return Checkup(config, [*findings, Finding("problem", config.algo, str(error))], cost.spec, cost)
+    if seen is not None:
+        findings += _scales(planned.config, seen)
     if any(finding.level == "problem" for finding in findings):
         return Checkup(config, findings, cost.spec, cost)
     report("measuring the policy and its learner ...")
@@ -163,10 +169,10 @@ def _about(cost: EnvCost) -> list[Finding]:
     return found
 
 
-def _tried(config: Config, cost: EnvCost) -> list[Finding]:
+def _tried(config: Config, cost: EnvCost) -> tuple[Inspection | None, list[Finding]]:
     """The contract, in two processes one after the other."""
     if not cost.portable:
-        return []
+        return None, []
     env, limits = config.env, config.env.timeouts
     modules, seconds = imported_by_workers(env), limits.construct + limits.reset + limits.step
     call = partial(call_in_process, what=env.name, limit=seconds, modules=modules)
@@ -176,7 +182,18 @@ def _tried(config: Config, cost: EnvCost) -> list[Finding]:
         if seen.digest:
             found.append(_elsewhere(call(partial(digest, env)) == seen.digest))
     except FreewheelError as error:
-        return [Finding("problem", "contract", str(error))]
+        return None, [Finding("problem", "contract", str(error))]
+    return seen, found
+
+
+def _scales(config: Config, seen: Inspection) -> list[Finding]:
+    """What the algorithm makes of the size of rewards and observations."""
+    rewards, size = config.learner.about_rewards(seen.first.rewards), seen.first.size
+    found = [Finding("ok", "rewards", rewards)] if rewards else []
+    if size > FAR or 0 < size < 1 / FAR:
+        good = config.policy.normalize_obs is True
+        told = f"a column is about {size:,.5g}, far from 1: observations {'are' if good else 'should be'} normalised"
+        found.append(Finding("ok" if good else "note", "scale", told, "" if good else "--policy.normalize-obs true"))
     return found
 
 
@@ -193,6 +210,7 @@ class Inspection:
 
     findings: tuple[Finding, ...]
     digest: str  # of the first steps under a fixed seed; empty where the same seed gives other steps
+    first: _Played
 
 
 @dataclass(frozen=True)
@@ -203,6 +221,8 @@ class _Played:
     lengths: list[int]  # of episodes that ended
     bad: str  # what was not finite, if anything
     changes: bool  # whether the observation ever changed
+    rewards: NDArray
+    size: float  # of the largest column that can be normalised, root mean square
 
     @property
     def steps(self) -> int:
@@ -223,7 +243,7 @@ def inspect_env(env: EnvConfig, cost: EnvCost) -> Inspection:
     if isinstance(env, GymConfig) and not env.batched:
         found += _answers(env)
     repeats = played[0].same(played[1]) >= FEW_STEPS
-    return Inspection(tuple(found), played[0].digests[FEW_STEPS] if repeats else "")
+    return Inspection(tuple(found), played[0].digests[FEW_STEPS] if repeats else "", played[0])
 
 
 def digest(env: EnvConfig) -> str:
@@ -238,12 +258,14 @@ def _play(env: Env, seed: int, steps: int) -> _Played:
     obs = env.reset([training_episodes(seed, lane) for lane in range(spec.lanes)]).copy()
     first, length, bad, changes, end = obs.tobytes(), 0, "", False, perf_counter() + SECONDS
     hashed.update(first)
-    digests, lengths = [hashed.hexdigest()], list[int]()
+    digests, lengths, rewards, squares = [hashed.hexdigest()], list[int](), list[NDArray](), np.zeros(spec.obs_size)
     while len(digests) <= FEW_STEPS or (len(digests) <= steps and perf_counter() < end):
         step = env.step(random_actions(spec, obs, rng))
         for values in (step.reward, step.next_obs, step.terminated, step.truncated):
             hashed.update(np.ascontiguousarray(values).tobytes())
         bad = bad or _not_finite(step)
+        rewards.append(np.array(step.reward))
+        squares += np.square(step.next_obs, dtype=np.float64).mean(0)
         changes, length = changes or step.next_obs.tobytes() != first, length + 1
         obs = env.autoreset().copy()
         if step.terminated[0] or step.truncated[0]:
@@ -251,7 +273,9 @@ def _play(env: Env, seed: int, steps: int) -> _Played:
             length = 0
             hashed.update(obs.tobytes())
         digests.append(hashed.hexdigest())
-    return _Played(digests, lengths, bad, changes)
+    sizes = [squares[part.start : part.stop].max() for part in spec.slices if part.name not in UNNORMALISED]
+    size = math.sqrt(max(sizes, default=0.0) / len(rewards)) if spec.obs_dtype == "float32" else 1.0
+    return _Played(digests, lengths, bad, changes, np.concatenate(rewards), size)
 
 
 def _not_finite(step: Step) -> str:

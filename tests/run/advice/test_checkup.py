@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from freewheel.config.auto import settle
+from freewheel.config.resolve import from_argv
 from freewheel.envs.gym import GymConfig
-from freewheel.run.advice.checkup import Finding, digest, inspect_env
+from freewheel.run.advice.checkup import Finding, _scales, digest, inspect_env
+from tests.config.test_auto import BOX
 from tests.support import uneasy_worlds as worlds
 from tests.support.costs import cost
 
@@ -43,6 +48,24 @@ def test_each_fault_is_named_with_its_remedy(
     assert remedy in found[0].remedy
 
 
+class Far(worlds.Sound):
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        return np.array([-3e4, 0.1, 3], np.float32), -0.1, False, super().step(action)[3], {}
+
+
+def test_the_scales_of_rewards_and_observations_are_told() -> None:
+    far, sound = (inspect_env(GymConfig("", factory=world), cost(1e-5)) for world in (Far, worlds.Sound))
+    sac, given, ppo = (
+        from_argv(["X-v0", *words.split()]) for words in ("--algo sac", "--policy.normalize-obs true", "")
+    )
+    rewards, scale = _scales(settle(sac, BOX), far)
+    assert (rewards.level, rewards.text) == ("ok", "about 0.1 a step: the temperature begins at 0.05")
+    told = "a column is about 30,000, far from 1: observations {} normalised"
+    assert [scale] == _scales(given, far) == [Finding("ok", "scale", told.format("are"))]
+    assert _scales(ppo, far) == [Finding("note", "scale", told.format("should be"), "--policy.normalize-obs true")]
+    assert _scales(ppo, sound) == []
+
+
 def test_steps_of_two_processes_are_compared_by_their_first_few() -> None:
     sound = GymConfig("Sound", factory=worlds.Sound)
     assert digest(sound) == inspect_env(sound, cost(1.0)).digest
@@ -56,7 +79,5 @@ def test_episodes_that_ended_while_it_was_measured_count() -> None:
 
 
 def test_a_vector_env_is_tried_through_its_adapter() -> None:
-    from freewheel.config.resolve import from_argv
-
     found = inspect_env(from_argv(["freewheel/Cage2-v0"]).env, cost(1e-4)).findings
     assert [(one.level, one.about) for one in found] == [("ok", "seeds"), ("ok", "numbers"), ("ok", "episodes")]
