@@ -1,16 +1,22 @@
-"""docs/migrate.md: every option of ours in it exists, and every word that the code knows is in it."""
+"""docs/migrate.md: its code runs, every option of ours in it exists, and every word that the code knows is in it."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import pytest
 
 from freewheel.config import flags, words
 from freewheel.config.resolve import options_type
 from freewheel.worlds.cage2.workflow.command import SearchOptions
 from tests.support.places import ROOT
+from tests.support.runs import python
 
 PAGE = (ROOT / "docs" / "migrate.md").read_text()
-ROWS = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| ") and "theirs" not in line]
+LINES = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| ") and "theirs" not in line]
+ROWS = [line for line in LINES if len(line) != 2]  # options; objects have two columns
+SECTIONS = {text.split("\n")[0]: text for text in PAGE.split("\n## ") if "```python" in text}
 
 
 def ours() -> set[str]:
@@ -55,3 +61,14 @@ def test_every_word_is_listed_beside_what_it_became() -> None:
 def test_every_name_of_a_mode_is_listed() -> None:
     for word, mode in words.MODES.items():
         assert any(f"`--mode {word}`" in row[0] and f"`--mode {mode}`" in row[1] for row in ROWS), word
+
+
+@pytest.mark.system
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_code_runs_as_it_stands(section: str, tmp_path: Path) -> None:
+    """The blocks of a section, then what the cells of ours begin with; budgets are 64 steps for each 100,000."""
+    cells = re.findall(r"^\| [^|]* \| `(?!freewheel )([^`]+)`[^|]*\|$", SECTIONS[section], re.MULTILINE)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", SECTIONS[section], re.DOTALL) + cells)
+    (tmp_path / "page.py").write_text(re.sub(r"(\d)00_000", lambda steps: str(64 * int(steps[1])), code))
+    python("page.py", cwd=tmp_path)
