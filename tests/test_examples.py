@@ -21,13 +21,15 @@ SAID = {
     "curriculum.py": r"every corridor is walked after \d+ steps",
     "continuous_actions.py": r"-?\d+ ± \d+ over 20 episodes",
     "export_policy.py": r"with Freewheel (\[.*\]) without \1",
+    "mbpo.py": r"return \d+ after 1,2\d\d real steps",
+    "cage2.py": r"return -\d\d ± \d+ over 100 games",
+    "isaac_lab.py": r"collect  continuous: 64 envs",
 }
 
 
 def test_every_script_is_short_and_tested() -> None:
     scripts = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in FOLDER.glob("*.py")}
     assert scripts.keys() == SAID.keys()
-    assert len(scripts) == 6
     assert max(scripts.values()) < 60
 
 
@@ -35,7 +37,8 @@ def test_every_script_is_short_and_tested() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", SAID)
 def test_a_script_does_what_it_says(name: str, tmp_path: Path) -> None:
-    assert re.search(SAID[name], python(str(FOLDER / name), cwd=tmp_path).stdout)
+    words = ["--dry-run"] * (name == "isaac_lab.py")  # it needs Isaac Lab and minutes
+    assert re.search(SAID[name], python(str(FOLDER / name), *words, cwd=tmp_path).stdout)
 
 
 @pytest.mark.system
