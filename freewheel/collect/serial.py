@@ -7,7 +7,6 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -15,6 +14,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from freewheel.collect.mode import ModeConfig, count
+from freewheel.collect.quota import Quota
 from freewheel.core import (
     CAUSES,
     WORKER_TIME,
@@ -59,12 +59,12 @@ class SerialConfig(ModeConfig, ABC):
         lanes, steps = range(self.num_envs), spec.batch.steps
         if not spec.env.batched_on_device:
             runner = Runner(factory, lanes, env=self.place(factory.make, lanes))
-            return SerialCollector(runner, steps, LONGEST, on_policy=spec.on_policy, trace=spec.trace)
+            return SerialCollector(runner, Quota(steps, LONGEST, on_policy=spec.on_policy), spec.trace)
         from freewheel.rollout.device_runner import DeviceRunner
 
         own = spec.simulation
         simulation = DeviceRunner(factory, lanes, steps, own.compile, own.reserved_lanes, own.deliver_to)
-        return SerialCollector(simulation, steps, trace=spec.trace)
+        return SerialCollector(simulation, Quota(steps), spec.trace)
 
     @abstractmethod
     def place(self, make: MakeEnv, lanes: range) -> Env: ...
@@ -108,24 +108,12 @@ class SerialCollector:
     """A Collector over one Runner: act, then learn, then act. The lag is 0 because nothing acts during an update. Implements
     core.Collector and metrics.workers.ObservedCollector.
 
-    The steps of an update come in chunks of at most `longest` (None: as one). On-policy, rows that a failed environment took with
-    it are made good by more steps before the update, which so learns from rows of its own weights alone: those of the last of
-    these steps that it has no use for are dropped as stale.
+    Rows that the quota of an update leaves out are dropped as stale.
     Objects made before the end of the first chunk are excluded from garbage collection, as in workers.
     """
 
-    def __init__(
-        self,
-        runner: SerialRunner,
-        steps: int,
-        longest: int | None = None,
-        *,
-        on_policy: bool = True,
-        trace: Recording | None = None,
-    ) -> None:
-        self._runner, self._steps, self._longest = runner, steps, longest or steps
-        self._left, self._lacking = steps, 0  # of the present update: steps to come, and rows that will be missing then
-        self._on_policy = on_policy
+    def __init__(self, runner: SerialRunner, quota: Quota, trace: Recording | None = None) -> None:
+        self._runner, self._quota = runner, quota
         self._posted = Posted()
         self._idle_since = perf_counter_ns()
         self._track = NoTrack() if trace is None else _traced(trace, runner)
@@ -153,33 +141,17 @@ class SerialCollector:
             return ()
         self._waited()
         self._acting = True
-        chunk = self._runner.unroll(min(self._longest, self._left))
+        chunk = self._runner.unroll(self._quota.next)
         self._count_failures(self._runner.take_failures())
         self._track.taken(perf_counter_ns(), chunk.time.tolist())
-        chunk = self._counted(chunk)
+        chunk, surplus = self._quota.take(chunk)
+        if surplus:
+            self._lost["stale"] += surplus
         if not self._warm:
             self._warm = True
             gc.freeze()
         self._idle_since, self._acting = perf_counter_ns(), False
         return (chunk,)
-
-    def _counted(self, chunk: Chunk[Any]) -> Chunk[Any]:
-        """The chunk with no more rows than the update still takes; then it is known how many steps it still needs."""
-        steps, lanes = chunk.data.valid.shape
-        self._left -= steps
-        self._lacking += steps * lanes - chunk.rows if self._on_policy else 0
-        if self._left:
-            return chunk
-        if self._lacking > 0:
-            self._left = -(-self._lacking // lanes)
-            self._lacking -= self._left * lanes
-            return chunk
-        surplus, self._lacking, self._left = -self._lacking, 0, self._steps
-        if not surplus:
-            return chunk
-        self._lost["stale"] += surplus
-        valid = chunk.data.valid & (np.cumsum(chunk.data.valid).reshape(steps, lanes) <= chunk.rows - surplus)
-        return replace(chunk, data=replace(chunk.data, valid=valid), rows=chunk.rows - surplus)
 
     def oldest(self) -> int | None:
         return None  # nothing is ever left open or queued between two calls
@@ -222,13 +194,12 @@ class SerialCollector:
     def state_dict(self) -> dict[str, Array]:
         """As of the last chunk that was delivered."""
         lost = np.array([self._lost[cause] for cause in CAUSES], np.int64)
-        update = {"done": np.array(self._steps - self._left), "lacking": np.array(self._lacking), "lost": lost}
-        return self._runner.state_dict() | self._posted.state() | update
+        return self._runner.state_dict() | self._posted.state() | self._quota.state() | {"lost": lost}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         self._runner.load_state_dict(state)
         self._posted.restore(state)
-        self._left, self._lacking = self._steps - int(state["done"]), int(state.get("lacking", 0))
+        self._quota.restore(state)
         lost = np.asarray(state["lost"]).tolist() if "lost" in state else []  # not in those of before 0.2
         self._lost = Counter({cause: rows for cause, rows in zip(CAUSES, lost, strict=False) if rows})
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from freewheel.collect.batch import WholeBatches
+from freewheel.collect.quota import Quota
 from freewheel.collect.serial import SerialCollector
 from freewheel.core import BatchSpec, Chunk, Collector, Decision, Snapshot, Transitions
 from freewheel.envs.device import DeviceEnv
@@ -105,7 +106,7 @@ class Apart:
 
     def in_turn(self) -> Collector:
         runner = DeviceRunner(self.factory, range(LANES), STEPS, "off", RESERVED, self.learner)
-        return SerialCollector(runner, STEPS)
+        return SerialCollector(runner, Quota(STEPS))
 
     def train(self, build: Callable[[], Collector]) -> list[Chunk[Tensor]]:
         """Every version is computed from the rows before it, on the learner's stream, and nothing is kept but plain copies."""

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from freewheel.collect.quota import Quota
 from freewheel.collect.serial import SerialCollector
 from freewheel.core import ActionSpec, BatchSpec, EnvSpec, NDArray, SeedStream, Slice, Step
 from freewheel.learn.ppo.config import PPOConfig
@@ -100,7 +101,7 @@ def train(kind: Kind, policy: PolicyConfig, config: PPOConfig, updates: int) -> 
     recipe = RunnerFactory(make, make_actor(spec), seed=3)
     learner = PPO(config, LearnerSpec(policy=spec, batch=BatchSpec(STEPS, LANES), seed=3))
     before = score(learner, recipe)
-    with SerialCollector(Runner(recipe, range(LANES)), STEPS) as turns:
+    with SerialCollector(Runner(recipe, range(LANES)), Quota(STEPS)) as turns:
         for tick in itertools.islice(loop(turns, learner, Meter(workers=1)), updates):
             assert tick.metrics is not None
             assert tick.metrics["lag_max"] == 0

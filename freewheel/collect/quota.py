@@ -1,0 +1,53 @@
+"""How many more steps an update needs, where environments are stepped in turn with updates and may fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from freewheel.core import Array, Chunk
+
+
+class Quota:
+    """The steps and rows that the present update still needs; they come in chunks of at most `longest` steps (None: as one).
+
+    On-policy, rows that a failed environment lost are made good by more steps before the update, which so learns from rows of its
+    own weights alone. All lanes take these steps together, so the last one may bring rows that the update has no use for.
+    """
+
+    def __init__(self, steps: int, longest: int | None = None, *, on_policy: bool = True) -> None:
+        self._steps, self._longest, self._on_policy = steps, longest or steps, on_policy
+        self._left = steps  # to come
+        self._lacking = 0  # rows that will be missing then
+
+    @property
+    def next(self) -> int:
+        """Steps of the next chunk."""
+        return min(self._longest, self._left)
+
+    def take(self, chunk: Chunk[Any]) -> tuple[Chunk[Any], int]:
+        """The chunk with no more rows than the update still takes, and how many were left out."""
+        steps, lanes = chunk.data.valid.shape
+        self._left -= steps
+        self._lacking += steps * lanes - chunk.rows if self._on_policy else 0
+        if self._left:
+            return chunk, 0
+        if self._lacking > 0:
+            self._left = -(-self._lacking // lanes)
+            self._lacking -= self._left * lanes
+            return chunk, 0
+        surplus, self._lacking, self._left = -self._lacking, 0, self._steps
+        if not surplus:
+            return chunk, 0
+        valid = chunk.data.valid & (np.cumsum(chunk.data.valid).reshape(steps, lanes) <= chunk.rows - surplus)
+        return replace(chunk, data=replace(chunk.data, valid=valid), rows=chunk.rows - surplus), surplus
+
+    def state(self) -> dict[str, Array]:
+        return {"done": np.array(self._steps - self._left), "lacking": np.array(self._lacking)}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        self._left = self._steps - int(state["done"])
+        self._lacking = int(state.get("lacking", 0))  # earlier versions do not have it
