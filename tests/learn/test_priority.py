@@ -139,6 +139,16 @@ def test_beta_says_how_far_weights_correct(beta: float) -> None:
     assert float(seldom / often) == pytest.approx(4**beta, rel=1e-4)
 
 
+def test_a_batch_of_none_asks_nothing() -> None:
+    replay, priority = by_error(5)
+    replay.add(numbered(0, 3))
+    drawn = replay.draw(0)
+    assert drawn.places is not None
+    before = priority.tree.flat.clone()
+    priority.learned(drawn.places, torch.zeros(0))
+    assert torch.equal(priority.tree.flat, before)
+
+
 @pytest.mark.parametrize("ratio", [1.001, 10.0, 1e6])
 @pytest.mark.parametrize(("capacity", "added"), [(60, 40), (40, 90)], ids=["part", "wrapped"])
 def test_new_rows_are_drawn_more_often_by_the_stated_distribution(capacity: int, added: int, ratio: float) -> None:
