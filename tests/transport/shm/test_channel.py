@@ -137,6 +137,16 @@ def test_rows_of_an_open_slot_are_taken_once_and_the_rest_later(channel: Channel
     assert (numbers(rest), rest.version, rest.gap, counted.balance()) == ([2], 3, False, 6)
 
 
+def test_closed_slots_come_before_open_ones(channel: Channel) -> None:
+    author, counted = pen(channel), CountingReader(channel)
+    author.fragment(1)
+    author.begin()
+    author.step()
+    assert counted.take_open() is None
+    counted.take()
+    assert numbers(opened(counted)) == [1]
+
+
 def test_episodes_belong_to_the_rows_that_ended_them(channel: Channel) -> None:
     author, counted = pen(channel), CountingReader(channel)
     for first in (0, 4):  # the second time into slots that are used again
