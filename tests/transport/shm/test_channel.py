@@ -185,6 +185,21 @@ def test_failures_become_lost_rows_by_cause(channel: Channel) -> None:
     assert author.writer.tally == Tally(80, 20, ended=False)
 
 
+def test_lost_rows_of_a_reused_slot_are_not_counted_again() -> None:
+    with closing(Channel(shape(slots=1))) as channel:
+        author, counted = pen(channel), CountingReader(channel)
+        for failing in ([0, 2], [1], [3], []):
+            author.begin()
+            for step in range(4):
+                if step in failing:
+                    author.step(valid=[True, False], failures=[failure(1, "nan")])
+                else:
+                    author.step()
+            author.commit()
+            assert counted.take().lost == ({"nan": len(failing)} if failing else {})
+            counted.balance()
+
+
 def test_a_failed_reset_and_a_lane_in_quarantine_lose_no_row(channel: Channel) -> None:
     author, counted = pen(channel), CountingReader(channel)
     author.begin()
