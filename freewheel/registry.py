@@ -90,10 +90,16 @@ class Registry(Mapping[str, Entry]):
 
     def __getitem__(self, name: str) -> Entry:
         """The entry of this name, or a UsageError that names similar ones. Ours are found without a look at other packages."""
+        return self.choose(name, {})
+
+    def choose(self, name: str, instead: Mapping[str, str], *also: str) -> Entry:
+        """The same; the error says what to do `instead` of a name that others use, and names what may `also` be chosen."""
         if name in self.ours:
             return self.ours[name]
         if name not in self.entries:
-            raise UsageError(f"unknown {self.kind} '{name}'{nearest(name, self.entries)}")
+            if answer := instead.get(name.lower()):
+                raise UsageError(f"there is no {self.kind} '{name}': {answer}")
+            raise UsageError(f"unknown {self.kind} '{name}'{nearest(name, [*self.entries, *also])}")
         return self.entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -203,6 +209,9 @@ def own_object(option: str, place: str, kind: str) -> Any:
         known = vars(own_module(module))
     except SetupError as error:
         raise SetupError(f"{what}: {error}") from error
+    if name not in known and module == "__main__":
+        what = f"{option} '{name}' was defined in a script or a notebook, and is known only there"
+        raise SetupError(f"{what}: define it before this call, or put it into a file, path/to/file.py:{name}")
     if name not in known:
         near = [own for own, value in known.items() if callable(value) and not own.startswith("_")]
         raise SetupError(f"{what}: '{module}' has no '{name}'{nearest(name, near, f'; write package.module:{kind}')}")

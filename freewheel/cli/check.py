@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from freewheel.files.memory import in_words
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _costs(cost: EnvCost | None) -> list[tuple[str, str]]:
     return [
         ("step", f"{step}, the longest of {cost.steps} {_time(cost.longest)}; {working}"),
         ("reset", f"{_time(cost.reset)}{lengths}"),
-        ("memory", f"{_size(cost.memory)} for one env{children}; made in {_time(cost.construct)}"),
+        ("memory", f"{in_words(cost.memory)} for one env{children}; made in {_time(cost.construct)}"),
     ]
 
 
@@ -129,7 +130,7 @@ def _modes(found: Checkup) -> Any:
             table.add_row(chosen, one.mode, "-", "-", "does not take this run", "-")
             continue
         rate, limit = (f"{one.rate:,.0f}", WAITS_FOR[one.forecast.limit]) if one.forecast else ("-", "-")
-        table.add_row(chosen, one.mode, _lanes(one), rate, limit, _size(one.memory))
+        table.add_row(chosen, one.mode, _lanes(one), rate, limit, in_words(one.memory))
     return table
 
 
@@ -153,7 +154,7 @@ def _advice(found: Checkup) -> list[Any]:
     line = Text.assemble("  ", (typed(found.config, "" if better is None else better.mode), "bold"))
     if better is None or usual is None:
         known = usual is not None and usual.rate
-        return [Text("train it as it is; no mode is clearly faster" if known else "ready to train"), line]
+        return [Text("no mode is clearly faster than this one:" if known else "ready to train"), line]
     gain = times(better.rate / usual.rate)
     return [Text(f"--mode {better.mode} would make about {gain} as many env steps/s; try:"), line]
 
@@ -167,10 +168,6 @@ def _time(seconds: float) -> str:
     """Three digits: 4.52 ms, 120 µs, 1.5 s."""
     unit, name = next((unit for unit in ((1.0, "s"), (1e-3, "ms")) if seconds >= 0.9995 * unit[0]), (1e-6, "µs"))
     return f"{seconds / unit:.3g} {name}"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
 
 
 COMMAND = Command(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from freewheel import __version__
 from freewheel.errors import UsageError, printable
+from freewheel.files.memory import in_words
 from freewheel.registry import Command
 
 REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "psutil", "cloudpickle", "threadpoolctl")
@@ -106,7 +107,7 @@ def _machine() -> Iterator[tuple[bool, str, str]]:
 
     yield True, "cores", f"{usable_cores()} usable of {os.cpu_count()}{_quota()}"
     memory = psutil.virtual_memory()
-    yield memory.available > 2**30, "memory", f"{_size(memory.available)} free of {_size(memory.total)}"
+    yield memory.available > 2**30, "memory", f"{in_words(memory.available)} free of {in_words(memory.total)}"
     yield True, "gpu", _gpu()
 
 
@@ -135,10 +136,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
 
 
 COMMAND = Command(

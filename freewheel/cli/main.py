@@ -74,7 +74,9 @@ def _dispatch(argv: list[str]) -> int:
     if name in ("-V", "--version"):
         sys.stdout.write(f"freewheel {__version__}\n")
         return 0
-    command = COMMANDS[name]
+    from freewheel.config import words
+
+    command = COMMANDS.choose(name, words.COMMANDS)
     if not any(word in HELP for word in rest):
         return command.run(rest)
     if command.help is not None:

@@ -40,18 +40,6 @@ REMEDIES = {
 }
 USUAL_FPS = 30.0  # where an environment says nothing of its time
 GIF_FPS = 50.0  # what plays animated pictures shows no more a second
-#: Words for what is done in another way here.
-ANSWERS = {
-    "record": "say --video",
-    "record_video": "say --video",
-    "capture_video": "say --video",
-    "film": "say --video",
-    "mp4": "say --video",
-    "gif": "say --render gif",
-    "png": "say --render png",
-    "render_mode": "say --render human, ansi, gif, mp4 or png",
-    "output": "say --out NAME.mp4",
-}
 
 
 @dataclass(frozen=True)
@@ -97,11 +85,12 @@ class PlayOptions(RunOptions):
 def _run(argv: Sequence[str]) -> int:
     from rich.text import Text
 
+    from freewheel.config import words
     from freewheel.envs.family import Rendering
     from freewheel.files.terminal import Terminal
     from freewheel.seeding import scoring_seed
 
-    options, console = parse(PlayOptions, argv, "play", ANSWERS), Terminal()
+    options, console = parse(PlayOptions, argv, "play", words.PLAY), Terminal()
     run, actor = open_policy(options, console)
     _prepare_drawing()
     offered = run.config.env.rendering() if options.shown != "none" else Rendering()

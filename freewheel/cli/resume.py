@@ -54,6 +54,18 @@ def _read(argv: Sequence[str], run: str) -> ResumeOptions:
     return flags.build(ResumeOptions, given | ({"env": (envs[0],)} if envs else {}))
 
 
+def _check_env(options: ResumeOptions) -> None:
+    """UsageError if `train ENV --resume RUN` names another environment than the run has, unless a script has defined that."""
+    from freewheel.envs.gym import GymConfig, absolute
+    from freewheel.files.read import json_object
+    from freewheel.run.naming import CONFIG, locate
+
+    there = GymConfig(str(json_object(locate(options.run, options.runs_dir).run / CONFIG).get("env"))).label
+    if not there.startswith("__main__:") and "<" not in there and there != GymConfig(absolute(options.env)).label:
+        remedy = f"leave {options.env} out, or begin a new run with --init {options.run}"
+        raise UsageError(f"the environment of {options.run} is {there}, not {options.env}: {remedy}")
+
+
 def resume_with(argv: Sequence[str], run: str = "") -> int:
     """The command, with these words. If the run is known, a word without a flag is the environment, as it is for `train`."""
     if not run:  # `train --resume` has said so
@@ -62,6 +74,8 @@ def resume_with(argv: Sequence[str], run: str = "") -> int:
     from freewheel.run.checkpoints.resume import ResumeSettings, resume
 
     options = _read(argv, run)
+    if run and options.env:
+        _check_env(options)
     from freewheel.federate import again
 
     if options.run and again.is_federation(options.run, options.runs_dir):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from freewheel.errors import Range, UsageError, check_ranges, printable
 from freewheel.registry import Command
@@ -57,7 +57,7 @@ def _run(argv: Sequence[str]) -> int:
     options = flags.build(RunsOptions, given | ({"runs_dir": (words[0],)} if words else {}))
     found = _found(Path(options.runs_dir))[: options.last]
     if options.json:
-        sys.stdout.write(json.dumps([_plain(entry) for entry in found], indent=2) + "\n")
+        sys.stdout.write(json.dumps([dataclasses.asdict(entry) for entry in found], indent=2, default=str) + "\n")
     else:
         _show(found, options.runs_dir)
     return 0
@@ -70,10 +70,6 @@ def _found(place: Path) -> list[RunEntry]:
         raise UsageError(f"there is no directory {place}; train a run first, or name another one")
     own = read_entry(place)
     return list_runs(place) if own is None else [own]
-
-
-def _plain(entry: RunEntry) -> dict[str, Any]:
-    return {**dataclasses.asdict(entry), "path": str(entry.path)}
 
 
 def _show(entries: Sequence[RunEntry], where: str) -> None:

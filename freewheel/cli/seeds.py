@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from freewheel.errors import SetupError, UsageError
 from freewheel.files import disk
+from freewheel.sinks.words import clock
 
 if TYPE_CHECKING:
     from freewheel.metrics.meter import Budget
@@ -201,7 +202,7 @@ class Group:
             final, best = (_number(run.summary.get(name)) for name in EVALUATIONS)
             where = str(run.path) if run.summary else "nothing was written" if run.process else "not started"
             ended = "" if run.code in (None, 0, 3) else f" (exit code {run.code}: {run.error})"
-            yield _columns(str(run.seed), final, best, _clock(run.seconds), where + ended)
+            yield _columns(str(run.seed), final, best, clock(run.seconds), where + ended)
         found = [_statistics(self._values(name)) for name in EVALUATIONS]
         counts = [one["seeds"] for one in found if one is not None]
         for label, key, text in (("mean", "mean", f"of {max(counts, default=0)} seeds"), ("±", "half_width", INTERVAL)):
@@ -333,12 +334,10 @@ def _statistics(values: Sequence[float]) -> dict[str, Any] | None:
 
 def student(df: int) -> float:
     """The 97.5 % quantile of Student's t."""
+    if df <= len(STUDENT):
+        return STUDENT[df - 1]
     z = 1.959964
-    return (
-        STUDENT[df - 1]
-        if df <= len(STUDENT)
-        else z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
-    )
+    return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
 
 
 def _columns(first: str, final: str, best: str, duration: str, last: str) -> str:
@@ -347,11 +346,6 @@ def _columns(first: str, final: str, best: str, duration: str, last: str) -> str
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    return f"{minutes}:{second:02}"
 
 
 def _main() -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from freewheel.errors import Range, UsageError
+from freewheel.errors import Range, UsageError, nearest
 from freewheel.federate.options import FederateOptions
 from freewheel.files.output import lasting_output, loading
 from freewheel.registry import Command
@@ -52,13 +53,17 @@ def _options(argv: Sequence[str]) -> type[Any]:
 
 def _help(argv: Sequence[str]) -> int:
     """The options that a word after --help finds in any mode, algorithm and world; else those of this command line."""
-    from freewheel.config import find, flags
+    from freewheel.config import find, flags, vocabulary
 
     known = find.all_options(CommandOptions)
     word = next((after for flag, after in itertools.pairwise(argv) if flag in ("-h", "--help")), "-")
-    if not word.startswith("-") and (found := find.matching(word, known)):
+    meant = vocabulary.aliases().get(flags.canonical(word), word)
+    if not word.startswith("-") and (found := find.matching(meant, known)):
         sys.stdout.write("\n".join(line for option in found for line in option.lines()) + "\n")
         return 0
+    if not re.search(r"^-|[:/]|\.py$|-v\d+$", word):  # no environment either
+        near = nearest(word, (option.flag.removeprefix("--") for option in known), "; freewheel train --help lists all")
+        raise UsageError(f"nothing in the help of train is about '{word}'{near}")
     options = _options(argv)
     flags.show_help(options, "freewheel train ENV")
     shown = {f"--{name.replace('_', '-')}" for name in flags.option_types(options)}

@@ -5,59 +5,13 @@ This file is written by `python -m freewheel.config.signature`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy.typing as npt
 
 Table: TypeAlias = Sequence[Sequence[float]] | npt.NDArray[Any]  # [K, C]
-
-
-class MBPOOptions(TypedDict, total=False):
-    """Options of mbpo."""
-
-    lr: float
-    batch: int
-    gamma: float
-    tau: float
-    buffer: int
-    learning_starts: int
-    updates_per_row: float
-    replay_ratio: float | None
-    publish_every: int | None
-    target_entropy: float | None
-    entropy_share: float
-    temperature: float | None
-    first_temperature: float | None
-    critics: int
-    critic_subset: int
-    critic_norm: bool
-    priority: Literal["uniform", "td", "recent"]
-    priority_alpha: float
-    priority_beta: float
-    recency: float
-    n_step: int
-    members: int
-    elites: int
-    model_hidden: Sequence[int]
-    model_lr: float
-    model_batch: int
-    model_every: int
-    model_rows: int
-    max_epochs: int
-    predict: Literal["delta", "direct", "affine"]
-    predicted: Sequence[str]
-    read: Sequence[str]
-    reward: str
-    termination: str
-    rollouts_per_row: float
-    rollout_schedule: Sequence[int]
-    max_disagreement: float | None
-    model_buffer: int
-    keep_models: int
-    real_ratio: float
-    clock: Literal["auto", "serial", "async"]
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -68,7 +22,7 @@ class PolicyOptions(TypedDict, total=False):
     head: str
     log_std: float
     normalize_obs: bool | Literal["auto"]
-    module: str
+    module: str | Callable[..., Any]
 
 
 class PPOOptions(TypedDict, total=False):
@@ -120,6 +74,31 @@ class SACOptions(TypedDict, total=False):
     priority_beta: float
     recency: float
     n_step: int
+
+
+class MBPOOptions(SACOptions, total=False):
+    """Options of mbpo."""
+
+    members: int
+    elites: int
+    model_hidden: Sequence[int]
+    model_lr: float
+    model_batch: int
+    model_every: int
+    model_rows: int
+    max_epochs: int
+    predict: Literal["delta", "direct", "affine"]
+    predicted: Sequence[str]
+    read: Sequence[str]
+    reward: str
+    termination: str
+    rollouts_per_row: float
+    rollout_schedule: Sequence[int]
+    max_disagreement: float | None
+    model_buffer: int
+    keep_models: int
+    real_ratio: float
+    clock: Literal["auto", "serial", "async"]
 
 
 class TrainOptions(TypedDict, total=False):

@@ -15,9 +15,8 @@ from freewheel.learn.spec import ReplayConfig
 from freewheel.rollout.probe import EnvCost, usable_cores
 
 UPDATES = 4  # that are to fit at least into a run with little time
-TAKEN = (
-    500  # rows a second that a learner with a replay buffer takes where it publishes for each few, on a busy machine
-)
+#: Rows a second that a learner with a replay buffer takes where it publishes for each few, on a busy machine.
+TAKEN = 500
 SHORTEST = 8  # steps of a lane in an update: advantages are estimated along them
 MEASURED = "default where the learner sets the speed"  # the source of options that follow from what was measured
 KINDS = {"box": "Box actions", "discrete": "Discrete actions"}

@@ -7,14 +7,13 @@ no code: what they import was chosen by those who installed it. docs/security.md
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from freewheel.config import flags
-from freewheel.config.vocabulary import FREE
+from freewheel.config.vocabulary import FREE, literal
 from freewheel.envs.family import WorldFamily
 from freewheel.files.origin import refusal
 from freewheel.files.read import show
@@ -49,25 +48,19 @@ class Consent:
             return [word for word in words if family.names_code(word)]
         if name.startswith(FREE):
             return [
-                text for word in words for text in _texts(_parsed(word)) if names_code(text) or set("/\\") & set(text)
+                text for word in words for text in _texts(literal(word)) if names_code(text) or set("/\\") & set(text)
             ]
         if name == "runs_dir" and self.use == "train":
             return [word for word in words if Path(word).is_absolute() or ".." in Path(word).parts]
         return [word for word in words if names_code(word)] if self.use == "train" else []
 
 
-def _parsed(word: str) -> Any:
-    try:
-        return json.loads(word)
-    except (ValueError, RecursionError):
-        return word
-
-
 def _texts(value: Any) -> Iterator[str]:
     """All texts in a value of JSON."""
     if isinstance(value, str):
         yield value
-    for inner in (
+    inside = (
         (*value.keys(), *value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    ):
+    )
+    for inner in inside:
         yield from _texts(inner)

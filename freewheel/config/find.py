@@ -65,19 +65,12 @@ def matching(word: str, options: Sequence[Option]) -> list[Option]:
 
 def _fields(kind: type[Any]) -> Iterator[tuple[str, str, str]]:
     """Name, default and description of every option of a dataclass, those of dataclasses in it included."""
-    hints, texts = typing.get_type_hints(kind, include_extras=True), _descriptions(kind)
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        bare = (
-            typing.get_args(hint)[0]
-            if typing.get_origin(hint) is typing.Annotated and hint is not flags.Table
-            else hint
-        )
-        if dataclasses.is_dataclass(bare):
-            yield from _fields(typing.cast(type[Any], bare))
+    hints, texts = flags.hints_of(kind), _descriptions(kind)  # type: ignore[arg-type] # classes can be hashed
+    for name, field, inner in flags.options_of(kind, "", flat=True):
+        if dataclasses.is_dataclass(inner):
+            yield from _fields(typing.cast(type[Any], inner))
             continue
-        marks = [mark for mark in typing.get_args(hint)[1:] if isinstance(mark, type(flags.named()))]
-        name = field.metadata.get("flag") or next((mark.name for mark in marks if mark.name), field.name)
+        marks = [mark for mark in typing.get_args(hints[field.name])[1:] if isinstance(mark, type(flags.named()))]
         made = next((mark.help for mark in marks if isinstance(mark.help, str)), "")
         text = field.metadata.get("help") or made or texts.get(field.name, "")
         yield name, _shown(field), " ".join(text.split())

@@ -32,7 +32,9 @@ Flags = dict[str, Tokens]  # "ppo.lr" -> ("0.001",)
 #: Marks a dataclass in a dataclass of options: its options have no prefix.
 FLAT: Any = tyro.conf.OmitArgPrefixes
 _CONFIG = (tyro.conf.FlagConversionOff,)
-NONE: Mapping[str, str] = types.MappingProxyType({})
+Types = Mapping[str, Any]
+Texts = Mapping[str, str]
+NONE: Texts = types.MappingProxyType({})
 _RULES = tyro.constructors.ConstructorRegistry()
 
 
@@ -83,14 +85,14 @@ class Layer:
 
 
 @functools.cache
-def _hints(kind: type[Any]) -> Mapping[str, Any]:
+def hints_of(kind: type[Any]) -> Mapping[str, Any]:
     """The types of the fields; reading them takes long."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
-def _options(kind: type[Any], prefix: str, flat: bool) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+def options_of(kind: type[Any], prefix: str, *, flat: bool) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
     """The name of every field as an option, the field and its type; `flat`: names have no prefix."""
-    hints = _hints(kind)  # type: ignore[arg-type] # classes can be hashed
+    hints = hints_of(kind)  # type: ignore[arg-type] # classes can be hashed
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
@@ -106,7 +108,7 @@ def _options(kind: type[Any], prefix: str, flat: bool) -> Iterator[tuple[str, da
 def option_types(options: type[Any], prefix: str = "", *, flat: bool = False) -> dict[str, Any]:
     """The dotted name and type of every option of a dataclass of dataclasses."""
     found: dict[str, Any] = {}
-    for name, _, kind in _options(options, prefix, flat):
+    for name, _, kind in options_of(options, prefix, flat=flat):
         if dataclasses.is_dataclass(kind):
             found |= option_types(typing.cast(type[Any], kind), f"{name}." if name else "", flat=not name)
         else:
@@ -117,7 +119,7 @@ def option_types(options: type[Any], prefix: str = "", *, flat: bool = False) ->
 def values(options: Any) -> dict[str, Any]:
     """The value of every option of a dataclass by its name, those of dataclasses in it included, without a prefix."""
     found: dict[str, Any] = {}
-    for name, field, kind in _options(type(options), "", True):
+    for name, field, kind in options_of(type(options), "", flat=True):
         value = getattr(options, field.name)
         found |= values(value) if dataclasses.is_dataclass(kind) else {name: value}
     return found
@@ -144,7 +146,7 @@ def read_argv(
     others, flags = split_argv(argv, known, free)
     for word in others:
         if word.startswith("--"):
-            check_names([canonical(word[2:].partition("=")[0])], known, answers=answers)
+            check_names([canonical(word[2:].partition("=")[0])], known, answers=answers, free=free)
         elif word.startswith("-"):
             raise UsageError(f"unknown option {word}: options start with two dashes; see --help")
     return others, flags
@@ -178,18 +180,19 @@ def canonical(name: str) -> str:
     return name.replace("-", "_")
 
 
-def check_names(
-    names: Iterable[str], known: Mapping[str, Any], where: str = "", answers: Mapping[str, str] = NONE
-) -> None:
+def check_names(names: Iterable[str], known: Types, where: str = "", answers: Texts = NONE, free: str = "") -> None:
     """UsageError about the first name that is no option; `where` names the file it is in, if it is in one, and `answers` has
-    what to do in place of names that other libraries use."""
+    what to do in place of names that other libraries use; `free`: read_argv."""
     for name in names:
         if name not in known:
             written, place = (str, f" in {where}") if where else (as_flag, "")
-            group = name.partition(".")[0]  # a table elsewhere, where it is none here
-            if answer := answers.get(name if any(one.startswith(f"{group}.") for one in known) else group):
-                raise UsageError(f"there is no {written(name)}{place}: {answer}")
-            hint = nearest(written(name), map(written, known), "; see --help", cutoff=0.75)
+            group = name.partition(".")[0]
+            ours = any(one.startswith(f"{group}.") for one in known)  # else it is a table elsewhere
+            if answer := answers.get(name if ours else group):
+                table = f"{name}{place} is a table of options: " if where and ours else ""
+                raise UsageError(f"{table or f'there is no {written(name)}{place}: '}{answer}")
+            otherwise = f", or say --{free}{name} if it is an argument of the environment" if free else ""
+            hint = nearest(written(name), map(written, known), f"; see --help{otherwise}", cutoff=0.75)
             raise UsageError(f"unknown option {written(name)}{place}{hint}")
 
 
@@ -250,7 +253,7 @@ def build(options: type[T], flags: Flags) -> T:
     for name, words in flags.items():
         kind = types_of[name]
         try:
-            given[name] = _value(kind, tuple(_normalised(word, kind) for word in words))
+            given[name] = _value(kind, tuple(_normalised(word, kind) for word in _separated(words, kind)))
         except SystemExit:
             typed = shortened(" ".join(words) or "nothing")
             raise UsageError(f"{as_flag(name)} must be {_describe(kind)}, not {typed}") from None
@@ -260,7 +263,7 @@ def build(options: type[T], flags: Flags) -> T:
 def _given_fields(kind: type[Any], given: Mapping[str, Any], prefix: str, *, flat: bool) -> dict[str, Any]:
     """The fields of a dataclass of options that differ from their defaults, those in dataclasses in it included."""
     found: dict[str, Any] = {}
-    for name, field, inner in _options(kind, prefix, flat):
+    for name, field, inner in options_of(kind, prefix, flat=flat):
         if not dataclasses.is_dataclass(inner):
             found |= {field.name: given[name]} if name in given else {}
         elif fields := _given_fields(typing.cast(type[Any], inner), given, f"{name}." if name else "", flat=not name):
@@ -273,8 +276,9 @@ def _given_fields(kind: type[Any], given: Mapping[str, Any], prefix: str, *, fla
 def _value(kind: Any, words: Tokens) -> Any:
     """These words as a value of this type, read by tyro: a parser of one option is made in a moment, one of all is not."""
     one = dataclasses.make_dataclass("One", [("value", kind)])
+    argv = [f"--value={words[0]}"] if len(words) == 1 else ["--value", *words]  # one value may start with a dash
     with contextlib.redirect_stderr(io.StringIO()):  # tyro prints a box; our message is one line
-        return tyro.cli(one, args=_argv({"value": words}), config=_CONFIG, registry=_RULES).value
+        return tyro.cli(one, args=argv, config=_CONFIG, registry=_RULES).value
 
 
 def shortened(text: str) -> str:
@@ -297,12 +301,6 @@ def show_help(options: type[Any], prog: str) -> None:
         tyro.cli(options, args=["--help"], prog=prog, description=options.__doc__, config=_CONFIG, registry=_RULES)
 
 
-def _argv(flags: Flags) -> list[str]:
-    """One value is joined to its name by =, because it may start with a dash."""
-    pairs = ((f"--{name}", words) for name, words in flags.items())
-    return [part for flag, words in pairs for part in ([f"{flag}={words[0]}"] if len(words) == 1 else [flag, *words])]
-
-
 def as_flag(name: str) -> str:
     """An option as it is written on a command line."""
     return f"--{name.replace('_', '-')}"
@@ -318,9 +316,9 @@ def _take(words: list[str], kind: Any, flag: str) -> Tokens:
     if _is_switch(kind) and (not words or words[0].lower() not in ("true", "false", "auto")):
         return ("True",)
     if typing.get_origin(kind) is tuple:
-        numbers = typing.get_args(kind)[0] in (int, float)  # then a word that is not a number ends the list
-        stops = (i for i, word in enumerate(words) if word.startswith("--") or (numbers and _number(word) is None))
-        count = next(stops, len(words))
+        listed = _of_numbers(kind)
+        ends = (i for i, word in enumerate(words) if word.startswith("--") or (listed and not _numbers(word)))
+        count = next(ends, len(words))
         taken, words[:count] = words[:count], []
         return tuple(taken)
     if not words or words[0].startswith("--"):
@@ -333,8 +331,27 @@ def _normalised(word: str, kind: Any) -> str:
     kinds = {kind, *typing.get_args(kind)}
     if (bool in kinds or types.NoneType in kinds) and word.capitalize() in ("True", "False", "None"):
         return word.capitalize()
+    if word.lower() in kinds.union(*map(typing.get_args, kinds)):  # one of the choices, in letters of another case
+        return word.lower()
+    if int in kinds and (thousands := re.fullmatch(r"([0-9.]+)([km])", word.lower())):
+        word = f"{thousands[1]}e{'3' if thousands[2] == 'k' else '6'}"
     number = _number(word) if int in kinds and set("e.E") & set(word) else None
     return f"{number:.0f}" if number is not None and number.is_integer() else word
+
+
+def _of_numbers(kind: Any) -> bool:
+    """Whether these are several numbers: a word that is none ends their list."""
+    return typing.get_origin(kind) is tuple and typing.get_args(kind)[0] in (int, float)
+
+
+def _numbers(word: str) -> list[str]:
+    """The numbers in 64 or 64,64 or [64, 64], which others write for 64 64; none if there is anything else."""
+    found = word.strip("[]()").replace(",", " ").split()
+    return [] if any(_number(one) is None for one in found) else found
+
+
+def _separated(words: Tokens, kind: Any) -> Tokens:
+    return tuple(one for word in words for one in (_of_numbers(kind) and _numbers(word)) or [word])
 
 
 def _number(word: str) -> float | None:

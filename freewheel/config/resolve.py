@@ -223,6 +223,14 @@ def from_options(env: str | Callable[..., Any], options: Mapping[str, Any], *, t
     return _of(env, _layer("argument", options, "train()"), [], Consent(trust))
 
 
+def from_python(env: str | Callable[..., Any], options: Mapping[str, Any], *, trust: bool = False) -> Config:
+    """The same for freewheel.train(): mistakes are told of in the words of keyword arguments."""
+    try:
+        return from_options(env, options, trust=trust)
+    except UsageError as error:
+        raise UsageError(vocabulary.in_python(str(error))) from None
+
+
 def from_file(
     path: Path, env: str | Callable[..., Any] | None = None, *, trust: bool = False, use: Use = "train"
 ) -> Config:
@@ -258,11 +266,9 @@ def options_type(argv: Sequence[str]) -> type[Any]:
     """The dataclass of all options, for the environment, algorithm and mode that a command line names."""
     parts = [part for word in argv for part in word.split("=", 1)]
     named = dict(itertools.pairwise(parts))
-    wanted = {"algo": named.get("--algo"), "mode": words.MODES.get(named.get("--mode", ""), named.get("--mode"))}
-    algo, mode = (
-        str(wanted[kind]) if wanted[kind] in table else DEFAULTS[kind]
-        for kind, table in (("algo", ALGORITHMS), ("mode", MODES))
-    )
+    asked = ((kind, named.get(f"--{kind}", ""), table) for kind, table in (("algo", ALGORITHMS), ("mode", MODES)))
+    wanted = ((kind, words.MODES.get(word.lower(), word.lower()), table) for kind, word, table in asked)
+    algo, mode = (word if word in table else DEFAULTS[kind] for kind, word, table in wanted)
     others = [word for word, before in zip(parts, ["", *parts], strict=False) if not before.startswith("--")]
     name = next((word for word in [named.get("--env", ""), *others] if word and not word.startswith("-")), "")
     family = family_of(name)
@@ -294,31 +300,34 @@ def _resolve(
             raise UsageError(f"unknown preset '{name}'{nearest(name, known)}")
         layers.insert(0, _layer(f"preset {name}", known[name]))
     notes = _substitute(layers)
-    algorithm = ALGORITHMS[_last(layers, "algo")]
+    algorithm = ALGORITHMS.choose(_last(layers, "algo"), words.ALGORITHMS)
     family = family or family_of(_last(layers, "env"))
     for kind, chosen, usual in ("world", family, family.flags.defaults), ("algorithm", algorithm, algorithm.defaults):
         layers.insert(0, _layer(f"{kind} {chosen.name}", usual))
     layers = [vocabulary.for_algorithm(one, algorithm.name, _all_options(), strict=one is given) for one in layers]
     if _last(layers, "mode") == AUTO:
         return _in_any_mode(given, files, consent, family)
-    mode = MODES[_last(layers, "mode")]
+    mode = MODES.choose(_last(layers, "mode"), {}, AUTO)
     options = options_of(algorithm.name, mode.name, family)
     types = flags.option_types(options)
     merged, sources = flags.merge(layers)
     if not "".join(merged.get("env", ())):
-        raise UsageError("which environment? e.g. freewheel train CartPole-v1")
+        raise UsageError("which environment? name one, e.g. CartPole-v1 or ./file.py:MyEnv")
     if len(name := merged["env"][0]) > LONGEST_NAME:
         raise UsageError(f"--env must be the name of an environment, not {flags.shortened(name)}")
     consent.check(layers, family)
     names = Chosen(algorithm.name, mode.name, merged["env"][0])
-    idle = vocabulary.check_given(layers[-1], types, names, _all_options())
+    with vocabulary.naming_words(layers[-1]):
+        idle = vocabulary.check_given(layers[-1], types, names, _all_options())
+        built: Any = flags.build(options, {name: value for name, value in merged.items() if name in types})
     free = {name.removeprefix(FREE): value[0] for name, value in merged.items() if name.startswith(FREE)}
     args = {name: vocabulary.literal(word) for name, word in free.items()}
-    built: Any = flags.build(options, {name: value for name, value in merged.items() if name in types})
     env = family.build(built.choices.env, args, built.world, built.run.machine.devices.names[-1])
     kept = {name: source for name, source in sources.items() if name in types or name.startswith(FREE)}
     learner = getattr(built, algorithm.name)
-    notes += [*vocabulary.words_read(layers), *idle]
+    if read := [f"{word} as {option}" for layer in layers for word, option in layer.words.items()]:
+        notes.append(f"read {', '.join(read)}")
+    notes += idle
     return Config(algorithm.name, mode.name, env, built.run, learner, built.policy, built.collector, kept, tuple(notes))
 
 
@@ -420,7 +429,7 @@ def _tokens(name: str, value: Any) -> flags.Tokens:
     if name == "device" and isinstance(value, (list, tuple)):
         return (listed(value),)
     if not name.startswith(FREE):
-        return flags.tokens(value)
+        return (vocabulary.place_of(name, value),) if callable(value) else flags.tokens(value)
     try:
         return (json.dumps(value),)
     except TypeError:

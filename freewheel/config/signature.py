@@ -28,7 +28,7 @@ This file is written by `python -m freewheel.config.signature`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -51,7 +51,13 @@ def source() -> str:
     top |= {"algo": _literal(ALGORITHMS.ours), "mode": _literal([AUTO, *MODES.ours]), "env_args": "Mapping[str, Any]"}
     top |= dict.fromkeys(LISTS, "str | Sequence[str]")
     top |= dict.fromkeys(PATHS, f"str | {Path.__name__}") | {name: _class_name(name) for name in groups}
-    parts = [_typed_dict(_class_name(name), f"Options of {name}.", options) for name, options in groups.items()]
+    groups["policy"]["module"] = "str | Callable[..., Any]"
+    parts, named = list[str](), sorted(groups, key=lambda name: len(groups[name]))
+    for name in named:
+        base = next((one for one in reversed(named) if groups[one].items() < groups[name].items()), "")
+        own = dict(option for option in groups[name].items() if option not in groups.get(base, {}).items())
+        kind = _class_name(base) if base else "TypedDict"
+        parts.append(_typed_dict(_class_name(name), f"Options of {name}.", own, kind))
     text = "Options of a run, which `freewheel train --help` describes."
     return "\n\n".join([HEADER, *parts, _typed_dict("TrainOptions", text, top)])
 
@@ -102,9 +108,9 @@ def _class_name(group: str) -> str:
     return f"{group.upper() if group in ALGORITHMS.ours else group.title()}Options"
 
 
-def _typed_dict(name: str, text: str, options: Mapping[str, str]) -> str:
+def _typed_dict(name: str, text: str, options: Mapping[str, str], base: str = "TypedDict") -> str:
     fields = "".join(f"    {option}: {kind}\n" for option, kind in options.items())
-    return f'class {name}(TypedDict, total=False):\n    """{text}"""\n\n{fields}'
+    return f'class {name}({base}, total=False):\n    """{text}"""\n\n{fields}'
 
 
 if __name__ == "__main__":

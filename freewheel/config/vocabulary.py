@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from freewheel.collect.mode import MODES
@@ -25,9 +27,9 @@ def types_of_all(known: Mapping[str, Any]) -> Mapping[str, Any]:
     """The type of everything that may be given: every option, and every word for one."""
     bare = {name.rpartition(".")[2] for name in known if "." in name} | words.LEARNER.keys()
     found = dict(aliases())
-    for algo, word in itertools.product(ALGORITHMS, bare):
-        if option := words.learner_option(word, algo, known):
-            found |= {f"{algo}.{word}": option} | ({} if word in found else {word: option})
+    for owner, word in itertools.product([*ALGORITHMS, "policy"], bare):
+        if option := words.learner_option(word, owner, known):
+            found |= {f"{owner}.{word}": option} | ({} if word in found else {word: option})
     return {word: known.get(option, str) for word, option in found.items()} | dict(known)
 
 
@@ -46,6 +48,9 @@ def renamed(source: str, given: flags.Flags, known: Mapping[str, Any]) -> flags.
             raise UsageError(f"{flags.shortened(flags.as_flag(name))} has signs that cannot be shown: {show(odd)}")
         option = name if name in known else aliases().get(name, name)
         layer.add(option, value, word=name if name in words.OPTIONS else option)
+    for choice, names in ("algo", ALGORITHMS.ours), ("mode", {"auto", *MODES.ours, *words.MODES}):
+        if (written := layer.flags.get(choice)) and written[0].lower() in names:
+            layer.flags[choice] = (written[0].lower(),)
     if layer.flags.get("mode") and (mode := words.MODES.get(layer.flags["mode"][0])):
         layer.words[f"--mode {layer.flags['mode'][0]}"] = f"--mode {mode}"
         layer.flags["mode"] = (mode,)
@@ -70,6 +75,34 @@ def for_algorithm(layer: flags.Layer, algo: str, known: Mapping[str, Any], *, st
     return found
 
 
+@contextmanager
+def naming_words(layer: flags.Layer) -> Iterator[None]:
+    """A message about an option names the word of another library that was typed for it."""
+    try:
+        yield
+    except UsageError as error:
+        option, _, rest = str(error).partition(" ")
+        word = next((word for word, meant in layer.words.items() if meant == option), None)
+        if word is None:
+            raise
+        raise UsageError(f"{word}, read as {option}, {rest}") from None
+
+
+#: A command in a message, or an option with its group.
+_OPTION = re.compile(r"(freewheel [a-z]+ [A-Z][^,;]*)|--(?:([a-z]+)\.)?([A-Za-z][\w-]*)")
+
+
+def in_python(message: str) -> str:
+    """A message about options as one about keyword arguments: ppo={"lr": ...} for --ppo.lr."""
+
+    def argument(found: re.Match[str]) -> str:
+        command, group, name = found[1], found[2], flags.canonical(found[3] or "")
+        owner = "env_args" if group == "env" else group
+        return command or (f'{owner}={{"{name}": ...}}' if group else name)
+
+    return _OPTION.sub(argument, message)
+
+
 class Chosen(NamedTuple):
     """What a run was made of, for messages."""
 
@@ -86,6 +119,10 @@ def check_given(given: flags.Layer, has: Mapping[str, Any], chosen: Chosen, know
     """
     notes = []
     for name, value in given.flags.items():
+        if name.endswith(".temperature") and value[0].startswith("auto"):
+            first = f"say {flags.as_flag(name.replace('temperature', 'first_temperature'))} {value[0][5:]}, from which"
+            remedy = "leave it out, and" if value[0] == "auto" else first
+            raise UsageError(f"{flags.as_flag(name)} takes a number, which is kept: {remedy} it is learned")
         if name in has or name.startswith(FREE):
             continue
         if name not in words.IDLE or value not in (("True",), ("true",)):
@@ -123,15 +160,20 @@ def _either(names: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def words_read(layers: Sequence[flags.Layer]) -> list[str]:
-    """One note for all words that stood for options of ours."""
-    read = [f"{word} as {option}" for layer in layers for word, option in layer.words.items()]
-    return [f"read {', '.join(read)}"] if read else []
+def place_of(name: str, value: Callable[..., Any]) -> str:
+    """The name by which a network's class or function is found again."""
+    if name.rpartition(".")[2] != "module":
+        way = "--ppo.lr-schedule linear lets the learning rate fall, and a hook sets run.learning_rate (docs/hooks.md)"
+        raise UsageError(f"{name} in train() takes a value and no function: {way}")
+    if not str(called := getattr(value, "__qualname__", "")).isidentifier():
+        wanted = "give a class or a function, not one within another, which is called with the PolicySpec"
+        raise UsageError(f"policy.module cannot be {flags.shortened(called or repr(value))}: {wanted}")
+    return f"{value.__module__}:{called}"
 
 
 def literal(word: str) -> Any:
     """An environment's argument: JSON if the word is valid JSON, else the word itself."""
     try:
         return json.loads(word)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {"True": True, "False": False, "None": None}.get(word, word)

@@ -6,155 +6,155 @@ option of the chosen algorithm or of the policy needs no entry: --gamma is --ppo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def _each(table: Mapping[str, T]) -> dict[str, T]:
+    """What each word means, from a table by words that mean the same."""
+    return {word: meaning for words, meaning in table.items() for word in words.split()}
+
 
 #: Modes.
 MODES = {"v1": "continuous", "async": "continuous", "v2": "batch", "executor": "episodes", "sync": "lockstep"}
 
 #: Options that every run has, or that modes have.
-OPTIONS = {
+OPTIONS = _each({
     "algorithm": "algo",
-    "env_id": "env",
-    "task": "env",
-    "exp_name": "run",
-    "experiment_name": "run",
-    "run_name": "run",
-    "log_dir": "runs_dir",
-    "output_dir": "runs_dir",
-    "total_timesteps": "steps",
-    "total_steps": "steps",
-    "timesteps": "steps",
-    "total_episodes": "episodes",
-    "num_episodes": "episodes",
+    "env_id task": "env",
+    "exp_name experiment_name run_name": "run",
+    "log_dir output_dir": "runs_dir",
+    "total_timesteps total_steps timesteps": "steps",
+    "total_episodes num_episodes": "episodes",
     "n_eval_episodes": "eval_episodes",
     "n_envs": "num_envs",
-    "n_steps": "num_steps_per_env",
-    "num_steps": "num_steps_per_env",
+    "n_steps num_steps": "num_steps_per_env",
     "rollout_fragment_length": "collection_batch_size",
-    "n_workers": "workers",
-    "num_collectors": "workers",
-    "num_env_runners": "workers",
-    "num_rollout_workers": "workers",
-    "num_workers": "workers",
-    "num_envs_per_env_runner": "envs_per_worker",
-    "num_envs_per_worker": "envs_per_worker",
+    "n_workers num_collectors num_env_runners num_rollout_workers num_workers": "workers",
+    "num_envs_per_env_runner num_envs_per_worker": "envs_per_worker",
     "wandb_project_name": "wandb_project",
-}
+})  # fmt: skip
 
 #: Options of the algorithm or of the policy: the first of these names that the chosen one has.
-LEARNER = {
+LEARNER: dict[str, tuple[str, ...]] = _each({
     "learning_rate": ("lr",),
-    "n_epochs": ("epochs",),
-    "num_epochs": ("epochs",),
-    "num_learning_epochs": ("epochs",),
-    "num_sgd_iter": ("epochs",),
-    "update_epochs": ("epochs",),
-    "batch_size": ("minibatch", "batch"),
-    "minibatch_size": ("minibatch", "batch"),
+    "n_epochs num_epochs num_learning_epochs num_sgd_iter update_epochs": ("epochs",),
+    "batch_size minibatch_size": ("minibatch", "batch"),
     "sgd_minibatch_size": ("minibatch",),
     "buffer_size": ("buffer",),
-    "nstep": ("n_step",),
-    "multi_step": ("n_step",),
-    "per_alpha": ("priority_alpha",),
-    "prioritized_replay_alpha": ("priority_alpha",),
-    "per_beta": ("priority_beta",),
-    "prioritized_replay_beta": ("priority_beta",),
-    "clip_coef": ("clip",),
-    "clip_param": ("clip",),
-    "clip_range": ("clip",),
-    "lam": ("gae_lambda",),
-    "lambda": ("gae_lambda",),
+    "nstep multi_step": ("n_step",),
+    "per_alpha prioritized_replay_alpha": ("priority_alpha",),
+    "per_beta prioritized_replay_beta": ("priority_beta",),
+    "clip_coef clip_param clip_range": ("clip",),
+    "lam lambda": ("gae_lambda",),
     "ent_coef": ("entropy", "temperature"),
-    "entropy_coef": ("entropy",),
-    "entropy_coeff": ("entropy",),
+    "entropy_coef entropy_coeff": ("entropy",),
     "alpha": ("temperature",),
     "target_entropy_scale": ("entropy_share",),
-    "vf_coef": ("value",),
-    "vf_loss_coeff": ("value",),
-    "value_loss_coef": ("value",),
+    "vf_coef vf_loss_coeff value_loss_coef": ("value",),
     "grad_clip": ("max_grad_norm",),
     "norm_adv": ("normalize_advantage",),
-    "net_arch": ("hidden",),
-    "hidden_dims": ("hidden",),
-    "hidden_sizes": ("hidden",),
-    "fcnet_hiddens": ("hidden",),
-    "actor_hidden_dims": ("hidden",),
+    "net_arch hidden_dims hidden_sizes fcnet_hiddens actor_hidden_dims": ("hidden",),
     "fcnet_activation": ("activation",),
     "empirical_normalization": ("normalize_obs",),
-}
+})  # fmt: skip
 
 _ROWS = "an update learns from --num-envs × --num-steps-per-env rows"
-_LOGS = "every run writes metrics.jsonl in its directory; --tensorboard and --wandb write there too"
-_PRIORITY = "say --sac.priority td (rows by their error) or recent (by their age)"
-_GPU = "say --device cuda (or cuda:N, several as cuda:0,cuda:1, auto, cpu)"
-_MINIBATCHES = "say --ppo.minibatch ROWS, the rows of one minibatch, not how many minibatches there are"
-_SAVES = "say --checkpoint-every MINUTES (default 5); freewheel resume RUN goes on from the newest checkpoint"
-_GO_ON = "freewheel resume RUN goes on with a run; --init RUN begins a new one with the weights of another"
-_SHAPE = "the policy is described by --policy.hidden, --policy.activation and --policy.module (your own network)"
-_SEARCH = "freewheel tune ENV searches modes, workers, envs and fragments for speed; settings of the algorithm are not searched"
-_ARGUMENTS = "say --env.KEY VALUE for each argument of the environment, or from Python env_args={...}"
-_DRAWN = "leave it out: actions are drawn from the policy, and --sac.entropy-share says how random it stays"
+_STACK = "gymnasium.wrappers.FrameStackObservation(env, 4) in the function that makes the environment"
 #: Words for what is done in another way here.
-ANSWERS = {
-    "num_minibatches": _MINIBATCHES,
-    "num_mini_batches": _MINIBATCHES,
-    "train_batch_size": _ROWS,
-    "train_batch_size_per_learner": _ROWS,
-    "max_iterations": f"say --steps; {_ROWS}, so --steps is that times the iterations",
-    "num_iterations": f"say --steps; {_ROWS}, so --steps is that times the iterations",
+ANSWERS = _each({
+    "num_minibatches num_mini_batches": "say --ppo.minibatch ROWS, the rows of one minibatch, not how many minibatches there are",
+    "train_batch_size train_batch_size_per_learner": _ROWS,
+    "max_iterations num_iterations": f"say --steps; {_ROWS}, so --steps is that times the iterations",
     "anneal_lr": "say --ppo.lr-schedule linear (or constant)",
     "schedule": "say --ppo.lr-schedule linear or constant; --ppo.target-kl ends an update early",
-    "desired_kl": "say --ppo.target-kl, which ends an update early; the step size does not follow the KL divergence here",
-    "kl_coeff": "say --ppo.target-kl, which ends an update early; there is no KL penalty here",
-    "clip_range_vf": "leave it out: values are not clipped here",
-    "clip_vloss": "leave it out: values are not clipped here",
-    **dict.fromkeys(("env_args", "env_kwargs", "env_config"), _ARGUMENTS),
-    "policy_lr": "say --sac.lr, which is for actor and critics alike",
-    "q_lr": "say --sac.lr, which is for actor and critics alike",
-    "gradient_steps": "say --sac.updates-per-row (updates for each row collected)",
-    "train_freq": "say --sac.updates-per-row (updates for each row collected)",
-    "use_per": _PRIORITY,
-    "prioritized_replay": _PRIORITY,
+    "desired_kl kl_coeff":
+        "say --ppo.target-kl, which ends an update early; there is no KL penalty, and no step size that follows the divergence",
+    "clip_range_vf clip_vloss": "leave it out: values are not clipped here",
+    "env_args env_kwargs env_config": "say --env.KEY VALUE for each argument of the environment",
+    "policy_lr q_lr": "say --sac.lr, which is for actor and critics alike",
+    "gradient_steps train_freq": "say --sac.updates-per-row (updates for each row collected)",
+    "use_per prioritized_replay": "say --sac.priority td (rows by their error) or recent (by their age)",
     "prioritized_replay_eps": "leave it out: 1e-6 is added to every error",
-    "target_update_interval": "say --sac.tau: targets follow the critics a little in every update",
-    "target_network_frequency": "say --sac.tau: targets follow the critics a little in every update",
-    "exploration_fraction": _DRAWN,
-    "exploration_initial_eps": _DRAWN,
-    "exploration_final_eps": _DRAWN,
-    "start_e": _DRAWN,
-    "end_e": _DRAWN,
+    "target_update_interval target_network_frequency":
+        "say --sac.tau: targets follow the critics a little in every update",
+    "exploration_fraction exploration_initial_eps exploration_final_eps start_e end_e":
+        "leave it out: actions are drawn from the policy, and --sac.entropy-share says how random it stays",
     "autotune": "leave it out: the temperature is learned unless --sac.temperature gives it",
     "init_noise_std": "say --policy.log-std, its logarithm",
+    "use_sde sde_sample_freq": "leave it out: noise is drawn anew in every step; --policy.log-std says how large it is at first",
     "critic_hidden_dims": "say --policy.hidden, which is for actor and critic alike",
-    "policy": _SHAPE,
-    "policy_kwargs": _SHAPE,
-    "normalize": "say --policy.normalize-obs for observations, --ppo.reward-scale returns for rewards",
-    "cuda": _GPU,
-    "gpu": _GPU,
-    "num_gpus": _GPU,
+    "policy policy_kwargs":
+        "the policy is described by --policy.hidden, --policy.activation and --policy.module (your own network)",
+    "recurrent use_lstm lstm_hidden_size n_lstm_layers":
+        f"there are no recurrent policies here; give the policy its past with {_STACK}",
+    "frame_stack framestack n_stack": f"use {_STACK}",
+    "normalize": "say --policy.normalize-obs true for observations, with any algorithm; --ppo.reward-scale returns is for "
+        "the rewards of PPO",
+    "cuda gpu num_gpus": "say --device cuda (or cuda:N, several as cuda:0,cuda:1, auto, cpu)",
+    "framework": "leave it out: every learner uses torch",
+    "vec_env vec_env_type":
+        "say --placement processes (lockstep: one process for each env) or --mode batch (workers with several envs each)",
     "track": "say --wandb",
     "tensorboard_log": "say --tensorboard: event files are written to the folder tensorboard of the run",
-    "logger": _LOGS,
+    "logger": "every run writes metrics.jsonl in its directory; --tensorboard and --wandb write there too",
+    "stats_window_size": "leave it out: return_mean is over the newest tenth of the episodes, at least 10 and at most 100",
     "verbose": "leave it out; --console classic prints plain counters, and quiet=True in Python prints nothing",
+    "progress_bar": "leave it out: a run shows its progress anyway",
+    "callback callbacks": "say --hooks ./file.py:Name, your own code that is called during the run; see docs/hooks.md",
     "capture_video": "train, then say freewheel play RUN --video",
     "render": "train, then say freewheel play RUN",
+    "deterministic": "leave it out: evaluations use the likeliest actions, and training draws them from the policy",
     "eval_freq": "say --evals N: so many evaluations, evenly spaced over the run",
-    "save_interval": _SAVES,
-    "save_freq": _SAVES,
-    "checkpoint_freq": _SAVES,
-    "checkpoint_frequency": _SAVES,
-    "checkpoint_interval": _SAVES,
+    "save_interval save_freq checkpoint_freq checkpoint_frequency checkpoint_interval":
+        "say --checkpoint-every MINUTES (default 5); freewheel resume RUN goes on from the newest checkpoint",
+    "save_path model_path": "say --run NAME, and --runs-dir for the folder of all runs; weights are saved in the run's directory",
+    "hub push_to_hub": "freewheel export RUN --out FOLDER writes the policy to files that you can upload",
     "torch_deterministic": "leave it out: --mode lockstep, sequential and batch are repeatable with the same --seed",
-    "n_trials": _SEARCH,
-    "num_samples": _SEARCH,
-    "optimize_hyperparameters": _SEARCH,
-    "resume": _GO_ON,
-    "resume_from": _GO_ON,
-    "resume_from_checkpoint": _GO_ON,
-    "restore": _GO_ON,
-    "load_run": _GO_ON,
-    "load_checkpoint": _GO_ON,
-}
+    "n_trials num_samples optimize_hyperparameters":
+        "freewheel tune ENV searches modes, workers, envs and fragments for speed; settings of the algorithm are not searched",
+    "resume resume_from resume_from_checkpoint restore load_run load_checkpoint":
+        "freewheel resume RUN goes on with a run; --init RUN begins a new one with the weights of another",
+})  # fmt: skip
+
+#: The same in commands about runs that there are.
+ABOUT_RUNS = _each({
+    "deterministic": "leave it out: the likeliest actions are used anyway",
+    "n_eval_episodes num_episodes n_episodes": "say --episodes N",
+    "host": "leave it out: the page is for this machine alone, and says how to open it from another one (ssh -L)",
+})  # fmt: skip
+
+PLAY = ABOUT_RUNS | _each({
+    "record record_video capture_video film mp4": "say --video",
+    "gif": "say --render gif",
+    "png": "say --render png",
+    "render_mode": "say --render human, ansi, gif, mp4 or png",
+    "output": "say --out NAME.mp4",
+})  # fmt: skip
+
+_REPLAY = "say --algo sac, which learns from a replay buffer and takes Discrete actions too"
+#: Algorithms of other libraries, and which one of ours to use in their place.
+ALGORITHMS = _each({
+    "a2c a3c": "say --algo ppo; with --ppo.epochs 1 and --ppo.minibatch of a whole update it does the same",
+    "trpo": "say --algo ppo; --ppo.target-kl ends an update early",
+    "maskableppo ppo_mask maskable_ppo": "say --algo ppo, which reads an action_mask in the observation or in info",
+    "recurrentppo ppo_lstm ppo_recurrent": f"say --algo ppo; there are no recurrent policies, but {_STACK}",
+    "impala appo": "say --algo ppo --mode continuous, which corrects for the age of rows as V-trace does",
+    "dqn ddqn double_dqn qrdqn c51": _REPLAY,
+    "rainbow": f"{_REPLAY}, and add --sac.n-step 3 --sac.priority td",
+    "td3 ddpg": "say --algo sac; TD3 is a package of its own in examples/td3 of the repository, to install with pip",
+})  # fmt: skip
+
+#: Commands.
+COMMANDS = _each({
+    "learn fit": "say freewheel train ENV",
+    "enjoy render video": "say freewheel play RUN",
+    "test evaluate score predict": "say freewheel eval RUN",
+    "list ls": "say freewheel runs",
+    "tensorboard dashboard": "say freewheel watch",
+})  # fmt: skip
 
 #: Options of some worlds that mean nothing in others, and why they need not be refused there: --headless asks for what is so.
 IDLE = {"headless": "no window is opened"}

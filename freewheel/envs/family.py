@@ -25,7 +25,7 @@ class Rendering(NamedTuple):
 
     modes: Sequence[str] = ()  # of Gymnasium's render modes
     fps: float | None = (
-        None  # pictures per second, one a step, at which time passes as in the environment; None: unknown
+        None  # pictures per second at which time passes as in the environment, one a step; None: unknown
     )
 
     @classmethod

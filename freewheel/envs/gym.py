@@ -155,6 +155,12 @@ class GymConfig(GymOptions):
                 known = self.id.rpartition(":")[2]  # what stands before it was imported
                 return gymnasium.make(known, max_episode_steps=limit, disable_env_checker=True, **args)
             env = factory(**args)
+            if hasattr(env, "possible_agents"):
+                remedy = "give an environment of one agent, whose step() lets the others act"
+                raise SetupError(f"{self.label} has several agents (PettingZoo), which is not supported: {remedy}")
+            if isinstance(env, gymnasium.vector.VectorEnv):
+                remedy = "give what makes a single one; --num-envs says how many are made of it"
+                raise SetupError(f"{self.label} is a vector of environments, which is not supported: {remedy}")
             if is_old(env):
                 return OldGym(env, self.name, limit)
             return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
@@ -236,7 +242,7 @@ class GymConfig(GymOptions):
             raise
         except (UnregisteredEnv, DeprecatedEnv) as error:
             listing = "; python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
-            hint = nearest(self.id, gymnasium.registry, listing)
+            hint = nearest(self.id, gymnasium.registry, listing, cutoff=0.75)
             raise SetupError(f"unknown environment '{self.id}'{hint}") from error
         except DependencyNotInstalled as error:
             raise SetupError(f"{self.label} needs a package that is missing: {_line(error)}") from error

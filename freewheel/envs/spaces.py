@@ -96,7 +96,10 @@ def _actions(space: Space[Any]) -> Actions:
         return Actions(ActionSpec("discrete", choices), (), "int64", (first,), (first + choices - 1,))
     if not isinstance(space, spaces.Box):
         text = " ".join(str(space).split())
-        raise SetupError(f"action space {text} is not supported: use Box or Discrete (wrap the env to flatten it)")
+        sizes = tuple(space.nvec.flat) if isinstance(space, spaces.MultiDiscrete) else (3, 4)
+        way = f"lambda n: np.unravel_index(n, {tuple(map(int, sizes))}), gymnasium.spaces.Discrete({np.prod(sizes)})"
+        remedy = f"use Box or Discrete, e.g. gymnasium.wrappers.TransformAction(env, {way})"
+        raise SetupError(f"action space {text} is not supported: {remedy}")
     low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
     with np.errstate(over="ignore"):  # a range too wide for float32 counts as unbounded
         scaled = np.isfinite((high - low).astype(np.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -253,6 +254,12 @@ class TorchActor:
         else:
             action, _ = distribution.sample(self.policy.generator.manual_seed(int(rng.integers(2**63))))
         return Decision(action.numpy(), distribution.log_prob(action).numpy(), state)
+
+
+def carried_actor(factory: Callable[[PolicySpec], nn.Module], spec: PolicySpec) -> TorchActor:
+    """An actor with a network of a script or a notebook, which the process of a worker cannot import: it travels along."""
+    vars(sys.modules["__main__"])[spec.module.rpartition(":")[2]] = factory
+    return TorchActor(spec)
 
 
 class TensorActor:

@@ -20,6 +20,7 @@ from freewheel.policies.spec import (
     network_inputs,
     select,
 )
+from freewheel.registry import own_object
 from freewheel.rollout.factory import MakeActor
 from freewheel.rollout.restoring import DrawsInBlocks
 from freewheel.seeding import Position
@@ -29,8 +30,10 @@ def make_actor(policy: PolicySpec) -> MakeActor:
     """A picklable factory of actors: numpy for our own networks; a user's module brings torch into the worker."""
     if not policy.module:
         return functools.partial(NumpyActor, policy)
-    from freewheel.policies.nets import TorchActor
+    from freewheel.policies.nets import TorchActor, carried_actor
 
+    if policy.module.startswith("__main__:"):
+        return functools.partial(carried_actor, own_object("policy.module", policy.module, "Factory"), policy)
     return functools.partial(TorchActor, policy)
 
 

@@ -34,6 +34,7 @@ WIDTH = Range(least=1, most=10**6)  # of a layer
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 HEADS: Registry[Head] = Registry("head", "HEAD", "freewheel.policies.heads")
 UNNORMALISED = ("action_mask", "context", "model_state")  # no part of what is observed; the last no network reads
+PICTURE = 256  # bytes of an observation in two or three dimensions, from which on it is a picture
 CLIP = 10.0  # normalised observations stay within ± CLIP
 
 
@@ -140,7 +141,8 @@ class PolicyConfig:
     """Scale observations by their running mean and deviation, and clip them at ±10 (statistics are weights: only the learner
     changes them). auto: SAC and MBPO do so, PPO for Box actions; none of them with images and with a batched simulator."""
     module: str = ""
-    """Your own network instead of the MLP: 'package.module:Factory' (see docs/architecture.md). Actors then import torch."""
+    """Your own network instead of the MLP: 'package.module:Factory', in Python also the class itself (see
+    docs/architecture.md). Actors then import torch."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
@@ -168,6 +170,14 @@ class PolicyConfig:
             log_std=self.log_std,
             module=self.module,
         )
+
+    def remarks(self, env: EnvSpec) -> list[str]:
+        """About pictures, which a plain network reads pixel by pixel."""
+        parts = [] if self.module or not env.layout else env.layout["observation"]["parts"]
+        shapes = [tuple(part["shape"]) for part in parts if part["dtype"] == "uint8" and len(part["shape"]) in (2, 3)]
+        what = "one by one, and hardly learns from them: give a CNN with --policy.module (docs/architecture.md), or resize it"
+        large = [(shape, count) for shape in shapes if (count := math.prod(shape)) >= PICTURE]
+        return [f"IMAGES: the MLP sees the {count:,} numbers of a picture {shape} {what}" for shape, count in large]
 
     def _head(self, env: EnvSpec) -> Head:
         if self.head == "auto":

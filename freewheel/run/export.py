@@ -31,20 +31,22 @@ Format = Literal["numpy", "onnx"]
 def export(policy: Policy, out: Path, form: Format = "numpy") -> Path:
     """Write the policy into a folder of its own, whole or not at all; a former export in its place is replaced."""
     _refuse(policy, form)
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / LOADER).is_file())):
-        raise UsageError(f"{out} exists and is not an export; choose another --out")
     params = {name: np.ascontiguousarray(policy.saved.params[name]) for name in actor_layout(policy.spec)}
     files = {LOADER: loader(policy).encode()}
     if form == "onnx":
         files[GRAPH] = _graph(policy)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out = typed(out.parent) / out.name
     own = {
         checkpoint.WEIGHTS: checkpoint.encode_arrays(params),
         checkpoint.POLICY: checkpoint.encode_json(_about(policy)),
     }
-    checkpoint.write(out, own, files, mode=0o755)
-    return out
+    try:
+        if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / LOADER).is_file())):
+            raise UsageError(f"{out} exists and is not an export; choose another --out")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.write(place := typed(out.parent) / out.name, own, files, mode=0o755)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}; choose another --out") from None
+    return place
 
 
 def _refuse(policy: Policy, form: Format) -> None:

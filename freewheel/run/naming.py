@@ -21,10 +21,7 @@ CONFIG, SUMMARY, METRICS, LOCK, CHECKPOINTS = "config.json", "summary.json", "me
 LINKS = ("best", "latest")
 LONGEST = 255  # bytes of a name in a path, on all usual file systems
 ROOM = 25  # of these for what is added to the name of a run: -2, -seed3, .part-
-ASKED = (
-    "flag",
-    "argument",
-)  # sources of a name that was chosen for this very run; one from a file names a family of runs
+ASKED = ("flag", "argument")  # sources of a name chosen for this very run; one from a file names a family of runs
 
 
 @dataclass(frozen=True)

@@ -285,7 +285,7 @@ class Plan:
 def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     """The plan for an environment that has been measured."""
     cost = replace(cost, batched=config.env.batched)
-    remarks = config.collector.remarks(cost)
+    remarks = [*config.policy.remarks(cost.spec), *config.collector.remarks(cost)]
     learners = config.run.machine.learners
     config = replace(config, collector=evenly(config.collector.planned(cost), config.collector, learners))
     spec = replace(cost.spec, lanes=config.collector.lanes, model_task=task_beside(cost.spec, device))

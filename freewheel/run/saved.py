@@ -195,8 +195,8 @@ def open_run(
     elif (name := resolved.env.id).startswith("__main__:") or "<" in name:  # <lambda>, <locals>
         kind = name.rpartition(":")[2].rpartition(".")[2]
         own = kind if kind.isidentifier() else "Env"
-        ways = f"score(run, env={own}) in Python, freewheel eval {path.name} --env ./file.py:{own} on the command line"
-        raise SetupError(f"{name} was defined in a script and cannot be imported; give it: {ways}")
+        ways = f"env={own} to this call in Python, --env ./file.py:{own} to this command"
+        raise SetupError(f"{name} was defined in a script and cannot be imported; add {ways}")
     origin.unsealed(json_object(path / CONFIG), str(path / CONFIG))
     if resolved.env.on_device:
         resolved = replace(resolved, env=resolved.env.to(find_device_again(resolved.run.machine.device)))

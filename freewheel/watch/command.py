@@ -35,9 +35,9 @@ class WatchOptions:
 
 
 def _parse(argv: Sequence[str]) -> WatchOptions:
-    from freewheel.config import flags
+    from freewheel.config import flags, words
 
-    positional, given = flags.read_argv(argv, flags.option_types(WatchOptions))
+    positional, given = flags.read_argv(argv, flags.option_types(WatchOptions), answers=words.ABOUT_RUNS)
     if len(positional) > 1:
         raise UsageError(f"give one run, not {' '.join(positional)}; the page compares several")
     return flags.build(WatchOptions, {**given, **({"run": (positional[0],)} if positional else {})})

@@ -37,6 +37,15 @@ FILES = {
     """,
     "none.py": "x = 1",
     "broken.py": "import helper\nhelper.nothing",
+    "unfit.py": """
+        import gymnasium as gym
+        from tests.support.worlds import Counter
+
+        class Agents(Counter):
+            possible_agents = ["a", "b"]
+
+        def vector(): return gym.make_vec("CartPole-v1", num_envs=2)
+    """,
     "needy.py": "import no_such_package_anywhere",
     "wrong.py": "class (:",
 }
@@ -99,12 +108,22 @@ WORDS = [
     Case("train CartPole-v1 --sac.lr 1", 2, r"--sac.lr is an option of sac, and this run learns with ppo; write --ppo.lr"),
     Case("train CartPole-v1 --sac.tau 1", 2, r"--sac.tau .* with ppo; add --algo sac or leave it out"),
     Case("train CartPole-v1 --workers 4", 2, r"--workers is an option of mode batch, .* or ray, not of lockstep; add "),
-    Case("train CartPole-v1 --num-workers 4", 2, r"--workers is an option of mode batch, .* or ray, not of lockstep"),
+    Case("train CartPole-v1 --num-workers 4", 2, r"--num-workers, read as --workers, is an option of mode batch, .* or ray"),
+    Case("train CartPole-v1 --learning-rate fast", 2, r"--learning-rate, read as --ppo.lr, must be a number, not fast$"),
+    Case("train CartPole-v1 --algo sac --ent-coef auto_0.1", 2, r"--ent-coef, .* say --sac.first-temperature 0.1, from which"),
+    Case("train CartPole-v1 --algo a2c", 2, r"there is no algorithm 'a2c': say --algo ppo; with --ppo.epochs 1 "),
+    Case("train CartPole-v1 --mode Batch --algo PPO --policy.activation ReLU --dry-run", 0, r"world    CartPole-v1: "),
+    Case("train --hidden 128,128 CartPole-v1 --steps 100k --dry-run", 0, r"world    CartPole-v1: "),
+    Case("train CartPole-v1 --net-arch [12,8] --print-config", 0, r"\{"),
+    Case("train CartPole-v1 --policy.net-arch 12 8 --dry-run", 0, r"world    CartPole-v1: "),
+    Case("train CartPole-v1 --hidden 12,x", 2, r"give one environment, not CartPole-v1 12,x$"),
+    Case("train CartPole-v1 --size 12", 2, r"unknown option --size; see --help, or say --env.size if it is an argument of "),
+    Case("eval one --deterministic", 2, r"there is no --deterministic: leave it out"),
+    Case("eval one --n-eval-episodes 5", 2, r"there is no --n-eval-episodes: say --episodes N$"),
+    Case("watch one --host 0.0.0.0", 2, r"there is no --host: leave it out: the page is for this machine alone"),
+    Case("timeline one --out x.html", 2, r"there is no --out: say --html FILE$"),
     Case("train CartPole-v1 --clip-actions 1", 2, r"--clip-actions is an option of .* environments, and CartPole-v1 is none "),
     Case("train CartPole-v1 --learnin-rate 1", 2, r"unknown option --learnin-rate; did you mean '--learning-rate'\?"),
-    Case("train CartPole-v1 --frobnicate 1", 2, r"unknown option --frobnicate; see --help"),
-    Case("train CartPole-v1 --num-minibatches 4", 2, r"there is no --num-minibatches: say --ppo.minibatch ROWS.*"),
-    Case("train CartPole-v1 --track", 2, "there is no --track: say --wandb"),
     Case("train CartPole-v1 --n-envs 2 --num-envs 3", 2, r"--num-envs is given twice, once under another name; leave one out"),
     Case("train CartPole-v1 --device cuda:99", 1, r"--device cuda:99: torch sees .* here; use --device \w+"),
     Case("train CartPole-v1 --device gpu", 2, r"--device must be auto, cpu, cuda, cuda:N or a list such as .*, not gpu"),
@@ -135,6 +154,12 @@ SMALL = [
     Case("eval nosuch other --json", 2, r"no run 'nosuch' in runs; train one first$"),
     Case("help shares", 0, r"Shares of time, as in the bars at the end of a run"),
     Case("train --help max-lag", 0, r"--max-lag"),
+    Case("train --help wandb-project-name", 0, r"--wandb-project  "),
+    Case("train --help nosuchword", 2, r"nothing in the help of train is about 'nosuchword'; freewheel train --help lists all$"),
+    Case("workflow", 2, r"freewheel workflow needs the word search after it, e.g. freewheel workflow search --dry-run$"),
+    Case("learn", 2, r"there is no command 'learn': say freewheel train ENV$"),
+    Case("train unfit.py:Agents", 1, r"unfit:Agents has several agents \(PettingZoo\), which is not "),
+    Case("train unfit.py:vector", 1, r"unfit:vector is a vector of environments, which is not"),
 ]  # fmt: skip
 
 

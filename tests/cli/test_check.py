@@ -52,7 +52,7 @@ def test_it_is_readable_without_colour_at_80_columns(capfd: Capture) -> None:
     assert "\x1b" not in out
     assert re.search(r"observation +3 columns of float32", out)
     assert re.search(r"action +2 to choose from", out)
-    assert re.search(r"memory +\d+ MB for one env", out)
+    assert re.search(r"memory +[\d.]+ MB for one env", out)
     assert re.search(r"lockstep +8 in turn +[\d,]+ +the learner", out)
     assert out.splitlines()[-1].startswith(f"  freewheel train {WORLDS}:Sound")
 

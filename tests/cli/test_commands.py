@@ -305,7 +305,7 @@ def test_a_run_of_a_script_asks_for_a_module(tmp_path: Path, capfd: Capture) -> 
     config.write_text(config.read_text().replace("tests.support.worlds:Identity", "__main__:Identity"))
     assert cli.main(["eval", str(done.path), "--trust"]) == 1
     err, told = capfd.readouterr().err, "__main__:Identity was defined in a script and cannot be imported"
-    assert err.startswith(f"freewheel: {told}; give it: score(run, env=Identity)")
+    assert err.startswith(f"freewheel: {told}; add env=Identity to this call in Python")
     assert err.count("\n") == 1
 
 
@@ -367,10 +367,10 @@ def test_the_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     found = findings()
     assert found["cores"][1].startswith("3 usable of 8")
-    assert found["memory"] == (True, "3.0 GB free of 16.0 GB")
+    assert found["memory"] == (True, "3.0 GB free of 16 GB")
     assert found["gpu"][0]
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**29, total=16 * 2**30))
-    assert findings()["memory"] == (False, "512 MB free of 16.0 GB")
+    assert findings()["memory"] == (False, "512 MB free of 16 GB")
 
 
 def test_what_is_missing_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +425,7 @@ def test_resume_goes_on_and_says_when_there_is_nothing_left(cartpole: Result, tm
         ("train A B --resume RUN", 2, "goes on in one environment, not in A and B"),
         ("train A --env B --resume RUN", 2, "goes on in one environment, not in A and B"),
         ("train --run other --resume RUN", 2, "give one run, not"),
-        ("train Pendulum-v1 --resume RUN --steps 9999", 1, "Pendulum-v1 does not fit"),
+        ("train Acrobot-v1 --resume RUN --steps 9999", 2, "is CartPole-v1, not Acrobot-v1: leave Acrobot-v1 out"),
     ],
 )
 def test_resume_refuses_in_a_line(cartpole: Result, capfd: Capture, argv: str, code: int, told: str) -> None:

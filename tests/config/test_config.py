@@ -257,12 +257,10 @@ def test_a_file_of_another_mode_keeps_what_both_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        ("", "which environment? e.g. freewheel train CartPole-v1"),
-        ("A-v0 B-v0", "give one environment, not A-v0 B-v0"),
         ("A-v0 --env B-v0", "which environment, A-v0 or B-v0? leave out one of them"),
         ("A-v0 --mode lockstp", "unknown mode 'lockstp'; did you mean 'lockstep'?"),
-        ("A-v0 --mode zzz", "unknown mode 'zzz'; choose from batch, continuous, episodes, lockstep, ray, sequential"),
-        ("A-v0 --algo dqn", "unknown algorithm 'dqn'; choose from mbpo, ppo, sac"),
+        ("A-v0 --mode zzz", "unknown mode 'zzz'; choose from auto, batch, continuous, episodes, lockstep, ray, sequential"),
+        ("A-v0 --algo zzz", "unknown algorithm 'zzz'; choose from mbpo, ppo, sac"),
         ("A-v0 --preset cartpol", "unknown preset 'cartpol'; did you mean 'cartpole'?"),
         ("A-v0 --stepz 3", "unknown option --stepz; did you mean '--steps'?"),
         ("A-v0 --ppo.gae_lamda 3", "unknown option --ppo.gae-lamda; did you mean '--ppo.gae-lambda'?"),
@@ -283,7 +281,7 @@ def test_a_file_of_another_mode_keeps_what_both_have(tmp_path: Path) -> None:
         ("A-v0 --ppo.lr -0.1", "--ppo.lr must be positive, not -0.1"),
         ("A-v0 --ppo.gamma 1.5", "--ppo.gamma must lie in 0..1, not 1.5"),
         ("A-v0 --ppo.lr 1,5", "--ppo.lr must be a number, not 1,5"),
-        ("A-v0 --steps many", "--steps must be a whole number or none, not many"),
+        ("A-v0 --steps k", "--steps must be a whole number or none, not k"),
         ("A-v0 --run a/b", "--run 'a/b' must be a plain name; --runs-dir chooses the directory"),
         ("A-v0 --clip-actions 2",
          "--clip-actions is an option of batched, isaaclab or drone environments, and A-v0 is none of them; leave it out"),

@@ -10,7 +10,7 @@ import pytest
 
 from freewheel.collect.mode import MODES
 from freewheel.config import flags, words
-from freewheel.config.resolve import RunConfig, from_argv, from_file, from_options
+from freewheel.config.resolve import RunConfig, from_argv, from_file, from_options, from_python
 from freewheel.errors import UsageError
 from freewheel.learn.spec import ALGORITHMS
 from freewheel.policies.spec import PolicyConfig
@@ -98,7 +98,7 @@ def test_what_is_done_in_another_way_is_answered(word: str) -> None:
         from_argv(["Pendulum-v1", flag, "3"])
     assert str(caught.value) == f"there is no {flag}: {words.ANSWERS[word]}"
     with pytest.raises(
-        UsageError, match=rf"^(there is no {word} in train\(\): |env_args in train\(\) must be a table)"
+        UsageError, match=rf"^(there is no {word} in train\(\): |(policy|env_args) in train\(\) (is|must be) a table)"
     ):
         from_options("Pendulum-v1", {word: 3})
 
@@ -106,15 +106,36 @@ def test_what_is_done_in_another_way_is_answered(word: str) -> None:
 def test_words_that_hold_a_table_elsewhere_are_answered_as_well() -> None:
     with pytest.raises(UsageError, match=r"^there is no --env-kwargs.g: say --env.KEY VALUE"):
         from_argv(["Pendulum-v1", "--env-kwargs.g", "3"])
-    with pytest.raises(UsageError, match=r"^there is no env_kwargs.g in train\(\): say --env.KEY VALUE.*env_args="):
+    with pytest.raises(UsageError, match=r"^there is no env_kwargs.g in train\(\): say --env.KEY VALUE"):
         from_options("Pendulum-v1", {"env_kwargs": {"g": 3}})
 
 
 def test_a_slip_in_a_group_of_options_is_not_taken_for_a_word_of_others() -> None:
     with pytest.raises(UsageError, match=r"^unknown option --policy.hiden; did you mean '--policy.hidden'"):
         from_argv(["Pendulum-v1", "--policy.hiden", "3"])
-    with pytest.raises(UsageError, match=r"^there is no --policy: the policy is described by"):
-        from_argv(["Pendulum-v1", "--policy", "3"])
+
+
+@pytest.mark.parametrize(("options", "answer"), [
+    ({"policy": "MlpPolicy"}, r'policy in train\(\) is a table of options: .* policy=\{"hidden": ...\}, policy='),
+    ({"policy": {"net_arc": [3]}}, r"unknown option policy.net_arc in train\(\); did you mean 'policy.net_arch'\?$"),
+    ({"policy": {"module": lambda spec: spec}}, r"policy.module cannot be .*<lambda>: give a class or a function, "),
+    ({"n_envs": 0}, r"n_envs, read as num_envs, must be positive, not 0$"),
+    ({"learning_rate": abs}, r'learning_rate in train\(\) takes a value and no function: ppo=\{"lr_schedule": ...\} linear'),
+    ({"num_workers": 2}, r"num_workers, read as workers, is an option of mode batch, .*; add mode continuous or "),
+    ({"capture_video": True}, r"there is no capture_video in train\(\): train, then say freewheel play RUN --video$"),
+    *(({"algo": name.upper()}, f"there is no algorithm '{name.upper()}': say algo (ppo|sac)") for name in words.ALGORITHMS),
+])  # fmt: skip
+def test_python_is_answered_in_its_own_words(options: dict[str, Any], answer: str) -> None:
+    with pytest.raises(UsageError, match=f"^{answer}"):
+        from_python("Pendulum-v1", options)
+
+
+def test_what_means_the_same_in_python() -> None:
+    config = from_options(
+        "Pendulum-v1", {"algo": "SAC", "policy": {"net_arch": [3], "module": RunConfig}, "steps": "2k"}
+    )
+    assert (config.algo, config.policy.hidden, config.run.limits.steps) == ("sac", (3,), 2_000)
+    assert config.policy.module == "freewheel.config.resolve:RunConfig"
 
 
 def test_no_word_hides_an_option() -> None:

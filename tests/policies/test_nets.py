@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor
 from freewheel.core import Snapshot
 from freewheel.errors import SetupError
 from freewheel.policies.nets import PolicyNet, TensorActor, TensorPolicy, TorchActor
+from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import HEADS, FlatParams, NamedWeights, PolicySpec, full_layout, initialise
+from freewheel.registry import own_object
 from tests.support.learning import observations
 from tests.support.places import SUPPORT
 
@@ -102,6 +105,7 @@ def test_parameters_keep_their_names(custom: PolicySpec) -> None:
         ("custom_module:Missing", "cannot be imported: .* write package.module:Factory"),
         ("no_such_module:Shared", "cannot be imported"),
         ("custom_module", "cannot be imported"),
+        ("__main__:Mine", "'Mine' was defined in a script or a notebook, and is known only there: define it before"),
         (":Shared", "cannot be imported"),
         ("custom_module:Tall", r"\(2, 3\), \(2, 1\).* not head \[N, 3\] and value \[N\]"),
         ("custom_module:Narrow", r"\(2, 1\), \(2,\).* not head \[N, 3\] and value \[N\]"),
@@ -112,6 +116,14 @@ def test_parameters_keep_their_names(custom: PolicySpec) -> None:
 def test_a_network_that_cannot_serve_is_refused(custom: PolicySpec, name: str, complaint: str) -> None:
     with pytest.raises(SetupError, match=complaint):
         PolicyNet(replace(custom, module=name), np.random.default_rng(0))
+
+
+def test_a_network_of_a_script_travels_to_its_workers(custom: PolicySpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "Mine", own_object("module", custom.module, ""), raising=False)
+    make = make_actor(replace(custom, module="__main__:Mine"))
+    monkeypatch.delattr(main, "Mine")  # as it is in a worker
+    assert type(make()) is TorchActor
 
 
 def test_a_net_begins_with_the_weights_it_is_given(custom: PolicySpec) -> None:

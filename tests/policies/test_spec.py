@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, Discrete
 
 from freewheel.core import ActionSpec, EnvSpec, Slice
+from freewheel.envs.spaces import layout_of
 from freewheel.errors import SetupError, UsageError
 from freewheel.policies.spec import (
     Columns,
@@ -38,6 +40,14 @@ def world(action: ActionSpec, *names: str) -> EnvSpec:
     return EnvSpec("Toy-v0", 1, ends[-1], "float32", tuple(parts), action)
 
 
+def test_a_picture_that_a_plain_network_reads_is_told_of() -> None:
+    large, small, row = (Box(0, 255, shape, np.uint8) for shape in ((84, 84, 3), (8, 8), (512,)))
+    spec = layout_of(Dict(a=large, b=small, c=row, d=Box(0, 1, (84, 84))), Discrete(2)).spec("Toy-v0", 1, ())
+    (remark,) = PolicyConfig().remarks(spec)
+    assert remark.startswith("IMAGES: the MLP sees the 21,168 numbers of a picture (84, 84, 3) one by one, ")
+    assert PolicyConfig(module="my.nets:CNN").remarks(spec) == []
+
+
 @pytest.mark.parametrize(
     ("given", "action", "head", "outputs"),
     [("auto", DISCRETE, "categorical", 3), ("auto", BOX, "gaussian", 2), ("squashed", BOX, "squashed", 4)],
@@ -53,7 +63,11 @@ def test_a_head_that_fits_the_actions(given: str, action: ActionSpec, head: str,
         ("gaussian", DISCRETE, "it needs box actions; use auto"),
         ("categorical", BOX, "it needs discrete actions; use auto"),
         ("squashed", DISCRETE, "it needs box actions; use auto"),
-        ("squashed", replace(BOX, high=(1.0, math.inf)), "it needs finite action bounds; .*--action-bounds"),
+        (
+            "squashed",
+            replace(BOX, high=(1.0, math.inf)),
+            "it needs finite action bounds: .*TransformAction.*--action-bounds",
+        ),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(head: str, action: ActionSpec, complaint: str) -> None:

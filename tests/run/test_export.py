@@ -183,6 +183,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["export"], "which run? freewheel export NAME, a directory under runs/"),
         (["export", "a", "b"], "give one run, not a b"),
         (["export", str(run), "--out", str(run)], f"{run} exists and is not an export; choose another --out"),
+        (
+            ["export", str(run), "--out", "/proc/x"],
+            "cannot write /proc/x: No such file or directory; choose another --out",
+        ),
         (["export", str(run / "export")], f"{run / 'export'} is no run: say where to write with --out"),
     ):
         assert cli.main(argv) == 2

@@ -326,8 +326,8 @@ def test_a_run_of_a_script_stays_usable(tmp_path: Path, monkeypatch: pytest.Monk
     name, mean, refused = python("toy.py", cwd=tmp_path).stdout.splitlines()
     assert name == "__main__:Toy int"
     assert refused == (
-        "__main__:Toy was defined in a script and cannot be imported; give it: score(run, env=Toy) in Python, "
-        "freewheel eval toy --env ./file.py:Toy on the command line"
+        "__main__:Toy was defined in a script and cannot be imported; add env=Toy to this call in Python, "
+        "--env ./file.py:Toy to this command"
     )
     monkeypatch.chdir(tmp_path)
     assert cli.main(["eval", "toy", "--env", "./toy.py:Toy", "--episodes", "3", "--seed", "7"]) == 0

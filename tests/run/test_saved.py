@@ -91,7 +91,7 @@ def test_a_damaged_config_is_named(copy: Path, text: str) -> None:
 def test_a_world_that_cannot_be_found_again_is_said_to_be_so(copy: Path, name: str) -> None:
     kept = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**kept, "env": name}))
-    with pytest.raises(SetupError, match=f"^{name} was defined in a script and cannot be imported; give it: score"):
+    with pytest.raises(SetupError, match=f"^{name} was defined in a script and cannot be imported; add env="):
         open_run(str(copy), trust=True)
 
 

@@ -34,7 +34,8 @@ class SquashedHead(Head):
             return "it needs box actions; use auto"
         if all(math.isfinite(bound) for bound in (*action.low, *action.high)):
             return ""
-        return "it needs finite action bounds; batched simulators take them from --action-bounds"
+        way = "gymnasium.wrappers.TransformAction(env, lambda a: a, gymnasium.spaces.Box(-1, 1, shape))"
+        return f"it needs finite action bounds: wrap the env, e.g. {way}; batched simulators take --action-bounds"
 
     def outputs(self, action_size: int) -> int:
         return 2 * action_size

@@ -125,6 +125,7 @@ def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
     report(f"trying out {config.env.label} ...")
     seen, tried = _tried(config, cost)
     findings = [*_about(cost), *tried]
+    findings += [Finding("note", "images", remark) for remark in config.policy.remarks(cost.spec)]
     try:
         planned = arrange(config, cost, name_run(config), device)
     except FreewheelError as error:

@@ -235,7 +235,8 @@ def run_command(argv: Sequence[str]) -> int:
     """Run `freewheel workflow ...`: search, or show what would be searched; returns the exit code."""
     name, *words = argv or [""]
     if name != "search":
-        raise UsageError(f"unknown command 'workflow {name}'{nearest(name, ['search'])}")
+        what = f"unknown command 'workflow {name}'" if name else "freewheel workflow needs the word search after it"
+        raise UsageError(f"{what}{nearest(name, ['search'], ', e.g. freewheel workflow search --dry-run')}")
     options, passed, given = read(words)
     task = resume(options, given) if options.resume else begin(options, passed)
     console = Terminal()

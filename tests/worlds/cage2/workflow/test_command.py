@@ -188,7 +188,7 @@ def test_the_real_simulator_is_played_in_whole_episodes_and_not_mostly_evaluated
 
 
 WRONG = [
-    ("", "unknown command 'workflow '; choose from search"),
+    ("", "freewheel workflow needs the word search after it"),
     ("serach", "unknown command 'workflow serach'; did you mean 'search'?"),
     ("search CartPole-v1", "there are no workflows in 'CartPole-v1'; choose from cyborg:Scenario2, freewheel/Cage2-v0"),
     ("search --strategy best", "--strategy must be one of gp, greedy, random, canonical, plain, not best"),
