@@ -180,7 +180,7 @@ DEFECTS = (
            "a word that the algorithm has no option for is ignored",
            "tests/cli tests/test_migrate.py"),
     Defect("config", "freewheel/config/words.py",
-           '"num_env_runners": "workers"', '"num_env_runners": "num_envs"',
+           'num_workers": "workers"', 'num_workers": "num_envs"',
            "a word of another library is taken for another option",
            "tests/test_migrate.py"),
     Defect("config", "freewheel/config/auto.py",
