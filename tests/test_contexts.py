@@ -23,6 +23,7 @@ from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import ModeConfig
+from freewheel.collect.quota import Quota
 from freewheel.collect.sequential import SequentialConfig
 from freewheel.config.resolve import from_file, from_options
 from freewheel.core import BatchSpec, Chunk, Collector, Episode, NDArray, Snapshot
@@ -198,7 +199,7 @@ def test_an_episode_keeps_its_context_while_tables_come_and_go(tmp_path: Path) -
     collector, weights = opened(tmp_path, SequentialConfig(num_envs=1))
     told: list[float] = []
     with collector:
-        collector._steps = 1  # type: ignore[attr-defined]
+        collector._quota = Quota(1)  # type: ignore[attr-defined]
         for version in range(12):
             collector.publish(weights(version), 0)
             for chunk in collector.collect(wait=True):

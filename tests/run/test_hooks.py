@@ -273,12 +273,13 @@ TINY = 1e-30  # moves no float32 weight
 BOX = "tests.support.worlds:IdentityBox"
 REPLAY = {"learning_starts": 32, "batch": 16}
 MODEL = {"members": 2, "elites": 1, "model_hidden": [8], "max_epochs": 1, "rollouts_per_row": 1, "model_every": 64}
+RAW = {"hidden": [8], "normalize_obs": False}  # statistics of observations would move the weights as well
 LEARNERS: Mapping[str, dict[str, Any]] = {
     "ppo, numpy": {},
     "ppo, numpy, schedule": {"ppo": {"lr_schedule": "linear"}},
     "ppo, torch": {"ppo": {"gradient": "autograd"}},
-    "sac": {"env": BOX, "algo": "sac", "sac": REPLAY, "policy.hidden": [8]},
-    "mbpo": {"env": BOX, "algo": "mbpo", "mbpo": {**REPLAY, **MODEL, "updates_per_row": 1.0}, "policy.hidden": [8]},
+    "sac": {"env": BOX, "algo": "sac", "sac": REPLAY, "policy": RAW},
+    "mbpo": {"env": BOX, "algo": "mbpo", "mbpo": {**REPLAY, **MODEL, "updates_per_row": 1.0}, "policy": RAW},
 }
 
 

@@ -67,7 +67,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     ("argv", "said"),
     [
         (["--port", "70000"], "--port must be at most 65,535, not 70,000"),
-        (["--host", "0.0.0.0"], "unknown option --host"),
+        (["--host", "0.0.0.0"], "there is no --host: leave it out: the page is for this machine alone"),
         (["nothing"], "no run 'nothing' in"),
         (["one", "two"], "give one run, not one two; the page compares several"),
     ],
