@@ -24,8 +24,11 @@ def ours(order: dict[str, Any]) -> dict[str, Any]:
         result = freewheel.train(
             order["env"], algo="sac", mode="sequential", num_envs=1, steps=order["steps"], seed=order["seed"], evals=0,
             runs_dir=folder, quiet=True, log_every=order.get("log_every", 1.0),
-            sac={"batch": BATCH, "lr": LR, "gamma": GAMMA, "tau": TAU, "learning_starts": order["starts"]},
-            policy={"hidden": HIDDEN},
+            sac={
+                "batch": BATCH, "lr": LR, "gamma": GAMMA, "tau": TAU, "learning_starts": order["starts"],
+                "first_temperature": 1.0,
+            },
+            policy={"hidden": HIDDEN, "normalize_obs": False},
         )  # fmt: skip
         summary = result.summary
         rows = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]

@@ -23,11 +23,12 @@ class Task:
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
+CAGE2_SAC = "--algo sac --sac.updates-per-row 0.05 --sac.first-temperature 1 --policy.normalize-obs false --num-envs 64"
 TASKS: Mapping[str, Task] = {
     "cartpole-sac": Task("CartPole-v1", 30_000, "--preset cartpole-sac --evals 10", 475.0),
     "acrobot-sac": Task("Acrobot-v1", 100_000, "--preset acrobot-sac --evals 10", -100.0),
     "cartpole-mbpo": Task("CartPole-v1", 3_000, "--preset cartpole-mbpo", 475.0, seeds=(1,)),
-    "cage2-sac": Task("freewheel/Cage2-v0", 50_000, "--algo sac --sac.updates-per-row 0.05 --num-envs 64", seeds=(1,)),
+    "cage2-sac": Task("freewheel/Cage2-v0", 50_000, CAGE2_SAC, seeds=(1,)),
     "cage2-ppo": Task("freewheel/Cage2-v0", 50_000, "--num-envs 64", seeds=(1,)),
 }
 QUICK = 1_500  # env steps

@@ -21,8 +21,8 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "n-step 3": {"n_step": 3},
 }
 ENV, LENGTH, STEPS = "Pendulum-v1", 200, 5_000  # every episode has as many steps
-SETTINGS: Mapping[str, Any] = {"lr": 1e-3, "batch": 128, "learning_starts": 500}
-HIDDEN = (64, 64)
+SETTINGS: Mapping[str, Any] = {"lr": 1e-3, "batch": 128, "learning_starts": 500, "first_temperature": 1.0}
+POLICY = {"hidden": (64, 64), "normalize_obs": False}
 GOAL, WINDOW = -250.0, 5  # mean return of so many training episodes in a row
 STORED, OBS, ACTION, LANES = 1_000_000, 11, 3, 16  # rows of the buffer whose updates are timed; as wide as Hopper's
 PARTS = ("learning", "cost")
@@ -41,7 +41,7 @@ def learning(notebook: Notebook, given: argparse.Namespace) -> list[Row]:
                 "steps": given.steps,
                 "seed": seed,
             }
-            options |= {"evals": 1, "sac": sac, "policy": {"hidden": HIDDEN}}
+            options |= {"evals": 1, "sac": sac, "policy": POLICY}
             row = notebook.once("_train_once", {"options": options, "returns": True}, {"arm": arm, "seed": seed})
             rows.append(row)
     return rows
