@@ -107,6 +107,16 @@ class Raises(Sound):
         raise RuntimeError("the pump is broken")
 
 
+class RaisesSeldom(Sound):
+    calls = 0
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        self.calls += 1
+        if self.calls % 60 == 0:
+            raise RuntimeError("the licence server is away")
+        return super().step(action)
+
+
 class Sleeps(Sound):
     """Steps of 3 ms."""
 
