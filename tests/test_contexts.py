@@ -199,7 +199,7 @@ def test_an_episode_keeps_its_context_while_tables_come_and_go(tmp_path: Path) -
     collector, weights = opened(tmp_path, SequentialConfig(num_envs=1))
     told: list[float] = []
     with collector:
-        collector._quota = Quota(1)  # type: ignore[attr-defined]
+        collector._quota = Quota(1, 1)  # type: ignore[attr-defined]
         for version in range(12):
             collector.publish(weights(version), 0)
             for chunk in collector.collect(wait=True):

@@ -18,8 +18,8 @@ class Quota:
     own weights alone. All lanes take these steps together, so the last one may bring rows that the update has no use for.
     """
 
-    def __init__(self, steps: int, longest: int | None = None, *, on_policy: bool = True) -> None:
-        self._steps, self._longest, self._on_policy = steps, longest or steps, on_policy
+    def __init__(self, steps: int, lanes: int, longest: int | None = None, *, on_policy: bool = True) -> None:
+        self._steps, self._lanes, self._longest, self._on_policy = steps, lanes, longest or steps, on_policy
         self._left = steps  # to come
         self._lacking = 0  # rows that will be missing then
 
@@ -48,6 +48,13 @@ class Quota:
     def state(self) -> dict[str, Array]:
         return {"done": np.array(self._steps - self._left), "lacking": np.array(self._lacking)}
 
-    def restore(self, state: Mapping[str, Array]) -> None:
+    def restore(self, state: Mapping[str, Array], rows: int) -> None:
+        """`rows` were delivered until then. What earlier versions saved says nothing of rows that were lost, but their learner
+        took as many for each update and holds the rest."""
         self._left = self._steps - int(state["done"])
-        self._lacking = int(state.get("lacking", 0))  # earlier versions do not have it
+        if "lacking" in state:
+            self._lacking = int(state["lacking"])
+        elif self._on_policy:
+            missing = self._steps * self._lanes - rows % (self._steps * self._lanes)
+            self._left = -(-missing // self._lanes)
+            self._lacking = missing - self._left * self._lanes

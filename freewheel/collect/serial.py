@@ -59,12 +59,12 @@ class SerialConfig(ModeConfig, ABC):
         lanes, steps = range(self.num_envs), spec.batch.steps
         if not spec.env.batched_on_device:
             runner = Runner(factory, lanes, env=self.place(factory.make, lanes))
-            return SerialCollector(runner, Quota(steps, LONGEST, on_policy=spec.on_policy), spec.trace)
+            return SerialCollector(runner, Quota(steps, len(lanes), LONGEST, on_policy=spec.on_policy), spec.trace)
         from freewheel.rollout.device_runner import DeviceRunner
 
         own = spec.simulation
         simulation = DeviceRunner(factory, lanes, steps, own.compile, own.reserved_lanes, own.deliver_to)
-        return SerialCollector(simulation, Quota(steps), spec.trace)
+        return SerialCollector(simulation, Quota(steps, len(lanes)), spec.trace)
 
     @abstractmethod
     def place(self, make: MakeEnv, lanes: range) -> Env: ...
@@ -199,7 +199,7 @@ class SerialCollector:
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         self._runner.load_state_dict(state)
         self._posted.restore(state)
-        self._quota.restore(state)
+        self._quota.restore(state, self._runner.produced)
         lost = np.asarray(state["lost"]).tolist() if "lost" in state else []  # not in those of before 0.2
         self._lost = Counter({cause: rows for cause, rows in zip(CAUSES, lost, strict=False) if rows})
 

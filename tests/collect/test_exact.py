@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,16 @@ def told_by(run: Session) -> list[str]:
     return [text for text in run.collector.messages() if " is slow: " not in text]
 
 
+def test_it_is_exact_where_updates_begin_before_the_first_publication() -> None:
+    story = Story(replace(ALGORITHMS["sac"], publish_every=9 * S), MODES["sequential"])  # type: ignore[type-var]
+    updates = list[int]()
+    for at in (6, 14, 35):
+        straight, _, _ = assert_exact(story, at, at + 5)
+        updates.append(int(straight.meter.done["updates"]))
+    assert 0 < updates[0] < updates[1] < updates[2]
+    assert straight.learner.version == 1
+
+
 MASKED = GymConfig(id="tests.support.worlds:Wandering", args={"n": 2, "discrete": 5})
 CONDITIONED = GymConfig(id="tests.support.worlds:Conditioned", args={"length": 10})
 TOGETHER = GymConfig(id="tests.support.together:tests/Together-v0")
@@ -111,6 +122,23 @@ def test_it_is_exact_and_on_policy_where_environments_fail(mode: str, at: int) -
     assert 0 < dropped["stale"] <= dropped["env_error"] * (LANES - 1), "of each failure less than a step of both"
     assert straight.lags == [0.0] * version
     assert straight.learner.rows().trained == version * S
+
+
+@pytest.mark.parametrize("at", [20, 24])
+def test_a_run_of_an_earlier_version_that_had_lost_rows_is_on_policy_from_the_next_update_on(at: int) -> None:
+    """It did not make them good, so its updates have cut the steps elsewhere since, and what is left of them is held."""
+    with Session(Story(PPO, MODES["lockstep"], FAILING)) as old:
+        old.collector._quota._on_policy = False  # type: ignore[attr-defined]
+        old.turn(at)
+        saved = old.save()
+    state = safetensors.numpy.load(saved.collector)
+    assert int(state.pop("lacking")) == 0
+    with Session(old.story, replace(saved, collector=safetensors.numpy.save(state))) as run:
+        held = run.learner.rows().queued
+        assert held != int(state["done"]) * LANES, "out of phase"
+        run.turn(24)
+    assert run.lags[1:] == [0.0] * len(run.lags[1:])
+    assert len(run.lags) > 3
 
 
 @pytest.mark.parametrize("mode", SAMPLE)

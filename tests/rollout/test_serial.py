@@ -14,7 +14,7 @@ WAIT, LOAD = (WORKER_TIME.index(kind) for kind in ("wait-credit", "load"))
 
 
 def test_it_acts_during_a_wait_with_the_last_weights(fake: FakeSetup) -> None:
-    with SerialCollector(Runner(fake.factory, range(2)), Quota(3)) as collector:
+    with SerialCollector(Runner(fake.factory, range(2)), Quota(3, 2)) as collector:
         collector.publish(Snapshot(4, {}), done=0)
         collector.publish(Snapshot(5, {}), done=0)
         assert collector.oldest() is None
@@ -31,7 +31,7 @@ def test_it_acts_during_a_wait_with_the_last_weights(fake: FakeSetup) -> None:
 
 
 def test_time_between_calls_is_waiting_except_loading(fake: FakeSetup) -> None:
-    with SerialCollector(Runner(fake.factory, range(2)), Quota(3)) as collector:
+    with SerialCollector(Runner(fake.factory, range(2)), Quota(3, 2)) as collector:
         fake.clock.now += 4_000
         (first,) = collector.collect(wait=True)
         began = fake.clock.now
@@ -47,7 +47,7 @@ def test_time_between_calls_is_waiting_except_loading(fake: FakeSetup) -> None:
 
 def test_leaving_with_an_error_closes_the_env_and_keeps_the_counts(fake: FakeSetup) -> None:
     fake.faults[(2, 0)] = {"raise": 1}
-    collector = SerialCollector(Runner(fake.factory, range(2)), Quota(4))
+    collector = SerialCollector(Runner(fake.factory, range(2)), Quota(4, 2))
     with pytest.raises(RuntimeError, match="broken"), collector:
         collector.collect(wait=True)
     assert fake.env.closed == 1
@@ -55,7 +55,7 @@ def test_leaving_with_an_error_closes_the_env_and_keeps_the_counts(fake: FakeSet
 
 
 def test_the_steps_of_an_update_come_in_chunks_that_end_with_it(fake: FakeSetup) -> None:
-    with SerialCollector(Runner(fake.factory, range(2)), Quota(10, 4)) as collector:
+    with SerialCollector(Runner(fake.factory, range(2)), Quota(10, 2, 4)) as collector:
         collector.publish(Snapshot(1, {}), done=0)
         chunks = [chunk for _ in range(6) for chunk in collector.collect(wait=True)]
     assert [len(chunk.data.reward) for chunk in chunks] == [4, 4, 2, 4, 4, 2]

@@ -106,7 +106,7 @@ class Apart:
 
     def in_turn(self) -> Collector:
         runner = DeviceRunner(self.factory, range(LANES), STEPS, "off", RESERVED, self.learner)
-        return SerialCollector(runner, Quota(STEPS))
+        return SerialCollector(runner, Quota(STEPS, LANES))
 
     def train(self, build: Callable[[], Collector]) -> list[Chunk[Tensor]]:
         """Every version is computed from the rows before it, on the learner's stream, and nothing is kept but plain copies."""

@@ -101,7 +101,7 @@ def train(kind: Kind, policy: PolicyConfig, config: PPOConfig, updates: int) -> 
     recipe = RunnerFactory(make, make_actor(spec), seed=3)
     learner = PPO(config, LearnerSpec(policy=spec, batch=BatchSpec(STEPS, LANES), seed=3))
     before = score(learner, recipe)
-    with SerialCollector(Runner(recipe, range(LANES)), Quota(STEPS)) as turns:
+    with SerialCollector(Runner(recipe, range(LANES)), Quota(STEPS, LANES)) as turns:
         for tick in itertools.islice(loop(turns, learner, Meter(workers=1)), updates):
             assert tick.metrics is not None
             assert tick.metrics["lag_max"] == 0
