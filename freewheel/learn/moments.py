@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from freewheel.core import A, Array, NDArray, Transitions, to_numpy
+from freewheel.learn.replay import Replay
+from freewheel.policies.nets import TensorPolicy
 from freewheel.policies.spec import Start, namespace
 
 
@@ -20,6 +22,7 @@ def zeros(size: int, device: str | None) -> Any:
 #: A value beyond these is a fault of its environment: a single one would make all others look equal for the rest of the run.
 LARGEST = 1e19  # the square of a larger one is no float32
 FAR = 1e15  # times as far from 0 as usual
+GROWTH = 1.01  # those of a replay buffer move when there are so many times as many rows: rarely, and ever less
 
 
 class RunningMoments(Generic[A]):
@@ -30,6 +33,7 @@ class RunningMoments(Generic[A]):
         self, columns: int, start: Start | None = None, *, device: str | None = None, shared: bool = False
     ) -> None:
         self.count = 0.0
+        self.shared = shared
         self.left_out: Any = 0  # values
         self.mean: A = zeros(columns, device)
         self.square: A = zeros(columns, device)  # sum of squared distances from the mean
@@ -126,6 +130,27 @@ class RunningMoments(Generic[A]):
         _write(self.mean, state[:columns])
         _write(self.square, state[columns:-1])
         self.count = float(state[-1])
+
+
+class StoredMoments(RunningMoments[NDArray]):
+    """Moments of the observations that a replay buffer has stored. They move with enough new rows."""
+
+    measured = 0  # rows that had been stored when they last moved
+
+    def follow(self, replay: Replay, rows: int) -> None:
+        """So many rows have been stored until now."""
+        if rows >= GROWTH * self.measured:
+            new = replay.newest(min(rows - self.measured, replay.count))
+            self.add(to_numpy(new[:, : len(self.mean)]))
+            self.measured = rows
+
+    def write_to(self, policy: TensorPolicy, rows: int) -> bool:
+        """The policy reads observations by them, if they have just moved and are finite; False: they are not finite."""
+        if not (np.isfinite(self.mean).all() and np.isfinite(self.square).all()):
+            return False
+        if self.measured == rows or self.shared:
+            policy.normalise(self.mean, 1.0 / self.deviation)
+        return True
 
 
 class ReturnScale(Generic[A]):

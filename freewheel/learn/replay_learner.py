@@ -15,17 +15,15 @@ from freewheel.core import (
     Array,
     Chunk,
     Metrics,
-    NDArray,
     RowBuffer,
     RowCounts,
     Snapshot,
     Transitions,
-    to_numpy,
 )
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.learn.chunks import from_arrays, to_arrays, under
-from freewheel.learn.finite import STATISTICS, KeptFinite, Trained, is_finite
-from freewheel.learn.moments import RunningMoments
+from freewheel.learn.finite import STATISTICS, KeptFinite, Trained
+from freewheel.learn.moments import StoredMoments
 from freewheel.learn.n_step import Successors
 from freewheel.learn.pace import Pace
 from freewheel.learn.priority import Uniform
@@ -36,7 +34,6 @@ from freewheel.seeding import tree
 
 REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
 BURST = 32  # updates at most between two looks at what has arrived, by default
-GROWTH = 1.01  # statistics of observations move when there are so many times as many rows: rarely, and ever less
 
 
 class Update(Trained, Protocol):
@@ -91,10 +88,9 @@ class ReplayLearner:
         on_gpu = torch.device(device).type == "cuda" and spec.world.batched_on_device
         self.finite = KeptFinite(self.updater, self._put_back, asks=on_gpu and count == 1)
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
-        self._moments: RunningMoments[NDArray] | None = None
-        self._measured = 0  # rows that the statistics of observations were told
+        self._moments: StoredMoments | None = None  # of observations
         if policy.normalised:
-            self._moments = RunningMoments(policy.obs_size, spec.start, shared=count > 1)
+            self._moments = StoredMoments(policy.obs_size, spec.start, shared=count > 1)
 
     @property
     def ready(self) -> bool:
@@ -141,7 +137,12 @@ class ReplayLearner:
         return about | self._publish() if self._complete(self.pace.rows if alone else least) else about
 
     def before_updates(self) -> None:
-        """The rows that learning starts with are here, in all learners, and the first update is next."""
+        """The rows that learning starts with are here, in all learners, and the first update is next: it reads observations as
+        later ones do, also where nothing was published yet."""
+        if self._moments is not None and not self._published:
+            self._moments.follow(self.replay, self.pace.rows)
+            self._moments.pool(gathered(self._peers, self._moments.since))
+            self._normalise()
 
     def _agree(self, count: int) -> tuple[int, int]:
         """The updates that all learners can make now, and the rows that each of them has at least. From here on all have the
@@ -191,7 +192,7 @@ class ReplayLearner:
         state |= {f"waiting.{name}": value for name, value in to_arrays(self._waiting).items()}
         state["lags"] = np.array(self._lags, np.int64).reshape(-1, 2)
         if self._moments is not None:
-            state |= {"obs_moments": self._moments.state(), "obs_measured": np.array(self._measured)}
+            state |= {"obs_moments": self._moments.state(), "obs_measured": np.array(self._moments.measured)}
         return state
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -204,7 +205,7 @@ class ReplayLearner:
         self._lags = [(int(lag), int(rows)) for lag, rows in np.asarray(state["lags"])]
         if self._moments is not None:
             self._moments.restore(np.asarray(state["obs_moments"]))
-            self._measured = int(state.get("obs_measured", self.pace.rows))
+            self._moments.measured = int(state.get("obs_measured", self.pace.rows))
 
     def _admit(self) -> None:
         """Store what waits, unless updates are too far behind the rows that are stored."""
@@ -232,27 +233,25 @@ class ReplayLearner:
         self.not_finite = self.finite.told()
         about = {} if self.not_finite else about
         late, rows, latest, stored = self._pool_statistics()
-        if self._moments is not None:
-            if not (is_finite(self._moments.mean) and is_finite(self._moments.square)):
-                self.not_finite = STATISTICS  # the network reads observations as before
-            elif self._measured == self.pace.rows or self._peers.count > 1:
-                self.updater.policy.normalise(self._moments.mean, 1.0 / self._moments.deviation)
+        self._normalise()
         if rows:
             about |= {"replay/lag_mean": late / rows, "replay/lag_max": latest}
         about["replay/drawn"] = self.pace.updates * self.config.batch
         about["replay/updates_per_row"] = self.pace.achieved(stored, self._peers.count)
         return about | {"update/skipped": float(bool(self.not_finite))}
 
+    def _normalise(self) -> None:
+        if self._moments is not None and not self._moments.write_to(self.updater.policy, self.pace.rows):
+            self.not_finite = STATISTICS  # the network reads observations as before
+
     def _pool_statistics(self) -> tuple[float, ...]:
         """Of rows since the last publication, in all learners: the sum of lags, the number, and the greatest lag; and all
-        rows that are stored. From here on all have the same statistics of observations, which move with enough new rows."""
+        rows that are stored. From here on all have the same statistics of observations."""
         late, rows = sum(lag * rows for lag, rows in self._lags), sum(rows for _, rows in self._lags)
         mine = (float(late), float(rows), float(max((lag for lag, _ in self._lags), default=0)), float(self.pace.rows))
         self._lags.clear()
-        if self._moments is not None and self.pace.rows >= GROWTH * self._measured:
-            new = self.replay.newest(min(self.pace.rows - self._measured, self.replay.count))
-            self._moments.add(to_numpy(new[:, : self.spec.policy.obs_size]))
-            self._measured = self.pace.rows
+        if self._moments is not None:
+            self._moments.follow(self.replay, self.pace.rows)
         if self._peers.count == 1:
             return mine
         since = np.zeros(0) if self._moments is None else self._moments.since

@@ -245,8 +245,7 @@ class ReplayConfig(AlgorithmConfig):
 
     def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
         head = "squashed" if world.action.kind == "box" else "categorical"
-        numbers = world.obs_dtype == "float32" and not world.batched_on_device
-        return {"policy.head": head, "policy.normalize_obs": numbers}
+        return {**super().usual(world, rows), "policy.head": head}
 
     def rows_before_update(self, spec: LearnerSpec) -> int:
         return self.learning_starts + math.ceil(1 / self.ratio - 1e-9)

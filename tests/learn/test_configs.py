@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freewheel.core import BatchSpec
+from freewheel.core import ActionSpec, BatchSpec, EnvSpec, Slice
 from freewheel.errors import UsageError
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.sac.config import SACConfig, first_temperature
-from freewheel.learn.spec import ALGORITHMS, LearnerSpec
+from freewheel.learn.spec import ALGORITHMS, LearnerSpec, ReplayConfig
 from freewheel.policies.spec import PolicySpec
 
 
@@ -61,9 +61,23 @@ def test_a_temperature_begins_at_half_a_usual_reward() -> None:
     """The median decides, the mean where most rewards are 0, within 0.01 and 1; what is not finite never does."""
     steps, sparse, nothing, wrong = [-0.1] * 9 + [5.0], [0.0] * 9 + [1.0], [0.0], [math.nan, 0.4]
     for given, begins in ((steps, 0.05), (sparse, 0.05), (nothing, 0.1), ([-9.0], 1), ([1e-6], 0.01), (wrong, 0.2)):
-        assert first_temperature(rewards := np.array(given)) == pytest.approx(begins)
+        rewards = np.array(given)
+        assert first_temperature(rewards) == pytest.approx(begins)
         assert f"the temperature begins at {begins}" in SACConfig().about_rewards(rewards)
         assert f"would begin at {begins}, not at 3" in SACConfig(first_temperature=3).about_rewards(rewards)
+        fixed = SACConfig(temperature=3, first_temperature=1).about_rewards(rewards)
+        assert fixed.endswith(f": a learned temperature would begin at {begins}, this one stays at 3")
+
+
+class Other(ReplayConfig):
+    def build(self, spec: LearnerSpec) -> Any: ...
+
+
+def test_only_sac_and_mbpo_have_normalised_observations_where_nothing_is_given() -> None:
+    """Another algorithm with a replay buffer keeps what it was written for."""
+    world = EnvSpec("toy", 2, 3, "float32", (Slice("policy", 0, 3, (3,)),), ActionSpec("discrete", 2))
+    for config, normalised in ((Other(), False), (SACConfig(), True), (MBPOConfig(), True)):
+        assert config.usual(world, None) == {"policy.head": "categorical", "policy.normalize_obs": normalised}
 
 
 def test_the_edges_are_allowed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from freewheel.core import BatchSpec
 from freewheel.learn.sac.config import SACConfig
 from tests.learn.sac.test_learner import NORMALISED, S, sac_for, settle
 from tests.support.learning import play, sign
@@ -27,3 +28,23 @@ def test_statistics_of_observations_move_when_there_are_a_hundredth_more_rows() 
             moved.append(rows)
             assert mean == pytest.approx(data.obs[: rows // 2].reshape(-1, 3).mean(0) * [1, 0, 1], rel=1e-4, abs=1e-4)
     assert moved == [*range(S, 101 * S, S), *range(101 * S, 160 * S, 2 * S)]
+
+
+def test_the_first_updates_read_observations_that_are_normalised_also_before_a_publication() -> None:
+    learner = sac_for(SACConfig(batch=8, buffer=1_000, learning_starts=10), NORMALISED, batch=BatchSpec(40, 2))
+    data, seen = play(NORMALISED, learner.snapshot(), (20, 2)), list[np.ndarray]()
+    step = learner.updater.step
+    learner.updater.step = lambda: (seen.append(norm()), step())[1]  # type: ignore[func-returns-value, method-assign]
+
+    def norm() -> np.ndarray:
+        return np.concatenate([np.array(learner.snapshot().params[f"norm.{name}"]) for name in ("mean", "scale")])
+
+    learner.observe(sign(data, slice(0, 10)))
+    settle(learner)
+    learner.observe(sign(data, slice(10, 20)))
+    settle(learner)
+    assert (learner.version, len(seen)) == (0, 30)
+    first = data.obs[:10].reshape(-1, 3)
+    mean, scale = first.mean(0) * [1, 0, 1], 1 / np.where([True, False, True], first.std(0), 1)
+    assert seen[0] == pytest.approx([*mean, *scale], rel=1e-4, abs=1e-4)
+    assert all((one == seen[0]).all() for one in seen), "they move with a publication"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from freewheel.core import NDArray
+from freewheel.core import EnvSpec, NDArray
 from freewheel.errors import POSITIVE, SHARE, Range, UsageError
 from freewheel.files.memory import Need
 from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec, ReplayConfig
@@ -81,10 +81,18 @@ class SACConfig(ReplayConfig):
                 effect = f"no effect with {self.name}.priority {self.priority}"
                 raise UsageError(f"{self.name}.{option} has {effect}: {remedy}")
 
+    def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
+        numbers = world.obs_dtype == "float32" and not world.batched_on_device
+        return {**super().usual(world, rows), "policy.normalize_obs": numbers}
+
     def about_rewards(self, rewards: NDArray) -> str:
-        size, given = usual_size(rewards), self.temperature or self.first_temperature
-        fits = f"the temperature {'would begin' if given else 'begins'} at {first_temperature(rewards):.3g}"
-        return f"{f'about {size:.3g} a step' if size else 'all were 0'}: {fits}{f', not at {given:g}' if given else ''}"
+        size, fits = usual_size(rewards), f"{first_temperature(rewards):.3g}"
+        said = f"the temperature begins at {fits}"
+        if self.temperature is not None:
+            said = f"a learned temperature would begin at {fits}, this one stays at {self.temperature:g}"
+        elif self.first_temperature is not None:
+            said = f"the temperature would begin at {fits}, not at {self.first_temperature:g}"
+        return f"{f'about {size:.3g} a step' if size else 'all were 0'}: {said}"
 
     def describe(self, spec: LearnerSpec) -> str:
         often = {"td": ", large errors more often", "recent": ", new ones more often"}.get(self.priority, "")

@@ -69,6 +69,7 @@ class SAC(ReplayLearner):
 
     def before_updates(self) -> None:
         """A temperature that nobody has chosen follows from the first rewards of all learners. One that was adopted stays."""
+        super().before_updates()
         config, temperature = self.config, self.updater.log_temperature
         if config.temperature is None and config.first_temperature is None and not float(temperature):
             rows = self.replay.newest(self.replay.count)[: self.pace.starts]

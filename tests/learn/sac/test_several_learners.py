@@ -252,6 +252,24 @@ def test_statistics_lags_and_losses_are_those_of_all() -> None:
     assert any("loss/critic" in metrics for metrics in said)
 
 
+def test_all_read_observations_by_the_same_statistics_before_a_publication() -> None:
+    spec, config = replace(TINY, normalised=((0, 2),)), replace(SMALL, publish_every=200)
+
+    def body(peers: ThreadPeers) -> tuple[SAC, Any]:
+        learner = sac_for(config, peers, spec)
+        data = play(spec, learner.snapshot(), (7 + peers.rank, 2), seed=peers.rank)
+        learner.observe(sign(data))
+        learner.update()
+        assert (learner.version, learner.pace.updates) == (0, 8)
+        return learner, data.obs.reshape(-1, 4)
+
+    (one, seen), (other, seen_by_other) = in_threads(2, body)
+    assert_same([one, other])
+    mean = np.concatenate([seen, seen_by_other]).mean(0)[:2]
+    for learner in (one, other):
+        assert np.asarray(learner.snapshot().params["norm.mean"])[:2] == pytest.approx(mean, rel=1e-4, abs=1e-5)
+
+
 def test_a_number_that_is_not_finite_in_one_learner_is_put_back_by_all() -> None:
     def body(peers: ThreadPeers) -> tuple[SAC, list[str]]:
         learner, found = sac_for(replace(SMALL, buffer=40), peers), []
