@@ -4,11 +4,11 @@ they have saved themselves, or begin anew with the average."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from freewheel.config.resolve import from_file
+from freewheel.config.resolve import Config, from_argv, from_file
 from freewheel.core import Snapshot
 from freewheel.errors import CheckpointError
 from freewheel.federate.average import weights_of
@@ -70,20 +70,31 @@ def resume(name: str, runs_dir: str, *, trust: bool = False) -> int:
         print_line(f"{path.name} has nothing left to do: {done}; train --init {path} starts from its average")
         return 0
     learned = parse_arrays(content(path / AVERAGE, MOST), str(path / AVERAGE))
-    config = from_file(path / CONFIG, trust=trust or saved.trust)
+    trusted = trust or saved.trust
+    config = from_file(path / CONFIG, trust=trusted)
     planned = plan_run(config, print_line, meanwhile=import_torch, run=path)
     check_fit(checkpoint.load(path / CHECKPOINTS), planned.spec)
     if weights_of(learned, planned.policy).keys() != checkpoint.load(path / CHECKPOINTS).params.keys():
         raise CheckpointError(f"{path / AVERAGE} has other weights than the checkpoints: restore it from a copy")
     options = record(FederateOptions, saved.options, f"options of {file}")
-    sites = [_part(Site, one, name, file) for name, one in saved.sites.items()]
+    sites = [_settled(_part(Site, one, name, file), planned.config, trusted) for name, one in saved.sites.items()]
     tallies = {name: _part(Tally, one, name, file) for name, one in saved.sites.items()}
-    federation = Federation(planned, sites, options, saved.address, trust or saved.trust)
+    federation = Federation(planned, sites, options, saved.address, trusted)
     best = _best(saved, path)
     start = Start(saved.round, saved.env_steps, learned, saved.wall_s, tallies, saved.evaluation, best)
     disk.remove(path / SUMMARY)
     print_line(f"going on after round {saved.round} of {saved.rounds}")
     return train(federation, start)
+
+
+def _settled(site: Site, config: Config, trust: bool) -> Site:
+    """The site with what the federation has settled, where its own words leave it to defaults: these may have changed since."""
+    own = from_argv(site.words, trust=trust)
+    found = {"policy.normalize_obs": config.policy.normalize_obs}
+    if own.algo == config.algo and (first := getattr(config.learner, "first_temperature", None)) is not None:
+        found[f"{config.algo}.first_temperature"] = first
+    words = [f"--{name}={value}" for name, value in found.items() if own.sources.get(name) != "flag"]
+    return replace(site, words=(*site.words, *words))
 
 
 def _part(kind: type[T], data: Mapping[str, Any], name: str, file: Path) -> T:
