@@ -18,7 +18,7 @@ from freewheel.compare.results import Ideal, Results, Row, Scale, Work
 from freewheel.compare.scale import Measured, fit, scaled, way_with
 from freewheel.compare.summary import summarised
 from freewheel.compare.trainings.cases import Case, Given, Setting, set_up
-from freewheel.compare.trainings.measuring import LIMIT, SLACK, Progress, Rounds, clock, jobs, with_steps
+from freewheel.compare.trainings.measuring import LIMIT, SLACK, Progress, Rounds, jobs, with_steps
 from freewheel.compare.trainings.sizing import LEAST_UPDATES, START, Demand, Size, size
 from freewheel.compare.verdict import judged, variants
 from freewheel.errors import FileError, MeasureError, UsageError
@@ -28,6 +28,7 @@ from freewheel.run.advice.policy_times import PolicyClock
 from freewheel.run.advice.prospects import WAITS_FOR, Prospect, predicted, step_times
 from freewheel.run.advice.throughput import Kind, PolicyTimes, StepTimes, Way, forecast
 from freewheel.run.process import Interrupted, Stop, learner_threads
+from freewheel.sinks.words import clock
 from freewheel.timeline.chrome import read as read_timeline
 from freewheel.timeline.model import Timeline
 

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from freewheel.compare import charts
-from freewheel.compare.results import CaseInfo, Figures, Results, Row, Spread
+from freewheel.compare.results import CaseInfo, Figures, Results, Row, Spread, Work
 from freewheel.plots import svg
 from freewheel.plots.chart import Chart
 from freewheel.plots.numbers import UNKNOWN, Show, duration, megabytes, number, percent, times
@@ -302,7 +302,7 @@ def details(results: Results) -> str:
         "made": f"{moment(results.created)}, in {duration(results.wall_s)}",
         "budget": f"{duration(results.budget_s)}, {results.repeats} repeats, seeds {', '.join(map(str, work.seeds))}",
         "work": f"{work.rows:,} rows, {work.rows_per_update:,} an update; {work.envs} envs",
-        "left out": f"the first {work.warm_up} update{'s' * (work.warm_up != 1)} (warm-up) of every rate, and start-up",
+        "left out": _left_out(work),
         "equal work": results.equal_work,
         "ideal": f"{number(ideal.steps_per_s)} steps/s: {ideal.formula}",
         **{str(key): value for key, value in results.hardware.items()},
@@ -310,6 +310,15 @@ def details(results: Results) -> str:
     rows = [[text(name), text(_plain(value))] for name, value in facts.items() if value not in ("", None)]
     notes = items(work.notes) if work.notes else ""
     return section("details", "How it was measured", "", notes + table(("", ""), rows, "facts"))
+
+
+def _left_out(work: Work) -> str:
+    """What rates are not over."""
+    first = f"the first {work.warm_up} update{'s' * (work.warm_up != 1)} (warm-up) of every rate"
+    if work.updates is None:
+        first = "the rows before the first update, and the first updates after them (warm-up) of every rate"
+    where = " in modes that do the whole work, so much less in the others" if work.parts else ""
+    return f"{first}{where}, and start-up"
 
 
 def _plain(value: Any) -> str:

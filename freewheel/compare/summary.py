@@ -21,16 +21,16 @@ def summarised(results: Results) -> Results:
     own = {case.mode for case in results.modes if case.of is None and case.mode not in parts}
     ends = [statistics.median(row.wall_s for row in rows) for mode, rows in by_mode.items() if mode in own]
     equal = min(ends, default=None)
-    told = equal_work([row for row in results.rows if row.mode not in parts], replay=results.work.updates is None)
+    told = [equal_work([row for row in results.rows if row.mode not in parts], replay=results.work.updates is None)]
     part = [f"{mode} {parts[mode] / results.work.rows:.1%} ({parts[mode]:,} rows)" for mode in by_mode if mode in parts]
     if part:
-        told += f"; too slow for all of it: {', '.join(part)}, to be compared by speed, and by return at equal time"
+        told.append(f"too slow for all of it: {', '.join(part)}, to be compared by speed, and by return at equal time")
     figures = tuple(_figures(mode, rows, by_mode.get(BASE, []), results.ideal, equal) for mode, rows in by_mode.items())
     return replace(
         results,
         summary=figures,
         equal_wall_s=equal,
-        equal_work=told,
+        equal_work="; ".join(filter(None, told)),
     )
 
 

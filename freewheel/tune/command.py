@@ -139,29 +139,28 @@ class Progress:
         names = [name for name, _ in self._stages]
         if what in names:
             del self._stages[: names.index(what)]
-        left = sum(took for _, took in self._stages)
-        self._say(f"measuring {what} ... about {_clock(left)} left")
+        self._say(f"measuring {what}", sum(took for _, took in self._stages))
 
     def trial(self, index: int, candidate: Any, seconds: Sequence[float]) -> None:
         """One of the best two begins."""
         from freewheel.tune.result import setting
 
         said = f"running {index + 1} of {len(seconds)} for real: {setting(candidate)}"
-        self._say(f"{said} ... about {_clock(sum(seconds[index:]))} left")
+        self._say(said, sum(seconds[index:]))
 
-    def _say(self, text: str) -> None:
+    def _say(self, what: str, left: float) -> None:
+        from freewheel.sinks.words import clock
+
+        text = f"{what} ... about {clock(left)} left"
         if self._console.is_terminal:
             self._status.update(text)
         else:
             self._console.print(text, soft_wrap=True)
 
 
-def _clock(seconds: float) -> str:
-    return f"{round(seconds) // 60}:{round(seconds) % 60:02}"
-
-
 def _plan_lines(config: Config, own: TuneOptions, path: Any) -> list[str]:
     """What would be done."""
+    from freewheel.sinks.words import clock
     from freewheel.tune.probe import stages
     from freewheel.tune.search import fixed_options
 
@@ -174,7 +173,7 @@ def _plan_lines(config: Config, own: TuneOptions, path: Any) -> list[str]:
     if own.measure_seconds:
         lines.append(f"run      the best two settings for {own.measure_seconds:g} s each, and about 5 s to start")
     total = sum(seconds for _, seconds in parts) + (2 * (own.measure_seconds + 5) if own.measure_seconds else 0)
-    return [*lines, f"write    {path}", f"time     about {_clock(total)}"]
+    return [*lines, f"write    {path}", f"time     about {clock(total)}"]
 
 
 def _tell(tuning: Tuning, own: TuneOptions) -> None:

@@ -230,6 +230,17 @@ def test_noise_and_a_gpu_are_told_where_they_are() -> None:
     assert not re.search("within noise|GPU use", page(results).shown)
 
 
+def test_what_rates_leave_out_is_told_as_it_is() -> None:
+    results = reported()
+    whole = "the first 1 update (warm-up) of every rate, and start-up"
+    assert whole in page(results).texts
+    part = page(replace(results, work=replace(results.work, parts={"sequential": 4096})))
+    assert whole.replace(",", " in modes that do the whole work, so much less in the others,") in part.texts
+    replay = page(replace(results, work=replace(results.work, updates=None, warm_up=0)))
+    assert [text for text in replay.texts if text.startswith("the rows before the first update, and")]
+    assert "the first 0 updates" not in replay.shown
+
+
 def test_long_timelines_are_cut_and_the_page_stays_small() -> None:
     spans = [[round(at * 1e-4, 5), round((at + 1) * 1e-4, 5), at % 2] for at in range(25_000)]
     lanes = [{"name": f"worker {number}", "group": "envs", "spans": spans} for number in range(2)]

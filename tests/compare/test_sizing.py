@@ -63,6 +63,16 @@ def test_a_replay_buffer_fills_before_it_is_measured() -> None:
     assert found.seconds["sequential"] == 20.0
     slow = size(replace(USUAL, on_policy=False, starts=1000, rates={"sequential": 10.0}))
     assert (slow.rows, slow.warm_up_rows) == (1500, 1050)
+    assert slow.of("sequential") == (1500, 1050)
+
+
+def test_rows_before_the_first_update_are_no_part_of_what_a_slower_mode_is_measured_over() -> None:
+    rates = {"sequential": 10.0, "lockstep": 2000.0, "continuous": 4000.0}
+    found = size(replace(USUAL, on_policy=False, starts=1001, rates=rates))
+    assert found.of("lockstep") == (41_001, 5001)
+    assert found.of("sequential") == (1501, 1051), "a tenth of the rows that updates follow, as in the whole work"
+    none = size(replace(USUAL, on_policy=False, starts=1001, steps=600))
+    assert none.of("sequential") == (600, 1001), "no update is ever made"
 
 
 def test_modes_whose_speed_is_not_known_are_taken_for_the_slowest() -> None:

@@ -70,6 +70,8 @@ def test_a_mode_that_does_a_part_of_the_work_does_just_that_part() -> None:
     assert "in each of 9 trainings; too slow for all of it: sequential 20.0% (4,096 rows), to be" in found.equal_work
     assert found.equal_wall_s == summarised(results).equal_wall_s
     assert len(unequal(replace(partly, work=results.work))) == 3
+    alone = summarised(replace(partly, rows=tuple(slow))).equal_work
+    assert alone.startswith("too slow for all of it: sequential 20.0% (4,096 rows), to be compared")
 
 
 def test_a_replay_buffer_may_take_a_few_rows_more() -> None:

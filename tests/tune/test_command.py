@@ -14,6 +14,7 @@ import pytest
 from freewheel.cli import main as cli
 from freewheel.config.resolve import from_argv
 from freewheel.tune import probe, trial
+from freewheel.tune.command import Progress
 from freewheel.tune.search import Candidate
 from freewheel.tune.trial import Trial
 from tests.support.runs import IDENTITY
@@ -37,6 +38,12 @@ def test_a_dry_run_says_what_would_be_measured(capfd: Capture, tmp_path: Path) -
     assert "a worker with 1 env, 32 steps at once" in out
     assert "the best two settings for 8 s each" in out
     assert list(tmp_path.iterdir()) == [], "nothing is written"
+
+
+def test_hours_are_told_as_hours(capfd: Capture) -> None:
+    with Progress([("envs", 1.0), ("the policy", 3699.0)]) as progress:
+        progress.next("envs", 1.0)
+    assert capfd.readouterr().err == "measuring envs ... about 1:01:40 left\n"
 
 
 def test_an_env_is_tuned_and_the_file_can_be_used(capfd: Capture, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from freewheel.compare.trainings.sizing import START, Size
 from freewheel.errors import MeasureError
 from freewheel.plots.numbers import number
 from freewheel.run.process import Interrupted, Stop
+from freewheel.sinks.words import clock
 
 LIMIT, SLACK = 5.0, 120.0  # a training is ended after so many times the expected seconds, and so many more
 EVERY = 0.5  # seconds between two pictures of the progress: drawing it takes time from what is measured
@@ -187,9 +188,3 @@ class Progress:
                 Text(label, "bold" if here else ""), Text(speed), Text(now, "red" if label in rounds.failed else "dim")
             )
         return Group(Text(head), table)
-
-
-def clock(seconds: float) -> str:
-    """3:20"""
-    minutes, second = divmod(round(seconds), 60)
-    return f"{minutes}:{second:02}"

@@ -60,6 +60,7 @@ class Size:
     rows: int
     steps_per_env: int
     warm_up_rows: int
+    starts: int = 0  # rows before the first update, which warm up nothing
     updates: int | None  # None: a replay buffer's learner decides
     seconds: Mapping[str, float]  # expected, of one training of each mode, without start-up
     parts: Mapping[str, int] = field(default_factory=dict)  # rows of slow modes
@@ -72,7 +73,8 @@ class Size:
     def of(self, mode: str) -> tuple[int, int]:
         """Rows of a mode's training, and those of them that warm it up."""
         rows = self.parts.get(mode, self.rows)
-        return rows, self.warm_up_rows * rows // self.rows
+        learned, of_all = rows - self.starts, max(1, self.rows - self.starts)
+        return rows, self.starts + (self.warm_up_rows - self.starts) * learned // of_all
 
     def duration(self, repeats: int) -> float:
         """Of the whole comparison, expected."""
@@ -110,7 +112,7 @@ def size(demand: Demand) -> Size:
         long = f"the slowest mode takes about {max(seconds.values()):.0f} s a training, more than its budget"
         notes.append(f"{long}: fewer updates could not be measured, or would end no episode")
     return Size(
-        rows=whole, steps_per_env=steps, warm_up_rows=warm_up_rows, updates=updates,
+        rows=whole, steps_per_env=steps, warm_up_rows=warm_up_rows, starts=starts, updates=updates,
         seconds=seconds, parts=parts, notes=tuple(notes),
     )  # fmt: skip
 
