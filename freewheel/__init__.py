@@ -80,14 +80,15 @@ def train(
 
     However it ends, the run directory is complete then. A failure is raised; Ctrl-C raises KeyboardInterrupt.
     """
-    from freewheel.config.resolve import from_python
+    from freewheel.config.resolve import answers_in_python, from_options
     from freewheel.run.trainer import run
 
     given = {**(options or {}), **arguments}
     if names := [sink for sink in sinks if isinstance(sink, str)]:
         given["sinks"] = names
     own = [sink for sink in sinks if not isinstance(sink, str)]
-    result = run(from_python(env, given, trust=trust), quiet=quiet, hooks=hooks, sinks=own)
+    with answers_in_python():
+        result = run(from_options(env, given, trust=trust), quiet=quiet, hooks=hooks, sinks=own)
     if result.exit_code == 130:
         raise KeyboardInterrupt
     return result

@@ -152,14 +152,14 @@ def refused(tmp_path: Path, env: str, algo: str, mode: str, **options: Any) -> F
 def test_a_batched_simulator_has_no_episodes_of_its_own(tmp_path: Path, env: str) -> None:
     error = refused(tmp_path, env, "ppo", "episodes", num_envs=1)
     assert isinstance(error, UsageError)
-    assert str(error) == f"{env} steps all its lanes at once: use --mode continuous instead of episodes"
+    assert str(error) == f'{env} steps all its lanes at once: use mode="continuous" instead of episodes'
 
 
 @pytest.mark.parametrize("algo", ["sac", "mbpo"])
 def test_where_actions_have_no_bounds_the_option_is_named(tmp_path: Path, algo: str) -> None:
     error = refused(tmp_path, PLANTED, algo, "lockstep", num_envs=4, env_args={"bounded": False})
     assert isinstance(error, SetupError)
-    assert "--action-bounds" in str(error)
+    assert "action_bounds" in str(error)
     given = train(tmp_path, PLANTED, algo, "lockstep", num_envs=4, env_args={"bounded": False}, action_bounds=2.0)
     assert given.exit_code == 0
 

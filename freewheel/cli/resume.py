@@ -62,7 +62,8 @@ def _check_env(options: ResumeOptions) -> None:
 
     there = GymConfig(str(json_object(locate(options.run, options.runs_dir).run / CONFIG).get("env"))).label
     if not there.startswith("__main__:") and "<" not in there and there != GymConfig(absolute(options.env)).label:
-        remedy = f"leave {options.env} out, or begin a new run with --init {options.run}"
+        moved = f"freewheel resume {options.run} --env {options.env} if it is the same one, moved or renamed"
+        remedy = f"leave {options.env} out, say {moved}, or begin a new run with --init {options.run}"
         raise UsageError(f"the environment of {options.run} is {there}, not {options.env}: {remedy}")
 
 

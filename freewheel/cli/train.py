@@ -18,6 +18,7 @@ from freewheel.registry import Command
 from freewheel.transport.learners.place import of_torchrun
 
 if TYPE_CHECKING:
+    from freewheel.config.find import Option
     from freewheel.config.resolve import Config
 
 
@@ -53,18 +54,23 @@ def _options(argv: Sequence[str]) -> type[Any]:
 
 def _help(argv: Sequence[str]) -> int:
     """The options that a word after --help finds in any mode, algorithm and world; else those of this command line."""
-    from freewheel.config import find, flags, vocabulary
+    import gymnasium
 
+    from freewheel.config import find, flags
+    from freewheel.envs.family import WORLDS, register_ids
+
+    register_ids()
     known = find.all_options(CommandOptions)
     word = next((after for flag, after in itertools.pairwise(argv) if flag in ("-h", "--help")), "-")
-    meant = vocabulary.aliases().get(flags.canonical(word), word)
-    if not word.startswith("-") and (found := find.matching(meant, known)):
+    is_env = word in gymnasium.registry
+    if not is_env and not word.startswith("-") and (found := _about(word, known)):
         sys.stdout.write("\n".join(line for option in found for line in option.lines()) + "\n")
         return 0
-    if not re.search(r"^-|[:/]|\.py$|-v\d+$", word):  # no environment either
+    if not (is_env or word in WORLDS or re.search(r"^-|[:/]|\.py$|-v\d+$", word)):  # no environment either
         near = nearest(word, (option.flag.removeprefix("--") for option in known), "; freewheel train --help lists all")
         raise UsageError(f"nothing in the help of train is about '{word}'{near}")
-    options = _options(argv)
+    env = next(iter(WORLDS[word].ids), word) if word in WORLDS else word
+    options = _options(argv if word.startswith("-") else [env, *argv])
     flags.show_help(options, "freewheel train ENV")
     shown = {f"--{name.replace('_', '-')}" for name in flags.option_types(options)}
     others = " ".join(option.flag for option in known if option.flag not in shown)
@@ -72,6 +78,18 @@ def _help(argv: Sequence[str]) -> int:
     sys.stdout.write(textwrap.fill(told, find.WIDTH, break_on_hyphens=False, subsequent_indent="  ") + "\n\n")
     sys.stdout.write("freewheel train --help WORD tells of options by name or subject, e.g. --help max-lag\n")
     return 0
+
+
+def _about(word: str, known: Sequence[Option]) -> list[Option]:
+    """The options that a word of another library stands for in any algorithm, and those that have the word."""
+    from freewheel.config import find, flags, vocabulary, words
+    from freewheel.learn.spec import ALGORITHMS
+
+    name, names = flags.canonical(word.lstrip("-")), [flags.canonical(option.flag[2:]) for option in known]
+    owners = ALGORITHMS if name in words.LEARNER else ()
+    meant = {words.learner_option(name, algo, names) for algo in owners}
+    found = find.matching(vocabulary.aliases().get(name, word), known)
+    return [*(one for one, full in zip(known, names, strict=True) if full in meant and one not in found), *found]
 
 
 def _run(argv: Sequence[str]) -> int:

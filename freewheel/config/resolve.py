@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +22,7 @@ from freewheel.config.vocabulary import FREE, Chosen
 from freewheel.core import NO_CONTEXT, Auto, NDArray
 from freewheel.envs.family import WORLDS, EnvConfig, WorldFamily, family_of, find_stand_in, read_presets
 from freewheel.envs.gym import GymConfig
-from freewheel.errors import COUNT, SEED, Range, UsageError, check_ranges, nearest
+from freewheel.errors import COUNT, SEED, Range, SetupError, UsageError, check_ranges, nearest
 from freewheel.files.origin import CHECKSUM, FIELD, made_here
 from freewheel.learn.spec import ALGORITHMS, AlgorithmConfig
 from freewheel.metrics.meter import Budget
@@ -223,12 +224,14 @@ def from_options(env: str | Callable[..., Any], options: Mapping[str, Any], *, t
     return _of(env, _layer("argument", options, "train()"), [], Consent(trust))
 
 
-def from_python(env: str | Callable[..., Any], options: Mapping[str, Any], *, trust: bool = False) -> Config:
-    """The same for freewheel.train(): mistakes are told of in the words of keyword arguments."""
+@contextmanager
+def answers_in_python() -> Iterator[None]:
+    """For freewheel.train(): mistakes because of which nothing is started are told of in the words of keyword arguments."""
     try:
-        return from_options(env, options, trust=trust)
-    except UsageError as error:
-        raise UsageError(vocabulary.in_python(str(error))) from None
+        yield
+    except (UsageError, SetupError) as error:
+        error.args = (vocabulary.in_python(str(error), all_names()),)
+        raise
 
 
 def from_file(

@@ -9,6 +9,7 @@ import functools
 import itertools
 import json
 import re
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from freewheel.envs.family import WORLDS
 from freewheel.errors import UsageError
 from freewheel.files.read import show
 from freewheel.learn.spec import ALGORITHMS
+from freewheel.sinks.sink import SINKS
 
 FREE = "env."  # --env.KEY VALUE is a keyword argument of the environment
 
@@ -88,19 +90,55 @@ def naming_words(layer: flags.Layer) -> Iterator[None]:
         raise UsageError(f"{word}, read as {option}, {rest}") from None
 
 
-#: A command in a message, or an option with its group.
-_OPTION = re.compile(r"(freewheel [a-z]+ [A-Z][^,;]*)|--(?:([a-z]+)\.)?([A-Za-z][\w-]*)")
+#: A command in a message, or an option and the word after it; no dashes within a path or a value.
+_OPTION = re.compile(
+    r"`[^`]*`|freewheel [a-z]+ [^,;:]*|(?<![\w/.=-])--(?:([a-z]+)\.)?([A-Za-z][\w-]*)"
+    r"( '[^']*'| [\w.][\w./:,+-]*(?<=\w))?(?![\w/])"
+)
 
 
-def in_python(message: str) -> str:
-    """A message about options as one about keyword arguments: ppo={"lr": ...} for --ppo.lr."""
+def in_python(message: str, known: Mapping[str, Any]) -> str:
+    """A message about options as one about keyword arguments: ppo={"lr": 0.1} for --ppo.lr 0.1. What is below its first line, and
+    options of other programs, stay as they are."""
 
     def argument(found: re.Match[str]) -> str:
-        command, group, name = found[1], found[2], flags.canonical(found[3] or "")
-        owner = "env_args" if group == "env" else group
-        return command or (f'{owner}={{"{name}": ...}}' if group else name)
+        group, name, after = found[1], flags.canonical(found[2] or ""), found[3] or ""
+        full = f"{group}.{name}" if group else name
+        if not name or not (full in known or group == "env" or any(one.startswith(f"{name}.") for one in known)):
+            return found[0]
+        value = _in_python(name, known.get(full), after[1:])
+        rest = "," * message.startswith(" --", found.end()) if value else after
+        if group:
+            return f'{"env_args" if group == "env" else group}={{"{name}": {value or "..."}}}{rest}'
+        if known.get(name) is bool and message[: found.start()].endswith(("say ", "add ")):
+            value = "True"
+        return (f"{name}={value}" if value else name) + rest
 
-    return _OPTION.sub(argument, message)
+    first, end, report = message.partition("\n")
+    return _OPTION.sub(argument, first) + end + report
+
+
+def _in_python(name: str, kind: Any, word: str) -> str:
+    """The word after an option as its value; empty: it is none, but goes on with the sentence."""
+    if word.isupper():  # it stands for a value
+        return word
+    names: Any = {"algo": ALGORITHMS, "mode": ("auto", *MODES, *words.MODES), "sinks": SINKS}.get(name, ())
+    kinds = [kind, *(flags.option_types(mode.config, flat=True).get(name) for mode in MODES.values())]
+    choices = {part for one in kinds for part in _parts(one)}.union(names)
+    if choices & {int, float} and re.fullmatch(r"[\d.]+(e[+-]?\d+)?|\d{1,3}(,\d{3})+", word):
+        return word.replace(",", "")
+    if bool in choices and word in ("true", "false"):
+        return word.capitalize()
+    if word in choices or word.startswith(("'", "./")) or (name == "device" and re.match("cpu|cuda", word)):
+        bare = word.strip("'")
+        return f'["{bare}"]' if typing.get_origin(kind) is tuple else f'"{bare}"'
+    return ""
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """What a type is made of: classes, and the choices of a Literal."""
+    inside = () if kind is flags.Table else typing.get_args(kind)
+    yield from (part for one in inside for part in _parts(one)) if inside else [kind]
 
 
 class Chosen(NamedTuple):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import gymnasium
 import pytest
 
 from freewheel.cli import main as cli
@@ -243,6 +244,24 @@ def test_help_names_the_options_of_other_modes_and_finds_any_by_a_word(capfd: Ca
         assert cli.main(["train", "--help", word]) == 0
         assert f"{found}" in capfd.readouterr().out
     assert "usage: freewheel train" in help_of(capfd, "train", "CartPole-v1")
+
+
+@pytest.mark.parametrize(("word", "found"), [
+    ("learning_rate", ["--mbpo.lr", "--ppo.lr", "--sac.lr"]), ("net-arch", ["--policy.hidden"]),
+    ("batch_size", ["--mbpo.batch", "--ppo.minibatch", "--sac.batch", "--collection-batch-size"]),
+])  # fmt: skip
+def test_help_about_a_word_of_another_library(word: str, found: list[str], capfd: Capture) -> None:
+    assert cli.main(["train", "--help", word]) == 0
+    assert [line.split()[0] for line in capfd.readouterr().out.splitlines() if line.startswith("--")] == found
+
+
+@pytest.mark.parametrize(("word", "family"), [
+    ("MyEnv", "gym"), ("straggler", "straggler"), ("CartPole-v1", "gym"), ("freewheel/RoughDrone-v0", "drone"),
+])  # fmt: skip
+def test_help_about_an_environment(word: str, family: str, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gymnasium.registry, "MyEnv", gymnasium.envs.registration.EnvSpec("MyEnv"))
+    assert cli.main(["train", "--help", word]) == 0
+    assert f"Shown are the options of ppo in mode lockstep on {family} environments" in capfd.readouterr().out
 
 
 def test_every_option_can_be_found_and_is_described() -> None:

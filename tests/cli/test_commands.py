@@ -426,6 +426,7 @@ def test_resume_goes_on_and_says_when_there_is_nothing_left(cartpole: Result, tm
         ("train A --env B --resume RUN", 2, "goes on in one environment, not in A and B"),
         ("train --run other --resume RUN", 2, "give one run, not"),
         ("train Acrobot-v1 --resume RUN --steps 9999", 2, "is CartPole-v1, not Acrobot-v1: leave Acrobot-v1 out"),
+        ("train ./b/o.py:Toy --resume RUN", 2, "--env ./b/o.py:Toy if it is the same one, moved or renamed, or begin"),
     ],
 )
 def test_resume_refuses_in_a_line(cartpole: Result, capfd: Capture, argv: str, code: int, told: str) -> None:

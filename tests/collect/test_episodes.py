@@ -157,7 +157,7 @@ def test_the_envs_of_a_worker_play_their_episodes_side_by_side(
 def test_episodes_that_end_apart_cannot_be_played_side_by_side(tmp_path: Path) -> None:
     options = {"workers": 1, "envs_per_worker": 2, "num_envs": 2, "steps": 2000, "evals": 0, "policy.hidden": [4]}
     with pytest.raises(
-        SetupError, match=r"^episodes of CartPole-v1 do not all end together, .*; use --envs-per-worker 1"
+        SetupError, match=r"^episodes of CartPole-v1 do not all end together, .*; use envs_per_worker=1"
     ):
         freewheel.train("CartPole-v1", mode="episodes", quiet=True, runs_dir=tmp_path, options=options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from freewheel.collect.mode import MODES
 from freewheel.config import flags, words
-from freewheel.config.resolve import RunConfig, from_argv, from_file, from_options, from_python
+from freewheel.config.resolve import RunConfig, all_names, answers_in_python, from_argv, from_file, from_options
+from freewheel.config.vocabulary import in_python
 from freewheel.errors import UsageError
 from freewheel.learn.spec import ALGORITHMS
 from freewheel.policies.spec import PolicyConfig
@@ -120,14 +122,47 @@ def test_a_slip_in_a_group_of_options_is_not_taken_for_a_word_of_others() -> Non
     ({"policy": {"net_arc": [3]}}, r"unknown option policy.net_arc in train\(\); did you mean 'policy.net_arch'\?$"),
     ({"policy": {"module": lambda spec: spec}}, r"policy.module cannot be .*<lambda>: give a class or a function, "),
     ({"n_envs": 0}, r"n_envs, read as num_envs, must be positive, not 0$"),
-    ({"learning_rate": abs}, r'learning_rate in train\(\) takes a value and no function: ppo=\{"lr_schedule": ...\} linear'),
-    ({"num_workers": 2}, r"num_workers, read as workers, is an option of mode batch, .*; add mode continuous or "),
+    ({"learning_rate": abs}, r'learning_rate in train\(\) takes a value and no function: ppo=\{"lr_schedule": "linear"\} lets'),
+    ({"num_workers": 2}, r'num_workers, read as workers, is an option of mode batch, .*; add mode="continuous" or '),
+    ({"config": "/tmp/my--dir/x.json"}, r"config /tmp/my--dir/x.json (is missing|cannot be read)"),
+    ({"run": "a/--b"}, 'run="a/--b" must be a plain name; runs_dir chooses the directory$'),
+    ({"stepz": 3}, r"unknown option stepz in train\(\); did you mean 'steps'\?$"),
+    ({"env_kwargs": 3}, r'there is no env_kwargs in train\(\): say env_args=\{"KEY": VALUE\} for each argument of the env'),
+    ({"quite_other": 3}, r"unknown option quite_other in train\(\); see --help$"),
     ({"capture_video": True}, r"there is no capture_video in train\(\): train, then say freewheel play RUN --video$"),
-    *(({"algo": name.upper()}, f"there is no algorithm '{name.upper()}': say algo (ppo|sac)") for name in words.ALGORITHMS),
+    *(({"algo": name.upper()}, f"there is no algorithm '{name.upper()}': say algo=.(ppo|sac)\\b") for name in words.ALGORITHMS),
 ])  # fmt: skip
 def test_python_is_answered_in_its_own_words(options: dict[str, Any], answer: str) -> None:
-    with pytest.raises(UsageError, match=f"^{answer}"):
-        from_python("Pendulum-v1", options)
+    with pytest.raises(UsageError, match=f"^{answer}"), answers_in_python():
+        from_options("Pendulum-v1", options)
+
+
+@pytest.mark.parametrize(("message", "told"), [
+    ("say --algo ppo --mode continuous, which", 'say algo="ppo", mode="continuous", which'),
+    ("--steps 5,000 would end (--sac.tau takes 1 row)", 'steps=5000 would end (sac={"tau": ...} takes 1 row)'),
+    ("use --num-envs 8, not --num-envs × --num-steps-per-env", "use num_envs=8, not num_envs × num_steps_per_env"),
+    ("use --placement inline (docker run --shm-size 1g)", 'use placement="inline" (docker run --shm-size 1g)'),
+    ("start one with `ray start --head`, or leave out --address", "start one with `ray start --head`, or leave out address"),
+    ("say --wandb; --tensorboard and --wandb write there too", "say wandb=True; tensorboard and wandb write there too"),
+    ("say --run NAME, --evals N: --init RUN begins", "say run=NAME, evals=N: init=RUN begins"),
+    ("--device cuda:0,cpu: say --device cuda (or --device cpu)", 'device="cuda:0,cpu": say device="cuda" (or device="cpu")'),
+    ("x does not accept --env.some-key: change it", 'x does not accept env_args={"some_key": ...}: change it'),
+    ("--init mine has another; use the same --policy options", "init mine has another; use the same policy options"),
+    ("--hooks ./file.py:Name, --sinks wandb needs wandb", 'hooks=["./file.py:Name"], sinks=["wandb"] needs wandb'),
+    ("freewheel train --init RUN starts a new run, see --help", None),
+    ("what it said\nmain.py --steps 5", None),
+])  # fmt: skip
+def test_options_in_a_message_are_keyword_arguments_in_python(message: str, told: str | None) -> None:
+    assert in_python(message, all_names()) == (told or message)
+
+
+@pytest.mark.parametrize("message", [*words.ANSWERS.values(), *words.ALGORITHMS.values()])
+def test_answers_have_no_flags_in_python(message: str) -> None:
+    told = in_python(message, all_names())
+    assert "--" not in re.sub(r"freewheel [a-z]+ [^,;:]*", "", told)
+    assert not re.search(
+        r"[.\"]}? [A-Z]{2,}\b|\.\.\.} (linear|td|true)\b|\b(algo|mode) (ppo|sac|batch|continuous)\b", told
+    )
 
 
 def test_what_means_the_same_in_python() -> None:

@@ -13,7 +13,7 @@ import pytest
 import freewheel
 from freewheel.config.resolve import from_file, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME
-from freewheel.errors import NothingLearnedError
+from freewheel.errors import NothingLearnedError, SetupError, UsageError
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.plan import plan
 from freewheel.run.trainer import Result
@@ -54,6 +54,17 @@ def test_every_row_of_metrics_has_these_keys_and_balances(result: Result) -> Non
         assert row["queue_util"] is row["gpu_util"] is None
         assert row["steps_per_s"] == pytest.approx(row["env_steps"] / row["wall_s"])
     assert rows[-1]["eval_return"] == result.summary["final_eval"]
+
+
+def test_mistakes_found_while_planning_are_told_of_as_keyword_arguments(tmp_path: Path) -> None:
+    told = r'^steps=500 would end .* \(sac=\{"learning_starts": ...\} takes 1,001 rows\): use more steps or fewer sac='
+    with pytest.raises(UsageError, match=told):
+        freewheel.train(
+            "Pendulum-v1", algo="sac", sac={"learning_starts": 1000}, steps=500, quiet=True, runs_dir=tmp_path
+        )
+    with pytest.raises(SetupError, match=r'^device="cuda:99": torch sees .* here; use device="(cuda|cpu)"$'):
+        freewheel.train(IDENTITY, device="cuda:99", quiet=True, runs_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_summary_has_these_keys_and_adds_up(result: Result) -> None:

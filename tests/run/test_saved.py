@@ -216,7 +216,7 @@ def test_another_network_is_refused_in_one_line_before_anything_starts(
     before = sorted(source.path.parent.iterdir())
     with pytest.raises(SetupError) as caught:
         start(source.path.parent, DISCRETE, init="source", **options)
-    wanted = f"--init source has another network ({text}): use the same environment and --policy options"
+    wanted = f"init source has another network ({text}): use the same environment and policy options"
     assert str(caught.value) == wanted
     assert sorted(source.path.parent.iterdir()) == before
 

@@ -132,7 +132,7 @@ def test_a_missing_package_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
-    with pytest.raises(SetupError, match=rf"--sinks {name} needs {name}: pip install 'freewheel\[{name}\]'"):
+    with pytest.raises(SetupError, match=rf"sinks=\[\"{name}\"\] needs {name}: pip install 'freewheel\[{name}\]'"):
         train(tmp_path, sinks=[name])
     assert list(tmp_path.iterdir()) == []
 
