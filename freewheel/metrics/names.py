@@ -67,7 +67,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         ("evaluating/ended", "episodes", "last", "Episodes of the evaluation under way that have ended."),
         ("evaluating/episodes", "episodes", "last", "Episodes of the evaluation under way."),
         ("eval/*", "the environment's", "last",
-         "Mean of a measure over the episodes that have it. return_std is of their returns; step, that of the weights."),
+         "Mean of a measure; return_std is of returns, step that of the weights (measures of these names: eval/measure/*)."),
     ),
     "Lag": _group(
         ("lag_mean", "versions", "mean", "Mean lag of the rows that updates learned from (PPO)."),

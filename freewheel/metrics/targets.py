@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from freewheel.errors import FileError
 from freewheel.files.read import json_object, record
+from freewheel.metrics.meter import MOST, PACE
 
 FILE = "targets.json"  # in a run directory
 
@@ -187,12 +188,13 @@ def _why_slow(setup: Setup, seen: _Seen) -> Said:
 
 
 def _updates(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
-    """As many as the rows of the free run call for; one may be missing in an interval."""
+    """As many as the rows of the free run call for; one may be missing in the seconds that rates are over."""
     rate = row.get("steps_per_s")
     if setup.rows_per_update is None:
         why = "no target: updates differ in their number of rows"
         return Indicator("updates_per_s", LABELS["updates_per_s"], row.get("updates_per_s"), None, None, "unknown", why)
-    low = None if not rate else max(0.0, RATE * rate * seen.free / setup.rows_per_update - 1.0 / setup.log_every)
+    over = max(setup.log_every, min(PACE, MOST * setup.log_every, row.get("wall_s") or PACE))
+    low = None if not rate else max(0.0, RATE * rate * seen.free / setup.rows_per_update - 1.0 / over)
     otherwise = _why_slow(setup, seen)
     if seen.workers_wait <= WAITING >= seen.workers_down:
         busy = _percent(seen.learner_busy)

@@ -315,7 +315,7 @@ class Session:
     def _take_score(self, found: Evaluation, *, best: bool) -> None:
         """A finished evaluation; the best weights are saved at once."""
         score = found.score
-        self._meter.eval_result(score.mean, {**score.measures, "return_std": score.spread, "step": found.step})
+        self._meter.eval_result(score.mean, score.named(step=found.step))
         if score.cut:
             limit = self._options.evaluation.eval_max_steps
             self._note(f"{score.cut} evaluation episodes were cut at {limit} steps (--eval-max-steps)")

@@ -171,23 +171,26 @@ def _about(cost: EnvCost) -> list[Finding]:
     return found
 
 
-def _tried(config: Config, cost: EnvCost) -> tuple[Inspection | None, list[Finding]]:
+def _tried(config: Config, cost: EnvCost) -> tuple[Inspection | None, Sequence[Finding]]:
     """The contract, in two processes one after the other."""
     if not cost.portable:
-        return None, []
+        return None, ()
     env, limits = config.env, config.env.timeouts
     modules, seconds = imported_by_workers(env), limits.construct + limits.reset + limits.step
     call = partial(call_in_process, what=env.name, limit=seconds, modules=modules)
+    seen: Inspection | None = None
+    found: Sequence[Finding] = ()
     try:
-        seen: Inspection = call(partial(inspect_env, env, cost))
-        found = list(seen.findings)
-        if seen.digest:
-            found.append(_elsewhere(call(partial(digest, env)) == seen.digest))
+        seen = inspected = call(partial(inspect_env, env, cost))
+        found = inspected.findings
+        if inspected.digest:
+            found = [*found, _elsewhere(call(partial(digest, env)) == inspected.digest)]
     except FreewheelError as error:
         raised = isinstance(error, EnvError) and error.cause == "env_error"
         if raised and 0 < cost.failures < SELDOM * cost.steps:
-            return None, [Finding("note", "contract", "not tried to the end: a call raised again", "check again")]
-        return None, [Finding("problem", "contract", str(error))]
+            found = [*found, Finding("note", "contract", "not tried to the end: a call raised again", "check again")]
+        else:
+            found = [*found, Finding("problem", "contract", str(error))]
     return seen, found
 
 

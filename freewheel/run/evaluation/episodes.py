@@ -46,6 +46,11 @@ class Score:
     def spread(self) -> float:
         return float(np.std(self.returns))
 
+    def named(self, step: int) -> dict[str, float]:
+        """What rows of metrics have under eval/: measures, the deviation, and the step of the weights."""
+        about = {"return_std": self.spread, "step": float(step)}
+        return {f"measure/{name}" if name in about else name: value for name, value in self.measures.items()} | about
+
     @property
     def warning(self) -> str:
         """What has to be said of it."""

@@ -11,7 +11,8 @@ import pytest
 from freewheel.config.auto import settle
 from freewheel.config.resolve import from_argv
 from freewheel.envs.gym import GymConfig
-from freewheel.run.advice.checkup import Finding, _scales, digest, inspect_env
+from freewheel.errors import EnvError
+from freewheel.run.advice.checkup import Finding, _scales, _tried, digest, inspect_env
 from tests.config.test_auto import BOX
 from tests.support import uneasy_worlds as worlds
 from tests.support.costs import cost
@@ -70,6 +71,23 @@ def test_steps_of_two_processes_are_compared_by_their_first_few() -> None:
     sound = GymConfig("Sound", factory=worlds.Sound)
     assert digest(sound) == inspect_env(sound, cost(1.0)).digest
     assert inspect_env(GymConfig("Other", factory=worlds.IgnoresSeed), cost(1.0)).digest == ""
+
+
+@pytest.mark.parametrize(("failures", "level"), [(1, "note"), (0, "problem")])
+def test_what_one_process_has_found_is_told_if_the_other_one_fails(
+    failures: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def called(call: Any, **_: Any) -> Any:
+        if call.func is digest:
+            raise EnvError("it raised")
+        return call()
+
+    monkeypatch.setattr("freewheel.run.advice.checkup.call_in_process", called)
+    config = from_argv(["X-v0"])
+    config = replace(config, env=GymConfig("Sound", factory=worlds.Sound))
+    seen, found = _tried(config, replace(cost(1e-5), failures=failures))
+    assert seen is not None
+    assert [(one.about, one.level) for one in found][-2:] == [("answers", "ok"), ("contract", level)]
 
 
 def test_episodes_that_ended_while_it_was_measured_count() -> None:

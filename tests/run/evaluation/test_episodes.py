@@ -25,8 +25,8 @@ from freewheel.errors import EnvError
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.evaluation.episodes import Score, evaluate, play
 from freewheel.seeding import drawn, tree
-from tests.support.runs import train
-from tests.support.worlds import Conditioned, Raises
+from tests.support.runs import rows_of, train
+from tests.support.worlds import Conditioned, Identity, Raises
 
 SEED = 11
 TABLE = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
@@ -342,6 +342,23 @@ def test_best_is_the_better_one_of_candidate_and_final_on_fresh_seeds(
     found = checkpoint.load(result.path / "checkpoints", "best")
     assert found.about["version"] == step // 64
     assert (checkpoint.fingerprint(found.params) == summary["weights_sha256"]) == (link == "512")
+
+
+class Stepping(Identity):
+    """Measures of its own with the names that an evaluation has for what it is."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return *super().step(action)[:4], {"step": 7.0, "return_std": 8.0, "digit": 9.0}
+
+
+def test_measures_with_the_name_of_what_is_known_of_an_evaluation_stand_beside_it(tmp_path: Path) -> None:
+    result = train(tmp_path, Stepping, steps=128, evals=1, measures=("step", "return_std", "digit"))
+    last = rows_of(result)[-1]
+    assert (last["measure/step"], last["eval/step"], last["eval/digit"]) == (7.0, 128, 9.0)
+    for found in (last, result.summary):
+        assert (found["eval/measure/step"], found["eval/measure/return_std"], found["eval/digit"]) == (7.0, 8.0, 9.0)
+    assert last["eval/return_std"] != 8.0
+    assert not {"eval/step", "eval/return_std"} & result.summary.keys()
 
 
 def test_without_evaluations_there_is_no_best(tmp_path: Path) -> None:
