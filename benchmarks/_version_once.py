@@ -40,6 +40,7 @@ def main() -> None:
 
     graphs.Program.__call__ = call
     replay = {"batch": LANES, "replay_ratio": 1.0, "learning_starts": 5 * LANES, "buffer": 20_000}
+    replay["first_temperature"] = 1.0
     options: dict[str, Any] = {"algo": "sac", "sac": replay, "mode": "continuous", "workers": 1, "num_envs": LANES}
     options |= {"steps": (warm + measured + 100) * LANES, "policy": {"hidden": (16, 16)}, "evals": 0, "seed": 1}
     with TemporaryDirectory() as folder:

@@ -85,6 +85,7 @@ def device_ways(given: argparse.Namespace) -> dict[str, Way]:
         return Way((str(ROOT / "benchmarks" / "_device_once.py"), json.dumps(order)), key)
 
     replay = {"batch": lanes, "replay_ratio": 1.0, "learning_starts": (5 if few else 20) * lanes, "buffer": 500_000}
+    replay["first_temperature"] = 1.0
     beside = {"mode": "continuous", "workers": 1, "num_envs": lanes}
     return {
         "SAC, 4,096 drones": train("updates_per_s", **beside, algo="sac", sac=replay),

@@ -39,18 +39,20 @@ class Task:
 
 def sac(lanes: int, batch: int, starts: int) -> dict[str, Any]:
     replay = {"batch": batch, "replay_ratio": batch / lanes, "learning_starts": starts, "buffer": 500_000}
+    replay["first_temperature"] = 1.0
     return {"num_envs": lanes, "sac": replay}
 
 
-SMALL = {"hidden": [64, 64]}
+SMALL = {"hidden": [64, 64], "normalize_obs": False}
 PENDULUM = {
     "learning_starts": 500, "members": 5, "elites": 3, "model_hidden": [64, 64], "updates_per_row": 10, "rollouts_per_row": 100,
-    "model_every": 50, "max_epochs": 10,
+    "model_every": 50, "max_epochs": 10, "first_temperature": 1.0,
 }  # fmt: skip
 DEVICE = (
     Task("freewheel/RoughDrone-v0", "sac", "lockstep", sac(LANES, LANES, 20 * LANES), target=5.0),
     Task("Hopper-v5", "mbpo", "sequential",
-         {"num_envs": 1, "num_steps_per_env": 4, "mbpo": {"learning_starts": 1000, "target_entropy": -1.0}}, target=8.0),
+         {"num_envs": 1, "num_steps_per_env": 4, "policy": {"normalize_obs": False},
+          "mbpo": {"learning_starts": 1000, "target_entropy": -1.0, "first_temperature": 1.0}}, target=8.0),
 )  # fmt: skip
 CPU = (
     Task("freewheel/RoughDrone-v0", "sac", "lockstep", sac(64, 256, 640) | {"policy": {"hidden": [128, 128]}}),
